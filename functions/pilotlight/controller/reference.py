@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from fastapi.responses import Response
 
 from pilotlight.controller.context import Ctx
 from pilotlight.controller.dashboard.html import render
+from pilotlight.controller.lazy_routes import APIRouter
 from pilotlight.dashboard_origin import HOME
 
 _METHODS = ("get", "head", "post", "put", "patch", "delete")

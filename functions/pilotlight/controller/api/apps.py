@@ -7,7 +7,7 @@ import contextlib
 from typing import Annotated, Any
 
 import sqlalchemy as sa
-from fastapi import APIRouter, Path, Query, Response
+from fastapi import Path, Query, Response
 from pydantic import Field
 
 from pilotlight.controller import (
@@ -26,6 +26,7 @@ from pilotlight.controller.access import Principal
 from pilotlight.controller.api import models
 from pilotlight.controller.api.models import Body
 from pilotlight.controller.context import ROOM, Context, Ctx, Deployer, RequestId, place
+from pilotlight.controller.lazy_routes import APIRouter
 from pilotlight.controller.releases import Terms
 from pilotlight.controller.revisions import Told
 from pilotlight.controller.rollouts import plan

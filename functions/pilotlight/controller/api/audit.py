@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 
 from pilotlight.controller import audit, tenants
 from pilotlight.controller.api.models import Body
 from pilotlight.controller.context import Admin, Ctx
+from pilotlight.controller.lazy_routes import APIRouter
 
 router = APIRouter(prefix="/v1", tags=["audit"])
 Seconds = Annotated[float | None, Query(description="seconds since the epoch", allow_inf_nan=False)]

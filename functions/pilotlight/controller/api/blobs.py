@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Request, Response
+from fastapi import Header, Request, Response
 
 from pilotlight.controller import blobs, downloads
 from pilotlight.controller.api import models
 from pilotlight.controller.context import Context, Ctx, Deployer, request_id
+from pilotlight.controller.lazy_routes import APIRouter
 from pilotlight.controller.stored import accounting
 from pilotlight.errors import NotFound
 from pilotlight.quotas import Plan

@@ -7,13 +7,14 @@ from collections.abc import Iterable
 from decimal import Decimal
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query, Response
+from fastapi import Query, Response
 
 from pilotlight import sheets
 from pilotlight.controller import bills, calls, tenants
 from pilotlight.controller.api import models
 from pilotlight.controller.bills import Line
 from pilotlight.controller.context import Biller, Ctx, Invoker
+from pilotlight.controller.lazy_routes import APIRouter
 from pilotlight.errors import Forbidden, InvalidInput, NotFound
 
 Grouping = Annotated[

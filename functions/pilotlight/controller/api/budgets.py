@@ -6,7 +6,7 @@ import time
 from dataclasses import asdict
 from typing import Any, Literal
 
-from fastapi import APIRouter, Depends, Response
+from fastapi import Depends, Response
 from pydantic import Field
 
 from pilotlight.controller import alerts, audit, budget_terms, budgets, tenants, webhooks
@@ -26,6 +26,7 @@ from pilotlight.controller.context import (
     platform_token,
 )
 from pilotlight.controller.forecast import Forecast
+from pilotlight.controller.lazy_routes import APIRouter
 from pilotlight.controller.outboxes import told
 from pilotlight.controller.plans import terms_of
 from pilotlight.controller.webhooks import Message, Sender

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Path, Query, Response
+from fastapi import Path, Query, Response
 from pydantic import Field
 
 from pilotlight.controller import audit, calls, due
@@ -13,6 +13,7 @@ from pilotlight.controller.access import Principal
 from pilotlight.controller.api.models import Body
 from pilotlight.controller.calls import DEAD, Wanted
 from pilotlight.controller.context import ROOM, Ctx, Deployer, Invoker, RequestId
+from pilotlight.controller.lazy_routes import APIRouter
 from pilotlight.controller.store import Write
 from pilotlight.errors import Conflict
 

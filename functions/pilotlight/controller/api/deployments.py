@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Path
+from fastapi import Path
 from pydantic import Field
 
 from pilotlight.controller import guards, holdings, models_served, prices, promotion, references
@@ -14,6 +14,7 @@ from pilotlight.controller.api import models
 from pilotlight.controller.api.models import Body
 from pilotlight.controller.api.revisions import Message, Reference
 from pilotlight.controller.context import ROOM, Context, Ctx, Deployer, RequestId, place
+from pilotlight.controller.lazy_routes import APIRouter
 from pilotlight.controller.places import Place
 from pilotlight.controller.releases import Released, Terms
 from pilotlight.controller.rollouts import plan

@@ -8,13 +8,14 @@ from functools import partial
 from typing import Annotated, Any
 
 import anyio.to_thread
-from fastapi import APIRouter, Depends, Query
+from fastapi import Depends, Query
 from pydantic import Field
 
 from pilotlight.controller import due
 from pilotlight.controller.api.internal import MAX_WAIT_S
 from pilotlight.controller.api.models import Body
 from pilotlight.controller.context import Context, Ctx, platform_token
+from pilotlight.controller.lazy_routes import APIRouter
 from pilotlight.protocol import DUE_PATH, MAX_WITHOUT
 
 router = APIRouter(dependencies=[Depends(platform_token)], include_in_schema=False)

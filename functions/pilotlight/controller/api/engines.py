@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from pydantic import Field
 
 from pilotlight.controller.api.models import Body
 from pilotlight.controller.context import Ctx, Deployer
 from pilotlight.controller.figures import models
 from pilotlight.controller.figures.promises import plan_of, rates_of
+from pilotlight.controller.lazy_routes import APIRouter
 from pilotlight.errors import NotFound
 
 router = APIRouter(prefix="/v1/engines", tags=["language models"])

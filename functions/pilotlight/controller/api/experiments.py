@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from pydantic import Field
 
 from pilotlight.controller import guards
@@ -14,6 +14,7 @@ from pilotlight.controller.api.models import Body
 from pilotlight.controller.context import ROOM, Ctx, Deployer, RequestId, place
 from pilotlight.controller.experiments import design, lifecycle, report
 from pilotlight.controller.experiments.lifecycle import Experiment
+from pilotlight.controller.lazy_routes import APIRouter
 from pilotlight.controller.places import Place
 from pilotlight.controller.store import Write
 from pilotlight.errors import Conflict, NotFound

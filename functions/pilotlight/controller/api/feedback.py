@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Response
+from fastapi import Response
 from pydantic import Field
 
 from pilotlight.controller import feedback
 from pilotlight.controller.api.models import Body
 from pilotlight.controller.context import ROOM, Ctx, Invoker
+from pilotlight.controller.lazy_routes import APIRouter
 from pilotlight.protocol import HEADER_REPLAYED
 
 router = APIRouter(prefix="/v1/feedback", tags=["feedback"])

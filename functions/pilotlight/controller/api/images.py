@@ -6,7 +6,7 @@ import logging
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
-from fastapi import APIRouter, Response
+from fastapi import Response
 from pydantic import Field
 
 from pilotlight.controller import audit, blobs, images
@@ -16,6 +16,7 @@ from pilotlight.controller.api.blobs import plan_of
 from pilotlight.controller.api.models import Body
 from pilotlight.controller.builds import BuildBill
 from pilotlight.controller.context import ROOM, Context, Ctx, Deployer, RequestId
+from pilotlight.controller.lazy_routes import APIRouter
 from pilotlight.controller.stored import accounting, deletion
 from pilotlight.controller.stored.gate import image_name
 from pilotlight.controller.streams import NdjsonResponse

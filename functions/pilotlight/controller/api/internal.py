@@ -9,12 +9,13 @@ from typing import Annotated, Any
 
 import anyio.to_thread
 import sqlalchemy as sa
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import Depends, Query, Request, Response
 
 from pilotlight.controller import calls, feed, intake, tables
 from pilotlight.controller.api.models import Accepted, CallsRequest, FeedAnswer, UsageAccepted
 from pilotlight.controller.context import Context, Ctx, platform_token, room
 from pilotlight.controller.launch import sealed
+from pilotlight.controller.lazy_routes import APIRouter
 from pilotlight.controller.stored import accounting
 from pilotlight.errors import InvalidInput
 from pilotlight.protocol import CALLS_PATH, CONTENT_JSON, FEED_PATH, USAGE_PATH, CallRecord

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query, Response
+from fastapi import Query, Response
 from fastapi.responses import StreamingResponse
 from pydantic import Field
 
@@ -16,6 +16,7 @@ from pilotlight.controller.access import PLATFORM_TENANT, Principal
 from pilotlight.controller.api.books import Tenant, moment
 from pilotlight.controller.api.models import Body
 from pilotlight.controller.context import Admin, Biller, Context, Ctx, RequestId
+from pilotlight.controller.lazy_routes import APIRouter
 from pilotlight.controller.plans import terms_of
 from pilotlight.errors import Forbidden
 from pilotlight.pricing import COST_QUANTUM

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Response
+from fastapi import Query, Response
 from pydantic import Field
 
 from pilotlight.controller import keys
@@ -12,6 +12,7 @@ from pilotlight.controller.access import Principal
 from pilotlight.controller.api.models import Body
 from pilotlight.controller.context import ROOM, Admin, Ctx, RequestId
 from pilotlight.controller.keys import NewKey, Reach
+from pilotlight.controller.lazy_routes import APIRouter
 from pilotlight.controller.store import Write
 from pilotlight.errors import Forbidden, NotFound
 from pilotlight.spec import to_json

@@ -7,12 +7,13 @@ import hashlib
 from functools import partial
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query, Response
+from fastapi import Depends, Query, Response
 
 from pilotlight.controller import audit, registry
 from pilotlight.controller.access import Principal
 from pilotlight.controller.api import models
 from pilotlight.controller.context import ROOM, Context, Ctx, Deployer, RequestId, deployer, place
+from pilotlight.controller.lazy_routes import APIRouter
 from pilotlight.controller.streams import NdjsonResponse
 from pilotlight.errors import NotFound
 from pilotlight.protocol import CONTENT_NDJSON

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from fastapi import APIRouter, Depends, Response
+from fastapi import Depends, Response
 
 from pilotlight.controller.api.models import Body
 from pilotlight.controller.context import Admin, Ctx, node_token
+from pilotlight.controller.lazy_routes import APIRouter
 from pilotlight.controller.nodes import Known
 from pilotlight.errors import InvalidInput
 from snapshotter.types import NODES_PATH, NodeReport

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from pydantic import Field
 
 from pilotlight.controller.api.models import Body
 from pilotlight.controller.context import Ctx, Deployer
+from pilotlight.controller.lazy_routes import APIRouter
 from pilotlight.controller.objectives import views
 from pilotlight.errors import NotFound
 

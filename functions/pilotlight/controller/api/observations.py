@@ -6,10 +6,11 @@ import json
 from typing import Any
 
 import anyio.to_thread
-from fastapi import APIRouter, Depends, Request
+from fastapi import Depends, Request
 
 from pilotlight.controller import observations
 from pilotlight.controller.context import Context, Ctx, platform_token
+from pilotlight.controller.lazy_routes import APIRouter
 from pilotlight.errors import InvalidInput
 from pilotlight.protocol import OBSERVATIONS_PATH
 

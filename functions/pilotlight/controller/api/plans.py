@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import sqlalchemy as sa
-from fastapi import APIRouter, Depends
+from fastapi import Depends
 from pydantic import Field
 
 from pilotlight.controller import calls as submitted
@@ -17,6 +17,7 @@ from pilotlight.controller.access import Principal
 from pilotlight.controller.api.keys import KeyCreated, KeyRequest, created, make
 from pilotlight.controller.api.models import Body
 from pilotlight.controller.context import ROOM, Admin, Biller, Context, Ctx, RequestId, biller
+from pilotlight.controller.lazy_routes import APIRouter
 from pilotlight.controller.plans import Terms, terms_of
 from pilotlight.controller.stored import accounting
 from pilotlight.errors import Forbidden

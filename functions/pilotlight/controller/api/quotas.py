@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter, Response
+from fastapi import Response
 
 from pilotlight.controller import keys, quotas, tenants
 from pilotlight.controller.access import Principal
 from pilotlight.controller.api.keys import QuotasBody
 from pilotlight.controller.api.models import Body
 from pilotlight.controller.context import ROOM, Admin, Biller, Ctx, RequestId
+from pilotlight.controller.lazy_routes import APIRouter
 from pilotlight.controller.plans import terms_of
 from pilotlight.controller.quotas import Function
 from pilotlight.quotas import STORAGE_KEYS

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, Path, Query, Response
+from fastapi import Depends, Path, Query, Response
 from pydantic import Field
 
 from pilotlight.controller import aliases, approvals, guards, manifests, releases, traffic
 from pilotlight.controller.access import Principal
 from pilotlight.controller.api.models import Body, Meta, Numbers
 from pilotlight.controller.context import ROOM, Admin, Ctx, Deployer, RequestId, place
+from pilotlight.controller.lazy_routes import APIRouter
 from pilotlight.controller.places import Place
 from pilotlight.controller.releases import Released, Terms
 from pilotlight.controller.revisions import Told

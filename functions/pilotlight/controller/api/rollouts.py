@@ -6,12 +6,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Path, Query
+from fastapi import Path, Query
 from pydantic import Field
 
 from pilotlight.controller.access import Principal
 from pilotlight.controller.api.models import Body
 from pilotlight.controller.context import Context, Ctx, Deployer, RequestId
+from pilotlight.controller.lazy_routes import APIRouter
 from pilotlight.controller.places import Place
 from pilotlight.controller.rollouts import ledger, lifecycle, views
 from pilotlight.controller.rollouts.ledger import Rollout

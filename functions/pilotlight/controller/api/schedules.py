@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Response
+from fastapi import Path, Response
 from pydantic import Field
 
 from pilotlight.controller import schedules
 from pilotlight.controller.access import Principal
 from pilotlight.controller.api.models import Body
 from pilotlight.controller.context import ROOM, Ctx, Deployer, RequestId
+from pilotlight.controller.lazy_routes import APIRouter
 from pilotlight.controller.schedules import Planned
 from pilotlight.controller.store import Write
 from pilotlight.spec import to_json

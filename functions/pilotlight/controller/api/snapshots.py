@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from fastapi import APIRouter
-
 from pilotlight.controller import audit, garbage, registry
 from pilotlight.controller.access import Principal
 from pilotlight.controller.api import models
 from pilotlight.controller.builds import BuildBill
 from pilotlight.controller.context import Context, Ctx, Deployer, RequestId, place
+from pilotlight.controller.lazy_routes import APIRouter
 from pilotlight.controller.store import Write
 from pilotlight.errors import NotFound
 from snapshotter.types import SnapshotInfo

@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import partial
 
 import anyio.to_thread
-from fastapi import APIRouter
 from pydantic import Field
 
 from pilotlight.controller import tenants
 from pilotlight.controller.api.models import Body
 from pilotlight.controller.context import Admin, Context, Ctx, RequestId
+from pilotlight.controller.lazy_routes import APIRouter
 from pilotlight.controller.stored import deletion
 from pilotlight.controller.stored.collector import MAX_LISTED
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter, Response
+from fastapi import Response
 
 from pilotlight.controller import tenants, vault
 from pilotlight.controller.api import models
 from pilotlight.controller.api.plans import TenantInfo
 from pilotlight.controller.context import ROOM, Admin, Ctx, Deployer, Known, RequestId
+from pilotlight.controller.lazy_routes import APIRouter
 from pilotlight.errors import InvalidInput
 from pilotlight.types import Scope
 

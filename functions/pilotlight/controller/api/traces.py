@@ -7,11 +7,12 @@ import json
 from typing import Annotated, Any, Literal
 
 import anyio.to_thread
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import Depends, Query, Request
 
 from pilotlight.controller import traces
 from pilotlight.controller.api.books import moment
 from pilotlight.controller.context import Context, Ctx, Invoker, platform_token
+from pilotlight.controller.lazy_routes import APIRouter
 from pilotlight.errors import InvalidInput
 from pilotlight.protocol import TRACES_PATH
 

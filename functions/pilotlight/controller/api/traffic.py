@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import sqlalchemy as sa
-from fastapi import APIRouter, Header, Response
+from fastapi import Header, Response
 from pydantic import Field
 
 from pilotlight import traffic as documents
@@ -19,6 +19,7 @@ from pilotlight.controller.access import Principal
 from pilotlight.controller.api.models import Body
 from pilotlight.controller.context import Context, Ctx, Deployer, RequestId, place
 from pilotlight.controller.figures.spans import DAY_S
+from pilotlight.controller.lazy_routes import APIRouter
 from pilotlight.controller.places import Place
 from pilotlight.controller.store import Write
 from pilotlight.errors import Conflict, InvalidInput

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Query, Response
+from fastapi import Path, Query, Response
 from pydantic import Field
 
 from pilotlight.controller import audit, deliveries, endpoints, webhooks
@@ -15,6 +15,7 @@ from pilotlight.controller.api.models import Body
 from pilotlight.controller.context import ROOM, Admin, Context, Ctx, Deployer, RequestId
 from pilotlight.controller.deliveries import Delivery
 from pilotlight.controller.endpoints import Webhook
+from pilotlight.controller.lazy_routes import APIRouter
 from pilotlight.controller.webhooks import Message, Sender
 from pilotlight.protocol import new_call_id
 from pilotlight.types import Scope

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Annotated, Any, TypeVar
 
 import sqlalchemy as sa
-from fastapi import APIRouter, Path, Response
+from fastapi import Path, Response
 from pydantic import Field
 
 from pilotlight.controller import blobs, holdings, references, weights
@@ -16,6 +16,7 @@ from pilotlight.controller.access import Principal
 from pilotlight.controller.api.models import Body
 from pilotlight.controller.context import ROOM, Admin, Context, Ctx, Deployer, RequestId
 from pilotlight.controller.holdings import Tell
+from pilotlight.controller.lazy_routes import APIRouter
 from pilotlight.controller.store import Write
 from pilotlight.controller.stored import accounting, deletion
 from pilotlight.controller.streams import NdjsonResponse

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Response
+from fastapi import Header, Response
 from fastapi import Path as InPath
 
+from pilotlight.controller.lazy_routes import APIRouter
 from pilotlight.errors import NotFound
 
 PREFIX = "/dashboard/static"

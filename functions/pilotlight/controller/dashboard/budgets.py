@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 import sqlalchemy as sa
-from fastapi import APIRouter
 from fastapi.responses import Response
 
 from pilotlight.controller import budgets
@@ -17,6 +16,7 @@ from pilotlight.controller.dashboard.visit import PageRoute, Visit, Visitor
 from pilotlight.controller.figures import functions, latency, promises, spending, usage
 from pilotlight.controller.figures.spans import HOUR_S, Span
 from pilotlight.controller.forecast import Forecast
+from pilotlight.controller.lazy_routes import APIRouter
 from pilotlight.controller.stored import accounting
 from pilotlight.pricing import COST_QUANTUM
 

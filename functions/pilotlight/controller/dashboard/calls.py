@@ -6,7 +6,7 @@ from decimal import Decimal
 from typing import Annotated
 
 import sqlalchemy as sa
-from fastapi import APIRouter, Path, Query
+from fastapi import Path, Query
 from fastapi.responses import Response
 
 from pilotlight.controller import ledger, traces
@@ -14,6 +14,7 @@ from pilotlight.controller.dashboard.drawing import total_ms
 from pilotlight.controller.dashboard.html import render
 from pilotlight.controller.dashboard.visit import MAX_NAME, PageRoute, Visit, Visitor
 from pilotlight.controller.figures import functions, newest
+from pilotlight.controller.lazy_routes import APIRouter
 from pilotlight.errors import NotFound
 
 PAGE = 50

@@ -8,7 +8,7 @@ from decimal import Decimal
 from typing import Annotated, Any
 
 import sqlalchemy as sa
-from fastapi import APIRouter, Path
+from fastapi import Path
 from fastapi.responses import Response
 
 from pilotlight.controller.dashboard import releases, words
@@ -19,6 +19,7 @@ from pilotlight.controller.experiments import lifecycle, report
 from pilotlight.controller.experiments.design import FEEDBACK, QUANTILES, RATIOS
 from pilotlight.controller.experiments.lifecycle import RUNNING, Experiment
 from pilotlight.controller.feedback import LABEL
+from pilotlight.controller.lazy_routes import APIRouter
 from pilotlight.errors import Forbidden, NotFound
 from pilotlight.types import Scope
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import sqlalchemy as sa
-from fastapi import APIRouter, Path
+from fastapi import Path
 from fastapi.responses import Response
 
 from pilotlight.controller.dashboard import charts, machines, overview, tally
@@ -18,6 +18,7 @@ from pilotlight.controller.figures import functions, hints, latency, newest, pro
 from pilotlight.controller.figures.functions import FunctionFigures
 from pilotlight.controller.figures.latency import Histogram, Part
 from pilotlight.controller.figures.usage import Usage
+from pilotlight.controller.lazy_routes import APIRouter
 from pilotlight.errors import NotFound
 
 NEWEST = 20

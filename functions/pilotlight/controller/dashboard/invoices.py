@@ -6,13 +6,14 @@ import json
 from decimal import Decimal
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Query
+from fastapi import Path, Query
 from fastapi.responses import Response
 
 from pilotlight import sheets
 from pilotlight.controller import invoices
 from pilotlight.controller.dashboard.html import render
 from pilotlight.controller.dashboard.visit import MAX_NAME, PageRoute, Visit, Visitor
+from pilotlight.controller.lazy_routes import APIRouter
 
 _Which = Annotated[str, Path(max_length=MAX_NAME)]
 _Currency = Annotated[str | None, Query(max_length=MAX_NAME)]

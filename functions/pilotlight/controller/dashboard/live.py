@@ -16,9 +16,8 @@ from typing import Any
 
 import anyio.to_thread
 import sqlalchemy as sa
-from fastapi import APIRouter, Request
+from fastapi import Request
 from fastapi.responses import Response, StreamingResponse
-from fastapi.routing import APIRoute
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.types import Receive, Scope, Send
 
@@ -29,6 +28,7 @@ from pilotlight.controller.dashboard.html import fragment
 from pilotlight.controller.dashboard.overview import NEWEST
 from pilotlight.controller.dashboard.visit import Visitor
 from pilotlight.controller.figures import newest
+from pilotlight.controller.lazy_routes import APIRouter, LazyRoute
 from pilotlight.errors import TooManyRequests, Unauthenticated
 from pilotlight.protocol import CONTENT_SSE
 from weight_cache.threads import cancel_and_wait
@@ -46,7 +46,7 @@ Place = tuple[str, str, str]
 OVER = b"event: over\ndata: {}\n\n"
 
 
-class EventRoute(APIRoute):
+class EventRoute(LazyRoute):
     """Events: who has no session, or none any more, is told that it is over; a browser does not
     tell a page of a status."""
 

@@ -7,7 +7,6 @@ import datetime as dt
 from collections.abc import Mapping, Sequence
 
 import sqlalchemy as sa
-from fastapi import APIRouter
 from fastapi.responses import Response
 
 from pilotlight.controller.dashboard.charts import Chart, Series
@@ -16,6 +15,7 @@ from pilotlight.controller.dashboard.visit import PageRoute, Visit, Visitor
 from pilotlight.controller.figures import models
 from pilotlight.controller.figures.models import ModelFigures
 from pilotlight.controller.figures.spans import HOUR_S
+from pilotlight.controller.lazy_routes import APIRouter
 from pilotlight.errors import Forbidden
 from pilotlight.types import Scope
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import sqlalchemy as sa
-from fastapi import APIRouter, Path
+from fastapi import Path
 from fastapi.responses import Response
 
 from pilotlight.controller import observations
@@ -18,6 +18,7 @@ from pilotlight.controller.dashboard.html import render
 from pilotlight.controller.dashboard.visit import MAX_NAME, PageRoute, Visit, Visitor
 from pilotlight.controller.dashboard.words import DASH
 from pilotlight.controller.figures.spans import DAY_S
+from pilotlight.controller.lazy_routes import APIRouter
 from pilotlight.controller.objectives import views
 from pilotlight.controller.objectives.burn import Sli, spent
 from pilotlight.controller.objectives.standing import Promise

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import sqlalchemy as sa
-from fastapi import APIRouter
 from fastapi.responses import Response
 
 from pilotlight.controller import budgets
@@ -21,6 +20,7 @@ from pilotlight.controller.figures.hints import Hint, Observed
 from pilotlight.controller.figures.latency import Histogram, Part
 from pilotlight.controller.figures.sums import Sums
 from pilotlight.controller.figures.usage import Usage
+from pilotlight.controller.lazy_routes import APIRouter
 from pilotlight.dashboard_origin import HOME
 
 NEWEST = 8

@@ -6,12 +6,13 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from fastapi.responses import Response
 
 from pilotlight.controller.dashboard.html import render
 from pilotlight.controller.dashboard.visit import PageRoute, Visit, Visitor, or_trouble
 from pilotlight.controller.figures import shares
+from pilotlight.controller.lazy_routes import APIRouter
 from snapshotter.types import InstanceInfo
 
 KEPT_S = 60.0

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import sqlalchemy as sa
-from fastapi import APIRouter, Path
+from fastapi import Path
 from fastapi.responses import Response
 
 from pilotlight.controller.dashboard.html import render
 from pilotlight.controller.dashboard.visit import MAX_NAME, PageRoute, Visit, Visitor
 from pilotlight.controller.dashboard.words import DASH, milliseconds, percent
 from pilotlight.controller.figures.spans import DAY_S
+from pilotlight.controller.lazy_routes import APIRouter
 from pilotlight.controller.rollouts import ledger, views
 from pilotlight.controller.rollouts.ledger import Rollout
 from pilotlight.controller.rollouts.records import ACTIVE

@@ -6,7 +6,7 @@ import secrets
 from typing import Annotated
 
 import anyio.to_thread
-from fastapi import APIRouter, Form, Request
+from fastapi import Form, Request
 from fastapi.responses import RedirectResponse, Response
 
 from pilotlight.controller import access, sessions
@@ -15,6 +15,7 @@ from pilotlight.controller.context import Context, Ctx
 from pilotlight.controller.dashboard.html import render
 from pilotlight.controller.dashboard.visit import LOGIN, MAX_NAME, Cookies, PageRoute, cookie_terms
 from pilotlight.controller.dashboard.visit import Form as FormCookie
+from pilotlight.controller.lazy_routes import APIRouter
 from pilotlight.controller.sessions import CookieTerms
 from pilotlight.dashboard_origin import HOME
 from pilotlight.errors import PilotlightError, Unauthenticated

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import sqlalchemy as sa
-from fastapi import APIRouter, Path, Query
+from fastapi import Path, Query
 from fastapi.responses import Response
 
 from pilotlight.controller import traces
 from pilotlight.controller.dashboard.drawing import THINNEST
 from pilotlight.controller.dashboard.html import render
 from pilotlight.controller.dashboard.visit import MAX_NAME, PageRoute, Visit, Visitor
+from pilotlight.controller.lazy_routes import APIRouter
 from pilotlight.errors import Forbidden
 from pilotlight.waterfall import Bar, bars
 

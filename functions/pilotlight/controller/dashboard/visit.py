@@ -11,7 +11,6 @@ from urllib.parse import urlencode
 import sqlalchemy as sa
 from fastapi import Depends, Query, Request
 from fastapi.responses import RedirectResponse, Response
-from fastapi.routing import APIRoute
 
 from pilotlight.controller import sessions, tenants
 from pilotlight.controller.access import PLATFORM_TENANT, Principal
@@ -19,6 +18,7 @@ from pilotlight.controller.context import Context, Ctx
 from pilotlight.controller.dashboard.html import render
 from pilotlight.controller.figures import promises, spans
 from pilotlight.controller.figures.spans import Span
+from pilotlight.controller.lazy_routes import LazyRoute
 from pilotlight.controller.sessions import CookieTerms, Session
 from pilotlight.errors import PilotlightError, Unauthenticated
 from pilotlight.quotas import Plan
@@ -168,7 +168,7 @@ async def visit(
 Visitor = Annotated[Visit, Depends(visit)]
 
 
-class PageRoute(APIRoute):
+class PageRoute(LazyRoute):
     """A page: who has not signed in is sent to do so, and errors are pages as well."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
