@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+from weight_cache import quick_start
+
+# isort: split
 import argparse
 import asyncio
 import gc
@@ -28,7 +31,6 @@ from activator.billing.journal_drain import drain_journal
 from activator.billing.segments import require_unused
 from activator.coordination.heartbeat import HeartbeatLoop
 from activator.coordination.identity import ANY, FROM_HOSTNAME, IdentityInvalid, identity_of
-from activator.coordination.redis_access import require_protected
 from activator.coordination.state import SharedStateUnreachable
 from activator.coordination.unauthenticated_limit import SharedStrangerLimit
 from activator.gateway.websocket_frames import CallerSocket
@@ -48,6 +50,8 @@ from weight_cache.addresses import Credentials
 from weight_cache.metrics_server import MetricsAddress, MetricsServer, metrics_socket, token_file_of
 from weight_cache.protocol import admit
 from weight_cache.settings import Paths, PlatformSettings, SettingsInvalid, load
+
+quick_start.imported()
 
 log = logging.getLogger("activator")
 
@@ -384,6 +388,8 @@ def _settings(platform: PlatformSettings, config: Path | None) -> ActivatorSetti
     have uids of their own, and for what has no effect on a cluster."""
     settings = load(ActivatorSettings, "activator", config)
     if settings.redis_url is not None and os.geteuid() == 0 and platform.fleet == "local":
+        from activator.coordination.redis_access import require_protected
+
         require_protected(settings.redis_url)
     if settings.freeze_idle_s is not None and platform.fleet != "local":
         raise SettingsInvalid(

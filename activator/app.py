@@ -22,7 +22,6 @@ from activator.balancing.admission import GlobalQueue, UnauthenticatedRateLimite
 from activator.balancing.fleet import NodeFleet
 from activator.balancing.throttler import Throttler
 from activator.balancing.throttler_stats import calls_per_instance, desired_pods_hint
-from activator.billing.redis_money import RedisMoney
 from activator.billing.service import BillingService, ControllerLedger
 from activator.call_stats.shipper import ControllerReceiver, StatsShipper
 from activator.calls.argument_checker import ArgumentChecker
@@ -30,7 +29,7 @@ from activator.calls.fallback import FallbackChain
 from activator.calls.runner import CallRunner
 from activator.calls.shadow_traffic import ShadowTraffic
 from activator.coordination.peers import ActivatorPeers, peer_addresses, socket_of
-from activator.coordination.redis_state import RedisState, platform_id
+from activator.coordination.state import platform_id
 from activator.coordination.unauthenticated_limit import SharedStrangerLimit
 from activator.fairness.share_policy import share_of
 from activator.fairness.start_admission import StartAdmission
@@ -41,7 +40,6 @@ from activator.gateway.pipeline import Gateway
 from activator.http.dashboard_host import DashboardHost
 from activator.http.server import ConnectionLimits
 from activator.idempotency.process import ProcessIdempotency
-from activator.idempotency.redis_store import RedisIdempotency
 from activator.idempotency.store import IdempotencyStore
 from activator.knative.app import FleetContext, cluster_parts
 from activator.knative.autoscaler.load_report import Statement
@@ -52,7 +50,6 @@ from activator.llm.engine_scraper import Scraper
 from activator.llm.engine_throttler import EngineTerms, EngineThrottler
 from activator.metrics.metrics import Metrics
 from activator.quotas.process import ProcessQuotas
-from activator.quotas.redis_store import RedisQuotas
 from activator.quotas.store import QuotaStore
 from activator.resilience.breaker import BreakerTerms
 from activator.resilience.node_breaker import NodeBreaker
@@ -72,6 +69,8 @@ from weight_cache.addresses import Address, Credentials, controller_address
 from weight_cache.settings import Paths, PlatformSettings, SettingsInvalid
 
 if TYPE_CHECKING:
+    from activator.billing.redis_money import RedisMoney
+    from activator.coordination.redis_state import RedisState
     from activator.knative.autoscaler.app import Autoscaler
 
 
@@ -193,7 +192,10 @@ class ActivatorApp:
             log_path=site.home / "routes.ndjson",
             needs_seals=self._cluster is None,
         )
-        if isinstance(self.quotas, RedisQuotas):
+        if not isinstance(self.quotas, ProcessQuotas):
+            from activator.quotas.redis_store import RedisQuotas
+
+            assert isinstance(self.quotas, RedisQuotas)
             self.loops.append(("quotas", self.quotas.run))
 
     def _make_books(self) -> None:
@@ -469,6 +471,8 @@ def _shared_state(settings: ActivatorSettings, site: ActivatorContext) -> RedisS
     """None for a lone activator: it asks nobody."""
     if settings.activators == 1 or settings.redis_url is None:
         return None
+    from activator.coordination.redis_state import RedisState
+
     return RedisState(settings.redis_url, platform=platform_id(site.key.token), member=site.id)
 
 
@@ -477,6 +481,8 @@ def _quota_store(settings: ActivatorSettings, site: ActivatorContext) -> QuotaSt
     happens until it is."""
     if not settings.counts_in_redis or settings.redis_url is None:
         return ProcessQuotas()
+    from activator.quotas.redis_store import RedisQuotas
+
     return RedisQuotas(
         settings.redis_url,
         platform=platform_id(site.key.token),
@@ -489,6 +495,8 @@ def _idempotency_store(settings: ActivatorSettings, site: ActivatorContext) -> I
     """Where the answers to repeats are kept: in the process of an activator that is alone."""
     if not settings.counts_in_redis or settings.redis_url is None:
         return ProcessIdempotency(tenant_bytes=settings.idempotency_bytes)
+    from activator.idempotency.redis_store import RedisIdempotency
+
     return RedisIdempotency(
         settings.redis_url,
         platform=platform_id(site.key.token),
@@ -502,4 +510,6 @@ def _shared_money(settings: ActivatorSettings, site: ActivatorContext) -> RedisM
     """None where no other activator spends from the same budgets."""
     if not settings.counts_in_redis or settings.redis_url is None:
         return None
+    from activator.billing.redis_money import RedisMoney
+
     return RedisMoney(settings.redis_url, platform=platform_id(site.key.token), member=site.id)

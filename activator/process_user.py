@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from redis import connection
-
 from activator.app import ActivatorContext
 from activator.settings import ActivatorSettings
 from snapshotter.process_user import ProcessUser, take_back
@@ -60,6 +58,10 @@ def user_of(
 
 
 def _socket_of(redis_url: str | None) -> str | None:
-    parts: Mapping[str, Any] = connection.parse_url(redis_url) if redis_url is not None else {}  # type: ignore[no-untyped-call]
+    if redis_url is None:
+        return None
+    from redis import connection
+
+    parts: Mapping[str, Any] = connection.parse_url(redis_url)  # type: ignore[no-untyped-call]
     path = parts.get("path")
     return str(path) if path else None

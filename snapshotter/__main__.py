@@ -3,6 +3,9 @@ agent."""
 
 from __future__ import annotations
 
+from weight_cache import quick_start
+
+# isort: split
 import argparse
 import asyncio
 import contextlib
@@ -39,6 +42,8 @@ from weight_cache.disk import DiskFloor
 from weight_cache.metrics_server import token_file_of
 from weight_cache.objects import ObjectStore, blob_store
 from weight_cache.settings import Paths, PlatformSettings, SettingsInvalid, load
+
+quick_start.imported()
 
 
 def main() -> int:

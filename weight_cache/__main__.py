@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from weight_cache import quick_start
+
+# isort: split
 import argparse
 import asyncio
 import contextlib
@@ -35,6 +38,8 @@ from weight_cache.server import serve_controller, serve_store
 from weight_cache.settings import Paths, PlatformSettings, SettingsInvalid, load
 from weight_cache.store import Store
 from weight_cache.types import Tier
+
+quick_start.imported()
 
 _log = logging.getLogger("weight_cache")
 

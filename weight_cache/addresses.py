@@ -12,17 +12,18 @@ import asyncio
 import logging
 import socket as sockets
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import urlsplit
 
-import httpx
-
-from weight_cache.certificates import CertificateInvalid, TlsFiles, explain, tls_error_in
+from weight_cache.certificates import CertificateInvalid, TlsFiles, explain
 from weight_cache.settings import Paths, PlatformSettings, SettingsInvalid
+
+if TYPE_CHECKING:
+    import httpx
 
 __all__ = ["Address", "CertificateInvalid", "Credentials", "TlsFiles", "controller_address"]
 
@@ -44,7 +45,8 @@ _WATCHED: Final = (
 )
 """tcp(7): a machine that vanished without a word is noticed after half a minute, not when a
 followed log ends by its clock."""
-_LIMITS = httpx.Limits(max_connections=100, max_keepalive_connections=20)
+_MAX_CONNECTIONS = 100
+_MAX_KEPT_CONNECTIONS = 20
 
 
 class Credentials:
@@ -209,12 +211,19 @@ class Address:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"https://{host}:{self.port}"
 
-    def transport(self, *, limits: httpx.Limits = _LIMITS) -> httpx.AsyncHTTPTransport:
+    def transport(self, *, limits: httpx.Limits | None = None) -> httpx.AsyncHTTPTransport:
         """Connections to it; closed with the client that uses them."""
+        import httpx
+
+        limits = limits or httpx.Limits(
+            max_connections=_MAX_CONNECTIONS, max_keepalive_connections=_MAX_KEPT_CONNECTIONS
+        )
         if self.socket is not None:
             return httpx.AsyncHTTPTransport(uds=str(self.socket), verify=_NO_TLS, limits=limits)
         assert self.credentials is not None
-        return _ExplainedTransport(
+        from weight_cache.explained_transport import ExplainedTransport
+
+        return ExplainedTransport(
             str(self),
             verify=self.credentials.client_context(),
             limits=limits,
@@ -239,47 +248,6 @@ class Address:
         for option in _WATCHED:
             transport.get_extra_info("socket").setsockopt(*option)
         return protocol
-
-
-class _ExplainedTransport(httpx.AsyncHTTPTransport):
-    """httpx's, whose errors say what is wrong with whose certificate."""
-
-    def __init__(self, name: str, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self._name = name
-
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        try:
-            response = await super().handle_async_request(request)
-        except (httpx.TransportError, ssl.SSLError) as e:
-            # TLS 1.3 (RFC 8446, 4.4.2): a refusal of our own certificate comes with the first read,
-            # after our side of the handshake, where httpx has no name for it
-            error = tls_error_in(e)
-            if error is None:
-                raise
-            raise httpx.ConnectError(explain(error, self._name), request=request) from e
-        assert isinstance(response.stream, httpx.AsyncByteStream)
-        response.stream = _ExplainedStream(response.stream, request, self._name)
-        return response
-
-
-class _ExplainedStream(httpx.AsyncByteStream):
-    """An answer's body, whose TLS errors are httpx's: whoever follows it knows no others."""
-
-    def __init__(self, body: httpx.AsyncByteStream, request: httpx.Request, name: str) -> None:
-        self._body = body
-        self._request = request
-        self._name = name
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        try:
-            async for piece in self._body:
-                yield piece
-        except ssl.SSLError as e:
-            raise httpx.ReadError(explain(e, self._name), request=self._request) from e
-
-    async def aclose(self) -> None:
-        await self._body.aclose()
 
 
 def host_and_port(url: str) -> tuple[str, int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import math
 import time
@@ -17,6 +16,7 @@ from redis.exceptions import RedisError
 from activator.coordination import scripts
 from activator.coordination.redis_client import redis_client
 from activator.coordination.state import (
+    TTL_S,
     HeartbeatReply,
     InstanceDemand,
     SharedStateUnreachable,
@@ -26,11 +26,6 @@ from activator.coordination.state import (
 
 log = logging.getLogger(__name__)
 
-TTL_S = 15.0
-"""A member that did not beat for this long is not one: far above a restart by the supervisor (2 s)
-and a stall on a loaded machine."""
-BEAT_S = 0.5
-"""Between beats; also how long a starving member waits until the others know."""
 REFUSAL_S = 1.5
 """A refusal counts for this long; who still wants asks again well before
 (throttler.ALLOWANCE_RETRY_S)."""
@@ -251,12 +246,6 @@ class RedisState:
             log.info("redis answers again address=%s", self._where)
         self._is_reachable = True
         self._counts_until = sent_at + self._ttl_s
-
-
-def platform_id(token: str) -> str:
-    """The platform's name in a Redis that several share: of its key, because home paths are alike
-    on most machines."""
-    return hashlib.sha256(b"redis\0" + token.encode()).hexdigest()[:16]
 
 
 def address_of(url: str) -> str:

@@ -18,9 +18,16 @@ which takes one beat."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
+
+TTL_S = 15.0
+"""A member that did not beat for this long is not one: far above a restart by the supervisor (2 s)
+and a stall on a loaded machine."""
+BEAT_S = 0.5
+"""Between beats; also how long a starving member waits until the others know."""
 
 
 class SharedStateUnreachable(Exception):
@@ -124,3 +131,9 @@ def share_of(count: int, member: str, members: frozenset[str]) -> int:
     everyone = sorted(members | {member})
     each, rest = divmod(count, len(everyone))
     return each + (everyone.index(member) < rest)
+
+
+def platform_id(token: str) -> str:
+    """The platform's name in a Redis that several share: of its key, because home paths are alike
+    on most machines."""
+    return hashlib.sha256(b"redis\0" + token.encode()).hexdigest()[:16]

@@ -12,7 +12,6 @@ from activator.knative.lazy_client import LazyCluster
 from activator.knative.pod_leases import Claims, ProcessClaims
 from activator.knative.pods import Pod, Pods
 from activator.knative.readiness_probe import PROXY_PORT, WORKER_PORT
-from activator.knative.redis_pod_leases import RedisClaims
 from activator.knative.scale_request import Demand, ReportedDemand, ScaleRequester
 from activator.routing.route_table import CallTarget, RouteTable
 from pilotlight.cluster import names
@@ -101,6 +100,8 @@ def cluster_parts(settings: ClusterSettings, around: FleetContext) -> ClusterPar
 def _claims(around: FleetContext) -> Claims:
     if around.redis_url is None:
         return ProcessClaims(member=around.member)
+    from activator.knative.redis_pod_leases import RedisClaims
+
     return RedisClaims(around.redis_url, platform=around.platform, member=around.member)
 
 

@@ -23,7 +23,8 @@ from typing import Any, Final
 from redis.exceptions import RedisError
 
 from activator.coordination.redis_client import redis_client
-from activator.coordination.redis_state import BEAT_S, TTL_S, address_of
+from activator.coordination.redis_state import address_of
+from activator.coordination.state import BEAT_S, TTL_S
 from activator.quotas import decision, scripts
 from activator.quotas.decision import Meter, Refusal
 from activator.quotas.meters import Meters

@@ -20,8 +20,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-import httpx
-
 from snapshotter.cuda.memory import GpuMemory, GpuMemoryUnknown, MemoryReader
 from snapshotter.types import (
     NODES_PATH,
@@ -95,6 +93,8 @@ class Reporter:
         pods: Callable[[], int],
     ) -> None:
         """`memory` None: no GPUs are here."""
+        import httpx
+
         self._client = httpx.AsyncClient(
             transport=controller.transport(),
             base_url=controller.base_url,
@@ -170,6 +170,8 @@ class Reporter:
         )
 
     async def _post(self, report: NodeReport) -> bool:
+        import httpx
+
         try:
             answer = await self._client.post(NODES_PATH, json=report.to_json())
             failure = (

@@ -14,7 +14,6 @@ from activator.knative.autoscaler.leader import Leader
 from activator.knative.autoscaler.load_report import Statement
 from activator.knative.autoscaler.load_report_store import LoadReportStore, ProcessBoard
 from activator.knative.autoscaler.load_reporter import LoadReporter
-from activator.knative.autoscaler.redis_load_report_store import RedisBoard
 from activator.knative.pods import Pod
 from pilotlight.cluster.api import Cluster
 from pilotlight.cluster.errors import ClusterError
@@ -144,4 +143,6 @@ class Autoscaler:
 def _board(around: Around) -> LoadReportStore:
     if around.redis_url is None:
         return ProcessBoard(member=around.member)
+    from activator.knative.autoscaler.redis_load_report_store import RedisBoard
+
     return RedisBoard(around.redis_url, platform=around.platform, member=around.member)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from activator.coordination.redis_state import TTL_S
+from activator.coordination.state import TTL_S
 from activator.knative.autoscaler.load_report import Load, StoredReport
 
 SILENT_S = 5.0

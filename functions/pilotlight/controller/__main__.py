@@ -3,6 +3,9 @@ platform."""
 
 from __future__ import annotations
 
+from weight_cache import quick_start
+
+# isort: split
 import argparse
 import asyncio
 import logging
@@ -20,6 +23,8 @@ from pilotlight.controller.settings import ControllerConfig
 from pilotlight.errors import Conflict
 from weight_cache import log_lines
 from weight_cache.settings import SettingsInvalid
+
+quick_start.imported()
 
 NICE = 5
 """The control plane gives way to calls: a ledger that is a second behind hurts nobody, a call that

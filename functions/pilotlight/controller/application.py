@@ -53,6 +53,7 @@ from pilotlight.controller.api import (
 from pilotlight.controller.audit import coming_from
 from pilotlight.controller.context import Context
 from pilotlight.controller.idempotency import Idempotency
+from pilotlight.controller.lazy_routes import LazyRoute
 from pilotlight.errors import PilotlightError
 from pilotlight.json_size import ValueCounter
 from pilotlight.protocol import (
@@ -163,6 +164,7 @@ def build(context: Context) -> ASGIApp:
     for router in _ROUTERS:
         # as they are: an included one is taken apart again, half a second for all of them
         app.router.routes.extend(router.routes)
+    app.router.route_class = LazyRoute
     app.add_api_route("/healthz", _healthz, methods=["GET"], tags=["health"])
     app.openapi = _document  # type: ignore[method-assign]
     return _Edge(Idempotency(app, context), context)

@@ -24,15 +24,17 @@ import socket
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from importlib import metadata
 from types import TracebackType
-from typing import Any, Self
-
-import httpx
+from typing import TYPE_CHECKING, Any, Self
 
 from pilotlight.errors import InvalidInput
 from pilotlight.protocol import CONTENT_JSON
 from weight_cache.cookies import no_cookies
+
+if TYPE_CHECKING:
+    import httpx
 
 PUBLIC, ANY = "public", "any"
 ATTEMPT_S = 15.0
@@ -150,6 +152,8 @@ def check_url(url: str, *, policy: str) -> str:
 
 def host_of(url: str) -> str:
     """A webhook's URL for those who may not have it whole: its path is often what opens it."""
+    import httpx
+
     parsed = httpx.URL(url)
     return f"{parsed.scheme}://{parsed.netloc.decode('ascii')}/…"
 
@@ -189,14 +193,21 @@ class Sender:
         self._policy = policy
         self._resolve = resolve
         self._attempt_s = attempt_s
+        self._verify = verify
+
+    @cached_property
+    def _http(self) -> httpx.AsyncClient:
+        # Made for the first message: reading the certificates that the machine trusts takes 30 ms.
+        import httpx
+
         # No connection is kept: one to an address could serve another name there, whose certificate
         # was never looked at. And no proxy of the environment: it would resolve the name again, out
         # of our sight.
-        self._http = httpx.AsyncClient(
-            verify=verify or ssl.create_default_context(),
+        return httpx.AsyncClient(
+            verify=self._verify or ssl.create_default_context(),
             trust_env=False,
             follow_redirects=False,
-            timeout=attempt_s,
+            timeout=self._attempt_s,
             limits=httpx.Limits(max_keepalive_connections=0),
             cookies=no_cookies(),
         )
@@ -210,10 +221,13 @@ class Sender:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await self._http.aclose()
+        if "_http" in self.__dict__:
+            await self._http.aclose()
 
     async def post(self, message: Message, *, url: str, secret: str, now: float) -> Outcome:
         """One attempt, of at most `attempt_s`."""
+        import httpx
+
         body = message.body()
         try:
             async with asyncio.timeout(self._attempt_s):
@@ -229,6 +243,8 @@ class Sender:
             return Outcome(error=f"{type(e).__name__}: {e}" if str(e) else type(e).__name__)
 
     async def _post(self, url: httpx.URL, body: bytes, fields: Mapping[str, str]) -> Outcome:
+        import httpx
+
         host = url.raw_host.decode("ascii")
         addresses = await self._addresses(host, url.port or (443 if url.scheme == "https" else 80))
         fields = {**fields, "host": url.netloc.decode("ascii")}
@@ -283,6 +299,8 @@ def _outcome(response: httpx.Response) -> Outcome:
 
 
 def _parsed(url: str, policy: str) -> httpx.URL:
+    import httpx
+
     try:
         parsed = httpx.URL(url)
         host = parsed.host  # decodes what looks like an internationalised name

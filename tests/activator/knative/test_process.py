@@ -20,7 +20,8 @@ import httpx
 import pytest
 import yaml
 
-from activator.coordination.redis_state import RedisState, platform_id
+from activator.coordination.redis_state import RedisState
+from activator.coordination.state import platform_id
 from activator.knative.redis_pod_leases import RedisClaims
 from pilotlight.cluster.names import namespace_of, revision_name, service_name
 from pilotlight.cluster.settings import ClusterSettings

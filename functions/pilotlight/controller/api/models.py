@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -11,8 +12,8 @@ from pydantic import (
     ConfigDict,
     FailFast,
     Field,
+    GetJsonSchemaHandler,
     TypeAdapter,
-    WithJsonSchema,
     model_validator,
 )
 
@@ -35,14 +36,22 @@ def _inlined(schema: Any, definitions: dict[str, Any]) -> Any:
     return [_inlined(item, definitions) for item in schema] if isinstance(schema, list) else schema
 
 
-def _schema_of(kind: Any) -> dict[str, Any]:
-    schema = TypeAdapter(kind).json_schema()
-    return dict(_inlined(schema, schema.get("$defs", {})))
+@dataclass(frozen=True)
+class _DocumentedAs:
+    """The JSON schema of a dataclass, derived when a document asks for it."""
+
+    kind: Any
+
+    def __get_pydantic_json_schema__(
+        self, _schema: Any, _handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        schema = TypeAdapter(self.kind).json_schema()
+        return dict(_inlined(schema, schema.get("$defs", {})))
 
 
 # Parsed by pilotlight.spec, which is strict and names key, value and bound; here only documented.
-FunctionSpecBody = Annotated[dict[str, Any], WithJsonSchema(_schema_of(FunctionSpec))]
-ImageSpecBody = Annotated[dict[str, Any], WithJsonSchema(_schema_of(ImageSpec))]
+FunctionSpecBody = Annotated[dict[str, Any], _DocumentedAs(FunctionSpec)]
+ImageSpecBody = Annotated[dict[str, Any], _DocumentedAs(ImageSpec)]
 
 
 MAX_MEMBERS = 256
