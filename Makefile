@@ -8,6 +8,8 @@ WORKERS ?= $(shell n=$$(nproc); if [ $$n -lt 7 ]; then expr $$n + 2; else echo 8
 FEWER ?= $(shell expr $(WORKERS) - 1)
 BENCH_ARGS ?= --quick
 export VENV
+# Bytecode that the first process of a test run writes serves all the others.
+unexport PYTHONDONTWRITEBYTECODE
 PYTEST = $(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadgroup
 
 STAMP := $(VENV)/.stamp

@@ -15,7 +15,6 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_finish() -> None:
-    """From here on as in any program."""
-    gc.collect()
+    """From here on as in any program. What is garbage by now stays: to find it takes a second."""
     gc.freeze()
     gc.enable()
