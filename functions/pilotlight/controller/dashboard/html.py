@@ -6,38 +6,47 @@ loaded from elsewhere."""
 
 from __future__ import annotations
 
+import functools
 import secrets
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import jinja2
 from fastapi.responses import HTMLResponse
 
 from pilotlight.controller.dashboard import assets, drawing, words
 from pilotlight.controller.figures.usage import START_KINDS
 
-_pages = jinja2.Environment(
-    loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
-    autoescape=True,
-    undefined=jinja2.StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-)
-_pages.filters.update(words.FILTERS)
-_pages.filters.update(bars=drawing.bars, shares=drawing.shares, total_ms=drawing.total_ms)
-_pages.globals.update(asset=assets.url, waterfall=drawing.waterfall, kinds=START_KINDS)
+if TYPE_CHECKING:
+    import jinja2
+
+
+@functools.cache
+def _pages() -> jinja2.Environment:
+    import jinja2
+
+    pages = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    pages.filters.update(words.FILTERS)
+    pages.filters.update(bars=drawing.bars, shares=drawing.shares, total_ms=drawing.total_ms)
+    pages.globals.update(asset=assets.url, waterfall=drawing.waterfall, kinds=START_KINDS)
+    return pages
 
 
 def render(name: str, *, status: int = 200, **values: Any) -> HTMLResponse:
     """The page of a template, with a policy of its own."""
     nonce = secrets.token_urlsafe(16)
-    body = _pages.get_template(name).render(nonce=nonce, **values)
+    body = _pages().get_template(name).render(nonce=nonce, **values)
     return HTMLResponse(body, status_code=status, headers=_headers(nonce))
 
 
 def fragment(name: str, macro: str, *arguments: Any) -> str:
     """What one macro of a template says."""
-    return str(getattr(_pages.get_template(name).module, macro)(*arguments))
+    return str(getattr(_pages().get_template(name).module, macro)(*arguments))
 
 
 def _headers(nonce: str) -> dict[str, str]:
