@@ -1,4 +1,5 @@
-"""An instance in a slot as the agent sees it, how it ends, and who is told."""
+"""An instance's process in a slot as the agent knows it, its exit status, and the listener of a
+slot."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ExitStatus:
-    """How a process ended: wait status, None when nobody could tell. `lost`: it never came to be,
-    its Template was gone."""
+    """How a process exited: wait status, or None if unknown. `lost`: it was never forked, because
+    its Template had exited."""
 
     status: int | None
     lost: bool = False
@@ -24,12 +25,12 @@ class ExitStatus:
 
 @dataclass(kw_only=True, eq=False)
 class InstanceProcess:
-    """An instance in a slot. Owner: the event loop; changed by Slot's event handlers only.
+    """An instance in a slot. Owner: the event loop; changed only by Slot's event handlers.
 
     Attributes:
-        ready: phases (ms) once it serves; cancelled when it is gone first.
-        gone: how it ended.
-        error: what user code raised while it started.
+        ready: phases (ms) once it serves; cancelled if the process exits first.
+        gone: how the process exited.
+        error: what user code raised during the start.
     """
 
     id: InstanceId
@@ -42,7 +43,7 @@ class InstanceProcess:
 
 
 class SlotListener(Protocol):
-    """Who is told what happens in a slot without being asked."""
+    """Receives the events of a slot."""
 
     def instance_gone(self, slot: Slot, running: InstanceProcess) -> None: ...
 

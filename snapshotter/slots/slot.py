@@ -1,8 +1,9 @@
-"""Slots as the agent holds them: one connection per shim, its state mirrored, its events turned
-into futures and callbacks.
+"""The agent's view of slots: one connection per shim, its state mirrored, its events turned into
+futures and callbacks.
 
-The shim keeps the truth; a `Slot` can be rebuilt from it at any time (`Slot.adopt`), which is what
-a restarted agent does."""
+The shim holds the authoritative state; a `Slot` can be rebuilt from it at any time (`Slot.adopt`),
+as a restarted agent does.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +54,7 @@ __all__ = [
 _log = logging.getLogger(__name__)
 _STATE_PATIENCE_S = 5.0
 _MESSAGES_AT_ONCE = 16
-"""Of one shim in one turn of the loop: others have theirs in between."""
+"""Messages of one shim per iteration of the event loop, so that others are served in between."""
 _NOT_OUR_PROTOCOL = (
     ValueError,
     LookupError,
@@ -62,8 +63,8 @@ _NOT_OUR_PROTOCOL = (
     ArithmeticError,
     asyncio.InvalidStateError,
 )
-"""What reading a message raises that is not as we send them: keys that are missing, values of other
-types, an answer to nothing."""
+"""Errors of reading an invalid message: missing keys, values of other types, unsolicited replies.
+"""
 
 
 @dataclass(eq=False)
@@ -72,10 +73,12 @@ class Slot:
     lock is needed.
 
     Attributes:
-        worker: `empty`, `booting`, `furnished`, `shim_worker`, `serving`, `frozen`, `proving` or
-        `dead`, as `worker.Resident` says. worker_pid: host pid of the worker, 0 when there is none.
-        point: the snapshot point once reached. parked: forks that wait for an assignment: name →
-        host pid. owner: who is told; set by whoever puts a worker in.
+        worker: `empty`, `booting`, `furnished`, `resident`, `serving`, `frozen`, `proving` or
+            `dead`, as reported by `shim.worker.ShimWorker`.
+        worker_pid: host pid of the worker, 0 if there is none.
+        point: the snapshot point once reached.
+        parked: forks that wait for an assignment: name → host pid.
+        owner: receives the slot's events; set when a worker is placed in it.
     """
 
     id: str
@@ -111,14 +114,14 @@ class Slot:
 
     @property
     def shim_pid(self) -> int:
-        """Host pid of the shim; 0 when it is gone."""
+        """Host pid of the shim; 0 when it has exited."""
         return proc.host_pid(self._shim_pidfd) if self._shim_pidfd >= 0 else 0
 
-    # -- orders
+    # -- requests
 
     def boot(self, order: Mapping[str, Any], cgroup: Mapping[str, Any]) -> None:
-        """Execute the worker; `point` tells when it is ready for orders. Raises SlotConnectionLost,
-        wire.MessageTooLong."""
+        """Execute the worker; `point` completes at its snapshot point. Raises SlotConnectionLost,
+        seqpacket.MessageTooLong."""
         self.worker = "booting"
         self._send({**order, "cgroup": cgroup})
 
@@ -133,13 +136,12 @@ class Slot:
         listener: int,
         parked: str | None = None,
     ) -> InstanceProcess:
-        """Fork an instance, assign a parked fork, or turn the worker into it. Takes ownership of
-        `listener`.
+        """Fork an instance, assign a parked fork, or turn the worker into the instance. Takes
+        ownership of `listener`.
 
-        `parked`: the fork to assign; if it is gone by then, another one is forked, into the same
-        group.
+        `parked`: the fork to assign; if it has exited, another one is forked into the same group.
 
-        Raises SlotConnectionLost, wire.MessageTooLong.
+        Raises SlotConnectionLost, seqpacket.MessageTooLong.
         """
         running = InstanceProcess(
             id=instance,
@@ -163,16 +165,16 @@ class Slot:
         return running
 
     def park(self, name: str, cgroup: Mapping[str, Any]) -> None:
-        """Fork one ahead; `parked` holds it once it waits. Raises SlotConnectionLost,
-        wire.MessageTooLong."""
+        """Fork ahead of time; `parked` contains the fork once it waits. Raises SlotConnectionLost,
+        seqpacket.MessageTooLong."""
         self._send({"op": "park", "parked": name, "cgroup": cgroup})
 
     def unpark(self) -> None:
-        """End all that are parked."""
+        """End all parked forks."""
         self._send_quietly({"op": "unpark"})
 
     def note(self, instance: InstanceId, note: Mapping[str, Any]) -> None:
-        """What to give back to the next agent about this instance."""
+        """Store metadata of this instance for the next agent."""
         self._send_quietly({"op": "note", "instance": instance, "note": dict(note)})
 
     def kill(self, instance: InstanceId) -> None:
@@ -180,13 +182,13 @@ class Slot:
         self._send_quietly({"op": "kill", "instance": instance})
 
     def kill_worker(self) -> None:
-        """SIGKILL the worker: a Template has nothing to say good-bye to."""
+        """SIGKILL the worker: a Template needs no graceful shutdown."""
         self._send_quietly({"op": "kill_worker"})
 
     async def execute(
         self, instance: InstanceId, argv: list[str], stdout: int, stderr: int
     ) -> int | None:
-        """Run a command beside the instance; its wait status. Cancelling kills it. Raises
+        """Run a command beside the instance; returns its wait status. Cancelling kills it. Raises
         SlotConnectionLost.
 
         Takes ownership of the descriptors.
@@ -208,13 +210,13 @@ class Slot:
     async def checkpoint(
         self, name: str, cgroup: Mapping[str, Any], *, in_place: bool, kdat: int | None = None
     ) -> QuiesceResult:
-        """Have a pristine fork, or the worker itself, stand still for a dump, which consumes it.
-        With obstacles it does not.
+        """Quiesce a pristine fork, or the worker itself, for a dump, which consumes it. If there
+        are obstacles it is not quiesced.
 
-        `kdat`: what CRIU found out about the kernel, as for `furnish`; without it CRIU looks again,
-        which takes 100 ms and tables of the host's firewall that only one may make at a time.
+        `kdat`: CRIU's cached kernel features, as for `furnish`; without them CRIU tests the kernel
+        again, which takes 100 ms and uses tables of the host's firewall exclusively.
 
-        Raises CheckpointFailed, SlotConnectionLost. Cancelled: it is ended.
+        Raises CheckpointFailed, SlotConnectionLost. On cancellation the process is killed.
         """
         quiesced = await self._asks.checkpoint(name, cgroup, in_place=in_place, kdat=kdat)
         if in_place and not quiesced.obstacles:
@@ -222,12 +224,12 @@ class Slot:
         return quiesced
 
     def end_checkpoint(self, name: str) -> None:
-        """Kill what stands still, if the dump did not consume it."""
+        """Kill the quiesced process, if the dump did not consume it."""
         self._asks.end_checkpoint(name)
 
     async def keep_files(self, name: str, fd: int) -> int:
-        """Write the slot's files of that checkpoint to `fd`, the caller's; bytes. Raises
-        CheckpointFailed, SlotConnectionLost."""
+        """Write the slot's files of that checkpoint to `fd`, which the caller closes; returns
+        bytes. Raises CheckpointFailed, SlotConnectionLost."""
         return await self._asks.keep_files(name, fd)
 
     async def criu(
@@ -241,15 +243,15 @@ class Slot:
         socket: bool = True,
         stdio: bool = False,
     ) -> CriuRun:
-        """Start CRIU in the slot (`criu.processes.CriuSlot`). Takes over `fds`: images, work
-        directory, more. Raises SlotConnectionLost."""
+        """Start CRIU in the slot (`criu.processes.CriuSlot`). Takes ownership of `fds`: images,
+        work directory, more. Raises SlotConnectionLost."""
         return await self._asks.criu(
             run, argv, uid=uid, cgroup=cgroup, fds=fds, socket=socket, stdio=stdio
         )
 
     async def furnish(self, order: Mapping[str, Any], kdat: int, files: int) -> None:
-        """Make the tree, as `boot` does, and put a snapshot's files into it. The descriptors stay
-        the caller's (/dev/null: none).
+        """Make the tree, as `boot` does, and extract a snapshot's files into it. The caller keeps
+        the descriptors (/dev/null: no files).
 
         Raises BootFailed, SlotConnectionLost.
         """
@@ -257,24 +259,24 @@ class Slot:
         self.worker = "furnished"
 
     async def revive(self, pid: int, point: Mapping[str, Any], deadline_s: float) -> None:
-        """Take a restored process as the worker, at its snapshot point. Raises BootFailed,
+        """Adopt a restored process as the worker, at its snapshot point. Raises BootFailed,
         SlotConnectionLost, TimeoutError."""
         try:
             reached = SnapshotPoint.from_json(point)
         except ValueError as e:
-            raise BootFailed(f"the snapshot's point cannot be read: {e}") from e
+            raise BootFailed(f"the snapshot's point is invalid: {e}") from e
         self.worker_pid = await self._asks.revive(pid, point, deadline_s)
         self._reach_point(reached)
 
     async def prove(self, deadline_s: float) -> ExampleCheckResult:
-        """Have the worker answer its examples once more; it leaves after that. Raises BootFailed,
+        """Run the worker's examples again; the worker exits afterwards. Raises BootFailed,
         SlotConnectionLost, TimeoutError."""
         self.worker = "proving"
         return await self._asks.prove(deadline_s)
 
     async def end(self) -> None:
-        """Kill everything in the slot, wait until it is gone, remove its directory. A shim that we
-        lost may live: it is killed."""
+        """Kill everything in the slot, wait for its exit, remove its directory. A shim whose
+        connection was lost may still run and is killed."""
         self.is_ending = True
         if self.is_lost:
             self._shut_down_lost()
@@ -296,15 +298,15 @@ class Slot:
             seqpacket.send(connection, seqpacket.encode({"op": "shutdown"}))
 
     def close(self) -> None:
-        """Let go of the slot without ending it: the next agent finds it as it is."""
+        """Close the connection without ending the slot: the next agent finds it unchanged."""
         self._loop.remove_reader(self._socket.fileno())
         self._outbox.clear()
         self._socket.close()
         self.is_lost = True
 
     async def adopt(self) -> None:
-        """Ask the shim for its state and mirror it; of one that was just made: whether it came up.
-        Raises SlotConnectionLost."""
+        """Fetch the shim's state and mirror it; verifies that a new shim has started. Raises
+        SlotConnectionLost."""
         self._send({"op": "state"})
         try:
             async with asyncio.timeout(_STATE_PATIENCE_S):
@@ -316,7 +318,7 @@ class Slot:
     def _send(self, message: Mapping[str, Any], fds: list[int] | None = None) -> None:
         if self.is_lost:
             seqpacket.close_all(fds or [])
-            raise SlotConnectionLost(f"slot {self.id} is gone")
+            raise SlotConnectionLost(f"slot {self.id} was lost")
         try:
             self._outbox.push(message, fds or [])
         except OSError as e:
@@ -328,18 +330,18 @@ class Slot:
         with contextlib.suppress(SlotConnectionLost):
             self._send(message)
 
-    # -- what the shim says
+    # -- messages of the shim
 
     def _pid_of(self, pidfd: int) -> int:
-        """Its host pid; 0 when it is gone. Raises ValueError for a process outside of the slot,
-        which nobody may end or stop for it."""
+        """Its host pid; 0 when it has exited. Raises ValueError for a process outside the slot,
+        which must not be killed or stopped on its behalf."""
         pid, shim = proc.host_pid(pidfd), self.shim_pid
         if pid and shim and proc.pid_namespace(pid) not in (None, proc.pid_namespace(shim)):
             raise ValueError(f"process {pid} is not in slot {self.id}")
         return pid
 
     def _on_writable(self) -> None:
-        with contextlib.suppress(OSError):  # the reader hears of a lost peer as well
+        with contextlib.suppress(OSError):  # the reader detects a lost peer as well
             self._outbox.flush()
         if not self._outbox:
             self._loop.remove_writer(self._socket.fileno())
@@ -361,7 +363,7 @@ class Slot:
             return
         except (OSError, *_NOT_OUR_PROTOCOL) as e:
             _log.warning("shim.broken slot=%s error=%s: %s", self.id, type(e).__name__, e)
-            # it may live, and nobody will ask it for anything again
+            # it may still run, and receives no further requests
             self._send_quietly({"op": "shutdown"})
             self._lose()
 
@@ -397,7 +399,7 @@ class Slot:
             self._on_slot_message(message, fds)
 
     def _on_slot_message(self, message: Mapping[str, Any], fds: list[int]) -> None:
-        """What is not about one instance."""
+        """Handle events that do not concern a single instance."""
         event = message["event"]
         if event == "worker_exited":
             self._worker_exited(message["status"])
@@ -432,7 +434,7 @@ class Slot:
                 )
             elif self.worker == "dead":
                 self._fail_boot(
-                    BootFailed("the worker ended while it started", status=message["status"])
+                    BootFailed("the worker exited during its start", status=message["status"])
                 )
         elif message["event"] == "state_end":
             if not self._adopted.done():
@@ -459,7 +461,7 @@ class Slot:
             running.gone.set_result(ExitStatus(status=_status(message)))
 
     def forget(self, running: InstanceProcess) -> None:
-        """Drop an instance that was found dead when this slot was adopted."""
+        """Remove an instance that had exited when this slot was adopted."""
         self.running.pop(running.id, None)
         self._send_quietly({"op": "forget", "instance": running.id})
 
@@ -477,7 +479,7 @@ class Slot:
         self.worker, self.worker_pid = "dead", 0
         self._asks.worker_gone(status)
         self._fail_boot(
-            BootFailed("the worker ended while it started", error=self._error, status=status)
+            BootFailed("the worker exited during its start", error=self._error, status=status)
         )
         if self.owner is not None:
             self.owner.worker_gone(self, status)
@@ -494,8 +496,8 @@ class Slot:
             self.owner.instance_gone(self, running)
 
     def _lose(self) -> None:
-        """The shim is gone: with its PID namespace everything in it is; without one we end who we
-        know."""
+        """Handle the loss of the shim: its PID namespace ends with it; without one the known
+        processes are killed."""
         if self.is_lost:
             return
         self.close()
@@ -508,13 +510,13 @@ class Slot:
                 done.set_result(None)
         self._asks.lost(self.id)
         if not self._adopted.done():
-            self._adopted.set_exception(SlotConnectionLost(f"slot {self.id} is gone"))
+            self._adopted.set_exception(SlotConnectionLost(f"slot {self.id} was lost"))
             seen(self._adopted)
-        self._fail_boot(BootFailed("the slot's shim is gone"))
+        self._fail_boot(BootFailed("the slot's shim has exited"))
         if self.owner is not None:
             self.owner.slot_gone(self)
 
 
 def _status(message: Mapping[str, Any]) -> int | None:
-    """How a process ended; None when nobody could tell. Raises ValueError, KeyError."""
+    """Wait status of a process; None if unknown. Raises ValueError, KeyError."""
     return None if message["status"] is None else reports.status_of(message["status"])

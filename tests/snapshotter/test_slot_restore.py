@@ -224,7 +224,7 @@ async def test_an_obstacle_is_named_and_the_worker_goes_on(shop: Workshop, in_pl
 async def test_one_checkpoint_at_a_time_and_one_that_nobody_wants_is_ended(shop: Workshop) -> None:
     template = await shop.boot()
     await shop.quiesce(template)
-    with pytest.raises(CheckpointFailed, match="c-1 is in the making"):
+    with pytest.raises(CheckpointFailed, match="c-1 is in progress"):
         await shop.quiesce(template, name="c-2")
     template.slot.end_checkpoint("c-1")
     await shop.quiesce(template, name="c-3")
@@ -240,7 +240,7 @@ async def test_a_template_that_dies_while_it_is_asked_is_a_failed_checkpoint(
     asked = asyncio.create_task(shop.quiesce(template, in_place=True))
     await asyncio.sleep(0.05)
     template.slot.kill_worker()
-    with pytest.raises(CheckpointFailed, match="before it stood still"):
+    with pytest.raises(CheckpointFailed, match="before it was quiesced"):
         await asked
 
 
@@ -270,7 +270,7 @@ async def test_only_a_child_of_the_shim_is_revived_and_nothing_is_left_when_it_f
     shop: Workshop,
 ) -> None:
     place = await shop.furnish(await shop.dump(await shop.boot()))
-    with pytest.raises(BootFailed, match="process 1 is no child"):
+    with pytest.raises(BootFailed, match="process 1 is not a child"):
         await place.slot.revive(1, {"threads": [], "phases_ms": {}}, PATIENCE_S)
     assert inside(place) == []
 

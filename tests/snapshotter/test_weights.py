@@ -124,7 +124,7 @@ async def test_what_cannot_be_had_is_said_at_once(cache: FakeWeights) -> None:
 async def test_shim_that_is_gone_is_a_failed_boot(cache: FakeWeights) -> None:
     cache.failures["open"] = [LeaseUnknown("process 1 is gone")]
     opening = Weights(cache).open(MOUNTS[:1], holder="s-1", pid=1)
-    with pytest.raises(BootFailed, match="the slot's shim is gone"):
+    with pytest.raises(BootFailed, match="the slot's shim has exited"):
         await opening.ready()
 
 
