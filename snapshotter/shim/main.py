@@ -1,9 +1,9 @@
-"""PID 1 of a slot: has the worker booted or restored, reaps, owns the log pipes, reports, and
+"""PID 1 of a slot: boots or restores the worker, reaps children, captures logs, reports events, and
 survives the agent.
 
-One thread, one poll loop, standard library only. It holds all that a restarted agent needs: the
-agent connects to `shim.sock`, asks for `state`, and goes on. Only one agent is listened to, the one
-that connected last.
+One thread, one poll loop, standard library only. It holds all state that a restarted agent needs:
+the agent connects to `shim.sock`, requests `state`, and continues. Only the most recent agent
+connection is served.
 
 Agent → shim (`op`): boot, furnish, revive, prove, start, park, unpark, note, kill, kill_worker,
 exec, exec_kill, checkpoint, checkpoint_end, criu, criu_kill, keep_files, forget, state, shutdown.
@@ -12,8 +12,9 @@ snapshot_point, failed, forked, ready, exited, parked, parked_gone, worker_exite
 quiesced, checkpoint_failed, checkpoint_gone, criu, criu_exited, files_kept, files_failed,
 log_dropped, state, instance, state_end. Shim ↔ worker: docs/architecture.md, "The slot".
 
-Parts: `worker`, `instances`, `parked_forks`, `quiescer` (what stands still for a dump),
-`criu_processes`, `exec_processes`."""
+Parts: `worker`, `instances`, `parked_forks`, `quiescer` (the process that is quiesced for a dump),
+`criu_processes`, `exec_processes`.
+"""
 
 from __future__ import annotations
 
@@ -40,11 +41,12 @@ from snapshotter.shim.worker import ShimWorker
 
 _Message = Mapping[str, Any]
 _WORKER_EVENTS = ("snapshot_point", "forked", "parked", "ready", "failed", "exited", "proved")
-"""What a worker says on its control channel."""
+"""Events that a worker may send on its control channel."""
 
 
 class Shim:
-    """One slot's parts, and who is told what. Owner: the loop in `run`."""
+    """One slot: routes messages between the agent, the worker and the parts. Owner: the loop in
+    `run`."""
 
     def __init__(
         self,
@@ -56,7 +58,7 @@ class Shim:
         root: str,
         disk_floor_bytes: int = 0,
     ) -> None:
-        """`root`: where the slot's root directory begins (`mounts.prepare`); "": it has no
+        """`root`: directory of the slot's root (`mounts.prepare`); "": the slot has no
         namespaces."""
         self._slot = slot
         self._listener = listener
@@ -92,7 +94,9 @@ class Shim:
     def run(self) -> None:
         """Serve until `shutdown`."""
         if self._namespaced:
-            socket.sethostname(self._slot)  # no two that are restored from one image find the same
+            socket.sethostname(
+                self._slot
+            )  # instances restored from one image must not share a host name
         wakeup = self._catch_children()
         self._poller.watch(wakeup, lambda _: self._reap(wakeup))
         self._listener.setblocking(False)
@@ -121,13 +125,13 @@ class Shim:
             self._agent = Peer(connection, self._poller, self._on_order, self._on_agent_lost)
 
     def _on_agent_lost(self) -> None:
-        """What only it could bring to an end is ended: a dump, a restore that is half made."""
+        """End what only the lost agent could finish: a dump, or an incomplete restore."""
         self._criu_processes.abandon()
         self._quiescer.end()
         self._worker.clear_away()
 
     def _tell(self, message: _Message, *fds: int) -> None:
-        """Send to the agent, if there is one. The descriptors stay ours: duplicates travel."""
+        """Send to the agent, if connected. The shim keeps the descriptors: duplicates are sent."""
         if self._agent is not None and self._agent.is_open:
             try:
                 self._agent.push(message, [os.dup(fd) for fd in fds if fd >= 0])
@@ -136,13 +140,13 @@ class Shim:
                 self._on_agent_lost()
 
     def _on_order(self, message: _Message, fds: list[int]) -> None:
-        """An order that we do not understand must not end the slot: another version of the agent is
-        told off by closing."""
+        """Handle a request. An invalid one, for example from another version of the agent, closes
+        the connection but must not end the slot."""
         try:
             self._orders[message["op"]](message, fds)
         except (ValueError, LookupError, TypeError) as e:
             print(
-                f"{self!r}: the agent is dropped: {type(e).__name__}: {e}",
+                f"{self!r}: closing the agent's connection: {type(e).__name__}: {e}",
                 file=sys.stderr,
                 flush=True,
             )
@@ -152,8 +156,8 @@ class Shim:
 
     @functools.cached_property
     def _orders(self) -> Mapping[str, Callable[[_Message, list[int]], None]]:
-        """What each order does. Descriptors that it takes over it removes from the list; the others
-        are closed after it."""
+        """Handlers of requests. A handler removes the descriptors that it takes over from the list;
+        the others are closed afterwards."""
         return {
             "boot": lambda m, _: self._worker.boot(m, self._hear),
             "furnish": lambda m, fds: self._worker.furnish(m, fds[0], fds[1]),
@@ -216,7 +220,8 @@ class Shim:
         self._tell({"event": "state_end"})
 
     def _shutdown(self) -> None:
-        """As PID 1 our exit is everybody's; without a PID namespace we kill who we know."""
+        """Exit. As PID 1 this ends all processes of the namespace; without a PID namespace the
+        known ones are killed."""
         self._worker.kill()
         self._shim_instances.kill_all()
         self._lot.clear()
@@ -226,16 +231,16 @@ class Shim:
     # -- the worker
 
     def _hear(self, message: _Message, fds: list[int]) -> None:
-        """From the worker. User code shares the descriptor: what is not our protocol must not end
-        the slot's PID 1. Raises ValueError."""
+        """Handle a message of the worker. User code shares the channel: an invalid message must not
+        end the slot's PID 1. Raises ValueError."""
         try:
             if message.get("event") not in _WORKER_EVENTS:
-                raise ValueError("a worker says no such thing")
+                raise ValueError("unknown event of a worker")
             self._believe(message, fds)
         except OSError:
-            return  # a process that is gone by now
+            return  # the process has exited
         except (LookupError, TypeError, AttributeError, RecursionError, ArithmeticError) as e:
-            raise ValueError(f"not our protocol: {type(e).__name__}") from e
+            raise ValueError(f"invalid message: {type(e).__name__}") from e
         finally:
             seqpacket.close_all(fds)
 
@@ -258,8 +263,8 @@ class Shim:
             self._tell({"event": "proved", **proved})
 
     def _on_pages_lost(self) -> None:
-        """A restored process whose page daemon died reads zeros where memory was: it must not go
-        on, nor what it forked, agent or not."""
+        """Kill the restored process and its forks: without its page daemon it would read zeros from
+        memory that was not loaded."""
         self._lot.clear()
         self._shim_instances.kill_all()
         self._worker.spoil()
