@@ -1,4 +1,4 @@
-"""The last step of every start: a worker at its snapshot point becomes an instance, by a fork, by
+"""The last step of every start: turns a worker at its snapshot point into an instance, by a fork,
 an assignment, or in place."""
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _log = logging.getLogger(__name__)
 
 
 class TemplateLost(Exception):
-    """Raised when the Template was gone before it forked: the start takes the next rung."""
+    """Raised when the Template exited before it forked: the start tries the next strategy."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StartRequest:
-    """One start that was asked for."""
+    """One requested start."""
 
     launch: LaunchSpec
     instance_id: InstanceId
@@ -46,8 +46,8 @@ class StartRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class StartSource:
-    """Where an instance can be started from: the slot, whether its worker becomes the instance
-    itself, and by which rung we got there."""
+    """Source of an instance: the slot, whether its worker itself becomes the instance, and the
+    strategy that provided it."""
 
     occupied: OccupiedSlot
     in_place: bool
@@ -55,7 +55,8 @@ class StartSource:
 
 
 class InstanceLauncher:
-    """Owner: the event loop; between the choice of a way and the order nothing awaits."""
+    """Turns workers into instances. Owner: the event loop; no await between the choice of a source
+    and the order."""
 
     def __init__(
         self,
@@ -73,8 +74,8 @@ class InstanceLauncher:
         self._clock = clock
 
     async def run(self, instance: Instance, request: StartRequest, way: StartSource) -> None:
-        """Fork or serve, and wait until it is ready. Raises StartFailed, TemplateLost,
-        SlotConnectionLost."""
+        """Fork or serve in place, and wait until the instance is ready. Raises StartFailed,
+        TemplateLost, SlotConnectionLost."""
         occupied, slot = way.occupied, way.occupied.slot
         try:
             instance.info = replace(
@@ -113,8 +114,7 @@ class InstanceLauncher:
         )
 
     def abandon(self, instance: Instance) -> None:
-        """End the process of a start that did not become an instance; its claim lasts until it is
-        gone."""
+        """Kill the process of a failed start; its memory claim lasts until it has exited."""
         if (
             instance.running is not None
             and instance.occupied is not None
@@ -153,7 +153,7 @@ class InstanceLauncher:
             listener = slots.listen(Path(instance.info.socket)).detach()
         except OSError as e:
             raise StartFailed(
-                f"instance {name}: the node cannot make its socket, cgroup or log: {e}",
+                f"instance {name}: cannot create its socket, cgroup or log: {e}",
                 {"log_tail": []},
             ) from e
         env, cgroup, note = (
@@ -190,7 +190,7 @@ class InstanceLauncher:
 
     @staticmethod
     def _take_part(instance: Instance, occupied: OccupiedSlot) -> None:
-        """What gave way on the CPU until now (`cpu_priority`)."""
+        """Restore the CPU priority of the slot and the instance (`cpu_priority`)."""
         occupied.take_part()
         if instance.group is not None and instance.group != occupied.group:
             instance.group.weigh(1)

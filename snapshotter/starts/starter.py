@@ -1,9 +1,10 @@
-"""Starting: from the ask to an instance that is ready, by the first rung that can be reached
+"""Starts instances: from the request to a ready instance, by the first strategy that succeeds
 (`strategy`), within one startup timeout.
 
-A rung that fails, or whose worker does not become ready, is closed for this start, which goes on
-with the next one: the caller sees a slower answer and the kind that it came up by. Boots are single
-flight per revision, starts are single flight per instance id."""
+A strategy that fails, or whose worker does not become ready, is excluded for this start, which
+continues with the next one: the caller sees only a longer start and its kind. Boots are
+deduplicated by revision, starts by instance id.
+"""
 
 from __future__ import annotations
 
@@ -49,19 +50,19 @@ from weight_cache.errors import WeightCacheError
 
 _log = logging.getLogger(__name__)
 NOTICE_S = 0.05
-"""Between the word that an instance stops and its SIGTERM: time for its lessee, on this machine, to
-send it nothing more."""
+"""Time between the event of a stop and SIGTERM, in which the instance's lessee, on this machine,
+stops sending calls."""
 WRONG_ANSWER = "WrongAnswer"
-"""Type of the error of a worker that answers otherwise after a restore
+"""Error type of a worker that answers differently after a restore
 (`pilotlight.worker.engine.failures`)."""
 _ATTEMPTS = 4
-"""A Template may die between the choice and the fork; three times in a row is no accident. One more
-for a restore that fails."""
+"""A Template may exit between the choice and the fork; three times in a row is no coincidence. One
+more attempt for a failed restore."""
 
 
 @dataclass(kw_only=True)
 class _Flight:
-    """`cpu_ns`: what the start had used when it was stopped."""
+    """A start in progress. `cpu_ns`: CPU time that it had used when it was stopped."""
 
     task: asyncio.Task[InstanceInfo]
     waiters: int = 0
@@ -69,8 +70,8 @@ class _Flight:
 
 
 class InstanceStarter:
-    """Owner: the event loop. Decisions (`_acquire`, `_make_room`) do not await between the look and
-    the act."""
+    """Starts, stops and lists instances. Owner: the event loop. Decisions (`_acquire`,
+    `_make_room`) do not await between check and action."""
 
     def __init__(
         self,
@@ -107,7 +108,8 @@ class InstanceStarter:
         )
 
     async def start(self, request: StartRequest) -> InstanceInfo:
-        """See `AgentClient.start`. The last caller that leaves takes the start with it."""
+        """Start an instance, as `AgentClient.start`. Cancelled when its last caller is
+        cancelled."""
         known = self._instances.get(request.instance_id)
         if known is not None and known.info.lessee != request.lessee:
             raise LeaseHeld(
@@ -132,7 +134,7 @@ class InstanceStarter:
                 flight.task.cancel()
 
     async def prepare(self, launch: LaunchSpec, share: Share | None = None) -> TemplateInfo:
-        """See `AgentClient.prepare`."""
+        """Ensure a Template, as `AgentClient.prepare`."""
         self._room.welcome(share)
         for _ in range(_ATTEMPTS):
             template = self._templates.get(launch.revision)
@@ -140,12 +142,12 @@ class InstanceStarter:
                 return template.info()
             await self._template_booter.once(launch, restoring=True, share=share or NOBODY)
         raise StartFailed(
-            f"revision {launch.revision}: its Template ends as soon as it is ready",
+            f"revision {launch.revision}: its Template exits as soon as it is ready",
             {"log_tail": []},
         )
 
     async def stop(self, instance_id: InstanceId, grace_s: float) -> None:
-        """See `AgentClient.stop`."""
+        """Stop an instance, as `AgentClient.stop`."""
         flight = self._flights.get(instance_id)
         if flight is not None:
             flight.task.cancel()
@@ -165,15 +167,15 @@ class InstanceStarter:
             await instance.stop(grace_s)
 
     def drop_template(self, revision: RevisionKey) -> None:
-        """See `AgentClient.drop_template`."""
+        """Stop a Template, as `AgentClient.drop_template`."""
         self._template_booter.unwanted(revision)
         template = self._templates.get(revision)
         if template is not None:
             self._ends.drop(template, "stopped")
 
     async def aclose(self, grace_s: float) -> None:
-        """End everything: starts and boots first, then Templates, so that nothing new is born; then
-        instances."""
+        """Stop everything: starts and boots first, then Templates, so that nothing new is forked;
+        then instances."""
         flights = [f.task for f in self._flights.values()]
         for flight in flights:
             flight.cancel()
@@ -204,9 +206,9 @@ class InstanceStarter:
             StartPhase(share=request.share or NOBODY),
             request.launch.startup_timeout_s,
         )
-        leaving = self._instances.get(request.instance_id)
-        if leaving is not None:  # an earlier life of the same id is still being cleared
-            await leaving.cleared.wait()
+        previous = self._instances.get(request.instance_id)
+        if previous is not None:  # an earlier instance of the same id is still being cleared
+            await previous.cleared.wait()
         self._make_room(request)
         attempt = self._claim(request)
         try:
@@ -233,8 +235,8 @@ class InstanceStarter:
             raise
         except SnapshotterError as e:
             self._metrics.start_failed(phase.kind, e.code)
-            # One of its own: the error of a boot is every start's that waited for it, and its CPU
-            # time one start's.
+            # A new error for each start: waiters of a boot share its error, but the CPU time
+            # belongs to one start.
             raise type(e)(str(e), {**e.detail, "cpu_ns": self._used_ns(request, phase)}) from e
         finally:
             self._abandon_unless_ready(request.instance_id)
@@ -243,8 +245,8 @@ class InstanceStarter:
         return instance.info
 
     def _remember(self, launch: LaunchSpec, info: InstanceInfo, took_s: float) -> None:
-        """For metrics and the next start. The instance is there: a number that makes no sense must
-        not have its caller think otherwise."""
+        """Record metrics and predictions. The instance is ready: an implausible number must not
+        fail the start."""
         try:
             self._metrics.started(info.start_kind, took_s, info.phases_ms)
             self._strategy.took(launch, info, took_s)
@@ -254,8 +256,8 @@ class InstanceStarter:
             )
 
     def _count_boots(self, instance: Instance, phase: StartPhase) -> None:
-        """What its start used outside of its own group is its own; a restarted agent finds it
-        so."""
+        """Charge CPU time that the start used outside the instance's group to the instance, also
+        for a restarted agent."""
         elsewhere_ns = phase.cpu_ns + self._template_booter.take_cpu_ns(instance.info.revision)
         if elsewhere_ns and instance.occupied is not None:
             instance.info = replace(
@@ -264,8 +266,8 @@ class InstanceStarter:
             instance.occupied.slot.note(instance.info.id, instance.note())
 
     def _used_ns(self, request: StartRequest, phase: StartPhase) -> int:
-        """CPU time of a start that failed: its boots, and its last attempt; of those before it the
-        platform chose to make another."""
+        """CPU time of a failed start: its boots and its last attempt; earlier attempts are at the
+        platform's expense."""
         return (
             phase.cpu_ns
             + phase.attempt_ns()
@@ -296,19 +298,20 @@ class InstanceStarter:
                     raise
                 else:
                     await self._cleared(instance)
-            phase.cpu_ns = 0  # of an attempt that the platform makes another after
+            phase.cpu_ns = 0  # the platform bears an attempt that it repeats
             instance = self._claim(request)
         raise StartFailed(
-            f"instance {request.instance_id}: its Template ended {_ATTEMPTS} times before the fork",
+            f"instance {request.instance_id}: its Template exited {_ATTEMPTS} times before "
+            f"the fork",
             {"log_tail": []},
         )
 
     async def _fall(
         self, instance: Instance, way: StartSource, closed: set[StartKind], error: Exception
     ) -> str:
-        """A restored worker, or a fork of one, did not become ready: its process goes, and a
-        Template of the same snapshot, which would do no better; the start goes on without RESTORE.
-        The snapshot's id."""
+        """Handle a restored worker, or a fork of one, that did not become ready: end its process,
+        and a Template of the same snapshot, which would fail as well; the start continues without
+        RESTORE. Returns the snapshot's id."""
         words = {StartFailed: "hook_failed", TimeoutError: "hook_timeout"}
         reason = (
             "wrong_answer" if _is_wrong_answer(error) else words.get(type(error), "worker_lost")
@@ -362,7 +365,7 @@ class InstanceStarter:
         return instance
 
     async def _last_lines(self, request: StartRequest, phase: StartPhase) -> list[str]:
-        """Of the instance, else of the boot that it waited for."""
+        """Log tail of the instance, or of the boot that it waited for."""
         booting = [
             h.slot.id
             for h in self._slot_allocator.occupied_slots.values()
@@ -374,8 +377,8 @@ class InstanceStarter:
         return []
 
     def _abandon_unless_ready(self, instance_id: InstanceId) -> None:
-        """What a start leaves that did not become an instance: a claim, or a process whose claim
-        lasts until it is gone."""
+        """Clean up a failed start: its claim, or its process, whose claim lasts until it has
+        exited."""
         instance = self._instances.get(instance_id)
         if instance is None or instance.was_ready:
             return
@@ -385,8 +388,8 @@ class InstanceStarter:
             self._starts.abandon(instance)
 
     def _make_room(self, request: StartRequest) -> None:
-        """Evict Templates that nobody uses where that helps. Raises NoCapacity; no await before the
-        claim, so the answer holds."""
+        """Evict unused Templates if that frees enough memory. Raises NoCapacity; no await before
+        the claim, so the answer remains valid."""
         launch = request.launch
         infos = [instance.info for instance in self._instances]
         try:
@@ -401,14 +404,17 @@ class InstanceStarter:
 
 
 def _is_wrong_answer(error: Exception) -> bool:
-    """Whether what was restored answered the known prompt otherwise than before: once is enough."""
-    told = error.detail.get("error") if isinstance(error, StartFailed) else None
-    return isinstance(told, Mapping) and str(told.get("type")).rpartition(".")[2] == WRONG_ANSWER
+    """Whether a restored worker answered the known prompt differently than before: one failure is
+    sufficient."""
+    failure = error.detail.get("error") if isinstance(error, StartFailed) else None
+    return (
+        isinstance(failure, Mapping) and str(failure.get("type")).rpartition(".")[2] == WRONG_ANSWER
+    )
 
 
 def _is_held_against_restore(way: StartSource, error: Exception) -> bool:
-    """Whether a booted worker may do better: the one that failed was restored. A Template that was
-    lost before it forked says nothing."""
+    """Whether a booted worker may succeed: the failed one was restored. A Template lost before its
+    fork says nothing about the snapshot."""
     return way.kind is StartKind.RESTORE or (
         way.occupied.snapshot is not None and isinstance(error, StartFailed | TimeoutError)
     )

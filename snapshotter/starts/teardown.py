@@ -1,4 +1,4 @@
-"""Ends: what is done when an instance, a Template or a whole slot is gone, whoever caused it."""
+"""Handles the exit of instances, Templates and slots, whatever the cause."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _log = logging.getLogger(__name__)
 
 
 class Teardown:
-    """Told by every slot (`running.Owner`). Owner: the event loop; the callbacks do not await,
-    cleaning up is an errand."""
+    """Listener of every slot (`slots.instance_process.SlotListener`). Owner: the event loop; the
+    callbacks do not await, and cleanup runs as background tasks."""
 
     def __init__(
         self,
@@ -49,10 +49,10 @@ class Teardown:
         self._background_tasks = background_tasks
 
     def instance_stopping(self, instance: Instance) -> None:
-        """Tell the watchers that it will take no more calls, so that whoever sends them stops
-        before it does."""
+        """Notify the watchers that the instance accepts no more calls, so that senders stop before
+        it does."""
         name = instance.info.id
-        message = f"instance {name} stops once it has finished what it is doing"
+        message = f"instance {name} stops once its calls have finished"
         self._events.publish(
             AgentEvent(kind="instance_stopping", subject=name, reason="stopped", message=message)
         )
@@ -64,8 +64,8 @@ class Teardown:
         refusal: NoCapacity,
         claimed: Mapping[str, int],
     ) -> None:
-        """Tell the watchers of a start that was refused for want of memory: whoever holds idle
-        instances may give some up for it."""
+        """Notify the watchers of a start that was refused for lack of memory: activators with idle
+        instances may stop some."""
         detail = {
             "tenant": share.tenant if share is not None else "",
             **refusal.detail,
@@ -82,8 +82,8 @@ class Teardown:
         )
 
     def instance_gone(self, slot: Slot, running: InstanceProcess) -> None:
-        """Settle the instance, tell the watchers, clean up. One that never was ready is the
-        business of its start; of an earlier agent's start nothing is left but the slot."""
+        """Record the exit, notify the watchers, clean up. The start of an instance that never was
+        ready handles its exit; if an earlier agent started it, only the slot is cleared."""
         instance = self._instances.get(running.id)
         if instance is None or instance.running is not running:
             self._look_at(slot)
@@ -121,7 +121,7 @@ class Teardown:
         self.clear_if_empty(occupied)
 
     def worker_gone(self, slot: Slot, status: int | None) -> None:
-        """A Template died by itself, or a dropped one is gone at last. Its instances go on."""
+        """A Template exited, unexpectedly or after a drop. Its instances continue."""
         template = self._templates.of_slot(slot.id)
         if template is not None and self._templates.remove(template):
             oom_kills = template.occupied.group.oom_kills()
@@ -133,13 +133,13 @@ class Teardown:
         self._look_at(slot)
 
     def slot_gone(self, slot: Slot) -> None:
-        """The shim died, and everything in the slot with it."""
+        """The shim exited, and everything in the slot with it."""
         if not slot.is_ending:
             _log.warning("slot.gone slot=%s", slot.id)
         self.worker_gone(slot, None)
 
     def log_dropped(self, count: int) -> None:
-        """Somebody prints faster than is kept."""
+        """Count output that was discarded because a process prints too fast."""
         self._metrics.log_dropped(count)
 
     def parked(self, slot: Slot) -> None:
@@ -147,14 +147,14 @@ class Teardown:
         self._prefork_pool.ready(slot)
 
     def parked_gone(self, slot: Slot, name: str) -> None:
-        """One that waited ended."""
+        """A parked fork exited."""
         self._prefork_pool.gone(slot, name)
 
     def template_gone(self, template: Template, reason: str, detail: Mapping[str, Any]) -> None:
-        """Tell the watchers, and let what is parked go with it."""
+        """Notify the watchers, and end the Template's parked forks."""
         self._prefork_pool.clear(template.occupied)
         self._metrics.template_gone(reason)
-        message = f"the Template of {template.revision} is gone: {reason}"
+        message = f"the Template of {template.revision} exited: {reason}"
         self._events.publish(
             AgentEvent(
                 kind="template_gone",
@@ -166,7 +166,7 @@ class Teardown:
         )
 
     def drop(self, template: Template, reason: str) -> None:
-        """Take a Template out of service and end its worker; its instances go on."""
+        """Take a Template out of service and end its worker; its instances continue."""
         if not self._templates.remove(template):
             return
         self.template_gone(template, reason, {})
@@ -176,7 +176,7 @@ class Teardown:
             self.clear_if_empty(template.occupied)
 
     def clear_if_empty(self, occupied: OccupiedSlot) -> None:
-        """End a slot in which nothing lives and nothing is wanted any more."""
+        """End a slot that is empty and no longer needed."""
         slot = occupied.slot
         if (
             occupied.is_booting

@@ -1,5 +1,5 @@
-"""Bringing Templates up, by a boot or from a snapshot, one flight per revision, and keeping them
-within their memory budget."""
+"""Boots or restores Templates, deduplicated by revision, and keeps them within their memory
+budget."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BEHIND_S = 0.3
 
 
 class TemplateBooter:
-    """Owner: the event loop. `_flights` changes between awaits only."""
+    """Makes Templates. Owner: the event loop. `_flights` changes between awaits only."""
 
     def __init__(
         self,
@@ -63,23 +63,25 @@ class TemplateBooter:
     async def once(
         self, launch: LaunchSpec, *, restoring: bool = False, share: Share = NOBODY
     ) -> None:
-        """Boot a Template, or wait for the boot in flight. Errors as of `boot`, and StartTimeout.
+        """Boot a Template, or wait for the boot in progress. Raises the errors of `boot`, and
+        StartTimeout.
 
-        restoring: try a snapshot first. A caller that leaves does not end it: what it booted is
-        wanted by the next one."""
+        restoring: try a snapshot first. Cancelling a caller does not cancel the boot: the next one
+        can use the Template.
+        """
         self._unwanted.discard(launch.revision)
         if launch.revision not in self._flights:
             self._fly(launch.revision, self._bring_up(launch, restoring=restoring, share=share))
         await asyncio.shield(self._flights[launch.revision])
 
     def take_cpu_ns(self, revision: RevisionKey) -> int:
-        """CPU time of the boots of Templates that starts caused, once: it is the first start's that
-        asks."""
+        """CPU time of Template boots that starts caused; charged once, to the first start that
+        calls this."""
         return self._cpu_ns.pop(revision, 0)
 
     def refill(self, launch: LaunchSpec) -> None:
-        """Have a Template restored behind the caller's back, unless there is one, or it cannot be
-        forked, or memory for it is short."""
+        """Restore a Template in the background, unless there is one, it cannot be forked, or memory
+        is insufficient."""
         self._unwanted.discard(launch.revision)
         if launch.revision in self._refills or not launch.forkable or self._closing.is_set():
             return
@@ -87,17 +89,18 @@ class TemplateBooter:
         self._background_tasks.run(self._refill(launch), f"refill {launch.revision}")
 
     def unwanted(self, revision: RevisionKey) -> None:
-        """A Template of this revision that is on its way is not kept, unless a start asks for one
+        """Discard a Template of this revision that is being made, unless a start requests one
         again."""
         if revision in self._flights or revision in self._refills:
             self._unwanted.add(revision)
 
     async def boot(self, launch: LaunchSpec, phase: StartPhase) -> OccupiedSlot:
-        """A worker at its snapshot point, in a slot of its own. Raises StartFailed,
+        """Boot a worker to its snapshot point, in a separate slot. Raises StartFailed,
         BundleUnavailable, Unsupported.
 
-        In a network of its own, too, when somebody has the TCP port that it wants: most likely
-        another worker of the revision."""
+        Uses a separate network if the TCP port of the worker is in use, most likely by another
+        worker of the revision.
+        """
         try:
             return await self._slot_allocator.boot(
                 launch,
@@ -111,11 +114,11 @@ class TemplateBooter:
             return await self._slot_allocator.boot(launch, phase, self._ends, network=True)
 
     def resume(self, occupied: OccupiedSlot) -> None:
-        """Go on with the boot that an earlier agent began."""
+        """Continue a boot that an earlier agent began."""
         self._fly(occupied.launch.revision, self._resume(occupied))
 
     def enlist(self, occupied: OccupiedSlot) -> None:
-        """A booted worker becomes a Template; one that died meanwhile is cleared away."""
+        """Register a booted worker as a Template; clear its slot if it has exited."""
         if occupied.slot.worker != "resident":
             self._ends.clear_if_empty(occupied)
             return
@@ -139,14 +142,15 @@ class TemplateBooter:
         self._background_tasks.run(self._measure(template), f"measure {template.revision}")
 
     def evict_unused(self, need_bytes: int, *, but: RevisionKey) -> None:
-        """Make room for an instance: Templates without instances go, least recently used first."""
+        """Evict Templates without instances, least recently used first, to free memory for an
+        instance."""
         for victim in self._templates.victims(need_bytes=need_bytes, unused_only=True):
             if victim.revision != but:
                 self._ends.drop(victim, "evicted")
 
     @contextlib.contextmanager
     def kept(self, template: Template) -> Iterator[None]:
-        """Not evicted while the context lasts; looked at again after it."""
+        """Prevent eviction while the context lasts; the budget is checked again afterwards."""
         template.is_dumped = True
         try:
             yield
@@ -155,7 +159,7 @@ class TemplateBooter:
             self._background_tasks.run(self._measure(template), f"measure {template.revision}")
 
     async def cancel(self) -> None:
-        """End every boot in flight; nothing is refilled any more."""
+        """Cancel all boots in progress, and disable background restores."""
         self._closing.set()
         flights = list(self._flights.values())
         for flight in flights:
@@ -189,18 +193,18 @@ class TemplateBooter:
                 message, {"phase": phase.name, "log_tail": await self._logs.tail(phase.subject)}
             ) from e
         finally:
-            if not restoring:  # `prepare` is the platform's own
+            if not restoring:  # the platform bears the cost of `prepare`
                 self._cpu_ns[launch.revision] = self._cpu_ns.get(launch.revision, 0) + phase.cpu_ns
         self._enlist_unless_there(occupied)
 
     async def _restored(self, launch: LaunchSpec, phase: StartPhase) -> OccupiedSlot | None:
-        """A worker from a snapshot, to be forked: its pages all there, for those that are not would
-        be fetched by each fork."""
+        """A worker restored for forking, with all pages loaded: otherwise each fork would load them
+        again."""
         snapshot = await self._selector.find(launch, phase)
         if snapshot is None:
             return None
         phase.kind = StartKind.RESTORE
-        # who waits for it may still need a boot
+        # leave time for a boot if a caller waits
         deadline_s = launch.startup_timeout_s / (1 if phase.gives_way else 2)
         occupied = await self._selector.restore(
             launch, snapshot, phase, self._ends, deadline_s=deadline_s, lazy=False
@@ -210,8 +214,8 @@ class TemplateBooter:
         return occupied
 
     async def _refill(self, launch: LaunchSpec) -> None:
-        """The first call of the instance that was restored has the processor to itself for a
-        moment."""
+        """Restore a Template after a delay, so that the first call of the restored instance has the
+        processor to itself."""
         try:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._closing.wait(), BEHIND_S)
@@ -240,8 +244,8 @@ class TemplateBooter:
         )
 
     def _enlist_refilled(self, occupied: OccupiedSlot) -> None:
-        """Unless a boot is in flight: then a start fell back to it because what is restored is no
-        good."""
+        """Register it unless a boot is in progress: then a start fell back to it because the
+        snapshot failed."""
         if occupied.launch.revision in self._flights:
             self._ends.clear_if_empty(occupied)
         else:
@@ -275,8 +279,8 @@ class TemplateBooter:
         self.enlist(occupied)
 
     async def _measure(self, template: Template) -> None:
-        """Its PSS, and what the budget says to it: the least recently used go, in use or not, for
-        their instances go on without them."""
+        """Measure its PSS and apply the budget: evict the least recently used Templates, used or
+        not; their instances continue without them."""
         template.pss_bytes = await asyncio.to_thread(
             proc.pss_bytes, template.occupied.slot.worker_pid
         )
@@ -286,6 +290,6 @@ class TemplateBooter:
 
 
 def _is_address_taken(failure: StartFailed) -> bool:
-    """Whether user code could not have the address that it wanted to listen on."""
+    """Whether user code failed to bind because its address is in use."""
     error = failure.detail.get("error") or {}
     return f"[Errno {errno.EADDRINUSE}]" in str(error.get("message"))
