@@ -170,7 +170,7 @@ def test_a_function_reaches_what_it_asks_for_where_the_operator_lets_it() -> Non
     for closed in ("10.2.0.0/16", "10.0.0.0/8", "8.8.8.8"):
         with pytest.raises(
             ValueError,
-            match=r"egress: .* is not for functions to ask for; snapshotter.egress_on_request has "
+            match=r"egress: .* is not available to functions; snapshotter.egress_on_request allows "
             r"10.1.0.0/16",
         ):
             egress.requested([closed])
@@ -537,7 +537,7 @@ async def test_what_a_function_asked_for_is_open_in_its_slot_alone(
         egress=Egress.of([], [], [here]),
     )
     asking, other = await left.take(Network.OWN), await left.take(Network.OWN)
-    with pytest.raises(Unsupported, match=r"192\.0\.2\.9/32 is not for functions to ask for"):
+    with pytest.raises(Unsupported, match=r"192\.0\.2\.9/32 is not available to functions"):
         await left.open_egress(asking, ["192.0.2.9"])
     await left.open_egress(asking, [here])
     with greeting("0.0.0.0") as port:
@@ -877,7 +877,7 @@ async def test_what_is_missing_is_named(
         )
     assert await slot_network.probe() == (
         False,
-        f"a network of its own needs {package}; on Debian: apt-get install {package}",
+        f"a separate network requires {package}; on Debian: apt-get install {package}",
     )
 
 
