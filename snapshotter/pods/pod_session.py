@@ -1,10 +1,11 @@
-"""One pod's line, from its announcement until it is gone.
+"""The connection of one pod, from its announcement to its end.
 
     announce → (wait)* → cold → ready → …
-                   └→ refused: the line is closed
+                   └→ refused: the connection is closed
 
-What it holds is held until the line ends: a pod that was evicted, killed, or whose node is drained,
-ends it without a word."""
+Code and weights are held until the connection ends: it also ends when a pod is evicted or killed,
+or its node is drained.
+"""
 
 from __future__ import annotations
 
@@ -31,17 +32,17 @@ from weight_cache.turns import Turns
 
 _log = logging.getLogger(__name__)
 MAX_LINE_BYTES = 1024 * 1024
-"""A launch document with its schema is some 100 KiB."""
+"""A launch document with its schema has some 100 KiB."""
 ANNOUNCE_S = 10.0
-"""For the first message."""
+"""Timeout of the first message."""
 SAY_S = 1.0
-"""At most one `wait` in this time while only numbers change."""
+"""Minimum interval of `wait` messages that differ only in numbers."""
 _MOST_LOGGED = 400
 _CREDENTIALS = struct.Struct("3i")
 
 
 class PodSession:
-    """Owner: its task."""
+    """One pod's connection. Owner: its task."""
 
     def __init__(
         self,
@@ -55,7 +56,7 @@ class PodSession:
         restores: PodRestores | None = None,
         grants: Grants | None = None,
     ) -> None:
-        """`restores` None: pods boot cold. `grants` None: launch documents have no seals."""
+        """`restores` None: pods boot cold. `grants` None: launch documents are not signed."""
         writer.transport.set_write_buffer_limits(0)
         self._restores = restores
         self._grants = grants
@@ -75,7 +76,7 @@ class PodSession:
         return f"<PodSession of {self._tenant}/{pod} {'ready' if self.is_ready else 'waiting'}>"
 
     async def run(self) -> None:
-        """Until the pod is gone, or was refused."""
+        """Serve until the pod exits or is refused."""
         try:
             announced = self.announcement = await self._announced()
             _log.info(
@@ -91,7 +92,7 @@ class PodSession:
             _log.debug("pods.cut_off tenant=%s error=%s", self._tenant, e)
         except OSError as e:
             await self._refuse(
-                "node_failed", f"this node cannot show the pod its files: {e.strerror or e}"
+                "node_failed", f"this node cannot provide the pod's files: {e.strerror or e}"
             )
         except (ValueError, TimeoutError, asyncio.IncompleteReadError) as e:
             _log.warning(
@@ -114,8 +115,8 @@ class PodSession:
         )
 
     async def _provide(self, announced: Announcement) -> None:
-        """Hold everything until the line ends; for a pod that leaves while it waits nobody goes on
-        waiting."""
+        """Provide everything until the connection ends; cancels pending work when the pod exits
+        early."""
         self.is_ready = announced.running
         tasks = [
             asyncio.create_task(self._hold(announced), name=f"provide {announced.pod}"),
@@ -131,7 +132,7 @@ class PodSession:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _hold(self, announced: Announcement) -> None:
-        """Ends only by an error, or with the line."""
+        """Provide code, weights and GPUs. Ends only with an error or cancellation."""
         began, phases_ms = time.perf_counter(), dict[str, float]()
         launch, holds = announced.launch, self._holds
         async with contextlib.AsyncExitStack() as held:
@@ -177,7 +178,7 @@ class PodSession:
                     "pid": found.pid,
                     "phases_ms": {**phases_ms, **found.phases_ms},
                 }
-                await self._writer.drain()  # nothing of ours is before it: limits are 0
+                await self._writer.drain()  # nothing is buffered before it: the limits are 0
                 socket.send_fds(
                     peer, [json.dumps(message).encode() + b"\n"], [found.control.fileno()]
                 )
@@ -204,14 +205,14 @@ class PodSession:
         )
         if left:
             _log.warning("pods.gpu_not_free tenant=%s pod=%s %s", self._tenant, announced.pod, left)
-            self._say(f"goes on although {left}")
+            self._say(f"continuing although {left}")
 
     async def _listen(self) -> None:
         turns = Turns()
         while line := await self._reader.readline():
             await turns.handled(line)
             message = _parsed(line)
-            # once: each makes a line of our log
+            # only once: each message makes a log line
             if message.get("op") == "ready" and not self._has_told:
                 self.is_ready = self._has_told = True
                 if (
@@ -228,7 +229,7 @@ class PodSession:
                 )
 
     def _say(self, why: str) -> None:
-        """Why it waits; the same words with other numbers only now and then."""
+        """Send the reason of a wait; rate-limited if only numbers have changed."""
         words, now = why.partition(":")[0], time.monotonic()
         if words != self._said[0] or now - self._said[1] >= SAY_S:
             self._said = (words, now)
@@ -247,7 +248,7 @@ class PodSession:
 
 
 async def _all(asked: Sequence[Coroutine[Any, Any, str]]) -> list[str]:
-    """What they give; when one fails the others are given up before that is told."""
+    """The results of all; when one fails, the others are cancelled before the error is raised."""
     tasks = [asyncio.create_task(one) for one in asked]
     try:
         return await asyncio.gather(*tasks)
@@ -265,7 +266,7 @@ def _since_ms(began: float) -> float:
 def _parsed(line: bytes) -> dict[str, Any]:
     message = json.loads(line) if line else None
     if not isinstance(message, dict):
-        raise NotAdmitted("a pod says JSON objects, one per line")
+        raise NotAdmitted("a pod must send JSON objects, one per line")
     return message
 
 

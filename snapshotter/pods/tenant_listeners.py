@@ -1,9 +1,10 @@
-"""The directories of tenants on this node: for each there is a socket on which its pods announce
+"""The directories of tenants on this node, each with a socket on which the tenant's pods announce
 themselves.
 
-The kubelet makes a directory for the first pod of its tenant here; inotify tells of it. Sockets are
-made anew after our own restart; pods announce themselves again and keep what they hold, and after a
-while whatever nobody came for is taken away."""
+The kubelet creates a directory for the first pod of a tenant; inotify reports it. After a restart
+of the agent the sockets are created again, and pods announce themselves again and keep what they
+hold; code and weights that no pod announced are removed after a delay.
+"""
 
 from __future__ import annotations
 
@@ -28,19 +29,19 @@ from weight_cache.errors import WeightCacheError
 _log = logging.getLogger(__name__)
 SOCKET = "agent.sock"
 MAX_PODS = 256
-"""Lines of one tenant at a time; a node has 110 pods as Kubernetes comes, 250 at most."""
+"""Connections of one tenant at a time; a node has 110 pods by default, 250 at most."""
 SETTLE_S = 30.0
-"""After our start, before what nobody has announced is taken away: launchers come back within 2
-s."""
+"""Delay after our start before unannounced code and weights are removed: launchers reconnect within
+2 s."""
 SWEEP_S = 600.0
 LOOK_AGAIN_S = 60.0
-"""Directories are looked at without news, too: inotify drops events when too many come at once
+"""Interval of directory scans without events: inotify drops events when too many arrive at once
 (inotify(7), IN_Q_OVERFLOW)."""
 _TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z")
 
 
 class Tenants:
-    """Owner: the event loop."""
+    """Listeners of all tenants on this node. Owner: the event loop."""
 
     def __init__(
         self,
@@ -52,8 +53,8 @@ class Tenants:
         restores: PodRestores | None = None,
         grants: Grants | None = None,
     ) -> None:
-        """`root`: `snapshotter.pods`; `restores` None: pods boot cold; `grants` None: launch
-        documents have no seals."""
+        """`root`: `snapshotter.pods`. `restores` None: pods boot cold. `grants` None: launch
+        documents are not signed."""
         self._restores = restores
         self._grants = grants
         self._root = root
@@ -67,12 +68,12 @@ class Tenants:
         return f"<Tenants {self._root} {len(self._doors)} directories {len(self.lines())} pods>"
 
     def lines(self) -> list[PodSession]:
-        """Of all tenants' pods."""
+        """Connections of all tenants' pods."""
         return [line for door in self._doors.values() for line in door.lines]
 
     async def look(self) -> None:
-        """A door for every tenant's directory; none for one that is gone, or was made anew
-        since."""
+        """Open a listener for every tenant directory; close those whose directory was deleted or
+        replaced."""
         found = {
             entry.name: entry
             for entry in self._root.iterdir()
@@ -98,7 +99,7 @@ class Tenants:
                     _log.error("pods.no_door directory=%s error=%s", directory, e)
 
     async def follow(self, watch: DirectoryWatch) -> None:
-        """Look whenever a directory appears; for ever."""
+        """Scan whenever a directory appears, until cancelled."""
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_AGAIN_S):
@@ -109,8 +110,8 @@ class Tenants:
                 _log.error("pods.not_looked directory=%s error=%s", self._root, e)
 
     async def sweep(self) -> int:
-        """Take away what no pod holds: files in directories, and leases that an earlier agent took.
-        How many."""
+        """Remove what no pod holds: files in directories, and leases of an earlier agent. Returns
+        the count."""
         swept = 0
         for door in list(self._doors.values()):
             try:
@@ -133,14 +134,14 @@ class Tenants:
         return swept
 
     async def sweep_for_ever(self) -> None:
-        """First when the pods of an earlier agent have had time to come."""
+        """Sweep periodically, first after the pods of an earlier agent had time to reconnect."""
         await asyncio.sleep(SETTLE_S)
         while True:
             await self.sweep()
             await asyncio.sleep(SWEEP_S)
 
     async def aclose(self) -> None:
-        """Close the sockets. Pods go on without us, and what they hold stays."""
+        """Close the sockets. Pods continue, and what they hold remains."""
         for door in self._doors.values():
             door.holds.leave()
         for door in self._doors.values():
@@ -181,22 +182,22 @@ class TenantListener:
         restores: PodRestores | None,
         grants: Grants | None,
     ) -> TenantListener:
-        """Listen there, in place of an agent that is gone. Raises OSError."""
+        """Listen in the directory, replacing the socket of an earlier agent. Raises OSError."""
         door = cls(directory, holds, memory, restores, grants)
         path = directory / SOCKET
         path.unlink(missing_ok=True)
         door._server = await asyncio.start_unix_server(door._on_pod, path, limit=MAX_LINE_BYTES)
-        # who connects is known by the kernel; the directory is in its tenant's pods only
+        # the kernel identifies the peer, and only the tenant's pods see the directory
         path.chmod(0o666)
         return door
 
     @property
     def lines(self) -> list[PodSession]:
-        """Of the pods that are here."""
+        """Connections of the tenant's pods."""
         return list(self._tasks.values())
 
     def is_there(self) -> bool:
-        """Whether the directory and the socket are still those that were opened."""
+        """Whether directory and socket are still the ones that were opened."""
         try:
             return (
                 _identity(self._directory) == self._identity
@@ -206,7 +207,7 @@ class TenantListener:
             return False
 
     async def close(self) -> None:
-        """End all lines, and listen no more."""
+        """Close all connections, and stop listening."""
         if self._server is not None:
             self._server.close()
         for task in list(self._tasks):
@@ -235,7 +236,7 @@ class TenantListener:
         try:
             await line.run()
         except asyncio.CancelledError:
-            return  # we leave; the streams' own task would log it
+            return  # shutdown; the task of the stream would log it
         finally:
             del self._tasks[task]
 
@@ -250,7 +251,7 @@ async def opened(
     restores: PodRestores | None = None,
     grants: Grants | None = None,
 ) -> AsyncIterator[Tenants]:
-    """Serving while the context lasts. Raises OSError when `root` cannot be made or watched."""
+    """Serve while the context lasts. Raises OSError when `root` cannot be created or watched."""
     root.mkdir(parents=True, exist_ok=True)
     root.chmod(0o755)
     tenants = Tenants(

@@ -1,9 +1,10 @@
-"""What one tenant's pods hold on this node: code and weights, shown in the tenant's directory for
-as long as one of them needs it.
+"""Code and weights that one tenant's pods hold on this node, linked in the tenant's directory as
+long as a pod needs them.
 
-The first that asks has it made, the others wait for the same; the last that goes has it taken away,
-and the lease of weights given back. A lease is the tenant's, not a pod's: asked for again after a
-restart of ours it is the same one."""
+The first pod that requests an item creates it, others wait for it; when the last one exits it is
+removed, and the lease of weights closed. A lease belongs to the tenant, not to a pod: a request
+after a restart of the agent returns the same lease.
+"""
 
 from __future__ import annotations
 
@@ -25,18 +26,18 @@ from weight_cache.types import Lease, LoadProgress, OpenedLease, WeightsLease
 
 _log = logging.getLogger(__name__)
 MAX_HELD = 64
-"""Different bundles, and different weights, that one tenant's pods may hold on one node at a
-time."""
+"""Maximum number of different bundles, and of different weights, that one tenant's pods may hold on
+one node."""
 BUNDLES, WEIGHTS = "bundles", "weights"
 _PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
-"""Between asking a weight cache that does not answer: it is started again at once, and after
-several crashes within 5 s."""
+"""Pauses between requests to a weight cache that does not answer: it is restarted at once, and
+within 5 s after several crashes."""
 
 Say = Callable[[str], None]
 
 
 class PodWeights(Protocol):
-    """What is needed of `weight_cache.client.WeightCacheClient`."""
+    """The methods of `weight_cache.client.WeightCacheClient` that are used."""
 
     async def open(self, manifest: str, *, holder: str, pid: int | None = None) -> OpenedLease: ...
 
@@ -51,12 +52,12 @@ class PodWeights(Protocol):
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class _Held:
-    """One thing.
+    """One bundle or one set of weights.
 
     Attributes:
-        pods: how many hold it.
-        listeners: who is told how far it is.
-        turn: making and taking away, one after the other.
+        pods: number of pods that hold it.
+        listeners: callbacks that receive its progress.
+        turn: serializes creation and removal.
     """
 
     pods: int = 0
@@ -70,7 +71,7 @@ class _Held:
 
 
 class TenantMounts:
-    """Of one tenant. Owner: the event loop."""
+    """Code and weights of one tenant. Owner: the event loop."""
 
     def __init__(
         self,
@@ -93,41 +94,41 @@ class TenantMounts:
 
     @property
     def holder(self) -> str:
-        """Of this tenant's leases."""
+        """Holder of this tenant's leases."""
         return holder_of(self._directory.name)
 
     def is_held(self, kind: str, name: str) -> bool:
-        """Whether a pod holds it, or it is being taken away."""
+        """Whether a pod holds it, or it is being removed."""
         return (kind, name) in self._held
 
     def leave(self) -> None:
-        """The agent ends and its pods do not: from now on what they hold stays, for the next agent
-        to find them with it."""
+        """Prepare the agent's shutdown: pods keep running, so what they hold remains for the next
+        agent."""
         self._is_leaving = True
 
     @contextlib.asynccontextmanager
     async def code(self, digest: str, say: Say) -> AsyncIterator[str]:
-        """Its place below the tenant's directory, while the context lasts. Raises
-        BundleUnavailable, NoCapacity, OSError."""
+        """Provide a bundle while the context lasts; yields its path below the tenant's directory.
+        Raises BundleUnavailable, NoCapacity, OSError."""
         async with self._hold(BUNDLES, digest, say) as place:
             yield place
 
     @contextlib.asynccontextmanager
     async def weights(self, manifest: str, say: Say) -> AsyncIterator[str]:
-        """The same of weights. Raises WeightCacheError, Unsupported, NoCapacity, OSError."""
+        """The same for weights. Raises WeightCacheError, Unsupported, NoCapacity, OSError."""
         async with self._hold(WEIGHTS, manifest, say) as place:
             yield place
 
     async def sweep(self) -> int:
-        """Take away whatever lies here and no pod holds; how many. An earlier agent may have left
-        it."""
+        """Remove items in the directory that no pod holds, left by an earlier agent; returns how
+        many."""
         swept = 0
         for kind in (BUNDLES, WEIGHTS):
             folder = self._directory / kind
             await asyncio.to_thread(atomic_directory.sweep, folder)
             for entry in list(folder.iterdir()) if folder.is_dir() else ():
                 if not entry.name.startswith(".") and not self.is_held(kind, entry.name):
-                    # a pod that comes for it meanwhile waits for its turn
+                    # a pod that requests it in the meantime waits for the lock
                     held = self._held[kind, entry.name] = _Held()
                     await self._let_go(kind, entry.name, held)
                     swept += not held.pods
@@ -139,7 +140,8 @@ class TenantMounts:
         if held is None:
             if sum(of == kind for of, _ in self._held) >= MAX_HELD:
                 raise NoCapacity(
-                    f"the tenant's pods hold {MAX_HELD} different {kind} on this node already",
+                    f"the tenant's pods already hold {MAX_HELD} different {kind} on this node, "
+                    f"the limit",
                     {"resource": kind},
                 )
             held = self._held[kind, name] = _Held()
@@ -193,8 +195,8 @@ class TenantMounts:
         return (await self._weights.wait(opened.lease_id, on_progress=on_progress)).path
 
     async def _let_go(self, kind: str, name: str, held: _Held) -> None:
-        """Unless somebody came meanwhile. The links first: while they are there the bytes are ours
-        to keep."""
+        """Remove an item, unless a pod has requested it again. Links are removed before the lease
+        is closed, because it protects the files."""
         async with held.turn:
             if held.pods or self._held.get((kind, name)) is not held:
                 return
@@ -216,7 +218,7 @@ class TenantMounts:
 
 
 def holder_of(tenant: str) -> str:
-    """Who holds leases for a tenant's pods."""
+    """Lease holder of a tenant's pods."""
     return f"{HOLDER_PREFIX}{tenant}"
 
 
@@ -224,8 +226,8 @@ HOLDER_PREFIX = "pods/"
 
 
 async def _to_the_end(work: Callable[..., None], *args: Any, **options: Any) -> None:
-    """In a thread, which nobody can stop: whoever is cancelled meanwhile, however often, waits for
-    its end before the next has its turn."""
+    """Run `work` in a thread, which cannot be stopped: a cancelled caller waits for its end, so
+    that the next operation does not overlap."""
     task = asyncio.create_task(asyncio.to_thread(work, *args, **options))
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
@@ -240,7 +242,7 @@ async def _to_the_end(work: Callable[..., None], *args: Any, **options: Any) -> 
 
 def _show(source: Path, target: Path, *, may_copy: bool) -> None:
     target.parent.mkdir(mode=0o755, exist_ok=True)
-    target.parent.chmod(0o755)  # whatever our umask is
+    target.parent.chmod(0o755)  # regardless of our umask
     hardlinks.show(source, target, may_copy=may_copy)
 
 

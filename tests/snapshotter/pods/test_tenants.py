@@ -414,7 +414,7 @@ async def test_when_half_of_the_startup_clock_is_over_it_goes_on_all_the_same(no
             said.append(message["why"])
 
     assert message["op"] == "cold"
-    assert any("goes on although GPU 0" in why for why in said)
+    assert any("continuing although GPU 0" in why for why in said)
 
 
 async def test_code_in_a_pod_cannot_have_what_it_only_knows_the_digest_of(node: Node) -> None:
