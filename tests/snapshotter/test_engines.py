@@ -49,10 +49,12 @@ def test_a_configured_one_comes_first(tmp_path: Path) -> None:
 
 
 def test_one_that_is_not_there_says_which_are_and_how_to_make_it(tmp_path: Path) -> None:
-    with pytest.raises(BundleUnavailable, match=r"'vllm'.*there is none.*scripts/install-vllm-cpu"):
+    with pytest.raises(
+        BundleUnavailable, match=r"'vllm'.*none is installed.*scripts/install-vllm-cpu"
+    ):
         Engines(tmp_path).get("vllm")
     environment(tmp_path / "engines/vllm")
-    with pytest.raises(BundleUnavailable, match=r"'gpu'.*there are: vllm"):
+    with pytest.raises(BundleUnavailable, match=r"'gpu'.*available: vllm"):
         Engines(tmp_path).get("gpu")
 
 
@@ -107,7 +109,7 @@ def test_an_environment_without_the_server_is_not_one(tmp_path: Path) -> None:
     (
         directory / f"lib/python{VERSION}/site-packages/vllm/entrypoints/openai/api_server.py"
     ).unlink()
-    with pytest.raises(Unsupported, match="has no vLLM in it"):
+    with pytest.raises(Unsupported, match="has no vLLM"):
         Engines(tmp_path).get("vllm")
 
 

@@ -121,7 +121,7 @@ def test_one_whose_trial_is_killed_does_not_keep_root_because_of_that(
     """A process that the same user left behind can kill the trial, and could so choose that its
     successor is root."""
     monkeypatch.setattr(ProcessUser, "_tried", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
-    with pytest.raises(OSError, match=f"the process that tried to go on as uid {UID} was killed"):
+    with pytest.raises(OSError, match=f"the process that tested uid {UID} was killed"):
         ProcessUser(uid=UID, owns=(home / "activator" / "a-0",)).obstacle()
 
 
@@ -158,10 +158,10 @@ def test_a_file_with_another_name_does_not_change_hands(tmp_path: Path) -> None:
     (tmp_path / "shadow").touch()
     (tmp_path / "top").mkdir()
     os.link(tmp_path / "shadow", tmp_path / "top" / "mine")
-    with pytest.raises(OSError, match="has several names"):
+    with pytest.raises(OSError, match="has several hard links"):
         give(tmp_path / "top", UID)
     assert (
-        "top/mine has several names (hard links)"
+        "top/mine has several hard links"
         in ProcessUser(uid=UID, owns=(tmp_path / "top",)).obstacle()
     )
     assert (tmp_path / "shadow").stat().st_uid == 0
@@ -292,7 +292,7 @@ def test_root_takes_nothing_back_that_could_lead_it_elsewhere(tmp_path: Path) ->
     for _ in range(2):  # also the next time, when some of it was done
         with pytest.raises(
             OSError,
-            match=r"deep/controller\.db-wal \(lrwxrwxrwx\) is nothing that the platform made",
+            match=r"deep/controller\.db-wal \(lrwxrwxrwx\) was not made by the platform",
         ):
             take_back(top)
         assert top.stat().st_uid == 0
