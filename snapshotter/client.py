@@ -141,7 +141,7 @@ class AgentClient:
             for s in (await self._call("snapshots", {"labels": dict(labels or {})}))["snapshots"]
         ]
 
-    async def prove_snapshot(self, snapshot_id: str, hear: Hear | None = None) -> SnapshotInfo:
+    async def prove_snapshot(self, snapshot_id: str, on_cost: Hear | None = None) -> SnapshotInfo:
         """Restore a snapshot once and check its example: READY again, or QUARANTINED with the
         reason.
 
@@ -154,8 +154,8 @@ class AgentClient:
         answer: Mapping[str, Any] = {}
         async for body in self._stream("prove_snapshot", {"snapshot_id": snapshot_id}):
             if "cpu_ns" in body:
-                if hear is not None:
-                    await hear(body)
+                if on_cost is not None:
+                    await on_cost(body)
             else:
                 answer = body
         return SnapshotInfo.from_json(answer)

@@ -36,18 +36,18 @@ class Grants:
         """From the decoded bytes of a key file."""
         return cls(hmac.new(raw, KEY_LABEL, hashlib.sha256).digest())
 
-    def sealed(self, launch: LaunchSpec) -> LaunchSpec:
+    def signed(self, launch: LaunchSpec) -> LaunchSpec:
         """The document with its signature."""
         bare = unsealed(launch)
-        return replace(bare, labels={**bare.labels, LABEL: self._seal(bare)})
+        return replace(bare, labels={**bare.labels, LABEL: self._sign(bare)})
 
-    def holds(self, launch: LaunchSpec) -> bool:
+    def verify(self, launch: LaunchSpec) -> bool:
         """Whether the document's signature is valid."""
         return hmac.compare_digest(
-            str(launch.labels.get(LABEL, "")).encode(), self._seal(unsealed(launch)).encode()
+            str(launch.labels.get(LABEL, "")).encode(), self._sign(unsealed(launch)).encode()
         )
 
-    def _seal(self, bare: LaunchSpec) -> str:
+    def _sign(self, bare: LaunchSpec) -> str:
         return hmac.new(self._key, _text(bare), hashlib.sha256).hexdigest()
 
 

@@ -143,11 +143,11 @@ class Metrics:
         """Record a start that failed."""
         self._starts.labels(kind=kind.value, outcome=outcome).inc()
 
-    def instance_gone(self, reason: str) -> None:
+    def record_instance_exit(self, reason: str) -> None:
         """Record the exit of an instance."""
         self._instances_gone.labels(reason=reason).inc()
 
-    def template_gone(self, reason: str) -> None:
+    def record_template_exit(self, reason: str) -> None:
         """Record the exit of a Template."""
         self._templates_gone.labels(reason=reason).inc()
 

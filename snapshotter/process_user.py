@@ -63,8 +63,8 @@ class ProcessUser:
                 )
         # from inside the view, directories that are covered appear empty
         existing = [path for path in self.uses if path.exists()]
-        found = _answer_of_child(
-            lambda: self._tried(existing).encode()[:_MAX_REASON_BYTES] or b"\0"
+        found = _run_in_child(
+            lambda: self._first_problem(existing).encode()[:_MAX_REASON_BYTES] or b"\0"
         )
         if not found:
             raise OSError(
@@ -92,7 +92,7 @@ class ProcessUser:
         for directory in self.owns:
             take_back(directory)
 
-    def answer(self, work: Callable[[], bytes]) -> bytes:
+    def run_as_user(self, work: Callable[[], bytes]) -> bytes:
         """What `work` returns in a child process that runs as this user; empty if it failed.
         Directories keep their owners."""
 
@@ -100,7 +100,7 @@ class ProcessUser:
             self._confine()
             return work()
 
-        return _answer_of_child(as_user)
+        return _run_in_child(as_user)
 
     def _confine(self) -> None:
         mount_view.enter(
@@ -109,7 +109,7 @@ class ProcessUser:
         drop_bounding_set()
         confine(uid=self.uid, limits={})
 
-    def _tried(self, uses: list[Path]) -> str:
+    def _first_problem(self, uses: list[Path]) -> str:
         try:
             self._confine()
         except OSError as e:
@@ -216,7 +216,7 @@ def code_files() -> list[str]:
     ]
 
 
-def _answer_of_child(work: Callable[[], bytes]) -> bytes:
+def _run_in_child(work: Callable[[], bytes]) -> bytes:
     """What `work` returns in a forked child process; empty if it raised."""
     readable, writable = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()

@@ -35,21 +35,21 @@ class Content:
 
     def __init__(self, stream: Readable, size: int) -> None:
         self._stream = stream
-        self._left = size
+        self._remaining = size
         self._padding = -size % _BLOCK_BYTES
 
     def __repr__(self) -> str:
-        return f"<Content {self._left} bytes left>"
+        return f"<Content {self._remaining} bytes left>"
 
     def read(self, size: int) -> bytes:
         """At most `size` bytes; empty at the end. Raises tarfile.ReadError if the archive is
         truncated."""
-        if not self._left:
+        if not self._remaining:
             return b""
-        data = self._stream.read(min(size, self._left))
+        data = self._stream.read(min(size, self._remaining))
         if not data:
             raise tarfile.ReadError("unexpected end of data")
-        self._left -= len(data)
+        self._remaining -= len(data)
         return data
 
     def skip(self) -> None:
@@ -66,12 +66,12 @@ class _Described:
 
     def __init__(self) -> None:
         self._values: dict[bytes, bytes] = {}
-        self._left = MAX_EXTENSION_BYTES
+        self._remaining = MAX_EXTENSION_BYTES
 
     def add(self, info: tarfile.TarInfo, stream: Readable) -> Self:
         """Add one header. Raises tarfile.HeaderError, ReadError."""
-        self._left -= max(info.size, _BLOCK_BYTES)
-        if self._left < 0 or info.size < 0:
+        self._remaining -= max(info.size, _BLOCK_BYTES)
+        if self._remaining < 0 or info.size < 0:
             raise tarfile.HeaderError(f"the headers of an entry exceed {MAX_EXTENSION_BYTES} bytes")
         data = _exactly(stream, info.size + -info.size % _BLOCK_BYTES)[: info.size]
         if info.type == tarfile.GNUTYPE_LONGNAME:

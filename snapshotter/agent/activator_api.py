@@ -107,13 +107,13 @@ class _Seals:
             self._grants = Grants.of_raw(raw_key(self._key_file))
         try:
             launch = LaunchSpec.from_json(args["launch"])
-            holds = self._grants.holds(launch)
+            is_valid = self._grants.verify(launch)
         except (KeyError, TypeError, ValueError, AttributeError) as e:
             raise OrderRefused(
                 f"the launch document does not match this version of the platform: "
                 f"{type(e).__name__}: {e}"
             ) from e
-        if not holds:
+        if not is_valid:
             raise OrderRefused(
                 f"the launch document of {str(launch.revision)[:300]!r} was not written by the "
                 f"controller: its signature is missing or invalid. "

@@ -65,7 +65,7 @@ async def running_agent(
         _log.warning("cgroups.off reason=%s fallback=RLIMIT_DATA", cgroups.why_not)
     (paths.run / "slots").mkdir(exist_ok=True, mode=0o700)
     admit(paths.run / "slots")
-    async with _stock(paths, settings, parts) as (stock, why_not):
+    async with _snapshot_components(paths, settings, parts) as (stock, why_not):
         requested = Network(settings.function_network) if parts.namespaces else Network.HOST
         network = await of_functions(requested)
         node = assemble(
@@ -101,7 +101,7 @@ async def running_agent(
         ).serve(address)
         floor = DiskFloor(paths.home, parts.disk_floor_bytes)
         pruning = asyncio.create_task(
-            _prune_for_ever(node, settings, parts.bundles, parts.images, floor),
+            _prune_periodically(node, settings, parts.bundles, parts.images, floor),
             name="prune bundles and logs",
         )
         verifying = asyncio.create_task(node.snapshots.verify_all(), name="verify snapshots")
@@ -173,7 +173,7 @@ async def _close(node: Node) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _stock(
+async def _snapshot_components(
     paths: Paths, settings: SnapshotterSettings, parts: Parts
 ) -> AsyncIterator[tuple[SnapshotComponents | None, str]]:
     """The snapshot components, or None and the reason, which is logged once."""
@@ -191,7 +191,7 @@ async def _stock(
         await stock.catalogue.aclose()
 
 
-async def _prune_for_ever(
+async def _prune_periodically(
     node: Node,
     settings: SnapshotterSettings,
     bundles: BundleStore,

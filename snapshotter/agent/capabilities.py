@@ -85,7 +85,7 @@ async def probe(
         "gpus": gpus,
         "interpreters": [{"version": i.version, "prefix": str(i.prefix)} for i in interpreters],
         "engines": (engines or Engines(home)).describe(),
-        "disk_free_bytes": shutil.disk_usage(_existing(home)).free,
+        "disk_free_bytes": shutil.disk_usage(_nearest_existing(home)).free,
     }
     return {"features": [f.to_json() for f in features], "node": node}
 
@@ -116,7 +116,7 @@ def _root() -> Feature:
 
 
 async def _in_child(label: str, name: str, argument: str) -> Feature:
-    status, out = await _answer(sys.executable, "-I", "-S", "-B", str(_PROBE), name, argument)
+    status, out = await _run(sys.executable, "-I", "-S", "-B", str(_PROBE), name, argument)
     try:
         body = json.loads(out)
     except ValueError:
@@ -207,7 +207,7 @@ async def _gpus(environ: Mapping[str, str]) -> list[dict[str, Any]]:
     path = shutil.which("nvidia-smi", path=environ.get("PATH"))
     if path is None:
         return []
-    status, out = await _answer(
+    status, out = await _run(
         path, "--query-gpu=index,name,memory.total,driver_version", "--format=csv,noheader,nounits"
     )
     rows = (
@@ -262,7 +262,7 @@ def _machine() -> dict[str, Any]:
     }
 
 
-async def _answer(*argv: str) -> tuple[int | None, str]:
+async def _run(*argv: str) -> tuple[int | None, str]:
     """Run a short command. Returns its exit status (None if it did not start or timed out) and
     output."""
     try:
@@ -284,6 +284,6 @@ async def _answer(*argv: str) -> tuple[int | None, str]:
     return child.returncode, out.decode(errors="replace")
 
 
-def _existing(path: Path) -> Path:
+def _nearest_existing(path: Path) -> Path:
     """The nearest existing directory at or above `path`."""
     return next(p for p in [path, *path.parents] if p.exists())

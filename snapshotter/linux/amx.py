@@ -48,7 +48,7 @@ def request_tile_permission(pids: Iterable[int]) -> None:
         return
     for pid in pids:
         try:
-            _ask(pid)
+            _request_permission(pid)
         except (AmxRequestFailed, OSError) as e:
             _log.warning("tiles.not_asked pid=%s error=%s", pid, e)
 
@@ -64,7 +64,7 @@ def has_tiles() -> bool:
     )
 
 
-def _ask(pid: int) -> None:
+def _request_permission(pid: int) -> None:
     instruction = _instruction(pid)
     _ptrace(_SEIZE, pid)
     try:

@@ -159,9 +159,9 @@ def delete_atomically(directory: Path) -> None:
 def rename_for_deletion(directory: Path) -> Path:
     """The first half of `delete_atomically`, for a directory that is in use: returns its temporary
     name, for a later `remove_tree`."""
-    grave = directory.parent / f"{_PREFIX}gone-{secrets.token_hex(4)}"
-    directory.rename(grave)
-    return grave
+    renamed = directory.parent / f"{_PREFIX}gone-{secrets.token_hex(4)}"
+    directory.rename(renamed)
+    return renamed
 
 
 def remove_tree(directory: Path) -> None:

@@ -53,7 +53,7 @@ class Group:
         return next((d.name for d in self._unique()), "")
 
     @property
-    def weighs(self) -> bool:
+    def has_cpu_group(self) -> bool:
         """Whether there is a cpu group."""
         return "cpu" in self.directories
 
@@ -72,7 +72,7 @@ class Group:
         """
         return [str(d / "tasks") for d in self._unique()] if self.version == 1 else []
 
-    def ways_in(self) -> dict[str, Any]:
+    def entry_files(self) -> dict[str, Any]:
         """Arguments of the shim's `child.Cgroup`."""
         return {"procs": self.procs, "tasks": self.tasks}
 
@@ -112,7 +112,7 @@ class Group:
         """Set the fraction `part` of its CPU share; 0: only idle time. No effect without a cpu
         group."""
         with contextlib.suppress(OSError):
-            if self.weighs:
+            if self.has_cpu_group:
                 cpu_priority.weigh(
                     self.directories["cpu"], version=self.version, cpu=self.cpu, part=part
                 )
@@ -227,7 +227,7 @@ class Cgroups:
         for controller, file in limits.items():
             if controller in group.directories:
                 (group.directories[controller] / file).write_text(str(values[controller]))
-        if group.weighs:
+        if group.has_cpu_group:
             (group.directories["cpu"] / cpu_priority.FILE[self.version]).write_text(
                 cpu_priority.weight(self.version, cpu)
             )

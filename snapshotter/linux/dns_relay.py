@@ -41,7 +41,7 @@ class DnsShares:
         self._open: Counter[str] = Counter()
 
     @contextlib.contextmanager
-    def one(self, address: str) -> Iterator[bool]:
+    def admit(self, address: str) -> Iterator[bool]:
         """Yield whether one more query is admitted; it counts until the end of the context."""
         has_room = self._open.total() < MOST and self._open[address] < MOST_OF_ONE
         self._open[address] += has_room
@@ -70,22 +70,22 @@ class DnsRelay:
         async with server:
             while True:
                 question, caller = await loop.sock_recvfrom(datagrams, _BYTES)
-                task = asyncio.create_task(self._ask(question, caller, datagrams))
+                task = asyncio.create_task(self._forward(question, caller, datagrams))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
 
-    async def _ask(
+    async def _forward(
         self, question: bytes, caller: tuple[str, int], datagrams: socket.socket
     ) -> None:
-        with self._shares.one(caller[0]) as has_room:
+        with self._shares.admit(caller[0]) as has_room:
             for server in self._servers if has_room else ():
                 with contextlib.suppress(OSError, TimeoutError):
                     async with asyncio.timeout(ANSWER_S):
-                        answer = await self._answer(server, question)
+                        answer = await self._query(server, question)
                     datagrams.sendto(answer, caller)
                     return
 
-    async def _answer(self, server: str, question: bytes) -> bytes:
+    async def _query(self, server: str, question: bytes) -> bytes:
         loop = asyncio.get_running_loop()
         family = socket.AF_INET6 if ":" in server else socket.AF_INET
         # a new port for each query, which cannot be guessed
@@ -95,7 +95,7 @@ class DnsRelay:
             return await loop.sock_recv(asking, _BYTES)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with self._shares.one(writer.get_extra_info("peername")[0]) as has_room:
+        with self._shares.admit(writer.get_extra_info("peername")[0]) as has_room:
             for server in self._servers if has_room else ():
                 try:
                     async with asyncio.timeout(ANSWER_S):
@@ -122,7 +122,7 @@ async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
                 await writer.drain()
 
 
-def _leave_root() -> None:
+def _drop_root() -> None:
     if os.geteuid() == 0:
         os.setgroups([])
         os.setresgid(_NOBODY, _NOBODY, _NOBODY)
@@ -131,7 +131,7 @@ def _leave_root() -> None:
 
 def main() -> None:
     """Serve until the parent exits or this process is killed."""
-    _leave_root()
+    _drop_root()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     datagrams, stream = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]

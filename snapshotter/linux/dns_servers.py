@@ -63,7 +63,7 @@ class DnsServers:
     def __init__(self, host_file: Path = _HOSTS, behind: Path = _RESOLVED) -> None:
         self._files = host_file, behind
         self._relay: subprocess.Popen[bytes] | None = None
-        self._asked: tuple[str, ...] = ()
+        self._relayed: tuple[str, ...] = ()
         self._sockets: list[socket.socket] = []
 
     def __repr__(self) -> str:
@@ -81,9 +81,9 @@ class DnsServers:
             return None
         if not self._sockets:
             self._sockets = _bound()
-        if self._relay is None or self._relay.poll() is not None or relayed != self._asked:
+        if self._relay is None or self._relay.poll() is not None or relayed != self._relayed:
             self.close_relay()
-            self._relay, self._asked = _start(self._sockets, relayed), relayed
+            self._relay, self._relayed = _start(self._sockets, relayed), relayed
         return int(self._sockets[0].getsockname()[1])
 
     def close_relay(self) -> None:

@@ -191,7 +191,7 @@ async def close_host() -> None:
         for device in opened:
             with contextlib.suppress(Unsupported):  # the interface no longer exists
                 write(device, "forwarding", "0")
-    await _leave_firewalls()
+    await _restore_firewalls()
     await net_commands.nft(f"delete table ip {TABLE}")
     os.utime(_LOCK)
 
@@ -262,7 +262,7 @@ async def _pass_firewalls() -> None:
             )
 
 
-async def _leave_firewalls() -> None:
+async def _restore_firewalls() -> None:
     """Undo `_pass_firewalls`."""
     for where in [_where(chain) for chain in await _forward_chains()]:
         listed = json.loads(await net_commands.nft(f"list chain {where}", as_json=True))

@@ -53,7 +53,7 @@ class SeccompLog:
             {**numbers(ALLOWED, machine), **numbers(DENIED, machine)} if machine in MACHINES else {}
         )
         self._names = {number: name for name, number in {**known, **ABSENT}.items()}
-        self._said: dict[tuple[str, int], float] = {}
+        self._logged_at: dict[tuple[str, int], float] = {}
 
     async def watch(self, file: Path = KERNEL_LOG) -> None:
         """Watch until cancelled; returns after a warning if the kernel's log cannot be read."""
@@ -86,9 +86,9 @@ class SeccompLog:
                 continue
             if not record:
                 return
-            self.hear(record.decode(errors="replace"))
+            self.on_record(record.decode(errors="replace"))
 
-    def hear(self, record: str) -> None:
+    def on_record(self, record: str) -> None:
         """Handle one record of the kernel's log."""
         match = _REFUSED.search(record)
         # libraries try these first and can do without
@@ -101,10 +101,10 @@ class SeccompLog:
             else f"{labels.get('app')}/{labels.get('function')}"
         )
         now = self._clock()
-        if now - self._said.get((function, number), -AGAIN_S) >= AGAIN_S:
-            self._said = {key: at for key, at in self._said.items() if now - at < AGAIN_S} | {
-                (function, number): now
-            }
+        if now - self._logged_at.get((function, number), -AGAIN_S) >= AGAIN_S:
+            self._logged_at = {
+                key: at for key, at in self._logged_at.items() if now - at < AGAIN_S
+            } | {(function, number): now}
             tenant = "" if labels is None else labels.get("tenant", "")
             _log.warning(
                 "system_call.refused call=%s number=%d function=%s tenant=%s pid=%s",

@@ -78,7 +78,7 @@ class Entry(Sandbox):
             stdio=stdio,
         )
 
-    async def revive(self, pid: int) -> SandboxProcess:
+    async def attach(self, pid: int) -> SandboxProcess:
         """Connect to a restored worker; the caller owns its control channel and pidfd. Raises
         CriuUnavailable."""
         return await self._order({"op": "revive", "pid": pid})

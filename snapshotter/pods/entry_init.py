@@ -71,7 +71,7 @@ def _serve(control: socket.socket) -> None:
         signal.signal(number, signal.SIG_IGN)
     kept = _Kept()
     try:
-        sandbox_init.serve(control, {"revive": kept.revive, "keep": kept.keep})
+        sandbox_init.serve(control, {"revive": kept.attach, "keep": kept.keep})
     finally:
         if not kept.is_kept:
             _kill_children()
@@ -83,7 +83,7 @@ class _Kept:
     def __init__(self) -> None:
         self.is_kept = False
 
-    def revive(self, message: Mapping[str, Any]) -> tuple[int, list[int]]:
+    def attach(self, message: Mapping[str, Any]) -> tuple[int, list[int]]:
         """Connect to the restored process: (its pid, [control channel, pidfd]). Raises OSError."""
         pid = int(message["pid"])
         if pid not in tree.children():

@@ -22,7 +22,7 @@ is never free, and the worker's own error describes a shortage best."""
 
 
 async def wait_free(
-    reader: MemoryReader, *, wanted: Sequence[str], count: int, within_s: float, say: Say
+    reader: MemoryReader, *, wanted: Sequence[str], count: int, within_s: float, report: Say
 ) -> str:
     """Return when the GPUs are free: those `wanted` (UUIDs or indices), or if these are unknown any
     `count` of the node's.
@@ -37,7 +37,7 @@ async def wait_free(
             return f"the memory of GPUs is unknown: {e}"
         if not missing or time.monotonic() >= deadline:
             return missing
-        say(f"waiting for GPU memory: {missing}")
+        report(f"waiting for GPU memory: {missing}")
         await asyncio.sleep(min(LOOK_S, max(0.0, deadline - time.monotonic())))
 
 

@@ -38,9 +38,9 @@ def take_away(target: Path) -> None:
     OSError."""
     if target.is_dir():
         # a random name: in containers every agent has the same pid
-        grave = target.parent / f".tmp-gone-{target.name[:16]}-{secrets.token_hex(4)}"
-        target.rename(grave)
-        remove_tree(grave)
+        renamed = target.parent / f".tmp-gone-{target.name[:16]}-{secrets.token_hex(4)}"
+        target.rename(renamed)
+        remove_tree(renamed)
 
 
 def _link_tree(source: Path, target: Path, *, may_copy: bool) -> None:

@@ -66,8 +66,8 @@ class PodSession:
         self._holds = holds
         self._memory = memory
         self._own_uid = own_uid
-        self._said = ("", 0.0)
-        self._has_told = False
+        self._last_wait = ("", 0.0)
+        self._has_reported = False
         self.announcement: Announcement | None = None
         self.is_ready = False
 
@@ -119,7 +119,7 @@ class PodSession:
         early."""
         self.is_ready = announced.running
         tasks = [
-            asyncio.create_task(self._hold(announced), name=f"provide {announced.pod}"),
+            asyncio.create_task(self._provide_all(announced), name=f"provide {announced.pod}"),
             asyncio.create_task(self._listen(), name=f"listen to {announced.pod}"),
         ]
         try:
@@ -131,22 +131,22 @@ class PodSession:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _hold(self, announced: Announcement) -> None:
+    async def _provide_all(self, announced: Announcement) -> None:
         """Provide code, weights and GPUs. Ends only with an error or cancellation."""
         began, phases_ms = time.perf_counter(), dict[str, float]()
         launch, holds = announced.launch, self._holds
         async with contextlib.AsyncExitStack() as held:
-            asked = {
-                mount.name: held.enter_async_context(holds.weights(mount.manifest, self._say))
+            pending = {
+                mount.name: held.enter_async_context(holds.weights(mount.manifest, self._send_wait))
                 for mount in launch.weights
             }
             code, *places = await _all(
-                [self._timed(held, launch.bundle, phases_ms), *asked.values()]
+                [self._timed(held, launch.bundle, phases_ms), *pending.values()]
             )
             if places:
                 phases_ms["weights"] = round(max(0.0, _since_ms(began) - phases_ms["code"]), 3)
-            weights = dict(zip(asked, places, strict=True))
-            if not await self._hand_over(announced, code, weights, phases_ms):
+            weights = dict(zip(pending, places, strict=True))
+            if not await self._pass_restored(announced, code, weights, phases_ms):
                 if launch.gpu_count and not announced.running:
                     began = time.perf_counter()
                     await self._wait_gpus(announced)
@@ -154,7 +154,7 @@ class PodSession:
                 self._send({"op": "cold", "code": code, "weights": weights, "phases_ms": phases_ms})
             await asyncio.Event().wait()
 
-    async def _hand_over(
+    async def _pass_restored(
         self,
         announced: Announcement,
         code: str,
@@ -168,7 +168,7 @@ class PodSession:
         peer = socket.socket(fileno=os.dup(self._writer.get_extra_info("socket").fileno()))
         with peer:
             places = {name: root / place for name, place in weights.items()}
-            async with self._restores.returned(
+            async with self._restores.restored(
                 announced.launch, peer, code=root / code, weights=places
             ) as found:
                 if found is None:
@@ -189,7 +189,7 @@ class PodSession:
         self, held: contextlib.AsyncExitStack, digest: str, phases_ms: dict[str, float]
     ) -> str:
         began = time.perf_counter()
-        place = await held.enter_async_context(self._holds.code(digest, self._say))
+        place = await held.enter_async_context(self._holds.code(digest, self._send_wait))
         phases_ms["code"] = round(_since_ms(began), 3)
         return place
 
@@ -201,11 +201,11 @@ class PodSession:
             wanted=announced.gpus,
             count=launch.gpu_count,
             within_s=within_s,
-            say=self._say,
+            report=self._send_wait,
         )
         if left:
             _log.warning("pods.gpu_not_free tenant=%s pod=%s %s", self._tenant, announced.pod, left)
-            self._say(f"continuing although {left}")
+            self._send_wait(f"continuing although {left}")
 
     async def _listen(self) -> None:
         turns = Turns()
@@ -213,8 +213,8 @@ class PodSession:
             await turns.handled(line)
             message = _parsed(line)
             # only once: each message makes a log line
-            if message.get("op") == "ready" and not self._has_told:
-                self.is_ready = self._has_told = True
+            if message.get("op") == "ready" and not self._has_reported:
+                self.is_ready = self._has_reported = True
                 if (
                     self._restores is not None
                     and self.announcement is not None
@@ -228,11 +228,11 @@ class PodSession:
                     json.dumps(message.get("phases_ms", {}))[:_MOST_LOGGED],
                 )
 
-    def _say(self, why: str) -> None:
+    def _send_wait(self, why: str) -> None:
         """Send the reason of a wait; rate-limited if only numbers have changed."""
         words, now = why.partition(":")[0], time.monotonic()
-        if words != self._said[0] or now - self._said[1] >= SAY_S:
-            self._said = (words, now)
+        if words != self._last_wait[0] or now - self._last_wait[1] >= SAY_S:
+            self._last_wait = (words, now)
             self._send({"op": "wait", "why": why})
 
     def _send(self, message: Mapping[str, Any]) -> None:
@@ -247,9 +247,9 @@ class PodSession:
                 await self._writer.drain()
 
 
-async def _all(asked: Sequence[Coroutine[Any, Any, str]]) -> list[str]:
+async def _all(pending: Sequence[Coroutine[Any, Any, str]]) -> list[str]:
     """The results of all; when one fails, the others are cancelled before the error is raised."""
-    tasks = [asyncio.create_task(one) for one in asked]
+    tasks = [asyncio.create_task(one) for one in pending]
     try:
         return await asyncio.gather(*tasks)
     except BaseException:

@@ -77,7 +77,7 @@ class Announcement:
                 f"the announcement does not match this version of the platform: "
                 f"{type(e).__name__}: {e}"
             ) from e
-        if grants is not None and not grants.holds(launch):
+        if grants is not None and not grants.verify(launch):
             raise NotAdmitted(
                 "the launch document was not written by the controller: its signature is "
                 "missing or invalid"

@@ -83,7 +83,7 @@ class PodRestores:
             self._snapshots.want(spec)
 
     @contextlib.asynccontextmanager
-    async def returned(
+    async def restored(
         self, spec: LaunchSpec, peer: socket.socket, *, code: Path, weights: Mapping[str, Path]
     ) -> AsyncIterator[Returned | None]:
         """Restore a worker into the pod at the other end of `peer`; it is killed at the end of the
@@ -153,7 +153,7 @@ class PodRestores:
         pod = demand_own_namespaces(pidfd)
         uid = spec.uid or 0
         self._directory.mkdir(mode=0o700, exist_ok=True)
-        work = held.enter_context(_workplace(self._directory))
+        work = held.enter_context(_work_directory(self._directory))
         limits = launch_plan.limits(spec, uid=spec.uid, limits_memory=True, limits_pids=True)
         plan = launch_plan.plan(
             spec, sources, directory=work, uid=spec.uid, namespaced=True, limits=limits
@@ -178,7 +178,7 @@ class PodRestores:
         if worker.socket is None:
             raise Unsupported("the restored worker has no control channel")
         held.callback(worker.socket.close)
-        await asyncio.to_thread(_adopt, proc.host_pid(worker.pidfd), pod)
+        await asyncio.to_thread(_apply_pod_settings, proc.host_pid(worker.pidfd), pod)
         phases = {
             "pod": (entered_at - began) * 1000,
             "restore": (time.perf_counter() - entered_at) * 1000,
@@ -219,7 +219,7 @@ async def _restore(
             tcp=snapshot.manifest.in_place,
             deadline_s=within_s * PART_OF_CLOCK,
         )
-    return restored.pid, await entry.revive(restored.pid)
+    return restored.pid, await entry.attach(restored.pid)
 
 
 async def _keep(entry: Entry, found: Returned) -> None:
@@ -232,7 +232,7 @@ async def _keep(entry: Entry, found: Returned) -> None:
             _log.warning("pods.not_kept pid=%d error=%s", found.pid, e)
 
 
-def _adopt(worker: int, pod: int) -> None:
+def _apply_pod_settings(worker: int, pod: int) -> None:
     """Apply the pod's OOM score, which CRIU does not restore, and the permission for the
     processor's tiles."""
     if amx.has_tiles():
@@ -244,7 +244,7 @@ def _adopt(worker: int, pod: int) -> None:
 
 
 @contextlib.contextmanager
-def _workplace(directory: Path) -> Iterator[Path]:
+def _work_directory(directory: Path) -> Iterator[Path]:
     work = directory / f"{_WORK}{secrets.token_hex(8)}"
     work.mkdir(mode=0o755)
     try:

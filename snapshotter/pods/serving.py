@@ -68,7 +68,7 @@ async def opened(
             weights=weights,
             snapshots=lambda: snapshots.infos({}),
             memory=memory if cuda_node().gpus else None,
-            pods=lambda: len(serving.lines()),
+            pods=lambda: len(serving.sessions()),
         )
         async with contextlib.aclosing(reporter):
             reporting = asyncio.create_task(reporter.run(), name="report this node")

@@ -62,16 +62,18 @@ class Tenants:
         self._weights = weights
         self._memory = memory
         self._background_tasks = BackgroundTasks()
-        self._doors: dict[str, TenantListener] = {}
+        self._listeners: dict[str, TenantListener] = {}
 
     def __repr__(self) -> str:
-        return f"<Tenants {self._root} {len(self._doors)} directories {len(self.lines())} pods>"
+        return (
+            f"<Tenants {self._root} {len(self._listeners)} directories {len(self.sessions())} pods>"
+        )
 
-    def lines(self) -> list[PodSession]:
+    def sessions(self) -> list[PodSession]:
         """Connections of all tenants' pods."""
-        return [line for door in self._doors.values() for line in door.lines]
+        return [session for listener in self._listeners.values() for session in listener.sessions]
 
-    async def look(self) -> None:
+    async def refresh(self) -> None:
         """Open a listener for every tenant directory; close those whose directory was deleted or
         replaced."""
         found = {
@@ -79,12 +81,12 @@ class Tenants:
             for entry in self._root.iterdir()
             if _TENANT.match(entry.name) and entry.is_dir()
         }
-        for name, door in list(self._doors.items()):
-            if name not in found or not door.is_there():
-                del self._doors[name]
-                await door.close()
+        for name, listener in list(self._listeners.items()):
+            if name not in found or not listener.is_current():
+                del self._listeners[name]
+                await listener.close()
         for name, directory in found.items():
-            if name not in self._doors:
+            if name not in self._listeners:
                 holds = TenantMounts(
                     directory,
                     bundles=self._bundles,
@@ -92,7 +94,7 @@ class Tenants:
                     background_tasks=self._background_tasks,
                 )
                 try:
-                    self._doors[name] = await TenantListener.open(
+                    self._listeners[name] = await TenantListener.open(
                         directory, holds, self._memory, self._restores, self._grants
                     )
                 except OSError as e:
@@ -105,7 +107,7 @@ class Tenants:
                 async with asyncio.timeout(LOOK_AGAIN_S):
                     await watch.wait_changed()
             try:
-                await self.look()
+                await self.refresh()
             except OSError as e:
                 _log.error("pods.not_looked directory=%s error=%s", self._root, e)
 
@@ -113,17 +115,17 @@ class Tenants:
         """Remove what no pod holds: files in directories, and leases of an earlier agent. Returns
         the count."""
         swept = 0
-        for door in list(self._doors.values()):
+        for listener in list(self._listeners.values()):
             try:
-                swept += await door.holds.sweep()
+                swept += await listener.holds.sweep()
             except OSError as e:
-                _log.warning("pods.not_swept %r error=%s", door, e)
+                _log.warning("pods.not_swept %r error=%s", listener, e)
         try:
             for lease in await self._weights.leases():
                 tenant = lease.holder.removeprefix(HOLDER_PREFIX)
-                door_of = self._doors.get(tenant)
+                owner = self._listeners.get(tenant)
                 if tenant != lease.holder and (
-                    door_of is None or not door_of.holds.is_held(WEIGHTS, lease.manifest)
+                    owner is None or not owner.holds.is_held(WEIGHTS, lease.manifest)
                 ):
                     await self._weights.close(lease.id)
                     swept += 1
@@ -142,11 +144,11 @@ class Tenants:
 
     async def aclose(self) -> None:
         """Close the sockets. Pods continue, and what they hold remains."""
-        for door in self._doors.values():
-            door.holds.leave()
-        for door in self._doors.values():
-            await door.close()
-        self._doors.clear()
+        for listener in self._listeners.values():
+            listener.holds.detach()
+        for listener in self._listeners.values():
+            await listener.close()
+        self._listeners.clear()
         await self._background_tasks.aclose()
 
 
@@ -183,20 +185,22 @@ class TenantListener:
         grants: Grants | None,
     ) -> TenantListener:
         """Listen in the directory, replacing the socket of an earlier agent. Raises OSError."""
-        door = cls(directory, holds, memory, restores, grants)
+        listener = cls(directory, holds, memory, restores, grants)
         path = directory / SOCKET
         path.unlink(missing_ok=True)
-        door._server = await asyncio.start_unix_server(door._on_pod, path, limit=MAX_LINE_BYTES)
+        listener._server = await asyncio.start_unix_server(
+            listener._on_pod, path, limit=MAX_LINE_BYTES
+        )
         # the kernel identifies the peer, and only the tenant's pods see the directory
         path.chmod(0o666)
-        return door
+        return listener
 
     @property
-    def lines(self) -> list[PodSession]:
+    def sessions(self) -> list[PodSession]:
         """Connections of the tenant's pods."""
         return list(self._tasks.values())
 
-    def is_there(self) -> bool:
+    def is_current(self) -> bool:
         """Whether directory and socket are still the ones that were opened."""
         try:
             return (
@@ -213,7 +217,7 @@ class TenantListener:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self.is_there():
+        if self.is_current():
             (self._directory / SOCKET).unlink(missing_ok=True)
 
     async def _on_pod(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -222,7 +226,7 @@ class TenantListener:
             _log.warning("pods.too_many %r bound=%d", self, MAX_PODS)
             writer.close()
             return
-        line = PodSession(
+        session = PodSession(
             reader,
             writer,
             tenant=self._directory.name,
@@ -232,9 +236,9 @@ class TenantListener:
             restores=self._restores,
             grants=self._grants,
         )
-        self._tasks[task] = line
+        self._tasks[task] = session
         try:
-            await line.run()
+            await session.run()
         except asyncio.CancelledError:
             return  # shutdown; the task of the stream would log it
         finally:
@@ -258,7 +262,7 @@ async def opened(
         root, bundles=bundles, weights=weights, memory=memory, restores=restores, grants=grants
     )
     with watching(root) as watch:
-        await tenants.look()
+        await tenants.refresh()
         tasks = [
             asyncio.create_task(tenants.follow(watch), name="follow tenants' directories"),
             asyncio.create_task(tenants.sweep_for_ever(), name="sweep tenants' directories"),

@@ -51,7 +51,7 @@ class PodWeights(Protocol):
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
-class _Held:
+class _Item:
     """One bundle or one set of weights.
 
     Attributes:
@@ -65,9 +65,9 @@ class _Held:
     listeners: set[Say] = field(default_factory=set)
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    def tell(self, why: str) -> None:
-        for say in list(self.listeners):
-            say(why)
+    def notify(self, why: str) -> None:
+        for report in list(self.listeners):
+            report(why)
 
 
 class TenantMounts:
@@ -86,11 +86,11 @@ class TenantMounts:
         self._bundles = bundles
         self._weights = weights
         self._background_tasks = background_tasks
-        self._held: dict[tuple[str, str], _Held] = {}
-        self._is_leaving = False
+        self._items: dict[tuple[str, str], _Item] = {}
+        self._is_detached = False
 
     def __repr__(self) -> str:
-        return f"<TenantMounts {self._directory.name} {len(self._held)} things>"
+        return f"<TenantMounts {self._directory.name} {len(self._items)} items>"
 
     @property
     def holder(self) -> str:
@@ -99,24 +99,24 @@ class TenantMounts:
 
     def is_held(self, kind: str, name: str) -> bool:
         """Whether a pod holds it, or it is being removed."""
-        return (kind, name) in self._held
+        return (kind, name) in self._items
 
-    def leave(self) -> None:
+    def detach(self) -> None:
         """Prepare the agent's shutdown: pods keep running, so what they hold remains for the next
         agent."""
-        self._is_leaving = True
+        self._is_detached = True
 
     @contextlib.asynccontextmanager
-    async def code(self, digest: str, say: Say) -> AsyncIterator[str]:
+    async def code(self, digest: str, report: Say) -> AsyncIterator[str]:
         """Provide a bundle while the context lasts; yields its path below the tenant's directory.
         Raises BundleUnavailable, NoCapacity, OSError."""
-        async with self._hold(BUNDLES, digest, say) as place:
+        async with self._provide(BUNDLES, digest, report) as place:
             yield place
 
     @contextlib.asynccontextmanager
-    async def weights(self, manifest: str, say: Say) -> AsyncIterator[str]:
+    async def weights(self, manifest: str, report: Say) -> AsyncIterator[str]:
         """The same for weights. Raises WeightCacheError, Unsupported, NoCapacity, OSError."""
-        async with self._hold(WEIGHTS, manifest, say) as place:
+        async with self._provide(WEIGHTS, manifest, report) as place:
             yield place
 
     async def sweep(self) -> int:
@@ -129,79 +129,79 @@ class TenantMounts:
             for entry in list(folder.iterdir()) if folder.is_dir() else ():
                 if not entry.name.startswith(".") and not self.is_held(kind, entry.name):
                     # a pod that requests it in the meantime waits for the lock
-                    held = self._held[kind, entry.name] = _Held()
-                    await self._let_go(kind, entry.name, held)
-                    swept += not held.pods
+                    item = self._items[kind, entry.name] = _Item()
+                    await self._release(kind, entry.name, item)
+                    swept += not item.pods
         return swept
 
     @contextlib.asynccontextmanager
-    async def _hold(self, kind: str, name: str, say: Say) -> AsyncIterator[str]:
-        held = self._held.get((kind, name))
-        if held is None:
-            if sum(of == kind for of, _ in self._held) >= MAX_HELD:
+    async def _provide(self, kind: str, name: str, report: Say) -> AsyncIterator[str]:
+        item = self._items.get((kind, name))
+        if item is None:
+            if sum(of == kind for of, _ in self._items) >= MAX_HELD:
                 raise NoCapacity(
                     f"the tenant's pods already hold {MAX_HELD} different {kind} on this node, "
                     f"the limit",
                     {"resource": kind},
                 )
-            held = self._held[kind, name] = _Held()
-        held.pods += 1
-        held.listeners.add(say)
+            item = self._items[kind, name] = _Item()
+        item.pods += 1
+        item.listeners.add(report)
         try:
-            async with held.turn:
-                if not held.is_shown:
-                    await self._make(kind, name, held)
-                    held.is_shown = True
-            held.listeners.discard(say)
+            async with item.turn:
+                if not item.is_shown:
+                    await self._make(kind, name, item)
+                    item.is_shown = True
+            item.listeners.discard(report)
             yield f"{kind}/{name}"
         finally:
-            held.listeners.discard(say)
-            held.pods -= 1
-            if held.pods == 0 and not self._is_leaving:
+            item.listeners.discard(report)
+            item.pods -= 1
+            if item.pods == 0 and not self._is_detached:
                 self._background_tasks.run(
-                    self._let_go(kind, name, held), name=f"take {kind} {name[:12]} away"
+                    self._release(kind, name, item), name=f"remove {kind} {name[:12]}"
                 )
 
-    async def _make(self, kind: str, name: str, held: _Held) -> None:
+    async def _make(self, kind: str, name: str, item: _Item) -> None:
         target = self._directory / kind / name
         if kind == BUNDLES:
-            held.tell("unpacking the code")
+            item.notify("unpacking the code")
             source = await self._bundles.ensure(name)
         else:
-            source = await self._have(name, held)
-        await _to_the_end(_show, source, target, may_copy=kind == BUNDLES)
+            source = await self._open_with_retries(name, item)
+        await _run_to_completion(_show, source, target, may_copy=kind == BUNDLES)
 
-    async def _have(self, manifest: str, held: _Held) -> Path:
+    async def _open_with_retries(self, manifest: str, item: _Item) -> Path:
         for pause_s in _PAUSES_S:
             try:
-                return await self._ask(manifest, held)
+                return await self._open(manifest, item)
             except (ProtocolError, LeaseUnknown) as e:
-                held.tell(f"the weight cache does not answer: {e}")
+                item.notify(f"the weight cache does not answer: {e}")
                 await asyncio.sleep(pause_s)
-        return await self._ask(manifest, held)
+        return await self._open(manifest, item)
 
-    async def _ask(self, manifest: str, held: _Held) -> Path:
+    async def _open(self, manifest: str, item: _Item) -> Path:
         opened = await self._weights.open(manifest, holder=self.holder)
         if opened.path is not None:
             return opened.path
-        held.tell(f"fetching weights {manifest[:12]}")
+        item.notify(f"fetching weights {manifest[:12]}")
 
         def on_progress(progress: LoadProgress) -> None:
-            held.tell(
+            item.notify(
                 f"fetching weights {manifest[:12]}: {_size(progress.done_bytes)} of "
                 f"{_size(progress.total_bytes)}"
             )
 
         return (await self._weights.wait(opened.lease_id, on_progress=on_progress)).path
 
-    async def _let_go(self, kind: str, name: str, held: _Held) -> None:
+    async def _release(self, kind: str, name: str, item: _Item) -> None:
         """Remove an item, unless a pod has requested it again. Links are removed before the lease
         is closed, because it protects the files."""
-        async with held.turn:
-            if held.pods or self._held.get((kind, name)) is not held:
+        async with item.turn:
+            if item.pods or self._items.get((kind, name)) is not item:
                 return
             try:
-                await _to_the_end(hardlinks.take_away, self._directory / kind / name)
+                await _run_to_completion(hardlinks.take_away, self._directory / kind / name)
                 if kind == WEIGHTS:
                     await self._weights.close(Lease.id_of(name, self.holder))
             except (OSError, WeightCacheError) as e:
@@ -212,9 +212,9 @@ class TenantMounts:
                     name[:12],
                     e,
                 )
-            held.is_shown = False
-            if not held.pods:
-                del self._held[kind, name]
+            item.is_shown = False
+            if not item.pods:
+                del self._items[kind, name]
 
 
 def holder_of(tenant: str) -> str:
@@ -225,7 +225,7 @@ def holder_of(tenant: str) -> str:
 HOLDER_PREFIX = "pods/"
 
 
-async def _to_the_end(work: Callable[..., None], *args: Any, **options: Any) -> None:
+async def _run_to_completion(work: Callable[..., None], *args: Any, **options: Any) -> None:
     """Run `work` in a thread, which cannot be stopped: a cancelled caller waits for its end, so
     that the next operation does not overlap."""
     task = asyncio.create_task(asyncio.to_thread(work, *args, **options))

@@ -22,12 +22,12 @@ from snapshotter.shim import child, seqpacket
 class _Run:
     name: str
     pid: int
-    talks: bool
+    has_socket: bool
 
 
 class CriuProcesses:
-    """Running CRIU processes by pid. `tell` sends `criu` and `criu_exited` to the agent. Owner: the
-    shim's loop.
+    """Running CRIU processes by pid. `notify` sends `criu` and `criu_exited` to the agent. Owner:
+    the shim's loop.
 
     `stdio`: creates pipes for the output of a restored tree, and returns the write ends. `ended`:
     called when a process with an RPC socket has exited. `pages_lost`: called when a page daemon has
@@ -36,13 +36,13 @@ class CriuProcesses:
 
     def __init__(
         self,
-        tell: Callable[..., None],
+        notify: Callable[..., None],
         *,
         stdio: Callable[[], list[int]],
         ended: Callable[[], None],
         pages_lost: Callable[[], None],
     ) -> None:
-        self._tell = tell
+        self._notify = notify
         self._stdio = stdio
         self._ended = ended
         self._pages_lost = pages_lost
@@ -66,15 +66,15 @@ class CriuProcesses:
             pid = child.execute_criu(
                 message["argv"], [*fds, *ends], uid=message["uid"], cgroup=cgroup, connection=theirs
             )
-            self._running[pid] = _Run(name=message["run"], pid=pid, talks=pair is not None)
+            self._running[pid] = _Run(name=message["run"], pid=pid, has_socket=pair is not None)
             pidfd = os.pidfd_open(pid)
             ours = [pair[0].fileno()] if pair else []
-            self._tell(
+            self._notify(
                 {"event": "criu", "run": message["run"], "pid": pid, "stdio": numbers}, *ours, pidfd
             )
             os.close(pidfd)
         except OSError as e:
-            self._tell(
+            self._notify(
                 {"event": "criu_exited", "run": message["run"], "status": None, "message": str(e)}
             )
         finally:
@@ -88,24 +88,24 @@ class CriuProcesses:
             if run.name == name:
                 _kill(run)
 
-    def abandon(self) -> None:
+    def kill_connected(self) -> None:
         """SIGKILL all processes with an RPC socket: their agent has disconnected."""
         for run in self._running.values():
-            if run.talks:
+            if run.has_socket:
                 _kill(run)
 
-    def reaped(self, pid: int, status: int) -> bool:
+    def on_reaped(self, pid: int, status: int) -> bool:
         """Handle a child's exit; False if it is not a CRIU process."""
         run = self._running.pop(pid, None)
         if run is None:
             return False
         if os.WIFSIGNALED(status):
             _kill_helpers(run)  # they would keep the connection and the traced processes
-        if run.talks:
+        if run.has_socket:
             self._ended()
         elif status:
             self._pages_lost()
-        self._tell({"event": "criu_exited", "run": run.name, "status": status})
+        self._notify({"event": "criu_exited", "run": run.name, "status": status})
         return True
 
 

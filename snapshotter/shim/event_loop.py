@@ -16,7 +16,7 @@ PACED_SHARE = 0.02
 one descriptor. Enough for 50,000 lines a second."""
 _PACED_BURST_S = 0.5
 """Burst of CPU time: some GB of output that is read and dropped, or 0.5 million short lines."""
-_TURN_S = 0.002
+_RESUME_S = 0.002
 """CPU time that accrues during a pause, which therefore lasts a tenth of a second: shorter pauses
 would cost as much as they save."""
 _MOST_INVALID = 100
@@ -27,7 +27,7 @@ because its children may continue to write."""
 
 
 class Poller:
-    """Descriptors and handlers for when they are readable. Owner: the loop that calls `turn`.
+    """Descriptors and handlers for when they are readable. Owner: the loop that calls `poll_once`.
 
     Descriptors that user code writes to are `paced`: if a handler has used more than `PACED_SHARE`
     of a processor and its burst, its descriptor is not polled until it is below the limit again.
@@ -38,7 +38,7 @@ class Poller:
         self._epoll = select.epoll()
         self._handlers: dict[int, Callable[[int], None]] = {}
         self._budgets: dict[int, tuple[float, float]] = {}  # CPU seconds left, and when that was
-        self._resting: dict[int, float] = {}  # until when
+        self._paused: dict[int, float] = {}  # until when
         self._writers: set[int] = set()
         self._free_s = 0.0
 
@@ -56,8 +56,8 @@ class Poller:
         """Stop polling `fd`; call before closing it. No error if it is not watched."""
         self._budgets.pop(fd, None)
         self._writers.discard(fd)
-        is_resting = self._resting.pop(fd, None) is not None
-        if self._handlers.pop(fd, None) is not None and not is_resting:
+        is_paused = self._paused.pop(fd, None) is not None
+        if self._handlers.pop(fd, None) is not None and not is_paused:
             self._epoll.unregister(fd)
 
     def want_write(self, fd: int, wanted: bool) -> None:
@@ -67,11 +67,11 @@ class Poller:
             self._writers.add(fd)
         else:
             self._writers.discard(fd)
-        if fd not in self._resting:
+        if fd not in self._paused:
             self._epoll.modify(fd, self._events(fd))
 
     @contextlib.contextmanager
-    def free_of_charge(self) -> Iterator[None]:
+    def unmetered(self) -> Iterator[None]:
         """Exclude the context's CPU time from the handler's budget: work of our own, which is
         bounded and done once."""
         began = time.thread_time()
@@ -83,11 +83,11 @@ class Poller:
     def _events(self, fd: int) -> int:
         return select.EPOLLIN | (select.EPOLLOUT if fd in self._writers else 0)
 
-    def turn(self, patience_s: float | None) -> None:
-        """Wait for events, at most `patience_s`, and handle them. A handler may unwatch descriptors
+    def poll_once(self, timeout_s: float | None) -> None:
+        """Wait for events, at most `timeout_s`, and handle them. A handler may unwatch descriptors
         with pending events."""
         before = time.thread_time()
-        for fd, events in self._epoll.poll(self._patience_s(patience_s)):
+        for fd, events in self._epoll.poll(self._resume_paused(timeout_s)):
             handler = self._handlers.get(fd)
             if handler is None:
                 continue
@@ -104,18 +104,18 @@ class Poller:
         self._budgets[fd] = left, now
         if left < 0:
             self._epoll.unregister(fd)
-            self._resting[fd] = now + (_TURN_S - left) / PACED_SHARE
+            self._paused[fd] = now + (_RESUME_S - left) / PACED_SHARE
 
-    def _patience_s(self, patience_s: float | None) -> float | None:
+    def _resume_paused(self, timeout_s: float | None) -> float | None:
         """Resume polling of descriptors whose pause is over; returns how long to wait at most."""
         now = time.monotonic()
-        for fd in [fd for fd, until in self._resting.items() if until <= now]:
-            del self._resting[fd]
+        for fd in [fd for fd, until in self._paused.items() if until <= now]:
+            del self._paused[fd]
             self._epoll.register(fd, self._events(fd))
-        if self._resting:
-            rest_s = min(self._resting.values()) - now
-            return rest_s if patience_s is None else min(rest_s, patience_s)
-        return patience_s
+        if self._paused:
+            pause_s = min(self._paused.values()) - now
+            return pause_s if timeout_s is None else min(pause_s, timeout_s)
+        return timeout_s
 
 
 class Peer:

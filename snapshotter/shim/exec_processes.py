@@ -14,10 +14,11 @@ from snapshotter.shim.process import Process
 
 
 class ExecProcesses:
-    """Running commands by pid. `tell` sends `exec_exited` to the agent. Owner: the shim's loop."""
+    """Running commands by pid. `notify` sends `exec_exited` to the agent. Owner: the shim's
+    loop."""
 
-    def __init__(self, tell: Callable[..., None]) -> None:
-        self._tell = tell
+    def __init__(self, notify: Callable[..., None]) -> None:
+        self._notify = notify
         self._running: dict[int, int] = {}
 
     def __repr__(self) -> str:
@@ -35,7 +36,7 @@ class ExecProcesses:
         ownership of the descriptors."""
         try:
             if process is None or confinement is None or process.state not in ("forked", "ready"):
-                self._tell({"event": "exec_exited", "exec": message["exec"], "status": None})
+                self._notify({"event": "exec_exited", "exec": message["exec"], "status": None})
                 return
             env = {**confinement.env, **process.env}
             pid = child.execute(
@@ -57,9 +58,9 @@ class ExecProcesses:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(pid, signal.SIGKILL)
 
-    def reaped(self, pid: int, status: int) -> bool:
+    def on_reaped(self, pid: int, status: int) -> bool:
         """Handle a child's exit; False if it is not a command."""
         if pid not in self._running:
             return False
-        self._tell({"event": "exec_exited", "exec": self._running.pop(pid), "status": status})
+        self._notify({"event": "exec_exited", "exec": self._running.pop(pid), "status": status})
         return True

@@ -27,23 +27,23 @@ unknown."""
 
 
 class ShimInstances:
-    """Instances by id, until the agent acknowledges their exit. `tell` sends `forked`, `ready` and
-    `exited` to the agent. Owner: the shim's loop."""
+    """Instances by id, until the agent acknowledges their exit. `notify` sends `forked`, `ready`
+    and `exited` to the agent. Owner: the shim's loop."""
 
     def __init__(
         self,
         shim_worker: ShimWorker,
-        lot: ParkedForks,
+        parked_forks: ParkedForks,
         *,
         poller: Poller,
         recorder: LogCapture,
-        tell: Callable[..., None],
+        notify: Callable[..., None],
     ) -> None:
         self._shim_worker = shim_worker
-        self._lot = lot
+        self._parked_forks = parked_forks
         self._poller = poller
         self._recorder = recorder
-        self._tell = tell
+        self._notify = notify
         self._processes: dict[str, Process] = {}
 
     def __repr__(self) -> str:
@@ -65,14 +65,14 @@ class ShimInstances:
                 "phases_ms": p.phases_ms,
                 "status": p.status,
             }
-            self._tell({"event": "instance", **body}, p.pidfd)
+            self._notify({"event": "instance", **body}, p.pidfd)
 
-    def note(self, message: Mapping[str, Any]) -> None:
+    def store_note(self, message: Mapping[str, Any]) -> None:
         """Store metadata of an instance for the next agent."""
         if process := self._processes.get(message["instance"]):
             process.note = message["note"]
 
-    def forget(self, instance: str) -> None:
+    def acknowledge_exit(self, instance: str) -> None:
         """Remove an instance whose exit the agent has acknowledged."""
         process = self._processes.get(instance)
         if process is not None and process.state == "gone":
@@ -94,7 +94,7 @@ class ShimInstances:
             or instance in self._processes
         ):
             os.close(listener)
-            self._tell({"event": "exited", "instance": instance, "status": None, "lost": True})
+            self._notify({"event": "exited", "instance": instance, "status": None, "lost": True})
             return
         log = self._recorder.open(instance)
         process = Process(
@@ -106,13 +106,13 @@ class ShimInstances:
             pipes=[],
         )
         self._processes[instance] = process
-        parked = self._lot.take(message["parked"]) if message.get("parked") else None
+        parked = self._parked_forks.pop(message["parked"]) if message.get("parked") else None
         try:
             ends = self._recorder.pipes_into(log, process.pipes)
             if parked is not None:
                 self._assign(process, parked, [listener, *ends])
                 return
-            theirs = _give_go(process)
+            theirs = _make_go_channel(process)
             groups = process.cgroup.open_tasks() if self._joins(process) and not in_place else []
             op = "serve" if in_place else "fork"
             shim_worker.peer.push(
@@ -135,7 +135,7 @@ class ShimInstances:
                 seqpacket.encode({"op": "assign", "instance": process.id, "env": process.env}),
                 fds,
             )
-            process.desk = parked.channel.dup()
+            process.channel = parked.channel.dup()
         except (OSError, seqpacket.MessageTooLong):
             _signal(process.pidfd)
             raise
@@ -144,7 +144,7 @@ class ShimInstances:
             parked.close()
         self._on_forked(process, parked.pid, process.pidfd, joined=True)
 
-    def hear(self, message: Mapping[str, Any], fds: list[int]) -> bool:
+    def on_message(self, message: Mapping[str, Any], fds: list[int]) -> bool:
         """Handle a message of the worker; False if it does not concern an instance. Raises
         KeyError, TypeError, ValueError, OSError.
 
@@ -152,18 +152,18 @@ class ShimInstances:
         worker's budget.
         """
         event, name = message["event"], str(message.get("instance"))
-        process = self._processes.get(name) or self._once_parked(name)
+        process = self._processes.get(name) or self._of_parked(name)
         if process is None:
             return False
         if event == "failed" and not process.has_failed:
             process.has_failed = True
-            self._tell(failure_of(message))
+            self._notify(failure_of(message))
         elif event == "forked" and process.state == "asked":
-            with self._poller.free_of_charge():
+            with self._poller.unmetered():
                 self._on_forked(
                     process, child.pid_of(fds[0]), os.dup(fds[0]), joined=self._joins(process)
                 )
-        elif event == "ready" and process.state == "forked" and self._strayed(process):
+        elif event == "ready" and process.state == "forked" and self._is_outside_groups(process):
             print(
                 f"instance {process.id} did not enter its cgroups: killing it",
                 file=sys.stderr,
@@ -172,27 +172,27 @@ class ShimInstances:
             _signal(process.pidfd)
         elif event == "ready" and process.state == "forked":
             phases_ms = reports.phases_of(message["phases_ms"])
-            with self._poller.free_of_charge():
+            with self._poller.unmetered():
                 process.state, process.phases_ms = "ready", phases_ms
-                process.leave_desk()
-                self._tell({"event": "ready", "instance": process.id, "phases_ms": phases_ms})
+                process.close_channel()
+                self._notify({"event": "ready", "instance": process.id, "phases_ms": phases_ms})
         elif event == "exited" and process.dead_at is not None:
             status = reports.status_of(message["status"])
-            with self._poller.free_of_charge():
+            with self._poller.unmetered():
                 self._finish(process, status)
         elif event == "exited":
             # the report arrived before the pidfd event
             process.status = reports.status_of(message["status"])
         return True
 
-    def _once_parked(self, name: str) -> Process | None:
+    def _of_parked(self, name: str) -> Process | None:
         """The instance that was this parked fork: the Template knows it only by the fork's name."""
         return next((p for p in self._processes.values() if p.parked == name), None)
 
     def _on_forked(self, process: Process, pid: int, pidfd: int, *, joined: bool) -> None:
         process.state, process.pid, process.pidfd = "forked", pid, pidfd
-        self._poller.watch(pidfd, lambda _: self._on_gone(process))
-        self._tell({"event": "forked", "instance": process.id}, pidfd)
+        self._poller.watch(pidfd, lambda _: self._on_exit(process))
+        self._notify({"event": "forked", "instance": process.id}, pidfd)
         try:
             if not joined:
                 child.enter_group(process.cgroup, pidfd)
@@ -202,14 +202,14 @@ class ShimInstances:
         if process.doomed:
             _signal(pidfd)
         if process.go >= 0:
-            _let_wake(process)
+            _send_environment(process)
 
     def _joins(self, process: Process) -> bool:
         """Whether the fork enters its groups itself (the worker announced it, and the groups
         support it)."""
         return self._shim_worker.joins and bool(process.cgroup.tasks)
 
-    def _strayed(self, process: Process) -> bool:
+    def _is_outside_groups(self, process: Process) -> bool:
         """Whether a fork that had to enter its groups itself is elsewhere: another group would be
         limited and billed."""
         return (
@@ -234,19 +234,19 @@ class ShimInstances:
             if process.pidfd >= 0:
                 _signal(process.pidfd)
 
-    def reaped(self, pid: int, status: int) -> None:
+    def on_reaped(self, pid: int, status: int) -> None:
         """Handle the exit of a child of the shim."""
         for process in list(self._processes.values()):
             if process.pid == pid and process.state != "gone":
                 self._finish(process, status)
 
-    def orphaned(self) -> None:
+    def on_worker_exit(self) -> None:
         """Fail pending forks: the worker has exited."""
         for process in list(self._processes.values()):
             if process.state == "asked":
                 self._finish(process, None)
 
-    def patience_s(self) -> float | None:
+    def poll_timeout_s(self) -> float | None:
         """How long the loop may wait; None: without limit."""
         return (
             0.1
@@ -254,7 +254,7 @@ class ShimInstances:
             else None
         )
 
-    def give_up_waiting(self, now: float) -> None:
+    def finish_overdue(self, now: float) -> None:
         """Finish instances whose exit status was not reported in time; it is unknown."""
         for process in list(self._processes.values()):
             if (
@@ -264,7 +264,7 @@ class ShimInstances:
             ):
                 self._finish(process, None)
 
-    def _on_gone(self, process: Process) -> None:
+    def _on_exit(self, process: Process) -> None:
         """Handle the pidfd event of an exit. The parent knows the status: the shim, or the
         Template, which reports it."""
         self._poller.unwatch(process.pidfd)
@@ -282,12 +282,12 @@ class ShimInstances:
                 self._poller.unwatch(fd)
                 os.close(fd)
         process.pidfd = process.go = -1
-        self._tell(
+        self._notify(
             {
                 "event": "exited",
                 "instance": process.id,
                 "status": status,
-                "lost": process.leave_desk(),
+                "lost": process.close_channel(),
             }
         )
 
@@ -308,7 +308,7 @@ def failure_of(message: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _give_go(process: Process) -> int:
+def _make_go_channel(process: Process) -> int:
     """Create the channel on which the process receives `go` once it is in its cgroups; returns its
     end. Raises OSError."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -319,7 +319,7 @@ def _give_go(process: Process) -> int:
     return theirs.detach()
 
 
-def _let_wake(process: Process) -> None:
+def _send_environment(process: Process) -> None:
     """Send the environment to the process directly: the Template's memory would keep traces of it
     for all later forks."""
     try:

@@ -16,20 +16,20 @@ _NOTICE_INTERVAL_S = 1.0
 
 
 class LogCapture:
-    """Log files and pipes of one slot; `tell` sends `log_dropped` to the agent. Owner: the shim's
+    """Log files and pipes of one slot; `notify` sends `log_dropped` to the agent. Owner: the shim's
     loop."""
 
     def __init__(
         self,
         poller: Poller,
-        tell: Callable[..., None],
+        notify: Callable[..., None],
         *,
         directory: int,
         max_bytes: int,
         floor_bytes: int = 0,
     ) -> None:
         self._poller = poller
-        self._tell = tell
+        self._notify = notify
         self._directory = directory
         self._max_bytes = max_bytes
         self._floor_bytes = floor_bytes
@@ -100,4 +100,6 @@ class LogCapture:
         reported, at = self._noticed.get(name, (0, 0.0))
         if log.dropped_bytes > reported and (final or now - at >= _NOTICE_INTERVAL_S):
             self._noticed[name] = (log.dropped_bytes, now)
-            self._tell({"event": "log_dropped", "log": name, "bytes": log.dropped_bytes - reported})
+            self._notify(
+                {"event": "log_dropped", "log": name, "bytes": log.dropped_bytes - reported}
+            )

@@ -50,12 +50,12 @@ class ParkedFork:
 
 
 class ParkedForks:
-    """All parked forks of one slot. `tell` sends `parked` and `parked_gone` to the agent. Owner:
+    """All parked forks of one slot. `notify` sends `parked` and `parked_gone` to the agent. Owner:
     the shim's loop."""
 
-    def __init__(self, poller: Poller, tell: Callable[..., None]) -> None:
+    def __init__(self, poller: Poller, notify: Callable[..., None]) -> None:
         self._poller = poller
-        self._tell = tell
+        self._notify = notify
         self._parked: dict[str, ParkedFork] = {}
 
     def __repr__(self) -> str:
@@ -81,7 +81,7 @@ class ParkedForks:
             raise
         self._parked[name] = parked
 
-    def hear(self, message: Mapping[str, Any], fds: list[int]) -> bool:
+    def on_message(self, message: Mapping[str, Any], fds: list[int]) -> bool:
         """Handle a message of the worker; False if it does not concern a parked fork. Raises
         KeyError, TypeError, ValueError, OSError."""
         parked = self._parked.get(str(message.get("instance")))
@@ -90,16 +90,16 @@ class ParkedForks:
         event = message["event"]
         if event == "forked" and parked.pidfd < 0:
             # done once for each requested fork, as in `instances`
-            with self._poller.free_of_charge():
+            with self._poller.unmetered():
                 self._on_forked(parked, child.pid_of(fds[0]), os.dup(fds[0]))
         elif event == "parked" and parked.pidfd >= 0 and not parked.ready:
             parked.ready = True
-            self._tell({"event": "parked", "parked": parked.name}, parked.pidfd)
+            self._notify({"event": "parked", "parked": parked.name}, parked.pidfd)
         elif event == "failed":
             self._drop(parked)
         return True
 
-    def take(self, name: str) -> ParkedFork | None:
+    def pop(self, name: str) -> ParkedFork | None:
         """Remove and return the parked fork of that name; None if it does not exist or is not
         ready: the caller then forks."""
         parked = self._parked.get(name)
@@ -135,4 +135,4 @@ class ParkedForks:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(parked.pidfd, signal.SIGKILL)
         parked.close()
-        self._tell({"event": "parked_gone", "parked": parked.name})
+        self._notify({"event": "parked_gone", "parked": parked.name})

@@ -20,7 +20,7 @@ class Process:
         has_failed: its failure was reported; only the first is.
         doomed: kill it as soon as its pid is known.
         parked: its name in the Template, if it was a parked fork; "" otherwise.
-        desk: our end of its assignment channel, if it was a parked fork; open until it is ready.
+        channel: our end of its assignment channel, if it was a parked fork; open until it is ready.
         note: metadata for a restarted agent.
     """
 
@@ -32,7 +32,7 @@ class Process:
     pipes: list[LogPipe]
     go: int = -1
     parked: str = ""
-    desk: socket.socket | None = None
+    channel: socket.socket | None = None
     state: str = "asked"
     pid: int = 0
     pidfd: int = -1
@@ -42,18 +42,18 @@ class Process:
     dead_at: float | None = None
     status: int | None = None
 
-    def leave_desk(self) -> bool:
+    def close_channel(self) -> bool:
         """Close the assignment channel. Returns whether the assignment was never acknowledged: a
         process that exited before that was never the instance.
 
         A read by the peer is not sufficient: the kernel may deliver to a process that was killed
         but has not exited yet.
         """
-        desk, self.desk = self.desk, None
-        if desk is None:
+        channel, self.channel = self.channel, None
+        if channel is None:
             return False
-        with desk:
+        with channel:
             try:
-                return not desk.recv(1, socket.MSG_DONTWAIT)
+                return not channel.recv(1, socket.MSG_DONTWAIT)
             except OSError:  # unread (ECONNRESET), or no reply yet
                 return True

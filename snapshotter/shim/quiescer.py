@@ -42,13 +42,15 @@ class _Frozen:
 
 
 class Quiescer:
-    """Quiesces one process at a time. `tell` sends `quiesced`, `checkpoint_failed` or `_gone`,
+    """Quiesces one process at a time. `notify` sends `quiesced`, `checkpoint_failed` or `_gone`,
     `files_kept` or `_failed` to the agent. Owner: the shim's loop."""
 
-    def __init__(self, shim_worker: ShimWorker, poller: Poller, tell: Callable[..., None]) -> None:
+    def __init__(
+        self, shim_worker: ShimWorker, poller: Poller, notify: Callable[..., None]
+    ) -> None:
         self._shim_worker = shim_worker
         self._poller = poller
-        self._tell = tell
+        self._notify = notify
         self._frozen: _Frozen | None = None
         self._dumped: dict[str, bool] = {}
 
@@ -71,21 +73,21 @@ class Quiescer:
         try:
             for kdat in fds:
                 mounts.write_criu_kdat(kdat)
-            self._ask(frozen)
+            self._request(frozen)
         except (OSError, seqpacket.MessageTooLong) as e:
-            self._let_go(frozen)
+            self._close(frozen)
             self._fail(name, str(e))
             return
         self._frozen = frozen
 
-    def _ask(self, frozen: _Frozen) -> None:
+    def _request(self, frozen: _Frozen) -> None:
         worker = self._shim_worker.ready_peer()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         frozen.channel = Peer(
             ours,
             self._poller,
-            lambda message, fds: self._on_word(frozen, message, fds),
-            lambda: self._on_silence(frozen),
+            lambda message, fds: self._on_channel_message(frozen, message, fds),
+            lambda: self._on_channel_closed(frozen),
             paced=True,
         )
         with theirs, _listener() as listener:
@@ -102,7 +104,7 @@ class Quiescer:
             raise
         worker.push({"op": op, "instance": frozen.name, "env": {}}, fds)
 
-    def hear(self, message: Mapping[str, Any], fds: list[int]) -> bool:
+    def on_message(self, message: Mapping[str, Any], fds: list[int]) -> bool:
         """Handle a message of the worker; False if it does not concern the checkpoint. Raises
         KeyError, TypeError, ValueError, OSError."""
         frozen = self._frozen
@@ -129,9 +131,11 @@ class Quiescer:
 
     def _watch(self, frozen: _Frozen, pidfd: int) -> None:
         frozen.pidfd = pidfd
-        self._poller.watch(pidfd, lambda _: self._on_gone(frozen))
+        self._poller.watch(pidfd, lambda _: self._on_exit(frozen))
 
-    def _on_word(self, frozen: _Frozen, message: Mapping[str, Any], fds: list[int]) -> None:
+    def _on_channel_message(
+        self, frozen: _Frozen, message: Mapping[str, Any], fds: list[int]
+    ) -> None:
         """Handle a message on the process's channel, which user code may share. Raises ValueError
         for an invalid message."""
         seqpacket.close_all(fds)
@@ -147,14 +151,14 @@ class Quiescer:
             return
         body = {"event": "quiesced", "checkpoint": frozen.name, "pid": pid, "stdio": None, **found}
         if frozen.still and frozen.in_place:
-            self._shim_worker.freeze()
+            self._shim_worker.on_quiesced()
             body["stdio"] = _pipes_of(body["pid"])
-        self._tell(body, frozen.pidfd)
+        self._notify(body, frozen.pidfd)
         if obstacles:
             # a process quiesced in place waits for further requests
             self._drop(frozen, None, kill=not frozen.in_place)
 
-    def _on_silence(self, frozen: _Frozen) -> None:
+    def _on_channel_closed(self, frozen: _Frozen) -> None:
         if not frozen.still and frozen is self._frozen and frozen.in_place:
             # it closes the channel after a refusal as well; the refusal arrives on the control
             # channel, its exit by the pidfd
@@ -162,7 +166,7 @@ class Quiescer:
         if not frozen.still:
             self._drop(frozen, _SILENT)
 
-    def _on_gone(self, frozen: _Frozen) -> None:
+    def _on_exit(self, frozen: _Frozen) -> None:
         if frozen.channel is not None and not frozen.still:
             frozen.channel.read_all()
         if frozen is not self._frozen:
@@ -179,7 +183,7 @@ class Quiescer:
         """A CRIU process has exited: the dumped process has exited, or cannot be trusted after a
         partial dump."""
         if self._frozen is not None and self._frozen.still:
-            self._kill(self._frozen)  # `_on_gone` follows
+            self._kill(self._frozen)  # `_on_exit` follows
 
     def _drop(self, frozen: _Frozen, failure: str | None, *, kill: bool = True) -> None:
         if self._frozen is not frozen:
@@ -187,12 +191,12 @@ class Quiescer:
         self._frozen = None
         if kill and (frozen.still or not frozen.in_place):
             self._kill(frozen)
-        self._let_go(frozen)
+        self._close(frozen)
         self._dumped = {frozen.name: frozen.in_place}
         if failure is not None:
             self._fail(frozen.name, failure)
         else:
-            self._tell({"event": "checkpoint_gone", "checkpoint": frozen.name})
+            self._notify({"event": "checkpoint_gone", "checkpoint": frozen.name})
 
     @staticmethod
     def _kill(frozen: _Frozen) -> None:
@@ -200,7 +204,7 @@ class Quiescer:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(frozen.pidfd, signal.SIGKILL)
 
-    def _let_go(self, frozen: _Frozen) -> None:
+    def _close(self, frozen: _Frozen) -> None:
         if frozen.channel is not None:
             frozen.channel.close()
         if frozen.pidfd >= 0:
@@ -211,11 +215,11 @@ class Quiescer:
         frozen.go = frozen.pidfd = -1
 
     def _fail(self, name: str, message: str) -> None:
-        self._tell({"event": "checkpoint_failed", "checkpoint": name, "message": message})
+        self._notify({"event": "checkpoint_failed", "checkpoint": name, "message": message})
 
     # -- files of the checkpoint
 
-    def keep_files(self, name: str, destination: int) -> None:
+    def save_files(self, name: str, destination: int) -> None:
         """Write the slot's files of the checkpoint, and those that CRIU added during the dump. The
         caller keeps the descriptor."""
         try:
@@ -224,13 +228,13 @@ class Quiescer:
             )
             if name not in known:
                 raise OSError(f"checkpoint {name} does not exist")
-            size = self._keep(destination, in_place=known[name])
+            size = self._write_files(destination, in_place=known[name])
         except (OSError, workdir_archive.ArchiveTooLarge) as e:
-            self._tell({"event": "files_failed", "checkpoint": name, "message": str(e)})
+            self._notify({"event": "files_failed", "checkpoint": name, "message": str(e)})
             return
-        self._tell({"event": "files_kept", "checkpoint": name, "bytes": size})
+        self._notify({"event": "files_kept", "checkpoint": name, "bytes": size})
 
-    def _keep(self, destination: int, *, in_place: bool) -> int:
+    def _write_files(self, destination: int, *, in_place: bool) -> int:
         archive = self._shim_worker.archive
         if in_place:
             workdir_archive.write(destination)

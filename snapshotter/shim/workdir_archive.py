@@ -137,7 +137,7 @@ def measure(roots: dict[str, str] = ROOTS, *, max_bytes: int = MAX_BYTES) -> Non
     for name, _, status in _walk(roots):
         tally.add(name, _data_bytes(status))
         if stat.S_ISLNK(status.st_mode):
-            _demand_inside(name, roots)
+            _require_inside(name, roots)
 
 
 def pack(fd: int, roots: dict[str, str] = ROOTS, *, max_bytes: int = MAX_BYTES) -> Archive:
@@ -167,7 +167,7 @@ def write(
         for name, directory, status in _walk(roots):
             if wanted(name):
                 if stat.S_ISLNK(status.st_mode):
-                    _demand_inside(name, roots)
+                    _require_inside(name, roots)
                 if _write_entry(out, name, directory, status, tally):
                     names.add(name)
         return out.tell(), frozenset(names)
@@ -281,7 +281,7 @@ def _below(prefix: str, directory: int) -> Iterator[tuple[str, int, os.stat_resu
         os.close(directory)
 
 
-def _demand_inside(name: str, roots: dict[str, str]) -> None:
+def _require_inside(name: str, roots: dict[str, str]) -> None:
     """An early check by name; the authoritative check happens in the new slot, where nothing can
     change the archive."""
     if _leads_out(name, roots):

@@ -21,7 +21,7 @@ from snapshotter.shim.workdir_archive import Archive
 _STRAYS_NAMED = 100
 """Surplus processes that are named at a snapshot point; a single one prevents forking."""
 _MESSAGE_TEXT = 1024
-Hear = Callable[[Mapping[str, Any], list[int]], None]
+OnMessage = Callable[[Mapping[str, Any], list[int]], None]
 
 
 class ShimWorker:
@@ -44,7 +44,7 @@ class ShimWorker:
         *,
         poller: Poller,
         recorder: LogCapture,
-        tell: Callable[..., None],
+        notify: Callable[..., None],
         root: str,
     ) -> None:
         """`root`: directory of the slot's root (`mounts.prepare`); "": the slot has no
@@ -52,13 +52,13 @@ class ShimWorker:
         self._slot = slot
         self._poller = poller
         self._recorder = recorder
-        self._tell = tell
+        self._notify = notify
         self._root = root
         self._namespaced = bool(root)
         self._log: LogFile | None = None
         self._pipes: list[LogPipe] = []
-        self._kept = True
-        self._spoiled = False
+        self._archives_files = True
+        self._has_lost_pages = False
         self.peer: Peer | None = None
         self.confinement: child.Confinement | None = None
         self.state = "empty"
@@ -74,7 +74,7 @@ class ShimWorker:
 
     # -- start
 
-    def boot(self, message: Mapping[str, Any], hear: Hear) -> None:
+    def boot(self, message: Mapping[str, Any], on_message: OnMessage) -> None:
         """Make the tree and execute the worker in it."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
@@ -91,16 +91,16 @@ class ShimWorker:
             seqpacket.close_all(ends)
         except OSError as e:
             ours.close()
-            self._tell({"event": "boot_failed", "message": str(e)})
+            self._notify({"event": "boot_failed", "message": str(e)})
             return
         finally:
             theirs.close()
         self.pidfd = os.pidfd_open(self.pid)
         self.state = "booting"
-        self.peer = Peer(ours, self._poller, hear, lambda: None, paced=True)
-        self._tell({"event": "booted", "pid": self.pid}, self.pidfd)
+        self.peer = Peer(ours, self._poller, on_message, lambda: None, paced=True)
+        self._notify({"event": "booted", "pid": self.pid}, self.pidfd)
 
-    def furnish(self, message: Mapping[str, Any], kdat: int, files: int) -> None:
+    def prepare_restore(self, message: Mapping[str, Any], kdat: int, files: int) -> None:
         """Make the tree and extract the snapshot's files into it, so that CRIU can restore a
         process. The caller keeps the descriptors."""
         try:
@@ -115,18 +115,18 @@ class ShimWorker:
             self.archive = Archive(fd=os.dup(files), end=end)
             self._confine(message)
         except (OSError, workdir_archive.InvalidArchive) as e:
-            self._tell({"event": "boot_failed", "message": str(e)})
+            self._notify({"event": "boot_failed", "message": str(e)})
             return
         self.state = "furnished"
-        self._tell({"event": "furnished"})
+        self._notify({"event": "furnished"})
 
-    def revive(self, message: Mapping[str, Any], hear: Hear) -> None:
+    def resume(self, message: Mapping[str, Any], on_message: OnMessage) -> None:
         """Connect to a process that CRIU has restored; it becomes the worker."""
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             if self.state != "furnished":
                 raise OSError(f"cannot resume a worker in a slot that is {self.state}")
-            if self._spoiled:
+            if self._has_lost_pages:
                 raise OSError("its memory is lost: the page daemon crashed")
             pid = int(message["pid"])
             if pid not in mounts.children():
@@ -138,14 +138,14 @@ class ShimWorker:
             self.pidfd = os.pidfd_open(pid)
         except OSError as e:
             connection.close()
-            self.clear_away()
-            self._tell({"event": "revive_failed", "message": str(e)})
+            self.kill_leftovers()
+            self._notify({"event": "revive_failed", "message": str(e)})
             return
         self.pid, self.state, self.point = pid, "resident", message["point"]
-        self.peer = Peer(connection, self._poller, hear, lambda: None, paced=True)
-        self._tell({"event": "revived", "pid": pid}, self.pidfd)
+        self.peer = Peer(connection, self._poller, on_message, lambda: None, paced=True)
+        self._notify({"event": "revived", "pid": pid}, self.pidfd)
 
-    def clear_away(self) -> None:
+    def kill_leftovers(self) -> None:
         """Kill what a failed restore left behind; the slot is unusable afterwards."""
         if self.state == "furnished":
             self.state = "dead"
@@ -177,7 +177,7 @@ class ShimWorker:
             **{name: message[name] for name in names},
             log_refused=bool(message.get("log_refused", False)),
         )
-        self._kept = bool(message.get("snapshot", True)) and self._namespaced
+        self._archives_files = bool(message.get("snapshot", True)) and self._namespaced
 
     @property
     def _confinement(self) -> child.Confinement:
@@ -191,14 +191,16 @@ class ShimWorker:
         """Handle the snapshot point. Archives the files written so far for its snapshots, because
         its forks will write as well. Raises ValueError."""
         point = reports.point_of(message)
-        with self._poller.free_of_charge():
+        with self._poller.unmetered():
             strays = mounts.other_processes({os.getpid(), self.pid}) if self._namespaced else []
             point["threads"] += [f"process {name}" for name in strays[:_STRAYS_NAMED]]
-            point["obstacles"] += self._keep(point["threads"]) if self._kept else []
+            point["obstacles"] += (
+                self._archive_files(point["threads"]) if self._archives_files else []
+            )
         self.state, self.point = "resident", point
-        self._tell({"event": "snapshot_point", **point})
+        self._notify({"event": "snapshot_point", **point})
 
-    def _keep(self, threads: Sequence[str]) -> list[dict[str, Any]]:
+    def _archive_files(self, threads: Sequence[str]) -> list[dict[str, Any]]:
         """Archive the slot's files; returns obstacles."""
         try:
             if threads:
@@ -238,21 +240,21 @@ class ShimWorker:
     def serve(self) -> None:
         """The worker has become the instance: its forks are not snapshotted."""
         self.state = "serving"
-        self._forget_files()
+        self._drop_archive()
 
-    def freeze(self) -> None:
+    def on_quiesced(self) -> None:
         """The worker is quiesced as a whole, and its control channel is closed."""
         self.state = "frozen"
         if self.peer is not None:
             self.peer.close()
 
-    def prove(self) -> None:
+    def check_examples(self) -> None:
         """Request that the worker runs its examples again; it exits afterwards."""
         try:
             self.ready_peer().push({"op": "prove", "instance": "proof", "env": {}}, [])
         except OSError as e:
             error = {"type": type(e).__name__, "message": str(e), "traceback": ""}
-            self._tell({"event": "proved", "ok": False, "error": error, "phases_ms": {}})
+            self._notify({"event": "proved", "ok": False, "error": error, "phases_ms": {}})
             return
         self.state = "proving"
 
@@ -262,12 +264,12 @@ class ShimWorker:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
-    def spoil(self) -> None:
+    def on_pages_lost(self) -> None:
         """Its memory is lost: kill it now, or fail its resume."""
-        self._spoiled = True
+        self._has_lost_pages = True
         self.kill()
 
-    def exited(self, status: int) -> None:
+    def on_exit(self, status: int) -> None:
         """Handle its exit, after it was reaped."""
         if self.peer is not None:
             self.peer.read_all()  # messages sent before its exit count, above all a failure report
@@ -275,7 +277,7 @@ class ShimWorker:
         for pipe in self._pipes:
             pipe.drain()
 
-    def _forget_files(self) -> None:
+    def _drop_archive(self) -> None:
         if self.archive is not None:
             self.archive.close()
             self.archive = None

@@ -119,7 +119,7 @@ class BootLimiter:
     ) -> None:
         """`is_busy`: whether the processors are overloaded; a permit is then held for up to
         `most_s`."""
-        self._turns = FairSemaphore(count)
+        self._semaphore = FairSemaphore(count)
         self._hold_s = hold_s
         self._most_s = most_s
         self._is_busy = is_busy
@@ -130,23 +130,23 @@ class BootLimiter:
         return cls(PER_PROCESSOR * len(os.sched_getaffinity(0)), is_busy=processors_are_busy)
 
     @contextlib.asynccontextmanager
-    async def one(self, share: Share = NOBODY) -> AsyncIterator[float]:
+    async def acquire(self, share: Share = NOBODY) -> AsyncIterator[float]:
         """Hold a permit while the context lasts, or for about `hold_s`; yields the time waited for
         it, in ms."""
         began = time.perf_counter()
-        await self._turns.acquire(share)
+        await self._semaphore.acquire(share)
         with (
             contextlib.ExitStack() as place
         ):  # closed by the timer or the context, whichever is first
-            place.callback(self._turns.release)
+            place.callback(self._semaphore.release)
             self._arm(place, time.perf_counter() + self._most_s)
             yield (time.perf_counter() - began) * 1000
 
     def _arm(self, place: contextlib.ExitStack, until: float) -> None:
-        timer = asyncio.get_running_loop().call_later(self._hold_s, self._look, place, until)
+        timer = asyncio.get_running_loop().call_later(self._hold_s, self._check, place, until)
         place.callback(timer.cancel)
 
-    def _look(self, place: contextlib.ExitStack, until: float) -> None:
+    def _check(self, place: contextlib.ExitStack, until: float) -> None:
         if self._is_busy() and time.perf_counter() < until:
             self._arm(place, until)
         else:

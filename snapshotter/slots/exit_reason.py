@@ -16,7 +16,7 @@ ENGINE_DIED = 71
 def reason(
     status: int | None,
     *,
-    asked: str | None,
+    requested: str | None,
     oom_kills: int,
     lost: bool = False,
     engine: bool = False,
@@ -27,16 +27,16 @@ def reason(
     `requested`: the reason of an exit that was requested. `engine`: the worker runs an engine.
     """
     if (
-        asked == "stopped"
+        requested == "stopped"
         and status is not None
         and os.WIFSIGNALED(status)
         and os.WTERMSIG(status) != signal.SIGTERM
     ):
         # the process had crashed before the stop request: such a request is often a consequence of
         # the crash
-        asked = None
-    if asked is not None:
-        return asked
+        requested = None
+    if requested is not None:
+        return requested
     if oom_kills:
         return "out_of_memory"
     if lost:

@@ -29,14 +29,14 @@ class InstanceProcess:
 
     Attributes:
         ready: phases (ms) once it serves; cancelled if the process exits first.
-        gone: how the process exited.
+        exited: how the process exited.
         error: what user code raised during the start.
     """
 
     id: InstanceId
     note: Mapping[str, Any]
     ready: asyncio.Future[Mapping[str, float]]
-    gone: asyncio.Future[ExitStatus]
+    exited: asyncio.Future[ExitStatus]
     pidfd: int = -1
     pid: int = 0
     error: Mapping[str, Any] | None = None
@@ -45,14 +45,14 @@ class InstanceProcess:
 class SlotListener(Protocol):
     """Receives the events of a slot."""
 
-    def instance_gone(self, slot: Slot, running: InstanceProcess) -> None: ...
+    def on_instance_exit(self, slot: Slot, running: InstanceProcess) -> None: ...
 
-    def worker_gone(self, slot: Slot, status: int | None) -> None: ...
+    def on_worker_exit(self, slot: Slot, status: int | None) -> None: ...
 
-    def slot_gone(self, slot: Slot) -> None: ...
+    def on_slot_lost(self, slot: Slot) -> None: ...
 
     def log_dropped(self, count: int) -> None: ...
 
-    def parked(self, slot: Slot) -> None: ...
+    def on_parked(self, slot: Slot) -> None: ...
 
-    def parked_gone(self, slot: Slot, name: str) -> None: ...
+    def on_parked_exit(self, slot: Slot, name: str) -> None: ...

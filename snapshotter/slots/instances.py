@@ -44,7 +44,7 @@ class Instance:
     """One instance. Owner: the event loop.
 
     Attributes:
-        asked: the reason of a requested exit (`stopped`, `killed`); None if none was requested.
+        requested_exit: reason of a requested exit (`stopped`, `killed`); None if there is none.
         cpu_ns_at_end: final value of its CPU time counter; None before its exit, and without a
             cgroup.
         cleared: set once the cleanup is complete.
@@ -54,12 +54,12 @@ class Instance:
     occupied: OccupiedSlot | None = None
     group: Group | None = None
     running: InstanceProcess | None = None
-    asked: str | None = None
+    requested_exit: str | None = None
     was_ready: bool = False
     cpu_ns_at_end: int | None = None
     cleared: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def become(self, state: InstanceState, **changes: Any) -> None:
+    def transition_to(self, state: InstanceState, **changes: Any) -> None:
         """Change to `state`. Raises ValueError for an invalid transition."""
         if state not in _TRANSITIONS[self.info.state]:
             raise ValueError(
@@ -67,7 +67,7 @@ class Instance:
             )
         self.info = replace(self.info, state=state, **changes)
 
-    def note(self) -> dict[str, Any]:
+    def to_note(self) -> dict[str, Any]:
         """Metadata that the shim stores for a restarted agent; `info` only once the instance was
         handed out."""
         return {
@@ -93,14 +93,14 @@ class Instance:
     def _is_engine(self) -> bool:
         return self.occupied is not None and self.occupied.launch.entry.get("kind") == "engine"
 
-    def end(self) -> str:
+    def record_exit(self) -> str:
         """Record the exit of its process: set state and reason; returns the reason."""
         assert self.running is not None
-        how = self.running.gone.result()
+        how = self.running.exited.result()
         self.cpu_ns_at_end = self.group.cpu_ns() if self.group is not None else None
         word = exits.reason(
             how.status,
-            asked=self.asked,
+            requested=self.requested_exit,
             oom_kills=self.oom_kills(),
             lost=how.lost,
             engine=self._is_engine(),
@@ -108,7 +108,7 @@ class Instance:
         state = (
             InstanceState.STOPPED if word == "stopped" or how.status == 0 else InstanceState.FAILED
         )
-        self.become(state, pid=0, exit_reason=word)
+        self.transition_to(state, pid=0, exit_reason=word)
         return word
 
     async def stop(self, grace_s: float) -> None:
@@ -121,16 +121,16 @@ class Instance:
             # a stopped process cannot handle SIGTERM; SIGKILL alone would not need this
             proc.continue_tree(self.info.pid)
         if self.info.state in (InstanceState.STARTING, InstanceState.READY, InstanceState.ASLEEP):
-            self.become(InstanceState.DRAINING)
-        if not running.gone.done():
-            self.asked = self.asked or "stopped"
+            self.transition_to(InstanceState.DRAINING)
+        if not running.exited.done():
+            self.requested_exit = self.requested_exit or "stopped"
             if running.pidfd >= 0 and self.was_ready and grace_s > 0:
                 proc.send_signal(running.pidfd, signal.SIGTERM)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(grace_s):
-                        await asyncio.shield(running.gone)
-            if not running.gone.done():
-                self.asked = "killed"
+                        await asyncio.shield(running.exited)
+            if not running.exited.done():
+                self.requested_exit = "killed"
                 self.occupied.slot.kill(running.id)
         await self.cleared.wait()
 

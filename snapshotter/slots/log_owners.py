@@ -42,13 +42,13 @@ class LogOwners:
     def __repr__(self) -> str:
         return f"<LogOwners {len(self._owners)} logs of {len(self._names)} tenants>"
 
-    def forget(self, name: str) -> None:
+    def invalidate(self, name: str) -> None:
         """Evict the owner of a log that is rewritten."""
         with self._lock:
             self._remove(name)
             self._listed_ns = -1
 
-    def known(self, name: str) -> Owner | None:
+    def cached(self, name: str) -> Owner | None:
         """The cached owner of a log; None if it is not cached. Reads no file."""
         return self._owners.get(name)
 

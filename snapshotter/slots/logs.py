@@ -52,10 +52,10 @@ _LINES_UNTIL_PAUSE = 20
 no reader blocks a thread."""
 _READING = BoundedThreads(4, "read logs")
 """Threads for blocking reads: log readers are many, and starts need the default threads."""
-_LOOK_EVERY_S = 0.25
+_POLL_INTERVAL_S = 0.25
 """Poll interval of a follower while its logs are written; the first line after a pause is delivered
 at once."""
-_GATHER_S = 0.05
+_WATCH_INTERVAL_S = 0.05
 """Interval at which changed log files are collected."""
 _Line = Mapping[str, Any]
 
@@ -79,7 +79,7 @@ class LogQuery:
     tail: int | None = None
     call_id: str | None = None
 
-    def takes(self, line: Mapping[str, Any]) -> bool:
+    def matches(self, line: Mapping[str, Any]) -> bool:
         """Whether a parsed line matches."""
         if self.since is not None and line["time"] < self.since:
             return False
@@ -124,7 +124,7 @@ class Logs:
             "log_bytes": log_bytes,
         }
         (self._directory / f"{name}.json").write_text(json.dumps(about))
-        self._owners.forget(name)
+        self._owners.invalidate(name)
 
     async def tail(self, name: str) -> list[str]:
         """The text of the last TAIL_LINES lines of one log."""
@@ -147,7 +147,7 @@ class Logs:
         with self._reading(query, "read", MAX_READS):
             if on_begun is not None:
                 await on_begun()
-            async for line in _batched(self._found(query, {})):
+            async for line in _batched(self._existing_lines(query, {})):
                 yield line
 
     async def follow(
@@ -159,12 +159,12 @@ class Logs:
         with self._reading(query, "follow", MAX_FOLLOWERS), self._following(query) as follower:
             if on_begun is not None:
                 await on_begun()
-            await _READING.run(self._remember_all, query, positions)
-            async for line in _batched(self._found(query, positions)):
+            await _READING.run(self._record_positions, query, positions)
+            async for line in _batched(self._existing_lines(query, positions)):
                 yield line
             names: set[str] | None = None
             while True:
-                async for line in _batched(self._news(query, positions, names)):
+                async for line in _batched(self._new_lines(query, positions, names)):
                     yield line
                 names = await follower.wait_changed()
 
@@ -173,7 +173,9 @@ class Logs:
         """Register a follower of its tenant's logs; all followers share one watch."""
         tenant, follower = query.labels.get("tenant", ""), _Follower()
         if not self._followers:
-            self._watch.enter_context(watching(self._directory, self._tell, pause_s=_GATHER_S))
+            self._watch.enter_context(
+                watching(self._directory, self._notify_followers, pause_s=_WATCH_INTERVAL_S)
+            )
         self._followers.setdefault(tenant, set()).add(follower)
         try:
             yield follower
@@ -184,12 +186,12 @@ class Logs:
             if not self._followers:
                 self._watch.close()
 
-    def _tell(self, files: set[str] | None) -> None:
+    def _notify_followers(self, files: set[str] | None) -> None:
         """Notify followers of written files: those of the owner's tenant and those without a
         tenant; all of them if the owner is unknown or `files` is None."""
         by_tenant: dict[str | None, set[str]] = {}
         for name in {file.partition(".")[0] for file in files or ()}:
-            owner = self._owners.known(name)
+            owner = self._owners.cached(name)
             by_tenant.setdefault(
                 None if owner is None else owner.labels.get("tenant", ""), set()
             ).add(name)
@@ -199,7 +201,7 @@ class Logs:
                 by_tenant.get(tenant, set()) if tenant else set[str]().union(*by_tenant.values())
             )
             for follower in followers if files is None or names else ():
-                follower.tell(None if files is None else names)
+                follower.notify(None if files is None else names)
 
     @contextlib.contextmanager
     def _reading(self, query: LogQuery, verb: str, most: int) -> Iterator[None]:
@@ -310,21 +312,23 @@ class Logs:
 
     def _names(self, query: LogQuery) -> list[str]:
         return (
-            self._belonging([query.instance_id], query)
+            self._owned([query.instance_id], query)
             if query.instance_id
             else self._owners.names(query.labels)
         )
 
-    def _belonging(self, names: Iterable[str], query: LogQuery) -> list[str]:
-        asked = [name for name in names if query.instance_id in (None, "", name)]
-        owners = [(name, self._owners.owner(name)) for name in asked]
+    def _owned(self, names: Iterable[str], query: LogQuery) -> list[str]:
+        candidates = [name for name in names if query.instance_id in (None, "", name)]
+        owners = [(name, self._owners.owner(name)) for name in candidates]
         return [
             name
             for name, owner in owners
             if owner is not None and query.labels.items() <= owner.labels.items()
         ]
 
-    def _found(self, query: LogQuery, until: dict[str, tuple[int, int]]) -> Iterator[_Line | None]:
+    def _existing_lines(
+        self, query: LogQuery, until: dict[str, tuple[int, int]]
+    ) -> Iterator[_Line | None]:
         """Lines that exist. `until`: receives (inode, size) of each file, up to which it is
         read."""
         names = self._names(query)
@@ -334,7 +338,7 @@ class Logs:
         # counted, then read again: this many lines would not fit into memory
         if query.tail > _BATCH_LINES:
             for name in names:
-                self._remember(name, until)
+                self._record_position(name, until)
             yield from _last(query.tail, lambda: self._all(names, query, until))
             return
         last: collections.deque[_Line] = collections.deque(maxlen=max(0, query.tail))
@@ -349,11 +353,13 @@ class Logs:
     def _all(
         self, names: Sequence[str], query: LogQuery, until: Mapping[str, tuple[int, int]]
     ) -> Iterator[_Line | None]:
-        begun = [(self._begun(name), self._lines(name, query, until.get(name))) for name in names]
+        begun = [
+            (self._started_at(name), self._lines(name, query, until.get(name))) for name in names
+        ]
         return _merged(sorted(begun, key=operator.itemgetter(0)))
 
-    def _begun(self, name: str) -> float:
-        owner = self._owners.known(name)
+    def _started_at(self, name: str) -> float:
+        owner = self._owners.cached(name)
         return owner.started_at if owner is not None else 0.0
 
     def _lines(
@@ -370,25 +376,25 @@ class Logs:
                     end -= len(raw)
                     if bounded and end < 0:
                         break
-                    if (line := parse(name, raw)) is not None and query.takes(line):
+                    if (line := parse(name, raw)) is not None and query.matches(line):
                         yield line
                     elif number % _LINES_UNTIL_PAUSE == 0:
                         yield None
 
-    def _remember(self, name: str, positions: dict[str, tuple[int, int]]) -> None:
+    def _record_position(self, name: str, positions: dict[str, tuple[int, int]]) -> None:
         with contextlib.suppress(FileNotFoundError):
             status = (self._directory / f"{name}.log").stat()
             positions[name] = (status.st_ino, status.st_size)
 
-    def _remember_all(self, query: LogQuery, positions: dict[str, tuple[int, int]]) -> None:
+    def _record_positions(self, query: LogQuery, positions: dict[str, tuple[int, int]]) -> None:
         for name in self._names(query):
-            self._remember(name, positions)
+            self._record_position(name, positions)
 
-    def _news(
+    def _new_lines(
         self, query: LogQuery, positions: dict[str, tuple[int, int]], among: set[str] | None
     ) -> Iterator[_Line | None]:
         """Lines written since `positions`. `among`: only logs of these names."""
-        for name in self._names(query) if among is None else self._belonging(among, query):
+        for name in self._names(query) if among is None else self._owned(among, query):
             inode, position = positions.get(name, (0, 0))
             try:
                 f = (self._directory / f"{name}.log").open("rb")
@@ -402,7 +408,7 @@ class Logs:
                         break  # the line is incomplete
                     position += len(raw)
                     positions[name] = (status.st_ino, position)
-                    if (line := parse(name, raw)) is not None and query.takes(line):
+                    if (line := parse(name, raw)) is not None and query.matches(line):
                         yield line
                     elif number % _LINES_UNTIL_PAUSE == 0:
                         yield None
@@ -414,9 +420,9 @@ class _Follower:
     def __init__(self) -> None:
         self._names: set[str] | None = set()
         self._changed = asyncio.Event()
-        self._looked_at = -math.inf
+        self._polled_at = -math.inf
 
-    def tell(self, names: set[str] | None) -> None:
+    def notify(self, names: set[str] | None) -> None:
         """Logs of these names were written; None: any log may have been."""
         self._names = None if names is None or self._names is None else self._names | names
         self._changed.set()
@@ -426,8 +432,8 @@ class _Follower:
         since the last call."""
         await self._changed.wait()
         loop = asyncio.get_running_loop()
-        await asyncio.sleep(self._looked_at + _LOOK_EVERY_S - loop.time())
-        self._looked_at = loop.time()
+        await asyncio.sleep(self._polled_at + _POLL_INTERVAL_S - loop.time())
+        self._polled_at = loop.time()
         self._changed.clear()
         names, self._names = self._names, set()
         return names

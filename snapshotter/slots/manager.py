@@ -72,10 +72,10 @@ class OccupiedSlot:
             agent.
         lease_ids: its weight leases.
         weights: its weights by name, once they are on the node.
-        settled_ns: CPU time of its group that was already charged, or is not charged to anyone;
+        charged_ns: CPU time of its group that was already charged, or is not charged to anyone;
             None before it is a Template.
-        gives_way: whether its CPU priority is below that of calls.
-        hurry: timer of the next change of its CPU priority.
+        has_low_priority: whether its CPU priority is below that of calls.
+        priority_timer: timer of the next change of its CPU priority.
         spots, parked_bytes, timer: parked forks, their PSS as last measured, and the timer of the
             next check; owned by `prefork_pool.PreforkPool`.
     """
@@ -92,28 +92,28 @@ class OccupiedSlot:
     snapshot: str | None = None
     whole: bool = False
     is_pristine: bool = True
-    settled_ns: int | None = None
-    gives_way: bool = False
-    hurry: asyncio.TimerHandle | None = None
+    charged_ns: int | None = None
+    has_low_priority: bool = False
+    priority_timer: asyncio.TimerHandle | None = None
     spots: list[ParkedSpot] = field(default_factory=list)
     parked_bytes: int = 0
     timer: asyncio.TimerHandle | None = None
 
-    def give_way(self, steps: Sequence[tuple[float, float]]) -> None:
+    def lower_cpu_priority(self, steps: Sequence[tuple[float, float]]) -> None:
         """Lower its CPU priority in steps (`cpu_priority.BOOT`): each step is a duration in seconds
         and a fraction of its CPU share; the priority is restored after the last step.
 
         Needs a cpu cgroup; without one only a process booted with low priority is affected.
         """
-        self.stop_hurrying()
+        self.cancel_priority_timer()
         (seconds, part), *rest = steps
-        self.gives_way = True
+        self.has_low_priority = True
         self.group.weigh(part)
         loop = asyncio.get_running_loop()
-        self.hurry = (
-            loop.call_later(seconds, self.give_way, rest)
+        self.priority_timer = (
+            loop.call_later(seconds, self.lower_cpu_priority, rest)
             if rest
-            else loop.call_later(seconds, self.take_part)
+            else loop.call_later(seconds, self.restore_cpu_priority)
         )
 
     def cpu_ns(self) -> int:
@@ -122,34 +122,34 @@ class OccupiedSlot:
         used = self.group.cpu_ns()
         return proc.cpu_ns(self.slot.worker_pid) if used is None else used
 
-    def take_idle_ns(self) -> int:
+    def charge_idle_ns(self) -> int:
         """CPU time that a Template has used since its snapshot point or since the last call;
         charged to the next start from it. 0 without a group counter, and 0 up to the cost of
         forking."""
         used_ns = self.group.cpu_ns()
-        if self.settled_ns is None or used_ns is None:
+        if self.charged_ns is None or used_ns is None:
             return 0
-        idle_ns, self.settled_ns = used_ns - self.settled_ns, used_ns
+        idle_ns, self.charged_ns = used_ns - self.charged_ns, used_ns
         return idle_ns if idle_ns > _FORKING_NS else 0
 
-    def take_part(self) -> None:
+    def restore_cpu_priority(self) -> None:
         """Restore its full CPU share."""
-        self.stop_hurrying()
-        if not self.gives_way:
+        self.cancel_priority_timer()
+        if not self.has_low_priority:
             return
-        self.gives_way = False
-        if self.group.weighs:
+        self.has_low_priority = False
+        if self.group.has_cpu_group:
             self.group.weigh(1)
         elif self.slot.worker_pid and not (
             self.slot.worker == "dead" or self.slot.is_lost or self.slot.is_ending
         ):
             cpu_priority.restore(self.slot.worker_pid)
 
-    def stop_hurrying(self) -> None:
+    def cancel_priority_timer(self) -> None:
         """Cancel the timer; the priority remains as it is."""
-        if self.hurry is not None:
-            self.hurry.cancel()
-            self.hurry = None
+        if self.priority_timer is not None:
+            self.priority_timer.cancel()
+            self.priority_timer = None
 
     def record(self) -> dict[str, Any]:
         """State for a restarted agent."""
@@ -185,7 +185,7 @@ class OccupiedSlot:
             snapshot=body.get("snapshot"),
             whole=body.get("whole", False),
             is_pristine=False,
-            gives_way=True,
+            has_low_priority=True,
         )
 
 
@@ -235,7 +235,7 @@ class SlotAllocator:
         self._cgroups = cgroups
         self._logs = logs
         self._runtime = runtime
-        self._places = places or BootLimiter.for_processors()
+        self._boot_limiter = places or BootLimiter.for_processors()
         self.occupied_slots: dict[str, OccupiedSlot] = {}
 
     async def boot(
@@ -252,16 +252,18 @@ class SlotAllocator:
 
         network: needs its own network namespace; transient: as `OccupiedSlot.transient`.
         """
-        async with self.moving_in(
+        async with self.provision(
             spec, phase, owner, network=network, transient=transient
-        ) as tenancy:
-            occupied, phase.name = tenancy.occupied, "queue"
-            async with self._places.one(phase.share) as queued_ms:
+        ) as preparation:
+            occupied, phase.name = preparation.occupied, "queue"
+            async with self._boot_limiter.acquire(phase.share) as queued_ms:
                 phase.name = "boot"
-                occupied.give_way(cpu_priority.BACKGROUND if phase.gives_way else cpu_priority.BOOT)
-                is_nice = not occupied.group.weighs and os.geteuid() == 0
+                occupied.lower_cpu_priority(
+                    cpu_priority.BACKGROUND if phase.is_background else cpu_priority.BOOT
+                )
+                is_nice = not occupied.group.has_cpu_group and os.geteuid() == 0
                 occupied.slot.boot(
-                    tenancy.plan.order, {**occupied.group.ways_in(), "is_nice": is_nice}
+                    preparation.plan.order, {**occupied.group.entry_files(), "is_nice": is_nice}
                 )
                 point = await occupied.slot.point
             occupied.boot_ms = {
@@ -285,7 +287,7 @@ class SlotAllocator:
         return any(point.listens for point in reached)
 
     @contextlib.asynccontextmanager
-    async def moving_in(
+    async def provision(
         self,
         spec: LaunchSpec,
         phase: StartPhase,
@@ -303,7 +305,7 @@ class SlotAllocator:
         began = time.perf_counter()
         phase.name = "slot"
         layout = self._images.layout(spec.image, spec.engine, uid=spec.uid)
-        slot = await self._slot_pool.take(self._network_of(spec, network))
+        slot = await self._slot_pool.acquire(self._network_of(spec, network))
         slot.owner, phase.subject = owner, slot.id
         occupied = OccupiedSlot(
             slot=slot,
@@ -323,12 +325,14 @@ class SlotAllocator:
             occupied.group = self._cgroups.make(
                 slot.id, memory_bytes=spec.memory_bytes, cpu=spec.cpu
             )
-            if phase.gives_way or transient:
-                occupied.give_way(cpu_priority.BACKGROUND if phase.gives_way else cpu_priority.BOOT)
+            if phase.is_background or transient:
+                occupied.lower_cpu_priority(
+                    cpu_priority.BACKGROUND if phase.is_background else cpu_priority.BOOT
+                )
             self._logs.register(
                 slot.id, labels=spec.labels, revision=spec.revision, now=time.time()
             )
-            waited_ms = await self._have_weights(occupied, opening, phase)
+            waited_ms = await self._wait_for_weights(occupied, opening, phase)
             places = {name: served.path for name, served in occupied.weights.items()}
             platform = None if spec.offline else self._platform
             sources = Sources(
@@ -339,7 +343,7 @@ class SlotAllocator:
                 criu=self._criu,
                 platform=platform,
             )
-            tenancy = SlotPreparation(
+            preparation = SlotPreparation(
                 occupied=occupied, plan=self._write_launch(occupied, sources, uid), uid=uid
             )
             occupied.boot_ms = {
@@ -347,13 +351,13 @@ class SlotAllocator:
                 "slot": _since_ms(began) - waited_ms,
                 **({"weights": waited_ms} if places else {}),
             }
-            yield tenancy
+            yield preparation
             occupied.took_ms = _since_ms(began) - waited_ms - occupied.boot_ms.get("queue", 0.0)
             slots.write_json(slot.directory / _RECORD, occupied.record())
             occupied.is_booting = transient
         except BootFailed as e:
             phase.count_failed(occupied)
-            await opening.abandon()
+            await opening.cancel()
             failure = await self.explain(occupied, e)
             await self.clear(occupied)
             raise failure from e
@@ -372,20 +376,20 @@ class SlotAllocator:
         return Network.OWN if needs_own else self._network
 
     async def _abandon(self, occupied: OccupiedSlot, opening: Opening) -> None:
-        await opening.abandon()
+        await opening.cancel()
         await self.clear(occupied)
 
-    async def _have_weights(
+    async def _wait_for_weights(
         self, occupied: OccupiedSlot, opening: Opening, phase: StartPhase
     ) -> float:
         """Wait for the weights; returns the idle waiting time in ms, which does not count as part
         of the start strategy."""
         began, before = time.perf_counter(), phase.name
-        if opening.is_settled:
+        if opening.is_done:
             occupied.weights = await opening.ready()
             return 0.0
         phase.name = "weights"
-        async with phase.patience.standing_still():
+        async with phase.patience.paused():
             occupied.weights = await opening.ready()
         phase.name = before
         return _since_ms(began)
@@ -393,7 +397,7 @@ class SlotAllocator:
     async def resume(self, occupied: OccupiedSlot) -> None:
         """Wait for the snapshot point of a reattached slot that was booting. Raises StartFailed
         after clearing the slot."""
-        occupied.give_way(cpu_priority.BOOT)
+        occupied.lower_cpu_priority(cpu_priority.BOOT)
         try:
             point = await occupied.slot.point
         except BootFailed as e:
@@ -405,7 +409,7 @@ class SlotAllocator:
 
     async def clear(self, occupied: OccupiedSlot) -> None:
         """End the slot and release everything that it holds."""
-        occupied.stop_hurrying()
+        occupied.cancel_priority_timer()
         await occupied.slot.end()
         self.occupied_slots.pop(occupied.slot.id, None)
         await occupied.group.remove()
@@ -415,7 +419,7 @@ class SlotAllocator:
         """A boot failure with diagnostics: the user's error, or the exit reason, and the last log
         lines."""
         spec, oom_kills = occupied.launch, occupied.group.oom_kills()
-        word = exit_reason.reason(failure.status, asked=None, oom_kills=oom_kills)
+        word = exit_reason.reason(failure.status, requested=None, oom_kills=oom_kills)
         detail: dict[str, Any] = {
             "log_tail": await self._logs.tail(occupied.slot.id),
             "exit_reason": word,
@@ -488,7 +492,7 @@ class StartPhase:
         kind: the current strategy.
         before_ms: phases that preceded the slot.
         patience: deadline of the strategy.
-        gives_way: background work: it gets CPU time only when no call and no other start needs it.
+        is_background: it gets CPU time only when no call and no other start needs it.
         share: tenant share for limited resources.
         cpu_ns: CPU time of boots that this start caused, failed ones included. Failed restores are
             excluded: the platform chose to try them.
@@ -500,7 +504,7 @@ class StartPhase:
     kind: StartKind = StartKind.COLD
     before_ms: dict[str, float] = field(default_factory=dict)
     patience: PausableDeadline = field(default_factory=PausableDeadline)
-    gives_way: bool = False
+    is_background: bool = False
     share: Share = NOBODY
     cpu_ns: int = 0
     attempt_ns: Callable[[], int] = int

@@ -32,12 +32,12 @@ class YieldableSlot:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._leave()
+        self._exit()
 
     @contextlib.asynccontextmanager
-    async def given_up(self) -> AsyncIterator[None]:
+    async def yielded(self) -> AsyncIterator[None]:
         """Release the permit within the context. If the body raises, it is not acquired again."""
-        self._leave()
+        self._exit()
         yield
         await self._enter()
 
@@ -45,7 +45,7 @@ class YieldableSlot:
         await self._gate.acquire(self._share)
         self._held = True
 
-    def _leave(self) -> None:
+    def _exit(self) -> None:
         if self._held:
             self._held = False
             self._gate.release()
@@ -60,7 +60,7 @@ class PausableDeadline:
         self._turn: YieldableSlot | None = None
 
     @contextlib.contextmanager
-    def under(
+    def bounded_by(
         self, limit: asyncio.Timeout | None = None, turn: YieldableSlot | None = None
     ) -> Iterator[None]:
         """Apply these bounds as well, while the context lasts."""
@@ -72,18 +72,18 @@ class PausableDeadline:
             self._limit, self._turn = before
 
     @contextlib.asynccontextmanager
-    async def standing_still(self) -> AsyncIterator[None]:
+    async def paused(self) -> AsyncIterator[None]:
         """Pause the deadline and release the permit, while the context lasts."""
         async with contextlib.AsyncExitStack() as stack:
             if self._limit is not None and not self._limit.expired():
-                stack.enter_context(_stopped(self._limit))
+                stack.enter_context(_paused(self._limit))
             if self._turn is not None:
-                await stack.enter_async_context(self._turn.given_up())
+                await stack.enter_async_context(self._turn.yielded())
             yield
 
 
 @contextlib.contextmanager
-def _stopped(limit: asyncio.Timeout) -> Iterator[None]:
+def _paused(limit: asyncio.Timeout) -> Iterator[None]:
     loop, until = asyncio.get_running_loop(), limit.when()
     left_s = None if until is None else until - loop.time()
     limit.reschedule(None)

@@ -94,7 +94,7 @@ class SlotPool:
             await slot_network.sweep()
             if self._networks:
                 self._watch_rules()
-            await self._keep_networks()
+            await self._reapply_networks()
         try:
             spare = await self._make_first()
         except Unsupported as e:
@@ -103,15 +103,15 @@ class SlotPool:
             _log.warning("namespaces.off reason=%s", e)
             self.namespaced, self.why_not, self._usual = False, str(e), Network.HOST
             spare = await self._make(Network.HOST)
-        self._spares[self._usual].append(asyncio.create_task(_just(spare), name="spare slot"))
+        self._spares[self._usual].append(asyncio.create_task(_completed(spare), name="spare slot"))
 
-    async def _keep_networks(self) -> None:
+    async def _reapply_networks(self) -> None:
         """Apply the current settings to the networks of adopted slots, including requested egress
         that is still allowed."""
         for name in list(self._networks):  # slots may be added or removed during the loop
-            asked = self._networks.get(name, ())
+            requested = self._networks.get(name, ())
             try:
-                await slot_network.keep([name], self._egress.requested(asked), self._servers)
+                await slot_network.keep([name], self._egress.requested(requested), self._servers)
             except (Unsupported, ValueError, OSError) as e:
                 # it keeps its previous rules or the default ones
                 _log.warning("network.not_kept interface=%s reason=%s", name, e)
@@ -124,8 +124,8 @@ class SlotPool:
                 self._watch = NftWatch(host_network.TABLE, self._rules_removed)
             except OSError as e:
                 _log.warning(
-                    "rules of slots' networks that another program removes come back with the "
-                    "next slot only reason=%s",
+                    "cannot watch the rules of slots' networks: if another program removes them, "
+                    "they are restored with the next slot only reason=%s",
                     e,
                 )
 
@@ -140,19 +140,18 @@ class SlotPool:
         while self._is_removed:
             self._is_removed = False  # they may be removed again during the restore
             _log.warning(
-                "another program removed the rules of slots' networks, they are made again "
-                "table=%s",
+                "another program removed the rules of slots' networks: restoring them table=%s",
                 host_network.TABLE,
             )
-            await self._keep_networks()
+            await self._reapply_networks()
 
-    async def open_egress(self, slot: Slot, asked: Collection[str]) -> None:
+    async def open_egress(self, slot: Slot, requested: Collection[str]) -> None:
         """Allow these networks in addition, for a slot with its own network, before it has a
         worker. Raises Unsupported."""
         record = slot.directory / _NETWORK
         try:
             name = record.read_text().split()[0]
-            egress = self._egress.requested(asked)
+            egress = self._egress.requested(requested)
         except FileNotFoundError as e:
             raise Unsupported(
                 "egress= requires function networks (snapshotter.function_network: own), which "
@@ -160,8 +159,8 @@ class SlotPool:
             ) from e
         except ValueError as e:
             raise Unsupported(str(e)) from e
-        record.write_text("\n".join([name, *asked]))
-        self._networks[name] = tuple(asked)
+        record.write_text("\n".join([name, *requested]))
+        self._networks[name] = tuple(requested)
         await slot_network.keep([name], egress, self._servers)
 
     async def _make_first(self) -> Slot:
@@ -176,7 +175,7 @@ class SlotPool:
             raise Unsupported(f"the process of a slot does not start: {error or e}") from e
         return slot
 
-    async def take(self, slot_network: Network | bool = Network.HOST) -> Slot:
+    async def acquire(self, slot_network: Network | bool = Network.HOST) -> Slot:
         """An unused slot in that network (True: its own); the next of its kind is made in the
         background.
 
@@ -247,8 +246,8 @@ class SlotPool:
                 await slot.end()
                 continue
             with contextlib.suppress(FileNotFoundError):
-                name, *asked = (directory / _NETWORK).read_text().split()
-                self._networks[name] = tuple(asked)
+                name, *requested = (directory / _NETWORK).read_text().split()
+                self._networks[name] = tuple(requested)
             found.append(slot)
         return found
 
@@ -280,7 +279,7 @@ class SlotPool:
         self._watch_rules()
         living = set(host_network.interfaces())
         self._networks = {
-            **{known: asked for known, asked in self._networks.items() if known in living},
+            **{known: requested for known, requested in self._networks.items() if known in living},
             name: (),
         }
 
@@ -301,7 +300,7 @@ class SlotPool:
             listener.bind(str(directory / "shim.sock"))
             listener.listen(8)
             async with self._turn:
-                answer, fds = await asyncio.to_thread(self._ask, order, listener.fileno())
+                answer, fds = await asyncio.to_thread(self._request_slot, order, listener.fileno())
         if not fds:
             raise Unsupported(
                 f"cannot make a slot: {answer.get('error', 'the spawner has exited')}"
@@ -315,7 +314,9 @@ class SlotPool:
                 raise
         return Slot(slot_id, directory, slots.connect(directory / "shim.sock"), fds[0])
 
-    def _ask(self, order: dict[str, object], listener: int) -> tuple[dict[str, object], list[int]]:
+    def _request_slot(
+        self, order: dict[str, object], listener: int
+    ) -> tuple[dict[str, object], list[int]]:
         for _ in range(2):  # a spawner that has exited is replaced once
             control = self._ensure()
             try:
@@ -358,5 +359,5 @@ def _last_line(file: Path) -> str:
     return ""
 
 
-async def _just(slot: Slot) -> Slot:
+async def _completed(slot: Slot) -> Slot:
     return slot

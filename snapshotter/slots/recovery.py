@@ -63,7 +63,7 @@ async def reattach(
             )
         except _CANNOT_BE_TAKEN_OVER as e:
             _log.warning("slot.not_adopted slot=%s error=%s: %s", slot.id, type(e).__name__, e)
-            await _give_up(slot, slot_allocator)
+            await _end_slot(slot, slot_allocator)
 
 
 async def _adopt(
@@ -92,16 +92,16 @@ async def _adopt(
         occupied.is_booting = True
         template_booter.resume(occupied)
     elif slot.worker == "resident":
-        template_booter.enlist(occupied)
+        template_booter.register(occupied)
     else:
-        occupied.take_part()
+        occupied.restore_cpu_priority()
         ends.clear_if_empty(occupied)
     _log.info(
         "slot.adopted slot=%s worker=%s instances=%d", slot.id, slot.worker, len(slot.running)
     )
 
 
-async def _give_up(slot: Slot, slot_allocator: SlotAllocator) -> None:
+async def _end_slot(slot: Slot, slot_allocator: SlotAllocator) -> None:
     """End the slot. Its listener, if set, records the exit of instances that were already taken
     over."""
     occupied = slot_allocator.occupied_slots.get(slot.id)
@@ -118,8 +118,8 @@ def _take_over(
     group = Group.from_json(note["group"]) if note.get("group") else None
     if note.get("info") is None:
         slot.kill(running.id)
-        if running.gone.done():
-            slot.forget(running)
+        if running.exited.done():
+            slot.remove_exited(running)
         return
     instance = Instance(
         info=InstanceInfo.from_json(note["info"]),
@@ -129,9 +129,9 @@ def _take_over(
         was_ready=True,
     )
     instances.add(instance)
-    if running.gone.done():
-        slot.forget(running)
-        ends.instance_gone(slot, running)
+    if running.exited.done():
+        slot.remove_exited(running)
+        ends.on_instance_exit(slot, running)
 
 
 async def sweep_groups(

@@ -57,7 +57,7 @@ class SnapshotPoint:
     connections_inside: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values; input of `Slot.revive`."""
+        """As JSON values; input of `Slot.resume`."""
         return {
             "threads": list(self.threads),
             "phases_ms": dict(self.phases_ms),

@@ -67,8 +67,8 @@ class _Pending(Generic[T]):
 
 
 class SlotRequests:
-    """Requests to one slot. Owner: the event loop; changed in `hear` and between awaits. `send`
-    raises SlotConnectionLost."""
+    """Requests to one slot. Owner: the event loop; changed in `on_message` and between awaits.
+    `send` raises SlotConnectionLost."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -101,7 +101,7 @@ class SlotRequests:
         with contextlib.suppress(SlotConnectionLost):
             self._send({"op": "checkpoint_end", "checkpoint": name}, [])
 
-    async def keep_files(self, name: str, fd: int) -> int:
+    async def save_files(self, name: str, fd: int) -> int:
         """Save the files of a checkpoint to `fd`; returns bytes. Raises CheckpointFailed,
         SlotConnectionLost."""
         return await self._files.wait(
@@ -145,26 +145,26 @@ class SlotRequests:
         with contextlib.suppress(SlotConnectionLost):
             self._send({"op": "criu_kill", "run": run}, [])
 
-    async def furnish(self, order: Mapping[str, Any], kdat: int, files: int) -> None:
+    async def prepare_restore(self, order: Mapping[str, Any], kdat: int, files: int) -> None:
         """Make the tree for a restore. Raises BootFailed, SlotConnectionLost."""
         await self._moves.wait(
             "furnish", lambda: self._send({**order, "op": "furnish"}, [os.dup(kdat), os.dup(files)])
         )
 
-    async def revive(self, pid: int, point: Mapping[str, Any], deadline_s: float) -> int:
+    async def resume(self, pid: int, point: Mapping[str, Any], deadline_s: float) -> int:
         """Attach to the restored worker; returns its host pid. Raises BootFailed,
         SlotConnectionLost, TimeoutError."""
         order = {"op": "revive", "pid": pid, "point": point, "deadline_s": deadline_s}
         answer = await self._moves.wait("revive", lambda: self._send(order, []), deadline_s)
         return int(answer["host_pid"])
 
-    async def prove(self, deadline_s: float) -> ExampleCheckResult:
+    async def check_examples(self, deadline_s: float) -> ExampleCheckResult:
         """Run the worker's examples. Raises BootFailed, SlotConnectionLost, TimeoutError."""
         return await self._proofs.wait("prove", lambda: self._send({"op": "prove"}, []), deadline_s)
 
     # -- messages of the shim
 
-    def hear(self, message: Mapping[str, Any], fds: list[int]) -> bool:
+    def on_message(self, message: Mapping[str, Any], fds: list[int]) -> bool:
         """Handle one event; False if it is of another kind. Descriptors taken over are removed from
         `fds`."""
         handler = {
@@ -195,7 +195,7 @@ class SlotRequests:
         """The tree could not be made."""
         self._moves.fail("furnish", BootFailed(message))
 
-    def worker_gone(self, status: int | None) -> None:
+    def on_worker_exit(self, status: int | None) -> None:
         """Fail requests that the exited worker cannot answer."""
         self._proofs.fail(
             "prove", BootFailed("the restored worker exited during validation", status=status)

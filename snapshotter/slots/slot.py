@@ -100,7 +100,7 @@ class Slot:
         self.point.add_done_callback(seen)
         self._adopted: asyncio.Future[None] = self._loop.create_future()
         self._execs: dict[int, asyncio.Future[int | None]] = {}
-        self._asks = SlotRequests(self._send)
+        self._requests = SlotRequests(self._send)
         self._error: Mapping[str, Any] | None = None
         self._socket.setblocking(False)
         self._loop.add_reader(self._socket.fileno(), self._on_readable)
@@ -147,7 +147,7 @@ class Slot:
             id=instance,
             note=note,
             ready=self._loop.create_future(),
-            gone=self._loop.create_future(),
+            exited=self._loop.create_future(),
         )
         running.ready.add_done_callback(seen)
         order = {
@@ -173,7 +173,7 @@ class Slot:
         """End all parked forks."""
         self._send_quietly({"op": "unpark"})
 
-    def note(self, instance: InstanceId, note: Mapping[str, Any]) -> None:
+    def store_note(self, instance: InstanceId, note: Mapping[str, Any]) -> None:
         """Store metadata of this instance for the next agent."""
         self._send_quietly({"op": "note", "instance": instance, "note": dict(note)})
 
@@ -213,24 +213,24 @@ class Slot:
         """Quiesce a pristine fork, or the worker itself, for a dump, which consumes it. If there
         are obstacles it is not quiesced.
 
-        `kdat`: CRIU's cached kernel features, as for `furnish`; without them CRIU tests the kernel
-        again, which takes 100 ms and uses tables of the host's firewall exclusively.
+        `kdat`: CRIU's cached kernel features, as for `prepare_restore`; without them CRIU tests the
+        kernel again, which takes 100 ms and uses tables of the host's firewall exclusively.
 
         Raises CheckpointFailed, SlotConnectionLost. On cancellation the process is killed.
         """
-        quiesced = await self._asks.checkpoint(name, cgroup, in_place=in_place, kdat=kdat)
+        quiesced = await self._requests.checkpoint(name, cgroup, in_place=in_place, kdat=kdat)
         if in_place and not quiesced.obstacles:
             self.worker = "frozen"
         return quiesced
 
     def end_checkpoint(self, name: str) -> None:
         """Kill the quiesced process, if the dump did not consume it."""
-        self._asks.end_checkpoint(name)
+        self._requests.end_checkpoint(name)
 
-    async def keep_files(self, name: str, fd: int) -> int:
+    async def save_files(self, name: str, fd: int) -> int:
         """Write the slot's files of that checkpoint to `fd`, which the caller closes; returns
         bytes. Raises CheckpointFailed, SlotConnectionLost."""
-        return await self._asks.keep_files(name, fd)
+        return await self._requests.save_files(name, fd)
 
     async def criu(
         self,
@@ -245,34 +245,34 @@ class Slot:
     ) -> CriuRun:
         """Start CRIU in the slot (`criu.processes.CriuSlot`). Takes ownership of `fds`: images,
         work directory, more. Raises SlotConnectionLost."""
-        return await self._asks.criu(
+        return await self._requests.criu(
             run, argv, uid=uid, cgroup=cgroup, fds=fds, socket=socket, stdio=stdio
         )
 
-    async def furnish(self, order: Mapping[str, Any], kdat: int, files: int) -> None:
+    async def prepare_restore(self, order: Mapping[str, Any], kdat: int, files: int) -> None:
         """Make the tree, as `boot` does, and extract a snapshot's files into it. The caller keeps
         the descriptors (/dev/null: no files).
 
         Raises BootFailed, SlotConnectionLost.
         """
-        await self._asks.furnish(order, kdat, files)
+        await self._requests.prepare_restore(order, kdat, files)
         self.worker = "furnished"
 
-    async def revive(self, pid: int, point: Mapping[str, Any], deadline_s: float) -> None:
+    async def resume(self, pid: int, point: Mapping[str, Any], deadline_s: float) -> None:
         """Adopt a restored process as the worker, at its snapshot point. Raises BootFailed,
         SlotConnectionLost, TimeoutError."""
         try:
             reached = SnapshotPoint.from_json(point)
         except ValueError as e:
             raise BootFailed(f"the snapshot's point is invalid: {e}") from e
-        self.worker_pid = await self._asks.revive(pid, point, deadline_s)
+        self.worker_pid = await self._requests.resume(pid, point, deadline_s)
         self._reach_point(reached)
 
-    async def prove(self, deadline_s: float) -> ExampleCheckResult:
+    async def check_examples(self, deadline_s: float) -> ExampleCheckResult:
         """Run the worker's examples again; the worker exits afterwards. Raises BootFailed,
         SlotConnectionLost, TimeoutError."""
         self.worker = "proving"
-        return await self._asks.prove(deadline_s)
+        return await self._requests.check_examples(deadline_s)
 
     async def end(self) -> None:
         """Kill everything in the slot, wait for its exit, remove its directory. A shim whose
@@ -374,7 +374,7 @@ class Slot:
             self.worker_pid = self._pid_of(fds[0])
         elif event == "boot_failed":
             self.worker = "dead"
-            self._asks.boot_failed(message["message"])
+            self._requests.boot_failed(message["message"])
             self._fail_boot(BootFailed(message["message"]))
         elif event == "snapshot_point":
             self._reach_point(SnapshotPoint.from_json(message))
@@ -413,14 +413,14 @@ class Slot:
             self.owner.log_dropped(message["bytes"])
         elif event == "parked" and self.owner is not None:
             self.parked[message["parked"]] = self._pid_of(fds[0])
-            self.owner.parked(self)
+            self.owner.on_parked(self)
         elif event == "parked_gone" and self.owner is not None:
             self.parked.pop(message["parked"], None)
-            self.owner.parked_gone(self, message["parked"])
+            self.owner.on_parked_exit(self, message["parked"])
         elif event in ("state", "instance", "state_end"):
             self._on_state(message, fds)
         else:
-            self._asks.hear(message, fds)
+            self._requests.on_message(message, fds)
 
     def _on_state(self, message: Mapping[str, Any], fds: list[int]) -> None:
         if message["event"] == "state":
@@ -430,7 +430,7 @@ class Slot:
             self.worker_pid = self._pid_of(fds[1]) if len(fds) > 1 and self.worker != "dead" else 0
             if message["point"]:
                 self._reach_point(
-                    SnapshotPoint.from_json(message["point"]), shim_worker=self.worker == "resident"
+                    SnapshotPoint.from_json(message["point"]), is_resident=self.worker == "resident"
                 )
             elif self.worker == "dead":
                 self._fail_boot(
@@ -448,7 +448,7 @@ class Slot:
             id=instance,
             note=message["note"],
             ready=self._loop.create_future(),
-            gone=self._loop.create_future(),
+            exited=self._loop.create_future(),
         )
         running.ready.add_done_callback(seen)
         self.running[instance] = running
@@ -458,15 +458,15 @@ class Slot:
         if message["state"] == "ready":
             running.ready.set_result(reports.phases_of(message["phases_ms"]))
         if message["state"] == "gone":
-            running.gone.set_result(ExitStatus(status=_status(message)))
+            running.exited.set_result(ExitStatus(status=_status(message)))
 
-    def forget(self, running: InstanceProcess) -> None:
+    def remove_exited(self, running: InstanceProcess) -> None:
         """Remove an instance that had exited when this slot was adopted."""
         self.running.pop(running.id, None)
         self._send_quietly({"op": "forget", "instance": running.id})
 
-    def _reach_point(self, point: SnapshotPoint, *, shim_worker: bool = True) -> None:
-        if shim_worker:
+    def _reach_point(self, point: SnapshotPoint, *, is_resident: bool = True) -> None:
+        if is_resident:
             self.worker = "resident"
         if not self.point.done():
             self.point.set_result(point)
@@ -477,23 +477,23 @@ class Slot:
 
     def _worker_exited(self, status: int | None) -> None:
         self.worker, self.worker_pid = "dead", 0
-        self._asks.worker_gone(status)
+        self._requests.on_worker_exit(status)
         self._fail_boot(
             BootFailed("the worker exited during its start", error=self._error, status=status)
         )
         if self.owner is not None:
-            self.owner.worker_gone(self, status)
+            self.owner.on_worker_exit(self, status)
 
     def _finish(self, running: InstanceProcess, how: ExitStatus) -> None:
         self.running.pop(running.id, None)
-        if not running.gone.done():
-            running.gone.set_result(how)
+        if not running.exited.done():
+            running.exited.set_result(how)
         running.ready.cancel()
         if running.pidfd >= 0:
             os.close(running.pidfd)
             running.pidfd = -1
         if self.owner is not None:
-            self.owner.instance_gone(self, running)
+            self.owner.on_instance_exit(self, running)
 
     def _lose(self) -> None:
         """Handle the loss of the shim: its PID namespace ends with it; without one the known
@@ -508,13 +508,13 @@ class Slot:
         for done in self._execs.values():
             if not done.done():
                 done.set_result(None)
-        self._asks.lost(self.id)
+        self._requests.lost(self.id)
         if not self._adopted.done():
             self._adopted.set_exception(SlotConnectionLost(f"slot {self.id} was lost"))
             seen(self._adopted)
         self._fail_boot(BootFailed("the slot's shim has exited"))
         if self.owner is not None:
-            self.owner.slot_gone(self)
+            self.owner.on_slot_lost(self)
 
 
 def _status(message: Mapping[str, Any]) -> int | None:

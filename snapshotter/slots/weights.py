@@ -50,12 +50,14 @@ class Opening:
         self._pid = pid
         self.lease_ids = tuple(Lease.id_of(mount.manifest, holder) for mount in mounts)
         self._tasks = {
-            m.name: asyncio.create_task(self._have(m), name=f"weights {m.name} of {holder}")
+            m.name: asyncio.create_task(
+                self._open_with_retries(m), name=f"weights {m.name} of {holder}"
+            )
             for m in mounts
         }
 
     @property
-    def is_settled(self) -> bool:
+    def is_done(self) -> bool:
         """Whether all requests have completed."""
         return all(task.done() for task in self._tasks.values())
 
@@ -69,22 +71,22 @@ class Opening:
                 task.result()
         return {name: task.result() for name, task in self._tasks.items()}
 
-    async def abandon(self) -> None:
+    async def cancel(self) -> None:
         """Cancel the requests."""
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
-    async def _have(self, mount: WeightsMount) -> Served:
+    async def _open_with_retries(self, mount: WeightsMount) -> Served:
         for pause_s in _PAUSES_S:
             try:
-                return await self._ask(mount)
+                return await self._open(mount)
             except (ProtocolError, LeaseUnknown) as e:
                 _log.warning("weights.again slot=%s name=%s error=%s", self._holder, mount.name, e)
                 await asyncio.sleep(pause_s)
-        return await self._ask(mount)
+        return await self._open(mount)
 
-    async def _ask(self, mount: WeightsMount) -> Served:
+    async def _open(self, mount: WeightsMount) -> Served:
         began = time.perf_counter()
         try:
             opened = await self._source.open(mount.manifest, holder=self._holder, pid=self._pid)
@@ -118,7 +120,7 @@ class Weights:
         immediately."""
         return Opening(self._source, mounts, holder=holder, pid=pid)
 
-    async def expect_s(self, launch: LaunchSpec) -> float:
+    async def predict_wait_s(self, launch: LaunchSpec) -> float:
         """Predicted wait of a start for its weights; weights without a prediction count as 0."""
         try:
             predictions = [await self._source.predict(mount.manifest) for mount in launch.weights]

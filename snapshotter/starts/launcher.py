@@ -88,24 +88,24 @@ class InstanceLauncher:
             await instance.clear()
             self._ends.clear_if_empty(occupied)
             raise
-        either: list[asyncio.Future[Any]] = [running.ready, running.gone]
+        either: list[asyncio.Future[Any]] = [running.ready, running.exited]
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        if running.gone.done():
+        if running.exited.done():
             raise await self._explain(instance, running)
         if way.kind is StartKind.COLD:
-            self._take_part(instance, occupied)
+            self._restore_cpu_priority(instance, occupied)
         before = occupied.boot_ms if way.kind in (StartKind.COLD, StartKind.RESTORE) else {}
         instance.was_ready = True
         served = served_from(way.kind, occupied.launch, occupied.weights)
-        instance.become(
+        instance.transition_to(
             InstanceState.READY,
             pid=running.pid,
             phases_ms={**before, **running.ready.result()},
             weights=served,
         )
-        slot.note(instance.info.id, instance.note())
+        slot.store_note(instance.info.id, instance.to_note())
         if not way.in_place:
-            self._prefork_pool.used(occupied)
+            self._prefork_pool.on_fork(occupied)
         _log.info(
             "instance.ready id=%s revision=%s kind=%s",
             instance.info.id,
@@ -113,21 +113,21 @@ class InstanceLauncher:
             way.kind,
         )
 
-    def abandon(self, instance: Instance) -> None:
+    def kill_unready(self, instance: Instance) -> None:
         """Kill the process of a failed start; its memory claim lasts until it has exited."""
         if (
             instance.running is not None
             and instance.occupied is not None
-            and not instance.running.gone.done()
+            and not instance.running.exited.done()
         ):
-            instance.asked = "stopped"
+            instance.requested_exit = "stopped"
             instance.occupied.slot.kill(instance.info.id)
 
     def _order(
         self, instance: Instance, request: StartRequest, way: StartSource
     ) -> InstanceProcess:
         launch, occupied, name = request.launch, way.occupied, instance.info.id
-        spot = None if way.in_place else self._prefork_pool.take(occupied)
+        spot = None if way.in_place else self._prefork_pool.acquire(occupied)
         try:
             instance.group = (
                 occupied.group
@@ -140,7 +140,7 @@ class InstanceLauncher:
             instance.info = replace(
                 instance.info,
                 cpu_file=instance.group.cpu_file,
-                cpu_from_ns=counted_ns - occupied.take_idle_ns(),
+                cpu_from_ns=counted_ns - occupied.charge_idle_ns(),
             )
             log_bytes = request.share.log_bytes if request.share is not None else None
             self._logs.register(
@@ -158,8 +158,8 @@ class InstanceLauncher:
             ) from e
         env, cgroup, note = (
             {**launch.env, **request.secret_env},
-            instance.group.ways_in(),
-            instance.note(),
+            instance.group.entry_files(),
+            instance.to_note(),
         )
         parked = spot.name if spot else None
         occupied.is_pristine = False
@@ -189,16 +189,16 @@ class InstanceLauncher:
         return group
 
     @staticmethod
-    def _take_part(instance: Instance, occupied: OccupiedSlot) -> None:
+    def _restore_cpu_priority(instance: Instance, occupied: OccupiedSlot) -> None:
         """Restore the CPU priority of the slot and the instance (`cpu_priority`)."""
-        occupied.take_part()
+        occupied.restore_cpu_priority()
         if instance.group is not None and instance.group != occupied.group:
             instance.group.weigh(1)
 
     async def _explain(
         self, instance: Instance, running: InstanceProcess
     ) -> StartFailed | TemplateLost:
-        how, word = running.gone.result(), instance.info.exit_reason or "exited"
+        how, word = running.exited.result(), instance.info.exit_reason or "exited"
         await instance.cleared.wait()
         if word == "template_lost":
             return TemplateLost(instance.info.id)

@@ -34,7 +34,7 @@ class NodeCapacity:
     gpus: tuple[str, ...] | None = None
     reserved: Mapping[str, int] = field(default_factory=dict)
 
-    def welcome(self, share: Share | None) -> None:
+    def require_tenant_allowed(self, share: Share | None) -> None:
         """Raises NoCapacity if this node does not accept this tenant."""
         if self.dedicated_to is not None and (share is None or share.name != self.dedicated_to):
             caller = (
@@ -63,7 +63,7 @@ class NodeCapacity:
     ) -> None:
         """Raises NoCapacity when the launch does not fit, Unsupported when it never can because the
         node lacks GPUs."""
-        self.welcome(share)
+        self.require_tenant_allowed(share)
         if share is not None:
             self.reserved = share.reserved
         self._check(launch, instances, share)

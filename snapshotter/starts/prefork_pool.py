@@ -53,7 +53,7 @@ class PreforkPool:
             f"{self.per_template} per Template>"
         )
 
-    def take(self, occupied: OccupiedSlot) -> ParkedSpot | None:
+    def acquire(self, occupied: OccupiedSlot) -> ParkedSpot | None:
         """Remove and return a fork that waits for its assignment, with its group; None if there is
         none."""
         for spot in occupied.spots:
@@ -63,12 +63,12 @@ class PreforkPool:
                 return spot
         return None
 
-    def used(self, occupied: OccupiedSlot) -> None:
+    def on_fork(self, occupied: OccupiedSlot) -> None:
         """An instance was forked here: expect another start."""
         if self.per_template:
             self._after(occupied, BEHIND_S, fill=True)
 
-    def ready(self, slot: Slot) -> None:
+    def on_parked(self, slot: Slot) -> None:
         """A fork in `slot` waits for its assignment."""
         template = self.templates.of_slot(slot.id)
         if template is not None:
@@ -76,12 +76,12 @@ class PreforkPool:
                 spot.group.weigh(1)
             self.background_tasks.run(self._measure(template), f"measure parked {slot.id}")
 
-    def gone(self, slot: Slot, name: str) -> None:
+    def on_exit(self, slot: Slot, name: str) -> None:
         """A parked fork exited unexpectedly. It is replaced only after the next start, because it
         may exit repeatedly."""
         template = self.templates.of_slot(slot.id)
         if template is not None:
-            self._forget(template.occupied, [s for s in template.occupied.spots if s.name == name])
+            self._remove(template.occupied, [s for s in template.occupied.spots if s.name == name])
 
     def clear(self, occupied: OccupiedSlot) -> None:
         """End all parked forks of this slot."""
@@ -90,7 +90,7 @@ class PreforkPool:
             occupied.timer = None
         if occupied.spots:
             occupied.slot.unpark()
-            self._forget(occupied, list(occupied.spots))
+            self._remove(occupied, list(occupied.spots))
         occupied.parked_bytes = 0
 
     def _after(self, occupied: OccupiedSlot, delay_s: float, *, fill: bool) -> None:
@@ -120,9 +120,9 @@ class PreforkPool:
         )
         spot.group.weigh(0)  # background priority until it is parked
         occupied.spots.append(spot)
-        occupied.slot.park(name, spot.group.ways_in())
+        occupied.slot.park(name, spot.group.entry_files())
 
-    def _forget(self, occupied: OccupiedSlot, spots: list[ParkedSpot]) -> None:
+    def _remove(self, occupied: OccupiedSlot, spots: list[ParkedSpot]) -> None:
         for spot in spots:
             occupied.spots.remove(spot)
             occupied.slot.parked.pop(spot.name, None)

@@ -118,7 +118,7 @@ class InstanceStarter:
             )
         if known is not None and known.info.state in (InstanceState.READY, InstanceState.ASLEEP):
             return known.info
-        flight = self._flights.get(request.instance_id) or self._fly(request)
+        flight = self._flights.get(request.instance_id) or self._begin(request)
         flight.waiters += 1
         try:
             return await asyncio.shield(flight.task)
@@ -135,12 +135,12 @@ class InstanceStarter:
 
     async def prepare(self, launch: LaunchSpec, share: Share | None = None) -> TemplateInfo:
         """Ensure a Template, as `AgentClient.prepare`."""
-        self._room.welcome(share)
+        self._room.require_tenant_allowed(share)
         for _ in range(_ATTEMPTS):
             template = self._templates.get(launch.revision)
             if template is not None:
                 return template.info()
-            await self._template_booter.once(launch, restoring=True, share=share or NOBODY)
+            await self._template_booter.ensure(launch, restoring=True, share=share or NOBODY)
         raise StartFailed(
             f"revision {launch.revision}: its Template exits as soon as it is ready",
             {"log_tail": []},
@@ -161,14 +161,14 @@ class InstanceStarter:
             ):
                 if instance.info.state is InstanceState.ASLEEP:
                     proc.continue_tree(instance.info.pid)
-                instance.become(InstanceState.DRAINING)
-                self._ends.instance_stopping(instance)
+                instance.transition_to(InstanceState.DRAINING)
+                self._ends.publish_stopping(instance)
                 await asyncio.sleep(NOTICE_S)
             await instance.stop(grace_s)
 
     def drop_template(self, revision: RevisionKey) -> None:
         """Stop a Template, as `AgentClient.drop_template`."""
-        self._template_booter.unwanted(revision)
+        self._template_booter.discard_pending(revision)
         template = self._templates.get(revision)
         if template is not None:
             self._ends.drop(template, "stopped")
@@ -188,15 +188,15 @@ class InstanceStarter:
             for instance in self._instances:
                 group.create_task(instance.stop(grace_s), name=f"stop {instance.info.id}")
 
-    def _fly(self, request: StartRequest) -> _Flight:
+    def _begin(self, request: StartRequest) -> _Flight:
         flight = _Flight(
             task=asyncio.create_task(self._start(request), name=f"start {request.instance_id}")
         )
         self._flights[request.instance_id] = flight
-        flight.task.add_done_callback(lambda task: self._landed(request.instance_id, task))
+        flight.task.add_done_callback(lambda task: self._on_done(request.instance_id, task))
         return flight
 
-    def _landed(self, instance_id: InstanceId, task: asyncio.Task[InstanceInfo]) -> None:
+    def _on_done(self, instance_id: InstanceId, task: asyncio.Task[InstanceInfo]) -> None:
         del self._flights[instance_id]
         slots.seen(task)
 
@@ -213,7 +213,7 @@ class InstanceStarter:
         attempt = self._claim(request)
         try:
             async with asyncio.timeout(timeout_s):
-                instance = await self._climb(request, attempt, phase)
+                instance = await self._try_strategies(request, attempt, phase)
         except TimeoutError as e:
             self._metrics.start_failed(phase.kind, StartTimeout.code)
             cpu_ns = self._used_ns(request, phase)
@@ -239,12 +239,12 @@ class InstanceStarter:
             # belongs to one start.
             raise type(e)(str(e), {**e.detail, "cpu_ns": self._used_ns(request, phase)}) from e
         finally:
-            self._abandon_unless_ready(request.instance_id)
+            self._clean_up_unless_ready(request.instance_id)
         self._count_boots(instance, phase)
-        self._remember(request.launch, instance.info, time.perf_counter() - began)
+        self._record(request.launch, instance.info, time.perf_counter() - began)
         return instance.info
 
-    def _remember(self, launch: LaunchSpec, info: InstanceInfo, took_s: float) -> None:
+    def _record(self, launch: LaunchSpec, info: InstanceInfo, took_s: float) -> None:
         """Record metrics and predictions. The instance is ready: an implausible number must not
         fail the start."""
         try:
@@ -258,12 +258,12 @@ class InstanceStarter:
     def _count_boots(self, instance: Instance, phase: StartPhase) -> None:
         """Charge CPU time that the start used outside the instance's group to the instance, also
         for a restarted agent."""
-        elsewhere_ns = phase.cpu_ns + self._template_booter.take_cpu_ns(instance.info.revision)
+        elsewhere_ns = phase.cpu_ns + self._template_booter.pop_cpu_ns(instance.info.revision)
         if elsewhere_ns and instance.occupied is not None:
             instance.info = replace(
                 instance.info, cpu_from_ns=instance.info.cpu_from_ns - elsewhere_ns
             )
-            instance.occupied.slot.note(instance.info.id, instance.note())
+            instance.occupied.slot.store_note(instance.info.id, instance.to_note())
 
     def _used_ns(self, request: StartRequest, phase: StartPhase) -> int:
         """CPU time of a failed start: its boots and its last attempt; earlier attempts are at the
@@ -271,10 +271,10 @@ class InstanceStarter:
         return (
             phase.cpu_ns
             + phase.attempt_ns()
-            + self._template_booter.take_cpu_ns(request.launch.revision)
+            + self._template_booter.pop_cpu_ns(request.launch.revision)
         )
 
-    async def _climb(
+    async def _try_strategies(
         self, request: StartRequest, instance: Instance, phase: StartPhase
     ) -> Instance:
         clock, closed, suspect = (
@@ -287,17 +287,17 @@ class InstanceStarter:
             phase.attempt_ns = instance.used_ns
             try:
                 way = await self._strategy.acquire(request.launch, phase, clock, closed)
-                async with asyncio.timeout(self._strategy.patience_s(way, clock)):
+                async with asyncio.timeout(self._strategy.hook_timeout_s(way, clock)):
                     await self._starts.run(instance, request, way)
-                await self._strategy.reached(way, suspect=suspect, launch=request.launch)
+                await self._strategy.on_success(way, suspect=suspect, launch=request.launch)
                 return instance
             except (TemplateLost, SlotConnectionLost, StartFailed, TimeoutError) as e:
-                if way is not None and _is_held_against_restore(way, e):
-                    suspect = await self._fall(instance, way, closed, e)
+                if way is not None and _counts_against_restore(way, e):
+                    suspect = await self._exclude_restore(instance, way, closed, e)
                 elif isinstance(e, StartFailed | TimeoutError):
                     raise
                 else:
-                    await self._cleared(instance)
+                    await self._wait_cleared(instance)
             phase.cpu_ns = 0  # the platform bears an attempt that it repeats
             instance = self._claim(request)
         raise StartFailed(
@@ -306,7 +306,7 @@ class InstanceStarter:
             {"log_tail": []},
         )
 
-    async def _fall(
+    async def _exclude_restore(
         self, instance: Instance, way: StartSource, closed: set[StartKind], error: Exception
     ) -> str:
         """Handle a restored worker, or a fork of one, that did not become ready: end its process,
@@ -325,7 +325,7 @@ class InstanceStarter:
         )
         self._metrics.rung_failed(way.kind, reason)
         closed.add(StartKind.RESTORE)
-        self._starts.abandon(instance)
+        self._starts.kill_unready(instance)
         template = self._templates.get(instance.info.revision)
         if (
             template is not None
@@ -333,14 +333,14 @@ class InstanceStarter:
             and type(error) in words
         ):
             self._ends.drop(template, reason)
-        await self._cleared(instance)
+        await self._wait_cleared(instance)
         if reason == "wrong_answer" and way.occupied.snapshot is not None:
-            await self._strategy.wrong(way.occupied.snapshot, str(error))
+            await self._strategy.on_wrong_answer(way.occupied.snapshot, str(error))
             return ""
         return way.occupied.snapshot or ""
 
     @staticmethod
-    async def _cleared(instance: Instance) -> None:
+    async def _wait_cleared(instance: Instance) -> None:
         if instance.running is not None and not instance.cleared.is_set():
             await instance.cleared.wait()
 
@@ -376,7 +376,7 @@ class InstanceStarter:
                 return lines
         return []
 
-    def _abandon_unless_ready(self, instance_id: InstanceId) -> None:
+    def _clean_up_unless_ready(self, instance_id: InstanceId) -> None:
         """Clean up a failed start: its claim, or its process, whose claim lasts until it has
         exited."""
         instance = self._instances.get(instance_id)
@@ -385,7 +385,7 @@ class InstanceStarter:
         if instance.running is None or instance.occupied is None:
             self._instances.remove(instance)
         else:
-            self._starts.abandon(instance)
+            self._starts.kill_unready(instance)
 
     def _make_room(self, request: StartRequest) -> None:
         """Evict unused Templates if that frees enough memory. Raises NoCapacity; no await before
@@ -396,7 +396,9 @@ class InstanceStarter:
             self._room.check(launch, infos, request.share)
         except NoCapacity as e:
             if e.detail["resource"] == "memory":
-                self._ends.room_wanted(request.instance_id, request.share, e, reservation_of(infos))
+                self._ends.publish_shortage(
+                    request.instance_id, request.share, e, reservation_of(infos)
+                )
             raise
         claimed = self._instances.claimed_bytes()
         need = claimed + launch.memory_bytes + self._templates.pss_bytes() - self._room.memory_bytes
@@ -412,7 +414,7 @@ def _is_wrong_answer(error: Exception) -> bool:
     )
 
 
-def _is_held_against_restore(way: StartSource, error: Exception) -> bool:
+def _counts_against_restore(way: StartSource, error: Exception) -> bool:
     """Whether a booted worker may succeed: the failed one was restored. A Template lost before its
     fork says nothing about the snapshot."""
     return way.kind is StartKind.RESTORE or (

@@ -125,9 +125,9 @@ class StartStrategy:
                 occupied = await self._template_booter.boot(launch, phase)
                 phase.cpu_ns += occupied.cpu_ns()
                 return StartSource(occupied=occupied, in_place=True, kind=kind)
-            await self._template_booter.once(launch, share=phase.share)
+            await self._template_booter.ensure(launch, share=phase.share)
 
-    def patience_s(self, way: StartSource, clock: StartDeadline) -> float | None:
+    def hook_timeout_s(self, way: StartSource, clock: StartDeadline) -> float | None:
         """How long the hooks of a restored worker, or of a fork of one, may take before COLD is
         started instead, which needs time as well; None: no limit."""
         if way.occupied.snapshot is None:
@@ -138,7 +138,7 @@ class StartStrategy:
         )
         return spare_s if spare_s > 0 else None
 
-    async def reached(self, way: StartSource, *, suspect: str, launch: LaunchSpec) -> None:
+    async def on_success(self, way: StartSource, *, suspect: str, launch: LaunchSpec) -> None:
         """Record a successful start. `suspect`: the snapshot that failed earlier in the same
         start."""
         if suspect:
@@ -147,11 +147,11 @@ class StartStrategy:
             )
         if way.kind is StartKind.RESTORE and way.occupied.snapshot is not None:
             self._selector.used(way.occupied.snapshot)
-            self._template_booter.refill(launch)
+            self._template_booter.restore_in_background(launch)
         elif way.kind is StartKind.COLD:
             self._builder.want(launch)
 
-    async def wrong(self, snapshot_id: str, message: str) -> None:
+    async def on_wrong_answer(self, snapshot_id: str, message: str) -> None:
         """Quarantine a snapshot whose worker answered incorrectly."""
         await self._selector.quarantine(snapshot_id, message)
 
@@ -176,7 +176,7 @@ class StartStrategy:
         """A worker from a snapshot. None: a Template has become available, or RESTORE is excluded
         now."""
         expecting = asyncio.create_task(
-            self._weights.expect_s(launch), name=f"weights of {launch.revision}"
+            self._weights.predict_wait_s(launch), name=f"weights of {launch.revision}"
         )
         try:
             snapshot = await self._selector.find(launch, phase)
@@ -201,7 +201,7 @@ class StartStrategy:
                     restore_ms=predicted_ms, cold_ms=cold_ms, left_s=left_s
                 )
                 if deadline_s is not None:
-                    with phase.patience.under(turn=turn):
+                    with phase.patience.bounded_by(turn=turn):
                         occupied = await self._selector.restore(
                             launch,
                             snapshot,

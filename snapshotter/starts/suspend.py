@@ -37,7 +37,7 @@ class InstanceSuspender:
         neither."""
         instance = self._known(instance_id)
         if instance.info.state is InstanceState.READY:
-            instance.become(InstanceState.ASLEEP)
+            instance.transition_to(InstanceState.ASLEEP)
             self._note(instance)
             proc.stop_tree(instance.info.pid, _beside(instance))
         return instance.info
@@ -50,7 +50,7 @@ class InstanceSuspender:
             began = time.perf_counter()
             proc.continue_tree(instance.info.pid, _beside(instance))
             phases = {"wake": round((time.perf_counter() - began) * 1000, 3)}
-            instance.become(
+            instance.transition_to(
                 InstanceState.READY,
                 start_kind=StartKind.WAKE,
                 phases_ms=phases,
@@ -72,7 +72,7 @@ class InstanceSuspender:
     def _note(instance: Instance) -> None:
         """Store the state for a restarted agent."""
         if instance.occupied is not None:
-            instance.occupied.slot.note(instance.info.id, instance.note())
+            instance.occupied.slot.store_note(instance.info.id, instance.to_note())
 
 
 def _beside(instance: Instance) -> Callable[[], Collection[int]]:

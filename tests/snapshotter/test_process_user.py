@@ -120,7 +120,9 @@ def test_one_whose_trial_is_killed_does_not_keep_root_because_of_that(
 ) -> None:
     """A process that the same user left behind can kill the trial, and could so choose that its
     successor is root."""
-    monkeypatch.setattr(ProcessUser, "_tried", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+    monkeypatch.setattr(
+        ProcessUser, "_first_problem", lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    )
     with pytest.raises(OSError, match=f"the process that tested uid {UID} was killed"):
         ProcessUser(uid=UID, owns=(home / "activator" / "a-0",)).obstacle()
 
@@ -276,8 +278,8 @@ def test_work_is_done_by_a_child_that_is_the_user(tmp_path: Path) -> None:
     def written() -> bytes:
         return f"{os.getuid()} {(own / 'new').write_text('x')}".encode()
 
-    assert user.answer(written) == f"{UID} 1".encode()
-    assert user.answer((own / "link").read_bytes) == b"", (
+    assert user.run_as_user(written) == f"{UID} 1".encode()
+    assert user.run_as_user((own / "link").read_bytes) == b"", (
         "it follows a link no further than its user does"
     )
     assert os.getuid() == 0
