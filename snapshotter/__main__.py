@@ -1,5 +1,4 @@
-"""`python -m snapshotter --config platform.yaml --ready-fd N`: the composition root of the node
-agent."""
+"""Entry point of the node agent: `python -m snapshotter --config platform.yaml --ready-fd N`."""
 
 from __future__ import annotations
 
@@ -47,11 +46,11 @@ quick_start.imported()
 
 
 def main() -> int:
-    """Run until SIGTERM or SIGINT; 2 for settings that cannot be used."""
-    os.umask(0o077)  # what we write is nobody else's, unless its mode is set by hand
+    """Run until SIGTERM or SIGINT. Returns 2 for invalid settings, 1 for another failure."""
+    os.umask(0o077)  # files are private unless a mode is set explicitly
     arguments = _arguments()
     log_lines.set_up("%(asctime)s snapshotter %(levelname)s %(message)s")
-    # it would tell of every report of this node
+    # httpx logs every node report at INFO
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
         platform = load(PlatformSettings, "platform", arguments.config)

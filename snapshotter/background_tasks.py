@@ -1,4 +1,4 @@
-"""Work that goes on after its cause has been answered: clearing a slot, measuring a Template."""
+"""Work that continues after the request that caused it: clearing a slot, measuring a Template."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _log = logging.getLogger(__name__)
 
 
 class BackgroundTasks:
-    """Named background tasks, held until done; one that fails is logged. Owner: the event loop."""
+    """Named background tasks, referenced until done; failures are logged. Owner: the event loop."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -27,7 +27,7 @@ class BackgroundTasks:
         return task
 
     async def aclose(self) -> None:
-        """Wait until all are done, those included that the last ones start."""
+        """Wait until all tasks are done, including tasks that they start."""
         while self._tasks:
             await asyncio.wait(self._tasks)
 

@@ -1,7 +1,8 @@
-"""The node agent's door: a typed client over its Unix socket.
+"""A typed client of the node agent over its Unix socket.
 
-One connection, many calls (`weight_cache.protocol`). A lost connection fails open calls with
-AgentUnavailable; the next call connects again."""
+One connection carries many calls (`weight_cache.protocol`). A lost connection fails the open calls
+with AgentUnavailable; the next call reconnects.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ _BY_CODE: dict[str, type[errors.SnapshotterError]] = {
 
 Hear = Callable[[Mapping[str, Any]], Awaitable[object]]
 _LINES_WAITING = 100
-"""Lines of a log that are here and not read yet."""
+"""Log lines that have arrived and are not read yet."""
 
 
 def _translate(failure: RemoteFailure) -> errors.SnapshotterError:
@@ -44,8 +45,7 @@ def _named(share: Share | None) -> dict[str, Any]:
 
 
 class AgentClient:
-    """Asks the agent at `socket_path`. Owner: one event loop; the connection is made when first
-    needed."""
+    """Calls the agent at `socket_path`. Owner: one event loop; connects on the first call."""
 
     def __init__(self, socket_path: Path) -> None:
         self._path = socket_path
@@ -67,11 +67,12 @@ class AgentClient:
         secret_env: Mapping[str, str],
         share: Share | None = None,
     ) -> InstanceInfo:
-        """Bring one instance up by the fastest rung; returns when it is ready.
+        """Start one instance by the fastest available strategy; returns when it is ready.
 
-        `share`: whose it is; tenants take turns, and keep what is reserved for them. Idempotent on
-        `instance_id`. Raises StartFailed, StartTimeout, NoCapacity, BundleUnavailable, Unsupported
-        or AgentUnavailable. Cancelling it abandons the start: a half-started instance is stopped.
+        `share`: the tenant's share; tenants take turns and retain their reserved memory. Idempotent
+        on `instance_id`. Raises StartFailed, StartTimeout, NoCapacity, BundleUnavailable,
+        Unsupported or AgentUnavailable. Cancelling the call cancels the start and stops a
+        half-started instance.
         """
         args = {
             "launch": launch.to_json(),
@@ -83,29 +84,30 @@ class AgentClient:
         return InstanceInfo.from_json(await self._call("start", args))
 
     async def prepare(self, launch: LaunchSpec, *, share: Share | None = None) -> TemplateInfo:
-        """Make sure that a Template of this revision is resident, without an instance. Same errors
-        as `start`."""
+        """Ensure that a Template of this revision is resident, without an instance. Raises the
+        errors of `start`."""
         return TemplateInfo.from_json(
             await self._call("prepare", {"launch": launch.to_json(), **_named(share)})
         )
 
     async def stop(self, instance_id: InstanceId, *, grace_s: float) -> None:
-        """Run exit hooks, SIGTERM, and SIGKILL after `grace_s`; returns when the process is gone.
-        Idempotent."""
+        """Run exit hooks, send SIGTERM, and SIGKILL after `grace_s`; returns when the process has
+        exited. Idempotent."""
         await self._call("stop", {"instance_id": instance_id, "grace_s": grace_s})
 
     async def sleep(self, instance_id: InstanceId) -> InstanceInfo:
-        """Have every process of a ready instance stand still; its memory stays. Idempotent. Raises
+        """Suspend every process of a ready instance; its memory stays. Idempotent. Raises
         InstanceUnknown."""
         return InstanceInfo.from_json(await self._call("sleep", {"instance_id": instance_id}))
 
     async def wake(self, instance_id: InstanceId) -> InstanceInfo:
-        """Let an instance that is asleep go on; its start kind is WAKE from then on. Idempotent.
-        Raises InstanceUnknown."""
+        """Resume a suspended instance; its start kind is WAKE from then on. Idempotent. Raises
+        InstanceUnknown."""
         return InstanceInfo.from_json(await self._call("wake", {"instance_id": instance_id}))
 
     async def adopt(self, *, lessee: str) -> list[InstanceInfo]:
-        """The live instances leased to `lessee`, after its restart; those asleep, too."""
+        """The live instances leased to `lessee`, suspended ones included. Called after its
+        restart."""
         return [
             InstanceInfo.from_json(i)
             for i in (await self._call("adopt", {"lessee": lessee}))["instances"]
@@ -121,14 +123,15 @@ class AgentClient:
         return [TemplateInfo.from_json(t) for t in (await self._call("templates", {}))["templates"]]
 
     async def drop_template(self, revision: RevisionKey) -> None:
-        """Stop a Template; its instances go on. Idempotent."""
+        """Stop a Template; its instances continue. Idempotent."""
         await self._call("drop_template", {"revision": revision})
 
     async def checkpoint(self, launch: LaunchSpec) -> SnapshotInfo:
-        """Make sure that a proven snapshot of this revision is on the node; returns once it is.
+        """Ensure that a validated snapshot of this revision is on the node; returns once it is.
 
-        Raises SnapshotRefused when it cannot be made (the reasons name what stands in the way), and
-        the errors of `start`."""
+        Raises SnapshotRefused when it cannot be made (the reasons name the obstacles), and the
+        errors of `start`.
+        """
         return SnapshotInfo.from_json(await self._call("checkpoint", {"launch": launch.to_json()}))
 
     async def snapshots(self, labels: Mapping[str, str] | None = None) -> list[SnapshotInfo]:
@@ -138,19 +141,21 @@ class AgentClient:
             for s in (await self._call("snapshots", {"labels": dict(labels or {})}))["snapshots"]
         ]
 
-    async def prove_snapshot(self, snapshot_id: str, hear: Hear | None = None) -> SnapshotInfo:
-        """Restore it once and have it answer its example: READY again, or QUARANTINED with the
+    async def prove_snapshot(self, snapshot_id: str, on_cost: Hear | None = None) -> SnapshotInfo:
+        """Restore a snapshot once and check its example: READY again, or QUARANTINED with the
         reason.
 
-        hear: is told `{"build": id of the proof, "cpu_ns": n}` when it has ended, well or not.
+        on_cost: called with `{"build": id of the validation, "cpu_ns": n}` when the validation has
+        ended, whatever its outcome.
 
-        Raises SnapshotUnknown, ProofsBusy (one of a tenant at a time), NoCapacity, SnapshotRefused
-        when it took too long to tell."""
+        Raises SnapshotUnknown, ProofsBusy (one per tenant at a time), NoCapacity, SnapshotRefused
+        when the validation timed out.
+        """
         answer: Mapping[str, Any] = {}
         async for body in self._stream("prove_snapshot", {"snapshot_id": snapshot_id}):
             if "cpu_ns" in body:
-                if hear is not None:
-                    await hear(body)
+                if on_cost is not None:
+                    await on_cost(body)
             else:
                 answer = body
         return SnapshotInfo.from_json(answer)
@@ -162,18 +167,18 @@ class AgentClient:
         revision: str | None = None,
         function: str | None = None,
     ) -> int:
-        """Remove one snapshot, those of a revision, or those of all revisions of a function id; how
-        many went. Idempotent."""
+        """Delete one snapshot, those of a revision, or those of all revisions of a function id;
+        returns how many were deleted. Idempotent."""
         args = {"snapshot_id": snapshot_id, "revision": revision, "function": function}
         return int((await self._call("delete_snapshots", args))["deleted"])
 
     async def capabilities(self) -> Mapping[str, Any]:
-        """What this machine can do: `{"features": [{"name", "on", "why"}], "node": {…}}`, each
-        proven, not assumed."""
+        """What this machine supports: `{"features": [{"name", "on", "why"}], "node": {…}}`, each
+        feature tested, not assumed."""
         return await self._call("capabilities", {})
 
     async def usage(self, instance_id: InstanceId) -> Mapping[str, Any]:
-        """CPU time (`cpu_ns`), memory (`memory_bytes`, `pss_bytes`) of one instance."""
+        """CPU time (`cpu_ns`) and memory (`memory_bytes`, `pss_bytes`) of one instance."""
         return await self._call("usage", {"instance_id": instance_id})
 
     def watch(self) -> AsyncIterator[AgentEvent]:
@@ -195,11 +200,12 @@ class AgentClient:
         call_id: str | None = None,
         follow: bool = False,
     ) -> AsyncGenerator[Mapping[str, Any], None]:
-        """Log lines as `{"time", "instance", "stream", "call", "text"}`, oldest first; dead
-        instances included.
+        """Log lines as `{"time", "instance", "stream", "call", "text"}`, oldest first, those of
+        exited instances included.
 
-        Returns once the agent reads them: what it refuses is raised here, LogsBusy among it. The
-        caller closes what is returned."""
+        Returns once the agent has begun to read; its refusals are raised here, LogsBusy among them.
+        The caller closes the returned generator.
+        """
         args = {
             "labels": dict(labels),
             "instance_id": instance_id,
@@ -209,12 +215,11 @@ class AgentClient:
             "follow": follow,
         }
         lines = self._lines(args)
-        await anext(lines)  # the agent's word that it reads
+        await anext(lines)  # the agent has begun to read
         return lines
 
     async def _lines(self, args: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
-        """On a connection of its own: what is not read here is not sent there, and holds up no
-        other call."""
+        """Stream log lines on a separate connection, so that a slow reader delays no other call."""
         try:
             rpc = await RpcClient.open(self._path, most_waiting=_LINES_WAITING)
         except ProtocolError as e:
@@ -241,8 +246,8 @@ class AgentClient:
         return self._stream("build_image", {"spec": dict(spec), "uid": uid})
 
     async def delete_image(self, digest: str, *, uid: int | None) -> int:
-        """Delete an environment that `uid` built; its bytes, 0 where there was none. One that is
-        being built stays."""
+        """Delete an image that `uid` built; returns its bytes, 0 if there was none. An image that
+        is being built is retained."""
         return int((await self._call("delete_image", {"digest": digest, "uid": uid}))["size_bytes"])
 
     async def aclose(self) -> None:
@@ -252,7 +257,7 @@ class AgentClient:
             self._rpc = None
 
     async def _connection(self) -> RpcClient:
-        # calls made at once share the connection that the first of them opens
+        # concurrent calls share the connection that the first of them opens
         async with self._opening:
             if self._rpc is None or self._rpc.is_closed:
                 self._rpc = await RpcClient.open(self._path)

@@ -1,9 +1,10 @@
-"""Names of Debian packages that an image may install. One pattern for the SDK, the controller and
-the node agent.
+"""Names of Debian packages that an image may install. The SDK, the controller and the node agent
+share one pattern.
 
-`apt-get install` takes more than names: `foo-` removes a package, `foo+` installs one, `foo/suite`
-and `foo=1.0` choose a version, `foo^` is a task, and what looks like a regular expression is one
-(apt-get(8)). None of these is accepted here."""
+`apt-get install` accepts more than names: `foo-` removes a package, `foo+` installs one,
+`foo/suite` and `foo=1.0` choose a version, `foo^` is a task, and some names are regular expressions
+(apt-get(8)). All of these are rejected.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ _MAX_CHARS = 128
 
 
 def check_package_name(name: object) -> str:
-    """Return `name` if it is the plain name of a Debian package. Raises ValueError that says what
-    is allowed."""
+    """Return `name` if it is a plain Debian package name. Raises ValueError that states the
+    rules."""
     if isinstance(name, str) and len(name) <= _MAX_CHARS and _NAME.match(name):
         return name
     raise ValueError(
@@ -31,8 +32,8 @@ def check_package_name(name: object) -> str:
 
 
 def packages_of(steps: Iterable[Mapping[str, Any]]) -> list[str]:
-    """All packages that the `apt` steps of an image name, each once. Raises ValueError for one that
-    is not a plain name."""
+    """All packages in the `apt` steps of an image, without duplicates. Raises ValueError for an
+    invalid name."""
     found: dict[str, None] = {}
     for step in steps:
         if step.get("op") == "apt":

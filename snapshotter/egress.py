@@ -1,12 +1,13 @@
-"""Where who has a network of its own may connect to: the internet, and of private networks what the
-operator allows.
+"""Egress policy of functions and builds with their own network: the internet, and the private
+networks that the operator allows.
 
-Pure. The host's own addresses are closed unless allowed. So are the networks in DENIED: private
-ones (RFC 1918), shared address space (RFC 6598, where slots have theirs), link-local, multicast and
-reserved ones (RFC 6890). Name servers of the host are open at port 53. Where functions have the
-host's network (`snapshotter.function_network`), those of them that get one of their own, because
-they listen on TCP, reach whatever the host reaches (EVERYWHERE): a function must not lose its
-database between a COLD start and a RESTORE."""
+Pure. The host's own addresses are denied unless allowed. So are the networks in DENIED: private
+(RFC 1918), shared address space (RFC 6598, which slots use), link-local, multicast and reserved
+networks (RFC 6890). The host's name servers are allowed at port 53. If functions use the host's
+network (`snapshotter.function_network`), functions that get their own network because they listen
+on TCP may reach whatever the host reaches (EVERYWHERE): a function must not lose its database
+between a COLD start and a RESTORE.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +18,13 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 INSIDE, GATEWAY = "169.254.77.2", "169.254.77.1"
-"""Of a slot, and of the host as the slot sees it: link-local, so they name nothing anywhere else
-(RFC 3927)."""
+"""Addresses of a slot, and of the host as the slot sees it. Both are link-local, so they mean
+nothing outside the slot (RFC 3927)."""
 METADATA = "169.254.169.254"
-"""Where clouds hand out the machine's own credentials, which open the store of snapshots among
-other things: no tenant's business. Only a name server there is open."""
+"""Cloud metadata service. It returns the machine's credentials, which also open the snapshot store,
+so tenants must not reach it. Only a name server at this address is allowed."""
 PORT = 53
-"""Of name servers."""
+"""DNS port."""
 DENIED = (
     "0.0.0.0/8",
     "10.0.0.0/8",
@@ -37,8 +38,8 @@ DENIED = (
 
 @dataclass(frozen=True, slots=True)
 class Egress:
-    """Networks that are closed, and what of them (or of the host's addresses) is open all the same,
-    to all or `on_request`."""
+    """Denied networks, and exceptions to them (or to the host's addresses): `allowed` for all,
+    `on_request` for functions that request them."""
 
     denied: tuple[ipaddress.IPv4Network, ...] = tuple(map(ipaddress.IPv4Network, DENIED))
     allowed: tuple[ipaddress.IPv4Network, ...] = ()
@@ -48,7 +49,7 @@ class Egress:
     def of(
         cls, denied: Iterable[str], allowed: Iterable[str], on_request: Iterable[str] = ()
     ) -> Self:
-        """Parse the settings' lists. Raises ValueError that names key and value."""
+        """Parse the settings' lists. Raises ValueError that names the key and the value."""
         lists = {
             "egress_denied": denied,
             "egress_allowed": allowed,
@@ -57,21 +58,21 @@ class Egress:
         return cls(*(networks(key, texts) for key, texts in lists.items()))
 
     def requested(self, texts: Iterable[str]) -> Egress:
-        """For a function that asks for these networks. Raises ValueError for one that the operator
-        does not open, naming what is open."""
-        asked = networks("egress", texts)
-        for network in asked:
+        """The policy of a function that requests these networks. Raises ValueError for a network
+        that the operator does not offer, listing those offered."""
+        wanted = networks("egress", texts)
+        for network in wanted:
             if not any(network.subnet_of(each) for each in (*self.on_request, *self.allowed)):
-                there = ", ".join(map(str, self.on_request)) or "nothing"
+                offered = ", ".join(map(str, self.on_request)) or "nothing"
                 raise ValueError(
-                    f"egress: {network} is not for functions to ask for; "
-                    f"snapshotter.egress_on_request has {there}"
+                    f"egress: {network} is not available to functions; "
+                    f"snapshotter.egress_on_request allows {offered}"
                 )
-        return replace(self, allowed=tuple(ipaddress.collapse_addresses((*self.allowed, *asked))))
+        return replace(self, allowed=tuple(ipaddress.collapse_addresses((*self.allowed, *wanted))))
 
     def rules(self, resolvers: Iterable[str], relay_port: int | None = None) -> Rules:
-        """For slots that have these name servers; `relay_port`: of 127.0.0.1, where what they ask
-        their gateway goes; None = nowhere."""
+        """The rules of slots that use these name servers. `relay_port`: port on 127.0.0.1 to which
+        DNS queries to the gateway are redirected; None: no redirection."""
         denied, allowed, servers = (
             _members(self.denied),
             _members(self.allowed),
@@ -108,10 +109,10 @@ EVERYWHERE = Egress((), (ipaddress.IPv4Network("0.0.0.0/0"),))
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Of nftables, for packets of a slot `to_host`'s own addresses, and `beyond`; `names`: for what
-    it asks its gateway, before either.
+    """nftables rules for packets of a slot: to the host's own addresses (`to_host`), to all others
+    (`beyond`), and for DNS queries to the gateway, evaluated first (`names`).
 
-    Slots with the same rules share a group (`ip link`).
+    Slots with equal rules share an interface group (`ip link`).
     """
 
     to_host: tuple[str, ...]
@@ -120,19 +121,19 @@ class Rules:
 
     @property
     def group(self) -> int:
-        """A number that only these rules have, 1 to 2^31 - 1, as ip(8) takes it."""
+        """Interface group of these rules, 1 to 2^31 - 1, as ip(8) accepts it."""
         return zlib.crc32(repr(self).encode()) >> 1 or 1
 
     @property
     def chain(self) -> str:
-        """The one that is made last."""
+        """The chain that `orders` creates last."""
         return f"beyond_{self.group}"
 
     def orders(self, table: str, prefix: str) -> str:
-        """For nft(8): chains for the group, and their entry in the maps of `table` that lead there.
+        """Commands for nft(8): chains of the group, and their entries in the maps of `table`.
         Idempotent.
 
-        `prefix`: of the names of the slots' interfaces.
+        `prefix`: prefix of the slots' interface names.
         """
         lines, chains = [], {"to_host": self.to_host, "beyond": self.beyond}
         if self.names:
@@ -160,8 +161,8 @@ def _members(networks: Iterable[object]) -> str:
 
 
 def networks(key: str, texts: Iterable[str]) -> tuple[ipaddress.IPv4Network, ...]:
-    """Parse networks and addresses; none lies in another. Raises ValueError that names `key` and
-    the value."""
+    """Parse networks and addresses and merge overlaps. Raises ValueError that names `key` and the
+    value."""
     found = []
     for text in texts:
         try:
@@ -171,7 +172,7 @@ def networks(key: str, texts: Iterable[str]) -> tuple[ipaddress.IPv4Network, ...
                 f"{key}: {text!r}: {e}; write IPv4 networks or addresses, like 10.0.0.0/8 or "
                 f"192.168.1.10"
             ) from e
-    return tuple(ipaddress.collapse_addresses(found))  # nftables takes no overlaps
+    return tuple(ipaddress.collapse_addresses(found))  # nftables rejects overlaps
 
 
 def resolvers(lines: Sequence[str]) -> list[str]:

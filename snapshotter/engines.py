@@ -1,10 +1,11 @@
-"""Engine environments: virtual environments with an inference server, which an operator installed
-on this node.
+"""Engine environments: virtual environments with an inference server that an operator installed on
+this node.
 
-One is named in `snapshotter.engines` of platform.yaml, or is a directory of `<home>/engines/`. It
-has the usual layout of a virtual environment (PEP 405): `pyvenv.cfg` names the interpreter behind
-it, which slots bind beside its packages, as they do with a built image. What is installed in it is
-part of a snapshot's identity."""
+An environment is either named in `snapshotter.engines` of platform.yaml or a directory of
+`<home>/engines/`. It has the standard layout of a virtual environment (PEP 405): `pyvenv.cfg` names
+the base interpreter, which slots mount beside its packages, as they do for a built image. The
+installed packages are part of a snapshot's identity.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +26,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z")
 
 
 def check_environment_name(name: str) -> str:
-    """Return `name` if it may name an engine environment: it becomes part of a path. Raises
-    ValueError that says what is allowed."""
+    """Return `name` if it is valid for an engine environment: it becomes part of a path. Raises
+    ValueError that states the rules."""
     if not _NAME.match(name):
         raise ValueError(
             f"engine environment {name!r}: use 1 to 63 letters, digits, '.', '-' or '_', starting "
@@ -37,15 +38,15 @@ def check_environment_name(name: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineEnvironment:
-    """One that is there.
+    """An installed environment.
 
     Attributes:
         python: the interpreter's executable, inside `prefix`.
         prefix: the interpreter's installation.
-        site: its packages.
-        env: nothing; as of an image.
-        version: of vLLM in it.
-        rootfs, rootfs_digest: none of its own.
+        site: its package directories.
+        env: empty; the field exists for parity with images.
+        version: version of vLLM in it.
+        rootfs, rootfs_digest: unused; the environment has no root file system.
     """
 
     name: str
@@ -59,10 +60,10 @@ class EngineEnvironment:
 
 
 class Engines:
-    """The engine environments of this node. Keeps nothing: what is on the disk counts."""
+    """The engine environments of this node. Stateless: each call reads the disk."""
 
     def __init__(self, home: Path, configured: Mapping[str, str] | None = None) -> None:
-        """`configured`: name → directory; they come before those of the home."""
+        """`configured`: name → directory; these take precedence over `<home>/engines/`."""
         self._home = home / "engines"
         self._configured = {
             name: Path(directory).expanduser() for name, directory in (configured or {}).items()
@@ -72,7 +73,7 @@ class Engines:
         return f"<Engines {', '.join(self.names()) or 'none'}>"
 
     def names(self) -> tuple[str, ...]:
-        """Of all that are there, whether or not they are whole."""
+        """Names of all environments found, broken ones included."""
         found = (
             {d.parent.name for d in self._home.glob("*/pyvenv.cfg")}
             if self._home.is_dir()
@@ -81,8 +82,8 @@ class Engines:
         return tuple(sorted({*self._configured, *found}))
 
     def get(self, name: str) -> EngineEnvironment:
-        """Raises BundleUnavailable when there is none of that name, Unsupported when it is not
-        whole or the name is none."""
+        """The environment `name`. Raises BundleUnavailable if there is none, Unsupported if it is
+        incomplete or the name is invalid."""
         try:
             check_environment_name(name)
         except ValueError as e:
@@ -91,18 +92,18 @@ class Engines:
         try:
             settings = _settings((directory / "pyvenv.cfg").read_text())
         except (FileNotFoundError, NotADirectoryError):
-            there = f"there are: {', '.join(self.names())}" if self.names() else "there is none"
+            there = f"available: {', '.join(self.names())}" if self.names() else "none is installed"
             raise BundleUnavailable(
-                f"no engine environment {name!r} on this node ({there}): make one with "
+                f"no engine environment {name!r} on this node ({there}): install one with "
                 f"{INSTALLER}, which "
-                f"puts it into {self._home / name}, or name a virtual environment with vLLM in it "
+                f"creates {self._home / name}, or name a virtual environment with vLLM "
                 f"in platform.yaml, snapshotter.engines"
             ) from None
         return _opened(name, directory, settings)
 
     def describe(self) -> list[dict[str, str]]:
-        """For `capabilities()`: of each `name`, `version` and `directory`, or `name` and `why` it
-        cannot be used."""
+        """For `capabilities()`: `name`, `version` and `directory` of each environment, or `name`
+        and `why` it cannot be used."""
         return [self._describe(name) for name in self.names()]
 
     def _describe(self, name: str) -> dict[str, str]:
@@ -123,8 +124,8 @@ def _opened(name: str, directory: Path, settings: Mapping[str, str]) -> EngineEn
     python = prefix / "bin" / f"python{version}"
     if not python.exists():
         raise Unsupported(
-            f"engine environment {name!r} in {directory} was made for {python}, which is gone: "
-            f"make it again"
+            f"engine environment {name!r} in {directory} was made for {python}, which no longer "
+            f"exists: reinstall it"
         )
     packages = Path("lib") / f"python{version}" / "site-packages"
     shared = prefix / packages
@@ -132,12 +133,12 @@ def _opened(name: str, directory: Path, settings: Mapping[str, str]) -> EngineEn
         site = check_directory(directory, str(packages))
     except OSError as e:
         raise Unsupported(
-            f"engine environment {name!r} cannot be used: {e.strerror}: make it again with "
+            f"engine environment {name!r} cannot be used: {e.strerror}: reinstall it with "
             f"{INSTALLER}"
         ) from e
     if not (site / _SERVER).exists():
         raise Unsupported(
-            f"engine environment {name!r} in {directory} has no vLLM in it: make it again with "
+            f"engine environment {name!r} in {directory} has no vLLM: reinstall it with "
             f"{INSTALLER}, or install vllm"
         )
     sees_shared = (

@@ -1,4 +1,4 @@
-"""What can go wrong when a process is started, watched or stopped."""
+"""Errors raised when a process is started, watched or stopped."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 
 class SnapshotterError(Exception):
-    """Base of every error that leaves this package. `code` travels over the wire and picks the
-    class again."""
+    """Base of every error that leaves this package. `code` is sent over RPC; the client maps it
+    back to the class."""
 
     code = "snapshotter_error"
 
@@ -35,36 +35,37 @@ class StartTimeout(SnapshotterError):
 
 
 class StartStopped(SnapshotterError):
-    """Raised when somebody stopped the instance while it started: nothing is wrong with it, and
-    another may be started."""
+    """Raised when the instance was stopped by request while it started. The instance is not at
+    fault; another may be started."""
 
     code = "start_stopped"
 
 
 class NoCapacity(SnapshotterError):
-    """Raised when this node cannot hold one more instance; `detail` carries `resource`.
+    """Raised when this node cannot run one more instance; `detail` carries `resource`.
 
-    `memory`: also `asked`, `free` (for this tenant), `claimed` (by all) and `total`; `dedicated`:
-    the node is not for this tenant."""
+    `memory`: also `asked`, `free` (for this tenant), `claimed` (by all) and `total`. `dedicated`:
+    the node is dedicated to another tenant.
+    """
 
     code = "no_capacity"
 
 
 class InstanceUnknown(SnapshotterError):
-    """Raised when no instance of that id is on this node."""
+    """Raised when this node has no instance of that id."""
 
     code = "instance_unknown"
 
 
 class OrderRefused(SnapshotterError):
-    """Raised when an activator asks for what the controller has not sealed, or names what is no
-    name."""
+    """Raised when an activator sends a launch document that the controller has not signed, or an
+    invalid name."""
 
     code = "order_refused"
 
 
 class LogsBusy(SnapshotterError):
-    """Raised when a tenant reads as many logs at once as it may; `detail` carries `limit`,
+    """Raised when a tenant exceeds its limit of concurrent log reads; `detail` carries `limit`,
     `retry_after_s`."""
 
     code = "logs_busy"
@@ -84,35 +85,35 @@ class ImageBuildFailed(SnapshotterError):
 
 
 class BundleUnavailable(SnapshotterError):
-    """Raised when a source archive or a blob that a launch names is not in the blob store, or does
-    not match its hash."""
+    """Raised when a source archive or blob of a launch is missing from the blob store, or does not
+    match its hash."""
 
     code = "bundle_unavailable"
 
 
 class Unsupported(SnapshotterError):
-    """Raised when this machine cannot do what was asked (no root, no such interpreter, no GPU);
-    says what would help."""
+    """Raised when this machine cannot do what was requested (no root, missing interpreter, no GPU);
+    the message names the remedy."""
 
     code = "unsupported"
 
 
 class SnapshotRefused(SnapshotterError):
-    """Raised when a revision cannot be snapshotted; `detail["reasons"]` lists what stands in the
-    way (`kind, what, where, message`)."""
+    """Raised when a revision cannot be snapshotted; `detail["reasons"]` lists the obstacles (`kind,
+    what, where, message`)."""
 
     code = "snapshot_refused"
 
 
 class ProofsBusy(SnapshotterError):
-    """Raised when a tenant asks for more proofs of snapshots than it may have; `detail` carries
+    """Raised when a tenant exceeds its limit of concurrent snapshot validations; `detail` carries
     `retry_after_s`."""
 
     code = "proofs_busy"
 
 
 class SnapshotUnknown(SnapshotterError):
-    """Raised when no snapshot of that id is on this node."""
+    """Raised when this node has no snapshot of that id."""
 
     code = "snapshot_unknown"
 

@@ -1,4 +1,4 @@
-"""Events to everybody who watches. A watcher that does not keep up is cut off, so that it asks for
+"""Event broadcast to all watchers. A watcher that falls behind is disconnected, so that it fetches
 the state again."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _MAX_WAITING = 10_000
 
 
 class WatcherTooSlow(Exception):
-    """Raised in a watcher that left _MAX_WAITING events unread."""
+    """Raised in a watcher that left more than _MAX_WAITING events unread."""
 
 
 class Watcher:
@@ -27,12 +27,12 @@ class Watcher:
         """The next event. Raises WatcherTooSlow."""
         if self._overflowed:
             raise WatcherTooSlow(
-                f"{_MAX_WAITING} events were not read: watch again, and ask for the state first"
+                f"{_MAX_WAITING} events were not read in time: fetch the state, then watch again"
             )
         return await self._queue.get()
 
     def put_nowait(self, event: AgentEvent) -> None:
-        """Queue one event, or mark the watcher as lost."""
+        """Queue one event, or mark the watcher as overflowed."""
         try:
             self._queue.put_nowait(event)
         except asyncio.QueueFull:
@@ -40,7 +40,7 @@ class Watcher:
 
 
 class Events:
-    """The hub. Owner: the event loop."""
+    """Broadcasts events to watchers. Owner: the event loop."""
 
     def __init__(self) -> None:
         self._watchers: set[Watcher] = set()
@@ -59,6 +59,6 @@ class Events:
             self._watchers.discard(watcher)
 
     def publish(self, event: AgentEvent) -> None:
-        """Tell everybody."""
+        """Queue the event for every watcher."""
         for watcher in self._watchers:
             watcher.put_nowait(event)

@@ -1,10 +1,10 @@
-"""A launch document's seal: what a pod announces is what the controller wrote, and not what code in
-the pod made up.
+"""Signatures of launch documents: a pod can announce only documents that the controller wrote.
 
-Code in a pod can speak to the node agent as well as its launcher can. Without a seal it could name
-any bundle or weights whose digest it has heard of, and find them in its tenant's directory. The
-controller seals each launch document with the node agents' key (HMAC-SHA256, RFC 2104), in a label
-of the document; a tenant's pods can announce their tenant's documents, and no others."""
+Code in a pod can reach the node agent just as its launcher can. Without a signature it could name
+any bundle or weights whose digest it knows, and get them in its tenant's directory. The controller
+signs each launch document with the node agents' key (HMAC-SHA256, RFC 2104), in a label of the
+document; a tenant's pods can announce their tenant's documents, and no others.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KEY_LABEL = b"pilotlight launch documents"
 
 
 class Grants:
-    """Seals, and looks at seals. Immutable."""
+    """Signs and verifies launch documents. Immutable."""
 
     def __init__(self, key: bytes) -> None:
         """`key`: derived with KEY_LABEL from the key that controller and node agents share."""
@@ -33,40 +33,40 @@ class Grants:
 
     @classmethod
     def of_raw(cls, raw: bytes) -> Grants:
-        """Of the bytes of a key file, decoded."""
+        """From the decoded bytes of a key file."""
         return cls(hmac.new(raw, KEY_LABEL, hashlib.sha256).digest())
 
-    def sealed(self, launch: LaunchSpec) -> LaunchSpec:
-        """The same with its seal."""
+    def signed(self, launch: LaunchSpec) -> LaunchSpec:
+        """The document with its signature."""
         bare = unsealed(launch)
-        return replace(bare, labels={**bare.labels, LABEL: self._seal(bare)})
+        return replace(bare, labels={**bare.labels, LABEL: self._sign(bare)})
 
-    def holds(self, launch: LaunchSpec) -> bool:
-        """Whether it is as it was sealed."""
+    def verify(self, launch: LaunchSpec) -> bool:
+        """Whether the document's signature is valid."""
         return hmac.compare_digest(
-            str(launch.labels.get(LABEL, "")).encode(), self._seal(unsealed(launch)).encode()
+            str(launch.labels.get(LABEL, "")).encode(), self._sign(unsealed(launch)).encode()
         )
 
-    def _seal(self, bare: LaunchSpec) -> str:
+    def _sign(self, bare: LaunchSpec) -> str:
         return hmac.new(self._key, _text(bare), hashlib.sha256).hexdigest()
 
 
 def unsealed(launch: LaunchSpec) -> LaunchSpec:
-    """Without a seal: it is nobody's to read."""
+    """The document without its signature."""
     return replace(
         launch, labels={name: value for name, value in launch.labels.items() if name != LABEL}
     )
 
 
 def _text(bare: LaunchSpec) -> bytes:
-    """Fields at their defaults are left out: one that a newer version adds breaks no seal of an
-    older one."""
+    """Canonical text of the document. Fields at their defaults are omitted, so that a field added
+    by a newer version does not invalidate older signatures."""
     values = bare.to_json()
-    usual = {field.name: _default(field) for field in fields(bare)}
-    said: Mapping[str, Any] = {
-        name: value for name, value in values.items() if _plain(value) != usual[name]
+    defaults = {field.name: _default(field) for field in fields(bare)}
+    values_set: Mapping[str, Any] = {
+        name: value for name, value in values.items() if _plain(value) != defaults[name]
     }
-    return json.dumps(said, sort_keys=True, separators=(",", ":")).encode()
+    return json.dumps(values_set, sort_keys=True, separators=(",", ":")).encode()
 
 
 def _default(field: Any) -> Any:

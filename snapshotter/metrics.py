@@ -1,23 +1,22 @@
-"""Every metric that the node agent exports, in one place; names are part of the contract with
-dashboards.
+"""Every metric that the node agent exports. Names are part of the contract with dashboards.
 
 | name | what |
 |---|---|
 | `pilotlight_starts_total{kind,outcome}` | starts by StartKind; outcome `ready` or the error's code |
-| `pilotlight_start_seconds{kind}` | from the ask to ready |
-| `pilotlight_start_phase_seconds{phase}` | its phases |
-| `pilotlight_instances{state}` | instances on this node now |
-| `pilotlight_templates` / `pilotlight_template_pss_bytes` | resident Templates, and what they cost |
-| `pilotlight_parked_forks` | forks that wait behind Templates for an instance to become; their cost is in the line above |
-| `pilotlight_templates_gone_total{reason}` | Templates that ended |
-| `pilotlight_instances_gone_total{reason}` | instances that ended |
-| `pilotlight_rung_failures_total{rung,reason}` | rungs that were tried in vain: the start went on with the next one |
-| `pilotlight_start_prediction_ratio{kind}` | how long a start took, as a multiple of what was predicted |
-| `pilotlight_snapshots{state}` / `pilotlight_snapshot_bytes` | snapshots on this node, and their disk |
+| `pilotlight_start_seconds{kind}` | from the request to ready |
+| `pilotlight_start_phase_seconds{phase}` | by phase of the start |
+| `pilotlight_instances{state}` | instances on this node |
+| `pilotlight_templates` / `pilotlight_template_pss_bytes` | resident Templates, and their memory |
+| `pilotlight_parked_forks` | pre-forked processes that wait for an assignment; their memory is in the line above |
+| `pilotlight_templates_gone_total{reason}` | Templates that exited |
+| `pilotlight_instances_gone_total{reason}` | instances that exited |
+| `pilotlight_rung_failures_total{rung,reason}` | start strategies that failed: the start continued with the next one |
+| `pilotlight_start_prediction_ratio{kind}` | actual duration of a start divided by the predicted duration |
+| `pilotlight_snapshots{state}` / `pilotlight_snapshot_bytes` | snapshots on this node, and their disk usage |
 | `pilotlight_snapshots_made_total{outcome}` | `ready`, or `refused` |
-| `pilotlight_snapshot_phase_seconds{phase}` | what making one takes: `quiesce, dump, publish, prove` |
-| `pilotlight_snapshot_misses_total{field}` | starts that found a snapshot which does not fit, by the field of its identity that differs |
-| `pilotlight_log_dropped_bytes_total` | output of functions that print faster than is kept |
+| `pilotlight_snapshot_phase_seconds{phase}` | duration of each phase of making a snapshot: `quiesce, dump, publish, prove` |
+| `pilotlight_snapshot_misses_total{field}` | starts that found a mismatched snapshot, by the identity field that differs |
+| `pilotlight_log_dropped_bytes_total` | output discarded because a function printed faster than it could be stored |
 """
 
 from __future__ import annotations
@@ -59,20 +58,20 @@ class Metrics:
         )
         self._seconds = Histogram(
             "pilotlight_start_seconds",
-            "Ask to ready",
+            "Seconds from request to ready",
             ["kind"],
             buckets=_START_BUCKETS,
             registry=self.registry,
         )
         self._phases = Histogram(
             "pilotlight_start_phase_seconds",
-            "Phases of starts",
+            "Seconds of each phase of a start",
             ["phase"],
             buckets=_START_BUCKETS,
             registry=self.registry,
         )
         self._instances = Gauge(
-            "pilotlight_instances", "Instances now", ["state"], registry=self.registry
+            "pilotlight_instances", "Instances on this node", ["state"], registry=self.registry
         )
         self._templates = Gauge(
             "pilotlight_templates", "Resident Templates", registry=self.registry
@@ -81,23 +80,25 @@ class Metrics:
             "pilotlight_template_pss_bytes", "PSS of resident Templates", registry=self.registry
         )
         self._parked = Gauge(
-            "pilotlight_parked_forks", "Forks that wait for an assignment", registry=self.registry
+            "pilotlight_parked_forks",
+            "Pre-forked processes that wait for an assignment",
+            registry=self.registry,
         )
         self._templates_gone = Counter(
-            "pilotlight_templates_gone", "Templates that ended", ["reason"], registry=self.registry
+            "pilotlight_templates_gone", "Templates that exited", ["reason"], registry=self.registry
         )
         self._instances_gone = Counter(
-            "pilotlight_instances_gone", "Instances that ended", ["reason"], registry=self.registry
+            "pilotlight_instances_gone", "Instances that exited", ["reason"], registry=self.registry
         )
         self._rung_failures = Counter(
             "pilotlight_rung_failures",
-            "Rungs tried in vain",
+            "Start strategies that failed",
             ["rung", "reason"],
             registry=self.registry,
         )
         self._predictions = Histogram(
             "pilotlight_start_prediction_ratio",
-            "Actual by predicted",
+            "Actual start time divided by predicted start time",
             ["kind"],
             buckets=_RATIO_BUCKETS,
             registry=self.registry,
@@ -106,7 +107,7 @@ class Metrics:
             "pilotlight_snapshots", "Snapshots on this node", ["state"], registry=self.registry
         )
         self._snapshot_bytes = Gauge(
-            "pilotlight_snapshot_bytes", "Their disk", registry=self.registry
+            "pilotlight_snapshot_bytes", "Disk used by snapshots", registry=self.registry
         )
         self._snapshots_made = Counter(
             "pilotlight_snapshots_made",
@@ -116,67 +117,67 @@ class Metrics:
         )
         self._snapshot_phases = Histogram(
             "pilotlight_snapshot_phase_seconds",
-            "Phases of making one",
+            "Seconds of each phase of making a snapshot",
             ["phase"],
             buckets=_START_BUCKETS,
             registry=self.registry,
         )
         self._snapshot_misses = Counter(
             "pilotlight_snapshot_misses",
-            "Snapshots that did not fit, by identity field",
+            "Mismatched snapshots by identity field",
             ["field"],
             registry=self.registry,
         )
         self._log_dropped = Counter(
-            "pilotlight_log_dropped_bytes", "Output that was not kept", registry=self.registry
+            "pilotlight_log_dropped_bytes", "Output that was discarded", registry=self.registry
         )
 
     def started(self, kind: StartKind, seconds: float, phases_ms: Mapping[str, float]) -> None:
-        """An instance is ready."""
+        """Record a start that succeeded."""
         self._starts.labels(kind=kind.value, outcome="ready").inc()
         self._seconds.labels(kind=kind.value).observe(seconds)
         for phase, ms in phases_ms.items():
             self._phases.labels(phase=phase).observe(ms / 1000)
 
     def start_failed(self, kind: StartKind, outcome: str) -> None:
-        """A start ended without an instance."""
+        """Record a start that failed."""
         self._starts.labels(kind=kind.value, outcome=outcome).inc()
 
-    def instance_gone(self, reason: str) -> None:
-        """An instance ended."""
+    def record_instance_exit(self, reason: str) -> None:
+        """Record the exit of an instance."""
         self._instances_gone.labels(reason=reason).inc()
 
-    def template_gone(self, reason: str) -> None:
-        """A Template ended."""
+    def record_template_exit(self, reason: str) -> None:
+        """Record the exit of a Template."""
         self._templates_gone.labels(reason=reason).inc()
 
     def rung_failed(self, rung: StartKind, reason: str) -> None:
-        """A rung was tried in vain."""
+        """Record a start strategy that failed."""
         self._rung_failures.labels(rung=rung.value, reason=reason).inc()
 
     def predicted(self, kind: StartKind, *, predicted_ms: float, actual_ms: float) -> None:
-        """What a start took that was predicted to take so long."""
+        """Record the actual duration of a start beside the predicted one."""
         if predicted_ms > 0:
             self._predictions.labels(kind=kind.value).observe(actual_ms / predicted_ms)
 
     def snapshot_made(self, outcome: str, phases_ms: Mapping[str, float]) -> None:
-        """One is ready, or was refused."""
+        """Record a snapshot that is ready or was refused."""
         self._snapshots_made.labels(outcome=outcome).inc()
         for phase, ms in phases_ms.items():
             self._snapshot_phases.labels(phase=phase).observe(ms / 1000)
 
     def snapshot_missed(self, field: str) -> None:
-        """A start found one that does not fit."""
+        """Record a snapshot whose identity field `field` does not match."""
         self._snapshot_misses.labels(field=field).inc()
 
     def observe_snapshots(self, *, by_state: Mapping[SnapshotState, int], used_bytes: int) -> None:
-        """What there is now; called before each scrape."""
+        """Set the gauges; called before each scrape."""
         for state in SnapshotState:
             self._snapshots.labels(state=state.value).set(by_state.get(state, 0))
         self._snapshot_bytes.set(used_bytes)
 
     def log_dropped(self, count: int) -> None:
-        """Bytes of output that were thrown away."""
+        """Count `count` discarded bytes of output."""
         self._log_dropped.inc(count)
 
     def observe(
@@ -187,7 +188,7 @@ class Metrics:
         template_pss_bytes: int,
         parked: int,
     ) -> None:
-        """What there is now; called before each scrape."""
+        """Set the gauges; called before each scrape."""
         for state in (
             InstanceState.STARTING,
             InstanceState.READY,

@@ -1,10 +1,10 @@
-"""How a process of the platform that was started by root goes on without it, under a uid of its
-own.
+"""Drops root: a process of the platform that was started by root continues under its own uid.
 
-It sees a part of the file system only (`mount_view`), has no capabilities and never gets any, and
-makes no system calls that reach other processes (`isolation`). Whether all of that works on this
-machine a child process finds out first, so that a process either gives up root wholly, or keeps it
-and can say why. Sources: capabilities(7), prctl(2), credentials(7)."""
+The process then sees only part of the file system (`mount_view`), has no capabilities and cannot
+gain any, and cannot make system calls that reach other processes (`isolation`). A child process
+first tests whether all of this works on the machine, so that the process either drops root
+completely or keeps it and can report why. Sources: capabilities(7), prctl(2), credentials(7).
+"""
 
 from __future__ import annotations
 
@@ -28,13 +28,15 @@ _MAX_REASON_BYTES = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessUser:
-    """Whom a process goes on as, and what it needs then.
+    """The user that a process switches to, and the files that it needs afterwards.
 
     Attributes:
-        uid: and gid. owns: directories that become its own, with all that is in them. enters:
-        further directories, whose modes say what it may do there. writes: further directories in
-        which it must be able to write. uses: files and sockets of others that it must be able to
-        open for reading; sockets for writing, too.
+        uid: uid and gid.
+        owns: directories that are chowned to the user, with their content.
+        enters: further directories; their modes determine the access.
+        writes: further directories in which the user must be able to write.
+        uses: files and sockets of other users that it must be able to open for reading; sockets for
+            writing as well.
     """
 
     uid: int
@@ -44,33 +46,36 @@ class ProcessUser:
     uses: tuple[Path, ...] = ()
 
     def obstacle(self) -> str:
-        """Why this process cannot go on as that user; "" when it can. A child tries: nothing of it
-        stays.
+        """Why this process cannot switch to that user; "" when it can. Tested in a child, without
+        lasting effect.
 
-        Raises OSError when the child ended without an answer: who can have it killed, as another
-        process of that user can, would else choose that this one keeps root."""
+        Raises OSError when the child ended without an answer. Another process of the same user can
+        kill the child and must not thereby make this process keep root.
+        """
         for directory in self.owns:
             if (
                 directory.stat().st_uid != self.uid
                 and (shared := next(_with_several_names(directory), None)) is not None
             ):
                 return (
-                    f"{shared} has several names (hard links), and another of them may be "
-                    f"anywhere: copy it, or remove the others"
+                    f"{shared} has several hard links, and another one may be "
+                    f"anywhere: copy it, or remove the other links"
                 )
-        # who looks from the view finds nothing in a directory that is covered
-        there = [path for path in self.uses if path.exists()]
-        found = _answer_of_child(lambda: self._tried(there).encode()[:_MAX_REASON_BYTES] or b"\0")
+        # from inside the view, directories that are covered appear empty
+        existing = [path for path in self.uses if path.exists()]
+        found = _run_in_child(
+            lambda: self._first_problem(existing).encode()[:_MAX_REASON_BYTES] or b"\0"
+        )
         if not found:
             raise OSError(
-                f"the process that tried to go on as uid {self.uid} was killed: end what else "
-                f"runs as that user, and start again"
+                f"the process that tested uid {self.uid} was killed: stop all other processes "
+                f"of that user, and start again"
             )
         return found.strip(b"\0").decode(errors="replace")
 
     def become(self) -> None:
-        """Give up root for good, before there are threads. Raises OSError; this process must not go
-        on then."""
+        """Drop root permanently, before threads exist. Raises OSError; this process must then
+        exit."""
         parent, parents_signal = os.getppid(), ctypes.c_int(0)
         _libc.prctl(_PR_GET_PDEATHSIG, ctypes.byref(parents_signal))
         for directory in self.owns:
@@ -83,19 +88,19 @@ class ProcessUser:
                 os.kill(os.getpid(), signal.SIGTERM)
 
     def keep_root(self) -> None:
-        """Take back what an earlier process of this user owned. Raises OSError."""
+        """Chown back to root what an earlier process of this user owned. Raises OSError."""
         for directory in self.owns:
             take_back(directory)
 
-    def answer(self, work: Callable[[], bytes]) -> bytes:
-        """What `work` returns in a child process that is this user and nothing else; empty where it
-        failed. The directories keep their owners."""
+    def run_as_user(self, work: Callable[[], bytes]) -> bytes:
+        """What `work` returns in a child process that runs as this user; empty if it failed.
+        Directories keep their owners."""
 
         def as_user() -> bytes:
             self._confine()
             return work()
 
-        return _answer_of_child(as_user)
+        return _run_in_child(as_user)
 
     def _confine(self) -> None:
         mount_view.enter(
@@ -104,11 +109,11 @@ class ProcessUser:
         drop_bounding_set()
         confine(uid=self.uid, limits={})
 
-    def _tried(self, uses: list[Path]) -> str:
+    def _first_problem(self, uses: list[Path]) -> str:
         try:
             self._confine()
         except OSError as e:
-            return f"this machine refuses it: {e}"
+            return f"this machine does not support it: {e}"
         for file in code_files():
             if not os.access(file, os.R_OK):
                 return (
@@ -134,16 +139,18 @@ class ProcessUser:
 
 
 def give(directory: Path, uid: int) -> None:
-    """Make `directory` and all in it `uid`'s. Nothing happens where the directory itself is: what
-    is in it is, too.
+    """Chown `directory` and its content to `uid`. Does nothing if `uid` already owns the directory
+    itself.
 
-    The directory changes hands last, so that its new owner changes nothing meanwhile; no link is
-    followed. Raises OSError, also for a file with several names."""
+    The directory is chowned last, so that its new owner cannot change the content during the
+    operation; symbolic links are not followed. Raises OSError, also for a file with several hard
+    links.
+    """
     if directory.stat().st_uid == uid:
         return
     os.chown(directory, 0, 0)
     if uid and (shared := next(_with_several_names(directory), None)) is not None:
-        raise OSError(f"{shared} has several names (hard links)")
+        raise OSError(f"{shared} has several hard links")
     for _, folders, files, descriptor in os.fwalk(directory, follow_symlinks=False):
         for name in (*folders, *files):
             os.chown(name, uid, uid, dir_fd=descriptor, follow_symlinks=False)
@@ -151,25 +158,26 @@ def give(directory: Path, uid: int) -> None:
 
 
 def take_back(directory: Path) -> None:
-    """Make `directory` and all in it root's again. Nothing happens where it is.
+    """Chown `directory` and its content back to root. Does nothing if root already owns it.
 
-    Raises OSError, then and each time after it, where its former owner has left what is neither a
-    file nor a directory: root would follow a link."""
+    Raises OSError on this and every later call if the former owner left anything other than files
+    and directories: root would follow a link.
+    """
     status = directory.stat()
     if (status.st_uid, status.st_gid) == (0, 0):
         return
-    # each directory before its content: from here on the former owner makes nothing in it
+    # each directory before its content: afterwards the former owner can create nothing in it
     os.chown(directory, 0, -1)
     for root, folders, files, descriptor in os.fwalk(directory, follow_symlinks=False):
         for name in (*folders, *files):
             mode = os.stat(name, dir_fd=descriptor, follow_symlinks=False).st_mode
             if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
                 raise OSError(
-                    f"{root}/{name} ({stat.filemode(mode)}) is nothing that the platform made: "
-                    f"look who did, and remove it"
+                    f"{root}/{name} ({stat.filemode(mode)}) was not made by the platform: "
+                    f"find out where it comes from, and remove it"
                 )
             os.chown(name, 0, 0, dir_fd=descriptor, follow_symlinks=False)
-    os.chown(directory, 0, 0)  # last: it says that all of this was done
+    os.chown(directory, 0, 0)  # last: marks the operation as complete
 
 
 def _with_several_names(directory: Path) -> Iterator[str]:
@@ -180,7 +188,7 @@ def _with_several_names(directory: Path) -> Iterator[str]:
 
 
 def code_directories() -> list[Path]:
-    """Where this interpreter and the packages that it has loaded modules of are."""
+    """Directories of this interpreter and of the packages whose modules are loaded."""
     loaded = code_files()
     used = [
         each
@@ -188,12 +196,19 @@ def code_directories() -> list[Path]:
         if any(file.startswith(f"{each}/") for file in loaded)
     ]
     binaries = (os.path.dirname(sys.executable), os.path.dirname(os.path.realpath(sys.executable)))
-    asked = (sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix, *binaries, *used)
-    return [path for path in dict.fromkeys(map(Path, asked)) if path.is_dir()]
+    directories = (
+        sys.prefix,
+        sys.exec_prefix,
+        sys.base_prefix,
+        sys.base_exec_prefix,
+        *binaries,
+        *used,
+    )
+    return [path for path in dict.fromkeys(map(Path, directories)) if path.is_dir()]
 
 
 def code_files() -> list[str]:
-    """The interpreter, and a file for each module that is loaded."""
+    """The interpreter, and the file of each loaded module."""
     loaded = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
     return [
         os.path.realpath(sys.executable),
@@ -201,8 +216,8 @@ def code_files() -> list[str]:
     ]
 
 
-def _answer_of_child(work: Callable[[], bytes]) -> bytes:
-    """What `work` returns in a forked process, of which nothing stays; empty where it raised."""
+def _run_in_child(work: Callable[[], bytes]) -> bytes:
+    """What `work` returns in a forked child process; empty if it raised."""
     readable, writable = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()
     if pid == 0:
@@ -210,14 +225,14 @@ def _answer_of_child(work: Callable[[], bytes]) -> bytes:
             answer.write(work())
         os._exit(0)
     os.close(writable)
-    with os.fdopen(readable, "rb") as said:
-        found = said.read()
+    with os.fdopen(readable, "rb") as pipe:
+        found = pipe.read()
     os.waitpid(pid, 0)
     return found
 
 
 def _not_writable(directory: Path) -> Path | None:
-    """The directory, or the first one in it, in which this process cannot make files."""
+    """`directory` or its first subdirectory in which this process cannot create files."""
     try:
         each = [
             directory,
@@ -233,7 +248,7 @@ def _not_writable(directory: Path) -> Path | None:
 
 
 def _is_usable(path: Path) -> bool:
-    """Whether this process can open it, or connect to it."""
+    """Whether this process can open the file or connect to the socket."""
     try:
         is_socket = stat.S_ISSOCK(path.stat().st_mode)
     except OSError:

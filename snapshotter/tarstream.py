@@ -1,11 +1,11 @@
-"""Reads a tar stream that a stranger packed: ustar, GNU long names and pax records (POSIX.1-2008,
-pax, "ustar Interchange Format").
+"""Reads an untrusted tar stream: ustar, GNU long names and pax records (POSIX.1-2008, pax, "ustar
+Interchange Format").
 
-`tarfile` reads more than our archives have, and what it holds while it reads has no bound: sparse
-maps, global records, headers before headers without end (each a call inside the other), and a
-search in each pax header that takes the square of its length (CVE-2024-6232). Here each block is
-looked at once, and headers that describe an entry have a bound. Of `tarfile` only the parser of one
-block is used."""
+`tarfile` accepts more than our archives contain and reads without bounds: sparse maps, global
+records, unlimited chains of headers (parsed recursively), and a search in each pax header that is
+quadratic in its length (CVE-2024-6232). Here each block is read once, and the headers of an entry
+are bounded. Of `tarfile` only the parser of a single block is used.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from typing import Protocol, Self
 
 MAX_EXTENSION_BYTES = 64 * 1024
-"""Of all headers that describe one entry: two paths of PATH_MAX (4096 bytes), and times and names
-that are not used."""
+"""Limit of all headers of one entry: two paths of PATH_MAX (4096 bytes), and times and names, which
+are ignored."""
 _BLOCK_BYTES = tarfile.BLOCKSIZE
 _PAX = (tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE)
 _EXTENSIONS = (*_PAX, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
@@ -23,34 +23,33 @@ _SPARSE = b"GNU.sparse."
 
 
 class Readable(Protocol):
-    """What is read: a file, or what unpacks one."""
+    """Source of bytes: a file or a decompressor."""
 
     def read(self, size: int, /) -> bytes:
-        """At most `size` bytes; nothing at the end."""
+        """At most `size` bytes; empty at the end."""
         ...
 
 
 class Content:
-    """The bytes of one entry. Read it before the next entry is asked for, which skips what is
-    left."""
+    """The bytes of one entry. Read them before requesting the next entry, which skips the rest."""
 
     def __init__(self, stream: Readable, size: int) -> None:
         self._stream = stream
-        self._left = size
+        self._remaining = size
         self._padding = -size % _BLOCK_BYTES
 
     def __repr__(self) -> str:
-        return f"<Content {self._left} bytes left>"
+        return f"<Content {self._remaining} bytes left>"
 
     def read(self, size: int) -> bytes:
-        """At most `size` bytes; nothing at the end. Raises tarfile.ReadError where the archive ends
-        before."""
-        if not self._left:
+        """At most `size` bytes; empty at the end. Raises tarfile.ReadError if the archive is
+        truncated."""
+        if not self._remaining:
             return b""
-        data = self._stream.read(min(size, self._left))
+        data = self._stream.read(min(size, self._remaining))
         if not data:
             raise tarfile.ReadError("unexpected end of data")
-        self._left -= len(data)
+        self._remaining -= len(data)
         return data
 
     def skip(self) -> None:
@@ -63,17 +62,17 @@ class Content:
 
 
 class _Described:
-    """What headers before an entry say of it."""
+    """Metadata from the extension headers of an entry."""
 
     def __init__(self) -> None:
         self._values: dict[bytes, bytes] = {}
-        self._left = MAX_EXTENSION_BYTES
+        self._remaining = MAX_EXTENSION_BYTES
 
     def add(self, info: tarfile.TarInfo, stream: Readable) -> Self:
-        """One more header. Raises tarfile.HeaderError, ReadError."""
-        self._left -= max(info.size, _BLOCK_BYTES)
-        if self._left < 0 or info.size < 0:
-            raise tarfile.HeaderError(f"an entry header of more than {MAX_EXTENSION_BYTES} bytes")
+        """Add one header. Raises tarfile.HeaderError, ReadError."""
+        self._remaining -= max(info.size, _BLOCK_BYTES)
+        if self._remaining < 0 or info.size < 0:
+            raise tarfile.HeaderError(f"the headers of an entry exceed {MAX_EXTENSION_BYTES} bytes")
         data = _exactly(stream, info.size + -info.size % _BLOCK_BYTES)[: info.size]
         if info.type == tarfile.GNUTYPE_LONGNAME:
             self._values[b"path"] = data.partition(b"\0")[0]
@@ -81,12 +80,12 @@ class _Described:
             self._values[b"linkpath"] = data.partition(b"\0")[0]
         elif info.type in _PAX:
             self._values.update(_records(data))
-        return self  # what holds for all entries (git's comment, times) says nothing that is used
+        return self  # global headers (git's comment, times) hold nothing that is used
 
     def apply(self, info: tarfile.TarInfo) -> None:
-        """Change the entry that they describe. Raises tarfile.HeaderError."""
+        """Apply the metadata to the entry. Raises tarfile.HeaderError."""
         if any(key.startswith(_SPARSE) for key in self._values):
-            raise tarfile.HeaderError("a sparse file")
+            raise tarfile.HeaderError("sparse files are not supported")
         if (path := self._values.get(b"path")) is not None:
             info.name = _text(path).rstrip("/")
         if (target := self._values.get(b"linkpath")) is not None:
@@ -96,10 +95,11 @@ class _Described:
 
 
 def entries(stream: Readable) -> Iterator[tuple[tarfile.TarInfo, Content]]:
-    """The entries of a plain tar stream, in order. Raises tarfile.TarError for what is none.
+    """The entries of an uncompressed tar stream, in order. Raises tarfile.TarError for invalid
+    input.
 
-    Names are as they stand there, bytes that are not UTF-8 as surrogates: nothing here says that
-    they are safe."""
+    Names are unchanged and not sanitized; bytes that are not UTF-8 become surrogates.
+    """
     described = _Described()
     while (block := _exactly(stream, _BLOCK_BYTES)).strip(b"\0"):
         info = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
@@ -109,16 +109,17 @@ def entries(stream: Readable) -> Iterator[tuple[tarfile.TarInfo, Content]]:
         described.apply(info)
         described = _Described()
         if info.type == tarfile.GNUTYPE_SPARSE:
-            raise tarfile.HeaderError("a sparse file")
+            raise tarfile.HeaderError("sparse files are not supported")
         if info.size < 0:
-            raise tarfile.HeaderError(f"an entry of {info.size} bytes")
+            raise tarfile.HeaderError(f"an entry has the negative size {info.size}")
         content = Content(stream, info.size if info.isreg() else 0)
         yield info, content
         content.skip()
 
 
 def _records(data: bytes) -> dict[bytes, bytes]:
-    """Pax records, each `"%d %s=%s\\n"` with its own length first. Raises tarfile.HeaderError."""
+    """Parse pax records, each `"%d %s=%s\\n"` with its own length first. Raises
+    tarfile.HeaderError."""
     found: dict[bytes, bytes] = {}
     at = 0
     while at < len(data):
@@ -127,7 +128,7 @@ def _records(data: bytes) -> dict[bytes, bytes]:
         record = data[space + 1 : at + length]
         key, equals, value = record[:-1].partition(b"=")
         if not equals or not record.endswith(b"\n") or at + length > len(data):
-            raise tarfile.HeaderError("a pax record that is cut off, or is none")
+            raise tarfile.HeaderError("a truncated or malformed pax record")
         found[key] = value
         at += length
     return found
@@ -135,7 +136,7 @@ def _records(data: bytes) -> dict[bytes, bytes]:
 
 def _number(text: bytes) -> int:
     if not text.isdigit() or len(text) > 20:
-        raise tarfile.HeaderError(f"{text[:20]!r} where a number should be")
+        raise tarfile.HeaderError(f"expected a number, got {text[:20]!r}")
     return int(text)
 
 

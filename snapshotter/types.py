@@ -1,6 +1,6 @@
-"""The node agent's nouns: how an instance comes up, what is launched, what is running.
+"""Data types of the node agent: launch documents, instances, Templates and snapshots.
 
-Wire shape: every record has `to_json()` and `from_json()`; keys are the field names.
+Wire format: every record has `to_json()` and `from_json()`; keys are the field names.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from dataclasses import dataclass, field, fields
 from typing import Any, NewType, Self
 
 InstanceId = NewType("InstanceId", str)
-"""`i-` and 16 hex digits; chosen by whoever asks for the start, so that a repeated ask is the same
-start."""
+"""`i-` and 16 hex digits; chosen by the client of `start`, so that a retry denotes the same start.
+"""
 
 RevisionKey = NewType("RevisionKey", str)
-"""Names one immutable revision on the whole platform: `<function id>@<revision name>`; opaque
+"""Identifies one immutable revision on the whole platform: `<function id>@<revision name>`; opaque
 here."""
 
 
 NODES_PATH = "/internal/nodes"
-"""Of the controller: `POST` NodeReport with the platform's token."""
+"""Path on the controller: `POST` a NodeReport with the platform's token."""
 
 
 class StartKind(enum.StrEnum):
-    """How an instance came up: the rungs of the ladder, fastest first."""
+    """How an instance was started, fastest first."""
 
     WARM = "WARM"
     WAKE = "WAKE"
@@ -34,8 +34,7 @@ class StartKind(enum.StrEnum):
 
 
 class InstanceState(enum.StrEnum):
-    """Where an instance is in its life. ASLEEP: it stands still, and is ready as soon as it is
-    woken."""
+    """Lifecycle state of an instance. ASLEEP: suspended; ready as soon as it is resumed."""
 
     STARTING = "STARTING"
     READY = "READY"
@@ -47,15 +46,15 @@ class InstanceState(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """Whose a start is, and what that tenant may have of the node.
+    """The tenant of a start, and its share of the node.
 
     Attributes:
-        tenant: id, as label `tenant` of a launch; "" = nobody's in particular. name: the tenant's
-        name; a node that is dedicated to one tenant knows it by that. weight: its share of what
-        several want at once, 1 or more. is_dedicated: it has nodes of its own, and runs on no
-        other. reserved: memory (bytes) that is kept free for tenants, by id: what one of them does
-        not use is nobody else's. log_bytes: of its logs that are kept on the node; None = no bound
-        of its own.
+        tenant: id, as label `tenant` of a launch; "" = no particular tenant.
+        name: the tenant's name; a dedicated node identifies its tenant by it.
+        weight: weight among tenants that compete for capacity, 1 or more.
+        is_dedicated: the tenant has dedicated nodes and runs on no others.
+        reserved: memory (bytes) reserved for tenants, by id; other tenants cannot use it.
+        log_bytes: limit of its logs on the node; None = no separate limit.
     """
 
     tenant: str = ""
@@ -66,7 +65,7 @@ class Share:
     log_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        """Raises ValueError: who sends it need not be root, and what it says is counted with."""
+        """Raises ValueError: the sender need not be root, and the values enter calculations."""
         numbers = (
             self.weight,
             *((self.log_bytes,) if self.log_bytes is not None else ()),
@@ -74,10 +73,10 @@ class Share:
         )
         if not all(type(number) is int and number >= 0 for number in numbers) or self.weight < 1:
             raise ValueError(
-                f"a share of weight {str(self.weight)[:40]}: weight must be 1 or more, bytes 0 or more"
+                f"invalid share of weight {str(self.weight)[:40]}: weight must be 1 or more, bytes 0 or more"
             )
         if not all(isinstance(text, str) for text in (self.tenant, self.name, *self.reserved)):
-            raise ValueError("a share's tenant, name and reserved tenants must be texts")
+            raise ValueError("a share's tenant, name and reserved tenants must be strings")
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
@@ -91,7 +90,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightsMount:
-    """Weights that a worker finds at `<slot root>/weights/<name>`.
+    """Weights mounted for a worker at `<slot root>/weights/<name>`.
 
     Attributes:
         name: the mount's name, unique within the launch.
@@ -104,28 +103,35 @@ class WeightsMount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchSpec:
-    """Everything the node needs to boot a worker of one revision; immutable like the revision.
+    """Everything that the node needs to start a worker of one revision; immutable like the
+    revision.
 
     Attributes:
-        revision: the revision's platform-wide key; one Template per key. trust_domain: opaque;
-        processes of different trust domains never share a slot (a tenant, above). uid: uid and gid
-        to run as when the agent is root; None keeps the agent's own. bundle: sha256 (hex) of the
-        source archive, a `.tar.gz` in the blob store. image: digest of a built image, or None for
-        the platform's own interpreter and packages. entry: what the worker runs; opaque here,
-        written to the worker as JSON (`pilotlight.spec`). env: environment variables that are not
-        secret. weights: weights to be on the node before boot. memory_bytes: memory limit of one
-        instance. cpu: cores of one instance (a share, not a pin). engine: name of an environment
-        that the operator installed on the node (`snapshotter.engines`), in place of an image; None
-        = none. offline: True gives each of its slots a network namespace with nothing but a
-        loopback interface, where there is root. egress: networks that it reaches beside those open
-        to all (`snapshotter.egress_on_request`). gpu: accelerator wanted, e.g. "H100"; None for
-        none. `gpu_count`: how many, on this node, or not at all. startup_timeout_s: budget from
-        start to ready. forkable: False asks for a process of its own for each instance. snapshot:
-        False keeps it off the disk: no snapshot is made of it, and none is restored.
-        secret_variables: names of the environment variables that its secrets set after every start;
-        read before the snapshot
-            they are missing, and whoever reads them there is told so by name. Not part of what is
-            launched.
+        revision: the revision's platform-wide key; one Template per key.
+        trust_domain: opaque; processes of different trust domains never share a slot (upper layers:
+            a tenant).
+        uid: uid and gid of the worker when the agent is root; None keeps the agent's own.
+        bundle: sha256 (hex) of the source archive, a `.tar.gz` in the blob store.
+        image: digest of a built image, or None for the platform's own interpreter and packages.
+        entry: what the worker runs; opaque here, passed to the worker as JSON (`pilotlight.spec`).
+        env: environment variables that are not secret.
+        weights: weights that must be on the node before boot.
+        memory_bytes: memory limit of one instance.
+        cpu: cores of one instance (a share, not a pin).
+        engine: name of an environment that the operator installed on the node
+            (`snapshotter.engines`), in place of an image; None = none.
+        offline: True gives each slot a network namespace with only a loopback interface, if the
+            agent is root.
+        egress: networks that it may reach in addition to those open to all
+            (`snapshotter.egress_on_request`).
+        gpu: required accelerator, e.g. "H100"; None for none.
+        gpu_count: how many; all of them must be on this node.
+        startup_timeout_s: budget from start to ready.
+        forkable: False boots a separate process for each instance.
+        snapshot: False disables snapshots: none is made or restored.
+        secret_variables: names of the environment variables that its secrets set after every start.
+            They are missing before the snapshot; code that reads them then gets an error with the
+            name. Not part of the launch's identity.
         labels: copied to every instance, log and event (app, function, …); opaque here.
     """
 
@@ -168,21 +174,25 @@ class LaunchSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceInfo:
-    """One instance as the agent sees it.
+    """State of one instance as the agent knows it.
 
     Attributes:
-        socket: host path of the Unix socket on which its worker serves HTTP/1.1. start_kind: how it
-        came up. phases_ms: duration of each phase of its start, in order (`slot, weights, boot,
-        import, enter, warmup, fork, wake, …`). lessee: id of the activator that owns its slots and
-        its bill; None when nobody does. started_at: wall clock, seconds since the epoch. pid: host
-        pid; 0 once it is gone. exit_reason: None while it lives; else `stopped`, `exited`,
-        `killed`, `out_of_memory`, `template_lost`, … weights: mount's name → tier that its start
-        had them from: `origin, nvme, dram, hbm` (`weight_cache.types.Tier`). gpu_count: GPUs of the
-        node that are its own. cpu_file: of its cgroup, on its node: counts the CPU time that it
-        uses (`cpu_counter`); "" where nothing counts. cpu_from_ns: where that counter stood when
-        the instance began, less the CPU time that its start used elsewhere (the boot of the
-            Template that it caused): counter - cpu_from_ns is what the instance has used. Below 0
-            when that boot is the most of it.
+        socket: host path of the Unix socket on which its worker serves HTTP/1.1.
+        start_kind: how it was started.
+        phases_ms: duration of each phase of its start, in order (`slot, weights, boot, import,
+            enter, warmup, fork, wake, …`).
+        lessee: id of the activator that owns its slots and its billing; None when there is none.
+        started_at: wall clock, seconds since the epoch.
+        pid: host pid; 0 once it has exited.
+        exit_reason: None while it lives; else `stopped`, `exited`, `killed`, `out_of_memory`,
+            `template_lost`, …
+        weights: mount's name → tier from which its start loaded them: `origin, nvme, dram, hbm`
+            (`weight_cache.types.Tier`).
+        gpu_count: GPUs of the node that are assigned to it.
+        cpu_file: CPU time counter of its cgroup, on its node (`cpu_counter`); "" without one.
+        cpu_from_ns: value of that counter when the instance began, minus the CPU time that its
+            start used elsewhere (the boot of the Template that it caused): counter - cpu_from_ns is
+            what the instance has used. Negative when that boot exceeds the counter's value.
     """
 
     id: InstanceId
@@ -221,10 +231,11 @@ class TemplateInfo:
     """A Template resident on this node.
 
     Attributes:
-        pss_bytes: proportional set size: what it costs to keep it, parked forks included. parked:
-        forks that wait behind it for an instance to become. threads: names of surplus threads found
-        at the snapshot point; non-empty means it cannot be forked. forks: children born of it so
-        far.
+        pss_bytes: proportional set size: its memory, parked forks included.
+        parked: forks that wait for an assignment.
+        threads: names of surplus threads at the snapshot point; if there are any, it cannot be
+            forked.
+        forks: children forked from it so far.
     """
 
     revision: RevisionKey
@@ -248,7 +259,7 @@ class TemplateInfo:
 
 
 class SnapshotState(enum.StrEnum):
-    """Where a snapshot is in its life: only a READY one is restored for a caller."""
+    """Lifecycle state of a snapshot: only a READY one is restored for a caller."""
 
     PROVING = "PROVING"
     READY = "READY"
@@ -260,16 +271,21 @@ class SnapshotInfo:
     """A snapshot on this node.
 
     Attributes:
-        id: `sn-` and 16 hex digits, of its content. in_place: a server snapshot: a whole process
-        tree, restored one to one. pages: `eager` or `lazy`: how its memory comes back, chosen by
-        measurement when it was proven. image_bytes: on disk. reason: why it is quarantined, ""
-        otherwise. phases_ms: what making it took: `quiesce, dump, publish, prove`. cold_ms: from
-        nothing to the snapshot point, when it was booted for this. restore_ms: to the first answer,
-        when it was proven. created_at, last_used_at: wall clock, seconds since the epoch. restores:
-        instances and Templates born of it on this node. remote: whether a copy is in the object
-        store. identity: what must be the same for it to be restored, by field. heap_bytes: memory
-        that the image carries by value: what restoring it has to read. heap_why: where that is
-        much: of what it consists, for people.
+        id: `sn-` and 16 hex digits, derived from its content.
+        in_place: a server snapshot: a whole process tree, restored one to one.
+        pages: `eager` or `lazy`: how its memory is restored, chosen by measurement during
+            validation.
+        image_bytes: its size on disk.
+        reason: why it is quarantined, "" otherwise.
+        phases_ms: duration of each phase of making it: `quiesce, dump, publish, prove`.
+        cold_ms: boot to snapshot point, when it was booted for this snapshot.
+        restore_ms: time to the first answer during validation.
+        created_at, last_used_at: wall clock, seconds since the epoch.
+        restores: instances and Templates restored from it on this node.
+        remote: whether a copy is in the object store.
+        identity: what must match for it to be restored, by field.
+        heap_bytes: memory that the image contains by value: what a restore has to read.
+        heap_why: if that is much: its composition, for people.
     """
 
     id: str
@@ -306,13 +322,15 @@ class AgentEvent:
     """Something that happened to an instance or a Template.
 
     Attributes:
-        kind: `instance_stopping` (it was asked to stop, and gets SIGTERM a moment later: send it
-        nothing more), `instance_gone`,
-            `template_ready`, `template_gone`, `room_wanted` (a start was refused for want of
-            memory; `detail`: `tenant`, those of NoCapacity, and `claims`, bytes by tenant).
-        subject: the instance's id, or the revision's key. reason: why, one word; see
-        InstanceInfo.exit_reason. message: for people. detail: `exit_status`, `signal`, `log_tail`,
-        …; of `instance_gone` also `cpu_ns`, where its counter of CPU time stood at its end.
+        kind: `instance_stopping` (a stop was requested and SIGTERM follows: send it no more calls),
+            `instance_gone`, `template_ready`, `template_gone`, `room_wanted` (a start was refused
+            for lack of memory; `detail`: `tenant`, those of NoCapacity, and `claims`, bytes by
+            tenant).
+        subject: the instance's id, or the revision's key.
+        reason: one word; InstanceInfo.exit_reason lists them.
+        message: for people.
+        detail: `exit_status`, `signal`, `log_tail`, …; of `instance_gone` also `cpu_ns`, the final
+            value of its CPU time counter.
     """
 
     kind: str
@@ -333,8 +351,7 @@ class AgentEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSnapshot:
-    """A proven snapshot on a node: of which revision, and what must be the same for it to be
-    restored."""
+    """A validated snapshot on a node: its revision, and the identity that a restore requires."""
 
     revision: str
     identity: Mapping[str, str] = field(default_factory=dict)
@@ -342,7 +359,7 @@ class NodeSnapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeGpu:
-    """A GPU of a node. `is_free`: nobody uses its memory."""
+    """A GPU of a node. `is_free`: no process uses its memory."""
 
     product: str
     uuid: str
@@ -352,15 +369,15 @@ class NodeGpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeReport:
-    """What the agent of a node says of it.
+    """State of a node as its agent reports it.
 
     Attributes:
         node: its name in the cluster.
-        version: of the platform there.
-        weights: manifests of the weights that are here, the last used first.
-        snapshots: those that are proven, the last used first.
-        memory_free_bytes: what new processes could have.
-        pods: function pods that the agent serves.
+        version: version of the platform there.
+        weights: manifests of the weights on the node, most recently used first.
+        snapshots: validated snapshots, most recently used first.
+        memory_free_bytes: memory available to new processes.
+        pods: number of function pods that the agent serves.
     """
 
     node: str
@@ -383,7 +400,7 @@ class NodeReport:
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Self:
-        """The reverse of `to_json`. Raises TypeError, KeyError or ValueError for what is none."""
+        """The reverse of `to_json`. Raises TypeError, KeyError or ValueError for invalid input."""
         values = dict(body)
         values["weights"] = tuple(str(manifest) for manifest in body.get("weights", ()))
         values["snapshots"] = tuple(

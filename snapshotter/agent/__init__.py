@@ -1,5 +1,5 @@
-"""The node agent: what it is put together from, its RPC for activators and the controller, and what
-a node can do.
+"""The node agent: its components, its RPC for activators and the controller, and the node's
+capabilities.
 
-How an instance comes to be is in `starts`, what it lives in in `slots`; neither is known here but
-by name."""
+Starts are in `starts`, slots in `slots`; this package refers to them by name only.
+"""

@@ -1,9 +1,11 @@
-"""What an activator that is not root may ask the node agent for, and what of it is checked.
+"""Operations of the node agent that a non-root activator may call, and the checks on their
+arguments.
 
-The agent is root, and activators parse what strangers send. So an activator starts only what the
-controller wrote: each launch document carries the controller's seal (`snapshotter.grants`), whose
-key activators do not have. It runs no commands beside instances, reads no logs, and builds and
-deletes nothing."""
+The agent is root, and activators parse untrusted input. An activator therefore starts only what the
+controller wrote: each launch document carries the controller's signature (`snapshotter.grants`),
+whose key activators do not have. Activators cannot run commands beside instances, read logs, or
+build and delete images and snapshots.
+"""
 
 from __future__ import annotations
 
@@ -32,14 +34,14 @@ OPEN = (
     "usage",
     "watch",
 )
-"""They name instances and revisions that are on the node, and start nothing."""
+"""Operations on existing instances and revisions; they start nothing."""
 SEALED = ("start", "prepare", "checkpoint")
 _INSTANCE = re.compile(r"i-[0-9a-f]{16}\Z")
 _LESSEE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}\Z")
 
 
 def guest(agent: Agent, paths: Paths, *, key_file: Path | None, uid_base: int) -> Guest | None:
-    """Activators, where they have a uid of their own. `key_file`: the platform's key; None:
+    """API of activators that have their own uid. `key_file`: the platform's key; None:
     <home>/platform.key."""
     if paths.activator_uid is None:
         return None
@@ -52,11 +54,12 @@ def guest(agent: Agent, paths: Paths, *, key_file: Path | None, uid_base: int) -
 def operations(
     of_root: Mapping[str, Operation], key_file: Path, *, uid_base: int
 ) -> Mapping[str, Operation]:
-    """Those of `of_root` that an activator may use. The key is read when the first launch document
-    is checked.
+    """The subset of `of_root` that an activator may call. The key is read when the first launch
+    document is checked.
 
-    `uid_base`: tenants' uids start there; who has the controller has its seal, too, and must not
-    start what runs as anybody else."""
+    `uid_base`: first uid of tenants. Whoever controls the controller controls its signatures as
+    well, and must not start anything under another uid.
+    """
     seals = _Seals(key_file, uid_base)
     return {
         **{name: of_root[name] for name in OPEN},
@@ -74,15 +77,15 @@ def _checked(operation: Operation, seals: _Seals) -> Operation:
 
 
 def _check_names(args: Mapping[str, Any]) -> None:
-    # they become names of files and lines of logs
+    # the values become file names and parts of log lines
     for name, pattern in (("instance_id", _INSTANCE), ("lessee", _LESSEE)):
         if name in args and not (isinstance(args[name], str) and pattern.match(args[name])):
             raise OrderRefused(
-                f"{name} {str(args[name])[:80]!r} is not one: expected {pattern.pattern[:-2]}"
+                f"{name} {str(args[name])[:80]!r} is invalid: expected {pattern.pattern[:-2]}"
             )
     env = args.get("secret_env", {})
     if not isinstance(env, dict) or not all(isinstance(value, str) for value in env.values()):
-        raise OrderRefused("secret_env must hold texts by name")
+        raise OrderRefused("secret_env must be an object with string values")
     try:
         if args.get("share") is not None:
             Share.from_json(args["share"])
@@ -91,7 +94,7 @@ def _check_names(args: Mapping[str, Any]) -> None:
 
 
 class _Seals:
-    """Owner: the event loop."""
+    """Verifies signatures; reads the key on first use. Owner: the event loop."""
 
     def __init__(self, key_file: Path, uid_base: int) -> None:
         self._key_file = key_file
@@ -104,17 +107,17 @@ class _Seals:
             self._grants = Grants.of_raw(raw_key(self._key_file))
         try:
             launch = LaunchSpec.from_json(args["launch"])
-            holds = self._grants.holds(launch)
+            is_valid = self._grants.verify(launch)
         except (KeyError, TypeError, ValueError, AttributeError) as e:
             raise OrderRefused(
-                f"the launch document is none of this version of the platform: "
+                f"the launch document does not match this version of the platform: "
                 f"{type(e).__name__}: {e}"
             ) from e
-        if not holds:
+        if not is_valid:
             raise OrderRefused(
-                f"the launch document of {str(launch.revision)[:300]!r} is not as the controller "
-                f"wrote it: its seal is missing or broken. "
-                "After platform.key was replaced remove <home>/activator/*/routes.ndjson while "
-                "the platform is down"
+                f"the launch document of {str(launch.revision)[:300]!r} was not written by the "
+                f"controller: its signature is missing or invalid. "
+                "If platform.key was replaced, remove <home>/activator/*/routes.ndjson while "
+                "the platform is stopped"
             )
         check_tenant(launch.uid, uid_base=self._uid_base)

@@ -1,4 +1,5 @@
-"""The node agent's operations: what `snapshotter.client` asks, answered by the parts that know."""
+"""The node agent's operations: RPC requests of `snapshotter.client`, delegated to the
+components."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ _MAX_TEXT_BYTES = 64 * 1024
 
 
 class Agent:
-    """Translates frames to calls and back. Owner: the event loop; it has no state of its own."""
+    """Translates RPC messages to calls and back. Owner: the event loop; stateless."""
 
     def __init__(
         self,
@@ -58,11 +59,11 @@ class Agent:
 
     @property
     def snapshots(self) -> SnapshotApi:
-        """Those of this node."""
+        """Snapshots of this node."""
         return self._snapshots
 
     def operations(self) -> Mapping[str, Operation]:
-        """By name, for `weight_cache.protocol.serve`."""
+        """Operations by name, for `weight_cache.protocol.serve`."""
         return {
             "start": self._start,
             "prepare": self._prepare,
@@ -110,12 +111,12 @@ class Agent:
         return self._suspender.wake(InstanceId(args["instance_id"])).to_json()
 
     async def _adopt(self, args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
-        there = [
+        live = [
             i.info
             for i in self._instances
             if i.info.state in (InstanceState.READY, InstanceState.ASLEEP)
         ]
-        return {"instances": [info.to_json() for info in there if info.lessee == args["lessee"]]}
+        return {"instances": [info.to_json() for info in live if info.lessee == args["lessee"]]}
 
     async def _list_instances(self, args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
         return {"instances": [info.to_json() for info in self._instances.matching(args["labels"])]}
@@ -144,8 +145,8 @@ class Agent:
         return (await self._snapshots.prove(args["snapshot_id"], report)).to_json()
 
     async def _delete_snapshots(self, args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
-        wanted = {key: args[key] for key in ("snapshot_id", "revision", "function")}
-        return {"deleted": await self._snapshots.delete(**wanted)}
+        filters = {key: args[key] for key in ("snapshot_id", "revision", "function")}
+        return {"deleted": await self._snapshots.delete(**filters)}
 
     async def _capabilities(self, args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
         found = await self._probe()
@@ -163,7 +164,7 @@ class Agent:
 
     async def _watch(self, args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
         with self._events.watching() as watcher:
-            await part({})  # from here on nothing is missed
+            await part({})  # no event is missed from here on
             while True:
                 try:
                     await part((await watcher.next()).to_json())
@@ -179,7 +180,7 @@ class Agent:
             call_id=args["call_id"],
         )
         read = self._logs.follow if args["follow"] else self._logs.read
-        lines = read(query, on_begun=lambda: part({}))  # from here on nothing is refused
+        lines = read(query, on_begun=lambda: part({}))  # no refusal after this point
         async with contextlib.aclosing(lines):
             async for line in lines:
                 await part(line)
@@ -199,11 +200,13 @@ class Agent:
                     group.create_task(_pump(readable, stream, part), name=f"exec {stream}")
         except ExceptionGroup as e:
             if lost := e.subgroup(SlotConnectionLost):
-                raise InstanceUnknown(f"instance {instance.info.id} went away meanwhile") from lost
+                raise InstanceUnknown(
+                    f"instance {instance.info.id} exited during the command"
+                ) from lost
             raise
         status = running.result()
         if status is None:
-            raise InstanceUnknown(f"instance {instance.info.id} went away meanwhile")
+            raise InstanceUnknown(f"instance {instance.info.id} exited during the command")
         return {"exit_status": os.waitstatus_to_exitcode(status)}
 
     async def _build_image(self, args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
@@ -224,13 +227,14 @@ class Agent:
         instance = self._instances.get(InstanceId(instance_id))
         if instance is None or not instance.was_ready:
             raise InstanceUnknown(
-                f"no instance {instance_id} on this node: `instance list` shows those that live"
+                f"no instance {instance_id} on this node: `instance list` shows the live ones"
             )
         return instance
 
 
 def _launch(args: Mapping[str, Any]) -> LaunchSpec:
-    """Without the seal that `snapshotter.agent.activator_api` looks at: it is nobody's to read."""
+    """The launch document without the signature, which `snapshotter.agent.activator_api`
+    verifies."""
     return unsealed(LaunchSpec.from_json(args["launch"]))
 
 
@@ -239,8 +243,8 @@ def _share(args: Mapping[str, Any]) -> Share | None:
 
 
 def describe(error: Exception) -> tuple[str, str, Mapping[str, Any]] | None:
-    """How an operation's exception travels: our tree as it is, errors of the weight cache under
-    their own code."""
+    """RPC representation of an operation's exception: our errors and those of the weight cache
+    under their own codes."""
     if isinstance(error, SnapshotterError):
         return error.code, str(error), error.detail
     if isinstance(error, WeightCacheError):
@@ -249,7 +253,7 @@ def describe(error: Exception) -> tuple[str, str, Mapping[str, Any]] | None:
 
 
 async def _pump(fd: int, stream: str, part: Part) -> None:
-    """From a pipe to the caller, text by text, as fast as the caller reads."""
+    """Forward text from a pipe to the caller at the caller's pace."""
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(limit=_MAX_TEXT_BYTES)
     transport, _ = await loop.connect_read_pipe(

@@ -1,4 +1,4 @@
-"""The agent's parts put together, opened and closed in the one order that works."""
+"""Opens and closes the agent's components in the required order."""
 
 from __future__ import annotations
 
@@ -30,22 +30,21 @@ from weight_cache.settings import Paths
 
 _log = logging.getLogger(__name__)
 STOP_GRACE_S = 10.0
-"""What instances get to finish their calls when the agent is asked to end."""
+"""How long instances have to finish their calls when the agent shuts down."""
 _PRUNE_INTERVAL_S = 60.0
-"""Logs are few files of a bounded size; a tenant with many instances writes some 100 MB in that
-time."""
+"""Logs are few files of bounded size; a tenant with many instances writes some 100 MB in this
+interval."""
 
 
 def own_runtime() -> dict[str, Path]:
-    """Where our own packages lie, found without importing them (`pilotlight` is above us). Raises
-    ModuleNotFoundError."""
+    """Directories of our own packages, found without importing them (`pilotlight` is above us).
+    Raises ModuleNotFoundError."""
     found = {}
     for name in RUNTIME_PACKAGES:
         spec = importlib.util.find_spec(name)
         if spec is None or not spec.submodule_search_locations:
             raise ModuleNotFoundError(
-                f"package {name} is not installed beside the agent: workers cannot be started "
-                f"without it"
+                f"package {name} is not installed beside the agent: install it, workers need it"
             )
         found[name] = Path(spec.submodule_search_locations[0]).resolve()
     return found
@@ -55,19 +54,20 @@ def own_runtime() -> dict[str, Path]:
 async def running_agent(
     paths: Paths, settings: SnapshotterSettings, parts: Parts
 ) -> AsyncIterator[Agent]:
-    """A serving agent. On a regular way out everything that it started is stopped; when it is
-    killed everything stays.
+    """A serving agent. On a regular exit everything that it started is stopped; when it is killed
+    everything keeps running.
 
-    Order: the spawner before any thread; what an earlier agent left before new work; the socket
-    last. The reverse at the end."""
+    Startup order: the spawner before any thread; recovery of an earlier agent's slots before new
+    work; the socket last. Shutdown is the reverse.
+    """
     cgroups = await asyncio.to_thread(Cgroups.find, paths.run, reader=paths.activator_uid)
     if cgroups.why_not is not None:
         _log.warning("cgroups.off reason=%s fallback=RLIMIT_DATA", cgroups.why_not)
     (paths.run / "slots").mkdir(exist_ok=True, mode=0o700)
     admit(paths.run / "slots")
-    async with _stock(paths, settings, parts) as (stock, why_not):
-        wanted = Network(settings.function_network) if parts.namespaces else Network.HOST
-        network = await of_functions(wanted)
+    async with _snapshot_components(paths, settings, parts) as (stock, why_not):
+        requested = Network(settings.function_network) if parts.namespaces else Network.HOST
+        network = await of_functions(requested)
         node = assemble(
             paths, settings, parts, cgroups=cgroups, network=network, stock=stock, why_not=why_not
         )
@@ -101,7 +101,7 @@ async def running_agent(
         ).serve(address)
         floor = DiskFloor(paths.home, parts.disk_floor_bytes)
         pruning = asyncio.create_task(
-            _prune_for_ever(node, settings, parts.bundles, parts.images, floor),
+            _prune_periodically(node, settings, parts.bundles, parts.images, floor),
             name="prune bundles and logs",
         )
         verifying = asyncio.create_task(node.snapshots.verify_all(), name="verify snapshots")
@@ -130,7 +130,7 @@ async def running_agent(
 
 
 def _labels_by_group(node: Node) -> FindLabels:
-    """Groups are named for slots and instances."""
+    """Finds the labels of a cgroup path: groups are named after slots and instances."""
 
     def find(groups: str) -> Mapping[str, str] | None:
         names = set(re.split(r"[/\n]", groups))
@@ -148,7 +148,7 @@ def _labels_by_group(node: Node) -> FindLabels:
 async def _serve(
     agent: Agent, paths: Paths, settings: SnapshotterSettings, *, key_file: Path | None
 ) -> dict[Path, asyncio.Server]:
-    """The sockets of root and activators, and of a controller with a uid of its own."""
+    """Open the sockets of root and activators, and of a controller with its own uid."""
     operations, uid_base = agent.operations(), settings.uid_base
     guests = {
         paths.socket("snapshotter"): activator_api.guest(
@@ -163,8 +163,8 @@ async def _serve(
 
 
 async def _close(node: Node) -> None:
-    """Snapshots in the making first: they use Templates and slots; then whatever runs; then what
-    was left to be cleaned up."""
+    """Close the components: snapshot builds first, because they use Templates and slots; then
+    instances; then pending cleanup."""
     await node.snapshots.aclose()
     await node.builder.aclose()
     await node.starter.aclose(STOP_GRACE_S)
@@ -173,10 +173,10 @@ async def _close(node: Node) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _stock(
+async def _snapshot_components(
     paths: Paths, settings: SnapshotterSettings, parts: Parts
 ) -> AsyncIterator[tuple[SnapshotComponents | None, str]]:
-    """What snapshots need, or None and the reason, said once."""
+    """The snapshot components, or None and the reason, which is logged once."""
     try:
         stock = await open_components(paths, settings, parts)
     except SnapshotsDisabled as e:
@@ -191,14 +191,14 @@ async def _stock(
         await stock.catalogue.aclose()
 
 
-async def _prune_for_ever(
+async def _prune_periodically(
     node: Node,
     settings: SnapshotterSettings,
     bundles: BundleStore,
     images: ImageStore,
     floor: DiskFloor,
 ) -> None:
-    """What can be made again goes first."""
+    """Prune periodically. Data that can be rebuilt is deleted first."""
     while True:
         await bundles.make_room()
         alive = {*node.slot_allocator.occupied_slots, *(i.info.id for i in node.instances)}
@@ -218,6 +218,6 @@ async def _prune_for_ever(
 
 
 def is_root() -> bool:
-    """Whether slots can have namespaces and uids of their own; the slot pool finds out whether the
-    machine really lets us."""
+    """Whether slots may have namespaces and uids; the slot pool tests whether the machine allows
+    it."""
     return os.geteuid() == 0

@@ -1,8 +1,9 @@
-"""What this machine can do, proven where a proof is cheap, with the reason and the way out where it
-cannot.
+"""Capabilities of this machine, tested where a test is cheap, each with the reason and the remedy
+if it is missing.
 
-Kernel features are tried in a child each (`snapshotter/linux/kernel_probes.py`), so that a refusal,
-or a kernel that kills, hurts nobody."""
+Each kernel feature is tested in a child process (`snapshotter/linux/kernel_probes.py`), so that an
+error, or a kernel that kills the process, does no harm.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +27,13 @@ from snapshotter.linux.slot_network import Network
 
 _PROBE = Path(__file__).parents[1] / "linux" / "kernel_probes.py"
 _ANSWER_TIMEOUT_S = 10.0
-"""nvidia-smi wakes a sleeping driver, which takes seconds; everything else answers in 0.1 s."""
+"""nvidia-smi initializes an idle driver, which takes seconds; everything else answers in 0.1 s."""
 _PROBE_LIMIT_BYTES = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feature:
-    """One feature: whether it is `on`, and `why` (when off: the reason and what to do; when on: a
+    """One feature: whether it is `on`, and `why` (if off: the reason and the remedy; if on: a
     remark, or "")."""
 
     name: str
@@ -56,9 +57,10 @@ async def probe(
     """`{"features": [{"name", "on", "why"}], "node": {…}}`; takes some 0.2 s, the first time after
     a boot 0.4 s.
 
-    `home` is the directory whose disk is looked at, `cgroups` where instances get their limits,
-    `uid_base` the first uid of a tenant, `engines` the environments with inference servers (None:
-    those of the home), `function_network` the network that functions are to have."""
+    `home`: directory whose disk is measured. `cgroups`: parent of the instances' groups.
+    `uid_base`: first uid of tenants. `engines`: environments with inference servers (None: those of
+    the home). `function_network`: configured network of functions.
+    """
     kernel = asyncio.gather(*(_in_child(label, name, str(uid_base)) for label, name in _KERNEL))
     results, restore, networks, gpus, interpreters = await asyncio.gather(
         kernel,
@@ -83,7 +85,7 @@ async def probe(
         "gpus": gpus,
         "interpreters": [{"version": i.version, "prefix": str(i.prefix)} for i in interpreters],
         "engines": (engines or Engines(home)).describe(),
-        "disk_free_bytes": shutil.disk_usage(_existing(home)).free,
+        "disk_free_bytes": shutil.disk_usage(_nearest_existing(home)).free,
     }
     return {"features": [f.to_json() for f in features], "node": node}
 
@@ -98,7 +100,7 @@ _KERNEL = (
 
 
 def criu_cache(home: Path) -> Path:
-    """Where the answer of CRIU's self test is kept, for whoever needs it as well."""
+    """Directory of CRIU's cached self-test result, shared by all components."""
     return home / "node" / "criu"
 
 
@@ -107,14 +109,14 @@ def _root() -> Feature:
     why = (
         ""
         if on
-        else f"the agent runs as uid {os.geteuid()}: workers share its uid and see its files. Run "
-        f"it as root to separate tenants"
+        else f"the agent runs as uid {os.geteuid()}: workers share its uid and can read its "
+        f"files. Run it as root to separate tenants"
     )
     return Feature(name="root", on=on, why=why)
 
 
 async def _in_child(label: str, name: str, argument: str) -> Feature:
-    status, out = await _answer(sys.executable, "-I", "-S", "-B", str(_PROBE), name, argument)
+    status, out = await _run(sys.executable, "-I", "-S", "-B", str(_PROBE), name, argument)
     try:
         body = json.loads(out)
     except ValueError:
@@ -127,7 +129,7 @@ async def _in_child(label: str, name: str, argument: str) -> Feature:
 
 
 async def _cgroup_memory(cgroups: Cgroups) -> Feature:
-    """Make a group with a memory limit where instances get theirs, and remove it."""
+    """Test a group with a memory limit below the parent of instances' groups, and remove it."""
     if not cgroups.limits_memory:
         why = (
             f"{cgroups.why_not}; run as root, or delegate a cgroup to the agent. Limits fall "
@@ -153,26 +155,25 @@ def _cpu_accounting(cgroups: Cgroups) -> Feature:
     if cgroups.group("probe").cpu_file:
         return Feature(name="CPU accounting", on=True, why=f"cgroup v{cgroups.version}")
     why = (
-        f"{cgroups.why_not or 'no cpuacct controller'}: CPU outside calls is read from an "
-        f"instance's worker alone: commands beside it, "
-        "failed starts, and processes that it did not reap are not billed, nor are builds. Run as "
+        f"{cgroups.why_not or 'no cpuacct controller'}: CPU time outside calls is read from an "
+        f"instance's worker only: commands beside it, "
+        "failed starts, processes that it did not reap, and builds are not billed. Run as "
         "root, or delegate a cgroup to the agent"
     )
     return Feature(name="CPU accounting", on=False, why=why)
 
 
 async def _restore(environ: Mapping[str, str], cache: Path) -> Feature:
-    """Snapshots on disk: a live dump and restore, or the remembered answer of one."""
+    """Snapshots on disk: a real dump and restore, or their cached result."""
     found = await self_test(cache=cache, environ=environ)
     return Feature(name="RESTORE", on=found.on, why=found.why)
 
 
 async def _networks(wanted: Network) -> Feature:
-    """A network for each function; servers that listen on TCP and are restored need one whatever
-    others have."""
+    """Networks of functions; restored servers that listen on TCP need one in any case."""
     on, why = await slot_network.probe()
     if not on and wanted is Network.OWN and os.geteuid() == 0:
-        why = f"functions have no network at all: {why}"
+        why = f"functions have no network: {why}"
     return Feature(name="function networks", on=on, why=why)
 
 
@@ -181,12 +182,12 @@ _SHARED = {
     "uid separation": "one user",
     "seccomp": "every system call of the kernel",
 }
-"""What functions have in common where a mechanism is missing."""
+"""What functions share if a mechanism is missing."""
 
 
 def isolation(features: Sequence[Feature], wanted: Network) -> Feature:
-    """What keeps one function from another and from the machine, in one line: which mechanisms are
-    missing, and what that means."""
+    """Summary of the isolation between functions and from the machine: missing mechanisms and their
+    consequences."""
     missing = [feature.name for feature in features if not feature.on and feature.name in _SHARED]
     shared = [_SHARED[name] for name in missing]
     if wanted is Network.HOST and "namespaces" not in missing:
@@ -198,15 +199,15 @@ def isolation(features: Sequence[Feature], wanted: Network) -> Feature:
             why="a root directory, a network, a user and a filter of system calls for each "
             "function",
         )
-    way_out = " Fit for one tenant (platform.trust: shared)." if missing else ""
-    return Feature(name="isolation", on=False, why=f"functions share {', '.join(shared)}.{way_out}")
+    advice = " Suitable for one tenant (platform.trust: shared)." if missing else ""
+    return Feature(name="isolation", on=False, why=f"functions share {', '.join(shared)}.{advice}")
 
 
 async def _gpus(environ: Mapping[str, str]) -> list[dict[str, Any]]:
     path = shutil.which("nvidia-smi", path=environ.get("PATH"))
     if path is None:
         return []
-    status, out = await _answer(
+    status, out = await _run(
         path, "--query-gpu=index,name,memory.total,driver_version", "--format=csv,noheader,nounits"
     )
     rows = (
@@ -229,7 +230,7 @@ async def _gpus(environ: Mapping[str, str]) -> list[dict[str, Any]]:
 def _gpu_feature(gpus: list[dict[str, Any]]) -> Feature:
     why = (
         ", ".join(g["name"] for g in gpus)
-        or "nvidia-smi names no GPU: functions that ask for one are refused on this node"
+        or "nvidia-smi lists no GPU: functions that request one are refused on this node"
     )
     return Feature(name="GPU", on=bool(gpus), why=why)
 
@@ -239,7 +240,7 @@ def _apt(home: Path) -> Feature:
     return Feature(
         name="apt packages",
         on=why is None,
-        why=why or "each image that installs some has a root file system of its own",
+        why=why or "each image with apt packages has its own root file system",
     )
 
 
@@ -261,9 +262,9 @@ def _machine() -> dict[str, Any]:
     }
 
 
-async def _answer(*argv: str) -> tuple[int | None, str]:
-    """Exit status (None when it did not start or did not end in time) and output of a short
-    command."""
+async def _run(*argv: str) -> tuple[int | None, str]:
+    """Run a short command. Returns its exit status (None if it did not start or timed out) and
+    output."""
     try:
         child = await asyncio.create_subprocess_exec(
             *argv,
@@ -283,6 +284,6 @@ async def _answer(*argv: str) -> tuple[int | None, str]:
     return child.returncode, out.decode(errors="replace")
 
 
-def _existing(path: Path) -> Path:
-    """The nearest directory that exists at or above `path`."""
+def _nearest_existing(path: Path) -> Path:
+    """The nearest existing directory at or above `path`."""
     return next(p for p in [path, *path.parents] if p.exists())

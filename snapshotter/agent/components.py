@@ -1,4 +1,4 @@
-"""The agent's parts put together. Nothing here does anything: who is given whom."""
+"""Constructs the agent's components and connects them. No other logic."""
 
 from __future__ import annotations
 
@@ -45,26 +45,27 @@ from weight_cache.disk import DiskFloor
 from weight_cache.settings import Paths
 
 _PROOF_S = 30.0
-"""A proof on a node under load; a function that starts slowly has its own startup timeout."""
+"""Deadline of a snapshot validation on a loaded node; a function that starts slowly has its own
+startup timeout."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """What the agent is made of that others write.
+    """External dependencies of the agent.
 
     Attributes:
         runtime: package name → directory, for the slots' `runtime/`.
-        probe: body of `capabilities`, given the cgroups that were found.
-        namespaces: False forces plain slots, as for an agent without root.
-        criu_cache: where the self test's answer is kept; None: below the home.
+        probe: body of `capabilities`, given the detected cgroups.
+        namespaces: False forces slots without namespaces, as for an agent without root.
+        criu_cache: directory of the cached self-test result; None: below the home.
         gpus: rows of `capabilities()`.
-        devices: saves and brings back what processes hold on them.
-        build_delay_s: between a COLD start and the snapshot that is made because of it.
-        s3_client: who speaks S3 where copies of snapshots go there; see PlatformSettings.
+        devices: saves and restores device state of processes.
+        build_delay_s: delay between a COLD start and the snapshot that it causes.
+        s3_client: S3 client for copies of snapshots; values as in PlatformSettings.
         key_file: the platform's key; None: <home>/platform.key.
         metrics_token_file: bearer token of metrics over TCP; None: <home>/metrics.token.
-        disk_floor_bytes: free disk that only journals may use; as `platform.disk_floor_bytes`.
-        name_servers: of slots with a network of their own.
+        disk_floor_bytes: free disk reserved for journals; as `platform.disk_floor_bytes`.
+        name_servers: of slots with their own network.
     """
 
     bundles: BundleStore
@@ -86,7 +87,7 @@ class Parts:
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """What has to be opened, asked and closed."""
+    """The components that are opened, called and closed by name."""
 
     slot_pool: SlotPool
     logs: Logs
@@ -103,7 +104,7 @@ class Node:
     agent: Agent
 
     def refresh_metrics(self) -> None:
-        """Set the gauges to what there is now."""
+        """Set the gauges to the current state."""
         self.metrics.observe(
             by_state=self.instances.by_state(),
             templates=len(list(self.templates)),
@@ -115,7 +116,7 @@ class Node:
 
 @dataclass(frozen=True, kw_only=True)
 class _Base:
-    """What everything else stands on."""
+    """Components that the others depend on."""
 
     cgroups: Cgroups
     logs: Logs
@@ -140,8 +141,8 @@ def assemble(
     stock: SnapshotComponents | None,
     why_not: str,
 ) -> Node:
-    """All of it; `network`: of functions; `components` None: without snapshots, for the reason
-    `why_not`."""
+    """Construct all components. `network`: of functions. `stock`: None disables snapshots, for the
+    reason `why_not`."""
     base = _base(
         paths,
         settings,

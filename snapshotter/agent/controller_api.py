@@ -1,8 +1,10 @@
-"""What a controller that is not root may ask the node agent for, and what of it is checked.
+"""Operations of the node agent that a non-root controller may call, and the checks on their
+arguments.
 
-The agent is root, and the controller answers what tenants send it. So it looks at what is on the
-node, stops it, deletes it, and has images built and commands run as tenants: what it names must be
-a name, and whom it names a tenant."""
+The agent is root, and the controller processes requests of tenants. It may inspect, stop and delete
+what is on the node, have images built, and have commands run as tenants: names must be valid, and
+uids must belong to tenants.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from weight_cache.protocol import Guest, Operation, Part
 from weight_cache.settings import Paths
 
 PLAIN = ("instances", "templates", "drop_template", "snapshots", "capabilities")
-"""What they name is looked up among what there is."""
+"""Operations whose arguments are only looked up among existing objects."""
 _INSTANCE = re.compile(r"i-[0-9a-f]{16}\Z")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
@@ -24,14 +26,14 @@ Check = Callable[[Mapping[str, Any]], None]
 
 
 def guest(of_root: Mapping[str, Operation], paths: Paths, *, uid_base: int) -> Guest | None:
-    """The controller, where it has a uid of its own."""
+    """API of a controller that has its own uid."""
     if paths.controller_uid is None:
         return None
     return Guest(uid=paths.controller_uid, operations=operations(of_root, uid_base=uid_base))
 
 
 def operations(of_root: Mapping[str, Operation], *, uid_base: int) -> Mapping[str, Operation]:
-    """Those of `of_root` that a controller may use. `uid_base`: tenants' uids start there."""
+    """The subset of `of_root` that a controller may call. `uid_base`: first uid of tenants."""
 
     def tenant(args: Mapping[str, Any]) -> None:
         check_tenant(args.get("uid"), uid_base=uid_base)
@@ -57,11 +59,11 @@ def operations(of_root: Mapping[str, Operation], *, uid_base: int) -> Mapping[st
 
 
 def check_tenant(uid: object, *, uid_base: int) -> None:
-    """Raises OrderRefused unless `uid` is one that a tenant may have: work as root, or as another
-    user of this machine, is for none."""
+    """Raises OrderRefused unless `uid` is in the range of tenants: never root or another user of
+    this machine."""
     if not isinstance(uid, int) or isinstance(uid, bool) or uid < uid_base:
         raise OrderRefused(
-            f"uid {str(uid)[:20]} is no tenant's: tenants' uids start at snapshotter.uid_base = "
+            f"uid {str(uid)[:20]} is not a tenant's uid: they start at snapshotter.uid_base = "
             f"{uid_base}"
         )
 
@@ -81,4 +83,4 @@ def _check_name(
     if value is None and optional:
         return
     if not (isinstance(value, str) and pattern.match(value)):
-        raise OrderRefused(f"{key} {str(value)[:80]!r} is not one: expected {pattern.pattern[:-2]}")
+        raise OrderRefused(f"{key} {str(value)[:80]!r} is invalid: expected {pattern.pattern[:-2]}")

@@ -1,5 +1,5 @@
-"""What the kernel is asked for and tells: processes, control groups, network namespaces and rules,
-name servers, files that appear whole.
+"""Interfaces to the Linux kernel: processes, cgroups, network namespaces and rules, name servers,
+atomic directories.
 
-Nothing here knows of functions or tenants.
+Independent of functions and tenants.
 """

@@ -1,13 +1,13 @@
-"""Permission to use the processor's tiles (Intel AMX), which a process has to ask for, given back
-to processes that came out of an image.
+"""Requests permission for the processor's tiles (Intel AMX) on behalf of restored processes.
 
-The kernel keeps the permission with the process; CRIU neither saves nor restores it, and the first
-instruction with tiles after a restore is then a SIGILL. Matrix libraries ask once, when they are
-loaded, and use tiles for bfloat16 and int8. A process that is stopped for a moment (ptrace(2),
-PTRACE_SEIZE) is made to ask again: one system call is put into its main thread, by an instruction
-of its vDSO, and its registers are put back. Where the kernel says no, nothing changes: the process
-could not have had it before (its signal stacks are too small). x86-64 only. Sources: arch_prctl(2),
-Documentation/arch/x86/xstate.rst, ptrace(2)."""
+The kernel stores the permission with the process; CRIU neither saves nor restores it, so the first
+tile instruction after a restore would be a SIGILL. Matrix libraries request it once, when they are
+loaded, and use tiles for bfloat16 and int8. A process is stopped briefly (ptrace(2), PTRACE_SEIZE)
+and made to repeat the request: its main thread executes one system call through an instruction of
+its vDSO, and its registers are restored. If the kernel refuses, nothing changes: the process could
+not have had the permission before (its signal stacks are too small). x86-64 only. Sources:
+arch_prctl(2), Documentation/arch/x86/xstate.rst, ptrace(2).
+"""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _log = logging.getLogger(__name__)
 _ARCH_PRCTL = 158
 _ARCH_GET_XCOMP_SUPP, _ARCH_REQ_XCOMP_PERM = 0x1021, 0x1023
 _TILE_DATA = 18
-"""Number of the component of the processor's state."""
+"""Number of the tile data component of the processor's state."""
 _SEIZE, _INTERRUPT, _GETREGS, _SETREGS, _STEP, _DETACH = 0x4206, 0x4207, 12, 13, 9, 17
 _GETSIGMASK, _SETSIGMASK = 0x420A, 0x420B
 _REGISTERS = 27
-"""Of struct user_regs_struct, by eight bytes each; the places of those that are used:"""
+"""Number of 8-byte fields of struct user_regs_struct; indices of those that are used:"""
 _RAX, _RSI, _RDI, _ORIG_RAX, _RIP = 10, 13, 14, 15, 16
 _RDX = 12
 _ALL_CHILDREN = 0x40000000
@@ -38,24 +38,24 @@ _SYSCALL = b"\x0f\x05"
 
 
 class AmxRequestFailed(Exception):
-    """Raised when a process could not be made to ask."""
+    """Raised when a process could not be made to request the permission."""
 
 
 def request_tile_permission(pids: Iterable[int]) -> None:
-    """Have each of these processes ask for tiles, where this machine has them. Blocking, some 0.2
-    ms for each; never raises."""
+    """Make each of these processes request tiles, if this machine has them. Blocking, some 0.2 ms
+    each; never raises."""
     if not has_tiles():
         return
     for pid in pids:
         try:
-            _ask(pid)
+            _request_permission(pid)
         except (AmxRequestFailed, OSError) as e:
             _log.warning("tiles.not_asked pid=%s error=%s", pid, e)
 
 
 @functools.cache
 def has_tiles() -> bool:
-    """Whether this processor has them, and the kernel hands them out."""
+    """Whether this processor has tiles, and the kernel grants them."""
     if os.uname().machine != "x86_64":
         return False
     found = ctypes.c_uint64()
@@ -64,7 +64,7 @@ def has_tiles() -> bool:
     )
 
 
-def _ask(pid: int) -> None:
+def _request_permission(pid: int) -> None:
     instruction = _instruction(pid)
     _ptrace(_SEIZE, pid)
     try:
@@ -72,13 +72,13 @@ def _ask(pid: int) -> None:
         _wait_stop(pid)
         _call(pid, instruction)
     finally:
-        with contextlib.suppress(OSError):  # it ended
+        with contextlib.suppress(OSError):  # it has exited
             _ptrace(_DETACH, pid)
 
 
 def _call(pid: int, instruction: int) -> None:
-    """One system call in the stopped process, with all signals held back; everything as it was
-    afterwards."""
+    """Execute one system call in the stopped process with all signals blocked, and restore its
+    state."""
     registers, mask = ctypes.create_string_buffer(8 * _REGISTERS), ctypes.c_uint64()
     _ptrace(_GETREGS, pid, 0, ctypes.addressof(registers))
     _ptrace(_GETSIGMASK, pid, 8, ctypes.addressof(mask))
@@ -89,7 +89,7 @@ def _call(pid: int, instruction: int) -> None:
         _TILE_DATA,
         0,
     )
-    # -1: the call that it was in is not begun again yet
+    # -1: an interrupted system call must not be restarted yet
     values[_ORIG_RAX], values[_RIP] = 0xFFFFFFFFFFFFFFFF, instruction
     changed = ctypes.create_string_buffer(struct.pack(f"{_REGISTERS}Q", *values))
     blocked = ctypes.c_uint64(0xFFFFFFFFFFFFFFFF)
@@ -104,7 +104,7 @@ def _call(pid: int, instruction: int) -> None:
 
 
 def _instruction(pid: int) -> int:
-    """Where a `syscall` instruction is in its vDSO. Raises AmxRequestFailed, OSError."""
+    """Address of a `syscall` instruction in its vDSO. Raises AmxRequestFailed, OSError."""
     with open(f"/proc/{pid}/maps") as f:
         spans = [line.split()[0] for line in f if line.rstrip().endswith("[vdso]")]
     if not spans:
@@ -114,7 +114,7 @@ def _instruction(pid: int) -> int:
         f.seek(start)
         found = f.read(end - start).find(_SYSCALL)
     if found < 0:
-        raise AmxRequestFailed("its vDSO makes no system call")
+        raise AmxRequestFailed("its vDSO contains no syscall instruction")
     return start + found
 
 
@@ -126,9 +126,9 @@ def _wait_stop(pid: int) -> None:
             if os.WIFSTOPPED(status):
                 return
             raise AmxRequestFailed(
-                f"it ended: {signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else 'exited'}"
+                f"it exited: {signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else 'exited'}"
             )
-        time.sleep(0.0001)  # waitpid(2) has no deadline of its own
+        time.sleep(0.0001)  # waitpid(2) has no timeout
     raise AmxRequestFailed(f"it did not stop within {_PATIENCE_S:g} s")
 
 

@@ -1,9 +1,10 @@
-"""A directory that appears whole or not at all.
+"""Directories that appear completely or not at all.
 
-Work happens in `<parent>/.tmp-…`, which its maker holds locked (flock(2)); publishing is one
-rename(2) after the file system was flushed, so a directory under its final name is complete,
-whatever was killed and when. A temporary directory whose lock is free belongs to nobody: its maker
-died, and `sweep` removes it."""
+Work happens in `<parent>/.tmp-…`, which its creator keeps locked (flock(2)); publishing is one
+rename(2) after a flush of the file system, so a directory under its final name is complete, even
+after a crash at any time. A temporary directory whose lock is free is abandoned: its creator has
+exited, and `sweep` removes it.
+"""
 
 from __future__ import annotations
 
@@ -25,16 +26,16 @@ _PREFIX = ".tmp-"
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _AT_EMPTY_PATH = 0x1000
 _MAX_DEPTH = 100
-"""Of directories in a tree that is published: more than any package has, and few descriptors when
-each one is open."""
+"""Maximum depth of a published tree: more than any package has, and few open descriptors at one per
+level."""
 _MAX_PASSES = 10
-"""Over a directory that changes while it is read: one that does not is stripped by the first."""
+"""Passes over a directory that changes during its removal; an unchanged one needs one."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class TooManyEntries(ValueError):
-    """Raised where a tree has more entries than it may; names the directory in which the bound was
-    passed."""
+    """Raised when a tree exceeds its limit of entries; names the directory in which the limit was
+    exceeded."""
 
 
 class _Modes(NamedTuple):
@@ -51,11 +52,12 @@ _READABLE = _Modes(0o755, 0o755, 0o644)
 
 @contextlib.contextmanager
 def staged(final: Path) -> Iterator[Path]:
-    """Yield an empty directory beside `final`; on success it becomes `final`, on any error it is
+    """Yield an empty directory beside `final`; on success it is renamed to `final`, on any error
     removed.
 
-    When `final` exists already at the end, the older one stays and ours is dropped: both were made
-    from the same name."""
+    If `final` exists at the end, the existing one is kept and the new one discarded: both were made
+    from the same name.
+    """
     with staging_directory(final.parent, label=final.name[:16]) as work:
         yield work.directory
         work.publish(final)
@@ -63,19 +65,19 @@ def staged(final: Path) -> Iterator[Path]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagingDirectory:
-    """A temporary directory whose final name is not known yet, as that of what is named by its
-    content.
+    """A temporary directory whose final name is not known yet, for example because its content
+    determines it.
 
     Attributes:
         directory: empty at first, 0700.
-        lock: descriptor of the directory, locked for as long as its maker lives.
+        lock: descriptor of the directory, locked as long as its creator runs.
     """
 
     directory: Path
     lock: int
 
     def publish(self, final: Path) -> None:
-        """Flush the file system, then give the directory its name; an older one of that name stays.
+        """Flush the file system, then rename the directory; an existing one of that name is kept.
         Raises OSError."""
         _flush(self.lock)
         _publish(self.directory, final)
@@ -99,7 +101,7 @@ def staging_directory(parent: Path, *, label: str) -> Iterator[StagingDirectory]
 
 @contextlib.asynccontextmanager
 async def staged_in_thread(final: Path) -> AsyncIterator[Path]:
-    """`staged` for work that awaits: flushing and removing, which block, happen in a thread."""
+    """`staged` for async work: blocking flushes and removals run in a thread."""
     stage = staged(final)
     temp = await enter_in_thread(stage)
     try:
@@ -111,13 +113,13 @@ async def staged_in_thread(final: Path) -> AsyncIterator[Path]:
 
 
 async def enter_in_thread(stage: contextlib.AbstractContextManager[_T]) -> _T:
-    """`stage.__enter__()`, which blocks, in a thread; if the caller is cancelled meanwhile, the
-    stage is left again."""
+    """Run the blocking `stage.__enter__()` in a thread; if the caller is cancelled, the stage is
+    exited again."""
     entering = asyncio.create_task(asyncio.to_thread(stage.__enter__))
     try:
         return await asyncio.shield(entering)
     except asyncio.CancelledError as e:
-        await asyncio.wait([entering])  # the thread goes on
+        await asyncio.wait([entering])  # the thread cannot be cancelled
         if not entering.cancelled() and entering.exception() is None:
             await asyncio.to_thread(stage.__exit__, type(e), e, e.__traceback__)
         raise
@@ -132,7 +134,7 @@ def _publish(temp: Path, final: Path) -> None:
 
 
 def sweep(parent: Path) -> int:
-    """Remove temporary directories that dead makers left in `parent`; returns how many."""
+    """Remove temporary directories of exited creators in `parent`; returns how many."""
     swept = 0
     for temp in parent.glob(f"{_PREFIX}*") if parent.exists() else ():
         with contextlib.suppress(FileNotFoundError):
@@ -142,33 +144,34 @@ def sweep(parent: Path) -> int:
                 remove_tree(temp)
                 swept += 1
             except BlockingIOError:
-                pass  # its maker lives
+                pass  # its creator is still running
             finally:
                 os.close(lock)
     return swept
 
 
 def delete_atomically(directory: Path) -> None:
-    """Remove a published directory: it loses its name first, so a kill half-way leaves a temporary
-    one, never a half one."""
+    """Remove a published directory. It is renamed first, so that a crash leaves a temporary
+    directory, never a partial one."""
     remove_tree(rename_for_deletion(directory))
 
 
 def rename_for_deletion(directory: Path) -> Path:
-    """The first half of `discard`, for what is still in use: its temporary name, to be given to
-    `remove_tree` later."""
-    grave = directory.parent / f"{_PREFIX}gone-{secrets.token_hex(4)}"
-    directory.rename(grave)
-    return grave
+    """The first half of `delete_atomically`, for a directory that is in use: returns its temporary
+    name, for a later `remove_tree`."""
+    renamed = directory.parent / f"{_PREFIX}gone-{secrets.token_hex(4)}"
+    directory.rename(renamed)
+    return renamed
 
 
 def remove_tree(directory: Path) -> None:
-    """Remove `directory`, read-only directories included (their own owner may not write into them
-    without root).
+    """Remove `directory`, read-only directories included (without root their owner cannot write to
+    them).
 
-    Works on descriptors and follows no link, whoever else may be writing into the tree. Each
-    directory that is found is moved to the top before it is emptied, so that the depth of a tree
-    costs neither descriptors nor stack."""
+    Works on descriptors and follows no link, so concurrent writers to the tree are harmless. Each
+    subdirectory is moved to the top before it is emptied, so that the depth of a tree costs neither
+    descriptors nor stack.
+    """
     parent = os.open(directory.parent, _DIRECTORY)
     try:
         top = os.open(directory.name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
@@ -182,8 +185,8 @@ def remove_tree(directory: Path) -> None:
 
 
 def _empty(top: int) -> None:
-    """Directories wait in `top` under numbers, and are emptied in that order: their number costs no
-    memory either."""
+    """Empty `top`. Subdirectories are moved to `top` under numbers and emptied in that order, so
+    that their number costs no memory."""
     prefix, count, done = f".remove-{secrets.token_hex(4)}-", 0, 0
     os.fchmod(top, 0o700)
     count = _strip(top, top, prefix, count)
@@ -198,8 +201,8 @@ def _empty(top: int) -> None:
 
 
 def _strip(folder: int, top: int, prefix: str, count: int) -> int:
-    """Remove the files of a directory and move its directories to `top`; how many wait there, or
-    did."""
+    """Remove the files of a directory and move its subdirectories to `top`; returns the number of
+    directories moved so far."""
     for _ in range(_MAX_PASSES):
         is_stripped = True
         with os.scandir(folder) as entries:
@@ -219,7 +222,7 @@ def _strip(folder: int, top: int, prefix: str, count: int) -> int:
 
 
 def _open_to_change(name: str, folder: int) -> int:
-    """A descriptor of a directory, 0700 from now on: also of one that its owner may not read."""
+    """A descriptor of a directory, changed to 0700; works for one that its owner cannot read."""
     held = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
     try:
         os.chmod(f"/proc/self/fd/{held}", 0o700)
@@ -229,18 +232,19 @@ def _open_to_change(name: str, folder: int) -> int:
 
 
 def freeze(directory: Path, *, owners: range | None = None, max_entries: int | None = None) -> int:
-    """Make everything in `directory` read-only and world-readable; set-id bits go. Returns how many
-    entries there are.
+    """Make everything in `directory` read-only and world-readable, and clear set-id bits. Returns
+    the number of entries.
 
-    With `owners` the tree was written by these uids: it becomes ours. Whatever another one owns was
-    linked in from elsewhere and is refused (ValueError names it), as are sockets, pipes and
-    devices, and more than `max_entries`. Works on descriptors and follows no link; one entry at a
-    time is in memory, and the numbers of the inodes that have several names."""
+    With `owners` the tree was written by these uids and is chowned to ours. An entry of another uid
+    was linked in from elsewhere and is rejected (ValueError names it), as are sockets, pipes and
+    devices, and more than `max_entries`. Works on descriptors and follows no link; keeps one entry
+    at a time in memory, plus the inode numbers of files with several hard links.
+    """
     return _set_modes(directory, _READ_ONLY, owners, max_entries)
 
 
 def expose(directory: Path) -> None:
-    """Make everything in `directory`, which we wrote, world-readable; we may go on writing."""
+    """Make everything in `directory`, which we wrote, world-readable and keep it writable by us."""
     _set_modes(directory, _READABLE, None, None)
 
 
@@ -252,19 +256,19 @@ def _set_modes(
         allowed = range(os.geteuid(), os.geteuid() + 1) if owners is None else owners
         if os.fstat(top).st_uid not in allowed and os.fstat(top).st_uid != os.geteuid():
             raise ValueError(
-                f"{directory} belongs to uid {os.fstat(top).st_uid}, who had no part in making it"
+                f"{directory} belongs to uid {os.fstat(top).st_uid}, which did not create it"
             )
         walk = _Walk(modes, allowed, max_entries)
         walk.below(top, str(directory), depth=1)
         os.fchown(top, os.geteuid(), os.getegid())
-        os.fchmod(top, modes.folder)  # what lies in it is meant to be read; its parents are private
+        os.fchmod(top, modes.folder)  # its content may be read; its parents are private
         return walk.entries
     finally:
         os.close(top)
 
 
 class _Walk:
-    """One walk through a tree that sets modes and owners. Owner: the thread that walks."""
+    """One walk through a tree that sets modes and owners. Owner: the walking thread."""
 
     def __init__(self, modes: _Modes, allowed: range, max_entries: int | None) -> None:
         self._modes = modes
@@ -276,7 +280,7 @@ class _Walk:
     def below(self, folder: int, shown: str, *, depth: int) -> None:
         if depth > _MAX_DEPTH:
             raise OSError(
-                errno.ENAMETOOLONG, f"more than {_MAX_DEPTH} directories lie in each other", shown
+                errno.ENAMETOOLONG, f"directories are nested deeper than {_MAX_DEPTH}", shown
             )
         with os.scandir(folder) as found:
             for entry in found:
@@ -293,11 +297,9 @@ class _Walk:
         status = os.fstat(held)
         mode = status.st_mode
         if status.st_nlink > 1 and (status.st_dev, status.st_ino) in self._taken:
-            return  # another name of a file that was the owner's when this walk took it over
+            return  # another hard link of a file that this walk has already chowned
         if status.st_uid not in self._allowed:
-            raise ValueError(
-                f"{shown} belongs to uid {status.st_uid}, who had no part in making it"
-            )
+            raise ValueError(f"{shown} belongs to uid {status.st_uid}, which did not create it")
         if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode)):
             raise ValueError(f"{shown} is neither a file, a directory nor a link")
         if status.st_uid != os.geteuid():
@@ -323,16 +325,16 @@ class _Walk:
 
 
 def _own(held: int) -> None:
-    """Have what this descriptor (O_PATH) is become ours: fchownat(2) with AT_EMPTY_PATH, a link
-    itself included."""
+    """Chown the object of this descriptor (O_PATH) to us: fchownat(2) with AT_EMPTY_PATH, which
+    does not follow a link."""
     if _libc.fchownat(held, b"", os.geteuid(), os.getegid(), _AT_EMPTY_PATH) != 0:
         code = ctypes.get_errno()
         raise OSError(code, f"fchownat: {os.strerror(code)}")
 
 
 def _flush(descriptor: int) -> None:
-    """syncfs(2): one call for thousands of small files; without it a power cut could leave a name
-    over empty files."""
+    """syncfs(2): one call for thousands of small files; without it a power failure could leave a
+    final name with empty files."""
     if _libc.syncfs(descriptor) != 0:
         code = ctypes.get_errno()
         raise OSError(code, f"syncfs: {os.strerror(code)}")

@@ -1,13 +1,14 @@
-"""Limits per slot and instance through cgroup v1 or v2, in groups of our own below the group that
-we were started in.
+"""Limits per slot and instance through cgroup v1 or v2, in groups below the group that the agent
+was started in.
 
-They lie side by side, with a prefix of ours, not below one common group: that would be one
-competitor for the CPU, with one weight, however many work in it, and whoever gives way in it
-(`cpu_priority`) would give way to nobody outside.
+The groups are siblings with a common prefix, not children of a common group: such a group would be
+a single competitor for the CPU with one weight, regardless of its number of workers, and a lower
+priority inside it (`cpu_priority`) would have no effect outside.
 
-Nothing here needs a daemon; where the hierarchy cannot be written the machine goes without,
-`why_not` says why, and the shim falls back to RLIMIT_DATA. Sources: kernel documentation,
-admin-guide/cgroup-v1 and cgroup-v2."""
+Needs no daemon. If the hierarchy is not writable there are no limits, `why_not` has the reason, and
+the shim falls back to RLIMIT_DATA. Sources: kernel documentation, admin-guide/cgroup-v1 and
+cgroup-v2.
+"""
 
 from __future__ import annotations
 
@@ -25,20 +26,21 @@ from snapshotter.shim import cpu_priority
 
 _CONTROLLERS = ("memory", "pids", "cpu", "cpuacct")
 _UNIFIED = ("memory", "pids", "cpu")
-"""The same in v2, where `cpu` counts as well."""
+"""The same in v2, where `cpu` includes accounting."""
 MAX_PIDS = 4096
-"""Processes and threads of one instance: some hundred are normal for numeric libraries, a fork bomb
-is not."""
+"""Processes and threads of one instance: numeric libraries use some hundred; the limit stops fork
+bombs."""
 _REMOVE_ATTEMPTS = 50
 
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """One subject's group: a directory per hierarchy.
+    """The group of one slot or instance: a directory per hierarchy.
 
     Attributes:
-        directories: controller → directory; under v2 all the same one. Empty where there are no
-        cgroups. version: 1 or 2. cpu: its part of a busy machine, in CPUs.
+        directories: controller → directory; under v2 all are the same. Empty without cgroups.
+        version: 1 or 2.
+        cpu: its share of a busy machine, in CPUs.
     """
 
     directories: Mapping[str, Path]
@@ -47,34 +49,35 @@ class Group:
 
     @property
     def name(self) -> str:
-        """What it was made as; "" where there are no cgroups."""
+        """Name that it was created with; "" without cgroups."""
         return next((d.name for d in self._unique()), "")
 
     @property
-    def weighs(self) -> bool:
-        """Whether there is a group for the CPU."""
+    def has_cpu_group(self) -> bool:
+        """Whether there is a cpu group."""
         return "cpu" in self.directories
 
     @property
     def procs(self) -> list[str]:
-        """The files that a process' id is written to, each once."""
+        """The `cgroup.procs` files, each once."""
         return [str(d / "cgroup.procs") for d in self._unique()]
 
     @property
     def tasks(self) -> list[str]:
-        """The files into which a single-threaded process writes "0" to enter by itself; v1 only.
+        """The files to which a single-threaded process writes "0" to move itself; v1 only.
 
-        That way in is free. The other one (`procs`, by anybody) takes a lock that all forks of the
-        machine share, and waits for an RCU grace period when it was idle: 10 to 25 ms (kernel,
-        `cgroup_procs_write_start`)."""
+        This costs nothing. The alternative (`procs`, usable by any process) takes a lock that all
+        forks of the machine share, and waits for an RCU grace period if it was idle: 10 to 25 ms
+        (kernel, `cgroup_procs_write_start`).
+        """
         return [str(d / "tasks") for d in self._unique()] if self.version == 1 else []
 
-    def ways_in(self) -> dict[str, Any]:
-        """For the shim (`child.Cgroup`)."""
+    def entry_files(self) -> dict[str, Any]:
+        """Arguments of the shim's `child.Cgroup`."""
         return {"procs": self.procs, "tasks": self.tasks}
 
     def oom_kills(self) -> int:
-        """How often the kernel killed a process here because memory ran out."""
+        """Number of OOM kills in this group."""
         if (memory := self.directories.get("memory")) is None:
             return 0
         return _keyed(
@@ -82,7 +85,7 @@ class Group:
         )
 
     def memory_bytes(self) -> int | None:
-        """Memory charged now; None where nobody counts."""
+        """Memory charged now; None without a memory controller."""
         if (memory := self.directories.get("memory")) is None:
             return None
         return _number(
@@ -90,7 +93,7 @@ class Group:
         )
 
     def cpu_ns(self) -> int | None:
-        """CPU time used so far; None where nobody counts."""
+        """CPU time used so far; None without a counter."""
         if self.version == 2 and (cpu := self.directories.get("cpu")) is not None:
             return _keyed(cpu / "cpu.stat", "usage_usec") * 1000
         if (accounting := self.directories.get("cpuacct")) is not None:
@@ -99,35 +102,35 @@ class Group:
 
     @property
     def cpu_file(self) -> str:
-        """The file that counts its CPU time (`cpu_counter` reads it); "" where nobody counts."""
+        """File of its CPU time counter (`cpu_counter` reads it); "" without a counter."""
         if self.version == 2 and (cpu := self.directories.get("cpu")) is not None:
             return str(cpu / "cpu.stat")
         accounting = self.directories.get("cpuacct")
         return "" if accounting is None else str(accounting / "cpuacct.usage")
 
     def weigh(self, part: float) -> None:
-        """Have that part of one's share of the CPU; 0: have it while nobody else wants it. Nothing
-        happens where there is no cpu group."""
+        """Set the fraction `part` of its CPU share; 0: only idle time. No effect without a cpu
+        group."""
         with contextlib.suppress(OSError):
-            if self.weighs:
+            if self.has_cpu_group:
                 cpu_priority.weigh(
                     self.directories["cpu"], version=self.version, cpu=self.cpu, part=part
                 )
 
     def members(self) -> list[int]:
-        """Who is in it, descendants in sessions of their own included."""
+        """Pids of its processes, descendants in other sessions included."""
         return list(dict.fromkeys(pid for directory in self._unique() for pid in _pids(directory)))
 
     def kill(self) -> None:
-        """SIGKILL whoever is left, descendants in sessions of their own included."""
+        """SIGKILL all remaining processes, descendants in other sessions included."""
         for directory in self._unique():
             for pid in _pids(directory):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
 
     async def remove(self) -> None:
-        """Kill whoever is left and remove the directories. The kernel needs a moment after the last
-        exit."""
+        """Kill all remaining processes and remove the directories. The kernel needs a moment after
+        the last exit."""
         for attempt in range(_REMOVE_ATTEMPTS):
             if [d for d in self._unique() if not _remove(d)] == []:
                 return
@@ -135,7 +138,7 @@ class Group:
             await asyncio.sleep(min(0.1, 0.002 * (attempt + 1)))
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values: what a restarted agent needs, wherever it is started itself."""
+        """As JSON values: sufficient for a restarted agent in any cgroup."""
         return {
             "version": self.version,
             "cpu": self.cpu,
@@ -154,12 +157,14 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True)
 class Cgroups:
-    """All groups of one node. Make one with `find`.
+    """All groups of one node. Created by `find`.
 
     Attributes:
-        bases: controller → the base's directory in its hierarchy. version: 1 or 2; 0 without.
-        why_not: why there is no limit on memory, None when there is. reader: gid of who may read
-        the counters of a group whose name it knows; None = nobody but root.
+        bases: controller → the base's directory in its hierarchy.
+        version: 1 or 2; 0 without cgroups.
+        why_not: why memory cannot be limited, or None.
+        reader: gid of users who may read the counters of a group whose name they know; None = only
+            root.
     """
 
     bases: Mapping[str, Path]
@@ -171,23 +176,24 @@ class Cgroups:
     def find(
         cls, run: Path, *, reader: int | None = None, proc: Path = Path("/proc/self")
     ) -> Cgroups:
-        """Look at what is mounted, make the base (named after `run`), and say what works."""
+        """Detect the mounted hierarchies, create the base (named after `run`), and determine what
+        works."""
         name = f"pilotlight-{hashlib.sha256(str(run).encode()).hexdigest()[:12]}"
         places = _places(proc)
         if not places:
             return cls(bases={}, version=0, why_not="no cgroup hierarchy is mounted")
         version = 2 if "unified" in places and "memory" not in places else 1
-        wanted = {c: own for c, (own, _) in places.items() if c in _CONTROLLERS}
+        parents = {c: own for c, (own, _) in places.items() if c in _CONTROLLERS}
         if version == 2:
             own, top = places["unified"]
             bases, problems = _bases(dict.fromkeys(_UNIFIED, own), name, version)
             if "memory" not in bases and top != own:
-                # A group with processes in it, as a session's or a service's is, hands no
-                # controllers on; the hierarchy's root does.
+                # A group with processes, such as a session's or a service's, cannot delegate
+                # controllers; the root of the hierarchy can.
                 bases, at_top = _bases(dict.fromkeys(_UNIFIED, top), name, version)
                 problems += at_top
         else:
-            bases, problems = _bases(wanted, name, version)
+            bases, problems = _bases(parents, name, version)
         return cls(
             bases=bases,
             version=version,
@@ -202,11 +208,11 @@ class Cgroups:
 
     @property
     def limits_pids(self) -> bool:
-        """Whether the number of processes is bounded."""
+        """Whether the number of processes is limited."""
         return "pids" in self.bases
 
     def make(self, name: str, *, memory_bytes: int, cpu: float, pids: int = MAX_PIDS) -> Group:
-        """A group with its limits set. Raises OSError."""
+        """Create a group with limits. Raises OSError."""
         group = self.group(name, cpu=cpu)
         for directory in set(group.directories.values()):
             directory.mkdir(mode=0o700, exist_ok=True)
@@ -221,7 +227,7 @@ class Cgroups:
         for controller, file in limits.items():
             if controller in group.directories:
                 (group.directories[controller] / file).write_text(str(values[controller]))
-        if group.weighs:
+        if group.has_cpu_group:
             (group.directories["cpu"] / cpu_priority.FILE[self.version]).write_text(
                 cpu_priority.weight(self.version, cpu)
             )
@@ -233,7 +239,7 @@ class Cgroups:
         return Group(directories=directories, version=self.version, cpu=cpu)
 
     def names(self) -> set[str]:
-        """Groups that exist."""
+        """Names of the existing groups."""
         return {
             d.name
             for base in self.bases.values()
@@ -251,7 +257,8 @@ class Cgroups:
 def _bases(
     parents: Mapping[str, Path], name: str, version: int
 ) -> tuple[dict[str, Path], list[str]]:
-    """Controller → the base of that name below the parent; and why there is none for some."""
+    """Controller → the base of that name below the parent; and the problems of those without
+    one."""
     bases, problems = {}, []
     for controller, parent in parents.items():
         try:
@@ -259,7 +266,7 @@ def _bases(
                 _delegate(parent, controller)
             base = parent / name
             base.mkdir(exist_ok=True)
-            base.chmod(0o711)  # names of instances are not for everybody
+            base.chmod(0o711)  # other users must not list the names of instances
             if version == 2:
                 _delegate(base, controller)
             if controller == "cpu":

@@ -1,10 +1,10 @@
-"""Name servers of networks of their own: the host's where they are in reach there, else a relay on
-the host.
+"""Name servers of separate networks: the host's if they are reachable from there, otherwise a relay
+on the host.
 
 A server on the host's loopback (dnsmasq, unbound, the one that Docker puts into containers), or
-with an IPv6 address, is out of reach in a network of its own. Those behind systemd-resolved are
-taken where it tells them. Where none is left, a process of its own (`snapshotter.linux.dns_relay`)
-passes datagrams and connections on without reading them; slots find it at their gateway, port 53.
+with an IPv6 address, is unreachable from a separate network. Servers behind systemd-resolved are
+read from its own file. If none is left, a separate process (`snapshotter.linux.dns_relay`) relays
+datagrams and connections without parsing them; slots reach it at their gateway, port 53.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ from snapshotter.egress import GATEWAY, resolvers
 
 _HOSTS = Path("/etc/resolv.conf")
 _RESOLVED = Path("/run/systemd/resolve/resolv.conf")
-"""The real servers behind a local stub, as systemd-resolved writes them."""
+"""The upstream servers of a local stub, written by systemd-resolved."""
 _END_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class FoundServers:
-    """What a network of its own needs of resolv.conf(5).
+    """DNS configuration of a separate network, derived from resolv.conf(5).
 
     Attributes:
-        text: what the file must say there; None when the host's own will do. addresses: IPv4 of the
-        servers that it names. relayed: the host's servers that a relay has to ask, because none is
-        in reach; () when one is.
+        text: content of the file in that network; None if the host's own file works.
+        addresses: IPv4 addresses of the servers in it.
+        relayed: the host's servers that a relay must query, because none is reachable; () if one
+            is.
     """
 
     text: str | None
@@ -40,7 +41,7 @@ class FoundServers:
 
 
 def find(host_file: Path = _HOSTS, behind: Path = _RESOLVED) -> FoundServers:
-    """Read the host's file, as it is now."""
+    """Read the host's file in its current state."""
     lines = _lines(host_file)
     if not any(_is_out_of_reach(line) for line in lines):
         return FoundServers(None, tuple(resolvers(lines)))
@@ -57,43 +58,43 @@ def find(host_file: Path = _HOSTS, behind: Path = _RESOLVED) -> FoundServers:
 
 
 class DnsServers:
-    """The host's name servers as its slots and builds have them. Owner: the event loop."""
+    """The host's name servers for slots and builds. Owner: the event loop."""
 
     def __init__(self, host_file: Path = _HOSTS, behind: Path = _RESOLVED) -> None:
         self._files = host_file, behind
         self._relay: subprocess.Popen[bytes] | None = None
-        self._asked: tuple[str, ...] = ()
+        self._relayed: tuple[str, ...] = ()
         self._sockets: list[socket.socket] = []
 
     def __repr__(self) -> str:
         return f"<DnsServers {self.find()}, relay {self._relay.pid if self._relay else 'off'}>"
 
     def find(self) -> FoundServers:
-        """As they are now."""
+        """The current name servers."""
         return find(*self._files)
 
     def relay_port(self) -> int | None:
-        """Of 127.0.0.1, where the relay is; started, or started again, where one is needed. None
-        where none is. Raises OSError."""
+        """Port of the relay on 127.0.0.1; starts or restarts it if one is needed. None if not.
+        Raises OSError."""
         relayed = self.find().relayed
         if not relayed:
             return None
         if not self._sockets:
             self._sockets = _bound()
-        if self._relay is None or self._relay.poll() is not None or relayed != self._asked:
+        if self._relay is None or self._relay.poll() is not None or relayed != self._relayed:
             self.close_relay()
-            self._relay, self._asked = _start(self._sockets, relayed), relayed
+            self._relay, self._relayed = _start(self._sockets, relayed), relayed
         return int(self._sockets[0].getsockname()[1])
 
     def close_relay(self) -> None:
-        """End its process; its port stays ours, so rules that name it stay true."""
+        """Stop the relay; its port stays bound, so that rules with the port remain valid."""
         if self._relay is not None:
             self._relay.kill()
             self._relay.wait(_END_S)
             self._relay = None
 
     async def aclose(self) -> None:
-        """End it for good. Idempotent."""
+        """Stop the relay and release its port. Idempotent."""
         self.close_relay()
         for each in self._sockets:
             each.close()

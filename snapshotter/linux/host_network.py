@@ -1,7 +1,7 @@
-"""The host's side of the slots' networks: one table of rules for all, forwarding where it is
-needed, addresses nobody else has.
+"""The host's side of the slots' networks: one table of rules for all slots, forwarding where it is
+needed, and unique addresses.
 
-Everything here is called in a turn (`turn`): one agent of the machine at a time.
+All functions are called within `turn`: one agent of the machine at a time.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from snapshotter.linux import net_commands
 PREFIX = "pls"
 TABLE = "pilotlight_slots"
 _BLOCKS = [ipaddress.IPv4Network(f"100.{second}.0.0/16") for second in range(127, 63, -1)]
-"""Shared address space (RFC 6598), the far end first; a block in which the host has a route is
-passed over."""
+"""Shared address space (RFC 6598), highest block first; blocks that overlap a route of the host are
+skipped."""
 _CONF = Path("/proc/sys/net/ipv4/conf")
 _LOCK = "/run/pilotlight-network.lock"
 
@@ -57,7 +57,7 @@ table ip {TABLE} {{
 
 
 def interfaces() -> list[str]:
-    """The host's ends of the living slots' networks."""
+    """Host interfaces of the live slots' networks."""
     return sorted(
         name
         for name in os.listdir("/sys/class/net")
@@ -66,7 +66,7 @@ def interfaces() -> list[str]:
 
 
 def choose_block(taken: Iterable[ipaddress.IPv4Network]) -> ipaddress.IPv4Network:
-    """The first block that shares nothing with the networks `taken`. Raises Unsupported."""
+    """The first block that does not overlap the networks `taken`. Raises Unsupported."""
     networks = list(taken)
     for block in _BLOCKS:
         if not any(block.overlaps(network) for network in networks):
@@ -78,8 +78,8 @@ def choose_block(taken: Iterable[ipaddress.IPv4Network]) -> ipaddress.IPv4Networ
 
 
 def block(routes: Sequence[Mapping[str, Any]]) -> ipaddress.IPv4Network:
-    """Where the host's routes leave room. Ours do not count: the number alone makes an address
-    unique, in any block."""
+    """A block that the host's routes leave free. Our own routes are ignored: the number alone makes
+    an address unique, in any block."""
     known = (
         r["dst"]
         for r in routes
@@ -98,7 +98,7 @@ async def _routes() -> list[dict[str, Any]]:
 
 
 def mtu(routes: Sequence[Mapping[str, Any]]) -> int:
-    """That of the way out: a larger packet than it takes would have to be sent twice."""
+    """MTU of the default route: a larger packet would have to be fragmented."""
     devices = [r["dev"] for r in routes if r["dst"] == "default" and "dev" in r]
     return min(
         [1500, *(int(Path(f"/sys/class/net/{device}/mtu").read_text()) for device in devices)]
@@ -107,10 +107,8 @@ def mtu(routes: Sequence[Mapping[str, Any]]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    """What this process found, or made, and when: of many slots at once, the first asks for all.
-
-    `last_close_ns`: when an agent of the machine, this one or another, removed the table last.
-    """
+    """State found or created by this process, and when: with many slots at once, only the first
+    checks the host. `last_close_ns`: when any agent of the machine last removed the table."""
 
     rules: Rules
     routes: list[dict[str, Any]]
@@ -123,11 +121,12 @@ _FRESH_S = 1.0
 
 
 async def open_host(rules: Rules) -> list[dict[str, Any]]:
-    """The table with these rules, and forwarding on every interface on which answers may come.
-    Returns the host's routes.
+    """Create the table with these rules, and enable forwarding on every interface on which answers
+    may arrive. Returns the host's routes.
 
-    While a slot has an interface nobody removes the table, and without our rules in it a slot
-    reaches nothing. Raises Unsupported."""
+    The table must not be removed while a slot has an interface; without our rules in it a slot has
+    no access. Raises Unsupported.
+    """
     global _opened
     if _is_fresh(rules) and _opened is not None and interfaces():
         return _opened.routes
@@ -135,7 +134,7 @@ async def open_host(rules: Rules) -> list[dict[str, Any]]:
     chains, known = await asyncio.gather(net_commands.nft("list chains ip"), _routes())
     if f"table ip {TABLE} {{" not in chains:
         await net_commands.nft(_RULES + rules.orders(TABLE, PREFIX))
-    elif f"chain {rules.chain} {{" not in chains:  # another agent may have made the table
+    elif f"chain {rules.chain} {{" not in chains:  # another agent may have created the table
         await net_commands.nft(rules.orders(TABLE, PREFIX))
     devices = {
         str(r["dev"]) for r in known if "dev" in r and r.get("type") not in ("local", "broadcast")
@@ -147,7 +146,9 @@ async def open_host(rules: Rules) -> list[dict[str, Any]]:
     ]
     if closed:
         names = ", ".join(f'"{device}"' for device in closed)
-        await net_commands.nft(f"add element ip {TABLE} opened {{ {names} }}")  # the guard first
+        await net_commands.nft(
+            f"add element ip {TABLE} opened {{ {names} }}"
+        )  # add the guard first
         for device in closed:
             write(device, "forwarding", "1")
     await _pass_firewalls()
@@ -156,7 +157,7 @@ async def open_host(rules: Rules) -> list[dict[str, Any]]:
 
 
 def _is_fresh(rules: Rules) -> bool:
-    """Whether these rules were in the table a moment ago, and nobody has removed it since."""
+    """Whether these rules were in the table a moment ago, and it was not removed since."""
     if _opened is None or _opened.rules != rules:
         return False
     return time.monotonic() - _opened.at < _FRESH_S and _opened.last_close_ns == _last_close_ns()
@@ -167,13 +168,13 @@ def _last_close_ns() -> int:
 
 
 def forget() -> None:
-    """What was found is no more: the next `open_host` looks again."""
+    """Discard cached state: the next `open_host` checks the host again."""
     global _opened
     _opened = None
 
 
 async def close_host() -> None:
-    """Forwarding off where it was off before, and the table away. Raises Unsupported."""
+    """Restore the original forwarding settings, and remove the table. Raises Unsupported."""
     global _opened
     _opened = None
     if not await _has_table():
@@ -185,12 +186,12 @@ async def close_host() -> None:
         if "set" in entry
         for name in entry["set"].get("elem", [])
     ]
-    # else somebody has switched it on for everything meanwhile
+    # otherwise forwarding was enabled globally in the meantime
     if (_CONF / "all" / "forwarding").read_text().strip() == "0":
         for device in opened:
-            with contextlib.suppress(Unsupported):  # the interface is gone
+            with contextlib.suppress(Unsupported):  # the interface no longer exists
                 write(device, "forwarding", "0")
-    await _leave_firewalls()
+    await _restore_firewalls()
     await net_commands.nft(f"delete table ip {TABLE}")
     os.utime(_LOCK)
 
@@ -212,15 +213,15 @@ def write(device: str, key: str, value: str) -> None:
         (_CONF / device / key).write_text(value)
     except OSError as e:
         raise Unsupported(
-            f"net.ipv4.conf.{device}.{key} cannot be set ({e.strerror}): a network of its own "
-            f"needs a writable /proc/sys"
+            f"net.ipv4.conf.{device}.{key} cannot be set ({e.strerror}): a separate network "
+            f"requires a writable /proc/sys"
         ) from e
 
 
 @contextlib.asynccontextmanager
 async def turn() -> AsyncIterator[None]:
-    """One agent at a time changes the host: between its look for living slots and the table's end
-    no other makes one."""
+    """Lock changes of the host: no other agent can create a slot between the check for live slots
+    and the removal of the table."""
     lock = os.open(_LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
         await asyncio.to_thread(fcntl.flock, lock, fcntl.LOCK_EX)
@@ -230,7 +231,7 @@ async def turn() -> AsyncIterator[None]:
 
 
 async def _forward_chains() -> list[dict[str, Any]]:
-    """Base chains of others that see what is forwarded."""
+    """Base chains of other programs that filter forwarded packets."""
     listed = json.loads(await net_commands.nft("list chains", as_json=True))
     chains = [entry["chain"] for entry in listed["nftables"] if "chain" in entry]
     return [
@@ -245,11 +246,12 @@ def _where(chain: Mapping[str, Any]) -> str:
 
 
 async def _pass_firewalls() -> None:
-    """Have firewalls that drop what nobody allowed to be forwarded (Docker's, ufw's) pass what
-    slots send, and the answers.
+    """Make firewalls that drop forwarded packets by policy (Docker's, ufw's) accept packets of
+    slots, and the answers.
 
-    At the end of their chains, where only their policy is left: what they refuse by a rule stays
-    refused, as does what our own table refuses, which comes first."""
+    The rules are appended to their chains, where only the policy is left: packets that a rule
+    rejects remain rejected, as do those that our own table rejects, which is evaluated first.
+    """
     for where in [
         _where(chain) for chain in await _forward_chains() if chain.get("policy") == "drop"
     ]:
@@ -260,8 +262,8 @@ async def _pass_firewalls() -> None:
             )
 
 
-async def _leave_firewalls() -> None:
-    """Take that back."""
+async def _restore_firewalls() -> None:
+    """Undo `_pass_firewalls`."""
     for where in [_where(chain) for chain in await _forward_chains()]:
         listed = json.loads(await net_commands.nft(f"list chain {where}", as_json=True))
         rules = [entry["rule"] for entry in listed["nftables"] if "rule" in entry]

@@ -1,5 +1,5 @@
-"""Waiting for files of one directory to be written: inotify(7). Armed before it is first awaited,
-so that nothing falls in between."""
+"""Waits for writes to files of one directory: inotify(7). Active before the first await, so that no
+event is missed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _EVENT = struct.Struct("iIII")
 _libc = ctypes.CDLL(None, use_errno=True)
 
 OnChanged = Callable[[set[str] | None], None]
-"""Told the names of files that were written; None: of some of them, nobody knows which."""
+"""Called with the names of written files; None: any file may have been written."""
 
 
 class DirectoryWatch:
@@ -35,7 +35,7 @@ class DirectoryWatch:
         self._listen()
 
     async def wait_changed(self) -> None:
-        """Return when something was written since the last return (at once if it was)."""
+        """Return when something was written since the last return (immediately if it was)."""
         await self._changed.wait()
         self._changed.clear()
 
@@ -59,13 +59,13 @@ class DirectoryWatch:
                     is_lost |= _read_names(data, names)
         if self._on_changed is not None and (names or is_lost):
             self._on_changed(None if is_lost else names)
-        if self._pause_s:  # the kernel gathers events meanwhile, equal ones into one
+        if self._pause_s:  # the kernel collects events in the meantime and merges equal ones
             self._loop.remove_reader(self._fd)
             self._resuming = self._loop.call_later(self._pause_s, self._listen)
 
 
 def _read_names(data: bytes, names: set[str]) -> bool:
-    """Add the names in these events; whether the kernel lost some."""
+    """Add the names in these events; returns whether the kernel lost some."""
     at, is_lost = 0, False
     while at < len(data):
         _, mask, _, length = _EVENT.unpack_from(data, at)
@@ -80,10 +80,10 @@ def _read_names(data: bytes, names: set[str]) -> bool:
 def watching(
     directory: Path, on_changed: OnChanged | None = None, *, pause_s: float = 0.0
 ) -> Iterator[DirectoryWatch]:
-    """Watch `directory` (not what is below). Raises OSError, as when the user's inotify instances
-    are used up.
+    """Watch `directory`, not its subdirectories. Raises OSError, for example when the user's
+    inotify instances are exhausted.
 
-    `on_changed` is told what was written, at most every `pause_s`.
+    `on_changed` is called with the written files, at most every `pause_s`.
     """
     fd = _libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
     if (

@@ -1,9 +1,9 @@
-"""Small experiments, each in a process of its own: what this kernel lets us do, found out by doing
-it.
+"""Small tests of kernel features, each in a separate process.
 
-Executed as `python -I -S -B probes.py NAME [ARGUMENT]`, standard library only. Prints `{"on": bool,
-"why": text}`: the reason when off, and what would help. A probe that is itself killed is off too;
-its caller says so."""
+Executed as `python -I -S -B kernel_probes.py NAME [ARGUMENT]`, standard library only. Prints
+`{"on": bool, "why": text}`: if off, the reason and the remedy. A probe that is killed counts as off
+as well; its caller reports that.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def namespaces(_: str) -> str:
-    """PID, mount, IPC and UTS namespaces, with a /proc of their own. Returns "" or why not."""
+    """PID, mount, IPC and UTS namespaces, with a new /proc. Returns "" or the reason."""
     if _libc.unshare(_CLONE_NEWNS | _CLONE_NEWPID | _CLONE_NEWIPC | _CLONE_NEWUTS) != 0:
         return f"unshare: {_reason()}; slots need root (or CAP_SYS_ADMIN in a privileged container)"
     if _libc.mount(None, b"/", None, ctypes.c_ulong(_MS_REC | _MS_PRIVATE), None) != 0:
@@ -53,25 +53,25 @@ def namespaces(_: str) -> str:
 
 
 def uids(base: str) -> str:
-    """Becoming another uid for good."""
+    """Permanent change to another uid."""
     try:
         os.setgroups([])
         os.setresgid(int(base), int(base), int(base))
         os.setresuid(int(base), int(base), int(base))
     except PermissionError as e:
         return (
-            f"setresuid: {e.strerror}; a uid per tenant needs root. Without it all workers "
-            f"share one uid, and one tenant is served"
+            f"setresuid: {e.strerror}; a uid per tenant requires root. Without it all workers "
+            f"share one uid, and only one tenant can be served"
         )
     try:
         os.setresuid(0, 0, 0)
     except PermissionError:
         return ""
-    return "a uid that was given up could be taken back: the kernel does not separate them here"
+    return "a dropped uid could be regained: the kernel does not separate uids here"
 
 
 def seccomp(_: str) -> str:
-    """Installing a filter (one that allows everything)."""
+    """Installation of a filter (one that allows everything)."""
     if _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
         return f"no_new_privs: {_reason()}"
     # BPF_RET | BPF_K
@@ -88,7 +88,7 @@ def seccomp(_: str) -> str:
 
 
 def fork_server(_: str) -> str:
-    """A Template's tricks: fork, a descriptor over a socket pair, a pidfd."""
+    """Mechanisms of a Template: fork, a descriptor over a socket pair, a pidfd."""
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     child = os.fork()
     if not child:
@@ -99,23 +99,23 @@ def fork_server(_: str) -> str:
         watch = os.pidfd_open(child)
     except OSError as e:
         os.kill(child, signal.SIGKILL)
-        return f"pidfd_open: {e.strerror}; Linux 5.3 or newer is needed"
+        return f"pidfd_open: {e.strerror}; requires Linux 5.3 or newer"
     receive, send = os.pipe()
     here.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [send]))])
-    said = os.read(receive, 16)
+    output = os.read(receive, 16)
     os.waitid(os.P_PIDFD, watch, os.WEXITED)
     return (
         ""
-        if said == b"forked"
+        if output == b"forked"
         else "a forked child could not use a descriptor that was passed to it"
     )
 
 
 def userfaultfd(_: str) -> str:
-    """What lazily restored memory needs."""
+    """Prerequisite of lazily restored memory."""
     number = _SYS_USERFAULTFD.get(os.uname().machine)
     if number is None:
-        return f"not known on {os.uname().machine}"
+        return f"not supported on {os.uname().machine}"
     for flags in (0, _UFFD_USER_MODE_ONLY):
         if _libc.syscall(number, os.O_CLOEXEC | flags) >= 0:
             return (

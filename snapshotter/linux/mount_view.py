@@ -1,9 +1,10 @@
-"""A mount namespace in which a process without root reaches the directories that it needs, at their
-usual paths, and no more of them.
+"""A mount namespace in which a process without root can reach only the directories that it needs,
+at their usual paths.
 
-A directory that its uid may not enter, such as /root or the platform's home, is covered by an empty
-tmpfs, in which the needed directories below it are bind-mounted. What else is in the covered
-directory is out of sight. Sources: mount_namespaces(7), mount(2)."""
+A directory that its uid cannot enter, such as /root or the platform's home, is covered by an empty
+tmpfs, in which the needed subdirectories are bind-mounted. The rest of the covered directory is
+invisible. Sources: mount_namespaces(7), mount(2).
+"""
 
 from __future__ import annotations
 
@@ -24,8 +25,8 @@ def enter(needed: Collection[Path], *, uid: int) -> None:
     """Move this process, single-threaded and root, into such a namespace for `uid` (its gid is the
     same number). Raises OSError.
 
-    `needed`: absolute paths of directories that exist. Mounts of the host that come later are seen
-    here, too."""
+    `needed`: absolute paths of existing directories. Later mounts of the host are propagated.
+    """
     if _libc.unshare(_NEWNS) != 0:
         code = ctypes.get_errno()
         raise OSError(code, f"unshare(CLONE_NEWNS): {os.strerror(code)}")
@@ -41,14 +42,14 @@ def enter(needed: Collection[Path], *, uid: int) -> None:
 
 
 def _first_closed(path: Path, uid: int) -> Path | None:
-    """The first directory above `path` that `uid` may not enter."""
+    """The first directory above `path` that `uid` cannot enter."""
     return next(
         (folder for folder in reversed(path.parents) if not may_enter(folder.stat(), uid)), None
     )
 
 
 def may_enter(status: os.stat_result, uid: int) -> bool:
-    """Whether the modes of a directory let `uid`, whose only group has the same number, pass
+    """Whether the mode of a directory allows `uid`, whose only group has the same number, to pass
     through it."""
     if status.st_uid == uid:
         return bool(status.st_mode & stat.S_IXUSR)
@@ -63,7 +64,7 @@ def _cover(closed: Path, held: Sequence[tuple[Path, int]]) -> None:
     mount("tmpfs", str(closed), "tmpfs", NOSUID | NODEV, "size=1m,mode=711")
     umask = os.umask(0o066)
     try:
-        # those with fewer parts first: what lies in one of them comes with it
+        # shorter paths first: a mount includes what is below it
         for path, descriptor in held:
             if closed in path.parents and not _is_there(path, descriptor):
                 path.mkdir(parents=True, exist_ok=True)

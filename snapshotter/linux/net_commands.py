@@ -1,5 +1,4 @@
-"""What knows networks: ip(8), nsenter(1), unshare(1), and the library behind nft(8). Given their
-orders, and heard when they complain."""
+"""Runs network commands: ip(8), nsenter(1), unshare(1), and the library behind nft(8)."""
 
 from __future__ import annotations
 
@@ -21,20 +20,20 @@ _JSON = 1 << 4
 
 
 def check() -> None:
-    """Raises Unsupported with the packages that are missing."""
+    """Raises Unsupported that names the missing packages."""
     packages = {"ip": "iproute2", "nsenter": "util-linux", "unshare": "util-linux"}
     missing = sorted({package for tool, package in packages.items() if shutil.which(tool) is None})
     if not has_nft():
         missing.append("nftables")
     if missing:
         raise Unsupported(
-            f"a network of its own needs {' and '.join(missing)}; on Debian: apt-get install "
+            f"a separate network requires {' and '.join(missing)}; on Debian: apt-get install "
             f"{' '.join(missing)}"
         )
 
 
 async def run(*argv: str, stdin: str = "", fds: Sequence[int] = ()) -> str:
-    """Run a short command; what it printed. Raises Unsupported with what it complained about."""
+    """Run a short command and return its output. Raises Unsupported with its error output."""
     pipe = asyncio.subprocess.PIPE
     child = await asyncio.create_subprocess_exec(
         *argv, stdin=pipe, stdout=pipe, stderr=pipe, pass_fds=fds
@@ -84,14 +83,14 @@ def _library() -> ctypes.CDLL:
 
 
 _one_at_a_time = threading.Lock()
-"""The library has state of its process."""
+"""The library has process-wide state."""
 
 
 def nft_here(orders: str, *, as_json: bool = False) -> str:
-    """Have the rules of this thread's network namespace changed, or listed; what was printed.
-    Raises Unsupported.
+    """Change or list the rules of this thread's network namespace; returns the output. Raises
+    Unsupported.
 
-    In this process: nft(8) takes eight times as long to start as to do it.
+    Runs in this process: starting nft(8) takes eight times as long as the operation.
     """
     library = _library()
     with _one_at_a_time:
@@ -118,16 +117,16 @@ async def nft(orders: str, *, as_json: bool = False) -> str:
 
 
 def _refusal(what: str, errors: str) -> str:
-    said = " ".join(errors.split())
+    message = " ".join(errors.split())
     return (
-        f"{what}: {said[-300:]}; a network of its own needs CAP_NET_ADMIN, veth and nftables "
+        f"{what}: {message[-300:]}; a separate network requires CAP_NET_ADMIN, veth and nftables "
         f"in the kernel"
     )
 
 
 @contextlib.asynccontextmanager
 async def fresh_namespace() -> AsyncIterator[int]:
-    """A network namespace that nobody is in. Raises Unsupported."""
+    """A network namespace without processes. Raises Unsupported."""
     pipe = asyncio.subprocess.PIPE
     child = await asyncio.create_subprocess_exec(
         "unshare", "--net", "sh", "-c", "echo; read _", stdin=pipe, stdout=pipe, stderr=pipe
@@ -136,10 +135,10 @@ async def fresh_namespace() -> AsyncIterator[int]:
         assert child.stdout is not None
         assert child.stderr is not None
         if not await child.stdout.readline():
-            said = (await child.stderr.read()).decode(errors="replace").strip()
+            message = (await child.stderr.read()).decode(errors="replace").strip()
             raise Unsupported(
-                f"{said or 'unshare ended'}; a network namespace needs CAP_SYS_ADMIN and a kernel "
-                f"with CONFIG_NET_NS"
+                f"{message or 'unshare exited'}; a network namespace requires CAP_SYS_ADMIN and a "
+                f"kernel with CONFIG_NET_NS"
             )
         namespace = os.open(f"/proc/{child.pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
         try:

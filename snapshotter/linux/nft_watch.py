@@ -1,8 +1,9 @@
-"""Hears when another program takes the slots' rules away: `nft flush ruleset`, which is what a
-restart of nftables.service does.
+"""Detects when another program removes the slots' rules: `nft flush ruleset`, as a restart of
+nftables.service does.
 
-Until they are back, slots reach the host's own addresses. Sources: netlink(7),
-linux/netfilter/nfnetlink.h, nf_tables.h."""
+Until the rules are restored, slots can reach the host's own addresses. Sources: netlink(7),
+linux/netfilter/nfnetlink.h, nf_tables.h.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +26,12 @@ _READ_BYTES = 64 * 1024
 
 
 class NftWatch:
-    """Calls `on_removed` in the event loop when a table of this name goes, whoever removed it.
-    Close it."""
+    """Calls `on_removed` in the event loop when a table of this name is removed by any program.
+    Must be closed."""
 
     def __init__(self, table: str, on_removed: Callable[[], None]) -> None:
-        """Of the network namespace that this thread is in. Raises OSError without CAP_NET_ADMIN, or
-        where the kernel has no nftables."""
+        """Watch the network namespace of this thread. Raises OSError without CAP_NET_ADMIN, or if
+        the kernel has no nftables."""
         self._table = table.encode() + b"\0"
         self._on_removed = on_removed
         self._loop = asyncio.get_running_loop()
@@ -48,7 +49,7 @@ class NftWatch:
         self._loop.add_reader(self._socket, self._read)
 
     def close(self) -> None:
-        """Hear nothing more."""
+        """Stop watching."""
         self._loop.remove_reader(self._socket)
         self._socket.close()
 
@@ -61,14 +62,14 @@ class NftWatch:
         except OSError as e:
             if e.errno in (errno.EAGAIN, errno.EINTR):
                 return
-            # something was said that did not fit: it may have been that
+            # messages were lost: the removal may have been among them
             is_removed = e.errno == errno.ENOBUFS
         if is_removed:
             self._on_removed()
 
 
 def _messages(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Types and bodies."""
+    """Types and bodies of the messages."""
     at = 0
     while at + _HEADER.size <= len(data):
         length, kind, *_ = _HEADER.unpack_from(data, at)

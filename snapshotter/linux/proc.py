@@ -1,5 +1,5 @@
-"""What the kernel says about a process: proc(5), pidfd_open(2). Numbers of a process that is gone
-are zero."""
+"""Reads process state from the kernel: proc(5), pidfd_open(2). Numbers of an exited process are
+zero."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 _ROUNDS = 100
-"""Looks at a tree that keeps forking, or whose processes do not stand still yet."""
+"""Walks of a tree that keeps forking, or whose processes are not stopped yet."""
 _STAND_S = 0.1
-"""For all looks together: the agent does nothing else meanwhile."""
+"""Limit of all walks together: they block the agent's event loop."""
 _TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 
 
 def host_pid(pidfd: int) -> int:
-    """The pid in our own PID namespace behind `pidfd`; 0 when the process is gone."""
+    """The pid of `pidfd` in our own PID namespace; 0 when the process has exited."""
     for line in Path(f"/proc/self/fdinfo/{pidfd}").read_text().splitlines():
         if line.startswith("Pid:"):
             return max(0, int(line.split()[1]))
@@ -27,8 +27,8 @@ def host_pid(pidfd: int) -> int:
 
 
 def pid_namespace(pid: int) -> str | None:
-    """The PID namespace that a process is in (pid_namespaces(7)); None when it is gone, or not ours
-    to look at."""
+    """The PID namespace of a process (pid_namespaces(7)); None when it has exited, or is not
+    visible to us."""
     try:
         return os.readlink(f"/proc/{pid}/ns/pid")
     except OSError:
@@ -36,13 +36,13 @@ def pid_namespace(pid: int) -> str | None:
 
 
 def send_signal(pidfd: int, number: signal.Signals) -> None:
-    """Signal the process; one that is gone is no error."""
+    """Signal the process; no error if it has exited."""
     with contextlib.suppress(ProcessLookupError):
         signal.pidfd_send_signal(pidfd, number)
 
 
 async def wait_gone(pidfd: int) -> None:
-    """Return when the process behind `pidfd` has ended."""
+    """Return when the process of `pidfd` has exited."""
     loop = asyncio.get_running_loop()
     gone: asyncio.Future[None] = loop.create_future()
     loop.add_reader(pidfd, gone.cancel)
@@ -53,11 +53,12 @@ async def wait_gone(pidfd: int) -> None:
 
 
 def pss_bytes(pid: int) -> int:
-    """Proportional set size. Walks the page tables: milliseconds for a big process, so not for the
-    event loop.
+    """Proportional set size. Walks the page tables, which takes milliseconds for a big process: not
+    for the event loop.
 
-    Without root nobody looks into a Template (it is not dumpable): its resident set size, which is
-    no less."""
+    Without root a Template cannot be inspected (it is not dumpable): returns its resident set size,
+    which is no less.
+    """
     try:
         rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
     except PermissionError:
@@ -70,7 +71,7 @@ def pss_bytes(pid: int) -> int:
 
 
 def waited_ns(pid: int) -> int:
-    """For how long its first thread was ready to run and had no processor (kernel,
+    """How long its first thread was runnable and waited for a processor (kernel,
     Documentation/scheduler/sched-stats)."""
     try:
         return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1])
@@ -87,7 +88,7 @@ def rss_bytes(pid: int) -> int:
 
 
 def cpu_ns(pid: int) -> int:
-    """CPU time of the process and of its children that it reaped."""
+    """CPU time of the process and of the children that it has reaped."""
     try:
         return stat_cpu_ns(Path(f"/proc/{pid}/stat").read_bytes())
     except OSError:
@@ -95,17 +96,18 @@ def cpu_ns(pid: int) -> int:
 
 
 def stat_cpu_ns(stat: bytes) -> int:
-    """The same from what `/proc/<pid>/stat` says."""
+    """The same from the content of `/proc/<pid>/stat`."""
     fields = stat.rpartition(b")")[2].split()
     return sum(int(fields[i]) for i in (11, 12, 13, 14)) * _TICK_NS
 
 
 def process_tree(pid: int) -> list[int]:
-    """The process and all its descendants, parents first; those that end meanwhile are missing."""
+    """The process and all its descendants, parents first; those that exit during the walk may be
+    missing."""
     found = [pid] if Path(f"/proc/{pid}").exists() else []
     for parent in found:  # grows while it is walked
         tasks: list[str] = []
-        with contextlib.suppress(OSError):  # it ended meanwhile
+        with contextlib.suppress(OSError):  # it has exited
             tasks = os.listdir(f"/proc/{parent}/task")
         for task in tasks:
             with contextlib.suppress(OSError):
@@ -122,12 +124,13 @@ def no_processes() -> Collection[int]:
 
 
 def stop_tree(pid: int, beside: Callable[[], Collection[int]] = no_processes) -> set[int]:
-    """SIGSTOP the process and all its descendants, parents first, until all stand still and a look
-    finds nobody new; those it stopped.
+    """SIGSTOP the process and all its descendants, parents first, until all are stopped and a walk
+    finds no new ones; returns them.
 
-    One that was in the middle of a fork has a child that no look found until then: it is waited
-    for, on a machine that does not schedule it for 0.1 s at most. `beside`: who belongs to it
-    though its parent has ended."""
+    The child of a process in the middle of a fork appears only in a later walk; it is waited for,
+    at most 0.1 s on a machine that does not schedule it. `beside`: processes that belong to the
+    tree although their parent has exited.
+    """
     stopped: set[int] = set()
     moving: set[int] = set()
     until = time.monotonic() + _STAND_S
@@ -148,7 +151,7 @@ def stop_tree(pid: int, beside: Callable[[], Collection[int]] = no_processes) ->
 
 
 def _stands_still(pid: int) -> bool:
-    """Whether it can fork no more: stopped, or gone."""
+    """Whether it cannot fork: it is stopped, or has exited."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "TtZX"
     except OSError:
@@ -156,7 +159,7 @@ def _stands_still(pid: int) -> bool:
 
 
 def continue_tree(pid: int, beside: Callable[[], Collection[int]] = no_processes) -> None:
-    """SIGCONT all of them, children first: a parent that goes on finds its children going."""
+    """SIGCONT all of them, children first: a resumed parent finds its children running."""
     for one in dict.fromkeys((*beside(), *reversed(process_tree(pid)))):
         _signal(one, signal.SIGCONT)
 
@@ -167,8 +170,8 @@ def _signal(pid: int, number: signal.Signals) -> None:
 
 
 def inside(init_pid: int, pid: int) -> int:
-    """Our number for process `pid` of the PID namespace whose first process is our `init_pid`; 0
-    when it is not there."""
+    """Our pid of process `pid` in the PID namespace whose first process is our `init_pid`; 0 if
+    there is none."""
     for ours in process_tree(init_pid):
         with contextlib.suppress(OSError):
             for line in Path(f"/proc/{ours}/status").read_text().splitlines():

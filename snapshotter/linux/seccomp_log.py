@@ -1,10 +1,11 @@
-"""System calls that functions were refused, from the kernel's log to ours: by function and number
+"""Logs denied system calls of functions from the kernel's log: by function and number
 (`snapshotter.log_refused_calls`).
 
-The filter asks the kernel's audit to write each refusal down (SECCOMP_FILTER_FLAG_LOG, seccomp(2)).
-Where no audit daemon takes the records they are lines of /dev/kmsg: `audit: type=1326 … uid=20001 …
-pid=77 comm="python3" … syscall=101 …`. A process is found by its control group, while it lives; of
-one that is gone the uid is said. Each call of each function is logged once a minute."""
+The filter makes the kernel's audit record each denial (SECCOMP_FILTER_FLAG_LOG, seccomp(2)).
+Without an audit daemon the records are lines of /dev/kmsg: `audit: type=1326 … uid=20001 … pid=77
+comm="python3" … syscall=101 …`. A process is identified by its cgroup while it runs, otherwise by
+its uid. Each call of each function is logged once a minute.
+"""
 
 from __future__ import annotations
 
@@ -22,21 +23,21 @@ from snapshotter.shim.system_calls import ALLOWED, DENIED, MACHINES, numbers
 KERNEL_LOG = Path("/dev/kmsg")
 AGAIN_S = 60.0
 _RECORD_BYTES = 8192
-"""A read of /dev/kmsg gives one record, of at most so much."""
+"""A read of /dev/kmsg returns one record, of at most this size."""
 _REFUSED = re.compile(
     r"audit: type=1326 .*\buid=(?P<uid>\d+) .*\bpid=(?P<pid>\d+) .*\bsyscall=(?P<number>\d+) "
     r".*\bcode=0x5"
 )
-"""Of an action that returns an error (SECCOMP_RET_ERRNO)."""
+"""An action that returns an error (SECCOMP_RET_ERRNO)."""
 _log = logging.getLogger(__name__)
 
 FindLabels = Callable[[str], Mapping[str, str] | None]
 """Labels of the function whose group has one of these names (lines of /proc/<pid>/cgroup); None:
-none of ours."""
+not one of ours."""
 
 
 class SeccompLog:
-    """Owner: the event loop."""
+    """Logs denied system calls. Owner: the event loop."""
 
     def __init__(
         self,
@@ -52,10 +53,10 @@ class SeccompLog:
             {**numbers(ALLOWED, machine), **numbers(DENIED, machine)} if machine in MACHINES else {}
         )
         self._names = {number: name for name, number in {**known, **ABSENT}.items()}
-        self._said: dict[tuple[str, int], float] = {}
+        self._logged_at: dict[tuple[str, int], float] = {}
 
     async def watch(self, file: Path = KERNEL_LOG) -> None:
-        """For ever; where the kernel's log cannot be read, until that is said."""
+        """Watch until cancelled; returns after a warning if the kernel's log cannot be read."""
         loop = asyncio.get_running_loop()
         try:
             source = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -81,35 +82,35 @@ class SeccompLog:
                 record = os.read(source, _RECORD_BYTES)
             except BlockingIOError:
                 return
-            except BrokenPipeError:  # what we had not read was overwritten
+            except BrokenPipeError:  # unread records were overwritten
                 continue
             if not record:
                 return
-            self.hear(record.decode(errors="replace"))
+            self.on_record(record.decode(errors="replace"))
 
-    def hear(self, record: str) -> None:
-        """One record of the kernel's log."""
+    def on_record(self, record: str) -> None:
+        """Handle one record of the kernel's log."""
         match = _REFUSED.search(record)
-        # which libraries try first, and do without
+        # libraries try these first and can do without
         if match is None or int(match["number"]) in ABSENT.values():
             return
         number, labels = int(match["number"]), self._labels_of(int(match["pid"]))
-        who = (
+        function = (
             f"uid {match['uid']}"
             if labels is None
             else f"{labels.get('app')}/{labels.get('function')}"
         )
         now = self._clock()
-        if now - self._said.get((who, number), -AGAIN_S) >= AGAIN_S:
-            self._said = {key: at for key, at in self._said.items() if now - at < AGAIN_S} | {
-                (who, number): now
-            }
+        if now - self._logged_at.get((function, number), -AGAIN_S) >= AGAIN_S:
+            self._logged_at = {
+                key: at for key, at in self._logged_at.items() if now - at < AGAIN_S
+            } | {(function, number): now}
             tenant = "" if labels is None else labels.get("tenant", "")
             _log.warning(
                 "system_call.refused call=%s number=%d function=%s tenant=%s pid=%s",
                 self._names.get(number, "unknown"),
                 number,
-                who,
+                function,
                 tenant,
                 match["pid"],
             )

@@ -1,29 +1,30 @@
-"""A slot's network: the host's, one of its own with a way out, or none.
+"""A slot's network: the host's, a separate one with external access, or none.
 
-HOST: the namespace that the agent is in. NONE: a namespace of its own with nothing but a loopback
-interface. OWN: that, and a pair of virtual interfaces (veth(4)) to the host, which forwards and
-translates addresses (nftables). So several clones of one server listen on the same ports and never
-meet.
+HOST: the namespace of the agent. NONE: a separate namespace with only a loopback interface. OWN:
+that, and a pair of virtual interfaces (veth(4)) to the host, which forwards packets and translates
+addresses (nftables). Several clones of one server can therefore listen on the same ports without
+conflict.
 
-What a worker in OWN reaches: itself on 127.0.0.1, and what `egress` says of the internet, of
-private networks and of servers on the host by the host's address (those that listen on the host's
-127.0.0.1 are out of its reach). What reaches it: answers only. Nothing on the host, in another slot
-or outside opens a connection into it; its Unix socket is the way in. IPv4 only.
+A worker in OWN reaches itself on 127.0.0.1, and what `egress` allows of the internet, of private
+networks and of servers on the host by the host's address (not those on the host's 127.0.0.1). Only
+answers reach it: nothing on the host, in another slot or outside can open a connection to it;
+requests arrive on its Unix socket. IPv4 only.
 
-Every OWN slot sees the same addresses (`INSIDE`, `GATEWAY`) on every node: an image of a server
-that bound its own address, or told it to its parts, restores in any slot. Its own rule translates
-them to the one address that the host knows it by.
+Every OWN slot has the same addresses (`INSIDE`, `GATEWAY`) on every node: an image of a server that
+bound its own address, or passed it to its components, can be restored in any slot. A rule in the
+slot translates them to the unique address that the host knows it by.
 
-The kernel keeps the books. An interface `pls<n>` on the host stands for the address n of the block;
-making it is atomic, so no two living slots have one address, whichever agent made them. It is made
-straight into the slot's namespace, and ends with it, when the last process in it does: no agent,
-spawner or shim has to live for that. One table holds the rules of all slots. Forwarding is switched
-on for the interfaces that need it, never for the host as a whole; where it was off, a rule keeps
-the host from passing on what it did not before, and names these interfaces, so that `sweep` can
-switch it off again when no slot is left.
+The kernel holds all state. An interface `pls<n>` on the host represents the address n of the block;
+creating it is atomic, so no two live slots share an address, whichever agent created them. It is
+created directly in the slot's namespace, and removed with it, when its last process exits: no
+agent, spawner or shim has to run for that. One table holds the rules of all slots. Forwarding is
+enabled on the interfaces that need it, never for the whole host; where it was disabled, a rule
+prevents the host from forwarding other packets, and lists these interfaces, so that `sweep` can
+disable it again after the last slot.
 
-Not pasta (passt): that is a process of 20 MiB beside every worker, it does not want to be root, and
-its versions differ."""
+Alternative: pasta (passt) needs a process of 20 MiB beside every worker, is not designed to run as
+root, and its versions differ.
+"""
 
 from __future__ import annotations
 
@@ -44,15 +45,15 @@ from snapshotter.linux.host_network import PREFIX, TABLE, interfaces
 from snapshotter.shim import netns
 
 _LAST = 65533
-"""Of a /16, without the ends: nothing may send to either."""
+"""Last host number of a /16; the network and broadcast addresses are unusable."""
 _SLOT_MAC, _HOST_MAC = "02:00:00:00:4d:02", "02:00:00:00:4d:01"
-"""Locally administered, and known beforehand: no neighbour has to be asked for."""
+"""Locally administered and fixed, so that no neighbor discovery is needed."""
 _ATTEMPTS = 64
 _log = logging.getLogger(__name__)
 
 
 class Network(enum.StrEnum):
-    """Which network a slot is in."""
+    """The kind of a slot's network."""
 
     HOST = "host"
     OWN = "own"
@@ -67,8 +68,8 @@ class Network(enum.StrEnum):
 
 
 async def of_functions(wanted: Network) -> Network:
-    """What functions get where that is wanted: NONE instead of OWN where this machine cannot make
-    one, never the host's."""
+    """The network that functions get: `wanted`, or NONE instead of OWN if this machine does not
+    support it; never the host's."""
     if wanted is Network.OWN:
         on, why = await probe()
         if not on:
@@ -80,10 +81,10 @@ async def of_functions(wanted: Network) -> Network:
 async def connect(
     namespace: int, egress: Egress = EVERYWHERE, servers: DnsServers | None = None
 ) -> str:
-    """Give the network namespace behind this descriptor its way out; the name of its interface on
-    the host. Raises Unsupported, OSError.
+    """Connect the network namespace of this descriptor; returns the name of its interface on the
+    host. Raises Unsupported, OSError.
 
-    `servers`: of names; None = those of the host that are in reach.
+    `servers`: name servers; None = the reachable ones of the host.
     """
     net_commands.check()
     async with host_network.turn():
@@ -108,25 +109,24 @@ def _rules(egress: Egress, servers: DnsServers | None) -> Rules:
 
 
 async def keep(names: Iterable[str], egress: Egress, servers: DnsServers | None = None) -> None:
-    """Living networks: what they reach from now on is what `egress` and `servers` say. Raises
-    Unsupported, OSError."""
+    """Apply `egress` and `servers` to live networks. Raises Unsupported, OSError."""
     async with host_network.turn():
-        if there := set(host_network.interfaces()).intersection(names):
+        if live := set(host_network.interfaces()).intersection(names):
             rules = _rules(egress, servers)
             await host_network.open_host(rules)
-            for name in there:
+            for name in live:
                 host_network.write(name, "route_localnet", "1" if rules.names else "0")
             await net_commands.run(
                 "ip",
                 "-batch",
                 "-",
-                stdin="".join(f"link set {name} group {rules.group}\n" for name in sorted(there)),
+                stdin="".join(f"link set {name} group {rules.group}\n" for name in sorted(live)),
             )
 
 
 async def sweep() -> None:
-    """Take the host back to what it was, unless a slot with a network of its own lives. Where it
-    cannot, it does nothing."""
+    """Restore the host's network, unless a slot with a separate network is live. Does nothing if it
+    cannot."""
     if os.geteuid() != 0 or not net_commands.has_nft():
         return
     with contextlib.suppress(Unsupported, OSError):
@@ -136,7 +136,7 @@ async def sweep() -> None:
 
 
 async def probe() -> tuple[bool, str]:
-    """Whether OWN works here, tried with a namespace that is gone afterwards; why not."""
+    """Whether OWN works here, tested with a temporary namespace; and the reason if not."""
     if os.geteuid() != 0:
         return (
             False,
@@ -156,20 +156,21 @@ async def probe() -> tuple[bool, str]:
 
 
 async def remove(names: Iterable[str]) -> None:
-    """End these networks now: that of a slot which has ended goes by itself, but when the kernel
-    finds the time."""
+    """Remove these networks now: the kernel removes the network of an ended slot later,
+    asynchronously."""
     for name in names:
-        with contextlib.suppress(Unsupported):  # it was faster
+        with contextlib.suppress(Unsupported):  # the kernel has removed it already
             await net_commands.run("ip", "link", "delete", name)
 
 
 async def _make_pair(
     namespace: int, routes: Sequence[Mapping[str, Any]], rules: Rules
 ) -> tuple[str, str]:
-    """Name on the host and address of interfaces with a number that no living slot has, nor had a
-    moment ago.
+    """Create interfaces with a number that no live slot has; returns the name on the host and the
+    address.
 
-    So late answers of its connections find nobody.
+    The number is chosen at random, so that late answers to a recently removed slot reach no other
+    one.
     """
     taken, refusal, mtu, block = (
         set(interfaces()),
@@ -201,15 +202,15 @@ async def _make_pair(
             refusal = str(e)
             continue
         host_network.write(name, "forwarding", "1")
-        host_network.write(name, "rp_filter", "1")  # a worker sends under its own address only
+        host_network.write(name, "rp_filter", "1")  # a worker may send from its own address only
         if rules.names:
-            # what goes to the relay; the rules refuse the rest of 127.0.0.0/8
+            # for packets to the relay; the rules reject the rest of 127.0.0.0/8
             host_network.write(name, "route_localnet", "1")
         return name, address
     raise Unsupported(refusal or f"all {_LAST} addresses for networks of workers are in use")
 
 
 def _without_ipv6(device: str) -> str:
-    """No link-local address: over it a slot would reach what the host has on [::], past the rules
-    of table ip."""
+    """Disables the link-local address, which would give the slot access to services on [::] of the
+    host, bypassing the rules of table ip."""
     return f"link set {device} addrgenmode none" if os.path.exists("/proc/sys/net/ipv6") else ""

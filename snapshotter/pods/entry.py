@@ -1,9 +1,10 @@
-"""Into a pod: a cell (`snapshotter.criu.self_test_sandbox`) whose namespaces are those of a pod
-that waits. Experimental.
+"""Enters a pod: a sandbox (`snapshotter.criu.self_test_sandbox`) in the namespaces of a waiting
+pod. Experimental.
 
-The pod is never privileged: the node agent, which is root on its node, enters from outside. What it
-brings along: the mounts that a slot has, the pod's own cgroup, and a CRIU of its own, for a pod's
-image has none."""
+The pod is never privileged: the node agent, which is root on its node, enters from outside. It
+provides the mounts that a slot has, uses the pod's own cgroup, and provides CRIU, which a pod's
+image does not contain.
+"""
 
 from __future__ import annotations
 
@@ -35,14 +36,14 @@ _CGROUPS = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True, kw_only=True)
 class Brought:
-    """What is brought into a pod.
+    """What the agent provides in a pod.
 
     Attributes:
-        binds: (path here, name below the slot's root), as a slot has them.
+        binds: (path here, name below the slot's root), as in a slot.
         uid: the worker's.
-        writable_bytes: of its temporary file systems.
+        writable_bytes: size of its temporary file systems.
         files: the snapshot's archive of files.
-        kdat: what CRIU found out about this kernel; None: it looks for itself.
+        kdat: CRIU's cache of kernel features; None: it tests the kernel again.
     """
 
     binds: Sequence[tuple[str, str]]
@@ -53,7 +54,7 @@ class Brought:
 
 
 class Entry(Sandbox):
-    """Inside of a pod. Owner: the event loop."""
+    """A sandbox inside a pod. Owner: the event loop."""
 
     async def criu(
         self,
@@ -66,7 +67,7 @@ class Entry(Sandbox):
         socket: bool = True,
         stdio: bool = False,
     ) -> SandboxProcess:
-        """As a cell does it, with the CRIU that was brought along."""
+        """Run CRIU as the base class does, from the bundle that the agent provides."""
         return await super().criu(
             run,
             [*child.CRIU_KIT, *argv[1:]],
@@ -77,20 +78,20 @@ class Entry(Sandbox):
             stdio=stdio,
         )
 
-    async def revive(self, pid: int) -> SandboxProcess:
-        """Connect to a restored worker: its control channel and pidfd are the caller's. Raises
+    async def attach(self, pid: int) -> SandboxProcess:
+        """Connect to a restored worker; the caller owns its control channel and pidfd. Raises
         CriuUnavailable."""
         return await self._order({"op": "revive", "pid": pid})
 
     async def keep(self) -> None:
-        """From now on it lives without us."""
+        """Keep the restored worker when this sandbox is closed."""
         await self._order({"op": "keep"})
 
 
 @contextlib.asynccontextmanager
 async def entered(pod: int, brought: Brought, kit: CriuBundle) -> AsyncIterator[Entry]:
-    """Inside of the pod of the process behind pidfd `pod`, which stays the caller's; what was
-    restored and not kept is gone at the end.
+    """Enter the pod of the process of pidfd `pod`, which the caller keeps. A restored worker that
+    is not kept is killed at the end.
 
     Raises CriuUnavailable, Unsupported, OSError.
     """
@@ -136,7 +137,7 @@ def _send_in(connection: socket.socket, pod: int, brought: Brought, kit: CriuBun
         }
         seqpacket.send(connection, seqpacket.encode(order), fds)
     except FileNotFoundError as e:
-        raise CriuUnavailable("the pod is gone, or the snapshot's files are") from e
+        raise CriuUnavailable("the pod, or the snapshot's files, no longer exist") from e
     finally:
         seqpacket.close_all(fds)
 
@@ -144,14 +145,15 @@ def _send_in(connection: socket.socket, pod: int, brought: Brought, kit: CriuBun
 def groups_of(pid: int, *, root: Path = _CGROUPS, proc: Path = Path("/proc")) -> list[str]:
     """The `cgroup.procs` files of a process's groups, in every hierarchy that is mounted here.
 
-    Raises Unsupported when none can be seen: without the pod's limits nothing may run; OSError when
-    the process is gone."""
+    Raises Unsupported when none is visible: nothing may run without the pod's limits; OSError when
+    the process has exited.
+    """
     found = []
     for line in (proc / str(pid) / "cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         hierarchy = root / controllers.removeprefix("name=") if controllers else root
         file = hierarchy / path.lstrip("/") / "cgroup.procs"
-        # those of another cgroup namespace begin with it
+        # paths outside our cgroup namespace begin with ".."
         if ".." not in file.parts and file.exists():
             found.append(str(file))
     if not found:

@@ -1,13 +1,14 @@
-"""In a pod's namespaces: builds the tree that a snapshot's worker knows, runs CRIU there, and
-leaves the restored worker to the pod.
+"""Runs in a pod's namespaces: builds the tree of a snapshot's worker, runs CRIU, and leaves the
+restored worker to the pod.
 
-Executed by `snapshotter.pods.entry` in a process of its own; single-threaded, standard library
-only. The process that enters stays outside of the pod's PID namespace and waits for its child,
-which is inside and obeys. When that one leaves, what was kept is a child of the pod's first
-process, the launcher; what was not kept is killed.
+Executed by `snapshotter.pods.entry` as a separate process; single-threaded, standard library only.
+The entering process stays outside the pod's PID namespace and waits for its child, which is inside
+and handles requests. When the child exits, a worker that was kept becomes a child of the pod's
+first process, the launcher; otherwise it is killed.
 
-Owner → us: `enter` [pidfd of the pod, kdat, files], then the orders of a cell
-(`snapshotter.criu.sandbox_init`), and revive, keep."""
+Owner → this process: `enter` [pidfd of the pod, kdat, files], then the requests of a sandbox
+(`snapshotter.criu.sandbox_init`), and revive, keep.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ _IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE)
 
 
 def main(control_fd: int) -> None:
-    """Enter as told, and serve from inside."""
+    """Enter the requested pod, and serve from inside."""
     control = socket.socket(fileno=control_fd)
     control.set_inheritable(False)
     os.umask(0o022)
@@ -51,13 +52,13 @@ def main(control_fd: int) -> None:
 
 
 def _enter(message: Mapping[str, Any], fds: list[int]) -> None:
-    """The pod's groups first, so that all that is made here counts as the pod's; what is ours is
-    taken along as descriptors."""
+    """Join the pod's cgroups first, so that everything that follows is charged to the pod; our own
+    files are passed as descriptors."""
     pod, kdat, files = fds
-    held = [(mounts.take(source), name) for source, name in message["binds"]]
+    copies = [(mounts.take(source), name) for source, name in message["binds"]]
     child.enter(message["groups"], 0)
     mounts.enter(pod)
-    mounts.build(held, uid=message["uid"], writable_bytes=message["writable_bytes"])
+    mounts.build(copies, uid=message["uid"], writable_bytes=message["writable_bytes"])
     tree.write_criu_kdat(kdat)
     workdir_archive.unpack(files)
     seqpacket.close_all(fds)
@@ -70,23 +71,23 @@ def _serve(control: socket.socket) -> None:
         signal.signal(number, signal.SIG_IGN)
     kept = _Kept()
     try:
-        sandbox_init.serve(control, {"revive": kept.revive, "keep": kept.keep})
+        sandbox_init.serve(control, {"revive": kept.attach, "keep": kept.keep})
     finally:
         if not kept.is_kept:
             _kill_children()
 
 
 class _Kept:
-    """Whether the restored worker stays when we leave."""
+    """Whether the restored worker is kept at exit."""
 
     def __init__(self) -> None:
         self.is_kept = False
 
-    def revive(self, message: Mapping[str, Any]) -> tuple[int, list[int]]:
+    def attach(self, message: Mapping[str, Any]) -> tuple[int, list[int]]:
         """Connect to the restored process: (its pid, [control channel, pidfd]). Raises OSError."""
         pid = int(message["pid"])
         if pid not in tree.children():
-            raise OSError(f"process {pid} is no child of ours")
+            raise OSError(f"process {pid} is not a child of this process")
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             connection.connect(tree.CONTROL)
@@ -97,13 +98,13 @@ class _Kept:
         return pid, [connection.detach(), os.pidfd_open(pid)]
 
     def keep(self, message: Mapping[str, Any]) -> tuple[int, list[int]]:
-        """It is the pod's from now on."""
+        """Keep the worker: it belongs to the pod from now on."""
         self.is_kept = True
         return 0, []
 
 
 def _kill_children() -> None:
-    """Half a tree is no worker. Its own children follow it: they are restored with it, and are
+    """Kill a partially restored tree. Descendants end with it: they are restored with it, and are
     reaped by the pod's first process."""
     for pid in tree.children():
         with contextlib.suppress(ProcessLookupError):

@@ -1,9 +1,10 @@
-"""Trees of hard links: the same verified bytes under a tenant's own directory, without a copy and
-without a mount.
+"""Trees of hard links: verified files in a tenant's own directory, without a copy and without a
+mount.
 
-A pod's mounts are made when it starts, so nothing that is mounted later reaches it; a link in a
-directory that is mounted already does. Links are made beside their place and appear by one
-rename(2): what has its name is whole. Blocking; called in threads."""
+A pod's mounts are made when it starts, so later mounts do not reach it; links in a directory that
+is mounted already do. Trees are created beside their target and published by one rename(2), so a
+tree under its final name is complete. Blocking; called in threads.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +19,9 @@ from snapshotter.linux.atomic_directory import remove_tree, staging_directory
 
 
 def show(source: Path, target: Path, *, may_copy: bool) -> None:
-    """Have the tree `source` appear at `target`, read-only and world-readable; one that is there
-    stays.
+    """Link the tree `source` at `target`, read-only and world-readable; an existing one is kept.
 
-    Args:
-        may_copy: where both are on different file systems files are copied, which is for code, not
-        for weights.
+    `may_copy`: copy files if both are on different file systems; for code, not for weights.
 
     Raises Unsupported when links cannot be made there, OSError.
     """
@@ -36,13 +34,13 @@ def show(source: Path, target: Path, *, may_copy: bool) -> None:
 
 
 def take_away(target: Path) -> None:
-    """Remove a tree of links; the files stay whose they are. One that is gone is no error. Raises
+    """Remove a tree of links; the linked files remain. No error if it does not exist. Raises
     OSError."""
     if target.is_dir():
-        # in a container every agent has the same pid
-        grave = target.parent / f".tmp-gone-{target.name[:16]}-{secrets.token_hex(4)}"
-        target.rename(grave)
-        remove_tree(grave)
+        # a random name: in containers every agent has the same pid
+        renamed = target.parent / f".tmp-gone-{target.name[:16]}-{secrets.token_hex(4)}"
+        target.rename(renamed)
+        remove_tree(renamed)
 
 
 def _link_tree(source: Path, target: Path, *, may_copy: bool) -> None:
@@ -66,7 +64,7 @@ def _link(source: str, place: Path, *, may_copy: bool) -> None:
         if e.errno not in (errno.EXDEV, errno.EMLINK, errno.EPERM):
             raise
         if not may_copy:
-            why = f"weights cannot be shown to pods at {place.parent} ({e.strerror})"
+            why = f"weights cannot be linked for pods at {place.parent} ({e.strerror})"
             raise Unsupported(
                 f"{why}: put snapshotter.pods and platform.home on one file system"
             ) from e

@@ -1,8 +1,9 @@
-"""Mounts carried from our mount namespace into a pod's: open_tree(2) there, setns(2), move_mount(2)
-here.
+"""Moves mounts from our mount namespace to a pod's: open_tree(2) in ours, setns(2), move_mount(2)
+in the pod's.
 
-A bind mount's source must be in the caller's own namespace; a detached copy of a mount, made before
-entering, need not be. Runs in the helper that enters pods, as root; standard library only."""
+The source of a bind mount must be in the caller's namespace, but a detached copy, made before
+entering, need not be. Runs in the process that enters pods, as root; standard library only.
+"""
 
 from __future__ import annotations
 
@@ -19,20 +20,21 @@ _OPEN_TREE, _MOVE_MOUNT = 428, 429  # the same on every architecture (asm-generi
 _AT_FDCWD = -100
 _CLONE, _CLOEXEC, _RECURSIVE = 1, os.O_CLOEXEC, 0x8000
 _EMPTY_PATH = 0x4
-"""MOVE_MOUNT_F_EMPTY_PATH: what the descriptor itself is."""
+"""MOVE_MOUNT_F_EMPTY_PATH: use the descriptor itself."""
 NAMESPACES = 0x00020000 | 0x08000000 | 0x04000000 | 0x40000000 | 0x20000000
-"""Mount, IPC, UTS, network, and for the next child PID."""
+"""Mount, IPC, UTS, network, and PID for the next child."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def take(path: str) -> int:
-    """A detached copy of what is at `path`, as a descriptor. Raises OSError."""
+    """A descriptor of a detached copy of `path`. Raises OSError."""
     fd: int = _libc.syscall(_OPEN_TREE, _AT_FDCWD, path.encode(), _CLONE | _CLOEXEC | _RECURSIVE)
     return _checked(fd, f"open_tree {path}")
 
 
 def put(fd: int, target: str) -> None:
-    """Attach it at `target`, which is made, read-only. Takes ownership of `fd`. Raises OSError."""
+    """Attach it read-only at `target`, which is created. Takes ownership of `fd`. Raises
+    OSError."""
     try:
         if stat.S_ISDIR(os.fstat(fd).st_mode):
             os.makedirs(target, exist_ok=True)
@@ -49,18 +51,17 @@ def put(fd: int, target: str) -> None:
 
 
 def enter(pidfd: int) -> None:
-    """Into the namespaces of the process behind `pidfd`, all at once; the next child is in its PID
+    """Enter the namespaces of the process of `pidfd`, all at once; the next child is in its PID
     namespace. Raises OSError."""
     _checked(_libc.setns(pidfd, NAMESPACES), "setns into the pod")
 
 
 def build(held: Sequence[tuple[int, str]], *, uid: int, writable_bytes: int) -> None:
-    """The tree of a slot (`snapshotter.shim.mounts`), in a pod: what a restored worker finds at the
-    paths that it knows. Raises OSError.
+    """Build the tree of a slot (`snapshotter.shim.mounts`) in a pod, with the paths that a restored
+    worker expects. Raises OSError.
 
-    Args:
-        held: (descriptor of `take`, name below the tree's root).
-        writable_bytes: of each of its temporary file systems.
+    `held`: (descriptor of `take`, name below the tree's root). `writable_bytes`: size of each of
+    its temporary file systems.
     """
     demand_places()
     options = f"size={writable_bytes}"
@@ -80,16 +81,17 @@ def build(held: Sequence[tuple[int, str]], *, uid: int, writable_bytes: int) -> 
 
 
 def demand_places(root: str = "/") -> None:
-    """Raise OSError where one of the places that are mounted over leads elsewhere.
+    """Raises OSError if a mount point of `build` is a symbolic link.
 
-    An image is its user's. A link could be pointed at another directory between our mount and
-    CRIU's start, which is root's."""
+    The image is the tenant's. A link could be redirected between our mount and the start of CRIU,
+    which runs as root.
+    """
     for place in ("run", "dev/shm", "tmp", "var/tmp"):
         path = os.path.join(root, place)
         if os.path.realpath(path) != os.path.join(os.path.realpath(root), place):
             raise OSError(
                 errno.ELOOP,
-                f"{path} is a symbolic link in this pod's image: it is no place to restore into",
+                f"{path} is a symbolic link in this pod's image: cannot restore into it",
             )
 
 

@@ -1,8 +1,9 @@
-"""What a node tells the controller of itself: what is hot on it, its free memory, its GPUs. The
-controller makes labels of it.
+"""Reports the state of a node to the controller: weights and snapshots on it, free memory, GPUs.
+The controller converts it to labels.
 
-Said every `EVERY_S`, and soon after something became hot or cold. A controller that is away is no
-concern of the node's: the next report says all anew."""
+Sent every `EVERY_S`, and soon after weights or snapshots change. A failed report needs no retry:
+each report is complete.
+"""
 
 from __future__ import annotations
 
@@ -38,10 +39,10 @@ from weight_cache.types import ModelInfo
 _log = logging.getLogger(__name__)
 EVERY_S = 10.0
 LOOK_S = 2.0
-"""How soon what became hot or cold is told."""
+"""Interval of checks for changed weights and snapshots."""
 MOST = 200
-"""Weights and snapshots that are told of, each, the last used first; the controller makes at most
-50 labels of them."""
+"""Maximum number of reported weights and of snapshots, most recently used first; the controller
+makes at most 50 labels of them."""
 _POST_TIMEOUT_S = 5.0
 _TOKEN_HEADER = "pilotlight-platform-token"
 _TOKEN_LABEL = b"pilotlight platform token"
@@ -49,36 +50,36 @@ _MEMINFO = Path("/proc/meminfo")
 
 
 class HotWeights(Protocol):
-    """What is needed of `weight_cache.client.WeightCacheClient`."""
+    """The methods of `weight_cache.client.WeightCacheClient` that are used."""
 
     async def models(self) -> list[ModelInfo]: ...
 
 
 def platform_token(key_file: Path) -> str:
-    """What node agents show the controller, as `pilotlight.seal.PlatformKey.node_token` derives it.
-    Raises SettingsInvalid."""
+    """Token that node agents send to the controller, derived as in
+    `pilotlight.seal.PlatformKey.node_token`. Raises SettingsInvalid."""
     return hmac.new(raw_key(key_file), _TOKEN_LABEL, hashlib.sha256).hexdigest()
 
 
 def raw_key(key_file: Path) -> bytes:
-    """The key's bytes. Raises SettingsInvalid."""
+    """The decoded platform key. Raises SettingsInvalid."""
     try:
         return base64.urlsafe_b64decode(key_file.read_bytes().strip())
     except (OSError, binascii.Error, ValueError) as e:
         raise SettingsInvalid(
-            f"{key_file} is no platform key ({e}): reports of this node need it; mount it and set "
-            f"platform.key_file"
+            f"{key_file} is not a valid platform key ({e}): reports of this node need it; mount it "
+            f"and set platform.key_file"
         ) from e
 
 
 def node_name(environ: Mapping[str, str]) -> str:
-    """As the cluster knows it: NODE_NAME (the downward API's spec.nodeName), else the host's
-    name."""
+    """Name of this node in the cluster: NODE_NAME (the downward API's spec.nodeName), otherwise the
+    host name."""
     return environ.get("NODE_NAME") or socket.gethostname()
 
 
 class Reporter:
-    """Owner: its task."""
+    """Sends the reports of one node. Owner: its task."""
 
     def __init__(
         self,
@@ -92,7 +93,7 @@ class Reporter:
         memory: MemoryReader | None,
         pods: Callable[[], int],
     ) -> None:
-        """`memory` None: no GPUs are here."""
+        """`memory` None: the node has no GPUs."""
         import httpx
 
         self._client = httpx.AsyncClient(
@@ -115,15 +116,15 @@ class Reporter:
         return f"<Reporter of {self._node}{': ' + self._failure if self._failure else ''}>"
 
     async def run(self) -> None:
-        """Until cancelled."""
-        told: object = None
+        """Report until cancelled."""
+        reported: object = None
         due = 0.0
         while True:
             hot = (await self._hot_weights(), self._hot_snapshots())
             now = time.monotonic()
-            if hot != told or now >= due:
+            if hot != reported or now >= due:
                 if await self._post(await self._report(*hot)):
-                    told = hot
+                    reported = hot
                 due = now + EVERY_S
             await asyncio.sleep(LOOK_S)
 
@@ -156,7 +157,7 @@ class Reporter:
     async def _hot_weights(self) -> tuple[str, ...]:
         try:
             models = await self._weights.models()
-        except WeightCacheError:  # it restarts: nothing is known to have changed
+        except WeightCacheError:  # it is restarting: report the last known state
             return self._known_weights
         self._known_weights = tuple(m.manifest for m in reversed(models))[:MOST]
         return self._known_weights
@@ -177,7 +178,7 @@ class Reporter:
             failure = (
                 ""
                 if answer.is_success
-                else f"the controller answers {answer.status_code}: {answer.text[:200]}"
+                else f"the controller responded {answer.status_code}: {answer.text[:200]}"
             )
         except httpx.HTTPError as e:
             failure = f"{type(e).__name__}: {e}"
@@ -191,7 +192,7 @@ class Reporter:
 
 
 def memory_of_node(meminfo: Path = _MEMINFO) -> tuple[int, int]:
-    """Bytes there are, and bytes that new processes could have (proc(5), MemAvailable)."""
+    """Total memory, and memory available to new processes, in bytes (proc(5), MemAvailable)."""
     lines = (line.partition(":") for line in meminfo.read_text().splitlines())
     values = {
         key: int(value.split()[0]) * 1024

@@ -1,10 +1,11 @@
-"""One pod's line, from its announcement until it is gone.
+"""The connection of one pod, from its announcement to its end.
 
     announce → (wait)* → cold → ready → …
-                   └→ refused: the line is closed
+                   └→ refused: the connection is closed
 
-What it holds is held until the line ends: a pod that was evicted, killed, or whose node is drained,
-ends it without a word."""
+Code and weights are held until the connection ends: it also ends when a pod is evicted or killed,
+or its node is drained.
+"""
 
 from __future__ import annotations
 
@@ -31,17 +32,17 @@ from weight_cache.turns import Turns
 
 _log = logging.getLogger(__name__)
 MAX_LINE_BYTES = 1024 * 1024
-"""A launch document with its schema is some 100 KiB."""
+"""A launch document with its schema has some 100 KiB."""
 ANNOUNCE_S = 10.0
-"""For the first message."""
+"""Timeout of the first message."""
 SAY_S = 1.0
-"""At most one `wait` in this time while only numbers change."""
+"""Minimum interval of `wait` messages that differ only in numbers."""
 _MOST_LOGGED = 400
 _CREDENTIALS = struct.Struct("3i")
 
 
 class PodSession:
-    """Owner: its task."""
+    """One pod's connection. Owner: its task."""
 
     def __init__(
         self,
@@ -55,7 +56,7 @@ class PodSession:
         restores: PodRestores | None = None,
         grants: Grants | None = None,
     ) -> None:
-        """`restores` None: pods boot cold. `grants` None: launch documents have no seals."""
+        """`restores` None: pods boot cold. `grants` None: launch documents are not signed."""
         writer.transport.set_write_buffer_limits(0)
         self._restores = restores
         self._grants = grants
@@ -65,8 +66,8 @@ class PodSession:
         self._holds = holds
         self._memory = memory
         self._own_uid = own_uid
-        self._said = ("", 0.0)
-        self._has_told = False
+        self._last_wait = ("", 0.0)
+        self._has_reported = False
         self.announcement: Announcement | None = None
         self.is_ready = False
 
@@ -75,7 +76,7 @@ class PodSession:
         return f"<PodSession of {self._tenant}/{pod} {'ready' if self.is_ready else 'waiting'}>"
 
     async def run(self) -> None:
-        """Until the pod is gone, or was refused."""
+        """Serve until the pod exits or is refused."""
         try:
             announced = self.announcement = await self._announced()
             _log.info(
@@ -91,7 +92,7 @@ class PodSession:
             _log.debug("pods.cut_off tenant=%s error=%s", self._tenant, e)
         except OSError as e:
             await self._refuse(
-                "node_failed", f"this node cannot show the pod its files: {e.strerror or e}"
+                "node_failed", f"this node cannot provide the pod's files: {e.strerror or e}"
             )
         except (ValueError, TimeoutError, asyncio.IncompleteReadError) as e:
             _log.warning(
@@ -114,11 +115,11 @@ class PodSession:
         )
 
     async def _provide(self, announced: Announcement) -> None:
-        """Hold everything until the line ends; for a pod that leaves while it waits nobody goes on
-        waiting."""
+        """Provide everything until the connection ends; cancels pending work when the pod exits
+        early."""
         self.is_ready = announced.running
         tasks = [
-            asyncio.create_task(self._hold(announced), name=f"provide {announced.pod}"),
+            asyncio.create_task(self._provide_all(announced), name=f"provide {announced.pod}"),
             asyncio.create_task(self._listen(), name=f"listen to {announced.pod}"),
         ]
         try:
@@ -130,22 +131,22 @@ class PodSession:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _hold(self, announced: Announcement) -> None:
-        """Ends only by an error, or with the line."""
+    async def _provide_all(self, announced: Announcement) -> None:
+        """Provide code, weights and GPUs. Ends only with an error or cancellation."""
         began, phases_ms = time.perf_counter(), dict[str, float]()
         launch, holds = announced.launch, self._holds
         async with contextlib.AsyncExitStack() as held:
-            asked = {
-                mount.name: held.enter_async_context(holds.weights(mount.manifest, self._say))
+            pending = {
+                mount.name: held.enter_async_context(holds.weights(mount.manifest, self._send_wait))
                 for mount in launch.weights
             }
             code, *places = await _all(
-                [self._timed(held, launch.bundle, phases_ms), *asked.values()]
+                [self._timed(held, launch.bundle, phases_ms), *pending.values()]
             )
             if places:
                 phases_ms["weights"] = round(max(0.0, _since_ms(began) - phases_ms["code"]), 3)
-            weights = dict(zip(asked, places, strict=True))
-            if not await self._hand_over(announced, code, weights, phases_ms):
+            weights = dict(zip(pending, places, strict=True))
+            if not await self._pass_restored(announced, code, weights, phases_ms):
                 if launch.gpu_count and not announced.running:
                     began = time.perf_counter()
                     await self._wait_gpus(announced)
@@ -153,7 +154,7 @@ class PodSession:
                 self._send({"op": "cold", "code": code, "weights": weights, "phases_ms": phases_ms})
             await asyncio.Event().wait()
 
-    async def _hand_over(
+    async def _pass_restored(
         self,
         announced: Announcement,
         code: str,
@@ -167,7 +168,7 @@ class PodSession:
         peer = socket.socket(fileno=os.dup(self._writer.get_extra_info("socket").fileno()))
         with peer:
             places = {name: root / place for name, place in weights.items()}
-            async with self._restores.returned(
+            async with self._restores.restored(
                 announced.launch, peer, code=root / code, weights=places
             ) as found:
                 if found is None:
@@ -177,7 +178,7 @@ class PodSession:
                     "pid": found.pid,
                     "phases_ms": {**phases_ms, **found.phases_ms},
                 }
-                await self._writer.drain()  # nothing of ours is before it: limits are 0
+                await self._writer.drain()  # nothing is buffered before it: the limits are 0
                 socket.send_fds(
                     peer, [json.dumps(message).encode() + b"\n"], [found.control.fileno()]
                 )
@@ -188,7 +189,7 @@ class PodSession:
         self, held: contextlib.AsyncExitStack, digest: str, phases_ms: dict[str, float]
     ) -> str:
         began = time.perf_counter()
-        place = await held.enter_async_context(self._holds.code(digest, self._say))
+        place = await held.enter_async_context(self._holds.code(digest, self._send_wait))
         phases_ms["code"] = round(_since_ms(began), 3)
         return place
 
@@ -200,20 +201,20 @@ class PodSession:
             wanted=announced.gpus,
             count=launch.gpu_count,
             within_s=within_s,
-            say=self._say,
+            report=self._send_wait,
         )
         if left:
             _log.warning("pods.gpu_not_free tenant=%s pod=%s %s", self._tenant, announced.pod, left)
-            self._say(f"goes on although {left}")
+            self._send_wait(f"continuing although {left}")
 
     async def _listen(self) -> None:
         turns = Turns()
         while line := await self._reader.readline():
             await turns.handled(line)
             message = _parsed(line)
-            # once: each makes a line of our log
-            if message.get("op") == "ready" and not self._has_told:
-                self.is_ready = self._has_told = True
+            # only once: each message makes a log line
+            if message.get("op") == "ready" and not self._has_reported:
+                self.is_ready = self._has_reported = True
                 if (
                     self._restores is not None
                     and self.announcement is not None
@@ -227,11 +228,11 @@ class PodSession:
                     json.dumps(message.get("phases_ms", {}))[:_MOST_LOGGED],
                 )
 
-    def _say(self, why: str) -> None:
-        """Why it waits; the same words with other numbers only now and then."""
+    def _send_wait(self, why: str) -> None:
+        """Send the reason of a wait; rate-limited if only numbers have changed."""
         words, now = why.partition(":")[0], time.monotonic()
-        if words != self._said[0] or now - self._said[1] >= SAY_S:
-            self._said = (words, now)
+        if words != self._last_wait[0] or now - self._last_wait[1] >= SAY_S:
+            self._last_wait = (words, now)
             self._send({"op": "wait", "why": why})
 
     def _send(self, message: Mapping[str, Any]) -> None:
@@ -246,9 +247,9 @@ class PodSession:
                 await self._writer.drain()
 
 
-async def _all(asked: Sequence[Coroutine[Any, Any, str]]) -> list[str]:
-    """What they give; when one fails the others are given up before that is told."""
-    tasks = [asyncio.create_task(one) for one in asked]
+async def _all(pending: Sequence[Coroutine[Any, Any, str]]) -> list[str]:
+    """The results of all; when one fails, the others are cancelled before the error is raised."""
+    tasks = [asyncio.create_task(one) for one in pending]
     try:
         return await asyncio.gather(*tasks)
     except BaseException:
@@ -265,7 +266,7 @@ def _since_ms(began: float) -> float:
 def _parsed(line: bytes) -> dict[str, Any]:
     message = json.loads(line) if line else None
     if not isinstance(message, dict):
-        raise NotAdmitted("a pod says JSON objects, one per line")
+        raise NotAdmitted("a pod must send JSON objects, one per line")
     return message
 
 

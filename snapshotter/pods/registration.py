@@ -1,8 +1,8 @@
-"""What a pod says of itself, and whether it may: pure.
+"""Validates a pod's announcement. Pure.
 
-The directory that a pod sees is its tenant's by the cluster's doing, and the uid it runs as is the
-kernel's word; what it announces must agree with both. Names become paths, so they are what they
-must be or nothing."""
+The cluster guarantees that the directory that a pod sees is its tenant's, and the kernel reports
+its uid; the announcement must agree with both. Names become paths and are therefore validated.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from snapshotter.grants import Grants, unsealed
 from snapshotter.types import LaunchSpec
 
 MAX_MOUNTS = 16
-"""Weights of one function (the controller's own bound is lower)."""
+"""Maximum number of weights of one function (the controller's own limit is lower)."""
 TENANT_LABEL = "tenant"
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}\Z")
@@ -24,18 +24,18 @@ _REVISION = re.compile(r"[!-~]{1,300}\Z")
 
 
 class NotAdmitted(SnapshotterError):
-    """Raised when a pod announces what is not its own, or nothing that can be understood."""
+    """Raised when an announcement is invalid, or names what does not belong to the pod."""
 
     code = "not_admitted"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Announcement:
-    """A pod's first words.
+    """A pod's first message.
 
     Attributes:
-        gpus: UUIDs or indices of the GPUs that it was given; () where it does not know.
-        running: its worker runs already: it tells us only what to keep.
+        gpus: UUIDs or indices of its GPUs; () if it does not know them.
+        running: its worker is running already: only provide what it uses.
     """
 
     pod: str
@@ -54,15 +54,14 @@ class Announcement:
         own_uid: int,
         grants: Grants | None = None,
     ) -> Announcement:
-        """Of a pod in the directory of `tenant`, whose process runs as `uid`; `own_uid`: the
-        agent's. Raises NotAdmitted.
+        """Parse and validate the announcement of a pod in the directory of `tenant` whose process
+        runs as `uid`; `own_uid`: the agent's. Raises NotAdmitted.
 
-        Args:
-            grants: what launch documents are sealed with; None: they are not.
+        `grants`: verifies the signature of the launch document; None: it is not signed.
         """
         if message.get("op") != "announce":
             raise NotAdmitted(
-                f"a pod begins with an announcement, not with {str(message.get('op'))[:40]!r}"
+                f"the first message must be an announcement, not {str(message.get('op'))[:40]!r}"
             )
         try:
             launch = LaunchSpec.from_json(message["launch"])
@@ -75,12 +74,13 @@ class Announcement:
             )
         except (KeyError, TypeError, ValueError, AttributeError) as e:
             raise NotAdmitted(
-                f"the announcement is none of this version of the platform: {type(e).__name__}: {e}"
+                f"the announcement does not match this version of the platform: "
+                f"{type(e).__name__}: {e}"
             ) from e
-        if grants is not None and not grants.holds(launch):
+        if grants is not None and not grants.verify(launch):
             raise NotAdmitted(
-                "the launch document is not as the controller wrote it: its seal is missing or "
-                "broken"
+                "the launch document was not written by the controller: its signature is "
+                "missing or invalid"
             )
         announced = replace(announced, launch=unsealed(launch))
         announced._check(tenant=tenant, uid=uid, own_uid=own_uid)
@@ -88,25 +88,25 @@ class Announcement:
 
     def _check(self, *, tenant: str, uid: int, own_uid: int) -> None:
         launch = self.launch
-        # they are written into logs
+        # the names become part of log lines
         if not _NAME.match(self.pod) or not _REVISION.match(launch.revision):
             raise NotAdmitted(
-                "names of pods and revisions are short, and have no spaces or line breaks"
+                "names of pods and revisions must be short, without spaces or line breaks"
             )
         if (named := launch.labels.get(TENANT_LABEL)) != tenant:
             raise NotAdmitted(
-                f"the launch document is of tenant {named!r}, and this directory is of {tenant!r}"
+                f"the launch document belongs to tenant {named!r}, but this directory to {tenant!r}"
             )
         if uid != (own_uid if launch.uid is None else launch.uid):
             raise NotAdmitted(
-                f"the pod runs as uid {uid}, and its launch document says {launch.uid}: set "
+                f"the pod runs as uid {uid}, but its launch document requires {launch.uid}: set "
                 f"runAsUser"
             )
         if not _DIGEST.match(launch.bundle) or not all(
             _DIGEST.match(mount.manifest) for mount in launch.weights
         ):
-            raise NotAdmitted("bundles and weights are named by the 64 hex digits of a sha256")
+            raise NotAdmitted("bundles and weights must be named by the 64 hex digits of a sha256")
         if len(launch.weights) > MAX_MOUNTS:
             raise NotAdmitted(
-                f"{len(launch.weights)} weights are announced, {MAX_MOUNTS} is the bound"
+                f"{len(launch.weights)} weights are announced, the limit is {MAX_MOUNTS}"
             )

@@ -1,13 +1,14 @@
-"""A waiting pod receives a worker that is restored into it, instead of booting one. Experimental,
-off unless it is switched on.
+"""Restores a worker into a waiting pod, instead of booting one there. Experimental, disabled by
+default.
 
-    find a proven snapshot → enter the pod (`entry`) → CRIU → control channel → hand both to the
+    find a validated snapshot → enter the pod (`entry`) → CRIU → control channel → pass both to the
     launcher, and leave
 
-Whatever stands in the way, the pod boots cold: nothing half made is left in it but mounts that
-nobody looks at. Snapshots are made of the node's own slots, so the pod's image must have the very
-files that the worker maps (CRIU compares their build ids), which is so for functions without an
-image of their own where agent and functions run the same one."""
+After any failure the pod boots cold: only mounts that nothing uses remain in it. Snapshots are made
+from the node's own slots, so the pod's image must contain exactly the files that the worker maps
+(CRIU compares their build ids); this is the case for functions without an image of their own, if
+agent and functions run the same one.
+"""
 
 from __future__ import annotations
 
@@ -41,17 +42,17 @@ from snapshotter.types import LaunchSpec
 
 _log = logging.getLogger(__name__)
 PART_OF_CLOCK = 0.25
-"""Of the startup clock: what is not back by then leaves time for a boot."""
+"""Fraction of the startup timeout after which a restore is cancelled, to leave time for a boot."""
 _WRITABLE_FLOOR_BYTES = 64 * 1024**2
 _WORK = "p-"
 
 
 @dataclass(kw_only=True)
 class Returned:
-    """A worker in its pod. Hand `control` over, then `kept` says that it stays.
+    """A worker restored into its pod. After `control` was passed to the launcher, `kept` is set.
 
     Attributes:
-        pid: as the pod numbers it.
+        pid: its pid in the pod.
     """
 
     pid: int
@@ -61,32 +62,32 @@ class Returned:
 
 
 class PodRestores:
-    """Owner: the event loop."""
+    """Restores workers into pods. Owner: the event loop."""
 
     def __init__(
         self, snapshots: SnapshotApi, *, runtime: Mapping[str, Path], directory: Path
     ) -> None:
-        """`directory`: for CRIU's work and its kit; private, on this node."""
+        """`directory`: private directory on this node for CRIU's work and its bundle."""
         self._snapshots = snapshots
         self._runtime = runtime
         self._directory = directory
-        for left in directory.glob(f"{_WORK}*"):  # by an agent that was killed
+        for left in directory.glob(f"{_WORK}*"):  # leftovers of an agent that was killed
             shutil.rmtree(left, ignore_errors=True)
 
     def __repr__(self) -> str:
         return f"<PodRestores {self._snapshots!r}>"
 
     def want(self, spec: LaunchSpec) -> None:
-        """A pod had to boot: the next one may find a snapshot."""
+        """Request a snapshot after a pod had to boot cold."""
         if spec.gpu is None:
             self._snapshots.want(spec)
 
     @contextlib.asynccontextmanager
-    async def returned(
+    async def restored(
         self, spec: LaunchSpec, peer: socket.socket, *, code: Path, weights: Mapping[str, Path]
     ) -> AsyncIterator[Returned | None]:
-        """A worker in the pod at the other end of `peer`; at the end of the context one that is not
-        kept is gone. None: boot it cold."""
+        """Restore a worker into the pod at the other end of `peer`; it is killed at the end of the
+        context unless it is kept. None: boot it cold."""
         async with contextlib.AsyncExitStack() as held:
             found: Returned | None = None
             snapshot: Snapshot | None = None
@@ -111,7 +112,7 @@ class PodRestores:
                 )
                 if snapshot is not None and isinstance(e, CriuError | TimeoutError):
                     await self._snapshots.selector.failed(
-                        snapshot.id, "pod", str(e) or "it was not back in time"
+                        snapshot.id, "pod", str(e) or "the restore timed out"
                     )
             yield found
             if found is not None and found.kept and snapshot is not None:
@@ -123,16 +124,16 @@ class PodRestores:
             raise Unsupported(f"this node has no snapshots: {self._snapshots.selector.why_not}")
         if spec.gpu is not None:
             raise Unsupported(
-                "a function with a GPU is not restored into a pod: its devices are given to the "
-                "pod by its plugin, not to us"
+                "a function with a GPU cannot be restored into a pod: its devices are "
+                "assigned to the pod by its plugin, not to the node agent"
             )
         snapshot = await self._snapshots.selector.find(spec, StartPhase())
         if snapshot is None:
-            raise Unsupported("there is no proven snapshot of it on this node")
+            raise Unsupported("this node has no validated snapshot of it")
         if snapshot.manifest.network:
             raise Unsupported(
-                "its snapshot is of a server that wants the addresses of its own network back, "
-                "and a pod has others"
+                "its snapshot is of a server that requires the addresses of its original network, "
+                "which a pod does not have"
             )
         return stock, snapshot
 
@@ -152,7 +153,7 @@ class PodRestores:
         pod = demand_own_namespaces(pidfd)
         uid = spec.uid or 0
         self._directory.mkdir(mode=0o700, exist_ok=True)
-        work = held.enter_context(_workplace(self._directory))
+        work = held.enter_context(_work_directory(self._directory))
         limits = launch_plan.limits(spec, uid=spec.uid, limits_memory=True, limits_pids=True)
         plan = launch_plan.plan(
             spec, sources, directory=work, uid=spec.uid, namespaced=True, limits=limits
@@ -177,7 +178,7 @@ class PodRestores:
         if worker.socket is None:
             raise Unsupported("the restored worker has no control channel")
         held.callback(worker.socket.close)
-        await asyncio.to_thread(_adopt, proc.host_pid(worker.pidfd), pod)
+        await asyncio.to_thread(_apply_pod_settings, proc.host_pid(worker.pidfd), pod)
         phases = {
             "pod": (entered_at - began) * 1000,
             "restore": (time.perf_counter() - entered_at) * 1000,
@@ -218,11 +219,12 @@ async def _restore(
             tcp=snapshot.manifest.in_place,
             deadline_s=within_s * PART_OF_CLOCK,
         )
-    return restored.pid, await entry.revive(restored.pid)
+    return restored.pid, await entry.attach(restored.pid)
 
 
 async def _keep(entry: Entry, found: Returned) -> None:
-    """Before the entry is left: what is not kept dies with it, and its launcher sees that."""
+    """Keep the worker before the sandbox is closed, if it was passed on; otherwise it is killed,
+    which its launcher detects."""
     if found.kept:
         try:
             await entry.keep()
@@ -230,9 +232,9 @@ async def _keep(entry: Entry, found: Returned) -> None:
             _log.warning("pods.not_kept pid=%d error=%s", found.pid, e)
 
 
-def _adopt(worker: int, pod: int) -> None:
-    """What the kernel gives a pod's processes and CRIU does not know of; and the processor's tiles,
-    which it forgets."""
+def _apply_pod_settings(worker: int, pod: int) -> None:
+    """Apply the pod's OOM score, which CRIU does not restore, and the permission for the
+    processor's tiles."""
     if amx.has_tiles():
         amx.request_tile_permission(proc.process_tree(worker))
     score = Path(f"/proc/{pod}/oom_score_adj").read_text()
@@ -242,7 +244,7 @@ def _adopt(worker: int, pod: int) -> None:
 
 
 @contextlib.contextmanager
-def _workplace(directory: Path) -> Iterator[Path]:
+def _work_directory(directory: Path) -> Iterator[Path]:
     work = directory / f"{_WORK}{secrets.token_hex(8)}"
     work.mkdir(mode=0o755)
     try:
@@ -261,7 +263,7 @@ def _stdio_of(pod: int) -> Iterator[tuple[int, ...]]:
                 fds.append(
                     os.open(f"/proc/{pod}/fd/{number}", os.O_WRONLY | os.O_CLOEXEC | os.O_APPEND)
                 )
-            except OSError:  # a socket: what is said before it serves is lost
+            except OSError:  # a socket: output before the worker serves is lost
                 fds.append(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC))
         yield tuple(fds)
     finally:

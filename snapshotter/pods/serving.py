@@ -1,5 +1,5 @@
-"""The agent's work for a cluster, put together: function pods are served, and the controller is
-told what is hot here."""
+"""Starts the agent's services for a cluster: serving function pods, and reporting the node to the
+controller."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def opened(
     environ: Mapping[str, str],
     restores: bool = False,
 ) -> AsyncIterator[Tenants | None]:
-    """While the context lasts; nothing of it without a cluster (`root`, `snapshotter.pods`, is
+    """Serve while the context lasts; yields None without a cluster (`root`, `snapshotter.pods`, is
     None). Raises SettingsInvalid, OSError."""
     if root is None:
         yield None
@@ -68,7 +68,7 @@ async def opened(
             weights=weights,
             snapshots=lambda: snapshots.infos({}),
             memory=memory if cuda_node().gpus else None,
-            pods=lambda: len(serving.lines()),
+            pods=lambda: len(serving.sessions()),
         )
         async with contextlib.aclosing(reporter):
             reporting = asyncio.create_task(reporter.run(), name="report this node")

@@ -1,9 +1,10 @@
-"""The directories of tenants on this node: for each there is a socket on which its pods announce
+"""The directories of tenants on this node, each with a socket on which the tenant's pods announce
 themselves.
 
-The kubelet makes a directory for the first pod of its tenant here; inotify tells of it. Sockets are
-made anew after our own restart; pods announce themselves again and keep what they hold, and after a
-while whatever nobody came for is taken away."""
+The kubelet creates a directory for the first pod of a tenant; inotify reports it. After a restart
+of the agent the sockets are created again, and pods announce themselves again and keep what they
+hold; code and weights that no pod announced are removed after a delay.
+"""
 
 from __future__ import annotations
 
@@ -28,19 +29,19 @@ from weight_cache.errors import WeightCacheError
 _log = logging.getLogger(__name__)
 SOCKET = "agent.sock"
 MAX_PODS = 256
-"""Lines of one tenant at a time; a node has 110 pods as Kubernetes comes, 250 at most."""
+"""Connections of one tenant at a time; a node has 110 pods by default, 250 at most."""
 SETTLE_S = 30.0
-"""After our start, before what nobody has announced is taken away: launchers come back within 2
-s."""
+"""Delay after our start before unannounced code and weights are removed: launchers reconnect within
+2 s."""
 SWEEP_S = 600.0
 LOOK_AGAIN_S = 60.0
-"""Directories are looked at without news, too: inotify drops events when too many come at once
+"""Interval of directory scans without events: inotify drops events when too many arrive at once
 (inotify(7), IN_Q_OVERFLOW)."""
 _TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z")
 
 
 class Tenants:
-    """Owner: the event loop."""
+    """Listeners of all tenants on this node. Owner: the event loop."""
 
     def __init__(
         self,
@@ -52,8 +53,8 @@ class Tenants:
         restores: PodRestores | None = None,
         grants: Grants | None = None,
     ) -> None:
-        """`root`: `snapshotter.pods`; `restores` None: pods boot cold; `grants` None: launch
-        documents have no seals."""
+        """`root`: `snapshotter.pods`. `restores` None: pods boot cold. `grants` None: launch
+        documents are not signed."""
         self._restores = restores
         self._grants = grants
         self._root = root
@@ -61,29 +62,31 @@ class Tenants:
         self._weights = weights
         self._memory = memory
         self._background_tasks = BackgroundTasks()
-        self._doors: dict[str, TenantListener] = {}
+        self._listeners: dict[str, TenantListener] = {}
 
     def __repr__(self) -> str:
-        return f"<Tenants {self._root} {len(self._doors)} directories {len(self.lines())} pods>"
+        return (
+            f"<Tenants {self._root} {len(self._listeners)} directories {len(self.sessions())} pods>"
+        )
 
-    def lines(self) -> list[PodSession]:
-        """Of all tenants' pods."""
-        return [line for door in self._doors.values() for line in door.lines]
+    def sessions(self) -> list[PodSession]:
+        """Connections of all tenants' pods."""
+        return [session for listener in self._listeners.values() for session in listener.sessions]
 
-    async def look(self) -> None:
-        """A door for every tenant's directory; none for one that is gone, or was made anew
-        since."""
+    async def refresh(self) -> None:
+        """Open a listener for every tenant directory; close those whose directory was deleted or
+        replaced."""
         found = {
             entry.name: entry
             for entry in self._root.iterdir()
             if _TENANT.match(entry.name) and entry.is_dir()
         }
-        for name, door in list(self._doors.items()):
-            if name not in found or not door.is_there():
-                del self._doors[name]
-                await door.close()
+        for name, listener in list(self._listeners.items()):
+            if name not in found or not listener.is_current():
+                del self._listeners[name]
+                await listener.close()
         for name, directory in found.items():
-            if name not in self._doors:
+            if name not in self._listeners:
                 holds = TenantMounts(
                     directory,
                     bundles=self._bundles,
@@ -91,38 +94,38 @@ class Tenants:
                     background_tasks=self._background_tasks,
                 )
                 try:
-                    self._doors[name] = await TenantListener.open(
+                    self._listeners[name] = await TenantListener.open(
                         directory, holds, self._memory, self._restores, self._grants
                     )
                 except OSError as e:
                     _log.error("pods.no_door directory=%s error=%s", directory, e)
 
     async def follow(self, watch: DirectoryWatch) -> None:
-        """Look whenever a directory appears; for ever."""
+        """Scan whenever a directory appears, until cancelled."""
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_AGAIN_S):
                     await watch.wait_changed()
             try:
-                await self.look()
+                await self.refresh()
             except OSError as e:
                 _log.error("pods.not_looked directory=%s error=%s", self._root, e)
 
     async def sweep(self) -> int:
-        """Take away what no pod holds: files in directories, and leases that an earlier agent took.
-        How many."""
+        """Remove what no pod holds: files in directories, and leases of an earlier agent. Returns
+        the count."""
         swept = 0
-        for door in list(self._doors.values()):
+        for listener in list(self._listeners.values()):
             try:
-                swept += await door.holds.sweep()
+                swept += await listener.holds.sweep()
             except OSError as e:
-                _log.warning("pods.not_swept %r error=%s", door, e)
+                _log.warning("pods.not_swept %r error=%s", listener, e)
         try:
             for lease in await self._weights.leases():
                 tenant = lease.holder.removeprefix(HOLDER_PREFIX)
-                door_of = self._doors.get(tenant)
+                owner = self._listeners.get(tenant)
                 if tenant != lease.holder and (
-                    door_of is None or not door_of.holds.is_held(WEIGHTS, lease.manifest)
+                    owner is None or not owner.holds.is_held(WEIGHTS, lease.manifest)
                 ):
                     await self._weights.close(lease.id)
                     swept += 1
@@ -133,19 +136,19 @@ class Tenants:
         return swept
 
     async def sweep_for_ever(self) -> None:
-        """First when the pods of an earlier agent have had time to come."""
+        """Sweep periodically, first after the pods of an earlier agent had time to reconnect."""
         await asyncio.sleep(SETTLE_S)
         while True:
             await self.sweep()
             await asyncio.sleep(SWEEP_S)
 
     async def aclose(self) -> None:
-        """Close the sockets. Pods go on without us, and what they hold stays."""
-        for door in self._doors.values():
-            door.holds.leave()
-        for door in self._doors.values():
-            await door.close()
-        self._doors.clear()
+        """Close the sockets. Pods continue, and what they hold remains."""
+        for listener in self._listeners.values():
+            listener.holds.detach()
+        for listener in self._listeners.values():
+            await listener.close()
+        self._listeners.clear()
         await self._background_tasks.aclose()
 
 
@@ -181,22 +184,24 @@ class TenantListener:
         restores: PodRestores | None,
         grants: Grants | None,
     ) -> TenantListener:
-        """Listen there, in place of an agent that is gone. Raises OSError."""
-        door = cls(directory, holds, memory, restores, grants)
+        """Listen in the directory, replacing the socket of an earlier agent. Raises OSError."""
+        listener = cls(directory, holds, memory, restores, grants)
         path = directory / SOCKET
         path.unlink(missing_ok=True)
-        door._server = await asyncio.start_unix_server(door._on_pod, path, limit=MAX_LINE_BYTES)
-        # who connects is known by the kernel; the directory is in its tenant's pods only
+        listener._server = await asyncio.start_unix_server(
+            listener._on_pod, path, limit=MAX_LINE_BYTES
+        )
+        # the kernel identifies the peer, and only the tenant's pods see the directory
         path.chmod(0o666)
-        return door
+        return listener
 
     @property
-    def lines(self) -> list[PodSession]:
-        """Of the pods that are here."""
+    def sessions(self) -> list[PodSession]:
+        """Connections of the tenant's pods."""
         return list(self._tasks.values())
 
-    def is_there(self) -> bool:
-        """Whether the directory and the socket are still those that were opened."""
+    def is_current(self) -> bool:
+        """Whether directory and socket are still the ones that were opened."""
         try:
             return (
                 _identity(self._directory) == self._identity
@@ -206,13 +211,13 @@ class TenantListener:
             return False
 
     async def close(self) -> None:
-        """End all lines, and listen no more."""
+        """Close all connections, and stop listening."""
         if self._server is not None:
             self._server.close()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self.is_there():
+        if self.is_current():
             (self._directory / SOCKET).unlink(missing_ok=True)
 
     async def _on_pod(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -221,7 +226,7 @@ class TenantListener:
             _log.warning("pods.too_many %r bound=%d", self, MAX_PODS)
             writer.close()
             return
-        line = PodSession(
+        session = PodSession(
             reader,
             writer,
             tenant=self._directory.name,
@@ -231,11 +236,11 @@ class TenantListener:
             restores=self._restores,
             grants=self._grants,
         )
-        self._tasks[task] = line
+        self._tasks[task] = session
         try:
-            await line.run()
+            await session.run()
         except asyncio.CancelledError:
-            return  # we leave; the streams' own task would log it
+            return  # shutdown; the task of the stream would log it
         finally:
             del self._tasks[task]
 
@@ -250,14 +255,14 @@ async def opened(
     restores: PodRestores | None = None,
     grants: Grants | None = None,
 ) -> AsyncIterator[Tenants]:
-    """Serving while the context lasts. Raises OSError when `root` cannot be made or watched."""
+    """Serve while the context lasts. Raises OSError when `root` cannot be created or watched."""
     root.mkdir(parents=True, exist_ok=True)
     root.chmod(0o755)
     tenants = Tenants(
         root, bundles=bundles, weights=weights, memory=memory, restores=restores, grants=grants
     )
     with watching(root) as watch:
-        await tenants.look()
+        await tenants.refresh()
         tasks = [
             asyncio.create_task(tenants.follow(watch), name="follow tenants' directories"),
             asyncio.create_task(tenants.sweep_for_ever(), name="sweep tenants' directories"),

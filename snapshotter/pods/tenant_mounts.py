@@ -1,9 +1,10 @@
-"""What one tenant's pods hold on this node: code and weights, shown in the tenant's directory for
-as long as one of them needs it.
+"""Code and weights that one tenant's pods hold on this node, linked in the tenant's directory as
+long as a pod needs them.
 
-The first that asks has it made, the others wait for the same; the last that goes has it taken away,
-and the lease of weights given back. A lease is the tenant's, not a pod's: asked for again after a
-restart of ours it is the same one."""
+The first pod that requests an item creates it, others wait for it; when the last one exits it is
+removed, and the lease of weights closed. A lease belongs to the tenant, not to a pod: a request
+after a restart of the agent returns the same lease.
+"""
 
 from __future__ import annotations
 
@@ -25,18 +26,18 @@ from weight_cache.types import Lease, LoadProgress, OpenedLease, WeightsLease
 
 _log = logging.getLogger(__name__)
 MAX_HELD = 64
-"""Different bundles, and different weights, that one tenant's pods may hold on one node at a
-time."""
+"""Maximum number of different bundles, and of different weights, that one tenant's pods may hold on
+one node."""
 BUNDLES, WEIGHTS = "bundles", "weights"
 _PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
-"""Between asking a weight cache that does not answer: it is started again at once, and after
-several crashes within 5 s."""
+"""Pauses between requests to a weight cache that does not answer: it is restarted at once, and
+within 5 s after several crashes."""
 
 Say = Callable[[str], None]
 
 
 class PodWeights(Protocol):
-    """What is needed of `weight_cache.client.WeightCacheClient`."""
+    """The methods of `weight_cache.client.WeightCacheClient` that are used."""
 
     async def open(self, manifest: str, *, holder: str, pid: int | None = None) -> OpenedLease: ...
 
@@ -50,13 +51,13 @@ class PodWeights(Protocol):
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
-class _Held:
-    """One thing.
+class _Item:
+    """One bundle or one set of weights.
 
     Attributes:
-        pods: how many hold it.
-        listeners: who is told how far it is.
-        turn: making and taking away, one after the other.
+        pods: number of pods that hold it.
+        listeners: callbacks that receive its progress.
+        turn: serializes creation and removal.
     """
 
     pods: int = 0
@@ -64,13 +65,13 @@ class _Held:
     listeners: set[Say] = field(default_factory=set)
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    def tell(self, why: str) -> None:
-        for say in list(self.listeners):
-            say(why)
+    def notify(self, why: str) -> None:
+        for report in list(self.listeners):
+            report(why)
 
 
 class TenantMounts:
-    """Of one tenant. Owner: the event loop."""
+    """Code and weights of one tenant. Owner: the event loop."""
 
     def __init__(
         self,
@@ -85,121 +86,122 @@ class TenantMounts:
         self._bundles = bundles
         self._weights = weights
         self._background_tasks = background_tasks
-        self._held: dict[tuple[str, str], _Held] = {}
-        self._is_leaving = False
+        self._items: dict[tuple[str, str], _Item] = {}
+        self._is_detached = False
 
     def __repr__(self) -> str:
-        return f"<TenantMounts {self._directory.name} {len(self._held)} things>"
+        return f"<TenantMounts {self._directory.name} {len(self._items)} items>"
 
     @property
     def holder(self) -> str:
-        """Of this tenant's leases."""
+        """Holder of this tenant's leases."""
         return holder_of(self._directory.name)
 
     def is_held(self, kind: str, name: str) -> bool:
-        """Whether a pod holds it, or it is being taken away."""
-        return (kind, name) in self._held
+        """Whether a pod holds it, or it is being removed."""
+        return (kind, name) in self._items
 
-    def leave(self) -> None:
-        """The agent ends and its pods do not: from now on what they hold stays, for the next agent
-        to find them with it."""
-        self._is_leaving = True
+    def detach(self) -> None:
+        """Prepare the agent's shutdown: pods keep running, so what they hold remains for the next
+        agent."""
+        self._is_detached = True
 
     @contextlib.asynccontextmanager
-    async def code(self, digest: str, say: Say) -> AsyncIterator[str]:
-        """Its place below the tenant's directory, while the context lasts. Raises
-        BundleUnavailable, NoCapacity, OSError."""
-        async with self._hold(BUNDLES, digest, say) as place:
+    async def code(self, digest: str, report: Say) -> AsyncIterator[str]:
+        """Provide a bundle while the context lasts; yields its path below the tenant's directory.
+        Raises BundleUnavailable, NoCapacity, OSError."""
+        async with self._provide(BUNDLES, digest, report) as place:
             yield place
 
     @contextlib.asynccontextmanager
-    async def weights(self, manifest: str, say: Say) -> AsyncIterator[str]:
-        """The same of weights. Raises WeightCacheError, Unsupported, NoCapacity, OSError."""
-        async with self._hold(WEIGHTS, manifest, say) as place:
+    async def weights(self, manifest: str, report: Say) -> AsyncIterator[str]:
+        """The same for weights. Raises WeightCacheError, Unsupported, NoCapacity, OSError."""
+        async with self._provide(WEIGHTS, manifest, report) as place:
             yield place
 
     async def sweep(self) -> int:
-        """Take away whatever lies here and no pod holds; how many. An earlier agent may have left
-        it."""
+        """Remove items in the directory that no pod holds, left by an earlier agent; returns how
+        many."""
         swept = 0
         for kind in (BUNDLES, WEIGHTS):
             folder = self._directory / kind
             await asyncio.to_thread(atomic_directory.sweep, folder)
             for entry in list(folder.iterdir()) if folder.is_dir() else ():
                 if not entry.name.startswith(".") and not self.is_held(kind, entry.name):
-                    # a pod that comes for it meanwhile waits for its turn
-                    held = self._held[kind, entry.name] = _Held()
-                    await self._let_go(kind, entry.name, held)
-                    swept += not held.pods
+                    # a pod that requests it in the meantime waits for the lock
+                    item = self._items[kind, entry.name] = _Item()
+                    await self._release(kind, entry.name, item)
+                    swept += not item.pods
         return swept
 
     @contextlib.asynccontextmanager
-    async def _hold(self, kind: str, name: str, say: Say) -> AsyncIterator[str]:
-        held = self._held.get((kind, name))
-        if held is None:
-            if sum(of == kind for of, _ in self._held) >= MAX_HELD:
+    async def _provide(self, kind: str, name: str, report: Say) -> AsyncIterator[str]:
+        item = self._items.get((kind, name))
+        if item is None:
+            if sum(of == kind for of, _ in self._items) >= MAX_HELD:
                 raise NoCapacity(
-                    f"the tenant's pods hold {MAX_HELD} different {kind} on this node already",
+                    f"the tenant's pods already hold {MAX_HELD} different {kind} on this node, "
+                    f"the limit",
                     {"resource": kind},
                 )
-            held = self._held[kind, name] = _Held()
-        held.pods += 1
-        held.listeners.add(say)
+            item = self._items[kind, name] = _Item()
+        item.pods += 1
+        item.listeners.add(report)
         try:
-            async with held.turn:
-                if not held.is_shown:
-                    await self._make(kind, name, held)
-                    held.is_shown = True
-            held.listeners.discard(say)
+            async with item.turn:
+                if not item.is_shown:
+                    await self._make(kind, name, item)
+                    item.is_shown = True
+            item.listeners.discard(report)
             yield f"{kind}/{name}"
         finally:
-            held.listeners.discard(say)
-            held.pods -= 1
-            if held.pods == 0 and not self._is_leaving:
+            item.listeners.discard(report)
+            item.pods -= 1
+            if item.pods == 0 and not self._is_detached:
                 self._background_tasks.run(
-                    self._let_go(kind, name, held), name=f"take {kind} {name[:12]} away"
+                    self._release(kind, name, item), name=f"remove {kind} {name[:12]}"
                 )
 
-    async def _make(self, kind: str, name: str, held: _Held) -> None:
+    async def _make(self, kind: str, name: str, item: _Item) -> None:
         target = self._directory / kind / name
         if kind == BUNDLES:
-            held.tell("unpacking the code")
+            item.notify("unpacking the code")
             source = await self._bundles.ensure(name)
         else:
-            source = await self._have(name, held)
-        await _to_the_end(_show, source, target, may_copy=kind == BUNDLES)
+            source = await self._open_with_retries(name, item)
+        await _run_to_completion(_show, source, target, may_copy=kind == BUNDLES)
 
-    async def _have(self, manifest: str, held: _Held) -> Path:
+    async def _open_with_retries(self, manifest: str, item: _Item) -> Path:
         for pause_s in _PAUSES_S:
             try:
-                return await self._ask(manifest, held)
+                return await self._open(manifest, item)
             except (ProtocolError, LeaseUnknown) as e:
-                held.tell(f"the weight cache does not answer: {e}")
+                item.notify(f"the weight cache does not answer: {e}")
                 await asyncio.sleep(pause_s)
-        return await self._ask(manifest, held)
+        return await self._open(manifest, item)
 
-    async def _ask(self, manifest: str, held: _Held) -> Path:
+    async def _open(self, manifest: str, item: _Item) -> Path:
         opened = await self._weights.open(manifest, holder=self.holder)
         if opened.path is not None:
             return opened.path
-        held.tell(f"fetching weights {manifest[:12]}")
+        item.notify(f"fetching weights {manifest[:12]}")
 
         def on_progress(progress: LoadProgress) -> None:
-            held.tell(
+            item.notify(
                 f"fetching weights {manifest[:12]}: {_size(progress.done_bytes)} of "
                 f"{_size(progress.total_bytes)}"
             )
 
         return (await self._weights.wait(opened.lease_id, on_progress=on_progress)).path
 
-    async def _let_go(self, kind: str, name: str, held: _Held) -> None:
-        """Unless somebody came meanwhile. The links first: while they are there the bytes are ours
-        to keep."""
-        async with held.turn:
-            if held.pods or self._held.get((kind, name)) is not held:
+    async def _release(self, kind: str, name: str, item: _Item) -> None:
+        """Remove an item, unless a pod has requested it again. Links are removed before the lease
+        is closed, because it protects the files."""
+        async with item.turn:
+            if item.pods or self._items.get((kind, name)) is not item:
                 return
             try:
-                await _to_the_end(hardlinks.take_away, self._directory / kind / name)
+                await _run_to_completion(hardlinks.take_away, self._directory / kind / name)
                 if kind == WEIGHTS:
                     await self._weights.close(Lease.id_of(name, self.holder))
             except (OSError, WeightCacheError) as e:
@@ -210,22 +212,22 @@ class TenantMounts:
                     name[:12],
                     e,
                 )
-            held.is_shown = False
-            if not held.pods:
-                del self._held[kind, name]
+            item.is_shown = False
+            if not item.pods:
+                del self._items[kind, name]
 
 
 def holder_of(tenant: str) -> str:
-    """Who holds leases for a tenant's pods."""
+    """Lease holder of a tenant's pods."""
     return f"{HOLDER_PREFIX}{tenant}"
 
 
 HOLDER_PREFIX = "pods/"
 
 
-async def _to_the_end(work: Callable[..., None], *args: Any, **options: Any) -> None:
-    """In a thread, which nobody can stop: whoever is cancelled meanwhile, however often, waits for
-    its end before the next has its turn."""
+async def _run_to_completion(work: Callable[..., None], *args: Any, **options: Any) -> None:
+    """Run `work` in a thread, which cannot be stopped: a cancelled caller waits for its end, so
+    that the next operation does not overlap."""
     task = asyncio.create_task(asyncio.to_thread(work, *args, **options))
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
@@ -240,7 +242,7 @@ async def _to_the_end(work: Callable[..., None], *args: Any, **options: Any) -> 
 
 def _show(source: Path, target: Path, *, may_copy: bool) -> None:
     target.parent.mkdir(mode=0o755, exist_ok=True)
-    target.parent.chmod(0o755)  # whatever our umask is
+    target.parent.chmod(0o755)  # regardless of our umask
     hardlinks.show(source, target, may_copy=may_copy)
 
 

@@ -1,5 +1,5 @@
-"""Fork and exec one process: a worker or a command beside an instance, confined; or CRIU. Runs in
-the shim; standard library only."""
+"""Fork and exec one process: a confined worker or command beside an instance, or CRIU. Runs in the
+shim; standard library only."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from dataclasses import dataclass
 from snapshotter.shim import cpu_priority, isolation, mounts
 
 CONTROL_FD = 3
-"""Where a worker finds its end of the control pair."""
+"""Descriptor of a worker's end of the control channel."""
 FIRST_CRIU_FD = 20
-"""Number of the first descriptor that is handed to CRIU; its socket is one below."""
+"""First descriptor passed to CRIU; its socket is one below."""
 _KIT = f"{mounts.ROOT}/criu"
 KIT_LOADER, KIT_PLUGINS = "ld.so", "plugins"
 CRIU_KIT = (f"{_KIT}/{KIT_LOADER}", "--inhibit-cache", "--library-path", _KIT, f"{_KIT}/criu")
-"""What executes CRIU where the file system is a tenant's (`criu.bundle`)."""
+"""Command that executes CRIU in a tenant's file system (`criu.bundle`)."""
 CRIU_KIT_VARIABLES = {"PATH": "", "CRIU_LIBS_DIR": f"{_KIT}/{KIT_PLUGINS}"}
 _GROUPS: dict[str, int] = {}
-"""Directory of control groups → a descriptor of it."""
+"""Directory of cgroups → a descriptor of it."""
 _RESTORED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Confinement:
-    """What every process of one slot runs as.
+    """Identity and limits of every process of one slot.
 
     Attributes:
         uid: uid and gid, None to keep the shim's.
         limits: RLIMIT_* names without the prefix.
         env: the whole environment.
         work: working directory.
-        log_refused: whether the kernel writes down system calls that are refused.
+        log_refused: whether the kernel logs denied system calls.
     """
 
     uid: int | None
@@ -47,12 +47,12 @@ class Confinement:
 
 @dataclass(frozen=True, kw_only=True)
 class Cgroup:
-    """Ways into a group (`cgroups.Group`): `procs` for anybody, `tasks` for a single-threaded
-    process by itself.
+    """Files to enter a cgroup (`cgroups.Group`): `procs` for any process, `tasks` for a
+    single-threaded process that moves itself.
 
     Attributes:
-        is_nice: a process that is executed there gives way by its niceness
-        (`cpu_priority.be_nice`), for want of a cpu group.
+        is_nice: whether a process executed there lowers its priority by niceness
+            (`cpu_priority.lower`), because there is no cpu cgroup.
     """
 
     procs: Sequence[str] = ()
@@ -60,7 +60,7 @@ class Cgroup:
     is_nice: bool = False
 
     def open_tasks(self) -> list[int]:
-        """Descriptors for a fork that enters by itself. Raises OSError."""
+        """Descriptors for a fork that moves itself. Raises OSError."""
         return [_open_group(path) for path in self.tasks]
 
 
@@ -74,10 +74,10 @@ def execute(
     stderr: int,
     control: int | None = None,
 ) -> int:
-    """Start `argv` in a session of its own and return its pid. A failure to start is exit status
-    127 and a line on stderr.
+    """Start `argv` in a new session and return its pid. A failed start exits with status 127 and a
+    line on stderr.
 
-    `cgroup`: entered first.
+    `cgroup`: entered before the exec.
     """
     pid = os.fork()
     if pid:
@@ -110,12 +110,13 @@ def execute(
 def execute_criu(
     argv: Sequence[str], fds: Sequence[int], *, uid: int, cgroup: Cgroup, connection: int | None
 ) -> int:
-    """Start CRIU and return its pid: root, but with the real uid of those whom it is to trace, who
-    may be traced by nobody else.
+    """Start CRIU and return its pid. It runs as root, but with the real uid of the processes that
+    it traces, which no other uid may trace.
 
-    In an image's root file system it is that of the kit, never one of the image's files. `fds`
-    become 20, 21, …, `connection` 19; what it prints goes to `criu.err` in its work directory, the
-    second of `fds`. A failure to start is exit status 127."""
+    In an image's root file system the CRIU of the kit is executed, never a file of the image. `fds`
+    become 20, 21, …, `connection` 19; output goes to `criu.err` in its work directory, the second
+    of `fds`. A failed start exits with status 127.
+    """
     pid = os.fork()
     if pid:
         return pid
@@ -138,7 +139,7 @@ def execute_criu(
         )
         for stream in (1, 2):
             os.dup2(errors, stream)
-        os.umask(0o077)  # an image is memory: nobody else's, wherever its directory is moved
+        os.umask(0o077)  # an image contains memory: private wherever its directory is moved
         if uid:
             os.setresgid(uid, 0, 0)
             os.setresuid(uid, 0, 0)
@@ -152,7 +153,7 @@ def execute_criu(
 
 
 def _place(places: Mapping[int, int]) -> None:
-    """Give descriptors their numbers, whatever numbers they have now."""
+    """Move descriptors to the given numbers, whatever their current ones."""
     top = max(places) + 1
     copies = {number: fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, top) for number, fd in places.items()}
     for number, copy in copies.items():
@@ -165,8 +166,8 @@ def _restore_signals() -> None:
 
 
 def enter(files: Sequence[str], pid: int) -> None:
-    """Move `pid` (0: the caller) into the groups whose `cgroup.procs` or `tasks` files are given.
-    Raises OSError."""
+    """Move `pid` (0: the caller) into the groups with these `cgroup.procs` or `tasks` files. Raises
+    OSError."""
     for path in files:
         fd = _open_group(path)
         try:
@@ -176,13 +177,14 @@ def enter(files: Sequence[str], pid: int) -> None:
 
 
 def hold_groups(directories: Sequence[str]) -> None:
-    """Keep these directories open: their groups can be entered from any root. Raises OSError."""
+    """Keep these directories open, so that their groups can be entered from any root. Raises
+    OSError."""
     for directory in directories:
         _GROUPS[f"{directory}/"] = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
 def _open_group(path: str) -> int:
-    """A file of a group, to be written. Raises OSError."""
+    """Open a file of a group for writing. Raises OSError."""
     for directory, fd in _GROUPS.items():
         if path.startswith(directory):
             return os.open(path.removeprefix(directory), os.O_WRONLY | os.O_CLOEXEC, dir_fd=fd)
@@ -190,39 +192,40 @@ def _open_group(path: str) -> int:
 
 
 def pid_of(pidfd: int) -> int:
-    """The pid behind it, in this namespace; 0 when it is gone. What a worker says of pids is not
-    believed.
+    """The pid of a pidfd in this namespace; 0 when the process has exited. Pids that a worker
+    reports are not trusted.
 
-    Raises OSError when it is no pidfd, when it is the shim's own, which enters no tenant's group,
-    and for a process outside of this namespace (proc(5): Pid 0): user code can have descriptors of
-    whoever connects to it, or made its socket (SO_PEERPIDFD, unix(7))."""
+    Raises OSError if it is not a pidfd, if it is the shim's own, which must not enter a tenant's
+    group, and for a process outside this namespace (proc(5): Pid 0): user code can get descriptors
+    of processes that connect to it, or that made its socket (SO_PEERPIDFD, unix(7)).
+    """
     with open(f"/proc/self/fdinfo/{pidfd}") as f:
         pid = next((int(line.split()[1]) for line in f if line.startswith("Pid:")), None)
     if pid in (None, 0, os.getpid()):
         raise ProcessLookupError(
-            errno.ESRCH, f"descriptor {pidfd} names no process of this slot but the shim"
+            errno.ESRCH, f"descriptor {pidfd} is not a process of this slot other than the shim"
         )
     assert pid is not None
     return max(0, pid)
 
 
 def is_in(cgroup: Cgroup, pid: int) -> bool:
-    """Whether the process is in the groups of `tasks`, by the kernel's word (cgroup v1, proc(5)).
-    False when it is gone."""
+    """Whether the kernel reports the process in the groups of `tasks` (cgroup v1, proc(5)). False
+    when it has exited."""
     try:
         with open(f"/proc/{pid}/cgroup") as f:
             places = [line.rstrip("\n") for line in f]
     except OSError:
         return False
-    # base and name: all hierarchies have the same
+    # base and name, which are equal in all hierarchies
     ends = ["/" + "/".join(path.split("/")[-3:-1]) for path in cgroup.tasks]
     return sum(place.endswith(tuple(ends)) for place in places) >= len(ends)
 
 
 def enter_group(cgroup: Cgroup, pidfd: int) -> None:
-    """Move the process behind `pidfd` into a group. Raises OSError, ProcessLookupError when it is
-    gone."""
+    """Move the process of `pidfd` into a group. Raises OSError, ProcessLookupError when it has
+    exited."""
     pid = pid_of(pidfd)
     if not pid:
-        raise ProcessLookupError(errno.ESRCH, "the process is gone")
+        raise ProcessLookupError(errno.ESRCH, "the process has exited")
     enter(cgroup.procs, pid)

@@ -1,14 +1,14 @@
-"""Who gives way to whom on the CPU: boots and background work to calls.
+"""CPU priorities: boots and background work run below calls.
 
-All groups lie below one base (`cgroups`), which has the share of an ordinary program for each
-processor; to give way is a matter among them. A boot that somebody waits for has a low weight. What
-nobody waits for is an idle group (`cpu.idle`; kernel, admin-guide/cgroup-v2, "CPU"): whichever
-other group of ours wants a CPU that it has gets it at once. Before Linux 5.15 it has the least
-weight that there is. Without a group of its own for the CPU it has a low niceness, of its session,
-which the kernel groups by where no cgroup does (sched(7), "The autogroup feature"), and of its
-processes; that only root can take back, so nobody else begins with it.
+All groups are below one base (`cgroups`), which has the share of an ordinary program for each
+processor; priorities apply among them. A boot with a waiting caller has a low weight. Background
+work is an idle group (`cpu.idle`; kernel, admin-guide/cgroup-v2, "CPU"): any other of our groups
+preempts it at once. Before Linux 5.15 it has the lowest weight. Without a cpu cgroup it has a low
+niceness, both of its session, by which the kernel groups processes without a cgroup (sched(7), "The
+autogroup feature"), and of its processes; only root can restore that, so without root nothing
+starts with it.
 
-Standard library only: the shim uses it, too.
+Standard library only: the shim uses it as well.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Final
 
 BOOT: Final = ((10.0, 0.125),)
-"""For how long a boot that a call or a deploy waits for has which part of its share: where calls
-take all CPUs it gets on all the same."""
+"""(seconds, fraction of its share) of a boot that a call or a deployment waits for: it makes
+progress even if calls use all CPUs."""
 BACKGROUND: Final = ((5.0, 0.0), (60.0, 0.25))
-"""The same for what no call waits for: it holds memory, and has deadlines."""
+"""The same for work without a waiting call: it holds memory and has deadlines."""
 FORK: Final = (1.0, 0.125)
-"""The same for the last step of a COLD start, the fork that was waited for."""
+"""The same for the fork at the end of a COLD start."""
 NICENESS: Final = 19
 _PER_CPU = {1: 1024, 2: 100}
 FILE: Final = {1: "cpu.shares", 2: "cpu.weight"}
@@ -32,16 +32,16 @@ _BOUNDS = {1: (2, 262144), 2: (1, 10000)}
 
 
 def weight(version: int, cpu: float) -> str:
-    """What is written to the file of that version's weight."""
+    """Content of the weight file of that cgroup version."""
     least, most = _BOUNDS[version]
     return str(max(least, min(most, int(cpu * _PER_CPU[version]))))
 
 
 def weigh(directory: Path, *, version: int, cpu: float, part: float) -> None:
-    """A cpu group's part of a busy machine: `part` of `cpu`, in CPUs against other groups'; 0: only
-    what nobody else wants.
+    """Set a cpu group's share of a busy machine: fraction `part` of `cpu`, in CPUs relative to
+    other groups; 0: only idle time.
 
-    The kernel forgets the weight of an idle group, and refuses it a new one. Raises OSError.
+    The kernel discards the weight of an idle group, and rejects a new one. Raises OSError.
     """
     with contextlib.suppress(FileNotFoundError):
         if part == 0:
@@ -52,15 +52,15 @@ def weigh(directory: Path, *, version: int, cpu: float, part: float) -> None:
 
 
 def lower() -> None:
-    """For the calling process, the first of its session."""
+    """Lower the priority of the calling process, the leader of its session."""
     with contextlib.suppress(OSError):
         _write(Path("/proc/self/autogroup"), str(NICENESS))
     os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
 
 
 def restore(pid: int) -> None:
-    """Undo `be_nice` for the session, and the process group with all its threads, that `pid` leads;
-    nothing when it is gone."""
+    """Undo `lower` for the session, and the process group with all its threads, led by `pid`; no
+    effect when it has exited."""
     with contextlib.suppress(OSError):
         _write(Path(f"/proc/{pid}/autogroup"), "0")
     with contextlib.suppress(OSError):

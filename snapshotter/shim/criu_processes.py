@@ -1,8 +1,9 @@
-"""CRIU processes of a slot, as the shim knows them. Standard library only; one thread, the shim's
+"""CRIU processes of a slot, managed by the shim. Standard library only; one thread, the shim's
 loop.
 
-One that talks (`swrk`) belongs to the agent that asked for it and dies with the connection to it; a
-page daemon belongs to the process that it serves."""
+A process with an RPC socket (`swrk`) belongs to the agent that requested it and ends with the
+agent's connection; a page daemon belongs to the process that it serves.
+"""
 
 from __future__ import annotations
 
@@ -21,25 +22,27 @@ from snapshotter.shim import child, seqpacket
 class _Run:
     name: str
     pid: int
-    talks: bool
+    has_socket: bool
 
 
 class CriuProcesses:
-    """Running CRIU processes by pid. `tell` informs the agent of `criu` and `criu_exited`. Owner:
+    """Running CRIU processes by pid. `notify` sends `criu` and `criu_exited` to the agent. Owner:
     the shim's loop.
 
-    `stdio`: makes pipes for what a restored tree prints, and gives the ends to write to. `ended`:
-    called when one that talks has ended. `pages_lost`: called when a page daemon has died."""
+    `stdio`: creates pipes for the output of a restored tree, and returns the write ends. `ended`:
+    called when a process with an RPC socket has exited. `pages_lost`: called when a page daemon has
+    crashed.
+    """
 
     def __init__(
         self,
-        tell: Callable[..., None],
+        notify: Callable[..., None],
         *,
         stdio: Callable[[], list[int]],
         ended: Callable[[], None],
         pages_lost: Callable[[], None],
     ) -> None:
-        self._tell = tell
+        self._notify = notify
         self._stdio = stdio
         self._ended = ended
         self._pages_lost = pages_lost
@@ -49,7 +52,7 @@ class CriuProcesses:
         return f"<CriuProcesses {len(self._running)} running>"
 
     def start(self, message: Mapping[str, Any], fds: list[int]) -> None:
-        """Start one. The descriptors stay the caller's."""
+        """Start CRIU. The caller keeps the descriptors."""
         pair = (
             socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) if message["socket"] else None
         )
@@ -63,15 +66,15 @@ class CriuProcesses:
             pid = child.execute_criu(
                 message["argv"], [*fds, *ends], uid=message["uid"], cgroup=cgroup, connection=theirs
             )
-            self._running[pid] = _Run(name=message["run"], pid=pid, talks=pair is not None)
+            self._running[pid] = _Run(name=message["run"], pid=pid, has_socket=pair is not None)
             pidfd = os.pidfd_open(pid)
             ours = [pair[0].fileno()] if pair else []
-            self._tell(
+            self._notify(
                 {"event": "criu", "run": message["run"], "pid": pid, "stdio": numbers}, *ours, pidfd
             )
             os.close(pidfd)
         except OSError as e:
-            self._tell(
+            self._notify(
                 {"event": "criu_exited", "run": message["run"], "status": None, "message": str(e)}
             )
         finally:
@@ -80,35 +83,35 @@ class CriuProcesses:
                 end.close()
 
     def kill(self, name: str) -> None:
-        """SIGKILL one, with its helpers; one that is gone is no error."""
+        """SIGKILL one with its helpers; no error if it has exited."""
         for run in self._running.values():
             if run.name == name:
                 _kill(run)
 
-    def abandon(self) -> None:
-        """SIGKILL all that talk: who listened to them is gone."""
+    def kill_connected(self) -> None:
+        """SIGKILL all processes with an RPC socket: their agent has disconnected."""
         for run in self._running.values():
-            if run.talks:
+            if run.has_socket:
                 _kill(run)
 
-    def reaped(self, pid: int, status: int) -> bool:
-        """A child ended; False when it was none of these."""
+    def on_reaped(self, pid: int, status: int) -> bool:
+        """Handle a child's exit; False if it is not a CRIU process."""
         run = self._running.pop(pid, None)
         if run is None:
             return False
         if os.WIFSIGNALED(status):
-            _kill_helpers(run)  # they would hold the connection, and what they traced, for ever
-        if run.talks:
+            _kill_helpers(run)  # they would keep the connection and the traced processes
+        if run.has_socket:
             self._ended()
         elif status:
             self._pages_lost()
-        self._tell({"event": "criu_exited", "run": run.name, "status": status})
+        self._notify({"event": "criu_exited", "run": run.name, "status": status})
         return True
 
 
 def _kill(run: _Run) -> None:
     with contextlib.suppress(ProcessLookupError):
-        os.kill(run.pid, signal.SIGKILL)  # before it leads a group of its own it is in ours
+        os.kill(run.pid, signal.SIGKILL)  # until setsid it is in our process group
     _kill_helpers(run)
 
 

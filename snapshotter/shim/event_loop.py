@@ -1,5 +1,4 @@
-"""A small poll loop and message peers on it: the furniture of the shim. Standard library only; one
-thread."""
+"""A small poll loop with message peers, used by the shim. Standard library only; one thread."""
 
 from __future__ import annotations
 
@@ -13,32 +12,33 @@ from typing import Any
 from snapshotter.shim import seqpacket
 
 PACED_SHARE = 0.02
-"""Of a processor, for ever: what user code can have the shim, whose CPU time nobody pays, do by one
-of its descriptors. 50,000 lines a second."""
+"""Fraction of a processor that user code can make the shim, whose CPU time is not billed, spend on
+one descriptor. Enough for 50,000 lines a second."""
 _PACED_BURST_S = 0.5
-"""CPU time at once: some GB of output that is read and dropped, or 0.5 million short lines."""
-_TURN_S = 0.002
-"""CPU time that is there again after a rest, which lasts a tenth of a second therefore: shorter
-ones would cost as much as they save."""
+"""Burst of CPU time: some GB of output that is read and dropped, or 0.5 million short lines."""
+_RESUME_S = 0.002
+"""CPU time that accrues during a pause, which therefore lasts a tenth of a second: shorter pauses
+would cost as much as they save."""
 _MOST_INVALID = 100
-"""Messages of one peer that are not our protocol: then it is cut off. Ours sends none."""
+"""Invalid messages after which a peer is disconnected. Our own peers send none."""
 _MOST_AT_END = 1024
-"""Messages that are still read of a worker that is gone: more than wait in a socket's buffer. Its
-children may go on writing."""
+"""Messages that are read from a worker that has exited: more than a socket buffer holds. Bounded,
+because its children may continue to write."""
 
 
 class Poller:
-    """Descriptors and what to do when they are readable. Owner: the loop that calls `turn`.
+    """Descriptors and handlers for when they are readable. Owner: the loop that calls `poll_once`.
 
-    What user code writes to is `paced`: a descriptor whose handler has used `PACED_SHARE` of a
-    processor, and its burst, is not looked at until it is below it again. Whoever writes to it
-    waits meanwhile."""
+    Descriptors that user code writes to are `paced`: if a handler has used more than `PACED_SHARE`
+    of a processor and its burst, its descriptor is not polled until it is below the limit again.
+    Writers block meanwhile.
+    """
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
         self._handlers: dict[int, Callable[[int], None]] = {}
         self._budgets: dict[int, tuple[float, float]] = {}  # CPU seconds left, and when that was
-        self._resting: dict[int, float] = {}  # until when
+        self._paused: dict[int, float] = {}  # until when
         self._writers: set[int] = set()
         self._free_s = 0.0
 
@@ -53,26 +53,27 @@ class Poller:
             self._budgets[fd] = _PACED_BURST_S, time.monotonic()
 
     def unwatch(self, fd: int) -> None:
-        """Forget `fd`; to be called before it is closed. One that is not watched is no error."""
+        """Stop polling `fd`; call before closing it. No error if it is not watched."""
         self._budgets.pop(fd, None)
         self._writers.discard(fd)
-        is_resting = self._resting.pop(fd, None) is not None
-        if self._handlers.pop(fd, None) is not None and not is_resting:
+        is_paused = self._paused.pop(fd, None) is not None
+        if self._handlers.pop(fd, None) is not None and not is_paused:
             self._epoll.unregister(fd)
 
     def want_write(self, fd: int, wanted: bool) -> None:
-        """Call its handler when `fd` is writable, too; of one that rests, once it has rested."""
+        """Call the handler when `fd` is writable as well; for a paused descriptor after its
+        pause."""
         if wanted:
             self._writers.add(fd)
         else:
             self._writers.discard(fd)
-        if fd not in self._resting:
+        if fd not in self._paused:
             self._epoll.modify(fd, self._events(fd))
 
     @contextlib.contextmanager
-    def free_of_charge(self) -> Iterator[None]:
-        """What is done in the context is no part of what a handler has used: our own work, which is
-        bounded, and has to be done once."""
+    def unmetered(self) -> Iterator[None]:
+        """Exclude the context's CPU time from the handler's budget: work of our own, which is
+        bounded and done once."""
         began = time.thread_time()
         try:
             yield
@@ -82,11 +83,11 @@ class Poller:
     def _events(self, fd: int) -> int:
         return select.EPOLLIN | (select.EPOLLOUT if fd in self._writers else 0)
 
-    def turn(self, patience_s: float | None) -> None:
-        """Wait for something to happen, at most `patience_s`, and handle it. A handler may unwatch
-        what is still to be handled."""
+    def poll_once(self, timeout_s: float | None) -> None:
+        """Wait for events, at most `timeout_s`, and handle them. A handler may unwatch descriptors
+        with pending events."""
         before = time.thread_time()
-        for fd, events in self._epoll.poll(self._patience_s(patience_s)):
+        for fd, events in self._epoll.poll(self._resume_paused(timeout_s)):
             handler = self._handlers.get(fd)
             if handler is None:
                 continue
@@ -103,26 +104,27 @@ class Poller:
         self._budgets[fd] = left, now
         if left < 0:
             self._epoll.unregister(fd)
-            self._resting[fd] = now + (_TURN_S - left) / PACED_SHARE
+            self._paused[fd] = now + (_RESUME_S - left) / PACED_SHARE
 
-    def _patience_s(self, patience_s: float | None) -> float | None:
-        """Look again at those that have rested; how long to wait at most."""
+    def _resume_paused(self, timeout_s: float | None) -> float | None:
+        """Resume polling of descriptors whose pause is over; returns how long to wait at most."""
         now = time.monotonic()
-        for fd in [fd for fd, until in self._resting.items() if until <= now]:
-            del self._resting[fd]
+        for fd in [fd for fd, until in self._paused.items() if until <= now]:
+            del self._paused[fd]
             self._epoll.register(fd, self._events(fd))
-        if self._resting:
-            rest_s = min(self._resting.values()) - now
-            return rest_s if patience_s is None else min(rest_s, patience_s)
-        return patience_s
+        if self._paused:
+            pause_s = min(self._paused.values()) - now
+            return pause_s if timeout_s is None else min(pause_s, timeout_s)
+        return timeout_s
 
 
 class Peer:
-    """Who we exchange messages with: the agent, or the worker. Owner: the poller's loop.
+    """A message connection to the agent or the worker. Owner: the poller's loop.
 
-    `on_message` takes ownership of the descriptors; it may raise OSError to end the connection, and
-    ValueError for a message that is not our protocol: it is dropped, and who sends many of them is
-    cut off. `paced`: user code can write to it, see `Poller`."""
+    `on_message` takes ownership of the descriptors. It may raise OSError to end the connection, and
+    ValueError for an invalid message, which is dropped; a peer that sends too many of them is
+    disconnected. `paced`: user code can write to it, as in `Poller`.
+    """
 
     def __init__(
         self,
@@ -144,16 +146,16 @@ class Peer:
         poller.watch(sock.fileno(), self._on_events, paced=paced)
 
     def push(self, message: Mapping[str, Any], fds: list[int]) -> None:
-        """Send, now or when the peer reads. Takes ownership of `fds`. Raises OSError when the peer
-        is gone, wire.MessageTooLong."""
+        """Send now, or when the peer reads. Takes ownership of `fds`. Raises OSError when the peer
+        has disconnected, seqpacket.MessageTooLong."""
         if not self.is_open:
             seqpacket.close_all(fds)
-            raise BrokenPipeError("the peer is gone")
+            raise BrokenPipeError("the peer has disconnected")
         self._outbox.push(message, fds)
         self._poller.want_write(self._socket.fileno(), bool(self._outbox))
 
     def read_all(self) -> None:
-        """Everything that has arrived, without waiting."""
+        """Read everything that has arrived, without waiting."""
         with contextlib.suppress(BlockingIOError):
             for _ in range(_MOST_AT_END):
                 if not self.is_open:
@@ -200,7 +202,7 @@ class Peer:
             self._drop_one()
 
     def _drop_one(self) -> None:
-        """It was not our protocol."""
+        """Count an invalid message."""
         self._invalid += 1
         if self._invalid > _MOST_INVALID:
             self._lose()

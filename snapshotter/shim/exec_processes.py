@@ -1,5 +1,5 @@
-"""Commands that run beside an instance, as the shim knows them. Standard library only; one thread,
-the shim's loop."""
+"""Commands executed beside an instance, managed by the shim. Standard library only; one thread, the
+shim's loop."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from snapshotter.shim.process import Process
 
 
 class ExecProcesses:
-    """Running commands by pid. `tell(event)` informs the agent of `exec_exited`. Owner: the shim's
+    """Running commands by pid. `notify` sends `exec_exited` to the agent. Owner: the shim's
     loop."""
 
-    def __init__(self, tell: Callable[..., None]) -> None:
-        self._tell = tell
+    def __init__(self, notify: Callable[..., None]) -> None:
+        self._notify = notify
         self._running: dict[int, int] = {}
 
     def __repr__(self) -> str:
@@ -32,11 +32,11 @@ class ExecProcesses:
         stdout: int,
         stderr: int,
     ) -> None:
-        """Run the command as the instance would; nothing runs beside one that is not there. Takes
+        """Run a command with the instance's identity; fails if the instance does not run. Takes
         ownership of the descriptors."""
         try:
             if process is None or confinement is None or process.state not in ("forked", "ready"):
-                self._tell({"event": "exec_exited", "exec": message["exec"], "status": None})
+                self._notify({"event": "exec_exited", "exec": message["exec"], "status": None})
                 return
             env = {**confinement.env, **process.env}
             pid = child.execute(
@@ -52,15 +52,15 @@ class ExecProcesses:
             seqpacket.close_all([stdout, stderr])
 
     def kill(self, exec_id: int | None = None) -> None:
-        """SIGKILL one with all that it started, or all of them."""
+        """SIGKILL one command with all its processes, or all commands."""
         for pid, known in self._running.items():
             if exec_id is None or known == exec_id:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(pid, signal.SIGKILL)
 
-    def reaped(self, pid: int, status: int) -> bool:
-        """A child ended; False when it was none of these."""
+    def on_reaped(self, pid: int, status: int) -> bool:
+        """Handle a child's exit; False if it is not a command."""
         if pid not in self._running:
             return False
-        self._tell({"event": "exec_exited", "exec": self._running.pop(pid), "status": status})
+        self._notify({"event": "exec_exited", "exec": self._running.pop(pid), "status": status})
         return True

@@ -1,4 +1,4 @@
-"""The instances of a slot, as its shim knows them. Standard library only; one thread, the shim's
+"""The instances of a slot, managed by the shim. Standard library only; one thread, the shim's
 loop."""
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from snapshotter.shim.worker import ShimWorker
 
 _MAX_TEXT = 48 * 1024
 _STATUS_PATIENCE_S = 1.0
-"""How long the Template may take to report the status of a child that is gone before it counts as
+"""How long the Template may take to report the exit status of a child before the status counts as
 unknown."""
 
 
 class ShimInstances:
-    """Instances by id, until the agent forgets them. `tell` informs it of `forked`, `ready` and
-    `exited`. Owner: the shim's loop."""
+    """Instances by id, until the agent acknowledges their exit. `notify` sends `forked`, `ready`
+    and `exited` to the agent. Owner: the shim's loop."""
 
     def __init__(
         self,
         shim_worker: ShimWorker,
-        lot: ParkedForks,
+        parked_forks: ParkedForks,
         *,
         poller: Poller,
         recorder: LogCapture,
-        tell: Callable[..., None],
+        notify: Callable[..., None],
     ) -> None:
         self._shim_worker = shim_worker
-        self._lot = lot
+        self._parked_forks = parked_forks
         self._poller = poller
         self._recorder = recorder
-        self._tell = tell
+        self._notify = notify
         self._processes: dict[str, Process] = {}
 
     def __repr__(self) -> str:
@@ -52,11 +52,11 @@ class ShimInstances:
         )
 
     def get(self, instance: str) -> Process | None:
-        """One of them."""
+        """The instance of that id, or None."""
         return self._processes.get(instance)
 
     def report(self) -> None:
-        """Tell an agent that has just come."""
+        """Report all instances to a newly connected agent."""
         for p in self._processes.values():
             body = {
                 "instance": p.id,
@@ -65,23 +65,23 @@ class ShimInstances:
                 "phases_ms": p.phases_ms,
                 "status": p.status,
             }
-            self._tell({"event": "instance", **body}, p.pidfd)
+            self._notify({"event": "instance", **body}, p.pidfd)
 
-    def note(self, message: Mapping[str, Any]) -> None:
-        """What to give back to the next agent about one of them."""
+    def store_note(self, message: Mapping[str, Any]) -> None:
+        """Store metadata of an instance for the next agent."""
         if process := self._processes.get(message["instance"]):
             process.note = message["note"]
 
-    def forget(self, instance: str) -> None:
-        """The agent knows that it is gone."""
+    def acknowledge_exit(self, instance: str) -> None:
+        """Remove an instance whose exit the agent has acknowledged."""
         process = self._processes.get(instance)
         if process is not None and process.state == "gone":
             del self._processes[instance]
 
-    # -- how one comes to be
+    # -- start
 
     def start(self, message: Mapping[str, Any], listener: int) -> None:
-        """Fork one, assign a parked one, or turn the worker into it. Takes ownership of
+        """Fork an instance, assign a parked fork, or turn the worker into it. Takes ownership of
         `listener`."""
         instance, in_place, shim_worker = (
             message["instance"],
@@ -94,7 +94,7 @@ class ShimInstances:
             or instance in self._processes
         ):
             os.close(listener)
-            self._tell({"event": "exited", "instance": instance, "status": None, "lost": True})
+            self._notify({"event": "exited", "instance": instance, "status": None, "lost": True})
             return
         log = self._recorder.open(instance)
         process = Process(
@@ -106,13 +106,13 @@ class ShimInstances:
             pipes=[],
         )
         self._processes[instance] = process
-        parked = self._lot.take(message["parked"]) if message.get("parked") else None
+        parked = self._parked_forks.pop(message["parked"]) if message.get("parked") else None
         try:
             ends = self._recorder.pipes_into(log, process.pipes)
             if parked is not None:
                 self._assign(process, parked, [listener, *ends])
                 return
-            theirs = _give_go(process)
+            theirs = _make_go_channel(process)
             groups = process.cgroup.open_tasks() if self._joins(process) and not in_place else []
             op = "serve" if in_place else "fork"
             shim_worker.peer.push(
@@ -126,8 +126,8 @@ class ShimInstances:
             self._on_forked(process, shim_worker.pid, os.dup(shim_worker.pidfd), joined=True)
 
     def _assign(self, process: Process, parked: ParkedFork, fds: list[int]) -> None:
-        """A parked fork becomes the instance. Takes ownership of both. Raises OSError,
-        wire.MessageTooLong; then it dies."""
+        """Turn a parked fork into the instance. Takes ownership of both. Raises OSError,
+        seqpacket.MessageTooLong after killing it."""
         process.parked, process.pid, process.pidfd = parked.name, parked.pid, os.dup(parked.pidfd)
         try:
             seqpacket.send(
@@ -135,7 +135,7 @@ class ShimInstances:
                 seqpacket.encode({"op": "assign", "instance": process.id, "env": process.env}),
                 fds,
             )
-            process.desk = parked.channel.dup()
+            process.channel = parked.channel.dup()
         except (OSError, seqpacket.MessageTooLong):
             _signal(process.pidfd)
             raise
@@ -144,81 +144,81 @@ class ShimInstances:
             parked.close()
         self._on_forked(process, parked.pid, process.pidfd, joined=True)
 
-    def hear(self, message: Mapping[str, Any], fds: list[int]) -> bool:
-        """What the worker says; False when it is about none of these. Raises KeyError, TypeError,
-        ValueError, OSError.
+    def on_message(self, message: Mapping[str, Any], fds: list[int]) -> bool:
+        """Handle a message of the worker; False if it does not concern an instance. Raises
+        KeyError, TypeError, ValueError, OSError.
 
-        What follows once for each instance that was ordered is our own work, and not counted as the
-        worker's."""
+        Work that is done once for each ordered instance is our own and does not count against the
+        worker's budget.
+        """
         event, name = message["event"], str(message.get("instance"))
-        process = self._processes.get(name) or self._once_parked(name)
+        process = self._processes.get(name) or self._of_parked(name)
         if process is None:
             return False
         if event == "failed" and not process.has_failed:
             process.has_failed = True
-            self._tell(failure_of(message))
+            self._notify(failure_of(message))
         elif event == "forked" and process.state == "asked":
-            with self._poller.free_of_charge():
+            with self._poller.unmetered():
                 self._on_forked(
                     process, child.pid_of(fds[0]), os.dup(fds[0]), joined=self._joins(process)
                 )
-        elif event == "ready" and process.state == "forked" and self._strayed(process):
+        elif event == "ready" and process.state == "forked" and self._is_outside_groups(process):
             print(
-                f"instance {process.id} did not enter its cgroups: it is ended",
+                f"instance {process.id} did not enter its cgroups: killing it",
                 file=sys.stderr,
                 flush=True,
             )
             _signal(process.pidfd)
         elif event == "ready" and process.state == "forked":
             phases_ms = reports.phases_of(message["phases_ms"])
-            with self._poller.free_of_charge():
+            with self._poller.unmetered():
                 process.state, process.phases_ms = "ready", phases_ms
-                process.leave_desk()
-                self._tell({"event": "ready", "instance": process.id, "phases_ms": phases_ms})
+                process.close_channel()
+                self._notify({"event": "ready", "instance": process.id, "phases_ms": phases_ms})
         elif event == "exited" and process.dead_at is not None:
             status = reports.status_of(message["status"])
-            with self._poller.free_of_charge():
+            with self._poller.unmetered():
                 self._finish(process, status)
         elif event == "exited":
-            # it came before the pidfd's own news
+            # the report arrived before the pidfd event
             process.status = reports.status_of(message["status"])
         return True
 
-    def _once_parked(self, name: str) -> Process | None:
-        """The instance that the parked fork of that name became: the Template knows it by no
-        other."""
+    def _of_parked(self, name: str) -> Process | None:
+        """The instance that was this parked fork: the Template knows it only by the fork's name."""
         return next((p for p in self._processes.values() if p.parked == name), None)
 
     def _on_forked(self, process: Process, pid: int, pidfd: int, *, joined: bool) -> None:
         process.state, process.pid, process.pidfd = "forked", pid, pidfd
-        self._poller.watch(pidfd, lambda _: self._on_gone(process))
-        self._tell({"event": "forked", "instance": process.id}, pidfd)
+        self._poller.watch(pidfd, lambda _: self._on_exit(process))
+        self._notify({"event": "forked", "instance": process.id}, pidfd)
         try:
             if not joined:
                 child.enter_group(process.cgroup, pidfd)
         except OSError:
-            # without its limits it must not run; a pid that is gone already ends the same way
+            # it must not run without its limits; a process that has exited takes the same path
             process.doomed = True
         if process.doomed:
             _signal(pidfd)
         if process.go >= 0:
-            _let_wake(process)
+            _send_environment(process)
 
     def _joins(self, process: Process) -> bool:
-        """Whether the fork enters its groups by itself (the worker said that it can, the groups are
-        of the kind)."""
+        """Whether the fork enters its groups itself (the worker announced it, and the groups
+        support it)."""
         return self._shim_worker.joins and bool(process.cgroup.tasks)
 
-    def _strayed(self, process: Process) -> bool:
-        """Whether a fork that had to enter its groups by itself is elsewhere: its limits and its
-        bill would be another's."""
+    def _is_outside_groups(self, process: Process) -> bool:
+        """Whether a fork that had to enter its groups itself is elsewhere: another group would be
+        limited and billed."""
         return (
             process.pid != self._shim_worker.pid
             and self._joins(process)
             and not child.is_in(process.cgroup, process.pid)
         )
 
-    # -- how one ends
+    # -- exit
 
     def kill(self, instance: str) -> None:
         """SIGKILL it now, or as soon as it exists."""
@@ -229,33 +229,33 @@ class ShimInstances:
                 _signal(process.pidfd)
 
     def kill_all(self) -> None:
-        """SIGKILL."""
+        """SIGKILL all instances."""
         for process in self._processes.values():
             if process.pidfd >= 0:
                 _signal(process.pidfd)
 
-    def reaped(self, pid: int, status: int) -> None:
-        """A child of the shim ended."""
+    def on_reaped(self, pid: int, status: int) -> None:
+        """Handle the exit of a child of the shim."""
         for process in list(self._processes.values()):
             if process.pid == pid and process.state != "gone":
                 self._finish(process, status)
 
-    def orphaned(self) -> None:
-        """The worker is gone: what it was asked for will not come."""
+    def on_worker_exit(self) -> None:
+        """Fail pending forks: the worker has exited."""
         for process in list(self._processes.values()):
             if process.state == "asked":
                 self._finish(process, None)
 
-    def patience_s(self) -> float | None:
-        """How long the loop may wait; None for ever."""
+    def poll_timeout_s(self) -> float | None:
+        """How long the loop may wait; None: without limit."""
         return (
             0.1
             if any(p.dead_at is not None and p.state != "gone" for p in self._processes.values())
             else None
         )
 
-    def give_up_waiting(self, now: float) -> None:
-        """Of those whose status nobody has told in time, it is not known."""
+    def finish_overdue(self, now: float) -> None:
+        """Finish instances whose exit status was not reported in time; it is unknown."""
         for process in list(self._processes.values()):
             if (
                 process.state != "gone"
@@ -264,9 +264,9 @@ class ShimInstances:
             ):
                 self._finish(process, None)
 
-    def _on_gone(self, process: Process) -> None:
-        """The pidfd says that it is dead. Its parent knows the status: we, or the Template, which
-        reports it."""
+    def _on_exit(self, process: Process) -> None:
+        """Handle the pidfd event of an exit. The parent knows the status: the shim, or the
+        Template, which reports it."""
         self._poller.unwatch(process.pidfd)
         process.dead_at = time.monotonic()
         if process.status is not None:
@@ -282,19 +282,19 @@ class ShimInstances:
                 self._poller.unwatch(fd)
                 os.close(fd)
         process.pidfd = process.go = -1
-        self._tell(
+        self._notify(
             {
                 "event": "exited",
                 "instance": process.id,
                 "status": status,
-                "lost": process.leave_desk(),
+                "lost": process.close_channel(),
             }
         )
 
 
 def failure_of(message: Mapping[str, Any]) -> dict[str, Any]:
-    """What is told of a failure: its texts cut to a few KiB, their ends kept. Raises KeyError,
-    AttributeError for none of ours."""
+    """The failure event of a message, with texts truncated to their last KiB. Raises KeyError,
+    AttributeError for an invalid message."""
     error = {
         str(key)[:64]: value[-_MAX_TEXT:]
         for key, value in [*message["error"].items()][:16]
@@ -308,24 +308,26 @@ def failure_of(message: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _give_go(process: Process) -> int:
-    """Where the process will read `go`, once it is in its cgroups: the other end is its own. Raises
-    OSError."""
+def _make_go_channel(process: Process) -> int:
+    """Create the channel on which the process receives `go` once it is in its cgroups; returns its
+    end. Raises OSError."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    ours.setblocking(False)  # nobody may read for a while; a message of ours fits into the buffer
+    ours.setblocking(
+        False
+    )  # the process may not read for a while; one message fits into the buffer
     process.go = ours.detach()
     return theirs.detach()
 
 
-def _let_wake(process: Process) -> None:
-    """Send what it wakes with: past the Template, in whose memory the environment would leave
-    traces for all later forks."""
+def _send_environment(process: Process) -> None:
+    """Send the environment to the process directly: the Template's memory would keep traces of it
+    for all later forks."""
     try:
         os.write(process.go, seqpacket.encode({"env": dict(process.env)}))
     except ConnectionError:
-        pass  # it is gone already
+        pass  # it has exited
     except (OSError, seqpacket.MessageTooLong):
-        _signal(process.pidfd)  # without its environment it must not run
+        _signal(process.pidfd)  # it must not run without its environment
     finally:
         os.close(process.go)
         process.go = -1

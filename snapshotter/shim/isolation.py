@@ -1,9 +1,10 @@
-"""What a process gives up before user code runs in it: uid, capabilities, new privileges, limits,
-system calls.
+"""Confines a process before user code runs in it: uid, capabilities, privileges, limits, system
+calls.
 
 Called in the child between fork and exec, by a single-threaded parent. Standard library only.
 Sources: prctl(2), seccomp(2), capabilities(7), setrlimit(2); system call numbers from the kernel's
-tables."""
+tables.
+"""
 
 from __future__ import annotations
 
@@ -36,35 +37,36 @@ _LD_ABS, _JEQ, _JGE, _JSET, _RET = 0x20, 0x15, 0x35, 0x45, 0x06
 _OFFSET_NUMBER, _OFFSET_ARCH, _OFFSET_ARG0, _OFFSET_ARG1 = 0, 4, 16, 24
 _NEW_NAMESPACES = 0x7E020000
 """CLONE_NEWNS | NEWCGROUP | NEWUTS | NEWIPC | NEWUSER | NEWPID | NEWNET: a user namespace would
-hand out capabilities again."""
+grant capabilities again."""
 _X32_BIT = 0x40000000
 _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
 ABSENT = {"io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427, "clone3": 435}
-"""Of what is refused with ENOSYS, the calls that libraries try first and do without: an open
-io_uring cannot be checkpointed, clone3's flags cannot be filtered."""
+"""System calls answered with ENOSYS that libraries try first and can do without: an open io_uring
+cannot be checkpointed, and clone3's flags cannot be filtered."""
 _CLONE = {"x86_64": 56, "aarch64": 220}
 _SOCKET, _SOCKETPAIR = {"x86_64": 41, "aarch64": 198}, {"x86_64": 53, "aarch64": 199}
 _AF_UNIX = 1
 FAMILIES = {"AF_UNIX": _AF_UNIX, "AF_INET": 2, "AF_INET6": 10, "AF_NETLINK": 16}
-"""Address families of sockets that may be made (address_families(7)); others are refused with
-EAFNOSUPPORT, as by a kernel without them. AF_VSOCK would reach the machine's hypervisor from any
+"""Address families of sockets that are allowed (address_families(7)); others fail with
+EAFNOSUPPORT, as on a kernel without them. AF_VSOCK would reach the machine's hypervisor from any
 network namespace; the rest is kernel code that functions do not need."""
 _DATAGRAM_BIT = 0x2
-"""Of SOCK_DGRAM and SOCK_RAW, not of SOCK_STREAM and SOCK_SEQPACKET: an end of such a pair sends to
-any name."""
+"""Set in SOCK_DGRAM and SOCK_RAW, not in SOCK_STREAM and SOCK_SEQPACKET: an end of a datagram pair
+can send to any name."""
 
 
 class IsolationFailed(OSError):
-    """Raised when a restriction could not be put in force; the process must not go on."""
+    """Raised when a restriction could not be applied; the process must exit."""
 
 
 def confine(*, uid: int | None, limits: Mapping[str, int], log_refused: bool = False) -> None:
-    """Give up everything, in the order that the kernel needs. `limits`: names of RLIMIT_*, without
-    the prefix. Raises OSError.
+    """Apply all restrictions, in the order that the kernel requires. `limits`: names of RLIMIT_*,
+    without the prefix. Raises OSError.
 
-    `log_refused`: the kernel writes system calls that are refused into its log (`seccomp_log`).
-    With `uid` None the process keeps its uid, but as root it loses every capability."""
+    `log_refused`: the kernel logs denied system calls (`seccomp_log`). With `uid` None the process
+    keeps its uid, but as root it loses every capability.
+    """
     lower_limits(limits)
     if os.geteuid() == 0:
         if uid:
@@ -78,8 +80,8 @@ def confine(*, uid: int | None, limits: Mapping[str, int], log_refused: bool = F
 
 
 def forbid_imports() -> None:
-    """Load no module from a file any more: where this process goes, files are a tenant's. What is
-    built in stays."""
+    """Disable imports from files: in the new root, files belong to a tenant. Built-in and frozen
+    modules remain."""
     sys.path.clear()
     sys.path_importer_cache.clear()
     sys.meta_path[:] = [
@@ -90,23 +92,25 @@ def forbid_imports() -> None:
 
 
 def become_subreaper() -> None:
-    """Orphans below this process become its children (PR_SET_CHILD_SUBREAPER). Raises OSError."""
+    """Make orphaned descendants children of this process (PR_SET_CHILD_SUBREAPER). Raises
+    OSError."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def refuse_huge_pages() -> None:
-    """Where the kernel makes huge pages unasked, have it make none for this process and its
-    children (PR_SET_THP_DISABLE).
+    """Disable automatic huge pages for this process and its children, if the kernel uses them
+    (PR_SET_THP_DISABLE).
 
-    With them a restore takes 117 - 754 ms, erratically (a page that CRIU writes becomes 512).
-    Raises OSError."""
+    With them the duration of a restore varies between 117 and 754 ms (a page that CRIU writes
+    becomes 512). Raises OSError.
+    """
     if makes_huge_pages():
         _prctl(_PR_SET_THP_DISABLE, 1)
 
 
 @functools.cache
 def makes_huge_pages() -> bool:
-    """Whether this kernel makes huge pages unasked. Looked up once: a slot's root does not have the
+    """Whether this kernel uses huge pages automatically. Cached: a slot's root does not have the
     file."""
     try:
         with open(_HUGE_PAGES) as f:
@@ -116,7 +120,7 @@ def makes_huge_pages() -> bool:
 
 
 def lower_limits(limits: Mapping[str, int]) -> None:
-    """Set soft and hard limits, never above the present hard one."""
+    """Set soft and hard limits, never above the current hard limit."""
     for name, value in limits.items():
         kind = getattr(resource, f"RLIMIT_{name}")
         hard = resource.getrlimit(kind)[1]
@@ -125,10 +129,10 @@ def lower_limits(limits: Mapping[str, int]) -> None:
 
 
 def install_filter(machine: str, *, log_refused: bool = False) -> None:
-    """Put the system call filter in force for this process and its children, for good. Unknown
-    machines go without (see `has_filter`).
+    """Install the system call filter for this process and its children, permanently. Without effect
+    on unknown machines (`has_filter`).
 
-    `log_refused`: see `confine`. Raises IsolationFailed.
+    `log_refused`: as in `confine`. Raises IsolationFailed.
     """
     if not has_filter(machine):
         return
@@ -151,7 +155,7 @@ def install_filter(machine: str, *, log_refused: bool = False) -> None:
 
 @functools.cache
 def _program_of(machine: str) -> bytes:
-    """Made once: a slot's processes are many."""
+    """Cached: a slot has many processes."""
     return filter_program(machine)
 
 
@@ -161,14 +165,16 @@ def has_filter(machine: str) -> bool:
 
 
 def filter_program(machine: str, *, unix_sockets: bool = True, more: Collection[str] = ()) -> bytes:
-    """The classic BPF program: architecture, calls that are allowed, families of sockets; clone
-    makes no namespace.
+    """The classic BPF program: checks the architecture, allowed calls and socket families; clone
+    cannot create namespaces.
 
-    The kernel remembers which numbers are allowed whatever their arguments (Linux 5.11), so its
-    length costs them nothing.
+    The kernel caches which numbers are allowed regardless of arguments (Linux 5.11), so the
+    program's length costs them nothing.
 
-    Without `unix_sockets` no socket is made that could send a descriptor to a process outside;
-    connected pairs are. `more`: calls of `system_calls.DENIED` that are allowed all the same."""
+    Without `unix_sockets` no socket can be created that could send a descriptor to an outside
+    process; connected pairs can. `more`: calls of `system_calls.DENIED` that are allowed
+    nevertheless.
+    """
     denied = numbers(DENIED, machine)
     granted = {name: denied.pop(name) for name in more}
     code = [
@@ -190,7 +196,7 @@ def filter_program(machine: str, *, unix_sockets: bool = True, more: Collection[
     refused, allowed = (_RET, 0, 0, _RET_ERRNO | errno.EAFNOSUPPORT), (_RET, 0, 0, _RET_ALLOW)
     families = [family for family in FAMILIES.values() if unix_sockets or family != _AF_UNIX]
     code += [(_JEQ, 0, len(families) + 3, _SOCKET[machine]), (_LD_ABS, 0, 0, _OFFSET_ARG0)]
-    # to `allowed`
+    # jump to `allowed`
     code += [(_JEQ, len(families) - i, 0, family) for i, family in enumerate(families)]
     code += [refused, allowed]
     if unix_sockets:
@@ -214,7 +220,7 @@ def filter_program(machine: str, *, unix_sockets: bool = True, more: Collection[
 
 
 def _ranges(given: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """First and last of each run of numbers without a gap, ascending."""
+    """First and last number of each run without a gap, ascending."""
     ordered = sorted(given)
     starts = [n for i, n in enumerate(ordered) if i == 0 or ordered[i - 1] != n - 1]
     ends = [n for i, n in enumerate(ordered) if i + 1 == len(ordered) or ordered[i + 1] != n + 1]
@@ -222,7 +228,8 @@ def _ranges(given: Iterable[int]) -> Iterator[tuple[int, int]]:
 
 
 def drop_bounding_set() -> None:
-    """No program that this process or a child of it executes gets a capability. Raises OSError."""
+    """Ensure that no program executed by this process or its children gains a capability. Raises
+    OSError."""
     with open("/proc/sys/kernel/cap_last_cap") as f:
         last = int(f.read())
     for capability in range(last + 1):

@@ -1,5 +1,5 @@
-"""What a slot leaves on the disk of the logs: what its processes print, through pipes that the shim
-reads. Standard library only."""
+"""Captures the output of a slot's processes through pipes, and writes it to log files. Runs in the
+shim; standard library only."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ _NOTICE_INTERVAL_S = 1.0
 
 
 class LogCapture:
-    """Log files and pipes of one slot; `tell` informs the agent of `log_dropped`. Owner: the shim's
+    """Log files and pipes of one slot; `notify` sends `log_dropped` to the agent. Owner: the shim's
     loop."""
 
     def __init__(
         self,
         poller: Poller,
-        tell: Callable[..., None],
+        notify: Callable[..., None],
         *,
         directory: int,
         max_bytes: int,
         floor_bytes: int = 0,
     ) -> None:
         self._poller = poller
-        self._tell = tell
+        self._notify = notify
         self._directory = directory
         self._max_bytes = max_bytes
         self._floor_bytes = floor_bytes
@@ -49,12 +49,12 @@ class LogCapture:
         )
 
     def unnamed_file(self) -> int:
-        """A file without a name, on the disk of the logs; it is the caller's. Raises OSError,
-        ENOSPC below the disk's floor."""
+        """An unnamed file on the log disk, owned by the caller. Raises OSError, ENOSPC below the
+        disk's floor."""
         found = os.fstatvfs(self._directory)
         if found.f_bavail * found.f_frsize < self._floor_bytes:
             raise OSError(errno.ENOSPC, "the disk is nearly full")
-        with contextlib.suppress(OSError):  # not every file system has such files
+        with contextlib.suppress(OSError):  # not every file system supports O_TMPFILE
             return os.open(
                 ".", os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600, dir_fd=self._directory
             )
@@ -66,8 +66,8 @@ class LogCapture:
         return fd
 
     def pipes_into(self, log: LogFile, pipes: list[LogPipe]) -> list[int]:
-        """Pipes for stdout and stderr, appended to `pipes`; returns the ends to write to, which are
-        the caller's. Raises OSError."""
+        """Create pipes for stdout and stderr, appended to `pipes`; returns the write ends, owned by
+        the caller. Raises OSError."""
         ends = []
         for stream in ("stdout", "stderr"):
             readable, writable = os.pipe2(os.O_CLOEXEC)
@@ -82,7 +82,7 @@ class LogCapture:
         return ends
 
     def finish(self, log: LogFile, pipes: Sequence[LogPipe]) -> None:
-        """Take in what is still to be read, and close them all."""
+        """Read the remaining output, then close pipes and file."""
         for pipe in pipes:
             pipe.drain()
             self._poller.unwatch(pipe.fd)
@@ -97,7 +97,9 @@ class LogCapture:
 
     def _notice_drops(self, log: LogFile, *, final: bool = False) -> None:
         name, now = repr(log).split()[1], time.monotonic()
-        told, at = self._noticed.get(name, (0, 0.0))
-        if log.dropped_bytes > told and (final or now - at >= _NOTICE_INTERVAL_S):
+        reported, at = self._noticed.get(name, (0, 0.0))
+        if log.dropped_bytes > reported and (final or now - at >= _NOTICE_INTERVAL_S):
             self._noticed[name] = (log.dropped_bytes, now)
-            self._tell({"event": "log_dropped", "log": name, "bytes": log.dropped_bytes - told})
+            self._notify(
+                {"event": "log_dropped", "log": name, "bytes": log.dropped_bytes - reported}
+            )

@@ -1,9 +1,10 @@
-"""From a worker's stdout and stderr to a rotated log file; runs in the shim.
+"""Copies a worker's stdout and stderr to a rotated log file; runs in the shim.
 
 Line format of the file: `2026-11-20T10:00:00.123456Z stdout <call id or -> text`. A line that
-starts with `\\x1e<call id>\\x1f` belongs to that call; the mark is taken off. The disk is bounded
-twice: a file is replaced when full (one older file is kept), and a process that prints faster than
-REFILL_BYTES_PER_S once its burst is used up loses bytes, which are counted, not parsed."""
+starts with `\\x1e<call id>\\x1f` belongs to that call; the marker is removed. Disk use is limited
+twice: a file is rotated when full (one older file is kept), and a process that exceeds
+REFILL_BYTES_PER_S after its burst loses bytes, which are counted, not parsed.
+"""
 
 from __future__ import annotations
 
@@ -12,21 +13,21 @@ import select
 import time
 
 REFILL_BYTES_PER_S = 1024 * 1024
-"""What one process may print for ever: far above real logs, far below what would keep a core
-busy."""
+"""Sustained output rate of one process: far above real logs, far below what would keep a core busy.
+"""
 _READ_BYTES = 64 * 1024
 _MAX_LINE_BYTES = 16 * 1024
 _FLOOR_EVERY_BYTES = 256 * 1024
-"""Bytes of one log between two looks at the free disk."""
+"""Bytes of one log between two checks of the free disk."""
 _MARK, _MARK_END = b"\x1e", b"\x1f"
 
 
 class LogFile:
-    """One subject's log: `<name>.log`, and `<name>.log.1` when it has been full. Owner: the shim's
-    loop.
+    """The log of one instance or slot: `<name>.log`, and `<name>.log.1` after a rotation. Owner:
+    the shim's loop.
 
     Attributes:
-        dropped_bytes: bytes read and thrown away, since the start.
+        dropped_bytes: bytes that were read and discarded.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class LogFile:
         return f"<LogFile {self._name} {self._size} bytes, {self.dropped_bytes} dropped>"
 
     def allows(self, size: int, now: float) -> bool:
-        """Whether `size` more bytes are within the allowance; takes them from it, or counts them as
+        """Whether `size` more bytes are within the allowance; deducts them, or counts them as
         dropped."""
         self._allowance = min(
             float(self._max_bytes), self._allowance + (now - self._refilled_at) * REFILL_BYTES_PER_S
@@ -60,8 +61,8 @@ class LogFile:
         return True
 
     def write(self, data: bytes) -> None:
-        """Append formatted lines. A full disk, or one below its floor, counts as dropped: a log
-        never stops a function."""
+        """Append formatted lines. If the disk is full or below its floor they count as dropped: a
+        log never blocks a function."""
         if self._floor_bytes and self._is_full(len(data)):
             self.dropped_bytes += len(data)
             return
@@ -105,7 +106,8 @@ class LogFile:
 
 
 class LogPipe:
-    """One stream of one process. Owner: the shim's loop, which owns the descriptor too."""
+    """One output stream of one process. Owner: the shim's loop, which owns the descriptor as
+    well."""
 
     def __init__(self, fd: int, stream: str, log: LogFile) -> None:
         self.fd = fd
@@ -116,7 +118,7 @@ class LogPipe:
         os.set_blocking(fd, False)
 
     def pump(self) -> bool:
-        """Read once; False when the writers are gone. A pipe that has nothing yet is True."""
+        """Read once; False at the end of the stream, True if there is no data yet."""
         try:
             data = os.read(self.fd, _READ_BYTES)
         except BlockingIOError:
@@ -140,8 +142,9 @@ class LogPipe:
         return True
 
     def drain(self) -> None:
-        """Read what is there, end the last line, stop. Called when the process is gone."""
-        for _ in range(1024):  # at most 64 MiB: somebody else may hold the pipe and go on printing
+        """Read the remaining output and terminate the last line. Called after the process has
+        exited."""
+        for _ in range(1024):  # at most 64 MiB: another process may hold the pipe and keep printing
             before = self._log.dropped_bytes
             if (
                 not _readable(self.fd)

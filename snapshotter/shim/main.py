@@ -1,9 +1,9 @@
-"""PID 1 of a slot: has the worker booted or restored, reaps, owns the log pipes, reports, and
+"""PID 1 of a slot: boots or restores the worker, reaps children, captures logs, reports events, and
 survives the agent.
 
-One thread, one poll loop, standard library only. It holds all that a restarted agent needs: the
-agent connects to `shim.sock`, asks for `state`, and goes on. Only one agent is listened to, the one
-that connected last.
+One thread, one poll loop, standard library only. It holds all state that a restarted agent needs:
+the agent connects to `shim.sock`, requests `state`, and continues. Only the most recent agent
+connection is served.
 
 Agent → shim (`op`): boot, furnish, revive, prove, start, park, unpark, note, kill, kill_worker,
 exec, exec_kill, checkpoint, checkpoint_end, criu, criu_kill, keep_files, forget, state, shutdown.
@@ -12,8 +12,9 @@ snapshot_point, failed, forked, ready, exited, parked, parked_gone, worker_exite
 quiesced, checkpoint_failed, checkpoint_gone, criu, criu_exited, files_kept, files_failed,
 log_dropped, state, instance, state_end. Shim ↔ worker: docs/architecture.md, "The slot".
 
-Parts: `worker`, `instances`, `parked_forks`, `quiescer` (what stands still for a dump),
-`criu_processes`, `exec_processes`."""
+Parts: `worker`, `instances`, `parked_forks`, `quiescer` (the process that is quiesced for a dump),
+`criu_processes`, `exec_processes`.
+"""
 
 from __future__ import annotations
 
@@ -40,11 +41,12 @@ from snapshotter.shim.worker import ShimWorker
 
 _Message = Mapping[str, Any]
 _WORKER_EVENTS = ("snapshot_point", "forked", "parked", "ready", "failed", "exited", "proved")
-"""What a worker says on its control channel."""
+"""Events that a worker may send on its control channel."""
 
 
 class Shim:
-    """One slot's parts, and who is told what. Owner: the loop in `run`."""
+    """One slot: routes messages between the agent, the worker and the parts. Owner: the loop in
+    `run`."""
 
     def __init__(
         self,
@@ -56,7 +58,7 @@ class Shim:
         root: str,
         disk_floor_bytes: int = 0,
     ) -> None:
-        """`root`: where the slot's root directory begins (`mounts.prepare`); "": it has no
+        """`root`: directory of the slot's root (`mounts.prepare`); "": the slot has no
         namespaces."""
         self._slot = slot
         self._listener = listener
@@ -65,26 +67,30 @@ class Shim:
         self._poller = Poller()
         recorder = LogCapture(
             self._poller,
-            self._tell,
+            self._notify,
             directory=log_directory,
             max_bytes=log_max_bytes,
             floor_bytes=disk_floor_bytes,
         )
         self._worker = ShimWorker(
-            slot, poller=self._poller, recorder=recorder, tell=self._tell, root=root
+            slot, poller=self._poller, recorder=recorder, notify=self._notify, root=root
         )
-        self._lot = ParkedForks(self._poller, self._tell)
+        self._parked_forks = ParkedForks(self._poller, self._notify)
         self._shim_instances = ShimInstances(
-            self._worker, self._lot, poller=self._poller, recorder=recorder, tell=self._tell
+            self._worker,
+            self._parked_forks,
+            poller=self._poller,
+            recorder=recorder,
+            notify=self._notify,
         )
-        self._quiescer = Quiescer(self._worker, self._poller, self._tell)
+        self._quiescer = Quiescer(self._worker, self._poller, self._notify)
         self._criu_processes = CriuProcesses(
-            self._tell,
+            self._notify,
             stdio=self._worker.pipes,
             ended=self._quiescer.dump_ended,
             pages_lost=self._on_pages_lost,
         )
-        self._execs = ExecProcesses(self._tell)
+        self._execs = ExecProcesses(self._notify)
 
     def __repr__(self) -> str:
         return f"<Shim {self._slot} {self._worker!r} {self._shim_instances!r} {self._quiescer!r}>"
@@ -92,14 +98,16 @@ class Shim:
     def run(self) -> None:
         """Serve until `shutdown`."""
         if self._namespaced:
-            socket.sethostname(self._slot)  # no two that are restored from one image find the same
+            socket.sethostname(
+                self._slot
+            )  # instances restored from one image must not share a host name
         wakeup = self._catch_children()
         self._poller.watch(wakeup, lambda _: self._reap(wakeup))
         self._listener.setblocking(False)
         self._poller.watch(self._listener.fileno(), lambda _: self._on_connection())
         while True:
-            self._poller.turn(self._shim_instances.patience_s())
-            self._shim_instances.give_up_waiting(time.monotonic())
+            self._poller.poll_once(self._shim_instances.poll_timeout_s())
+            self._shim_instances.finish_overdue(time.monotonic())
 
     @staticmethod
     def _catch_children() -> int:
@@ -121,13 +129,13 @@ class Shim:
             self._agent = Peer(connection, self._poller, self._on_order, self._on_agent_lost)
 
     def _on_agent_lost(self) -> None:
-        """What only it could bring to an end is ended: a dump, a restore that is half made."""
-        self._criu_processes.abandon()
+        """End what only the lost agent could finish: a dump, or an incomplete restore."""
+        self._criu_processes.kill_connected()
         self._quiescer.end()
-        self._worker.clear_away()
+        self._worker.kill_leftovers()
 
-    def _tell(self, message: _Message, *fds: int) -> None:
-        """Send to the agent, if there is one. The descriptors stay ours: duplicates travel."""
+    def _notify(self, message: _Message, *fds: int) -> None:
+        """Send to the agent, if connected. The shim keeps the descriptors: duplicates are sent."""
         if self._agent is not None and self._agent.is_open:
             try:
                 self._agent.push(message, [os.dup(fd) for fd in fds if fd >= 0])
@@ -136,13 +144,13 @@ class Shim:
                 self._on_agent_lost()
 
     def _on_order(self, message: _Message, fds: list[int]) -> None:
-        """An order that we do not understand must not end the slot: another version of the agent is
-        told off by closing."""
+        """Handle a request. An invalid one, for example from another version of the agent, closes
+        the connection but must not end the slot."""
         try:
             self._orders[message["op"]](message, fds)
         except (ValueError, LookupError, TypeError) as e:
             print(
-                f"{self!r}: the agent is dropped: {type(e).__name__}: {e}",
+                f"{self!r}: closing the agent's connection: {type(e).__name__}: {e}",
                 file=sys.stderr,
                 flush=True,
             )
@@ -152,17 +160,17 @@ class Shim:
 
     @functools.cached_property
     def _orders(self) -> Mapping[str, Callable[[_Message, list[int]], None]]:
-        """What each order does. Descriptors that it takes over it removes from the list; the others
-        are closed after it."""
+        """Handlers of requests. A handler removes the descriptors that it takes over from the list;
+        the others are closed afterwards."""
         return {
-            "boot": lambda m, _: self._worker.boot(m, self._hear),
-            "furnish": lambda m, fds: self._worker.furnish(m, fds[0], fds[1]),
-            "revive": lambda m, _: self._worker.revive(m, self._hear),
-            "prove": lambda *_: self._worker.prove(),
+            "boot": lambda m, _: self._worker.boot(m, self._on_worker_message),
+            "furnish": lambda m, fds: self._worker.prepare_restore(m, fds[0], fds[1]),
+            "revive": lambda m, _: self._worker.resume(m, self._on_worker_message),
+            "prove": lambda *_: self._worker.check_examples(),
             "start": lambda m, fds: self._shim_instances.start(m, fds.pop(0)),
             "park": lambda m, _: self._park(m),
-            "unpark": lambda *_: self._lot.clear(),
-            "note": lambda m, _: self._shim_instances.note(m),
+            "unpark": lambda *_: self._parked_forks.clear(),
+            "note": lambda m, _: self._shim_instances.store_note(m),
             "kill": lambda m, _: self._shim_instances.kill(m["instance"]),
             "kill_worker": lambda *_: self._worker.kill(),
             "exec": self._execute,
@@ -171,8 +179,8 @@ class Shim:
             "checkpoint_end": lambda m, _: self._quiescer.end(m["checkpoint"]),
             "criu": self._criu_processes.start,
             "criu_kill": lambda m, _: self._criu_processes.kill(m["run"]),
-            "keep_files": lambda m, fds: self._quiescer.keep_files(m["checkpoint"], fds[0]),
-            "forget": lambda m, _: self._shim_instances.forget(m["instance"]),
+            "keep_files": lambda m, fds: self._quiescer.save_files(m["checkpoint"], fds[0]),
+            "forget": lambda m, _: self._shim_instances.acknowledge_exit(m["instance"]),
             "state": lambda *_: self._report_state(),
             "shutdown": lambda *_: self._shutdown(),
         }
@@ -191,14 +199,14 @@ class Shim:
     def _park(self, message: _Message) -> None:
         name, cgroup = message["parked"], child.Cgroup(**message["cgroup"])
         try:
-            self._lot.park(
+            self._parked_forks.park(
                 name,
                 self._worker.ready_peer(),
                 cgroup,
                 joins=self._worker.joins and bool(cgroup.tasks),
             )
         except OSError:
-            self._tell({"event": "parked_gone", "parked": name})
+            self._notify({"event": "parked_gone", "parked": name})
 
     def _report_state(self) -> None:
         worker = self._worker
@@ -210,59 +218,60 @@ class Shim:
             "status": worker.status,
         }
         own = os.pidfd_open(os.getpid())
-        self._tell({"event": "state", **state}, own, worker.pidfd)
+        self._notify({"event": "state", **state}, own, worker.pidfd)
         os.close(own)
         self._shim_instances.report()
-        self._tell({"event": "state_end"})
+        self._notify({"event": "state_end"})
 
     def _shutdown(self) -> None:
-        """As PID 1 our exit is everybody's; without a PID namespace we kill who we know."""
+        """Exit. As PID 1 this ends all processes of the namespace; without a PID namespace the
+        known ones are killed."""
         self._worker.kill()
         self._shim_instances.kill_all()
-        self._lot.clear()
+        self._parked_forks.clear()
         self._execs.kill()
         os._exit(0)
 
     # -- the worker
 
-    def _hear(self, message: _Message, fds: list[int]) -> None:
-        """From the worker. User code shares the descriptor: what is not our protocol must not end
-        the slot's PID 1. Raises ValueError."""
+    def _on_worker_message(self, message: _Message, fds: list[int]) -> None:
+        """Handle a message of the worker. User code shares the channel: an invalid message must not
+        end the slot's PID 1. Raises ValueError."""
         try:
             if message.get("event") not in _WORKER_EVENTS:
-                raise ValueError("a worker says no such thing")
-            self._believe(message, fds)
+                raise ValueError("unknown event of a worker")
+            self._route(message, fds)
         except OSError:
-            return  # a process that is gone by now
+            return  # the process has exited
         except (LookupError, TypeError, AttributeError, RecursionError, ArithmeticError) as e:
-            raise ValueError(f"not our protocol: {type(e).__name__}") from e
+            raise ValueError(f"invalid message: {type(e).__name__}") from e
         finally:
             seqpacket.close_all(fds)
 
-    def _believe(self, message: _Message, fds: list[int]) -> None:
+    def _route(self, message: _Message, fds: list[int]) -> None:
         event, worker = message["event"], self._worker
         if (
-            self._lot.hear(message, fds)
-            or self._quiescer.hear(message, fds)
-            or self._shim_instances.hear(message, fds)
+            self._parked_forks.on_message(message, fds)
+            or self._quiescer.on_message(message, fds)
+            or self._shim_instances.on_message(message, fds)
         ):
             return
         if event == "snapshot_point" and worker.state == "booting":
             worker.reach_point(message)
         elif event == "failed" and worker.failure is None:
             worker.failure = failure_of(message)
-            self._tell(worker.failure)
+            self._notify(worker.failure)
         elif event == "proved" and worker.state == "proving":
             proved = reports.proved_of(message)
             worker.state = "proven"
-            self._tell({"event": "proved", **proved})
+            self._notify({"event": "proved", **proved})
 
     def _on_pages_lost(self) -> None:
-        """A restored process whose page daemon died reads zeros where memory was: it must not go
-        on, nor what it forked, agent or not."""
-        self._lot.clear()
+        """Kill the restored process and its forks: without its page daemon it would read zeros from
+        memory that was not loaded."""
+        self._parked_forks.clear()
         self._shim_instances.kill_all()
-        self._worker.spoil()
+        self._worker.on_pages_lost()
 
     def _reap(self, wakeup: int) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -277,13 +286,13 @@ class Shim:
             self._on_reaped(pid, status)
 
     def _on_reaped(self, pid: int, status: int) -> None:
-        if self._execs.reaped(pid, status) or self._criu_processes.reaped(pid, status):
+        if self._execs.on_reaped(pid, status) or self._criu_processes.on_reaped(pid, status):
             return
         was_worker = pid == self._worker.pid
         if was_worker:
-            self._worker.exited(status)
-            self._lot.clear()
-            self._tell({"event": "worker_exited", "status": status})
-        self._shim_instances.reaped(pid, status)
+            self._worker.on_exit(status)
+            self._parked_forks.clear()
+            self._notify({"event": "worker_exited", "status": status})
+        self._shim_instances.on_reaped(pid, status)
         if was_worker:
-            self._shim_instances.orphaned()
+            self._shim_instances.on_worker_exit()

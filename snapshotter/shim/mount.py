@@ -1,4 +1,4 @@
-"""mount(2), with errors that name what was to be mounted where. Standard library only."""
+"""mount(2), with errors that name source and target. Standard library only."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ class _Attributes(ctypes.Structure):
 
 
 def bind_tree(source: str, target: str, flags: int) -> None:
-    """Bind a directory with whatever is mounted below it, all of it with `flags`: mount_setattr(2),
-    Linux 5.12. Raises OSError."""
+    """Bind a directory with all mounts below it, all of them with `flags`: mount_setattr(2), Linux
+    5.12. Raises OSError."""
     mount(source, target, None, BIND | REC)
-    wanted = _Attributes(attr_set=sum(bit for flag, bit in _ATTRIBUTES.items() if flags & flag))
+    attributes = _Attributes(attr_set=sum(bit for flag, bit in _ATTRIBUTES.items() if flags & flag))
     arguments = (
         _AT_FDCWD,
         target.encode(),
         _AT_RECURSIVE,
-        ctypes.byref(wanted),
-        ctypes.c_size_t(ctypes.sizeof(wanted)),
+        ctypes.byref(attributes),
+        ctypes.c_size_t(ctypes.sizeof(attributes)),
     )
     if _libc.syscall(_SYS_MOUNT_SETATTR, *arguments) != 0:
         code = ctypes.get_errno()

@@ -1,9 +1,9 @@
-"""Namespaces of a slot, and the tree at `/run/pilotlight/slot` that every worker finds at the same
-paths on every node.
+"""Namespaces of a slot, and the tree at `/run/pilotlight/slot` with the same paths on every node.
 
-Read-only binds (interpreter, packages, code, weights), and one writable tmpfs as `/run` (work
-directory, /tmp and the like are in it), in a root directory of its own (`root`). Runs in the shim,
-as root. Sources: mount(2), unshare(2), mount_namespaces(7)."""
+Read-only binds (interpreter, packages, code, weights), and one writable tmpfs at `/run` (it
+contains the work directory, /tmp and similar), in a separate root directory (`root_directory`).
+Runs in the shim, as root. Sources: mount(2), unshare(2), mount_namespaces(7).
+"""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from snapshotter.shim.mount import BIND, NODEV, NOEXEC, NOSUID, PRIVATE, RDONLY,
 
 ROOT = "/run/pilotlight/slot"
 FIRST_PID = 1000
-"""Pids of workers start above it, so that those of an image never collide with the shim or with
-CRIU beside it."""
+"""Pids of workers are above this number, so that those of an image never collide with the shim or
+with CRIU."""
 HOME = f"{ROOT}/work"
 DRIVER = f"{ROOT}/driver"
-"""Libraries of the GPU driver, where the root file system is an image's."""
+"""Libraries of the GPU driver, in the root file system of an image."""
 CONTROL = f"{ROOT}/control.sock"
-"""Where a process that stands still for a snapshot listens for its next shim."""
+"""Socket of a process quiesced for a snapshot, to which its next shim connects."""
 
 _RUN, _SHARED = "/run", ("/tmp", "/var/tmp")
-"""What a slot may write, beside /dev/shm."""
+"""Writable directories of a slot, in addition to /dev/shm."""
 _KDAT = "/run/criu.kdat"
-"""Where CRIU looks for what it found out about the kernel; it believes only a file on a tmpfs."""
+"""CRIU's cache of kernel features; it accepts the file only on a tmpfs."""
 
 _is_image = False
 
@@ -52,8 +52,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def unshare() -> None:
-    """New mount, UTS and IPC namespaces for this process, and a PID namespace for its next child.
-    Raises OSError."""
+    """Create mount, UTS and IPC namespaces for this process, and a PID namespace for its next
+    child. Raises OSError."""
     if _libc.unshare(_NEWNS | _NEWUTS | _NEWIPC | _NEWPID) != 0:
         code = ctypes.get_errno()
         raise OSError(code, f"unshare: {os.strerror(code)}")
@@ -61,21 +61,21 @@ def unshare() -> None:
 
 
 def enter_as_init() -> None:
-    """First step of PID 1: its own /proc. Raises OSError."""
+    """Mount /proc of the new PID namespace; first step of PID 1. Raises OSError."""
     mount("proc", "/proc", "proc", NOSUID | NODEV | NOEXEC)
 
 
 def reserve_low_pids() -> None:
-    """The next process gets a pid above FIRST_PID. Raises OSError."""
+    """Make the next process get a pid above FIRST_PID. Raises OSError."""
     with open("/proc/sys/kernel/ns_last_pid", "w") as f:
         f.write(str(FIRST_PID))
 
 
 def other_processes(known: Container[int]) -> list[str]:
-    """Names of the living processes of this PID namespace but those in `known`."""
+    """Names of the live processes of this PID namespace, except those in `known`."""
     names = []
     for pid in [int(entry) for entry in os.listdir("/proc") if entry.isdecimal()]:
-        with contextlib.suppress(OSError):  # it ended while we looked
+        with contextlib.suppress(OSError):  # it has exited
             with open(f"/proc/{pid}/stat") as f:
                 name, _, rest = f.read().partition("(")[2].rpartition(")")
             if pid not in known and rest.split()[0] not in "ZX":
@@ -90,8 +90,8 @@ def children() -> list[int]:
 
 
 def prepare(directory: str) -> str:
-    """Begin a root of its own below the slot's directory, and say where; `build` ends it. Raises
-    OSError."""
+    """Begin the slot's root directory below its directory, and return its path; `build` completes
+    it. Raises OSError."""
     at = f"{directory}/root"
     os.mkdir(at, 0o700)
     root_directory.prepare(at)
@@ -109,11 +109,12 @@ def build(
     gpu: bool = False,
     rootfs: str = "",
 ) -> None:
-    """Mount the tree in the root `at`, and enter that. `binds`: (host path, path below ROOT);
+    """Mount the tree in the root `at`, and enter it. `binds`: (host path, path below ROOT);
     `rootfs`: of the image, "" = the host's.
 
-    Of the host only the binds and what `root` says can be seen afterwards; descriptors stay good.
-    Raises OSError."""
+    Afterwards only the binds and the contents of `root_directory` are visible of the host; open
+    descriptors remain valid. Raises OSError.
+    """
     global _is_image
     _is_image = bool(rootfs)
     if rootfs:
@@ -140,14 +141,13 @@ def build(
 
 
 def is_image() -> bool:
-    """Whether the root of this slot is an image's: its programs and libraries are a tenant's, and
-    root executes none of them."""
+    """Whether the slot's root is an image's: its programs and libraries are a tenant's, and root
+    must not execute them."""
     return _is_image
 
 
 def write_criu_kdat(fd: int) -> None:
-    """Give CRIU what it found out about this kernel before; an empty file is nothing. Raises
-    OSError."""
+    """Install CRIU's cache of kernel features; ignored if empty. Raises OSError."""
     with open(fd, "rb", closefd=False) as source:
         kdat = source.read()
     if kdat:
@@ -156,29 +156,29 @@ def write_criu_kdat(fd: int) -> None:
 
 
 def _is_tenants(name: str) -> bool:
-    """Whether what is bound there was made from a tenant's files: packages, code, weights."""
+    """Whether the source of that bind contains a tenant's files: packages, code, weights."""
     return name.partition("/")[0] in ("env", "code", "weights")
 
 
 def _below_root(name: str) -> str:
     if name.startswith("/") or ".." in name.split("/"):
-        raise OSError(errno.EXDEV, f"{name!r} leads out of the slot's tree")
+        raise OSError(errno.EXDEV, f"{name!r} is outside the slot's tree")
     return name
 
 
 def _hold(path: str, stack: contextlib.ExitStack, *, follow: bool = True) -> str:
-    """A name for `path` that stays good when something is mounted over it. Raises OSError for a
-    link that is not to be followed."""
+    """A path of `path` that remains valid when something is mounted over it. Raises OSError for a
+    symbolic link if `follow` is false."""
     fd = os.open(path, os.O_PATH | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW))
     stack.callback(os.close, fd)
     if stat.S_ISLNK(os.fstat(fd).st_mode):
-        raise OSError(errno.ELOOP, f"{path} is a symbolic link, and is not bound into a slot")
+        raise OSError(errno.ELOOP, f"{path} is a symbolic link and cannot be mounted in a slot")
     return f"/proc/self/fd/{fd}"
 
 
 def _show_driver(directory: str) -> None:
-    """The libraries of the machine's GPU driver: they belong to its kernel module, and an image's
-    packages have none, or others."""
+    """Mount the libraries of the machine's GPU driver: they must match its kernel module, and an
+    image's packages have none, or others."""
     os.makedirs(directory)
     for path in sorted({path for pattern in _DRIVER_LIBRARIES for path in glob.glob(pattern)}):
         target = f"{directory}/{os.path.basename(path)}"

@@ -1,9 +1,10 @@
-"""A network namespace of its own, from within: what a slot's first processes do before user code is
-near, and what the agent adds.
+"""Network namespaces of slots, configured from within: by a slot's first processes before user code
+exists, and by the agent.
 
-Root. `unshare` and `use_name_servers` are for single-threaded callers. Sources: unshare(2),
-setns(2), network_namespaces(7), netdevice(7), arp(7), rtnetlink's predecessor in net/route.h; three
-programs would take ten times as long."""
+Requires root. `unshare` and `use_name_servers` require a single-threaded caller. Sources:
+unshare(2), setns(2), network_namespaces(7), netdevice(7), arp(7), rtnetlink's predecessor in
+net/route.h; three external programs would take ten times as long.
+"""
 
 from __future__ import annotations
 
@@ -30,14 +31,14 @@ _NEIGHBOUR = struct.Struct("16sH6s8xi16s16s")
 """struct arpreq."""
 _RTF_UP, _RTF_GATEWAY, _ATF_COM, _ATF_PERM, _ARPHRD_ETHER = 0x1, 0x2, 0x2, 0x4, 1
 _NO_LINK_LOCAL = "1"
-"""Of net.ipv6.conf.*.addr_gen_mode: IN6_ADDR_GEN_MODE_NONE."""
+"""Value of net.ipv6.conf.*.addr_gen_mode: IN6_ADDR_GEN_MODE_NONE."""
 RESOLVER = "/etc/resolv.conf"
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def unshare() -> None:
-    """Leave the host's network for an empty one, with 127.0.0.1 up. Raises OSError."""
+    """Move to a new network namespace, with 127.0.0.1 up. Raises OSError."""
     if _libc.unshare(_NEWNET) != 0:
         code = ctypes.get_errno()
         raise OSError(code, f"unshare of the network: {os.strerror(code)}")
@@ -55,11 +56,12 @@ def furnish(
     gateway_mac: str,
     also: Callable[[], object] = lambda: None,
 ) -> None:
-    """In that namespace: give the device its address (of a /30), and the way out through a gateway
-    that need not be asked for.
+    """Configure a device in that namespace: its address (of a /30), and a default route through a
+    gateway with a static ARP entry.
 
-    From any thread: the namespace is entered by one that ends with this, and calls `also`. Raises
-    OSError, and what that raises."""
+    Callable from any thread: a temporary thread enters the namespace, and calls `also`. Raises
+    OSError, and the errors of `also`.
+    """
     failed: list[Exception] = []
 
     def enter_and_furnish() -> None:
@@ -69,7 +71,7 @@ def furnish(
                 raise OSError(code, f"setns to a slot's network: {os.strerror(code)}")
             _furnish(device.encode(), inside, gateway, bytes.fromhex(gateway_mac.replace(":", "")))
             also()
-        except Exception as e:  # noqa: BLE001 - raised again by who waits
+        except Exception as e:  # noqa: BLE001 - raised again by the caller's thread
             failed.append(e)
 
     thread = threading.Thread(target=enter_and_furnish, name="furnish network")
@@ -81,8 +83,8 @@ def furnish(
 
 def _furnish(device: bytes, inside: str, gateway: str, gateway_mac: bytes) -> None:
     mode = f"/proc/sys/net/ipv6/conf/{device.decode()}/addr_gen_mode"
-    # over a link-local address a slot would reach what the host has on [::], past the rules of
-    # table ip
+    # a link-local address would give the slot access to services on [::] of the host, bypassing the
+    # rules of table ip
     if os.path.exists(mode):
         with open(mode, "w") as f:
             f.write(_NO_LINK_LOCAL)
@@ -109,7 +111,7 @@ def _address(text: str) -> bytes:
 
 
 def use_name_servers(text: str, file: str) -> None:
-    """Show `text` as /etc/resolv.conf in this mount namespace; `file` is where it is kept. Raises
+    """Mount `text` as /etc/resolv.conf in this mount namespace; `file` is its storage. Raises
     OSError."""
     target = os.path.realpath(RESOLVER)
     if not os.path.exists(target):

@@ -1,9 +1,10 @@
-"""Parked forks, as the shim knows them: children of the Template that are forked ahead and wait for
-an instance to become.
+"""Parked forks, managed by the shim: children of the Template that are forked ahead and wait for an
+assignment.
 
-A parked fork is in its cgroups already and has done what needs no identity; it knows no instance,
-no secret and no listener until it is assigned, which happens over a channel of its own, past the
-Template. Standard library only; one thread, the shim's loop."""
+A parked fork is in its cgroups already and has done all identity-independent work; it has no
+instance id, secret or listener until it is assigned, over a separate channel that bypasses the
+Template. Standard library only; one thread, the shim's loop.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +25,9 @@ class ParkedFork:
     """One parked fork.
 
     Attributes:
-        name: what the Template calls it.
-        channel: where it waits for its assignment.
-        go: written to once it may go on from the fork; -1 after that.
+        name: its name in the Template.
+        channel: channel of its assignment.
+        go: pipe that releases it after the fork; -1 afterwards.
         ready: whether it waits for its assignment.
     """
 
@@ -40,7 +41,7 @@ class ParkedFork:
     ready: bool = False
 
     def close(self) -> None:
-        """Let go of it: without its channel it leaves by itself."""
+        """Close its descriptors: without its channel it exits."""
         self.channel.close()
         for fd in (self.go, self.pidfd):
             if fd >= 0:
@@ -49,12 +50,12 @@ class ParkedFork:
 
 
 class ParkedForks:
-    """All parked forks of one slot. `tell(event, pidfd)` informs the agent of `parked` and
-    `parked_gone`. Owner: the shim's loop."""
+    """All parked forks of one slot. `notify` sends `parked` and `parked_gone` to the agent. Owner:
+    the shim's loop."""
 
-    def __init__(self, poller: Poller, tell: Callable[..., None]) -> None:
+    def __init__(self, poller: Poller, notify: Callable[..., None]) -> None:
         self._poller = poller
-        self._tell = tell
+        self._notify = notify
         self._parked: dict[str, ParkedFork] = {}
 
     def __repr__(self) -> str:
@@ -63,7 +64,7 @@ class ParkedForks:
         )
 
     def park(self, name: str, worker: Peer, cgroup: child.Cgroup, *, joins: bool) -> None:
-        """Have the Template fork one. Raises OSError when it cannot be asked."""
+        """Request a fork from the Template. Raises OSError if the request cannot be sent."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         go_read, go = os.pipe2(os.O_CLOEXEC)
         parked = ParkedFork(name=name, cgroup=cgroup, channel=ours, go=go, joins=joins)
@@ -80,27 +81,27 @@ class ParkedForks:
             raise
         self._parked[name] = parked
 
-    def hear(self, message: Mapping[str, Any], fds: list[int]) -> bool:
-        """What the worker says; False when it is not about a parked fork. Raises KeyError,
-        TypeError, ValueError, OSError."""
+    def on_message(self, message: Mapping[str, Any], fds: list[int]) -> bool:
+        """Handle a message of the worker; False if it does not concern a parked fork. Raises
+        KeyError, TypeError, ValueError, OSError."""
         parked = self._parked.get(str(message.get("instance")))
         if parked is None:
             return False
         event = message["event"]
         if event == "forked" and parked.pidfd < 0:
-            # once for each that was ordered, as in `shim_instances`
-            with self._poller.free_of_charge():
+            # done once for each requested fork, as in `instances`
+            with self._poller.unmetered():
                 self._on_forked(parked, child.pid_of(fds[0]), os.dup(fds[0]))
         elif event == "parked" and parked.pidfd >= 0 and not parked.ready:
             parked.ready = True
-            self._tell({"event": "parked", "parked": parked.name}, parked.pidfd)
+            self._notify({"event": "parked", "parked": parked.name}, parked.pidfd)
         elif event == "failed":
             self._drop(parked)
         return True
 
-    def take(self, name: str) -> ParkedFork | None:
-        """The parked fork of that name, no longer ours; None when it is not there or not ready: the
-        caller forks then."""
+    def pop(self, name: str) -> ParkedFork | None:
+        """Remove and return the parked fork of that name; None if it does not exist or is not
+        ready: the caller then forks."""
         parked = self._parked.get(name)
         if parked is None or not parked.ready:
             return None
@@ -109,7 +110,7 @@ class ParkedForks:
         return parked
 
     def clear(self) -> None:
-        """End them all."""
+        """End all parked forks."""
         for parked in list(self._parked.values()):
             self._drop(parked)
 
@@ -121,7 +122,7 @@ class ParkedForks:
                 child.enter_group(parked.cgroup, pidfd)
             os.write(parked.go, b"\n")
         except OSError:
-            self._drop(parked)  # without its limits it must not run
+            self._drop(parked)  # it must not run without its limits
             return
         os.close(parked.go)
         parked.go = -1
@@ -134,4 +135,4 @@ class ParkedForks:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(parked.pidfd, signal.SIGKILL)
         parked.close()
-        self._tell({"event": "parked_gone", "parked": parked.name})
+        self._notify({"event": "parked_gone", "parked": parked.name})

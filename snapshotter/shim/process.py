@@ -1,4 +1,4 @@
-"""An instance as its shim knows it. Standard library only."""
+"""State of an instance in the shim. Standard library only."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from snapshotter.shim.log_pipe import LogFile, LogPipe
 
 @dataclass(kw_only=True)
 class Process:
-    """An instance as its shim knows it. Owner: the shim's loop.
+    """State of an instance in the shim. Owner: the shim's loop.
 
     Attributes:
         state: asked → forked → ready → gone.
-        has_failed: its failure was told; a process has one.
-        doomed: to be killed as soon as its pid is known.
-        parked: what the Template calls it, if it was forked ahead; "" otherwise.
-        desk: our end of where it was assigned, if it was forked ahead; kept until it is ready.
-        note: what the agent wants back after its own restart.
+        has_failed: its failure was reported; only the first is.
+        doomed: kill it as soon as its pid is known.
+        parked: its name in the Template, if it was a parked fork; "" otherwise.
+        channel: our end of its assignment channel, if it was a parked fork; open until it is ready.
+        note: metadata for a restarted agent.
     """
 
     id: str
@@ -32,7 +32,7 @@ class Process:
     pipes: list[LogPipe]
     go: int = -1
     parked: str = ""
-    desk: socket.socket | None = None
+    channel: socket.socket | None = None
     state: str = "asked"
     pid: int = 0
     pidfd: int = -1
@@ -42,17 +42,18 @@ class Process:
     dead_at: float | None = None
     status: int | None = None
 
-    def leave_desk(self) -> bool:
-        """Close `api`; whether nobody there had taken the assignment up: whoever died so died
-        parked, and never was the instance.
+    def close_channel(self) -> bool:
+        """Close the assignment channel. Returns whether the assignment was never acknowledged: a
+        process that exited before that was never the instance.
 
-        That it was read proves nothing: the kernel may hand it to a process that has been killed
-        and does not know it yet."""
-        desk, self.desk = self.desk, None
-        if desk is None:
+        A read by the peer is not sufficient: the kernel may deliver to a process that was killed
+        but has not exited yet.
+        """
+        channel, self.channel = self.channel, None
+        if channel is None:
             return False
-        with desk:
+        with channel:
             try:
-                return not desk.recv(1, socket.MSG_DONTWAIT)
-            except OSError:  # unread (ECONNRESET), or no word yet
+                return not channel.recv(1, socket.MSG_DONTWAIT)
+            except OSError:  # unread (ECONNRESET), or no reply yet
                 return True

@@ -1,9 +1,10 @@
-"""A slot's process that stands still for a dump, as the shim knows it: a pristine fork of the
-Template, or the worker itself.
+"""Quiesces a process of a slot for a dump: a pristine fork of the Template, or the worker itself.
+Runs in the shim.
 
-One at a time. It is made to listen at `mounts.CONTROL`, where a restored copy of it will be found;
-it says on a channel of its own that it stands still, and the dump consumes it. Standard library
-only; one thread, the shim's loop."""
+One at a time. The process listens at `mounts.CONTROL`, where its restored copy will be reachable;
+it reports on a separate channel that it is quiesced, and the dump consumes it. Standard library
+only; one thread, the shim's loop.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +21,15 @@ from snapshotter.shim import child, mounts, seqpacket, workdir_archive
 from snapshotter.shim.event_loop import Peer, Poller
 from snapshotter.shim.worker import ShimWorker
 
-_SILENT = "the process ended, or let go of its channel, before it stood still"
+_SILENT = "the process exited, or closed its channel, before it was quiesced"
 _MOST_TEXT = 4096
-"""Of a failure, in characters."""
+"""Limit of a failure message, in characters."""
 
 
 @dataclass(kw_only=True)
 class _Frozen:
-    """`go`: written to once a fork is in its cgroups; -1 after that. `still`: it has said so, and
-    nothing is in the way."""
+    """The process being quiesced. `go`: pipe that releases a fork once it is in its cgroups; -1
+    afterwards. `still`: it has reported that it is quiesced, without obstacles."""
 
     name: str
     in_place: bool
@@ -41,13 +42,15 @@ class _Frozen:
 
 
 class Quiescer:
-    """Owner: the shim's loop. `tell` informs the agent of `quiesced`, `checkpoint_failed` or
-    `_gone`, `files_kept` or `_failed`."""
+    """Quiesces one process at a time. `notify` sends `quiesced`, `checkpoint_failed` or `_gone`,
+    `files_kept` or `_failed` to the agent. Owner: the shim's loop."""
 
-    def __init__(self, shim_worker: ShimWorker, poller: Poller, tell: Callable[..., None]) -> None:
+    def __init__(
+        self, shim_worker: ShimWorker, poller: Poller, notify: Callable[..., None]
+    ) -> None:
         self._shim_worker = shim_worker
         self._poller = poller
-        self._tell = tell
+        self._notify = notify
         self._frozen: _Frozen | None = None
         self._dumped: dict[str, bool] = {}
 
@@ -55,8 +58,8 @@ class Quiescer:
         return f"<Quiescer {self._frozen.name if self._frozen else 'empty'}>"
 
     def start(self, message: Mapping[str, Any], fds: Sequence[int]) -> None:
-        """Have the worker fork one that stands still, or stand still itself. `fds`: CRIU's kdat, or
-        nothing; they stay the caller's."""
+        """Request a quiesced fork from the worker, or that it quiesces itself. `fds`: CRIU's kdat,
+        or empty; the caller keeps them."""
         name, in_place, cgroup = (
             message["checkpoint"],
             message["in_place"],
@@ -64,27 +67,27 @@ class Quiescer:
         )
         joins = self._shim_worker.joins and bool(cgroup.tasks)
         if self._frozen is not None:
-            self._fail(name, f"checkpoint {self._frozen.name} is in the making")
+            self._fail(name, f"checkpoint {self._frozen.name} is in progress")
             return
         frozen = _Frozen(name=name, in_place=in_place, cgroup=cgroup, joins=joins)
         try:
             for kdat in fds:
                 mounts.write_criu_kdat(kdat)
-            self._ask(frozen)
+            self._request(frozen)
         except (OSError, seqpacket.MessageTooLong) as e:
-            self._let_go(frozen)
+            self._close(frozen)
             self._fail(name, str(e))
             return
         self._frozen = frozen
 
-    def _ask(self, frozen: _Frozen) -> None:
+    def _request(self, frozen: _Frozen) -> None:
         worker = self._shim_worker.ready_peer()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         frozen.channel = Peer(
             ours,
             self._poller,
-            lambda message, fds: self._on_word(frozen, message, fds),
-            lambda: self._on_silence(frozen),
+            lambda message, fds: self._on_channel_message(frozen, message, fds),
+            lambda: self._on_channel_closed(frozen),
             paced=True,
         )
         with theirs, _listener() as listener:
@@ -101,9 +104,9 @@ class Quiescer:
             raise
         worker.push({"op": op, "instance": frozen.name, "env": {}}, fds)
 
-    def hear(self, message: Mapping[str, Any], fds: list[int]) -> bool:
-        """What the worker says; False when it is not about this. Raises KeyError, TypeError,
-        ValueError, OSError."""
+    def on_message(self, message: Mapping[str, Any], fds: list[int]) -> bool:
+        """Handle a message of the worker; False if it does not concern the checkpoint. Raises
+        KeyError, TypeError, ValueError, OSError."""
         frozen = self._frozen
         if frozen is None or message.get("instance") != frozen.name:
             return message.get("instance") in self._dumped  # its parent has reaped it
@@ -128,11 +131,13 @@ class Quiescer:
 
     def _watch(self, frozen: _Frozen, pidfd: int) -> None:
         frozen.pidfd = pidfd
-        self._poller.watch(pidfd, lambda _: self._on_gone(frozen))
+        self._poller.watch(pidfd, lambda _: self._on_exit(frozen))
 
-    def _on_word(self, frozen: _Frozen, message: Mapping[str, Any], fds: list[int]) -> None:
-        """On the channel. User code may share it. Raises ValueError for what is not our
-        protocol."""
+    def _on_channel_message(
+        self, frozen: _Frozen, message: Mapping[str, Any], fds: list[int]
+    ) -> None:
+        """Handle a message on the process's channel, which user code may share. Raises ValueError
+        for an invalid message."""
         seqpacket.close_all(fds)
         if message.get("event") != "quiesced" or frozen.pidfd < 0 or frozen.still:
             return
@@ -146,22 +151,22 @@ class Quiescer:
             return
         body = {"event": "quiesced", "checkpoint": frozen.name, "pid": pid, "stdio": None, **found}
         if frozen.still and frozen.in_place:
-            self._shim_worker.freeze()
+            self._shim_worker.on_quiesced()
             body["stdio"] = _pipes_of(body["pid"])
-        self._tell(body, frozen.pidfd)
+        self._notify(body, frozen.pidfd)
         if obstacles:
-            # one in place goes on waiting for orders
+            # a process quiesced in place waits for further requests
             self._drop(frozen, None, kill=not frozen.in_place)
 
-    def _on_silence(self, frozen: _Frozen) -> None:
+    def _on_channel_closed(self, frozen: _Frozen) -> None:
         if not frozen.still and frozen is self._frozen and frozen.in_place:
-            # it closes the channel after a refusal as well; the refusal comes on the control
-            # channel, its death by the pidfd
+            # it closes the channel after a refusal as well; the refusal arrives on the control
+            # channel, its exit by the pidfd
             return
         if not frozen.still:
             self._drop(frozen, _SILENT)
 
-    def _on_gone(self, frozen: _Frozen) -> None:
+    def _on_exit(self, frozen: _Frozen) -> None:
         if frozen.channel is not None and not frozen.still:
             frozen.channel.read_all()
         if frozen is not self._frozen:
@@ -169,16 +174,16 @@ class Quiescer:
         self._drop(frozen, None if frozen.still else _SILENT)
 
     def end(self, name: str | None = None) -> None:
-        """Kill the process that stands still, if it is that one; an agent that is gone will not
-        come back for it."""
+        """Kill the process of that checkpoint, or of any; called as well when the agent has
+        disconnected."""
         if self._frozen is not None and name in (None, self._frozen.name):
-            self._drop(self._frozen, None if self._frozen.still else "it was ended")
+            self._drop(self._frozen, None if self._frozen.still else "the checkpoint was cancelled")
 
     def dump_ended(self) -> None:
-        """A CRIU has ended: what it was to dump is gone by now, or has been in its hands and cannot
-        be trusted."""
+        """A CRIU process has exited: the dumped process has exited, or cannot be trusted after a
+        partial dump."""
         if self._frozen is not None and self._frozen.still:
-            self._kill(self._frozen)  # `_on_gone` follows
+            self._kill(self._frozen)  # `_on_exit` follows
 
     def _drop(self, frozen: _Frozen, failure: str | None, *, kill: bool = True) -> None:
         if self._frozen is not frozen:
@@ -186,12 +191,12 @@ class Quiescer:
         self._frozen = None
         if kill and (frozen.still or not frozen.in_place):
             self._kill(frozen)
-        self._let_go(frozen)
+        self._close(frozen)
         self._dumped = {frozen.name: frozen.in_place}
         if failure is not None:
             self._fail(frozen.name, failure)
         else:
-            self._tell({"event": "checkpoint_gone", "checkpoint": frozen.name})
+            self._notify({"event": "checkpoint_gone", "checkpoint": frozen.name})
 
     @staticmethod
     def _kill(frozen: _Frozen) -> None:
@@ -199,7 +204,7 @@ class Quiescer:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(frozen.pidfd, signal.SIGKILL)
 
-    def _let_go(self, frozen: _Frozen) -> None:
+    def _close(self, frozen: _Frozen) -> None:
         if frozen.channel is not None:
             frozen.channel.close()
         if frozen.pidfd >= 0:
@@ -210,26 +215,26 @@ class Quiescer:
         frozen.go = frozen.pidfd = -1
 
     def _fail(self, name: str, message: str) -> None:
-        self._tell({"event": "checkpoint_failed", "checkpoint": name, "message": message})
+        self._notify({"event": "checkpoint_failed", "checkpoint": name, "message": message})
 
-    # -- the files that go with it
+    # -- files of the checkpoint
 
-    def keep_files(self, name: str, destination: int) -> None:
-        """Write what the slot's files were, and what CRIU added for the dump. The descriptor stays
-        the caller's."""
+    def save_files(self, name: str, destination: int) -> None:
+        """Write the slot's files of the checkpoint, and those that CRIU added during the dump. The
+        caller keeps the descriptor."""
         try:
             known = self._dumped | (
                 {self._frozen.name: self._frozen.in_place} if self._frozen else {}
             )
             if name not in known:
-                raise OSError(f"there was no checkpoint {name}")
-            size = self._keep(destination, in_place=known[name])
+                raise OSError(f"checkpoint {name} does not exist")
+            size = self._write_files(destination, in_place=known[name])
         except (OSError, workdir_archive.ArchiveTooLarge) as e:
-            self._tell({"event": "files_failed", "checkpoint": name, "message": str(e)})
+            self._notify({"event": "files_failed", "checkpoint": name, "message": str(e)})
             return
-        self._tell({"event": "files_kept", "checkpoint": name, "bytes": size})
+        self._notify({"event": "files_kept", "checkpoint": name, "bytes": size})
 
-    def _keep(self, destination: int, *, in_place: bool) -> int:
+    def _write_files(self, destination: int, *, in_place: bool) -> int:
         archive = self._shim_worker.archive
         if in_place:
             workdir_archive.write(destination)
@@ -244,7 +249,7 @@ class Quiescer:
 
 
 def _listener() -> socket.socket:
-    """Where the restored copy will be found; only root may connect. Raises OSError."""
+    """Listening socket for the restored copy; only root may connect. Raises OSError."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(mounts.CONTROL)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -259,7 +264,7 @@ def _listener() -> socket.socket:
 
 
 def _pipes_of(pid: int) -> dict[str, str]:
-    """What stdout and stderr are, for CRIU's `inherit_fd`; those that are no pipes are missing."""
+    """Pipes behind stdout and stderr, for CRIU's `inherit_fd`; other kinds are omitted."""
     found = {}
     for name, fd in (("stdout", 1), ("stderr", 2)):
         with contextlib.suppress(OSError):

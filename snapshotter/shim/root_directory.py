@@ -1,21 +1,20 @@
-"""The root directory of a slot: of the host its programs and libraries, read-only, and nothing
-else.
+"""The root directory of a slot: programs and libraries of the host, read-only, and nothing else.
 
-    /usr, /bin, /sbin, /lib*   the host's (links where they are links there)
-    /etc                       users, hosts and resolver of its own; of the host certificates, what the dynamic linker needs, alternatives
-    /dev                       null, zero, full, random, urandom, tty, pts and shm; GPUs for who asked for one
-    /sys                       the machine's processors and memory, read-only; all of it for who asked for a GPU
-    /proc, /run, /tmp          its own
+    /usr, /bin, /sbin, /lib*   the host's (symbolic links are copied)
+    /etc                       separate users, hosts and resolver; of the host certificates, files of the dynamic linker, alternatives
+    /dev                       null, zero, full, random, urandom, tty, pts and shm; GPUs if requested
+    /sys                       the machine's processors and memory, read-only; all of it if a GPU is requested
+    /proc, /run, /tmp          separate
 
-An image that installs Debian packages has a root file system of its own instead (`base_rootfs`),
-shown whole and read-only, with the same /dev, /sys, /proc, /run and /tmp. Its files are the
-tenant's: nothing that runs as root in the slot loads one of them, so no module is imported once a
-root was entered, and CRIU comes with the machine's own libraries (`criu.portable`).
+An image that installs Debian packages has its own root file system instead (`base_rootfs`), mounted
+as a whole and read-only, with the same /dev, /sys, /proc, /run and /tmp. Its files are the
+tenant's: nothing that runs as root in the slot loads one of them, so no module is imported after
+the root was entered, and CRIU comes with the machine's own libraries (`criu.bundle`).
 
-It is put together below a directory of the slot's, while the host's files can still be named: most
-of it when the slot is made (`prepare`), what a launch says when it comes (`finish`), and entered
-last (`enter`). Runs in the shim, as root; standard library only. Sources: pivot_root(2), mount(2),
-hier(7), devpts (kernel documentation, filesystems/devpts)."""
+The root is assembled below a directory of the slot, while the host's files are still reachable:
+most of it when the slot is made (`prepare`), launch-specific parts when a launch arrives
+(`finish`), and it is entered last (`enter`). Runs in the shim, as root; standard library only.
+Sources: pivot_root(2), mount(2), hier(7), devpts (kernel documentation, filesystems/devpts)."""
 
 from __future__ import annotations
 
@@ -65,8 +64,7 @@ _ETC = frozenset(
 )
 _ETC_BEGINS = ("ImageMagick-", "java-", "python3")
 _ETC_PARTS = ("/etc/pki/ca-trust", "/etc/pki/tls", "/etc/ssl/certs", "/etc/ssl/openssl.cnf")
-"""Of the host, where they are there: settings that its programs and libraries are installed with,
-and cannot do without."""
+"""Files of the host, if they exist: settings that its programs and libraries require."""
 _NODES = ("null", "zero", "full", "random", "urandom", "tty")
 _GPU_NODES = ("/dev/nvidia*", "/dev/dri", "/dev/kfd", "/dev/dxg")
 _LINKS = {
@@ -77,7 +75,7 @@ _LINKS = {
     "ptmx": "pts/ptmx",
 }
 _MACHINE = "/sys/devices/system"
-"""Processors and memory nodes: what numeric libraries count before they make threads."""
+"""Processors and memory nodes, which numeric libraries count to size their thread pools."""
 _RESOLVER = "/etc/resolv.conf"
 _MOUNTED = (
     "dev",
@@ -93,14 +91,13 @@ _MOUNTED = (
 )
 """Directories that the root file system of an image must have."""
 _MOST_NAMES = 1024**2
-"""Characters of an image's /etc/passwd that are kept."""
+"""Limit of an image's /etc/passwd, in characters."""
 _DETACH = 2
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def prepare(at: str) -> None:
-    """Mount a root on the directory `at`, with everything that is the same for each launch. Raises
-    OSError."""
+    """Mount a root on the directory `at`, with all launch-independent parts. Raises OSError."""
     mount("tmpfs", at, "tmpfs", NOSUID | NODEV, "size=1m,mode=755")
     for path in _PROGRAMS:
         _show(path, at)
@@ -114,10 +111,10 @@ def prepare(at: str) -> None:
 
 
 def show_image(at: str, rootfs: str) -> str:
-    """Put an image's root file system into the place of the machine's programs; where the root
-    begins now. Raises OSError.
+    """Replace the machine's programs by an image's root file system; returns the new path of the
+    root. Raises OSError.
 
-    `rootfs`: made ready by `complete`, and nobody's but root's to write.
+    `rootfs`: prepared by `complete`, and writable by root only.
     """
     own = f"{os.path.dirname(at)}/rootfs"
     _make_directory(own)
@@ -131,17 +128,17 @@ def show_image(at: str, rootfs: str) -> str:
 
 
 def complete(rootfs: str, *, uid: int, home: str) -> None:
-    """Make a sealed root file system of an image one that `show_image` can show: what is mounted on
-    is there, and is no link. Blocking.
+    """Prepare an image's root file system for `show_image`: all mount points must be directories.
+    Blocking.
 
-    Raises ValueError that names what an image's steps left in place of a directory, OSError.
+    Raises ValueError that names a mount point that the image's steps replaced, OSError.
     """
     for name in _MOUNTED:
         path = f"{rootfs}/{name}"
         if not os.path.lexists(path):
             _make_directory(path)
         if not stat.S_ISDIR(os.lstat(path).st_mode):
-            raise ValueError(f"/{name} is no directory any more: a step of the image replaced it")
+            raise ValueError(f"/{name} is not a directory: a step of the image replaced it")
     for path in (f"{rootfs}/etc/ld.so.preload", f"{rootfs}{_RESOLVER}"):
         if os.path.lexists(path):
             os.unlink(path)
@@ -151,7 +148,7 @@ def complete(rootfs: str, *, uid: int, home: str) -> None:
 
 
 def _append(path: str, line: str) -> None:
-    """One line more in a file that is the tenant's: no link is followed."""
+    """Append a line to a file of the tenant, without following links."""
     lines: list[str] = []
     if os.path.lexists(path):
         if stat.S_ISREG(os.lstat(path).st_mode):
@@ -162,7 +159,7 @@ def _append(path: str, line: str) -> None:
 
 
 def write_names(at: str, *, uid: int, home: str) -> None:
-    """Who the function is, where the root is the machine's. Raises OSError."""
+    """Write the function's user and group, if the root is the machine's. Raises OSError."""
     names = ["root:x:0:0:root:/:/bin/sh", "nobody:x:65534:65534:nobody:/:/usr/sbin/nologin"]
     groups = ["root:x:0:", "tty:x:5:", "nogroup:x:65534:"]
     if uid:
@@ -173,7 +170,7 @@ def write_names(at: str, *, uid: int, home: str) -> None:
 
 
 def finish(at: str, *, gpu: bool, shared_bytes: int) -> None:
-    """What differs between launches: GPUs, and the bound of /dev/shm. Raises OSError."""
+    """Add launch-specific parts: GPUs, and the size of /dev/shm. Raises OSError."""
     if gpu:
         for path in (path for pattern in _GPU_NODES for path in sorted(glob.glob(pattern))):
             _show(path, at, read_only=False)
@@ -184,8 +181,8 @@ def finish(at: str, *, gpu: bool, shared_bytes: int) -> None:
 
 
 def enter(at: str) -> None:
-    """Make `at` the root, read-only, and let go of the host's. Nothing is imported from files
-    afterwards. Raises OSError."""
+    """Make `at` the root, read-only, and unmount the host's. Disables imports from files. Raises
+    OSError."""
     mount(None, at, None, REMOUNT | BIND | RDONLY | NOSUID | NODEV)
     os.chdir(at)
     machine = os.uname().machine
@@ -194,7 +191,7 @@ def enter(at: str) -> None:
         if machine in system_calls.MACHINES
         else -1
     )
-    # the old root lies over the new one then
+    # afterwards the old root covers the new one
     _check(_libc.syscall(number, b".", b"."), f"pivot_root to {at}")
     _check(_libc.umount2(b".", _DETACH), "umount of the host's root")
     os.chdir("/")
@@ -241,8 +238,8 @@ def _make_dev(at: str) -> None:
 
 
 def _show(path: str, at: str, *, read_only: bool = True) -> None:
-    """Have `path` of the host under its name below `at`, a link as the link; nothing where there is
-    none."""
+    """Mount `path` of the host under its name below `at`, or copy it if it is a symbolic link; no
+    effect if it does not exist."""
     try:
         status = os.lstat(path)
     except FileNotFoundError:
@@ -260,7 +257,7 @@ def _bind(source: str, target: str, *, is_directory: bool, read_only: bool = Tru
         _make_directory(target)
     else:
         os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o444))
-    # with what is mounted below it: containers get their GPU's libraries as mounts in /usr/lib
+    # including submounts: containers get their GPU's libraries as mounts in /usr/lib
     if is_directory and read_only:
         bind_tree(source, target, RDONLY | NOSUID | NODEV)
         return

@@ -1,8 +1,9 @@
-"""JSON datagrams with descriptors over SOCK_SEQPACKET: what agent, spawner, shim and worker say to
-each other.
+"""JSON datagrams with descriptors over SOCK_SEQPACKET: the protocol between agent, spawner, shim
+and worker.
 
-One datagram is one JSON object; descriptors ride along as SCM_RIGHTS (unix(7)). Standard library
-only: the shim imports this."""
+One datagram is one JSON object; descriptors are passed as SCM_RIGHTS (unix(7)). Standard library
+only: the shim imports this.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ def send(sock: socket.socket, raw: bytes, fds: Sequence[int] = ()) -> None:
 
 def receive(sock: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
     """The next message and its descriptors (close-on-exec); None at the end. Raises OSError,
-    ValueError (not our JSON)."""
+    ValueError for invalid JSON."""
     raw, ancillary, _, _ = sock.recvmsg(
         MAX_DATAGRAM_BYTES + 1, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC
     )
@@ -57,12 +58,12 @@ def receive(sock: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
     try:
         message = json.loads(raw)
         if not isinstance(message, dict):
-            raise ValueError(f"a message is a JSON object, got {type(message).__name__}")
+            raise ValueError(f"a message must be a JSON object, got {type(message).__name__}")
     except ValueError:
         close_all(fds)
         raise
     except RecursionError as e:
-        # a hundred thousand brackets: user code shares the worker's channel
+        # for example a hundred thousand brackets: user code shares the worker's channel
         close_all(fds)
         raise ValueError("a message is nested too deeply") from e
     return message, list(fds)
@@ -75,11 +76,12 @@ def close_all(fds: Sequence[int]) -> None:
 
 
 class SendQueue:
-    """Messages to one peer, in order, never blocking. Owner: one thread; descriptors given to it
-    are closed once sent.
+    """Messages to one peer, in order, never blocking. Owner: one thread; descriptors are closed
+    once sent.
 
-    A peer that does not read is cut off when `limit` messages, or `limit_bytes` of them, wait
-    (`push` raises OSError): it can connect again and ask for the state."""
+    A peer that does not read is disconnected when more than `limit` messages, or `limit_bytes` of
+    them, are queued (`push` raises OSError): it can reconnect and fetch the state.
+    """
 
     def __init__(
         self, sock: socket.socket, limit: int = 4096, limit_bytes: int = 8 * 1024**2
@@ -106,13 +108,13 @@ class SendQueue:
         if len(self._waiting) > self._limit or self._bytes > self._limit_bytes:
             self.clear()
             raise OSError(
-                f"peer does not read: {self._limit} messages, or {self._limit_bytes} bytes of "
-                f"them, wait"
+                f"the peer does not read: more than {self._limit} messages or "
+                f"{self._limit_bytes} bytes are queued"
             )
         self.flush()
 
     def flush(self) -> None:
-        """Send until the peer's buffer is full. Raises OSError when the peer is gone."""
+        """Send until the peer's buffer is full. Raises OSError when the peer has disconnected."""
         while self._waiting:
             raw, fds = self._waiting[0]
             try:
@@ -124,7 +126,7 @@ class SendQueue:
             close_all(fds)
 
     def clear(self) -> None:
-        """Forget what waits."""
+        """Discard queued messages."""
         self._bytes = 0
         while self._waiting:
             close_all(self._waiting.popleft()[1])

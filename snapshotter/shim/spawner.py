@@ -2,9 +2,10 @@
 shims into new namespaces.
 
 The agent sends `{"slot", "directory", "logs", "log_max_bytes", "disk_floor_bytes", "groups",
-"namespaces", "network", "name_servers"}` with the slot's listening socket and is answered `{"slot",
+"namespaces", "network", "name_servers"}` with the slot's listening socket. The reply is `{"slot",
 "pid"}` with a pidfd, or `{"slot", "error"}`. A shim is forked, not executed: the interpreter is
-there already, so a slot costs some milliseconds. The spawner ends when the agent does; shims stay.
+loaded already, so a slot costs some milliseconds. The spawner exits when the agent does; shims keep
+running.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from snapshotter.shim.main import Shim
 
 
 def main(control_fd: int) -> None:
-    """Serve the agent on `control_fd` until it is gone."""
-    # the agent's own files are private; a slot's tree is for its tenant, and so is what user code
-    # expects
+    """Serve the agent on `control_fd` until it disconnects."""
+    # the agent's own files are private, but a slot's tree is for its tenant, and user code expects
+    # this umask
     os.umask(0o022)
     os.setsid()
     isolation.become_subreaper()
@@ -44,8 +45,8 @@ def main(control_fd: int) -> None:
 
 
 def _reap() -> None:
-    """Shims are our children or adopted ones. Runs between two bytecodes of the main thread: no
-    lock needed."""
+    """Reap shims, which are our children, directly or as orphans. Runs between two bytecodes of the
+    main thread: no lock needed."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -62,19 +63,20 @@ def _make(
         _between(message, listener, writable)
     os.close(writable)
     with os.fdopen(readable, "rb") as pipe:
-        said = pipe.read().decode(errors="replace")
-    with contextlib.suppress(ChildProcessError):  # the signal handler was faster
+        reply = pipe.read().decode(errors="replace")
+    with contextlib.suppress(ChildProcessError):  # the signal handler has reaped it
         os.waitpid(middle, 0)
-    if not said.isdigit():
+    if not reply.isdigit():
         return {
             "slot": message["slot"],
-            "error": said or "the slot's process ended without a word",
+            "error": reply or "the slot's process exited without a reply",
         }, []
-    return {"slot": message["slot"], "pid": int(said)}, [os.pidfd_open(int(said))]
+    return {"slot": message["slot"], "pid": int(reply)}, [os.pidfd_open(int(reply))]
 
 
 def _between(message: Mapping[str, Any], listener: int, report: int) -> None:
-    """In the middle process: make the namespaces, fork their PID 1, say its host pid, leave."""
+    """Runs in the intermediate process: create the namespaces, fork their PID 1, report its host
+    pid, exit."""
     try:
         if message["namespaces"]:
             mounts.unshare()
@@ -125,7 +127,7 @@ def _become_shim(message: Mapping[str, Any], listener: int, report: int) -> None
 
 
 def _redirect(errors: str) -> None:
-    """Standard streams of its own: those of the agent may close under us."""
+    """Replace the standard streams: those of the agent may be closed at any time."""
     null = os.open("/dev/null", os.O_RDWR)
     log = os.open(errors, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600)
     for fd, target in ((null, 0), (null, 1), (log, 2)):

@@ -1,8 +1,9 @@
-"""Where a symbolic link that a tenant made leads, looked at step by step and never followed.
+"""Resolves a tenant's symbolic link step by step, without following it.
 
-CRIU opens by name, with root's rights, what a process held open, and follows links on the way: a
-link in the place of a directory would have it open a file of the host for the tenant. Standard
-library only. Source: path_resolution(7)."""
+CRIU opens the files of a process by name, with root's rights, and follows links: a link in place of
+a directory would make it open a file of the host for the tenant. Standard library only. Source:
+path_resolution(7).
+"""
 
 from __future__ import annotations
 
@@ -10,14 +11,14 @@ import os
 from collections.abc import Sequence
 
 _MAX_LINKS = 40
-"""In one path, as in the kernel."""
+"""Limit in one path, as in the kernel."""
 
 
 def escapes_root(path: str, *, homes: Sequence[str], files_below: str) -> bool:
-    """True if the end of `path` is in none of `homes` and is no plain file below `files_below`, or
-    a step on the way is outside of both.
+    """True if `path` resolves to a location outside all `homes` that is not a regular file below
+    `files_below`, or if a step on the way is outside both.
 
-    All are absolute. The steps count, because what leads through /proc comes out anywhere.
+    All paths are absolute. Steps are checked because a path through /proc can lead anywhere.
     """
     known = [*homes, files_below]
     at, left, rest = "/", _MAX_LINKS, path.split("/")[::-1]
@@ -30,7 +31,7 @@ def escapes_root(path: str, *, homes: Sequence[str], files_below: str) -> bool:
             return True
         try:
             target = os.readlink(at)
-        except OSError:  # no link; or nothing
+        except OSError:  # not a link, or missing
             continue
         left -= 1
         if not left:

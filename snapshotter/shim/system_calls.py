@@ -1,11 +1,12 @@
-"""System calls by name, with their numbers on x86-64 and arm64 (None: there is none), and which of
+"""System calls by name, with their numbers on x86-64 and arm64 (None: does not exist), and which of
 them a function may make.
 
-What is in neither table is answered as by a kernel that does not have it (ENOSYS): what Linux gains
-later, calls that are obsolete, and some that nothing here needs and whose code in the kernel is
-seldom run (`vmsplice`, `modify_ldt`, `listmount`, …). Begun with what container engines allow by
-default; torch, numpy, vLLM and the examples were recorded to need nothing else
-(`scripts/record-system-calls`). Numbers: asm/unistd_64.h, asm-generic/unistd.h."""
+Calls in neither table fail with ENOSYS, as on a kernel without them: those that Linux adds later,
+obsolete ones, and some that nothing here needs and whose kernel code is rarely exercised
+(`vmsplice`, `modify_ldt`, `listmount`, …). The tables are based on the defaults of container
+engines; torch, numpy, vLLM and the examples were recorded to need nothing else
+(`scripts/record-system-calls`). Numbers: asm/unistd_64.h, asm-generic/unistd.h.
+"""
 
 from __future__ import annotations
 
@@ -308,8 +309,8 @@ ALLOWED: Calls = {
     "write": (1, 64),
     "writev": (20, 66),
 }
-"""Passed on to the kernel as they are. `socket`, `socketpair` and `clone` are allowed by what they
-ask for (`isolation`)."""
+"""Allowed with any arguments. `socket`, `socketpair` and `clone` are filtered by their arguments
+(`isolation`)."""
 DENIED: Calls = {
     "acct": (163, 89),
     "add_key": (248, 217),
@@ -361,12 +362,12 @@ DENIED: Calls = {
     "userfaultfd": (323, 282),
     "vhangup": (153, 58),
 }
-"""Refused with EPERM, as without a capability: what reaches other processes, mounts, the kernel's
-code, its clock or its keys."""
+"""Denied with EPERM, as without a capability: access to other processes, mounts, the kernel's code,
+its clock or its keys."""
 MACHINES = ("x86_64", "aarch64")
 
 
 def numbers(calls: Calls, machine: str) -> dict[str, int]:
-    """name → number on that machine, which is one of MACHINES."""
+    """name → number on `machine`, which is one of MACHINES."""
     at = MACHINES.index(machine)
     return {name: number for name, both in calls.items() if (number := both[at]) is not None}

@@ -1,13 +1,15 @@
-"""What a worker wrote before its snapshot point: its work directory, /tmp and /dev/shm as one
-archive that travels with a snapshot.
+"""Archives the files that a worker wrote before its snapshot point: its work directory, /tmp and
+/dev/shm, as part of a snapshot.
 
-Plain PAX tar, holes as GNU tar 1.x writes them (`GNU.sparse.map`), so that any tar reads it. Kept:
-owner, mode, times to the nanosecond, symbolic and hard links, holes. Left out: sockets, pipes,
-devices. Both ways run as root over names that a tenant chose: every step is one openat(2) that
-follows no link, and counted is what is written: a name may be another file's by the time that it is
-opened. CRIU follows links, with root's rights, when it opens by name what a process held open: so
-no archive has one that leads out of these directories. Runs in the shim; standard library only.
-Sources: pax (POSIX.1-2001), lseek(2), openat(2)."""
+Plain PAX tar, with holes in the format of GNU tar 1.x (`GNU.sparse.map`), so that any tar can read
+it. Included: owner, mode, times to the nanosecond, symbolic and hard links, holes. Excluded:
+sockets, pipes, devices. Both directions run as root over names that a tenant chose: every step is
+one openat(2) that follows no link, and limits apply to the bytes written, because a name may refer
+to another file by the time it is opened. When CRIU opens by name what a process had open, it
+follows links with root's rights; therefore an archive contains no link that leads out of these
+directories. Runs in the shim; standard library only. Sources: pax (POSIX.1-2001), lseek(2),
+openat(2).
+"""
 
 from __future__ import annotations
 
@@ -27,59 +29,59 @@ MAX_BYTES = 64 * 1024**2
 """Data in one archive: it is written at the snapshot point and read in the hot path of every
 restore."""
 _MAX_HEADER_BYTES = 40 * 1024**2
-"""Names, targets of links and maps of holes in one archive: 2 KiB for each of as many entries as
-there may be."""
+"""Names, link targets and hole maps in one archive: 2 KiB for each of the maximum number of
+entries."""
 _MAX_ENTRIES = 20_000
 _MAX_WALKED = 2 * _MAX_ENTRIES
-"""Names looked at, where not all are wanted: what an archive holds, and as many that were written
+"""Names visited if only some are archived: those in an archive, and as many that were written
 since."""
 _MAX_PIECES = MAX_BYTES // 4096
-"""Of data, between the holes of one file."""
+"""Data segments between the holes of one file."""
 _MAX_DEPTH = 64
 _BLOCK = 512
 _COPY_BYTES = 1024**2
 _END = bytes(2 * _BLOCK)
 REMAPPED = "link_remap."
-"""CRIU's names for files that were open and had none any more."""
+"""Prefix of CRIU's names for open files that had been unlinked."""
 
 ROOTS = {"work": f"{mounts.ROOT}/work", "tmp": f"{mounts.ROOT}/tmp", "shm": "/dev/shm"}
-"""First part of a name in the archive → where that is in a slot."""
+"""First part of a name in the archive → its directory in a slot."""
 _SAME_AS_TMP = ("/tmp", "/var/tmp")
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class ArchiveTooLarge(ValueError):
-    """Raised when there is more than an archive may hold; the message names the biggest file and
-    the way out."""
+    """Raised when an archive would exceed its limits; the message names the biggest file and the
+    remedy."""
 
 
 class SymlinkEscapes(ArchiveTooLarge):
-    """Raised when a symbolic link leads out of the directories that travel; the message names it
-    and the way out."""
+    """Raised when a symbolic link leads out of the archived directories; the message names it and
+    the remedy."""
 
 
 class InvalidArchive(ValueError):
-    """Raised when an archive is not one of ours: a name or a link leads out of its directory, a
-    kind that is never written, garbage."""
+    """Raised when an archive is invalid: a name or link leads out of its directory, an entry has an
+    unsupported type, or the data is corrupt."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Archive:
-    """Entries up to byte `end` of `fd`, without the mark that ends a tar. `names`: of what is in
-    it."""
+    """Entries up to byte `end` of `fd`, without the end mark of a tar. `names`: names of the
+    entries."""
 
     fd: int
     end: int
     names: frozenset[str] = frozenset()
 
     def close(self) -> None:
-        """Let go of the descriptor."""
+        """Close the descriptor."""
         os.close(self.fd)
 
 
 @dataclass(kw_only=True)
 class _Tally:
-    """What a walk has met so far, and how much may be written."""
+    """Totals of a walk, and its limits."""
 
     max_bytes: int = MAX_BYTES
     max_header_bytes: int = _MAX_HEADER_BYTES
@@ -91,11 +93,11 @@ class _Tally:
 
     @property
     def left_bytes(self) -> int:
-        """Data that there may still be."""
+        """Data that may still be written."""
         return self.max_bytes - self.bytes
 
     def add(self, name: str, size: int) -> None:
-        """Data of one entry. Raises ArchiveTooLarge."""
+        """Count the data of one entry. Raises ArchiveTooLarge."""
         self.entries += 1
         self.bytes += size
         self.biggest = max(self.biggest, (size, name))
@@ -114,7 +116,7 @@ class _Tally:
             )
 
     def add_header(self, name: str, size: int) -> None:
-        """What describes one entry. Raises ArchiveTooLarge."""
+        """Count the header of one entry. Raises ArchiveTooLarge."""
         self.header_bytes += size
         if self.header_bytes > self.max_header_bytes:
             raise ArchiveTooLarge(
@@ -124,22 +126,22 @@ class _Tally:
 
 
 def place(name: str) -> str:
-    """Where an entry is in the slot."""
+    """Path of an entry in the slot."""
     root, _, rest = name.partition("/")
     return f"{ROOTS[root]}/{rest}" if rest else ROOTS[root]
 
 
 def measure(roots: dict[str, str] = ROOTS, *, max_bytes: int = MAX_BYTES) -> None:
-    """Look whether it would fit. Raises ArchiveTooLarge, SymlinkEscapes, OSError."""
+    """Check whether an archive would fit. Raises ArchiveTooLarge, SymlinkEscapes, OSError."""
     tally = _Tally(max_bytes=max_bytes)
     for name, _, status in _walk(roots):
         tally.add(name, _data_bytes(status))
         if stat.S_ISLNK(status.st_mode):
-            _demand_inside(name, roots)
+            _require_inside(name, roots)
 
 
 def pack(fd: int, roots: dict[str, str] = ROOTS, *, max_bytes: int = MAX_BYTES) -> Archive:
-    """Everything below `roots` into the empty file `fd`, which is the archive's then. Raises
+    """Archive everything below `roots` to the empty file `fd`, which the archive then owns. Raises
     ArchiveTooLarge, SymlinkEscapes, OSError."""
     try:
         end, names = write(fd, roots, max_bytes=max_bytes)
@@ -157,7 +159,7 @@ def write(
     max_header_bytes: int = _MAX_HEADER_BYTES,
     wanted: Callable[[str], bool] = lambda _: True,
 ) -> tuple[int, frozenset[str]]:
-    """Append entries to `fd`, no more than both bounds; its size then, and their names. Raises
+    """Append entries to `fd` within both limits; returns its size and their names. Raises
     ArchiveTooLarge, SymlinkEscapes, OSError."""
     tally, names = _Tally(max_bytes=max_bytes, max_header_bytes=max_header_bytes), set()
     with os.fdopen(os.dup(fd), "wb") as out:
@@ -165,20 +167,20 @@ def write(
         for name, directory, status in _walk(roots):
             if wanted(name):
                 if stat.S_ISLNK(status.st_mode):
-                    _demand_inside(name, roots)
+                    _require_inside(name, roots)
                 if _write_entry(out, name, directory, status, tally):
                     names.add(name)
         return out.tell(), frozenset(names)
 
 
 def finish(fd: int) -> int:
-    """Write the mark that ends a tar; the size of the whole. Raises OSError."""
+    """Write the end mark of a tar; returns the total size. Raises OSError."""
     size = os.lseek(fd, 0, os.SEEK_END)
     return size + os.write(fd, _END)
 
 
 def copy(archive: Archive, to: int) -> None:
-    """The entries of an archive into another file, at its end. Raises OSError."""
+    """Append the entries of an archive to another file. Raises OSError."""
     os.lseek(to, 0, os.SEEK_END)
     at = 0
     while at < archive.end:
@@ -190,7 +192,7 @@ def copy(archive: Archive, to: int) -> None:
 
 
 def remapped(archive: Archive | None) -> list[str]:
-    """Names that CRIU gave to files without one since `archive` was made. Raises OSError."""
+    """Names that CRIU gave to unlinked files since `archive` was made. Raises OSError."""
     known = archive.names if archive else frozenset()
     return [
         name
@@ -200,14 +202,14 @@ def remapped(archive: Archive | None) -> list[str]:
 
 
 def remove(name: str) -> None:
-    """Take one entry's file away; one that is gone is no error."""
+    """Delete the file of an entry; no error if it does not exist."""
     with contextlib.suppress(OSError), _parent(name, ROOTS) as (directory, last):
         os.unlink(last, dir_fd=directory)
 
 
 def unpack(fd: int, roots: dict[str, str] = ROOTS) -> int:
-    """Put an archive back, before anybody else is in the slot; where its entries end. An empty file
-    is an empty archive.
+    """Extract an archive, before any other process is in the slot; returns where its entries end.
+    An empty file is an empty archive.
 
     Raises InvalidArchive, OSError.
     """
@@ -234,10 +236,10 @@ def unpack(fd: int, roots: dict[str, str] = ROOTS) -> int:
                     _stamp(name, info, roots)
                 return archive.offset
         except (tarfile.TarError, EOFError, ValueError) as e:
-            raise InvalidArchive(f"the slot's files cannot be read: {e}") from e
+            raise InvalidArchive(f"the archive of the slot's files is invalid: {e}") from e
 
 
-# -- from the slot into the archive
+# -- writing
 
 
 def _walk(roots: dict[str, str]) -> Iterator[tuple[str, int, os.stat_result]]:
@@ -261,7 +263,8 @@ def _walk(roots: dict[str, str]) -> Iterator[tuple[str, int, os.stat_result]]:
 
 
 def _below(prefix: str, directory: int) -> Iterator[tuple[str, int, os.stat_result]]:
-    """Takes ownership of `directory`. What vanishes meanwhile is passed over."""
+    """Walk a directory. Takes ownership of `directory`. Files that disappear during the walk are
+    skipped."""
     try:
         with os.scandir(directory) as entries:
             names = [entry.name for entry in itertools.islice(entries, _MAX_WALKED + 1)]
@@ -278,9 +281,9 @@ def _below(prefix: str, directory: int) -> Iterator[tuple[str, int, os.stat_resu
         os.close(directory)
 
 
-def _demand_inside(name: str, roots: dict[str, str]) -> None:
-    """Early and by name; what counts is the look at an archive in its new slot, where nobody can
-    change it meanwhile."""
+def _require_inside(name: str, roots: dict[str, str]) -> None:
+    """An early check by name; the authoritative check happens in the new slot, where nothing can
+    change the archive."""
     if _leads_out(name, roots):
         raise SymlinkEscapes(
             f"{place(name)} is a symbolic link that leads out of the work directory, /tmp and "
@@ -302,7 +305,7 @@ def _data_bytes(status: os.stat_result) -> int:
 def _write_entry(
     out: IO[bytes], name: str, directory: int, status: os.stat_result, tally: _Tally
 ) -> bool:
-    """Header and data of one entry; False for what is left out, or gone."""
+    """Write header and data of one entry; False if it is excluded or does not exist."""
     last = name.rpartition("/")[2]
     if stat.S_ISREG(status.st_mode):
         return _write_file(out, name, last, directory, tally)
@@ -334,7 +337,7 @@ def _write_header(out: IO[bytes], info: tarfile.TarInfo, tally: _Tally) -> None:
 
 
 def _write_file(out: IO[bytes], name: str, last: str, directory: int, tally: _Tally) -> bool:
-    """Of the file that is opened, whatever it was that the walk saw under its name."""
+    """Write the file that is opened, whatever the walk saw under its name."""
     try:
         fd = os.open(
             last, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory
@@ -373,11 +376,12 @@ def _write_file(out: IO[bytes], name: str, last: str, directory: int, tally: _Ta
 
 
 def _pieces(fd: int, size: int, *, most_bytes: int) -> list[tuple[int, int]]:
-    """(start, length) of what is data; a hole at the end is told by an empty last piece, as GNU tar
-    does.
+    """(start, length) of the data segments; a final hole is represented by an empty last segment,
+    as in GNU tar.
 
-    No further than `most_bytes` of data, which is then told by more: somebody may write and punch
-    holes meanwhile. Raises ArchiveTooLarge."""
+    Stops after `most_bytes` of data, which the result then exceeds: the file may change during the
+    scan. Raises ArchiveTooLarge.
+    """
     found, at, data = list[tuple[int, int]](), 0, 0
     while at < size and data <= most_bytes:
         if len(found) > _MAX_PIECES:
@@ -385,8 +389,8 @@ def _pieces(fd: int, size: int, *, most_bytes: int) -> list[tuple[int, int]]:
                 f"a file written before the snapshot point has more than {_MAX_PIECES} holes"
             )
         try:
-            start = min(size, os.lseek(fd, at, os.SEEK_DATA))  # it may have grown meanwhile
-        except OSError:  # ENXIO: nothing but a hole is left
+            start = min(size, os.lseek(fd, at, os.SEEK_DATA))  # the file may have grown
+        except OSError:  # ENXIO: only a hole remains
             break
         at = min(size, os.lseek(fd, start, os.SEEK_HOLE))
         found.append((start, at - start))
@@ -398,7 +402,7 @@ def _pieces(fd: int, size: int, *, most_bytes: int) -> list[tuple[int, int]]:
 
 def _copy_piece(fd: int, start: int, length: int, out: IO[bytes]) -> None:
     while length:
-        # it was cut while we read
+        # the file was truncated during the read
         chunk = os.pread(fd, min(length, _COPY_BYTES), start) or bytes(min(length, _COPY_BYTES))
         out.write(chunk)
         start, length = start + len(chunk), length - len(chunk)
@@ -414,13 +418,13 @@ def _write_all(fd: int, data: bytes) -> None:
         view = view[os.write(fd, view) :]
 
 
-# -- from the archive into the slot
+# -- extracting
 
 
 @contextlib.contextmanager
 def _parent(name: str, roots: dict[str, str]) -> Iterator[tuple[int, str]]:
-    """The directory that `name` is in, opened step by step, and its last part ("." for a root).
-    Raises InvalidArchive, OSError."""
+    """The directory of `name`, opened step by step, and its last part ("." for a root). Raises
+    InvalidArchive, OSError."""
     root, *parts = name.split("/")
     if root not in roots or any(part in ("", ".", "..") or "\0" in part for part in parts):
         raise InvalidArchive(f"an entry's name leads out of the slot's directories: {name!r}")
@@ -441,7 +445,7 @@ def _extract(archive: tarfile.TarFile, info: tarfile.TarInfo, roots: dict[str, s
             if last != ".":
                 _make_way(directory, last)
                 os.mkdir(last, 0o700, dir_fd=directory)
-            return  # owner, mode and time follow, once what is in it is there
+            return  # owner, mode and time are set after its content
         _make_way(directory, last)
         if info.issym():
             os.symlink(info.linkname, last, dir_fd=directory)
@@ -481,7 +485,7 @@ def _extract_file(
             while length:
                 chunk = source.read(min(length, _COPY_BYTES))
                 if not chunk:
-                    raise InvalidArchive(f"an entry is cut off: {info.name!r}")
+                    raise InvalidArchive(f"an entry is truncated: {info.name!r}")
                 target.write(chunk)
                 length -= len(chunk)
 

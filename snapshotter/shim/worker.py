@@ -1,4 +1,4 @@
-"""The worker of a slot, as its shim knows it: booted, or restored and revived. Standard library
+"""The worker of a slot, managed by the shim: booted, or restored and resumed. Standard library
 only; one thread, the shim's loop."""
 
 from __future__ import annotations
@@ -19,21 +19,23 @@ from snapshotter.shim.log_pipe import LogFile, LogPipe
 from snapshotter.shim.workdir_archive import Archive
 
 _STRAYS_NAMED = 100
-"""Processes that are named at a snapshot point; one is enough to keep it from being forked."""
+"""Surplus processes that are named at a snapshot point; a single one prevents forking."""
 _MESSAGE_TEXT = 1024
-Hear = Callable[[Mapping[str, Any], list[int]], None]
+OnMessage = Callable[[Mapping[str, Any], list[int]], None]
 
 
 class ShimWorker:
-    """Owner: the shim's loop.
+    """The worker of one slot. Owner: the shim's loop.
 
     Attributes:
         state: empty → booting → resident → serving → dead; or empty → furnished (a restore may
-        begin) → resident; resident → frozen
-            (it stands still, whole, for a dump); resident → proving → proven.
-        pid: in the slot; 0 when there is none. point: the snapshot point once reached. failure:
-        what user code raised while it started. archive: the files of the slot as they were at the
-        snapshot point; None when it is not to be forked for a snapshot.
+            begin) → resident; resident → frozen (quiesced as a whole for a dump); resident →
+            proving → proven.
+        pid: pid in the slot; 0 if there is none.
+        point: the snapshot point once reached.
+        failure: what user code raised during the start.
+        archive: the files of the slot at the snapshot point; None if it cannot be forked for a
+            snapshot.
     """
 
     def __init__(
@@ -42,21 +44,21 @@ class ShimWorker:
         *,
         poller: Poller,
         recorder: LogCapture,
-        tell: Callable[..., None],
+        notify: Callable[..., None],
         root: str,
     ) -> None:
-        """`root`: where the slot's root directory begins (`mounts.prepare`); "": it has no
+        """`root`: directory of the slot's root (`mounts.prepare`); "": the slot has no
         namespaces."""
         self._slot = slot
         self._poller = poller
         self._recorder = recorder
-        self._tell = tell
+        self._notify = notify
         self._root = root
         self._namespaced = bool(root)
         self._log: LogFile | None = None
         self._pipes: list[LogPipe] = []
-        self._kept = True
-        self._spoiled = False
+        self._archives_files = True
+        self._has_lost_pages = False
         self.peer: Peer | None = None
         self.confinement: child.Confinement | None = None
         self.state = "empty"
@@ -70,9 +72,9 @@ class ShimWorker:
     def __repr__(self) -> str:
         return f"<ShimWorker {self.state} pid {self.pid}>"
 
-    # -- how it comes to be
+    # -- start
 
-    def boot(self, message: Mapping[str, Any], hear: Hear) -> None:
+    def boot(self, message: Mapping[str, Any], on_message: OnMessage) -> None:
         """Make the tree and execute the worker in it."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
@@ -89,22 +91,22 @@ class ShimWorker:
             seqpacket.close_all(ends)
         except OSError as e:
             ours.close()
-            self._tell({"event": "boot_failed", "message": str(e)})
+            self._notify({"event": "boot_failed", "message": str(e)})
             return
         finally:
             theirs.close()
         self.pidfd = os.pidfd_open(self.pid)
         self.state = "booting"
-        self.peer = Peer(ours, self._poller, hear, lambda: None, paced=True)
-        self._tell({"event": "booted", "pid": self.pid}, self.pidfd)
+        self.peer = Peer(ours, self._poller, on_message, lambda: None, paced=True)
+        self._notify({"event": "booted", "pid": self.pid}, self.pidfd)
 
-    def furnish(self, message: Mapping[str, Any], kdat: int, files: int) -> None:
-        """Make the tree and put the snapshot's files into it: CRIU may restore a process then. The
-        descriptors stay the caller's."""
+    def prepare_restore(self, message: Mapping[str, Any], kdat: int, files: int) -> None:
+        """Make the tree and extract the snapshot's files into it, so that CRIU can restore a
+        process. The caller keeps the descriptors."""
         try:
             if not self._namespaced or self.state != "empty":
                 raise OSError(
-                    f"this slot cannot be restored into: it is "
+                    f"cannot restore into this slot: it is "
                     f"{self.state if self._namespaced else 'without namespaces'}"
                 )
             self._build(message)
@@ -113,22 +115,22 @@ class ShimWorker:
             self.archive = Archive(fd=os.dup(files), end=end)
             self._confine(message)
         except (OSError, workdir_archive.InvalidArchive) as e:
-            self._tell({"event": "boot_failed", "message": str(e)})
+            self._notify({"event": "boot_failed", "message": str(e)})
             return
         self.state = "furnished"
-        self._tell({"event": "furnished"})
+        self._notify({"event": "furnished"})
 
-    def revive(self, message: Mapping[str, Any], hear: Hear) -> None:
-        """Connect to a process that CRIU has restored: it is the worker from then on."""
+    def resume(self, message: Mapping[str, Any], on_message: OnMessage) -> None:
+        """Connect to a process that CRIU has restored; it becomes the worker."""
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             if self.state != "furnished":
-                raise OSError(f"nothing can be revived in a slot that is {self.state}")
-            if self._spoiled:
-                raise OSError("its memory is lost: the page daemon died")
+                raise OSError(f"cannot resume a worker in a slot that is {self.state}")
+            if self._has_lost_pages:
+                raise OSError("its memory is lost: the page daemon crashed")
             pid = int(message["pid"])
             if pid not in mounts.children():
-                raise OSError(f"process {pid} is no child of the slot's shim")
+                raise OSError(f"process {pid} is not a child of the slot's shim")
             connection.setblocking(False)
             connection.connect(mounts.CONTROL)
             os.unlink(mounts.CONTROL)
@@ -136,24 +138,25 @@ class ShimWorker:
             self.pidfd = os.pidfd_open(pid)
         except OSError as e:
             connection.close()
-            self.clear_away()
-            self._tell({"event": "revive_failed", "message": str(e)})
+            self.kill_leftovers()
+            self._notify({"event": "revive_failed", "message": str(e)})
             return
         self.pid, self.state, self.point = pid, "resident", message["point"]
-        self.peer = Peer(connection, self._poller, hear, lambda: None, paced=True)
-        self._tell({"event": "revived", "pid": pid}, self.pidfd)
+        self.peer = Peer(connection, self._poller, on_message, lambda: None, paced=True)
+        self._notify({"event": "revived", "pid": pid}, self.pidfd)
 
-    def clear_away(self) -> None:
-        """A restore has failed: whatever it left half made goes, and the slot is of no use any
-        more."""
+    def kill_leftovers(self) -> None:
+        """Kill what a failed restore left behind; the slot is unusable afterwards."""
         if self.state == "furnished":
             self.state = "dead"
             with contextlib.suppress(ProcessLookupError):
-                os.kill(-1, signal.SIGKILL)  # of PID 1: everybody in the namespace but itself
+                os.kill(
+                    -1, signal.SIGKILL
+                )  # from PID 1: all processes of the namespace except itself
 
     def pipes(self) -> list[int]:
-        """Log pipes for a tree that is booted or restored; the ends to write to are the caller's.
-        Raises OSError."""
+        """Create log pipes for a tree that is booted or restored; returns the write ends, owned by
+        the caller. Raises OSError."""
         if self._log is None:
             self._log = self._recorder.open(self._slot)
         return self._recorder.pipes_into(self._log, self._pipes)
@@ -174,32 +177,34 @@ class ShimWorker:
             **{name: message[name] for name in names},
             log_refused=bool(message.get("log_refused", False)),
         )
-        self._kept = bool(message.get("snapshot", True)) and self._namespaced
+        self._archives_files = bool(message.get("snapshot", True)) and self._namespaced
 
     @property
     def _confinement(self) -> child.Confinement:
         if self.confinement is None:
-            raise OSError("the slot has nothing in it")
+            raise OSError("the slot is empty")
         return self.confinement
 
-    # -- what it says and is told
+    # -- events and requests
 
     def reach_point(self, message: Mapping[str, Any]) -> None:
-        """It waits for orders. What it wrote so far is kept for its snapshots: its forks will
-        write, too. Raises ValueError."""
+        """Handle the snapshot point. Archives the files written so far for its snapshots, because
+        its forks will write as well. Raises ValueError."""
         point = reports.point_of(message)
-        with self._poller.free_of_charge():
+        with self._poller.unmetered():
             strays = mounts.other_processes({os.getpid(), self.pid}) if self._namespaced else []
             point["threads"] += [f"process {name}" for name in strays[:_STRAYS_NAMED]]
-            point["obstacles"] += self._keep(point["threads"]) if self._kept else []
+            point["obstacles"] += (
+                self._archive_files(point["threads"]) if self._archives_files else []
+            )
         self.state, self.point = "resident", point
-        self._tell({"event": "snapshot_point", **point})
+        self._notify({"event": "snapshot_point", **point})
 
-    def _keep(self, threads: Sequence[str]) -> list[dict[str, Any]]:
-        """Obstacles that the files are."""
+    def _archive_files(self, threads: Sequence[str]) -> list[dict[str, Any]]:
+        """Archive the slot's files; returns obstacles."""
         try:
             if threads:
-                workdir_archive.measure()  # it is dumped whole, and its files are packed once it is
+                workdir_archive.measure()  # it is dumped as a whole, with its files
             else:
                 self.archive = workdir_archive.pack(self._recorder.unnamed_file())
         except (workdir_archive.ArchiveTooLarge, OSError) as e:
@@ -222,33 +227,34 @@ class ShimWorker:
 
     @property
     def joins(self) -> bool:
-        """Whether its forks enter their groups by themselves."""
+        """Whether its forks enter their groups themselves."""
         return bool(self.point.get("joins"))
 
     def ready_peer(self) -> Peer:
-        """Who obeys orders. Raises ProcessLookupError when nobody does."""
+        """The worker's channel. Raises ProcessLookupError if the worker does not accept
+        requests."""
         if self.state != "resident" or self.peer is None:
             raise ProcessLookupError(f"the worker is {self.state}")
         return self.peer
 
     def serve(self) -> None:
-        """It has become the instance: no fork of it will be kept."""
+        """The worker has become the instance: its forks are not snapshotted."""
         self.state = "serving"
-        self._forget_files()
+        self._drop_archive()
 
-    def freeze(self) -> None:
-        """It stands still, whole, and its control channel is closed."""
+    def on_quiesced(self) -> None:
+        """The worker is quiesced as a whole, and its control channel is closed."""
         self.state = "frozen"
         if self.peer is not None:
             self.peer.close()
 
-    def prove(self) -> None:
-        """Have it answer its examples once more; it leaves after that."""
+    def check_examples(self) -> None:
+        """Request that the worker runs its examples again; it exits afterwards."""
         try:
             self.ready_peer().push({"op": "prove", "instance": "proof", "env": {}}, [])
         except OSError as e:
             error = {"type": type(e).__name__, "message": str(e), "traceback": ""}
-            self._tell({"event": "proved", "ok": False, "error": error, "phases_ms": {}})
+            self._notify({"event": "proved", "ok": False, "error": error, "phases_ms": {}})
             return
         self.state = "proving"
 
@@ -258,20 +264,20 @@ class ShimWorker:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
-    def spoil(self) -> None:
-        """Its memory will not come any more: it ends, now or instead of its revival."""
-        self._spoiled = True
+    def on_pages_lost(self) -> None:
+        """Its memory is lost: kill it now, or fail its resume."""
+        self._has_lost_pages = True
         self.kill()
 
-    def exited(self, status: int) -> None:
-        """It is gone, and has been reaped."""
+    def on_exit(self, status: int) -> None:
+        """Handle its exit, after it was reaped."""
         if self.peer is not None:
-            self.peer.read_all()  # what it said before it died counts, a failure report above all
+            self.peer.read_all()  # messages sent before its exit count, above all a failure report
         self.state, self.status, self.pid = "dead", status, 0
         for pipe in self._pipes:
             pipe.drain()
 
-    def _forget_files(self) -> None:
+    def _drop_archive(self) -> None:
         if self.archive is not None:
             self.archive.close()
             self.archive = None

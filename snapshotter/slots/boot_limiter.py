@@ -1,9 +1,10 @@
-"""Places for boots and restores: more at once than the processors can do make each of them late,
+"""Limits concurrent boots and restores: more than the processors can run makes each of them late,
 and none of them early.
 
-Tenants take turns at them by deficit round robin (Shreedhar & Varghese 1996): each turn is as many
-places as the tenant's weight, first in first out within a tenant. So the cold starts of one tenant,
-however many, delay another's by its part of a turn."""
+Tenants alternate by deficit round robin (Shreedhar & Varghese 1996): each turn grants as many boots
+as the tenant's weight, first in first out within a tenant. However many cold starts one tenant has,
+they delay another tenant's by at most one turn.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +20,15 @@ from typing import Final, Self
 from snapshotter.types import Share
 
 PER_PROCESSOR: Final = 2
-"""One reads its files while another one computes."""
+"""One boot reads its files while another one computes."""
 HOLD_S: Final = 2.0
-"""A boot that takes longer, because it waits for somebody, goes on without a place: it holds up
-nobody for more."""
+"""A boot that takes longer, for example because it waits for I/O, continues without a permit and
+blocks others no further."""
 MOST_S: Final = 20.0
-"""How long one that takes longer keeps its place while all processors have work: another beside it
-would only make both later."""
+"""How long a slower boot keeps its permit while all processors are busy: another boot would only
+delay both."""
 NOBODY: Final = Share()
-"""Whose work it is that no caller waits for: all of it is one tenant's of weight 1."""
+"""Share of background work without a caller: one tenant of weight 1."""
 
 
 def _never() -> bool:
@@ -35,7 +36,7 @@ def _never() -> bool:
 
 
 def processors_are_busy() -> bool:
-    """Whether more threads want to run now than suit the processors of this machine (proc(5),
+    """Whether more threads are runnable now than the processors of this machine can serve (proc(5),
     /proc/loadavg, fourth field)."""
     try:
         running = Path("/proc/loadavg").read_text().split()[3].partition("/")[0]
@@ -45,7 +46,7 @@ def processors_are_busy() -> bool:
 
 
 class _Flow:
-    """One tenant's waiters, and what is left of its turn."""
+    """One tenant's waiters, and the rest of its turn."""
 
     __slots__ = ("credit", "waiters", "weight")
 
@@ -56,7 +57,7 @@ class _Flow:
 
 
 class FairSemaphore:
-    """`count` places, handed on in turns. Owner: the event loop."""
+    """A semaphore of `count` permits, granted to tenants in turns. Owner: the event loop."""
 
     def __init__(self, count: int) -> None:
         self._free = count
@@ -68,11 +69,11 @@ class FairSemaphore:
 
     @property
     def free(self) -> int:
-        """Places that nobody holds."""
+        """Number of free permits."""
         return self._free
 
     async def acquire(self, share: Share) -> None:
-        """Wait for a place; whoever has one gives it back by `release`."""
+        """Wait for a permit; return it by `release`."""
         if self._free:
             self._free -= 1
             return
@@ -84,29 +85,29 @@ class FairSemaphore:
             await waiter
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled():
-                self.release()  # the place came in the same moment: it must not be lost
+                self.release()  # the permit was granted at the same moment: return it
             raise
 
     def release(self) -> None:
-        """Hand the place on to whose turn it is."""
+        """Return a permit, and grant it to the next waiter in turn."""
         while self._flows:
             tenant, flow = next(iter(self._flows.items()))
             waiter = flow.waiters.popleft()
-            is_here = not waiter.done()
-            flow.credit -= is_here
+            is_waiting = not waiter.done()
+            flow.credit -= is_waiting
             if not flow.waiters:
                 del self._flows[tenant]
             elif flow.credit <= 0:
                 flow.credit = flow.weight
                 self._flows.move_to_end(tenant)
-            if is_here:
+            if is_waiting:
                 waiter.set_result(None)
                 return
         self._free += 1
 
 
 class BootLimiter:
-    """Turns that end by themselves. Owner: the event loop."""
+    """Limits boots; permits expire. Owner: the event loop."""
 
     def __init__(
         self,
@@ -116,34 +117,36 @@ class BootLimiter:
         most_s: float = MOST_S,
         is_busy: Callable[[], bool] = _never,
     ) -> None:
-        """`is_busy`: whether the processors have more to do than they can; then a place is kept for
-        up to `most_s`."""
-        self._turns = FairSemaphore(count)
+        """`is_busy`: whether the processors are overloaded; a permit is then held for up to
+        `most_s`."""
+        self._semaphore = FairSemaphore(count)
         self._hold_s = hold_s
         self._most_s = most_s
         self._is_busy = is_busy
 
     @classmethod
     def for_processors(cls) -> Self:
-        """As many as suit those that this process may use."""
+        """A limiter that suits the processors available to this process."""
         return cls(PER_PROCESSOR * len(os.sched_getaffinity(0)), is_busy=processors_are_busy)
 
     @contextlib.asynccontextmanager
-    async def one(self, share: Share = NOBODY) -> AsyncIterator[float]:
-        """A place while the context lasts, or for about `hold_s`; for how long it was waited for,
-        in ms."""
+    async def acquire(self, share: Share = NOBODY) -> AsyncIterator[float]:
+        """Hold a permit while the context lasts, or for about `hold_s`; yields the time waited for
+        it, in ms."""
         began = time.perf_counter()
-        await self._turns.acquire(share)
-        with contextlib.ExitStack() as place:  # closed by whoever is first
-            place.callback(self._turns.release)
+        await self._semaphore.acquire(share)
+        with (
+            contextlib.ExitStack() as place
+        ):  # closed by the timer or the context, whichever is first
+            place.callback(self._semaphore.release)
             self._arm(place, time.perf_counter() + self._most_s)
             yield (time.perf_counter() - began) * 1000
 
     def _arm(self, place: contextlib.ExitStack, until: float) -> None:
-        timer = asyncio.get_running_loop().call_later(self._hold_s, self._look, place, until)
+        timer = asyncio.get_running_loop().call_later(self._hold_s, self._check, place, until)
         place.callback(timer.cancel)
 
-    def _look(self, place: contextlib.ExitStack, until: float) -> None:
+    def _check(self, place: contextlib.ExitStack, until: float) -> None:
         if self._is_busy() and time.perf_counter() < until:
             self._arm(place, until)
         else:

@@ -1,4 +1,5 @@
-"""An instance in a slot as the agent sees it, how it ends, and who is told."""
+"""An instance's process in a slot as the agent knows it, its exit status, and the listener of a
+slot."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ExitStatus:
-    """How a process ended: wait status, None when nobody could tell. `lost`: it never came to be,
-    its Template was gone."""
+    """How a process exited: wait status, or None if unknown. `lost`: it was never forked, because
+    its Template had exited."""
 
     status: int | None
     lost: bool = False
@@ -24,34 +25,34 @@ class ExitStatus:
 
 @dataclass(kw_only=True, eq=False)
 class InstanceProcess:
-    """An instance in a slot. Owner: the event loop; changed by Slot's event handlers only.
+    """An instance in a slot. Owner: the event loop; changed only by Slot's event handlers.
 
     Attributes:
-        ready: phases (ms) once it serves; cancelled when it is gone first.
-        gone: how it ended.
-        error: what user code raised while it started.
+        ready: phases (ms) once it serves; cancelled if the process exits first.
+        exited: how the process exited.
+        error: what user code raised during the start.
     """
 
     id: InstanceId
     note: Mapping[str, Any]
     ready: asyncio.Future[Mapping[str, float]]
-    gone: asyncio.Future[ExitStatus]
+    exited: asyncio.Future[ExitStatus]
     pidfd: int = -1
     pid: int = 0
     error: Mapping[str, Any] | None = None
 
 
 class SlotListener(Protocol):
-    """Who is told what happens in a slot without being asked."""
+    """Receives the events of a slot."""
 
-    def instance_gone(self, slot: Slot, running: InstanceProcess) -> None: ...
+    def on_instance_exit(self, slot: Slot, running: InstanceProcess) -> None: ...
 
-    def worker_gone(self, slot: Slot, status: int | None) -> None: ...
+    def on_worker_exit(self, slot: Slot, status: int | None) -> None: ...
 
-    def slot_gone(self, slot: Slot) -> None: ...
+    def on_slot_lost(self, slot: Slot) -> None: ...
 
     def log_dropped(self, count: int) -> None: ...
 
-    def parked(self, slot: Slot) -> None: ...
+    def on_parked(self, slot: Slot) -> None: ...
 
-    def parked_gone(self, slot: Slot, name: str) -> None: ...
+    def on_parked_exit(self, slot: Slot, name: str) -> None: ...

@@ -1,8 +1,9 @@
-"""Instances on this node: from the claim on memory to the last trace of them.
+"""Instances on this node, from the memory reservation to the end of their cleanup.
 
-An `Instance` exists from the moment a start was accepted. Its end is noticed by the shim, explained
-here (`exit_reason`), told to the watchers, and cleaned up: socket, cgroup, and the slot when nobody
-is left in it."""
+An `Instance` exists from the moment a start is accepted. The shim detects its exit; the agent
+determines the reason (`exit_reason`), notifies the watchers, and removes its socket, its cgroup,
+and its slot if that is empty.
+"""
 
 from __future__ import annotations
 
@@ -43,61 +44,63 @@ class Instance:
     """One instance. Owner: the event loop.
 
     Attributes:
-        asked: the word for an end that we asked for (`stopped`, `killed`), None while nobody asked.
-        cpu_ns_at_end: where its counter of CPU time stood when its process was gone; None before,
-        and where there is no cgroup. cleared: done once nothing of it is left.
+        requested_exit: reason of a requested exit (`stopped`, `killed`); None if there is none.
+        cpu_ns_at_end: final value of its CPU time counter; None before its exit, and without a
+            cgroup.
+        cleared: set once the cleanup is complete.
     """
 
     info: InstanceInfo
     occupied: OccupiedSlot | None = None
     group: Group | None = None
     running: InstanceProcess | None = None
-    asked: str | None = None
+    requested_exit: str | None = None
     was_ready: bool = False
     cpu_ns_at_end: int | None = None
     cleared: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def become(self, state: InstanceState, **changes: Any) -> None:
-        """Go to `state`. Raises ValueError for a way that does not exist."""
+    def transition_to(self, state: InstanceState, **changes: Any) -> None:
+        """Change to `state`. Raises ValueError for an invalid transition."""
         if state not in _TRANSITIONS[self.info.state]:
             raise ValueError(
-                f"instance {self.info.id}: {self.info.state} → {state} is not a transition"
+                f"instance {self.info.id}: {self.info.state} → {state} is not a valid transition"
             )
         self.info = replace(self.info, state=state, **changes)
 
-    def note(self) -> dict[str, Any]:
-        """What the shim keeps for a restarted agent; `info` only once it was handed out."""
+    def to_note(self) -> dict[str, Any]:
+        """Metadata that the shim stores for a restarted agent; `info` only once the instance was
+        handed out."""
         return {
             "info": self.info.to_json() if self.was_ready else None,
             "group": self.group.to_json() if self.group else None,
         }
 
     def oom_kills(self) -> int:
-        """Kills by the kernel in its group."""
+        """Number of OOM kills in its group."""
         return self.group.oom_kills() if self.group is not None else 0
 
     def cpu_ns(self) -> int:
-        """CPU time by its group, or, where that does not count, by its process."""
+        """CPU time of its group, or of its process without a group counter."""
         if self.cpu_ns_at_end is not None:
             return self.cpu_ns_at_end
         used = self.group.cpu_ns() if self.group is not None else None
         return proc.cpu_ns(self.info.pid) if used is None else used
 
     def used_ns(self) -> int:
-        """CPU time that it has used itself; 0 for one that was never ordered."""
+        """CPU time that the instance itself has used; 0 if it was never started."""
         return max(0, self.cpu_ns() - self.info.cpu_from_ns) if self.group is not None else 0
 
     def _is_engine(self) -> bool:
         return self.occupied is not None and self.occupied.launch.entry.get("kind") == "engine"
 
-    def end(self) -> str:
-        """Its process is gone: settle state and reason, and say the reason."""
+    def record_exit(self) -> str:
+        """Record the exit of its process: set state and reason; returns the reason."""
         assert self.running is not None
-        how = self.running.gone.result()
+        how = self.running.exited.result()
         self.cpu_ns_at_end = self.group.cpu_ns() if self.group is not None else None
         word = exits.reason(
             how.status,
-            asked=self.asked,
+            requested=self.requested_exit,
             oom_kills=self.oom_kills(),
             lost=how.lost,
             engine=self._is_engine(),
@@ -105,29 +108,29 @@ class Instance:
         state = (
             InstanceState.STOPPED if word == "stopped" or how.status == 0 else InstanceState.FAILED
         )
-        self.become(state, pid=0, exit_reason=word)
+        self.transition_to(state, pid=0, exit_reason=word)
         return word
 
     async def stop(self, grace_s: float) -> None:
-        """SIGTERM, SIGKILL after `grace_s`, wait until nothing is left. Several may wait; a shorter
-        grace wins."""
+        """Send SIGTERM, then SIGKILL after `grace_s`, and wait for the cleanup. May be called
+        concurrently; the shortest grace wins."""
         running = self.running
         if running is None or self.occupied is None:
             return
         if self.info.state is InstanceState.ASLEEP:
-            # it could not end in good order; SIGKILL alone would need no waking
+            # a stopped process cannot handle SIGTERM; SIGKILL alone would not need this
             proc.continue_tree(self.info.pid)
         if self.info.state in (InstanceState.STARTING, InstanceState.READY, InstanceState.ASLEEP):
-            self.become(InstanceState.DRAINING)
-        if not running.gone.done():
-            self.asked = self.asked or "stopped"
+            self.transition_to(InstanceState.DRAINING)
+        if not running.exited.done():
+            self.requested_exit = self.requested_exit or "stopped"
             if running.pidfd >= 0 and self.was_ready and grace_s > 0:
                 proc.send_signal(running.pidfd, signal.SIGTERM)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(grace_s):
-                        await asyncio.shield(running.gone)
-            if not running.gone.done():
-                self.asked = "killed"
+                        await asyncio.shield(running.exited)
+            if not running.exited.done():
+                self.requested_exit = "killed"
                 self.occupied.slot.kill(running.id)
         await self.cleared.wait()
 
@@ -141,8 +144,7 @@ class Instance:
 
 
 class Instances:
-    """All of them, by id, until they are gone. Owner: the event loop; no awaits, so no lock is
-    needed."""
+    """All live instances by id. Owner: the event loop; no awaits, so no lock is needed."""
 
     def __init__(self) -> None:
         self._by_id: dict[InstanceId, Instance] = {}
@@ -158,22 +160,22 @@ class Instances:
         return self._by_id.get(instance_id)
 
     def add(self, instance: Instance) -> None:
-        """Its memory counts as claimed from now on."""
+        """Add an instance; its memory counts as claimed."""
         self._by_id[instance.info.id] = instance
 
     def remove(self, instance: Instance) -> None:
-        """Its memory is free again."""
+        """Remove an instance; its memory is free again."""
         if self._by_id.get(instance.info.id) is instance:
             del self._by_id[instance.info.id]
 
     def claimed_bytes(self) -> int:
-        """Memory that those who live may use together."""
+        """Total memory limit of the live instances."""
         return sum(i.info.memory_bytes for i in self._by_id.values())
 
     def by_state(self) -> Counter[InstanceState]:
-        """How many are in which state."""
+        """Number of instances in each state."""
         return Counter(i.info.state for i in self._by_id.values())
 
     def matching(self, labels: Mapping[str, str]) -> list[InstanceInfo]:
-        """Those whose labels include `labels`."""
+        """Instances whose labels include `labels`."""
         return [i.info for i in self._by_id.values() if labels.items() <= i.info.labels.items()]

@@ -1,8 +1,9 @@
-"""From a LaunchSpec to what the shim executes: paths in the slot, environment, limits, the worker's
+"""Converts a LaunchSpec to the shim's order: paths in the slot, environment, limits, the worker's
 launch file.
 
-With namespaces every path is the same on every node (`mounts.ROOT`); without them the real paths
-are named."""
+With namespaces every path is the same on every node (`mounts.ROOT`); without them the paths are
+those of the host.
+"""
 
 from __future__ import annotations
 
@@ -24,20 +25,20 @@ THREADS_OFF = {
     "RAYON_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
-"""Numeric libraries would start pools before the snapshot point, and a process with threads cannot
-be forked."""
+"""Disables thread pools of numeric libraries before the snapshot point: a process with threads
+cannot be forked."""
 RUNTIME_PACKAGES = ("pilotlight", "snapshotter", "weight_cache")
-"""What a worker imports of ours; each package enters the next one only through its doors."""
+"""Our packages that a worker imports; each imports only the public modules of the next one."""
 _PLATFORM_URL = "PILOTLIGHT_URL"
-"""Where the SDK in a function finds the platform (`pilotlight.profile`); what the function's own
-environment says goes before it."""
+"""Tells the SDK in a function where the platform is (`pilotlight.profile`); the function's own
+environment takes precedence."""
 _MAX_OPEN_FILES = 65536
 _MAX_PROCESSES_OF_UID = 4096
 _WRITABLE_FLOOR_BYTES = 64 * 1024**2
 
 
 class Layout(Protocol):
-    """What a launch needs of an image (`snapshotter.images.images.ImageLayout`)."""
+    """The parts of an image that a launch needs (`snapshotter.images.images.ImageLayout`)."""
 
     @property
     def python(self) -> Path: ...
@@ -54,7 +55,7 @@ class Layout(Protocol):
 
 
 class ImageStore(Protocol):
-    """What the agent needs of `snapshotter.images.images.Images`."""
+    """The methods of `snapshotter.images.images.Images` that the agent uses."""
 
     def layout(
         self, digest: str | None, engine: str | None = None, *, uid: int | None = None
@@ -78,7 +79,7 @@ class ImageStore(Protocol):
 
 
 class BundleStore(Protocol):
-    """What the agent needs of `snapshotter.images.bundles.Bundles`."""
+    """The methods of `snapshotter.images.bundles.Bundles` that the agent uses."""
 
     async def ensure(self, digest: str) -> Path: ...
 
@@ -88,7 +89,7 @@ class BundleStore(Protocol):
 
 
 class WeightSource(Protocol):
-    """What the agent needs of `weight_cache.client.WeightCacheClient`."""
+    """The methods of `weight_cache.client.WeightCacheClient` that the agent uses."""
 
     async def open(self, manifest: str, *, holder: str, pid: int | None = None) -> OpenedLease: ...
 
@@ -101,14 +102,17 @@ class WeightSource(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Sources:
-    """Where the parts of a slot lie on this host.
+    """Host paths of the parts of a slot.
 
     Attributes:
-        layout: interpreter and site-packages. code: the unpacked bundle. weights: mount name →
-        directory. runtime: package name → directory of the package. criu: directory of a CRIU for
-        slots of an image's root file system (`criu.bundle`); None = it is not restored. platform:
-        directory with the socket at which the function reaches the platform
-        (`Paths.for_functions`); None = it has none.
+        layout: interpreter and site-packages.
+        code: the unpacked bundle.
+        weights: mount name → directory.
+        runtime: package name → directory of the package.
+        criu: directory of a CRIU for slots with an image's root file system (`criu.bundle`); None =
+            no restore.
+        platform: directory with the socket of the platform's API for functions
+            (`Paths.for_functions`); None = no access.
     """
 
     layout: Layout
@@ -121,7 +125,7 @@ class Sources:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What the shim is told at boot, and the launch file it is told about.
+    """The shim's boot order and the worker's launch file.
 
     Attributes:
         order: the `boot` message without its cgroup.
@@ -142,7 +146,7 @@ def plan(
     limits: Mapping[str, int],
     log_refused: bool = False,
 ) -> Plan:
-    """How to boot `launch` in the slot whose directory is `directory`. Pure: nothing is touched."""
+    """How to boot `launch` in the slot whose directory is `directory`. Pure: no I/O."""
     root = Path(mounts.ROOT)
     layout = sources.layout
     if namespaced:
@@ -209,8 +213,7 @@ def plan(
 def limits(
     launch: LaunchSpec, *, uid: int | None, limits_memory: bool, limits_pids: bool
 ) -> dict[str, int]:
-    """RLIMIT_* of every process in the slot; memory and processes only where no cgroup bounds
-    them."""
+    """RLIMIT_* of every process in the slot; memory and processes only if no cgroup limits them."""
     out = {"CORE": 0, "NOFILE": _MAX_OPEN_FILES}
     if not limits_memory:
         out["DATA"] = launch.memory_bytes
@@ -255,8 +258,8 @@ def _environment(
     }
     env.update(HOME=str(work), TMPDIR=str(temporary))
     if namespaced and any((layout.prefix / "lib").glob("libpython*.so*")):
-        # The interpreter names its library by the prefix that it was built for, which is out of
-        # reach in the slot.
+        # The interpreter names its library by the prefix that it was built for, which does not
+        # exist in the slot.
         env["LD_LIBRARY_PATH"] = ":".join(
             filter(None, [f"{mounts.ROOT}/python/lib", env.get("LD_LIBRARY_PATH")])
         )

@@ -1,8 +1,8 @@
-"""Whose log is whose, read once: a node has thousands of logs, and each reader asks for those of
-one tenant.
+"""Index of log owners: a node has thousands of logs, and each reader requests those of one tenant.
 
 `<logs>/<name>.json` is written once, before its log, by this process. So the directory is listed
-anew only when its modification time has moved, and of what it holds only new files are read."""
+again only when its modification time has changed, and only new files are read.
+"""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from pathlib import Path
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*\Z")
 _SETTLED_NS = 100_000_000
-"""A time of modification has the grain of the kernel's clock, some milliseconds: a listing that is
-so young may miss a file."""
+"""Modification times have the resolution of the kernel's clock, some milliseconds: a younger
+listing may miss a file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """What is said of a log."""
+    """Metadata of a log."""
 
     labels: Mapping[str, str]
     started_at: float
 
 
 class LogOwners:
-    """The owners of the logs in one directory. Any thread may ask."""
+    """The owners of the logs in one directory. Thread-safe."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -42,24 +42,24 @@ class LogOwners:
     def __repr__(self) -> str:
         return f"<LogOwners {len(self._owners)} logs of {len(self._names)} tenants>"
 
-    def forget(self, name: str) -> None:
-        """It is written anew."""
+    def invalidate(self, name: str) -> None:
+        """Evict the owner of a log that is rewritten."""
         with self._lock:
             self._remove(name)
             self._listed_ns = -1
 
-    def known(self, name: str) -> Owner | None:
-        """What is said of that log, by what was read until now. Looks at no file."""
+    def cached(self, name: str) -> Owner | None:
+        """The cached owner of a log; None if it is not cached. Reads no file."""
         return self._owners.get(name)
 
     def owner(self, name: str) -> Owner | None:
-        """What is said of that log; None where there is none. Blocking."""
+        """The owner of a log; None if there is none. Blocking."""
         with self._lock:
             self._refresh()
             return self._owners.get(name)
 
     def names(self, labels: Mapping[str, str]) -> list[str]:
-        """Logs whose owners have these labels. Blocking."""
+        """Names of the logs whose owners have these labels. Blocking."""
         with self._lock:
             self._refresh()
             among = self._names.get(labels["tenant"], ()) if "tenant" in labels else self._owners
@@ -84,7 +84,7 @@ class LogOwners:
 
     def _read(self, name: str) -> Owner | None:
         if not _NAME.match(name):
-            return None  # a stranger's question becomes part of a path here
+            return None  # the name is untrusted and becomes part of a path
         try:
             about = json.loads((self._directory / f"{name}.json").read_text())
             return Owner(

@@ -1,8 +1,9 @@
-"""The read side of logs: find by labels, instance, call and time; follow. Files of dead instances
-stay until retention takes them.
+"""Reads logs: find by labels, instance, call and time; follow. Files of exited instances remain
+until they are pruned.
 
-`<logs>/<name>.json` says whose log it is; `<name>.log.1` and `<name>.log` are its lines (format:
-`snapshotter/shim/log_pipe.py`)."""
+`<logs>/<name>.json` holds the owner; `<name>.log.1` and `<name>.log` hold the lines (format:
+`snapshotter/shim/log_pipe.py`).
+"""
 
 from __future__ import annotations
 
@@ -35,38 +36,41 @@ from snapshotter.slots.log_owners import LogOwners
 from weight_cache.threads import BoundedThreads
 
 TAIL_LINES = 40
-"""Last lines that an error carries: a Python traceback and what led to it."""
+"""Number of last lines in an error: a Python traceback and its context."""
 _TAIL_BYTES = 64 * 1024
 MAX_READS = 4
-"""Of one tenant at once, without those that follow: each holds some megabytes, and open the files
-of the time that it reads."""
+"""Concurrent reads per tenant, without followers: each holds some megabytes, and the files of the
+time range that it reads."""
 _RETRY_S = 5
 MAX_FOLLOWERS = 32
-"""Of one tenant at once: each looks at every change of a log."""
+"""Concurrent followers per tenant: each is notified of every change of a log."""
 _BATCH_LINES = 200
 _BATCH_BYTES = 256 * 1024
-"""Lines, and bytes of their text, that are held for one reader."""
+"""Lines, and bytes of their text, that are buffered for one reader."""
 _LINES_UNTIL_PAUSE = 20
-"""Of those that are not wanted: a batch ends after 4000 of them, some 20 ms, so that no reader
-keeps a thread."""
+"""A batch counts this many filtered lines as one: it ends after 4000 of them, some 20 ms, so that
+no reader blocks a thread."""
 _READING = BoundedThreads(4, "read logs")
-"""What blocks goes on here: readers of logs are many, and starts need the other threads."""
-_LOOK_EVERY_S = 0.25
-"""Of one who follows, while its logs are written; a first line after a pause is told at once."""
-_GATHER_S = 0.05
-"""Between two looks at which logs were written."""
+"""Threads for blocking reads: log readers are many, and starts need the default threads."""
+_POLL_INTERVAL_S = 0.25
+"""Poll interval of a follower while its logs are written; the first line after a pause is delivered
+at once."""
+_WATCH_INTERVAL_S = 0.05
+"""Interval at which changed log files are collected."""
 _Line = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogQuery:
-    """What is asked for; None everywhere means everything.
+    """Selects log lines; None selects all.
 
     Attributes:
-        labels: labels that the log's owner must have. instance_id: one instance, or one slot for
-        its boot log. since: wall clock, seconds since the epoch. tail: only the last so many lines.
-        call_id: lines printed inside that call, or inside a batch that it was in (ids with a comma
-        between them).
+        labels: labels that the log's owner must have.
+        instance_id: one instance, or one slot for its boot log.
+        since: wall clock, seconds since the epoch.
+        tail: only this many last lines.
+        call_id: lines printed during that call, or during a batch that contained it (ids separated
+            by commas).
     """
 
     labels: Mapping[str, str]
@@ -75,16 +79,16 @@ class LogQuery:
     tail: int | None = None
     call_id: str | None = None
 
-    def takes(self, line: Mapping[str, Any]) -> bool:
-        """Whether a parsed line is wanted."""
+    def matches(self, line: Mapping[str, Any]) -> bool:
+        """Whether a parsed line matches."""
         if self.since is not None and line["time"] < self.since:
             return False
         return self.call_id is None or self.call_id in (line["call"] or "").split(",")
 
 
 class Logs:
-    """The directory of logs. Owner: the event loop; the shims write the `.log` files, only we write
-    `.json` and delete."""
+    """The log directory. Owner: the event loop; the shims write the `.log` files, only this class
+    writes `.json` and deletes."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -99,7 +103,7 @@ class Logs:
 
     @property
     def directory(self) -> Path:
-        """Where the files are."""
+        """Path of the log directory."""
         return self._directory
 
     def register(
@@ -111,8 +115,8 @@ class Logs:
         now: float,
         log_bytes: int | None = None,
     ) -> None:
-        """Say whose log `name` will be; `log_bytes`: what its tenant's logs may take together, None
-        = no bound or not known."""
+        """Record the owner of log `name`. `log_bytes`: limit of all logs of its tenant; None = no
+        limit, or unknown."""
         about = {
             "labels": dict(labels),
             "revision": revision,
@@ -120,7 +124,7 @@ class Logs:
             "log_bytes": log_bytes,
         }
         (self._directory / f"{name}.json").write_text(json.dumps(about))
-        self._owners.forget(name)
+        self._owners.invalidate(name)
 
     async def tail(self, name: str) -> list[str]:
         """The text of the last TAIL_LINES lines of one log."""
@@ -138,38 +142,40 @@ class Logs:
     async def read(
         self, query: LogQuery, *, on_begun: Callable[[], Awaitable[None]] | None = None
     ) -> AsyncGenerator[_Line, None]:
-        """Matching lines, oldest first. However much there is, a batch of it is in memory. Raises
-        LogsBusy, or awaits `on_begun`."""
+        """Matching lines, oldest first. At most one batch is in memory. Raises LogsBusy, or awaits
+        `on_begun`."""
         with self._reading(query, "read", MAX_READS):
             if on_begun is not None:
                 await on_begun()
-            async for line in _batched(self._found(query, {})):
+            async for line in _batched(self._existing_lines(query, {})):
                 yield line
 
     async def follow(
         self, query: LogQuery, *, on_begun: Callable[[], Awaitable[None]] | None = None
     ) -> AsyncGenerator[_Line, None]:
-        """Matching lines, then those that are written from now on, until cancelled. Raises
-        LogsBusy, or awaits `on_begun`."""
+        """Matching lines, then new ones as they are written, until cancelled. Raises LogsBusy, or
+        awaits `on_begun`."""
         positions: dict[str, tuple[int, int]] = {}
         with self._reading(query, "follow", MAX_FOLLOWERS), self._following(query) as follower:
             if on_begun is not None:
                 await on_begun()
-            await _READING.run(self._remember_all, query, positions)
-            async for line in _batched(self._found(query, positions)):
+            await _READING.run(self._record_positions, query, positions)
+            async for line in _batched(self._existing_lines(query, positions)):
                 yield line
             names: set[str] | None = None
             while True:
-                async for line in _batched(self._news(query, positions, names)):
+                async for line in _batched(self._new_lines(query, positions, names)):
                     yield line
                 names = await follower.wait_changed()
 
     @contextlib.contextmanager
     def _following(self, query: LogQuery) -> Iterator[_Follower]:
-        """One who is told when logs of its tenant are written; all share one watch."""
+        """Register a follower of its tenant's logs; all followers share one watch."""
         tenant, follower = query.labels.get("tenant", ""), _Follower()
         if not self._followers:
-            self._watch.enter_context(watching(self._directory, self._tell, pause_s=_GATHER_S))
+            self._watch.enter_context(
+                watching(self._directory, self._notify_followers, pause_s=_WATCH_INTERVAL_S)
+            )
         self._followers.setdefault(tenant, set()).add(follower)
         try:
             yield follower
@@ -180,12 +186,12 @@ class Logs:
             if not self._followers:
                 self._watch.close()
 
-    def _tell(self, files: set[str] | None) -> None:
-        """Files were written: wake whose they are, and those who ask for all; of one that is new,
-        or where we do not know, everyone."""
+    def _notify_followers(self, files: set[str] | None) -> None:
+        """Notify followers of written files: those of the owner's tenant and those without a
+        tenant; all of them if the owner is unknown or `files` is None."""
         by_tenant: dict[str | None, set[str]] = {}
         for name in {file.partition(".")[0] for file in files or ()}:
-            owner = self._owners.known(name)
+            owner = self._owners.cached(name)
             by_tenant.setdefault(
                 None if owner is None else owner.labels.get("tenant", ""), set()
             ).add(name)
@@ -195,15 +201,15 @@ class Logs:
                 by_tenant.get(tenant, set()) if tenant else set[str]().union(*by_tenant.values())
             )
             for follower in followers if files is None or names else ():
-                follower.tell(None if files is None else names)
+                follower.notify(None if files is None else names)
 
     @contextlib.contextmanager
     def _reading(self, query: LogQuery, verb: str, most: int) -> Iterator[None]:
         key = query.labels.get("tenant", ""), verb
         if self._readers[key] >= most:
             raise LogsBusy(
-                f"{most} requests {verb} logs of this tenant, the bound: end one of them, or ask "
-                f"again later",
+                f"{most} requests already {verb} logs of this tenant, the limit: end one of them, "
+                f"or try again later",
                 {"limit": most, "retry_after_s": _RETRY_S},
             )
         self._readers[key] += 1
@@ -223,9 +229,9 @@ class Logs:
         now: float,
         missing: tuple[int, int] = (0, 0),
     ) -> int:
-        """Delete logs of the dead: too old ones, then the oldest until `total_bytes` hold the rest;
-        then of each tenant what is beyond its own bound. `missing`: bytes and files that must go,
-        because the disk is below its floor. Returns how many."""
+        """Delete logs of exited instances: expired ones, then the oldest until the rest fits in
+        `total_bytes`; then what exceeds each tenant's limit. `missing`: bytes and files to free
+        because the disk is below its floor. Returns how many were deleted."""
         dead = sorted(
             (self._age(about), about.stem)
             for about in self._directory.glob("*.json")
@@ -244,8 +250,8 @@ class Logs:
         return deleted + self._prune_tenants(alive)
 
     def _prune_tenants(self, alive: Collection[str]) -> int:
-        """Bound each tenant: logs of the dead go first, the oldest before the others, then the
-        older file of logs that are written."""
+        """Enforce each tenant's limit: delete logs of exited instances, oldest first, then the
+        older file of logs in use."""
         owned: dict[str, list[tuple[float, str]]] = {}
         bounds: dict[str, tuple[float, int]] = {}
         for path in self._directory.glob("*.json"):
@@ -283,7 +289,7 @@ class Logs:
         return deleted
 
     def _delete(self, name: str) -> int:
-        """How many files it had."""
+        """Delete a log; returns the number of its files."""
         files = [
             f
             for suffix in (".log.1", ".log", ".json")
@@ -306,30 +312,33 @@ class Logs:
 
     def _names(self, query: LogQuery) -> list[str]:
         return (
-            self._belonging([query.instance_id], query)
+            self._owned([query.instance_id], query)
             if query.instance_id
             else self._owners.names(query.labels)
         )
 
-    def _belonging(self, names: Iterable[str], query: LogQuery) -> list[str]:
-        asked = [name for name in names if query.instance_id in (None, "", name)]
-        owners = [(name, self._owners.owner(name)) for name in asked]
+    def _owned(self, names: Iterable[str], query: LogQuery) -> list[str]:
+        candidates = [name for name in names if query.instance_id in (None, "", name)]
+        owners = [(name, self._owners.owner(name)) for name in candidates]
         return [
             name
             for name, owner in owners
             if owner is not None and query.labels.items() <= owner.labels.items()
         ]
 
-    def _found(self, query: LogQuery, until: dict[str, tuple[int, int]]) -> Iterator[_Line | None]:
-        """What is there. `until`: (inode, size) of a file that is read up to that size."""
+    def _existing_lines(
+        self, query: LogQuery, until: dict[str, tuple[int, int]]
+    ) -> Iterator[_Line | None]:
+        """Lines that exist. `until`: receives (inode, size) of each file, up to which it is
+        read."""
         names = self._names(query)
         if query.tail is None:
             yield from self._all(names, query, until)
             return
-        # counted, and read again: so many lines would not fit into memory
+        # counted, then read again: this many lines would not fit into memory
         if query.tail > _BATCH_LINES:
             for name in names:
-                self._remember(name, until)
+                self._record_position(name, until)
             yield from _last(query.tail, lambda: self._all(names, query, until))
             return
         last: collections.deque[_Line] = collections.deque(maxlen=max(0, query.tail))
@@ -344,11 +353,13 @@ class Logs:
     def _all(
         self, names: Sequence[str], query: LogQuery, until: Mapping[str, tuple[int, int]]
     ) -> Iterator[_Line | None]:
-        begun = [(self._begun(name), self._lines(name, query, until.get(name))) for name in names]
+        begun = [
+            (self._started_at(name), self._lines(name, query, until.get(name))) for name in names
+        ]
         return _merged(sorted(begun, key=operator.itemgetter(0)))
 
-    def _begun(self, name: str) -> float:
-        owner = self._owners.known(name)
+    def _started_at(self, name: str) -> float:
+        owner = self._owners.cached(name)
         return owner.started_at if owner is not None else 0.0
 
     def _lines(
@@ -365,25 +376,25 @@ class Logs:
                     end -= len(raw)
                     if bounded and end < 0:
                         break
-                    if (line := parse(name, raw)) is not None and query.takes(line):
+                    if (line := parse(name, raw)) is not None and query.matches(line):
                         yield line
                     elif number % _LINES_UNTIL_PAUSE == 0:
                         yield None
 
-    def _remember(self, name: str, positions: dict[str, tuple[int, int]]) -> None:
+    def _record_position(self, name: str, positions: dict[str, tuple[int, int]]) -> None:
         with contextlib.suppress(FileNotFoundError):
             status = (self._directory / f"{name}.log").stat()
             positions[name] = (status.st_ino, status.st_size)
 
-    def _remember_all(self, query: LogQuery, positions: dict[str, tuple[int, int]]) -> None:
+    def _record_positions(self, query: LogQuery, positions: dict[str, tuple[int, int]]) -> None:
         for name in self._names(query):
-            self._remember(name, positions)
+            self._record_position(name, positions)
 
-    def _news(
+    def _new_lines(
         self, query: LogQuery, positions: dict[str, tuple[int, int]], among: set[str] | None
     ) -> Iterator[_Line | None]:
-        """What was written since; `among`: in logs of these names only."""
-        for name in self._names(query) if among is None else self._belonging(among, query):
+        """Lines written since `positions`. `among`: only logs of these names."""
+        for name in self._names(query) if among is None else self._owned(among, query):
             inode, position = positions.get(name, (0, 0))
             try:
                 f = (self._directory / f"{name}.log").open("rb")
@@ -394,41 +405,42 @@ class Logs:
                 position = f.seek(position if status.st_ino == inode else 0)
                 for number, raw in enumerate(f):
                     if not raw.endswith(b"\n"):
-                        break  # the rest of it is being written
+                        break  # the line is incomplete
                     position += len(raw)
                     positions[name] = (status.st_ino, position)
-                    if (line := parse(name, raw)) is not None and query.takes(line):
+                    if (line := parse(name, raw)) is not None and query.matches(line):
                         yield line
                     elif number % _LINES_UNTIL_PAUSE == 0:
                         yield None
 
 
 class _Follower:
-    """One who follows. Owner: the event loop."""
+    """One follower. Owner: the event loop."""
 
     def __init__(self) -> None:
         self._names: set[str] | None = set()
         self._changed = asyncio.Event()
-        self._looked_at = -math.inf
+        self._polled_at = -math.inf
 
-    def tell(self, names: set[str] | None) -> None:
-        """Logs of these names were written; None: perhaps any."""
+    def notify(self, names: set[str] | None) -> None:
+        """Logs of these names were written; None: any log may have been."""
         self._names = None if names is None or self._names is None else self._names | names
         self._changed.set()
 
     async def wait_changed(self) -> set[str] | None:
-        """What was written since the last return, once something was, and not too soon after it."""
+        """Wait for a change, at most once per poll interval; returns the names of logs written
+        since the last call."""
         await self._changed.wait()
         loop = asyncio.get_running_loop()
-        await asyncio.sleep(self._looked_at + _LOOK_EVERY_S - loop.time())
-        self._looked_at = loop.time()
+        await asyncio.sleep(self._polled_at + _POLL_INTERVAL_S - loop.time())
+        self._polled_at = loop.time()
         self._changed.clear()
         names, self._names = self._names, set()
         return names
 
 
 def _last(most: int, lines: Callable[[], Iterator[_Line | None]]) -> Iterator[_Line | None]:
-    """The last of `lines`, which are read twice."""
+    """The last `most` of `lines`, which are read twice."""
     spare = -most
     for number, line in enumerate(lines()):
         spare += line is not None
@@ -443,8 +455,7 @@ def _last(most: int, lines: Callable[[], Iterator[_Line | None]]) -> Iterator[_L
 
 
 async def _batched(lines: Iterator[_Line | None]) -> AsyncGenerator[_Line, None]:
-    """What blocks, finding and parsing, in a thread for some milliseconds at a time, and as far as
-    the reader reads."""
+    """Read and parse in a thread, some milliseconds at a time, at the reader's pace."""
     is_over = False
     while not is_over:
         batch, is_over = await _READING.run(_batch, lines)
@@ -453,8 +464,8 @@ async def _batched(lines: Iterator[_Line | None]) -> AsyncGenerator[_Line, None]
 
 
 def _batch(lines: Iterator[_Line | None]) -> tuple[list[_Line], bool]:
-    """The next lines, and whether these are all. A None among `lines` is a line that is not wanted,
-    or some of them."""
+    """The next lines, and whether these are the last. A None among `lines` stands for one or more
+    filtered lines."""
     batch, size = list[_Line](), 0
     for seen, line in enumerate(lines, 1):
         if line is not None:
@@ -466,11 +477,11 @@ def _batch(lines: Iterator[_Line | None]) -> tuple[list[_Line], bool]:
 
 
 def _merged(begun: list[tuple[float, Iterator[_Line | None]]]) -> Iterator[_Line | None]:
-    """Oldest first. `begun`: the logs with the times at which they begin, sorted: none is opened
-    before its time has come."""
+    """Merge logs, oldest line first. `begun`: start times and lines of the logs, sorted; a log is
+    opened only when its start time is reached."""
     waiting = collections.deque(begun)
     heap: list[tuple[float, int, _Line, Iterator[_Line | None]]] = []
-    number = 0  # of equal times the log that began first comes first
+    number = 0  # at equal times, the log that began first comes first
 
     def advance(number: int, lines: Iterator[_Line | None]) -> Iterator[None]:
         for line in lines:
@@ -489,7 +500,7 @@ def _merged(begun: list[tuple[float, Iterator[_Line | None]]]) -> Iterator[_Line
 
 
 def _about(path: Path) -> Mapping[str, Any] | None:
-    """Whose log it is; None where that cannot be read."""
+    """Metadata of a log; None if the file cannot be read."""
     try:
         return dict(json.loads(path.read_text()))
     except (OSError, ValueError):
@@ -497,7 +508,7 @@ def _about(path: Path) -> Mapping[str, Any] | None:
 
 
 def parse(name: str, raw: bytes) -> Mapping[str, Any] | None:
-    """One line of a log file; None when it is not one (cut off by a crash)."""
+    """One line of a log file; None if it is malformed (truncated by a crash)."""
     parts = raw.decode(errors="replace").rstrip("\n").split(" ", 3)
     if len(parts) != 4:
         return None

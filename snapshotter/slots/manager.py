@@ -1,9 +1,10 @@
-"""A slot with something in it: how a launch becomes a worker at its snapshot point, and how nothing
-of it is left behind.
+"""Occupied slots: how a launch becomes a worker at its snapshot point, and how everything is
+cleaned up.
 
-Moving in: a slot from the slot pool, leases of its weights, the bundle, the image's layout, a
-cgroup; then, when the weights are here, the launch file, and a worker is booted there, or restored
-(`snapshots.restores`). End: the shim and everything in it, the cgroup, the leases, the directory.
+Provisioning acquires a slot from the slot pool, leases of its weights, the bundle, the image's
+layout and a cgroup; once the weights are on the node it writes the launch file, and a worker is
+booted or restored (`snapshots.restores`). Clearing removes the shim and everything in it, the
+cgroup, the leases and the directory.
 """
 
 from __future__ import annotations
@@ -42,13 +43,13 @@ _AT_ONCE_MS = 1.0
 
 
 _FORKING_NS = 50_000_000
-"""CPU time of a Template between two starts that is the platform's own: to fork, and to fork ahead,
-some ms each."""
+"""CPU time that a Template may use between two starts and that the platform bears: forks and parked
+forks cost some ms each."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParkedSpot:
-    """Where a fork is parked: its name, and the group that will be its instance's."""
+    """A parked fork: its name, and the group of its future instance."""
 
     name: str
     group: Group
@@ -56,23 +57,27 @@ class ParkedSpot:
 
 @dataclass(kw_only=True, eq=False)
 class OccupiedSlot:
-    """One slot, what was launched in it, and what has to be given back. Owner: the event loop.
+    """One slot, what was launched in it, and the resources to release. Owner: the event loop.
 
     Attributes:
-        boot_ms: phases until the snapshot point, `slot` first. took_ms: all of them, by the clock
-        on the wall, without the time for which its weights, or other boots, were waited for.
-        is_booting: before the snapshot point whoever boots it clears it, too. transient: made for a
-        snapshot's sake alone: whoever made it clears it, and a new agent does when it finds it.
-        snapshot: what it was restored from, None when it was booted. whole: it was restored as a
-        process tree, and is not forked. is_pristine: no instance has run in its slot. Instances
-        share its files with the worker, and an instance that is the worker itself
-            has secrets. Of a housing that an earlier agent left it is not known.
-        lease_ids: weights held for it. weights: what is held, by name, once it is here. settled_ns:
-        CPU time of its group that somebody was charged, or nobody is to be; None before it is a
-        Template. gives_way, hurry: on the CPU, to calls; and when it gives way less. spots,
-        parked_bytes, timer: forks that wait for an assignment, their PSS as last measured, and when
-        they are next looked at;
-            `prefork_pool.Parking` owns them.
+        boot_ms: phases until the snapshot point, `slot` first.
+        took_ms: their total by wall clock, without the time spent waiting for weights or other
+            boots.
+        is_booting: before the snapshot point, during which the booting task clears the slot.
+        transient: made only for a snapshot: its creator clears it, or a new agent that finds it.
+        snapshot: the snapshot that it was restored from, None if it was booted.
+        whole: restored as a process tree, and cannot be forked.
+        is_pristine: no instance has run in the slot. Instances share its files with the worker, and
+            an instance that is the worker itself has secrets. Unknown for a slot of an earlier
+            agent.
+        lease_ids: its weight leases.
+        weights: its weights by name, once they are on the node.
+        charged_ns: CPU time of its group that was already charged, or is not charged to anyone;
+            None before it is a Template.
+        has_low_priority: whether its CPU priority is below that of calls.
+        priority_timer: timer of the next change of its CPU priority.
+        spots, parked_bytes, timer: parked forks, their PSS as last measured, and the timer of the
+            next check; owned by `prefork_pool.PreforkPool`.
     """
 
     slot: Slot
@@ -87,67 +92,67 @@ class OccupiedSlot:
     snapshot: str | None = None
     whole: bool = False
     is_pristine: bool = True
-    settled_ns: int | None = None
-    gives_way: bool = False
-    hurry: asyncio.TimerHandle | None = None
+    charged_ns: int | None = None
+    has_low_priority: bool = False
+    priority_timer: asyncio.TimerHandle | None = None
     spots: list[ParkedSpot] = field(default_factory=list)
     parked_bytes: int = 0
     timer: asyncio.TimerHandle | None = None
 
-    def give_way(self, steps: Sequence[tuple[float, float]]) -> None:
-        """On the CPU, to calls, until `take_part`: for so many seconds with that part of its share,
-        and so on (`cpu_priority.BOOT`).
+    def lower_cpu_priority(self, steps: Sequence[tuple[float, float]]) -> None:
+        """Lower its CPU priority in steps (`cpu_priority.BOOT`): each step is a duration in seconds
+        and a fraction of its CPU share; the priority is restored after the last step.
 
-        Needs a cpu group; without one only what is booted so gives way.
+        Needs a cpu cgroup; without one only a process booted with low priority is affected.
         """
-        self.stop_hurrying()
+        self.cancel_priority_timer()
         (seconds, part), *rest = steps
-        self.gives_way = True
+        self.has_low_priority = True
         self.group.weigh(part)
         loop = asyncio.get_running_loop()
-        self.hurry = (
-            loop.call_later(seconds, self.give_way, rest)
+        self.priority_timer = (
+            loop.call_later(seconds, self.lower_cpu_priority, rest)
             if rest
-            else loop.call_later(seconds, self.take_part)
+            else loop.call_later(seconds, self.restore_cpu_priority)
         )
 
     def cpu_ns(self) -> int:
-        """CPU time used here: of everything that was in the group, or, where that does not count,
-        of the worker."""
+        """CPU time used here: of everything that was in the group, or of the worker without a group
+        counter."""
         used = self.group.cpu_ns()
         return proc.cpu_ns(self.slot.worker_pid) if used is None else used
 
-    def take_idle_ns(self) -> int:
-        """CPU time that a Template has used since it became one, or since this was asked last: the
-        next start from it is charged. 0 where no group counts, and for no more than forking
-        takes."""
+    def charge_idle_ns(self) -> int:
+        """CPU time that a Template has used since its snapshot point or since the last call;
+        charged to the next start from it. 0 without a group counter, and 0 up to the cost of
+        forking."""
         used_ns = self.group.cpu_ns()
-        if self.settled_ns is None or used_ns is None:
+        if self.charged_ns is None or used_ns is None:
             return 0
-        idle_ns, self.settled_ns = used_ns - self.settled_ns, used_ns
+        idle_ns, self.charged_ns = used_ns - self.charged_ns, used_ns
         return idle_ns if idle_ns > _FORKING_NS else 0
 
-    def take_part(self) -> None:
-        """What gave way has its share from now on."""
-        self.stop_hurrying()
-        if not self.gives_way:
+    def restore_cpu_priority(self) -> None:
+        """Restore its full CPU share."""
+        self.cancel_priority_timer()
+        if not self.has_low_priority:
             return
-        self.gives_way = False
-        if self.group.weighs:
+        self.has_low_priority = False
+        if self.group.has_cpu_group:
             self.group.weigh(1)
         elif self.slot.worker_pid and not (
             self.slot.worker == "dead" or self.slot.is_lost or self.slot.is_ending
         ):
             cpu_priority.restore(self.slot.worker_pid)
 
-    def stop_hurrying(self) -> None:
-        """It stays as it is."""
-        if self.hurry is not None:
-            self.hurry.cancel()
-            self.hurry = None
+    def cancel_priority_timer(self) -> None:
+        """Cancel the timer; the priority remains as it is."""
+        if self.priority_timer is not None:
+            self.priority_timer.cancel()
+            self.priority_timer = None
 
     def record(self) -> dict[str, Any]:
-        """What a restarted agent reads."""
+        """State for a restarted agent."""
         held = {
             "group": self.group.to_json(),
             "lease_ids": list(self.lease_ids),
@@ -164,8 +169,7 @@ class OccupiedSlot:
 
     @classmethod
     def of(cls, slot: Slot) -> OccupiedSlot | None:
-        """The housing of a slot that an earlier agent left; None when nothing was launched in
-        it."""
+        """Load the state of a slot of an earlier agent; None if nothing was launched in it."""
         try:
             body = json.loads((slot.directory / _RECORD).read_text())
         except (FileNotFoundError, ValueError):
@@ -181,14 +185,14 @@ class OccupiedSlot:
             snapshot=body.get("snapshot"),
             whole=body.get("whole", False),
             is_pristine=False,
-            gives_way=True,
+            has_low_priority=True,
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class SlotPreparation:
-    """A slot that somebody moves into: the housing, how to launch in it, and for which uid (None:
-    the agent's own)."""
+    """A provisioned slot: its occupancy, how to launch in it, and for which uid (None: the agent's
+    own)."""
 
     occupied: OccupiedSlot
     plan: launch_plan.Plan
@@ -196,10 +200,10 @@ class SlotPreparation:
 
 
 class SlotAllocator:
-    """Boots and clears slots, and knows all that are in use. Owner: the event loop.
+    """Boots and clears slots, and tracks all slots in use. Owner: the event loop.
 
     Attributes:
-        occupied_slots: slot id → what lives there.
+        occupied_slots: slot id → its occupancy.
     """
 
     def __init__(
@@ -218,10 +222,10 @@ class SlotAllocator:
         log_refused: bool = False,
         criu: Path | None = None,
     ) -> None:
-        """`places`: for boots at once; twice as many as processors where it is not said. `network`:
-        of functions that need none of their own. `platform`: the directory whose socket functions
-        reach the platform at (`Paths.for_functions`). `criu`: see `launch.Sources`. `log_refused`:
-        the kernel writes down system calls that are refused (`seccomp_log`)."""
+        """`places`: limiter of concurrent boots; default: two per processor. `network`: of
+        functions that need no network of their own. `platform`: directory with the socket of the
+        platform's API for functions (`Paths.for_functions`). `criu`: as `launch_plan.Sources.criu`.
+        `log_refused`: the kernel logs denied system calls (`seccomp_log`)."""
         self._network, self._log_refused, self._criu = network, log_refused, criu
         self._platform = platform if platform is not None and platform.is_dir() else None
         self._slot_pool = slot_pool
@@ -231,7 +235,7 @@ class SlotAllocator:
         self._cgroups = cgroups
         self._logs = logs
         self._runtime = runtime
-        self._places = places or BootLimiter.for_processors()
+        self._boot_limiter = places or BootLimiter.for_processors()
         self.occupied_slots: dict[str, OccupiedSlot] = {}
 
     async def boot(
@@ -243,21 +247,23 @@ class SlotAllocator:
         network: bool = False,
         transient: bool = False,
     ) -> OccupiedSlot:
-        """A worker at its snapshot point. Raises StartFailed, BundleUnavailable, Unsupported; on
-        every way out nothing is left.
+        """Boot a worker to its snapshot point. Raises StartFailed, BundleUnavailable, Unsupported;
+        cleans up on every failure.
 
-        network: with a network namespace of its own; transient: see `OccupiedSlot`.
+        network: needs its own network namespace; transient: as `OccupiedSlot.transient`.
         """
-        async with self.moving_in(
+        async with self.provision(
             spec, phase, owner, network=network, transient=transient
-        ) as tenancy:
-            occupied, phase.name = tenancy.occupied, "queue"
-            async with self._places.one(phase.share) as queued_ms:
+        ) as preparation:
+            occupied, phase.name = preparation.occupied, "queue"
+            async with self._boot_limiter.acquire(phase.share) as queued_ms:
                 phase.name = "boot"
-                occupied.give_way(cpu_priority.BACKGROUND if phase.gives_way else cpu_priority.BOOT)
-                is_nice = not occupied.group.weighs and os.geteuid() == 0
+                occupied.lower_cpu_priority(
+                    cpu_priority.BACKGROUND if phase.is_background else cpu_priority.BOOT
+                )
+                is_nice = not occupied.group.has_cpu_group and os.geteuid() == 0
                 occupied.slot.boot(
-                    tenancy.plan.order, {**occupied.group.ways_in(), "is_nice": is_nice}
+                    preparation.plan.order, {**occupied.group.entry_files(), "is_nice": is_nice}
                 )
                 point = await occupied.slot.point
             occupied.boot_ms = {
@@ -268,8 +274,8 @@ class SlotAllocator:
         return occupied
 
     def is_listening(self, revision: RevisionKey) -> bool:
-        """Whether a worker of it that lives here listens on TCP: in the same network the next one
-        would find its port taken."""
+        """Whether a live worker of this revision listens on TCP: in the same network another one
+        would find its port in use."""
         points = [
             occupied.slot.point
             for occupied in self.occupied_slots.values()
@@ -281,7 +287,7 @@ class SlotAllocator:
         return any(point.listens for point in reached)
 
     @contextlib.asynccontextmanager
-    async def moving_in(
+    async def provision(
         self,
         spec: LaunchSpec,
         phase: StartPhase,
@@ -290,15 +296,16 @@ class SlotAllocator:
         network: bool = False,
         transient: bool = False,
     ) -> AsyncIterator[SlotPreparation]:
-        """A slot with all that a worker of `spec` needs; at the end of the context there is one.
-        When it fails nothing is left.
+        """A slot with everything that a worker of `spec` needs; the caller creates the worker
+        within the context. Cleans up on failure.
 
-        Raises StartFailed for a BootFailed in it, BundleUnavailable, Unsupported, errors of the
-        weight cache."""
+        Raises StartFailed for a BootFailed inside, BundleUnavailable, Unsupported, errors of the
+        weight cache.
+        """
         began = time.perf_counter()
         phase.name = "slot"
         layout = self._images.layout(spec.image, spec.engine, uid=spec.uid)
-        slot = await self._slot_pool.take(self._network_of(spec, network))
+        slot = await self._slot_pool.acquire(self._network_of(spec, network))
         slot.owner, phase.subject = owner, slot.id
         occupied = OccupiedSlot(
             slot=slot,
@@ -311,19 +318,21 @@ class SlotAllocator:
         opening = self._weights.open(spec.weights, holder=slot.id, pid=slot.shim_pid or None)
         occupied.lease_ids = opening.lease_ids
         try:
-            await asyncio.sleep(0)  # the cache has its questions, and works while we do
+            await asyncio.sleep(0)  # send the requests to the cache, which works concurrently
             if spec.egress:
                 await self._slot_pool.open_egress(slot, spec.egress)
             uid, code = self._uid(spec), await self._bundles.ensure(spec.bundle)
             occupied.group = self._cgroups.make(
                 slot.id, memory_bytes=spec.memory_bytes, cpu=spec.cpu
             )
-            if phase.gives_way or transient:
-                occupied.give_way(cpu_priority.BACKGROUND if phase.gives_way else cpu_priority.BOOT)
+            if phase.is_background or transient:
+                occupied.lower_cpu_priority(
+                    cpu_priority.BACKGROUND if phase.is_background else cpu_priority.BOOT
+                )
             self._logs.register(
                 slot.id, labels=spec.labels, revision=spec.revision, now=time.time()
             )
-            waited_ms = await self._have_weights(occupied, opening, phase)
+            waited_ms = await self._wait_for_weights(occupied, opening, phase)
             places = {name: served.path for name, served in occupied.weights.items()}
             platform = None if spec.offline else self._platform
             sources = Sources(
@@ -334,7 +343,7 @@ class SlotAllocator:
                 criu=self._criu,
                 platform=platform,
             )
-            tenancy = SlotPreparation(
+            preparation = SlotPreparation(
                 occupied=occupied, plan=self._write_launch(occupied, sources, uid), uid=uid
             )
             occupied.boot_ms = {
@@ -342,13 +351,13 @@ class SlotAllocator:
                 "slot": _since_ms(began) - waited_ms,
                 **({"weights": waited_ms} if places else {}),
             }
-            yield tenancy
+            yield preparation
             occupied.took_ms = _since_ms(began) - waited_ms - occupied.boot_ms.get("queue", 0.0)
             slots.write_json(slot.directory / _RECORD, occupied.record())
             occupied.is_booting = transient
         except BootFailed as e:
             phase.count_failed(occupied)
-            await opening.abandon()
+            await opening.cancel()
             failure = await self.explain(occupied, e)
             await self.clear(occupied)
             raise failure from e
@@ -367,28 +376,28 @@ class SlotAllocator:
         return Network.OWN if needs_own else self._network
 
     async def _abandon(self, occupied: OccupiedSlot, opening: Opening) -> None:
-        await opening.abandon()
+        await opening.cancel()
         await self.clear(occupied)
 
-    async def _have_weights(
+    async def _wait_for_weights(
         self, occupied: OccupiedSlot, opening: Opening, phase: StartPhase
     ) -> float:
-        """Milliseconds for which there was nothing to do but to wait for them; they are no part of
-        the rung."""
+        """Wait for the weights; returns the idle waiting time in ms, which does not count as part
+        of the start strategy."""
         began, before = time.perf_counter(), phase.name
-        if opening.is_settled:
+        if opening.is_done:
             occupied.weights = await opening.ready()
             return 0.0
         phase.name = "weights"
-        async with phase.patience.standing_still():
+        async with phase.patience.paused():
             occupied.weights = await opening.ready()
         phase.name = before
         return _since_ms(began)
 
     async def resume(self, occupied: OccupiedSlot) -> None:
-        """Wait for the snapshot point of an adopted slot that was booting. Raises StartFailed; the
-        slot is cleared then."""
-        occupied.give_way(cpu_priority.BOOT)
+        """Wait for the snapshot point of a reattached slot that was booting. Raises StartFailed
+        after clearing the slot."""
+        occupied.lower_cpu_priority(cpu_priority.BOOT)
         try:
             point = await occupied.slot.point
         except BootFailed as e:
@@ -399,18 +408,18 @@ class SlotAllocator:
         occupied.is_booting = False
 
     async def clear(self, occupied: OccupiedSlot) -> None:
-        """End the slot; give back all it held."""
-        occupied.stop_hurrying()
+        """End the slot and release everything that it holds."""
+        occupied.cancel_priority_timer()
         await occupied.slot.end()
         self.occupied_slots.pop(occupied.slot.id, None)
         await occupied.group.remove()
         await self._weights.close(occupied.lease_ids)
 
     async def explain(self, occupied: OccupiedSlot, failure: BootFailed) -> StartFailed:
-        """A boot's failure with everything that helps: the user's error, or the exit's reason, and
-        the last lines."""
+        """A boot failure with diagnostics: the user's error, or the exit reason, and the last log
+        lines."""
         spec, oom_kills = occupied.launch, occupied.group.oom_kills()
-        word = exit_reason.reason(failure.status, asked=None, oom_kills=oom_kills)
+        word = exit_reason.reason(failure.status, requested=None, oom_kills=oom_kills)
         detail: dict[str, Any] = {
             "log_tail": await self._logs.tail(occupied.slot.id),
             "exit_reason": word,
@@ -421,16 +430,16 @@ class SlotAllocator:
             detail["error"] = failure.error
             message = f"{failure.error.get('type')}: {failure.error.get('message')}"
         if oom_kills or (failure.error is None and failure.status is not None):
-            told = exit_reason.sentence(
+            sentence = exit_reason.sentence(
                 "the worker", word, failure.status, memory_bytes=spec.memory_bytes
             )
-            message = told if failure.error is None else f"{told}; {message}"
+            message = sentence if failure.error is None else f"{sentence}; {message}"
         return StartFailed(f"revision {spec.revision} did not start: {message}", detail)
 
     def _uid(self, spec: LaunchSpec) -> int | None:
         if spec.uid is None and self._slot_pool.namespaced:
             raise Unsupported(
-                f"revision {spec.revision} names no uid to run as, and user code never runs as "
+                f"revision {spec.revision} has no uid, and user code never runs as "
                 f"root: it was deployed while the platform "
                 "ran without root; deploy it again"
             )
@@ -438,16 +447,17 @@ class SlotAllocator:
             return spec.uid
         if self._slot_pool.why_not == "the agent is not root":
             return None
-        refused = f"this machine refuses namespaces ({self._slot_pool.why_not})"
+        refused = f"this machine does not allow namespaces ({self._slot_pool.why_not})"
         raise Unsupported(
-            f"revision {spec.revision} wants uid {spec.uid}, but {refused}: give the agent "
+            f"revision {spec.revision} requires uid {spec.uid}, but {refused}: give the agent "
             f"CAP_SYS_ADMIN"
         )
 
     def _write_launch(
         self, occupied: OccupiedSlot, sources: Sources, uid: int | None
     ) -> launch_plan.Plan:
-        """The record and the launch file, and without namespaces the places that it names."""
+        """Write the record and the launch file, and without namespaces create the directories that
+        it names."""
         slot, spec = occupied.slot, occupied.launch
         limits = launch_plan.limits(
             spec,
@@ -476,17 +486,17 @@ class SlotAllocator:
 
 @dataclass
 class StartPhase:
-    """Where a start is, for the message of one that takes too long; `subject` is the slot, once
-    there is one.
+    """Progress of a start, for the message of a timeout; `subject` is the slot, once there is one.
 
     Attributes:
-        kind: the rung that is tried. before_ms: phases that came before the slot. patience: what
-        bounds it. gives_way: nobody waits for it, and it has the CPU only while no call and no
-        other start wants it. share: whose turn it is at places that are scarce. cpu_ns: CPU time of
-        boots that this start caused, those that failed included. A restore that fails is not among
-        them: it was the
-            platform that chose to try it.
-        attempt_ns: says the CPU time of the attempt that is made, once a worker exists.
+        kind: the current strategy.
+        before_ms: phases that preceded the slot.
+        patience: deadline of the strategy.
+        is_background: it gets CPU time only when no call and no other start needs it.
+        share: tenant share for limited resources.
+        cpu_ns: CPU time of boots that this start caused, failed ones included. Failed restores are
+            excluded: the platform chose to try them.
+        attempt_ns: returns the CPU time of the current attempt, once a worker exists.
     """
 
     name: str = "slot"
@@ -494,13 +504,13 @@ class StartPhase:
     kind: StartKind = StartKind.COLD
     before_ms: dict[str, float] = field(default_factory=dict)
     patience: PausableDeadline = field(default_factory=PausableDeadline)
-    gives_way: bool = False
+    is_background: bool = False
     share: Share = NOBODY
     cpu_ns: int = 0
     attempt_ns: Callable[[], int] = int
 
     def count_failed(self, occupied: OccupiedSlot) -> None:
-        """A boot ends in failure, and its group is about to go."""
+        """Add the CPU time of a failed boot, before its group is removed."""
         if self.kind is StartKind.COLD:
             self.cpu_ns += occupied.cpu_ns()
 

@@ -1,5 +1,5 @@
-"""Time and turns of one rung of a start, which stand still while it waits for what is no part of
-it: bytes on their way to the node."""
+"""Deadline and permit of a start strategy, paused while the start waits for data on its way to the
+node."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from snapshotter.types import Share
 
 
 class YieldableSlot:
-    """A place at a gate that can be given up for a while; `share`: whose turn it is. Owner: one
+    """A semaphore permit that can be released temporarily; `share`: whose turn it uses. Owner: one
     task."""
 
     def __init__(self, gate: FairSemaphore, share: Share = NOBODY) -> None:
@@ -32,12 +32,12 @@ class YieldableSlot:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._leave()
+        self._exit()
 
     @contextlib.asynccontextmanager
-    async def given_up(self) -> AsyncIterator[None]:
-        """Others may go meanwhile. When it fails inside, the turn is not taken again."""
-        self._leave()
+    async def yielded(self) -> AsyncIterator[None]:
+        """Release the permit within the context. If the body raises, it is not acquired again."""
+        self._exit()
         yield
         await self._enter()
 
@@ -45,14 +45,14 @@ class YieldableSlot:
         await self._gate.acquire(self._share)
         self._held = True
 
-    def _leave(self) -> None:
+    def _exit(self) -> None:
         if self._held:
             self._held = False
             self._gate.release()
 
 
 class PausableDeadline:
-    """What bounds the rung that is tried now: a deadline, a turn, both, or neither. Owner: the
+    """Bounds of the current start strategy: a deadline, a permit, both, or neither. Owner: the
     start's task."""
 
     def __init__(self) -> None:
@@ -60,10 +60,10 @@ class PausableDeadline:
         self._turn: YieldableSlot | None = None
 
     @contextlib.contextmanager
-    def under(
+    def bounded_by(
         self, limit: asyncio.Timeout | None = None, turn: YieldableSlot | None = None
     ) -> Iterator[None]:
-        """Bounded by these too, while the context lasts."""
+        """Apply these bounds as well, while the context lasts."""
         before = self._limit, self._turn
         self._limit, self._turn = limit or self._limit, turn or self._turn
         try:
@@ -72,18 +72,18 @@ class PausableDeadline:
             self._limit, self._turn = before
 
     @contextlib.asynccontextmanager
-    async def standing_still(self) -> AsyncIterator[None]:
-        """What happens in here takes none of the rung's time, and no turn."""
+    async def paused(self) -> AsyncIterator[None]:
+        """Pause the deadline and release the permit, while the context lasts."""
         async with contextlib.AsyncExitStack() as stack:
             if self._limit is not None and not self._limit.expired():
-                stack.enter_context(_stopped(self._limit))
+                stack.enter_context(_paused(self._limit))
             if self._turn is not None:
-                await stack.enter_async_context(self._turn.given_up())
+                await stack.enter_async_context(self._turn.yielded())
             yield
 
 
 @contextlib.contextmanager
-def _stopped(limit: asyncio.Timeout) -> Iterator[None]:
+def _paused(limit: asyncio.Timeout) -> Iterator[None]:
     loop, until = asyncio.get_running_loop(), limit.when()
     left_s = None if until is None else until - loop.time()
     limit.reschedule(None)

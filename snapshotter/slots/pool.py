@@ -1,5 +1,5 @@
-"""Where slots come from: the spawner process, a slot of each kind made ahead, and the slots that an
-earlier agent left behind."""
+"""Creates slots: the spawner process, one spare slot of each kind, and the recovery of slots of an
+earlier agent."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ _BOOT = (
 
 
 class SlotPool:
-    """Makes slots. Owner: the event loop. One request to the spawner at a time (`_turn`), because
-    answers come in order.
+    """Creates slots. Owner: the event loop. One request to the spawner at a time (`_turn`), because
+    answers arrive in order.
 
     Attributes:
-        namespaced: whether slots get namespaces of their own (root with CAP_SYS_ADMIN).
-        why_not: why not, None when they do.
+        namespaced: whether slots get their own namespaces (root with CAP_SYS_ADMIN).
+        why_not: the reason if they do not, otherwise None.
     """
 
     def __init__(
@@ -59,9 +59,9 @@ class SlotPool:
         usual: Network = Network.HOST,
         servers: DnsServers | None = None,
     ) -> None:
-        """`groups`: directories of control groups (`Cgroups.bases`), which slots hold open: out of
-        their own root they cannot be named. `usual`: of which kind the first slot is. `servers`: of
-        names, in networks of their own."""
+        """`groups`: cgroup directories (`Cgroups.bases`) that slots hold open, because they are not
+        visible from a slot's root. `usual`: kind of the first slot. `servers`: name servers of
+        slots with their own network."""
         self._egress, self._usual, self._servers = egress, usual, servers or DnsServers()
         self._directory = directory
         self._logs = logs
@@ -88,13 +88,13 @@ class SlotPool:
         )
 
     async def open(self) -> None:
-        """Start the spawner and make the first slot; falls back to plain slots where namespaces are
-        refused."""
+        """Start the spawner and make the first slot; falls back to slots without namespaces if the
+        machine does not allow them."""
         if self.namespaced:
             await slot_network.sweep()
             if self._networks:
                 self._watch_rules()
-            await self._keep_networks()
+            await self._reapply_networks()
         try:
             spare = await self._make_first()
         except Unsupported as e:
@@ -103,17 +103,17 @@ class SlotPool:
             _log.warning("namespaces.off reason=%s", e)
             self.namespaced, self.why_not, self._usual = False, str(e), Network.HOST
             spare = await self._make(Network.HOST)
-        self._spares[self._usual].append(asyncio.create_task(_just(spare), name="spare slot"))
+        self._spares[self._usual].append(asyncio.create_task(_completed(spare), name="spare slot"))
 
-    async def _keep_networks(self) -> None:
-        """Adopted slots reach what today's settings say, and what their functions asked for as far
-        as it may still be asked for."""
-        for name in list(self._networks):  # slots come and go meanwhile
-            asked = self._networks.get(name, ())
+    async def _reapply_networks(self) -> None:
+        """Apply the current settings to the networks of adopted slots, including requested egress
+        that is still allowed."""
+        for name in list(self._networks):  # slots may be added or removed during the loop
+            requested = self._networks.get(name, ())
             try:
-                await slot_network.keep([name], self._egress.requested(asked), self._servers)
+                await slot_network.keep([name], self._egress.requested(requested), self._servers)
             except (Unsupported, ValueError, OSError) as e:
-                # it goes on under the rules that it had, or that all have
+                # it keeps its previous rules or the default ones
                 _log.warning("network.not_kept interface=%s reason=%s", name, e)
                 with contextlib.suppress(Unsupported, OSError):
                     await slot_network.keep([name], self._egress, self._servers)
@@ -124,61 +124,60 @@ class SlotPool:
                 self._watch = NftWatch(host_network.TABLE, self._rules_removed)
             except OSError as e:
                 _log.warning(
-                    "rules of slots' networks that another program removes come back with the "
-                    "next slot only reason=%s",
+                    "cannot watch the rules of slots' networks: if another program removes them, "
+                    "they are restored with the next slot only reason=%s",
                     e,
                 )
 
     def _rules_removed(self) -> None:
         host_network.forget()
-        # else the last slot's end removed them
+        # otherwise the removal of the last slot deleted them
         self._is_removed = not self._networks.keys().isdisjoint(host_network.interfaces())
         if self._is_removed and (self._restoring is None or self._restoring.done()):
             self._restoring = asyncio.create_task(self._restore_rules(), name="rules of networks")
 
     async def _restore_rules(self) -> None:
         while self._is_removed:
-            self._is_removed = False  # they may go again meanwhile
+            self._is_removed = False  # they may be removed again during the restore
             _log.warning(
-                "another program removed the rules of slots' networks, they are made again "
-                "table=%s",
+                "another program removed the rules of slots' networks: restoring them table=%s",
                 host_network.TABLE,
             )
-            await self._keep_networks()
+            await self._reapply_networks()
 
-    async def open_egress(self, slot: Slot, asked: Collection[str]) -> None:
-        """Let a slot with a network of its own reach these, too, before a worker is in it. Raises
-        Unsupported."""
-        note = slot.directory / _NETWORK
+    async def open_egress(self, slot: Slot, requested: Collection[str]) -> None:
+        """Allow these networks in addition, for a slot with its own network, before it has a
+        worker. Raises Unsupported."""
+        record = slot.directory / _NETWORK
         try:
-            name = note.read_text().split()[0]
-            egress = self._egress.requested(asked)
+            name = record.read_text().split()[0]
+            egress = self._egress.requested(requested)
         except FileNotFoundError as e:
             raise Unsupported(
-                "egress= needs a network of its own (snapshotter.function_network: own), which "
-                "this machine has not"
+                "egress= requires function networks (snapshotter.function_network: own), which "
+                "this machine does not support"
             ) from e
         except ValueError as e:
             raise Unsupported(str(e)) from e
-        note.write_text("\n".join([name, *asked]))
-        self._networks[name] = tuple(asked)
+        record.write_text("\n".join([name, *requested]))
+        self._networks[name] = tuple(requested)
         await slot_network.keep([name], egress, self._servers)
 
     async def _make_first(self) -> Slot:
-        """One whose process is known to have come up: it mounts things, which not every container
-        lets it. Raises Unsupported."""
+        """Make a slot and verify that its process starts: it mounts file systems, which not every
+        container allows. Raises Unsupported."""
         slot = await self._make(self._usual)
         try:
             await slot.adopt()
         except SlotConnectionLost as e:
-            said = _last_line(slot.directory / "shim.err")
+            error = _last_line(slot.directory / "shim.err")
             await slot.end()
-            raise Unsupported(f"a slot's process does not come up: {said or e}") from e
+            raise Unsupported(f"the process of a slot does not start: {error or e}") from e
         return slot
 
-    async def take(self, slot_network: Network | bool = Network.HOST) -> Slot:
-        """A slot nobody uses, in that network (True: one of its own); the next of its kind is made
-        behind the caller's back.
+    async def acquire(self, slot_network: Network | bool = Network.HOST) -> Slot:
+        """An unused slot in that network (True: its own); the next of its kind is made in the
+        background.
 
         Raises Unsupported.
         """
@@ -197,8 +196,7 @@ class SlotPool:
         return slot
 
     async def _wait(self, kind: Network, making: asyncio.Task[Slot]) -> Slot:
-        """What is being made. A caller that leaves meanwhile leaves it to the next one: it would
-        else be nobody's."""
+        """Wait for a slot in the making. If the caller is cancelled, the slot becomes a spare."""
         try:
             return await asyncio.shield(making)
         except asyncio.CancelledError:
@@ -208,7 +206,8 @@ class SlotPool:
             raise
 
     async def aclose(self) -> None:
-        """End the spare slots and the spawner, and what the slots' networks changed on the host."""
+        """End the spare slots and the spawner, and undo the changes of slots' networks on the
+        host."""
         spares, self._spares = (
             [spare for each in self._spares.values() for spare in each],
             {kind: [] for kind in Network},
@@ -229,8 +228,8 @@ class SlotPool:
             await slot_network.sweep()
 
     async def adopt(self) -> list[Slot]:
-        """Slots that an earlier agent left: living ones, connected and mirrored. Dead ones are
-        swept away."""
+        """Recover the slots of an earlier agent: live slots are connected and mirrored, dead ones
+        are removed."""
         found = []
         for directory in sorted(self._directory.iterdir()) if self._directory.exists() else []:
             try:
@@ -247,16 +246,14 @@ class SlotPool:
                 await slot.end()
                 continue
             with contextlib.suppress(FileNotFoundError):
-                name, *asked = (directory / _NETWORK).read_text().split()
-                self._networks[name] = tuple(asked)
+                name, *requested = (directory / _NETWORK).read_text().split()
+                self._networks[name] = tuple(requested)
             found.append(slot)
         return found
 
     async def _make(self, kind: Network) -> Slot:
         if kind is not Network.HOST and not self.namespaced:
-            raise Unsupported(
-                f"a worker with a network of its own needs namespaces: {self.why_not}"
-            )
+            raise Unsupported(f"a worker with its own network needs namespaces: {self.why_not}")
         slot_id = f"s-{secrets.token_hex(8)}"
         directory = self._directory / slot_id
         directory.mkdir(parents=True, mode=0o700)
@@ -268,8 +265,8 @@ class SlotPool:
             raise
 
     async def _connect(self, shim: int, directory: Path) -> None:
-        """A way out for the slot of this shim; the note of it is for `aclose`, which need not wait
-        for the kernel then."""
+        """Connect the network of this shim's slot; records the interface for `aclose`, which then
+        need not wait for the kernel."""
         try:
             namespace = os.open(f"/proc/{proc.host_pid(shim)}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
             try:
@@ -282,7 +279,7 @@ class SlotPool:
         self._watch_rules()
         living = set(host_network.interfaces())
         self._networks = {
-            **{known: asked for known, asked in self._networks.items() if known in living},
+            **{known: requested for known, requested in self._networks.items() if known in living},
             name: (),
         }
 
@@ -303,9 +300,11 @@ class SlotPool:
             listener.bind(str(directory / "shim.sock"))
             listener.listen(8)
             async with self._turn:
-                answer, fds = await asyncio.to_thread(self._ask, order, listener.fileno())
+                answer, fds = await asyncio.to_thread(self._request_slot, order, listener.fileno())
         if not fds:
-            raise Unsupported(f"cannot make a slot: {answer.get('error', 'the spawner is gone')}")
+            raise Unsupported(
+                f"cannot make a slot: {answer.get('error', 'the spawner has exited')}"
+            )
         if kind is Network.OWN:
             try:
                 await self._connect(fds[0], directory)
@@ -315,8 +314,10 @@ class SlotPool:
                 raise
         return Slot(slot_id, directory, slots.connect(directory / "shim.sock"), fds[0])
 
-    def _ask(self, order: dict[str, object], listener: int) -> tuple[dict[str, object], list[int]]:
-        for _ in range(2):  # a spawner that was killed is replaced once
+    def _request_slot(
+        self, order: dict[str, object], listener: int
+    ) -> tuple[dict[str, object], list[int]]:
+        for _ in range(2):  # a spawner that has exited is replaced once
             control = self._ensure()
             try:
                 seqpacket.send(control, seqpacket.encode(order), [listener])
@@ -358,5 +359,5 @@ def _last_line(file: Path) -> str:
     return ""
 
 
-async def _just(slot: Slot) -> Slot:
+async def _completed(slot: Slot) -> Slot:
     return slot

@@ -1,8 +1,9 @@
-"""A new agent takes over what an earlier one left: slots that live are mirrored, everything else is
-swept away.
+"""A new agent takes over the slots of an earlier one: live slots are mirrored, everything else is
+removed.
 
-Nothing is read from a journal on disk but what does not change (`manager.json`); what runs, and how
-it ended, the shims know."""
+Only immutable facts are read from disk (`housing.json`); the shims report what runs and how it
+exited.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +34,8 @@ _CANNOT_BE_TAKEN_OVER = (
     AttributeError,
     asyncio.InvalidStateError,
 )
-"""What one slot may raise whose shim or files are not as this agent's would be: another version's,
-or broken."""
+"""Errors of a slot whose shim or files do not match this agent: from another version, or corrupt.
+"""
 
 
 async def reattach(
@@ -45,11 +46,12 @@ async def reattach(
     ends: Teardown,
     instances: Instances,
 ) -> None:
-    """Take over every slot that lives. Instances keep their InstanceInfo; those that never were
-    handed out are ended.
+    """Take over every live slot. Instances keep their InstanceInfo; those that were never handed
+    out are killed.
 
-    A slot that cannot be taken over is ended with all that is in it: the others, and the agent, go
-    on without it."""
+    A slot that cannot be taken over is ended with everything in it; the others, and the agent,
+    continue without it.
+    """
     for slot in await slot_pool.adopt():
         try:
             await _adopt(
@@ -61,7 +63,7 @@ async def reattach(
             )
         except _CANNOT_BE_TAKEN_OVER as e:
             _log.warning("slot.not_adopted slot=%s error=%s: %s", slot.id, type(e).__name__, e)
-            await _give_up(slot, slot_allocator)
+            await _end_slot(slot, slot_allocator)
 
 
 async def _adopt(
@@ -73,7 +75,7 @@ async def _adopt(
     instances: Instances,
 ) -> None:
     if slot.is_lost:
-        raise SlotConnectionLost(f"slot {slot.id} went away meanwhile")
+        raise SlotConnectionLost(f"slot {slot.id} was lost during recovery")
     occupied = OccupiedSlot.of(slot)
     if occupied is None:
         await slot.end()
@@ -90,17 +92,18 @@ async def _adopt(
         occupied.is_booting = True
         template_booter.resume(occupied)
     elif slot.worker == "resident":
-        template_booter.enlist(occupied)
+        template_booter.register(occupied)
     else:
-        occupied.take_part()
+        occupied.restore_cpu_priority()
         ends.clear_if_empty(occupied)
     _log.info(
         "slot.adopted slot=%s worker=%s instances=%d", slot.id, slot.worker, len(slot.running)
     )
 
 
-async def _give_up(slot: Slot, slot_allocator: SlotAllocator) -> None:
-    """Its owner, if it has one by now, settles the instances that were taken over already."""
+async def _end_slot(slot: Slot, slot_allocator: SlotAllocator) -> None:
+    """End the slot. Its listener, if set, records the exit of instances that were already taken
+    over."""
     occupied = slot_allocator.occupied_slots.get(slot.id)
     if occupied is not None:
         await slot_allocator.clear(occupied)
@@ -115,8 +118,8 @@ def _take_over(
     group = Group.from_json(note["group"]) if note.get("group") else None
     if note.get("info") is None:
         slot.kill(running.id)
-        if running.gone.done():
-            slot.forget(running)
+        if running.exited.done():
+            slot.remove_exited(running)
         return
     instance = Instance(
         info=InstanceInfo.from_json(note["info"]),
@@ -126,15 +129,15 @@ def _take_over(
         was_ready=True,
     )
     instances.add(instance)
-    if running.gone.done():
-        slot.forget(running)
-        ends.instance_gone(slot, running)
+    if running.exited.done():
+        slot.remove_exited(running)
+        ends.on_instance_exit(slot, running)
 
 
 async def sweep_groups(
     cgroups: Cgroups, run: Path, slots: Iterable[Slot], instances: Instances
 ) -> None:
-    """Remove cgroups of the dead, below this agent's base and below those of earlier agents (it may
+    """Remove leftover cgroups, below this agent's base and below those of earlier agents (which may
     have been started elsewhere)."""
     record = run / "cgroups.json"
     earlier = _earlier(record)

@@ -1,4 +1,4 @@
-"""What a slot answers when a worker is booted, snapshotted, restored or proven."""
+"""Replies and errors of a slot when a worker is booted, snapshotted, restored or validated."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from snapshotter import reports
 
 
 class SlotConnectionLost(Exception):
-    """Raised when a slot's shim is gone, or does not answer."""
+    """Raised when a slot's shim has exited or does not answer."""
 
 
 class BootFailed(Exception):
-    """Raised when a worker ended, or reported a failure, before its snapshot point; or could not be
-    brought back to it."""
+    """Raised when a worker exited, or reported a failure, before its snapshot point, or could not
+    be restored to it."""
 
     def __init__(
         self, message: str, *, error: Mapping[str, Any] | None = None, status: int | None = None
@@ -29,8 +29,7 @@ class BootFailed(Exception):
 
 
 class CheckpointFailed(Exception):
-    """Raised when a process could not be made to stand still; `obstacles`: what stood in the way,
-    when that is known."""
+    """Raised when a process could not be quiesced; `obstacles`: the reasons, if known."""
 
     def __init__(self, message: str, obstacles: Sequence[Mapping[str, Any]] = ()) -> None:
         super().__init__(message)
@@ -39,14 +38,15 @@ class CheckpointFailed(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class SnapshotPoint:
-    """A worker that waits for orders.
+    """A worker that has reached its snapshot point.
 
     Attributes:
-        threads: names of its surplus threads and processes: with any it cannot be forked.
-        phases_ms: how long it took to get there. joins: whether its forks enter their cgroups by
-        themselves. obstacles: what stands in the way of a snapshot on disk (`kind`, `fd`, `what`,
-        `where`, `message`). listens: addresses of TCP listeners in its tree. connections_inside:
-        TCP connections with both ends in its tree.
+        threads: names of its surplus threads and processes: if there are any, it cannot be forked.
+        phases_ms: time to reach the point, by phase.
+        joins: whether its forks enter their cgroups themselves.
+        obstacles: obstacles to a snapshot on disk (`kind`, `fd`, `what`, `where`, `message`).
+        listens: addresses of TCP listeners in its tree.
+        connections_inside: TCP connections with both ends in its tree.
     """
 
     threads: tuple[str, ...]
@@ -57,7 +57,7 @@ class SnapshotPoint:
     connections_inside: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values: what `Slot.revive` wants back."""
+        """As JSON values; input of `Slot.resume`."""
         return {
             "threads": list(self.threads),
             "phases_ms": dict(self.phases_ms),
@@ -69,8 +69,8 @@ class SnapshotPoint:
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Self:
-        """The reverse of `to_json`; what an older shim does not say is empty. Raises ValueError: an
-        older one did not look at it either."""
+        """The reverse of `to_json`; keys that an older shim does not send are empty. Raises
+        ValueError: an older shim does not validate either."""
         point = reports.point_of(body)
         return cls(
             **{
@@ -82,11 +82,12 @@ class SnapshotPoint:
 
 @dataclass(frozen=True, kw_only=True)
 class QuiesceResult:
-    """A process that stands still for a dump, unless there are obstacles.
+    """A process quiesced for a dump, unless there are obstacles.
 
     Attributes:
-        pid, host_pid: in the slot, and here (0 when it is gone). stdio: what stdout and stderr are,
-        for a process dumped in place; None for a fork, which has neither.
+        pid, host_pid: in the slot, and on the host (0 when it has exited).
+        stdio: what stdout and stderr are, for a process dumped in place; None for a fork, which has
+            neither.
     """
 
     pid: int
@@ -100,8 +101,8 @@ class QuiesceResult:
 
 @dataclass(frozen=True, kw_only=True)
 class ExampleCheckResult:
-    """What a worker found when it answered its examples again. `notes`: answers that could be
-    compared by type only."""
+    """Result of running a worker's examples again. `notes`: answers that could be compared by type
+    only."""
 
     ok: bool
     error: Mapping[str, Any] | None
@@ -111,12 +112,12 @@ class ExampleCheckResult:
 
 @dataclass(kw_only=True, eq=False)
 class CriuRun:
-    """A CRIU process in a slot. Owner: whoever started it, who closes `socket` and `pidfd`.
+    """A CRIU process in a slot. Owner: its creator, who closes `socket` and `pidfd`.
 
     Attributes:
-        socket: our end of its RPC socket; None when it was started without one.
-        stdio_fds: numbers that stdout and stderr have in CRIU; () when none were asked for.
-        exited: its wait status once it ended; None when nobody could tell.
+        socket: our end of its RPC socket; None if it was started without one.
+        stdio_fds: descriptor numbers of stdout and stderr in CRIU; () if none were requested.
+        exited: its wait status once it has exited; None if unknown.
     """
 
     socket: socket.socket | None
@@ -126,11 +127,11 @@ class CriuRun:
     end: Callable[[], None] = field(repr=False)
 
     def kill(self) -> None:
-        """SIGKILL; one that is gone is no error."""
+        """SIGKILL; no error if it has exited."""
         self.end()
 
     def close(self) -> None:
-        """Let go of what nobody took over."""
+        """Close the descriptors that were not taken over."""
         if self.socket is not None:
             self.socket.close()
         if self.pidfd >= 0:

@@ -1,5 +1,5 @@
-"""Questions to a slot that are answered later: the snapshot side of `slots.Slot`, its events turned
-into awaitable answers."""
+"""Asynchronous requests to a slot: the snapshot part of `slots.Slot`, which turns events into
+awaitable replies."""
 
 from __future__ import annotations
 
@@ -27,16 +27,17 @@ Send = Callable[[Mapping[str, Any], list[int]], None]
 
 
 class _Pending(Generic[T]):
-    """Answers that are waited for, by name."""
+    """Pending replies by name."""
 
     def __init__(self) -> None:
         self._futures: dict[str, asyncio.Future[T]] = {}
 
     async def wait(self, name: str, ask: Callable[[], None], deadline_s: float | None = None) -> T:
-        """Ask, and wait. Raises what `ask` raises, what the answer is, TimeoutError."""
+        """Send a request and wait for its reply. Raises the errors of `send` and of the reply,
+        TimeoutError."""
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         if name in self._futures:
-            raise SlotConnectionLost(f"{name} is being waited for already")
+            raise SlotConnectionLost(f"a request {name} is already pending")
         self._futures[name] = future
         try:
             ask()
@@ -46,7 +47,7 @@ class _Pending(Generic[T]):
             del self._futures[name]
 
     def answer(self, name: str, value: T) -> bool:
-        """False when nobody waits any more."""
+        """Deliver a reply; False if there is no waiter."""
         future = self._futures.get(name)
         if future is None or future.done():
             return False
@@ -54,20 +55,20 @@ class _Pending(Generic[T]):
         return True
 
     def fail(self, name: str, error: Exception) -> None:
-        """Nobody need wait."""
+        """Fail one pending request."""
         future = self._futures.get(name)
         if future is not None and not future.done():
             future.set_exception(error)
 
     def fail_all(self, error: Exception) -> None:
-        """The slot is gone."""
+        """Fail all pending requests."""
         for name in self._futures:
             self.fail(name, error)
 
 
 class SlotRequests:
-    """Owner: the event loop; changed in `hear` and between awaits. `send` raises
-    SlotConnectionLost."""
+    """Requests to one slot. Owner: the event loop; changed in `on_message` and between awaits.
+    `send` raises SlotConnectionLost."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -84,7 +85,8 @@ class SlotRequests:
     async def checkpoint(
         self, name: str, cgroup: Mapping[str, Any], *, in_place: bool, kdat: int | None
     ) -> QuiesceResult:
-        """Raises CheckpointFailed, SlotConnectionLost. Cancelled: what stood still is ended."""
+        """Quiesce a process. Raises CheckpointFailed, SlotConnectionLost. On cancellation the
+        quiesced process is killed."""
         try:
             order = {"op": "checkpoint", "checkpoint": name, "cgroup": cgroup, "in_place": in_place}
             return await self._checkpoints.wait(
@@ -95,12 +97,13 @@ class SlotRequests:
             raise
 
     def end_checkpoint(self, name: str) -> None:
-        """Kill what stands still, if it still does."""
+        """Kill the quiesced process, if it still exists."""
         with contextlib.suppress(SlotConnectionLost):
             self._send({"op": "checkpoint_end", "checkpoint": name}, [])
 
-    async def keep_files(self, name: str, fd: int) -> int:
-        """Raises CheckpointFailed, SlotConnectionLost."""
+    async def save_files(self, name: str, fd: int) -> int:
+        """Save the files of a checkpoint to `fd`; returns bytes. Raises CheckpointFailed,
+        SlotConnectionLost."""
         return await self._files.wait(
             name, lambda: self._send({"op": "keep_files", "checkpoint": name}, [os.dup(fd)])
         )
@@ -116,10 +119,11 @@ class SlotRequests:
         socket: bool,
         stdio: bool,
     ) -> CriuRun:
-        """Takes ownership of `fds`. Raises SlotConnectionLost. Cancelled: it is killed."""
+        """Start CRIU. Takes ownership of `fds`. Raises SlotConnectionLost. On cancellation it is
+        killed."""
         if run in self._exits:
             seqpacket.close_all(fds)
-            raise SlotConnectionLost(f"CRIU run {run} is there already")
+            raise SlotConnectionLost(f"CRIU run {run} already exists")
         self._exits[run] = asyncio.get_running_loop().create_future()
         order = {
             "op": "criu",
@@ -141,26 +145,27 @@ class SlotRequests:
         with contextlib.suppress(SlotConnectionLost):
             self._send({"op": "criu_kill", "run": run}, [])
 
-    async def furnish(self, order: Mapping[str, Any], kdat: int, files: int) -> None:
-        """Raises BootFailed, SlotConnectionLost."""
+    async def prepare_restore(self, order: Mapping[str, Any], kdat: int, files: int) -> None:
+        """Make the tree for a restore. Raises BootFailed, SlotConnectionLost."""
         await self._moves.wait(
             "furnish", lambda: self._send({**order, "op": "furnish"}, [os.dup(kdat), os.dup(files)])
         )
 
-    async def revive(self, pid: int, point: Mapping[str, Any], deadline_s: float) -> int:
-        """The host pid of the worker. Raises BootFailed, SlotConnectionLost, TimeoutError."""
+    async def resume(self, pid: int, point: Mapping[str, Any], deadline_s: float) -> int:
+        """Attach to the restored worker; returns its host pid. Raises BootFailed,
+        SlotConnectionLost, TimeoutError."""
         order = {"op": "revive", "pid": pid, "point": point, "deadline_s": deadline_s}
         answer = await self._moves.wait("revive", lambda: self._send(order, []), deadline_s)
         return int(answer["host_pid"])
 
-    async def prove(self, deadline_s: float) -> ExampleCheckResult:
-        """Raises SlotConnectionLost, TimeoutError."""
+    async def check_examples(self, deadline_s: float) -> ExampleCheckResult:
+        """Run the worker's examples. Raises BootFailed, SlotConnectionLost, TimeoutError."""
         return await self._proofs.wait("prove", lambda: self._send({"op": "prove"}, []), deadline_s)
 
-    # -- what the shim says
+    # -- messages of the shim
 
-    def hear(self, message: Mapping[str, Any], fds: list[int]) -> bool:
-        """One event; False when it is none of these. Descriptors taken over are removed from
+    def on_message(self, message: Mapping[str, Any], fds: list[int]) -> bool:
+        """Handle one event; False if it is of another kind. Descriptors taken over are removed from
         `fds`."""
         handler = {
             "quiesced": self._on_quiesced,
@@ -190,15 +195,15 @@ class SlotRequests:
         """The tree could not be made."""
         self._moves.fail("furnish", BootFailed(message))
 
-    def worker_gone(self, status: int | None) -> None:
-        """What was asked of it will not be answered."""
+    def on_worker_exit(self, status: int | None) -> None:
+        """Fail requests that the exited worker cannot answer."""
         self._proofs.fail(
-            "prove", BootFailed("the restored worker ended while it was proven", status=status)
+            "prove", BootFailed("the restored worker exited during validation", status=status)
         )
 
     def lost(self, slot: str) -> None:
-        """The shim is gone."""
-        error = SlotConnectionLost(f"slot {slot} is gone")
+        """Fail all requests: the shim has exited."""
+        error = SlotConnectionLost(f"slot {slot} was lost")
         for pending in (
             self._checkpoints,
             self._files,
@@ -231,9 +236,9 @@ class SlotRequests:
             return
         *connection, pidfd = fds
         fds.clear()
-        talk = sockets.socket(fileno=connection[0]) if connection else None
+        rpc = sockets.socket(fileno=connection[0]) if connection else None
         run = CriuRun(
-            socket=talk,
+            socket=rpc,
             pidfd=pidfd,
             stdio_fds=tuple(m["stdio"]),
             exited=exited,
@@ -246,7 +251,7 @@ class SlotRequests:
         self._criu_processes.fail(
             m["run"],
             SlotConnectionLost(
-                f"CRIU could not be started: {m.get('message', 'it ended at once')}"
+                f"CRIU could not be started: {m.get('message', 'it exited immediately')}"
             ),
         )
         exited = self._exits.pop(m["run"], None)
@@ -254,5 +259,7 @@ class SlotRequests:
             exited.set_result(m["status"])
 
     def _on_proved(self, m: Mapping[str, Any], _: Sequence[int]) -> None:
-        said = reports.proved_of(m)
-        self._proofs.answer("prove", ExampleCheckResult(**{**said, "notes": tuple(said["notes"])}))
+        result = reports.proved_of(m)
+        self._proofs.answer(
+            "prove", ExampleCheckResult(**{**result, "notes": tuple(result["notes"])})
+        )

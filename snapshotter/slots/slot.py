@@ -1,8 +1,9 @@
-"""Slots as the agent holds them: one connection per shim, its state mirrored, its events turned
-into futures and callbacks.
+"""The agent's view of slots: one connection per shim, its state mirrored, its events turned into
+futures and callbacks.
 
-The shim keeps the truth; a `Slot` can be rebuilt from it at any time (`Slot.adopt`), which is what
-a restarted agent does."""
+The shim holds the authoritative state; a `Slot` can be rebuilt from it at any time (`Slot.adopt`),
+as a restarted agent does.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +54,7 @@ __all__ = [
 _log = logging.getLogger(__name__)
 _STATE_PATIENCE_S = 5.0
 _MESSAGES_AT_ONCE = 16
-"""Of one shim in one turn of the loop: others have theirs in between."""
+"""Messages of one shim per iteration of the event loop, so that others are served in between."""
 _NOT_OUR_PROTOCOL = (
     ValueError,
     LookupError,
@@ -62,8 +63,8 @@ _NOT_OUR_PROTOCOL = (
     ArithmeticError,
     asyncio.InvalidStateError,
 )
-"""What reading a message raises that is not as we send them: keys that are missing, values of other
-types, an answer to nothing."""
+"""Errors of reading an invalid message: missing keys, values of other types, unsolicited replies.
+"""
 
 
 @dataclass(eq=False)
@@ -72,10 +73,12 @@ class Slot:
     lock is needed.
 
     Attributes:
-        worker: `empty`, `booting`, `furnished`, `shim_worker`, `serving`, `frozen`, `proving` or
-        `dead`, as `worker.Resident` says. worker_pid: host pid of the worker, 0 when there is none.
-        point: the snapshot point once reached. parked: forks that wait for an assignment: name →
-        host pid. owner: who is told; set by whoever puts a worker in.
+        worker: `empty`, `booting`, `furnished`, `resident`, `serving`, `frozen`, `proving` or
+            `dead`, as reported by `shim.worker.ShimWorker`.
+        worker_pid: host pid of the worker, 0 if there is none.
+        point: the snapshot point once reached.
+        parked: forks that wait for an assignment: name → host pid.
+        owner: receives the slot's events; set when a worker is placed in it.
     """
 
     id: str
@@ -97,7 +100,7 @@ class Slot:
         self.point.add_done_callback(seen)
         self._adopted: asyncio.Future[None] = self._loop.create_future()
         self._execs: dict[int, asyncio.Future[int | None]] = {}
-        self._asks = SlotRequests(self._send)
+        self._requests = SlotRequests(self._send)
         self._error: Mapping[str, Any] | None = None
         self._socket.setblocking(False)
         self._loop.add_reader(self._socket.fileno(), self._on_readable)
@@ -111,14 +114,14 @@ class Slot:
 
     @property
     def shim_pid(self) -> int:
-        """Host pid of the shim; 0 when it is gone."""
+        """Host pid of the shim; 0 when it has exited."""
         return proc.host_pid(self._shim_pidfd) if self._shim_pidfd >= 0 else 0
 
-    # -- orders
+    # -- requests
 
     def boot(self, order: Mapping[str, Any], cgroup: Mapping[str, Any]) -> None:
-        """Execute the worker; `point` tells when it is ready for orders. Raises SlotConnectionLost,
-        wire.MessageTooLong."""
+        """Execute the worker; `point` completes at its snapshot point. Raises SlotConnectionLost,
+        seqpacket.MessageTooLong."""
         self.worker = "booting"
         self._send({**order, "cgroup": cgroup})
 
@@ -133,19 +136,18 @@ class Slot:
         listener: int,
         parked: str | None = None,
     ) -> InstanceProcess:
-        """Fork an instance, assign a parked fork, or turn the worker into it. Takes ownership of
-        `listener`.
+        """Fork an instance, assign a parked fork, or turn the worker into the instance. Takes
+        ownership of `listener`.
 
-        `parked`: the fork to assign; if it is gone by then, another one is forked, into the same
-        group.
+        `parked`: the fork to assign; if it has exited, another one is forked into the same group.
 
-        Raises SlotConnectionLost, wire.MessageTooLong.
+        Raises SlotConnectionLost, seqpacket.MessageTooLong.
         """
         running = InstanceProcess(
             id=instance,
             note=note,
             ready=self._loop.create_future(),
-            gone=self._loop.create_future(),
+            exited=self._loop.create_future(),
         )
         running.ready.add_done_callback(seen)
         order = {
@@ -163,16 +165,16 @@ class Slot:
         return running
 
     def park(self, name: str, cgroup: Mapping[str, Any]) -> None:
-        """Fork one ahead; `parked` holds it once it waits. Raises SlotConnectionLost,
-        wire.MessageTooLong."""
+        """Fork ahead of time; `parked` contains the fork once it waits. Raises SlotConnectionLost,
+        seqpacket.MessageTooLong."""
         self._send({"op": "park", "parked": name, "cgroup": cgroup})
 
     def unpark(self) -> None:
-        """End all that are parked."""
+        """End all parked forks."""
         self._send_quietly({"op": "unpark"})
 
-    def note(self, instance: InstanceId, note: Mapping[str, Any]) -> None:
-        """What to give back to the next agent about this instance."""
+    def store_note(self, instance: InstanceId, note: Mapping[str, Any]) -> None:
+        """Store metadata of this instance for the next agent."""
         self._send_quietly({"op": "note", "instance": instance, "note": dict(note)})
 
     def kill(self, instance: InstanceId) -> None:
@@ -180,13 +182,13 @@ class Slot:
         self._send_quietly({"op": "kill", "instance": instance})
 
     def kill_worker(self) -> None:
-        """SIGKILL the worker: a Template has nothing to say good-bye to."""
+        """SIGKILL the worker: a Template needs no graceful shutdown."""
         self._send_quietly({"op": "kill_worker"})
 
     async def execute(
         self, instance: InstanceId, argv: list[str], stdout: int, stderr: int
     ) -> int | None:
-        """Run a command beside the instance; its wait status. Cancelling kills it. Raises
+        """Run a command beside the instance; returns its wait status. Cancelling kills it. Raises
         SlotConnectionLost.
 
         Takes ownership of the descriptors.
@@ -208,27 +210,27 @@ class Slot:
     async def checkpoint(
         self, name: str, cgroup: Mapping[str, Any], *, in_place: bool, kdat: int | None = None
     ) -> QuiesceResult:
-        """Have a pristine fork, or the worker itself, stand still for a dump, which consumes it.
-        With obstacles it does not.
+        """Quiesce a pristine fork, or the worker itself, for a dump, which consumes it. If there
+        are obstacles it is not quiesced.
 
-        `kdat`: what CRIU found out about the kernel, as for `furnish`; without it CRIU looks again,
-        which takes 100 ms and tables of the host's firewall that only one may make at a time.
+        `kdat`: CRIU's cached kernel features, as for `prepare_restore`; without them CRIU tests the
+        kernel again, which takes 100 ms and uses tables of the host's firewall exclusively.
 
-        Raises CheckpointFailed, SlotConnectionLost. Cancelled: it is ended.
+        Raises CheckpointFailed, SlotConnectionLost. On cancellation the process is killed.
         """
-        quiesced = await self._asks.checkpoint(name, cgroup, in_place=in_place, kdat=kdat)
+        quiesced = await self._requests.checkpoint(name, cgroup, in_place=in_place, kdat=kdat)
         if in_place and not quiesced.obstacles:
             self.worker = "frozen"
         return quiesced
 
     def end_checkpoint(self, name: str) -> None:
-        """Kill what stands still, if the dump did not consume it."""
-        self._asks.end_checkpoint(name)
+        """Kill the quiesced process, if the dump did not consume it."""
+        self._requests.end_checkpoint(name)
 
-    async def keep_files(self, name: str, fd: int) -> int:
-        """Write the slot's files of that checkpoint to `fd`, the caller's; bytes. Raises
-        CheckpointFailed, SlotConnectionLost."""
-        return await self._asks.keep_files(name, fd)
+    async def save_files(self, name: str, fd: int) -> int:
+        """Write the slot's files of that checkpoint to `fd`, which the caller closes; returns
+        bytes. Raises CheckpointFailed, SlotConnectionLost."""
+        return await self._requests.save_files(name, fd)
 
     async def criu(
         self,
@@ -241,40 +243,40 @@ class Slot:
         socket: bool = True,
         stdio: bool = False,
     ) -> CriuRun:
-        """Start CRIU in the slot (`criu.processes.CriuSlot`). Takes over `fds`: images, work
-        directory, more. Raises SlotConnectionLost."""
-        return await self._asks.criu(
+        """Start CRIU in the slot (`criu.processes.CriuSlot`). Takes ownership of `fds`: images,
+        work directory, more. Raises SlotConnectionLost."""
+        return await self._requests.criu(
             run, argv, uid=uid, cgroup=cgroup, fds=fds, socket=socket, stdio=stdio
         )
 
-    async def furnish(self, order: Mapping[str, Any], kdat: int, files: int) -> None:
-        """Make the tree, as `boot` does, and put a snapshot's files into it. The descriptors stay
-        the caller's (/dev/null: none).
+    async def prepare_restore(self, order: Mapping[str, Any], kdat: int, files: int) -> None:
+        """Make the tree, as `boot` does, and extract a snapshot's files into it. The caller keeps
+        the descriptors (/dev/null: no files).
 
         Raises BootFailed, SlotConnectionLost.
         """
-        await self._asks.furnish(order, kdat, files)
+        await self._requests.prepare_restore(order, kdat, files)
         self.worker = "furnished"
 
-    async def revive(self, pid: int, point: Mapping[str, Any], deadline_s: float) -> None:
-        """Take a restored process as the worker, at its snapshot point. Raises BootFailed,
+    async def resume(self, pid: int, point: Mapping[str, Any], deadline_s: float) -> None:
+        """Adopt a restored process as the worker, at its snapshot point. Raises BootFailed,
         SlotConnectionLost, TimeoutError."""
         try:
             reached = SnapshotPoint.from_json(point)
         except ValueError as e:
-            raise BootFailed(f"the snapshot's point cannot be read: {e}") from e
-        self.worker_pid = await self._asks.revive(pid, point, deadline_s)
+            raise BootFailed(f"the snapshot's point is invalid: {e}") from e
+        self.worker_pid = await self._requests.resume(pid, point, deadline_s)
         self._reach_point(reached)
 
-    async def prove(self, deadline_s: float) -> ExampleCheckResult:
-        """Have the worker answer its examples once more; it leaves after that. Raises BootFailed,
+    async def check_examples(self, deadline_s: float) -> ExampleCheckResult:
+        """Run the worker's examples again; the worker exits afterwards. Raises BootFailed,
         SlotConnectionLost, TimeoutError."""
         self.worker = "proving"
-        return await self._asks.prove(deadline_s)
+        return await self._requests.check_examples(deadline_s)
 
     async def end(self) -> None:
-        """Kill everything in the slot, wait until it is gone, remove its directory. A shim that we
-        lost may live: it is killed."""
+        """Kill everything in the slot, wait for its exit, remove its directory. A shim whose
+        connection was lost may still run and is killed."""
         self.is_ending = True
         if self.is_lost:
             self._shut_down_lost()
@@ -296,15 +298,15 @@ class Slot:
             seqpacket.send(connection, seqpacket.encode({"op": "shutdown"}))
 
     def close(self) -> None:
-        """Let go of the slot without ending it: the next agent finds it as it is."""
+        """Close the connection without ending the slot: the next agent finds it unchanged."""
         self._loop.remove_reader(self._socket.fileno())
         self._outbox.clear()
         self._socket.close()
         self.is_lost = True
 
     async def adopt(self) -> None:
-        """Ask the shim for its state and mirror it; of one that was just made: whether it came up.
-        Raises SlotConnectionLost."""
+        """Fetch the shim's state and mirror it; verifies that a new shim has started. Raises
+        SlotConnectionLost."""
         self._send({"op": "state"})
         try:
             async with asyncio.timeout(_STATE_PATIENCE_S):
@@ -316,7 +318,7 @@ class Slot:
     def _send(self, message: Mapping[str, Any], fds: list[int] | None = None) -> None:
         if self.is_lost:
             seqpacket.close_all(fds or [])
-            raise SlotConnectionLost(f"slot {self.id} is gone")
+            raise SlotConnectionLost(f"slot {self.id} was lost")
         try:
             self._outbox.push(message, fds or [])
         except OSError as e:
@@ -328,18 +330,18 @@ class Slot:
         with contextlib.suppress(SlotConnectionLost):
             self._send(message)
 
-    # -- what the shim says
+    # -- messages of the shim
 
     def _pid_of(self, pidfd: int) -> int:
-        """Its host pid; 0 when it is gone. Raises ValueError for a process outside of the slot,
-        which nobody may end or stop for it."""
+        """Its host pid; 0 when it has exited. Raises ValueError for a process outside the slot,
+        which must not be killed or stopped on its behalf."""
         pid, shim = proc.host_pid(pidfd), self.shim_pid
         if pid and shim and proc.pid_namespace(pid) not in (None, proc.pid_namespace(shim)):
             raise ValueError(f"process {pid} is not in slot {self.id}")
         return pid
 
     def _on_writable(self) -> None:
-        with contextlib.suppress(OSError):  # the reader hears of a lost peer as well
+        with contextlib.suppress(OSError):  # the reader detects a lost peer as well
             self._outbox.flush()
         if not self._outbox:
             self._loop.remove_writer(self._socket.fileno())
@@ -361,7 +363,7 @@ class Slot:
             return
         except (OSError, *_NOT_OUR_PROTOCOL) as e:
             _log.warning("shim.broken slot=%s error=%s: %s", self.id, type(e).__name__, e)
-            # it may live, and nobody will ask it for anything again
+            # it may still run, and receives no further requests
             self._send_quietly({"op": "shutdown"})
             self._lose()
 
@@ -372,7 +374,7 @@ class Slot:
             self.worker_pid = self._pid_of(fds[0])
         elif event == "boot_failed":
             self.worker = "dead"
-            self._asks.boot_failed(message["message"])
+            self._requests.boot_failed(message["message"])
             self._fail_boot(BootFailed(message["message"]))
         elif event == "snapshot_point":
             self._reach_point(SnapshotPoint.from_json(message))
@@ -397,7 +399,7 @@ class Slot:
             self._on_slot_message(message, fds)
 
     def _on_slot_message(self, message: Mapping[str, Any], fds: list[int]) -> None:
-        """What is not about one instance."""
+        """Handle events that do not concern a single instance."""
         event = message["event"]
         if event == "worker_exited":
             self._worker_exited(message["status"])
@@ -411,14 +413,14 @@ class Slot:
             self.owner.log_dropped(message["bytes"])
         elif event == "parked" and self.owner is not None:
             self.parked[message["parked"]] = self._pid_of(fds[0])
-            self.owner.parked(self)
+            self.owner.on_parked(self)
         elif event == "parked_gone" and self.owner is not None:
             self.parked.pop(message["parked"], None)
-            self.owner.parked_gone(self, message["parked"])
+            self.owner.on_parked_exit(self, message["parked"])
         elif event in ("state", "instance", "state_end"):
             self._on_state(message, fds)
         else:
-            self._asks.hear(message, fds)
+            self._requests.on_message(message, fds)
 
     def _on_state(self, message: Mapping[str, Any], fds: list[int]) -> None:
         if message["event"] == "state":
@@ -428,11 +430,11 @@ class Slot:
             self.worker_pid = self._pid_of(fds[1]) if len(fds) > 1 and self.worker != "dead" else 0
             if message["point"]:
                 self._reach_point(
-                    SnapshotPoint.from_json(message["point"]), shim_worker=self.worker == "resident"
+                    SnapshotPoint.from_json(message["point"]), is_resident=self.worker == "resident"
                 )
             elif self.worker == "dead":
                 self._fail_boot(
-                    BootFailed("the worker ended while it started", status=message["status"])
+                    BootFailed("the worker exited during its start", status=message["status"])
                 )
         elif message["event"] == "state_end":
             if not self._adopted.done():
@@ -446,7 +448,7 @@ class Slot:
             id=instance,
             note=message["note"],
             ready=self._loop.create_future(),
-            gone=self._loop.create_future(),
+            exited=self._loop.create_future(),
         )
         running.ready.add_done_callback(seen)
         self.running[instance] = running
@@ -456,15 +458,15 @@ class Slot:
         if message["state"] == "ready":
             running.ready.set_result(reports.phases_of(message["phases_ms"]))
         if message["state"] == "gone":
-            running.gone.set_result(ExitStatus(status=_status(message)))
+            running.exited.set_result(ExitStatus(status=_status(message)))
 
-    def forget(self, running: InstanceProcess) -> None:
-        """Drop an instance that was found dead when this slot was adopted."""
+    def remove_exited(self, running: InstanceProcess) -> None:
+        """Remove an instance that had exited when this slot was adopted."""
         self.running.pop(running.id, None)
         self._send_quietly({"op": "forget", "instance": running.id})
 
-    def _reach_point(self, point: SnapshotPoint, *, shim_worker: bool = True) -> None:
-        if shim_worker:
+    def _reach_point(self, point: SnapshotPoint, *, is_resident: bool = True) -> None:
+        if is_resident:
             self.worker = "resident"
         if not self.point.done():
             self.point.set_result(point)
@@ -475,27 +477,27 @@ class Slot:
 
     def _worker_exited(self, status: int | None) -> None:
         self.worker, self.worker_pid = "dead", 0
-        self._asks.worker_gone(status)
+        self._requests.on_worker_exit(status)
         self._fail_boot(
-            BootFailed("the worker ended while it started", error=self._error, status=status)
+            BootFailed("the worker exited during its start", error=self._error, status=status)
         )
         if self.owner is not None:
-            self.owner.worker_gone(self, status)
+            self.owner.on_worker_exit(self, status)
 
     def _finish(self, running: InstanceProcess, how: ExitStatus) -> None:
         self.running.pop(running.id, None)
-        if not running.gone.done():
-            running.gone.set_result(how)
+        if not running.exited.done():
+            running.exited.set_result(how)
         running.ready.cancel()
         if running.pidfd >= 0:
             os.close(running.pidfd)
             running.pidfd = -1
         if self.owner is not None:
-            self.owner.instance_gone(self, running)
+            self.owner.on_instance_exit(self, running)
 
     def _lose(self) -> None:
-        """The shim is gone: with its PID namespace everything in it is; without one we end who we
-        know."""
+        """Handle the loss of the shim: its PID namespace ends with it; without one the known
+        processes are killed."""
         if self.is_lost:
             return
         self.close()
@@ -506,15 +508,15 @@ class Slot:
         for done in self._execs.values():
             if not done.done():
                 done.set_result(None)
-        self._asks.lost(self.id)
+        self._requests.lost(self.id)
         if not self._adopted.done():
-            self._adopted.set_exception(SlotConnectionLost(f"slot {self.id} is gone"))
+            self._adopted.set_exception(SlotConnectionLost(f"slot {self.id} was lost"))
             seen(self._adopted)
-        self._fail_boot(BootFailed("the slot's shim is gone"))
+        self._fail_boot(BootFailed("the slot's shim has exited"))
         if self.owner is not None:
-            self.owner.slot_gone(self)
+            self.owner.on_slot_lost(self)
 
 
 def _status(message: Mapping[str, Any]) -> int | None:
-    """How a process ended; None when nobody could tell. Raises ValueError, KeyError."""
+    """Wait status of a process; None if unknown. Raises ValueError, KeyError."""
     return None if message["status"] is None else reports.status_of(message["status"])

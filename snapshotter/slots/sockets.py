@@ -1,5 +1,4 @@
-"""What the agent makes in a slot's directory: sockets of instances, small files; and its way to the
-shim."""
+"""Sockets and small files in a slot's directory, and connections to the shim."""
 
 from __future__ import annotations
 
@@ -15,19 +14,19 @@ from typing import Any
 from weight_cache.protocol import admit
 
 _BACKLOG = 4096
-"""Connections that wait in the kernel while an instance comes up (bounded further by
+"""Connections that queue in the kernel while an instance starts (further limited by
 net.core.somaxconn)."""
 
 
 def seen(future: asyncio.Future[Any]) -> None:
-    """A future that nobody happened to wait for is no defect."""
+    """Mark a future's exception as retrieved, so that asyncio does not log it."""
     if future.done() and not future.cancelled():
         future.exception()
 
 
 def listen(path: Path) -> socket.socket:
-    """An instance's listening socket, for who may enter its directory, made by us so that
-    connections queue before the worker accepts."""
+    """An instance's listening socket, created before the worker exists so that connections queue.
+    Access is limited to users of its directory."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with contextlib.suppress(FileNotFoundError):
@@ -42,7 +41,7 @@ def listen(path: Path) -> socket.socket:
 
 
 def connect(path: Path) -> socket.socket:
-    """A connection to a shim. Raises OSError when nobody listens."""
+    """A connection to a shim. Raises OSError if it does not listen."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         connection.connect(str(path))
@@ -53,8 +52,8 @@ def connect(path: Path) -> socket.socket:
 
 
 def write_json(path: Path, body: Mapping[str, Any], mode: int = 0o600) -> None:
-    """Write a small file of a slot, with exactly this mode. No fsync: a slot does not outlive the
-    machine."""
+    """Write a small file of a slot with exactly this mode. No fsync: a slot does not survive a
+    reboot."""
     fd = os.open(path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, mode)
     with os.fdopen(fd, "w") as f:
         os.fchmod(fd, mode)

@@ -1,9 +1,9 @@
-"""A slot's weights: leases opened the moment the slot is taken, waited for the moment its worker
-needs the files.
+"""A slot's weights: leases are opened when the slot is acquired, and awaited when its worker needs
+the files.
 
-The slot's shim is their holder: a restore changes the worker's pid, and what nobody gives back ends
-with the shim. A cache that restarts meanwhile has forgotten what was still on its way there: it is
-asked again."""
+The slot's shim is the holder: a restore changes the worker's pid, and leases that are not closed
+end with the shim. A cache that restarts loses pending leases: they are requested again.
+"""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from weight_cache.types import Lease, Tier
 
 _log = logging.getLogger(__name__)
 _PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
-"""Between asking a cache that does not answer: it is started again within 0.1 s, and after several
-crashes in a row within 5 s."""
+"""Pauses between requests to a cache that does not answer: it is restarted within 0.1 s, and within
+5 s after several crashes in a row."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Served:
-    """One of a launch's weights on this node: its directory, and the tier where it was when it was
-    asked for."""
+    """One of a launch's weights on this node: its directory, and its tier at the time of the
+    request."""
 
     path: Path
     tier: Tier
 
 
 class Opening:
-    """The leases of one slot, from `Weights.open` on. Owner: the event loop.
+    """The leases of one slot, created by `Weights.open`. Owner: the event loop.
 
     Attributes:
-        lease_ids: of all of them, whether or not they are granted yet.
+        lease_ids: ids of all leases, granted or not.
     """
 
     def __init__(
@@ -50,18 +50,20 @@ class Opening:
         self._pid = pid
         self.lease_ids = tuple(Lease.id_of(mount.manifest, holder) for mount in mounts)
         self._tasks = {
-            m.name: asyncio.create_task(self._have(m), name=f"weights {m.name} of {holder}")
+            m.name: asyncio.create_task(
+                self._open_with_retries(m), name=f"weights {m.name} of {holder}"
+            )
             for m in mounts
         }
 
     @property
-    def is_settled(self) -> bool:
-        """Whether nobody has to wait."""
+    def is_done(self) -> bool:
+        """Whether all requests have completed."""
         return all(task.done() for task in self._tasks.values())
 
     async def ready(self) -> dict[str, Served]:
-        """When all are here: by name. Raises WeightCacheError as of `WeightCacheClient.wait`,
-        BootFailed when the slot's shim is gone."""
+        """Wait for all weights; returns them by name. Raises WeightCacheError as
+        `WeightCacheClient.wait` does, BootFailed when the slot's shim has exited."""
         if self._tasks:
             await asyncio.wait(self._tasks.values(), return_when=asyncio.FIRST_EXCEPTION)
         for task in self._tasks.values():
@@ -69,27 +71,27 @@ class Opening:
                 task.result()
         return {name: task.result() for name, task in self._tasks.items()}
 
-    async def abandon(self) -> None:
-        """Stop asking."""
+    async def cancel(self) -> None:
+        """Cancel the requests."""
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
-    async def _have(self, mount: WeightsMount) -> Served:
+    async def _open_with_retries(self, mount: WeightsMount) -> Served:
         for pause_s in _PAUSES_S:
             try:
-                return await self._ask(mount)
+                return await self._open(mount)
             except (ProtocolError, LeaseUnknown) as e:
                 _log.warning("weights.again slot=%s name=%s error=%s", self._holder, mount.name, e)
                 await asyncio.sleep(pause_s)
-        return await self._ask(mount)
+        return await self._open(mount)
 
-    async def _ask(self, mount: WeightsMount) -> Served:
+    async def _open(self, mount: WeightsMount) -> Served:
         began = time.perf_counter()
         try:
             opened = await self._source.open(mount.manifest, holder=self._holder, pid=self._pid)
         except LeaseUnknown as e:
-            raise BootFailed(f"the slot's shim is gone: {e}") from e
+            raise BootFailed(f"the slot's shim has exited: {e}") from e
         path = opened.path
         if path is None:
             path = (await self._source.wait(opened.lease_id)).path
@@ -108,18 +110,18 @@ class Opening:
 
 
 class Weights:
-    """What slots hold of the weight cache. Owner: the event loop."""
+    """Weight leases of slots. Owner: the event loop."""
 
     def __init__(self, source: WeightSource) -> None:
         self._source = source
 
     def open(self, mounts: Sequence[WeightsMount], *, holder: str, pid: int | None) -> Opening:
-        """Begin to hold `mounts` for slot `holder`, whose shim is `pid`; returns at once."""
+        """Request leases of `mounts` for slot `holder`, whose shim is `pid`; returns
+        immediately."""
         return Opening(self._source, mounts, holder=holder, pid=pid)
 
-    async def expect_s(self, launch: LaunchSpec) -> float:
-        """How long a start will wait for its weights: the cache's prediction, and 0 for what the
-        cache cannot say."""
+    async def predict_wait_s(self, launch: LaunchSpec) -> float:
+        """Predicted wait of a start for its weights; weights without a prediction count as 0."""
         try:
             predictions = [await self._source.predict(mount.manifest) for mount in launch.weights]
         except WeightCacheError as e:
@@ -128,7 +130,7 @@ class Weights:
         return sum((p.seconds or 0.0 for p in predictions if p.tier is Tier.ORIGIN), start=0.0)
 
     async def close(self, lease_ids: Sequence[str]) -> None:
-        """Give them back. A cache that cannot be told learns it from the shim's end."""
+        """Close the leases. A cache that is unavailable releases them when the shim exits."""
         for lease_id in lease_ids:
             try:
                 await self._source.close(lease_id)
@@ -139,10 +141,10 @@ class Weights:
 def served_from(
     kind: StartKind, launch: LaunchSpec, weights: Mapping[str, Served]
 ) -> dict[str, str]:
-    """Name → tier of a start of `kind`, for people. `weights`: what its slot found when its worker
-    was brought up.
+    """Name → tier that a start of `kind` loaded the weights from, for people. `weights`: state when
+    the slot's worker started.
 
-    A fork, like a worker that waited at its snapshot point, has the memory that is there already.
+    A fork, or a worker that waited at its snapshot point, uses memory that is already loaded.
     """
     if kind in (StartKind.COLD, StartKind.RESTORE):
         return {name: served.tier.value for name, served in weights.items()}

@@ -153,14 +153,14 @@ class Dumps:
             if template is None and unasked:
                 raise TemplateGone(f"the Template of {launch.revision} is gone already")
             if template is None:
-                await self._template_booter.once(launch)
+                await self._template_booter.ensure(launch)
                 template = fresh = self._templates.get(launch.revision)
             if (
                 template is not None
                 and _is_as_booted(template.occupied)
                 and not _whole(template.occupied)
             ):
-                with self._template_booter.kept(template):
+                with self._template_booter.pinned(template):
                     yield _Subject(occupied=template.occupied, in_place=False, network=False)
                 return
         async with self._whole_tree(launch, fresh, unasked=unasked) as subject:
@@ -180,7 +180,7 @@ class Dumps:
             launch.offline or not self._slot_allocator.is_listening(launch.revision)
         ):
             occupied = await self._slot_allocator.boot(
-                launch, StartPhase(gives_way=unasked), self._ends, transient=True
+                launch, StartPhase(is_background=unasked), self._ends, transient=True
             )
         network = not launch.offline and (
             occupied is None or bool(occupied.slot.point.result().listens)
@@ -189,7 +189,7 @@ class Dumps:
             if occupied is not None:
                 await self._slot_allocator.clear(occupied)
             occupied = await self._slot_allocator.boot(
-                launch, StartPhase(gives_way=unasked), self._ends, network=True, transient=True
+                launch, StartPhase(is_background=unasked), self._ends, network=True, transient=True
             )
         try:
             yield _Subject(occupied=occupied, in_place=_whole(occupied), network=network)
@@ -209,17 +209,19 @@ class Dumps:
         ):
             return None
         template.occupied.transient = template.occupied.is_booting = True
-        template.occupied.give_way(cpu_priority.BACKGROUND if unasked else cpu_priority.BOOT)
-        self._ends.template_gone(template, "snapshotted", {})
+        template.occupied.lower_cpu_priority(
+            cpu_priority.BACKGROUND if unasked else cpu_priority.BOOT
+        )
+        self._ends.on_template_exit(template, "snapshotted", {})
         return template.occupied
 
     async def _dump(self, subject: _Subject, stage: SnapshotStaging) -> SnapshotManifest:
         occupied, slot, name = subject.occupied, subject.occupied.slot, f"c-{secrets.token_hex(8)}"
-        began, owed_ns = time.perf_counter(), occupied.take_idle_ns()
+        began, owed_ns = time.perf_counter(), occupied.charge_idle_ns()
         async with asyncio.timeout(_QUIESCE_S):
             with _kdat_of(self._stock) as kdat:
                 quiesced = await slot.checkpoint(
-                    name, occupied.group.ways_in(), in_place=subject.in_place, kdat=kdat
+                    name, occupied.group.entry_files(), in_place=subject.in_place, kdat=kdat
                 )
         try:
             if quiesced.obstacles:
@@ -237,9 +239,9 @@ class Dumps:
             slot.end_checkpoint(name)
             # CRIU and the fork that it dumps are in its group: making snapshots is the platform's
             # affair
-            occupied.take_idle_ns()
-            if occupied.settled_ns is not None:
-                occupied.settled_ns -= owed_ns
+            occupied.charge_idle_ns()
+            if occupied.charged_ns is not None:
+                occupied.charged_ns -= owed_ns
         phases = {
             "quiesce": _ms(began, quiesced_at),
             **suspension.phases_ms,
@@ -299,7 +301,7 @@ class Dumps:
                 images=images,
                 work=work,
                 uid=occupied.launch.uid or 0,
-                cgroup=occupied.group.ways_in(),
+                cgroup=occupied.group.entry_files(),
                 tcp=subject.in_place,
                 deadline_s=_DEADLINE_S,
             )
@@ -307,7 +309,7 @@ class Dumps:
     async def _keep_files(self, subject: _Subject, name: str, stage: SnapshotStaging) -> None:
         fd = os.open(stage.files_tar, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            await subject.occupied.slot.keep_files(name, fd)
+            await subject.occupied.slot.save_files(name, fd)
         finally:
             os.close(fd)
 

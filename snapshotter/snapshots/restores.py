@@ -93,12 +93,12 @@ class Restores:
         lazily = pages == "lazy" if lazy is None else lazy
         with self._stock.catalogue.lease(snapshot.id):
             try:
-                async with self._slot_allocator.moving_in(
+                async with self._slot_allocator.provision(
                     spec, phase, owner, network=network, transient=transient
-                ) as tenancy:
+                ) as preparation:
                     phase.name = "restore"
-                    await self._move(tenancy, snapshot, lazily, deadline_s)
-                    return tenancy.occupied
+                    await self._move(preparation, snapshot, lazily, deadline_s)
+                    return preparation.occupied
             except (
                 CriuError,
                 CudaRefused,
@@ -113,9 +113,13 @@ class Restores:
                 ) from e
 
     async def _move(
-        self, tenancy: SlotPreparation, snapshot: Snapshot, lazy: bool, deadline_s: float
+        self, preparation: SlotPreparation, snapshot: Snapshot, lazy: bool, deadline_s: float
     ) -> None:
-        occupied, manifest, slot = tenancy.occupied, snapshot.manifest, tenancy.occupied.slot
+        occupied, manifest, slot = (
+            preparation.occupied,
+            snapshot.manifest,
+            preparation.occupied.slot,
+        )
         record, devices = (
             DeviceRecord.from_json(manifest.point[DEVICES]),
             self._devices if occupied.launch.gpu is not None else NoDevices(),
@@ -124,15 +128,15 @@ class Restores:
         ahead = ReadAhead([snapshot.images])
         try:
             with self._opened(snapshot, slot.directory) as (images, work, files, kdat):
-                await slot.furnish({**tenancy.plan.order, "op": "furnish"}, kdat, files)
+                await slot.prepare_restore({**preparation.plan.order, "op": "furnish"}, kdat, files)
                 began = time.perf_counter()
                 restored = await operations.restore(
                     slot,
                     criu=self._stock.criu,
                     images=images,
                     work=work,
-                    uid=tenancy.uid or 0,
-                    cgroup=occupied.group.ways_in(),
+                    uid=preparation.uid or 0,
+                    cgroup=occupied.group.entry_files(),
                     stdio_keys=manifest.stdio,
                     lazy=lazy,
                     tcp=manifest.in_place,
@@ -150,7 +154,7 @@ class Restores:
                 pids = proc.process_tree(proc.inside(slot.shim_pid, restored.pid))
                 gpu = await devices.after_restore(pids, record)
             whole_at = time.perf_counter()
-            await slot.revive(restored.pid, _point(manifest.point), deadline_s)
+            await slot.resume(restored.pid, _point(manifest.point), deadline_s)
         except BaseException:
             ahead.stop()
             raise

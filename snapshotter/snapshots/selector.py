@@ -151,12 +151,12 @@ class SnapshotSelector:
         assert self._restores is not None
         try:
             async with asyncio.timeout(deadline_s) as limit:
-                with phase.patience.under(limit):
+                with phase.patience.bounded_by(limit):
                     return await self._restores.restore(
                         launch, snapshot, phase, owner, deadline_s=deadline_s, lazy=lazy
                     )
         except TimeoutError:
-            if phase.gives_way:
+            if phase.is_background:
                 _log.info("restore.late snapshot=%s deadline_s=%g", snapshot.id, deadline_s)
                 return None
             if is_start:

@@ -150,7 +150,7 @@ class SnapshotValidator:
                 occupied = await self._restores.restore(
                     spec,
                     snapshot,
-                    StartPhase(gives_way=unasked),
+                    StartPhase(is_background=unasked),
                     self._ends,
                     deadline_s=deadline_s,
                     lazy=lazy,
@@ -158,7 +158,7 @@ class SnapshotValidator:
                 )
                 try:
                     began = time.perf_counter()
-                    proved = await occupied.slot.prove(deadline_s)
+                    proved = await occupied.slot.check_examples(deadline_s)
                     first_ms = proved.phases_ms.get(
                         "first_answer", (time.perf_counter() - began) * 1000
                     )

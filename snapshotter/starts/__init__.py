@@ -1,5 +1,5 @@
-"""How an instance is started: FORK from a Template, RESTORE from a snapshot, COLD, and which of
-them when; how it is suspended and torn down.
+"""Starts of instances: FORK from a Template, RESTORE from a snapshot, or COLD, the choice among
+them, suspension and teardown.
 
 Slots come from `slots`, snapshots from `snapshots`.
 """

@@ -1,4 +1,4 @@
-"""The last step of every start: a worker at its snapshot point becomes an instance, by a fork, by
+"""The last step of every start: turns a worker at its snapshot point into an instance, by a fork,
 an assignment, or in place."""
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _log = logging.getLogger(__name__)
 
 
 class TemplateLost(Exception):
-    """Raised when the Template was gone before it forked: the start takes the next rung."""
+    """Raised when the Template exited before it forked: the start tries the next strategy."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StartRequest:
-    """One start that was asked for."""
+    """One requested start."""
 
     launch: LaunchSpec
     instance_id: InstanceId
@@ -46,8 +46,8 @@ class StartRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class StartSource:
-    """Where an instance can be started from: the slot, whether its worker becomes the instance
-    itself, and by which rung we got there."""
+    """Source of an instance: the slot, whether its worker itself becomes the instance, and the
+    strategy that provided it."""
 
     occupied: OccupiedSlot
     in_place: bool
@@ -55,7 +55,8 @@ class StartSource:
 
 
 class InstanceLauncher:
-    """Owner: the event loop; between the choice of a way and the order nothing awaits."""
+    """Turns workers into instances. Owner: the event loop; no await between the choice of a source
+    and the order."""
 
     def __init__(
         self,
@@ -73,8 +74,8 @@ class InstanceLauncher:
         self._clock = clock
 
     async def run(self, instance: Instance, request: StartRequest, way: StartSource) -> None:
-        """Fork or serve, and wait until it is ready. Raises StartFailed, TemplateLost,
-        SlotConnectionLost."""
+        """Fork or serve in place, and wait until the instance is ready. Raises StartFailed,
+        TemplateLost, SlotConnectionLost."""
         occupied, slot = way.occupied, way.occupied.slot
         try:
             instance.info = replace(
@@ -87,24 +88,24 @@ class InstanceLauncher:
             await instance.clear()
             self._ends.clear_if_empty(occupied)
             raise
-        either: list[asyncio.Future[Any]] = [running.ready, running.gone]
+        either: list[asyncio.Future[Any]] = [running.ready, running.exited]
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        if running.gone.done():
+        if running.exited.done():
             raise await self._explain(instance, running)
         if way.kind is StartKind.COLD:
-            self._take_part(instance, occupied)
+            self._restore_cpu_priority(instance, occupied)
         before = occupied.boot_ms if way.kind in (StartKind.COLD, StartKind.RESTORE) else {}
         instance.was_ready = True
         served = served_from(way.kind, occupied.launch, occupied.weights)
-        instance.become(
+        instance.transition_to(
             InstanceState.READY,
             pid=running.pid,
             phases_ms={**before, **running.ready.result()},
             weights=served,
         )
-        slot.note(instance.info.id, instance.note())
+        slot.store_note(instance.info.id, instance.to_note())
         if not way.in_place:
-            self._prefork_pool.used(occupied)
+            self._prefork_pool.on_fork(occupied)
         _log.info(
             "instance.ready id=%s revision=%s kind=%s",
             instance.info.id,
@@ -112,22 +113,21 @@ class InstanceLauncher:
             way.kind,
         )
 
-    def abandon(self, instance: Instance) -> None:
-        """End the process of a start that did not become an instance; its claim lasts until it is
-        gone."""
+    def kill_unready(self, instance: Instance) -> None:
+        """Kill the process of a failed start; its memory claim lasts until it has exited."""
         if (
             instance.running is not None
             and instance.occupied is not None
-            and not instance.running.gone.done()
+            and not instance.running.exited.done()
         ):
-            instance.asked = "stopped"
+            instance.requested_exit = "stopped"
             instance.occupied.slot.kill(instance.info.id)
 
     def _order(
         self, instance: Instance, request: StartRequest, way: StartSource
     ) -> InstanceProcess:
         launch, occupied, name = request.launch, way.occupied, instance.info.id
-        spot = None if way.in_place else self._prefork_pool.take(occupied)
+        spot = None if way.in_place else self._prefork_pool.acquire(occupied)
         try:
             instance.group = (
                 occupied.group
@@ -140,7 +140,7 @@ class InstanceLauncher:
             instance.info = replace(
                 instance.info,
                 cpu_file=instance.group.cpu_file,
-                cpu_from_ns=counted_ns - occupied.take_idle_ns(),
+                cpu_from_ns=counted_ns - occupied.charge_idle_ns(),
             )
             log_bytes = request.share.log_bytes if request.share is not None else None
             self._logs.register(
@@ -153,13 +153,13 @@ class InstanceLauncher:
             listener = slots.listen(Path(instance.info.socket)).detach()
         except OSError as e:
             raise StartFailed(
-                f"instance {name}: the node cannot make its socket, cgroup or log: {e}",
+                f"instance {name}: cannot create its socket, cgroup or log: {e}",
                 {"log_tail": []},
             ) from e
         env, cgroup, note = (
             {**launch.env, **request.secret_env},
-            instance.group.ways_in(),
-            instance.note(),
+            instance.group.entry_files(),
+            instance.to_note(),
         )
         parked = spot.name if spot else None
         occupied.is_pristine = False
@@ -189,16 +189,16 @@ class InstanceLauncher:
         return group
 
     @staticmethod
-    def _take_part(instance: Instance, occupied: OccupiedSlot) -> None:
-        """What gave way on the CPU until now (`cpu_priority`)."""
-        occupied.take_part()
+    def _restore_cpu_priority(instance: Instance, occupied: OccupiedSlot) -> None:
+        """Restore the CPU priority of the slot and the instance (`cpu_priority`)."""
+        occupied.restore_cpu_priority()
         if instance.group is not None and instance.group != occupied.group:
             instance.group.weigh(1)
 
     async def _explain(
         self, instance: Instance, running: InstanceProcess
     ) -> StartFailed | TemplateLost:
-        how, word = running.gone.result(), instance.info.exit_reason or "exited"
+        how, word = running.exited.result(), instance.info.exit_reason or "exited"
         await instance.cleared.wait()
         if word == "template_lost":
             return TemplateLost(instance.info.id)

@@ -1,11 +1,12 @@
-"""Parked forks ahead of need: after a start from a Template the next one is forked already and only
-waits for its name.
+"""Parked forks: after a start from a Template the next fork is made ahead of need and waits for its
+assignment.
 
 A start that finds one assigns it (phase `assign`) instead of forking (phase `fork`). The group of a
-parked fork is made, and entered, when it is parked; it becomes the instance's. Parked forks are the
-platform's cost like their Template: they count in its `pss_bytes`, are never a reason to evict
-anybody, and go with it, after `parked_idle_s` without a start, and when the agent is restarted (a
-new one does not know them: it clears them away and parks again after the next start)."""
+parked fork is created and entered when it is parked, and becomes the instance's. The platform bears
+the cost of parked forks as of their Template: they count in its `pss_bytes` and never cause an
+eviction. They end with the Template, after `parked_idle_s` without a start, and when the agent is
+restarted (the new agent does not know them, ends them, and parks again after the next start).
+"""
 
 from __future__ import annotations
 
@@ -23,18 +24,20 @@ from snapshotter.starts.templates import Template, Templates
 
 _log = logging.getLogger(__name__)
 BEHIND_S = 0.1
-"""After a start its first call has the processor to itself for a moment; the next fork comes behind
-it."""
+"""Delay of the next fork after a start, so that the instance's first call has the processor to
+itself."""
 
 
 @dataclass(kw_only=True, eq=False)
 class PreforkPool:
-    """Owner: the event loop; nothing here awaits between a look and an act.
+    """Keeps forks parked behind Templates. Owner: the event loop; no await between a check and its
+    action.
 
     Attributes:
-        per_template: how many are kept parked; 0 switches it off. idle_s: how long after the last
-        start. budget_bytes: for Templates and parked forks together; nothing is parked, or stays
-        so, beyond it.
+        per_template: number of parked forks; 0 disables them.
+        idle_s: how long they are kept after the last start.
+        budget_bytes: limit of Templates and parked forks together; nothing is parked, or stays
+            parked, beyond it.
     """
 
     cgroups: Cgroups
@@ -50,8 +53,9 @@ class PreforkPool:
             f"{self.per_template} per Template>"
         )
 
-    def take(self, occupied: OccupiedSlot) -> ParkedSpot | None:
-        """A fork that waits for its assignment, with its group; None when there is none."""
+    def acquire(self, occupied: OccupiedSlot) -> ParkedSpot | None:
+        """Remove and return a fork that waits for its assignment, with its group; None if there is
+        none."""
         for spot in occupied.spots:
             if spot.name in occupied.slot.parked:
                 occupied.spots.remove(spot)
@@ -59,34 +63,34 @@ class PreforkPool:
                 return spot
         return None
 
-    def used(self, occupied: OccupiedSlot) -> None:
-        """An instance was just forked here: another start is likely."""
+    def on_fork(self, occupied: OccupiedSlot) -> None:
+        """An instance was forked here: expect another start."""
         if self.per_template:
             self._after(occupied, BEHIND_S, fill=True)
 
-    def ready(self, slot: Slot) -> None:
-        """One more waits in `slot`."""
+    def on_parked(self, slot: Slot) -> None:
+        """A fork in `slot` waits for its assignment."""
         template = self.templates.of_slot(slot.id)
         if template is not None:
             for spot in template.occupied.spots:
                 spot.group.weigh(1)
             self.background_tasks.run(self._measure(template), f"measure parked {slot.id}")
 
-    def gone(self, slot: Slot, name: str) -> None:
-        """A parked fork ended unasked. The next start parks another one, not we: it may end again
-        and again."""
+    def on_exit(self, slot: Slot, name: str) -> None:
+        """A parked fork exited unexpectedly. It is replaced only after the next start, because it
+        may exit repeatedly."""
         template = self.templates.of_slot(slot.id)
         if template is not None:
-            self._forget(template.occupied, [s for s in template.occupied.spots if s.name == name])
+            self._remove(template.occupied, [s for s in template.occupied.spots if s.name == name])
 
     def clear(self, occupied: OccupiedSlot) -> None:
-        """End all that are parked here."""
+        """End all parked forks of this slot."""
         if occupied.timer is not None:
             occupied.timer.cancel()
             occupied.timer = None
         if occupied.spots:
             occupied.slot.unpark()
-            self._forget(occupied, list(occupied.spots))
+            self._remove(occupied, list(occupied.spots))
         occupied.parked_bytes = 0
 
     def _after(self, occupied: OccupiedSlot, delay_s: float, *, fill: bool) -> None:
@@ -114,18 +118,19 @@ class PreforkPool:
             name=name,
             group=self.cgroups.make(name, memory_bytes=launch.memory_bytes, cpu=launch.cpu),
         )
-        spot.group.weigh(0)  # until it waits: nobody waits for it
+        spot.group.weigh(0)  # background priority until it is parked
         occupied.spots.append(spot)
-        occupied.slot.park(name, spot.group.ways_in())
+        occupied.slot.park(name, spot.group.entry_files())
 
-    def _forget(self, occupied: OccupiedSlot, spots: list[ParkedSpot]) -> None:
+    def _remove(self, occupied: OccupiedSlot, spots: list[ParkedSpot]) -> None:
         for spot in spots:
             occupied.spots.remove(spot)
             occupied.slot.parked.pop(spot.name, None)
             self.background_tasks.run(spot.group.remove(), f"remove group {spot.name}")
 
     async def _measure(self, template: Template) -> None:
-        """The Template, too: it shares with what is parked what it had for itself."""
+        """Measure the Template as well: memory that was private to it may now be shared with parked
+        forks."""
         occupied = template.occupied
         template.pss_bytes, *parked = [
             await asyncio.to_thread(proc.pss_bytes, pid)

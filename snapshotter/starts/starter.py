@@ -1,9 +1,10 @@
-"""Starting: from the ask to an instance that is ready, by the first rung that can be reached
+"""Starts instances: from the request to a ready instance, by the first strategy that succeeds
 (`strategy`), within one startup timeout.
 
-A rung that fails, or whose worker does not become ready, is closed for this start, which goes on
-with the next one: the caller sees a slower answer and the kind that it came up by. Boots are single
-flight per revision, starts are single flight per instance id."""
+A strategy that fails, or whose worker does not become ready, is excluded for this start, which
+continues with the next one: the caller sees only a longer start and its kind. Boots are
+deduplicated by revision, starts by instance id.
+"""
 
 from __future__ import annotations
 
@@ -49,19 +50,19 @@ from weight_cache.errors import WeightCacheError
 
 _log = logging.getLogger(__name__)
 NOTICE_S = 0.05
-"""Between the word that an instance stops and its SIGTERM: time for its lessee, on this machine, to
-send it nothing more."""
+"""Time between the event of a stop and SIGTERM, in which the instance's lessee, on this machine,
+stops sending calls."""
 WRONG_ANSWER = "WrongAnswer"
-"""Type of the error of a worker that answers otherwise after a restore
+"""Error type of a worker that answers differently after a restore
 (`pilotlight.worker.engine.failures`)."""
 _ATTEMPTS = 4
-"""A Template may die between the choice and the fork; three times in a row is no accident. One more
-for a restore that fails."""
+"""A Template may exit between the choice and the fork; three times in a row is no coincidence. One
+more attempt for a failed restore."""
 
 
 @dataclass(kw_only=True)
 class _Flight:
-    """`cpu_ns`: what the start had used when it was stopped."""
+    """A start in progress. `cpu_ns`: CPU time that it had used when it was stopped."""
 
     task: asyncio.Task[InstanceInfo]
     waiters: int = 0
@@ -69,8 +70,8 @@ class _Flight:
 
 
 class InstanceStarter:
-    """Owner: the event loop. Decisions (`_acquire`, `_make_room`) do not await between the look and
-    the act."""
+    """Starts, stops and lists instances. Owner: the event loop. Decisions (`_acquire`,
+    `_make_room`) do not await between check and action."""
 
     def __init__(
         self,
@@ -107,7 +108,8 @@ class InstanceStarter:
         )
 
     async def start(self, request: StartRequest) -> InstanceInfo:
-        """See `AgentClient.start`. The last caller that leaves takes the start with it."""
+        """Start an instance, as `AgentClient.start`. Cancelled when its last caller is
+        cancelled."""
         known = self._instances.get(request.instance_id)
         if known is not None and known.info.lessee != request.lessee:
             raise LeaseHeld(
@@ -116,7 +118,7 @@ class InstanceStarter:
             )
         if known is not None and known.info.state in (InstanceState.READY, InstanceState.ASLEEP):
             return known.info
-        flight = self._flights.get(request.instance_id) or self._fly(request)
+        flight = self._flights.get(request.instance_id) or self._begin(request)
         flight.waiters += 1
         try:
             return await asyncio.shield(flight.task)
@@ -132,20 +134,20 @@ class InstanceStarter:
                 flight.task.cancel()
 
     async def prepare(self, launch: LaunchSpec, share: Share | None = None) -> TemplateInfo:
-        """See `AgentClient.prepare`."""
-        self._room.welcome(share)
+        """Ensure a Template, as `AgentClient.prepare`."""
+        self._room.require_tenant_allowed(share)
         for _ in range(_ATTEMPTS):
             template = self._templates.get(launch.revision)
             if template is not None:
                 return template.info()
-            await self._template_booter.once(launch, restoring=True, share=share or NOBODY)
+            await self._template_booter.ensure(launch, restoring=True, share=share or NOBODY)
         raise StartFailed(
-            f"revision {launch.revision}: its Template ends as soon as it is ready",
+            f"revision {launch.revision}: its Template exits as soon as it is ready",
             {"log_tail": []},
         )
 
     async def stop(self, instance_id: InstanceId, grace_s: float) -> None:
-        """See `AgentClient.stop`."""
+        """Stop an instance, as `AgentClient.stop`."""
         flight = self._flights.get(instance_id)
         if flight is not None:
             flight.task.cancel()
@@ -159,21 +161,21 @@ class InstanceStarter:
             ):
                 if instance.info.state is InstanceState.ASLEEP:
                     proc.continue_tree(instance.info.pid)
-                instance.become(InstanceState.DRAINING)
-                self._ends.instance_stopping(instance)
+                instance.transition_to(InstanceState.DRAINING)
+                self._ends.publish_stopping(instance)
                 await asyncio.sleep(NOTICE_S)
             await instance.stop(grace_s)
 
     def drop_template(self, revision: RevisionKey) -> None:
-        """See `AgentClient.drop_template`."""
-        self._template_booter.unwanted(revision)
+        """Stop a Template, as `AgentClient.drop_template`."""
+        self._template_booter.discard_pending(revision)
         template = self._templates.get(revision)
         if template is not None:
             self._ends.drop(template, "stopped")
 
     async def aclose(self, grace_s: float) -> None:
-        """End everything: starts and boots first, then Templates, so that nothing new is born; then
-        instances."""
+        """Stop everything: starts and boots first, then Templates, so that nothing new is forked;
+        then instances."""
         flights = [f.task for f in self._flights.values()]
         for flight in flights:
             flight.cancel()
@@ -186,15 +188,15 @@ class InstanceStarter:
             for instance in self._instances:
                 group.create_task(instance.stop(grace_s), name=f"stop {instance.info.id}")
 
-    def _fly(self, request: StartRequest) -> _Flight:
+    def _begin(self, request: StartRequest) -> _Flight:
         flight = _Flight(
             task=asyncio.create_task(self._start(request), name=f"start {request.instance_id}")
         )
         self._flights[request.instance_id] = flight
-        flight.task.add_done_callback(lambda task: self._landed(request.instance_id, task))
+        flight.task.add_done_callback(lambda task: self._on_done(request.instance_id, task))
         return flight
 
-    def _landed(self, instance_id: InstanceId, task: asyncio.Task[InstanceInfo]) -> None:
+    def _on_done(self, instance_id: InstanceId, task: asyncio.Task[InstanceInfo]) -> None:
         del self._flights[instance_id]
         slots.seen(task)
 
@@ -204,14 +206,14 @@ class InstanceStarter:
             StartPhase(share=request.share or NOBODY),
             request.launch.startup_timeout_s,
         )
-        leaving = self._instances.get(request.instance_id)
-        if leaving is not None:  # an earlier life of the same id is still being cleared
-            await leaving.cleared.wait()
+        previous = self._instances.get(request.instance_id)
+        if previous is not None:  # an earlier instance of the same id is still being cleared
+            await previous.cleared.wait()
         self._make_room(request)
         attempt = self._claim(request)
         try:
             async with asyncio.timeout(timeout_s):
-                instance = await self._climb(request, attempt, phase)
+                instance = await self._try_strategies(request, attempt, phase)
         except TimeoutError as e:
             self._metrics.start_failed(phase.kind, StartTimeout.code)
             cpu_ns = self._used_ns(request, phase)
@@ -233,18 +235,18 @@ class InstanceStarter:
             raise
         except SnapshotterError as e:
             self._metrics.start_failed(phase.kind, e.code)
-            # One of its own: the error of a boot is every start's that waited for it, and its CPU
-            # time one start's.
+            # A new error for each start: waiters of a boot share its error, but the CPU time
+            # belongs to one start.
             raise type(e)(str(e), {**e.detail, "cpu_ns": self._used_ns(request, phase)}) from e
         finally:
-            self._abandon_unless_ready(request.instance_id)
+            self._clean_up_unless_ready(request.instance_id)
         self._count_boots(instance, phase)
-        self._remember(request.launch, instance.info, time.perf_counter() - began)
+        self._record(request.launch, instance.info, time.perf_counter() - began)
         return instance.info
 
-    def _remember(self, launch: LaunchSpec, info: InstanceInfo, took_s: float) -> None:
-        """For metrics and the next start. The instance is there: a number that makes no sense must
-        not have its caller think otherwise."""
+    def _record(self, launch: LaunchSpec, info: InstanceInfo, took_s: float) -> None:
+        """Record metrics and predictions. The instance is ready: an implausible number must not
+        fail the start."""
         try:
             self._metrics.started(info.start_kind, took_s, info.phases_ms)
             self._strategy.took(launch, info, took_s)
@@ -254,25 +256,25 @@ class InstanceStarter:
             )
 
     def _count_boots(self, instance: Instance, phase: StartPhase) -> None:
-        """What its start used outside of its own group is its own; a restarted agent finds it
-        so."""
-        elsewhere_ns = phase.cpu_ns + self._template_booter.take_cpu_ns(instance.info.revision)
+        """Charge CPU time that the start used outside the instance's group to the instance, also
+        for a restarted agent."""
+        elsewhere_ns = phase.cpu_ns + self._template_booter.pop_cpu_ns(instance.info.revision)
         if elsewhere_ns and instance.occupied is not None:
             instance.info = replace(
                 instance.info, cpu_from_ns=instance.info.cpu_from_ns - elsewhere_ns
             )
-            instance.occupied.slot.note(instance.info.id, instance.note())
+            instance.occupied.slot.store_note(instance.info.id, instance.to_note())
 
     def _used_ns(self, request: StartRequest, phase: StartPhase) -> int:
-        """CPU time of a start that failed: its boots, and its last attempt; of those before it the
-        platform chose to make another."""
+        """CPU time of a failed start: its boots and its last attempt; earlier attempts are at the
+        platform's expense."""
         return (
             phase.cpu_ns
             + phase.attempt_ns()
-            + self._template_booter.take_cpu_ns(request.launch.revision)
+            + self._template_booter.pop_cpu_ns(request.launch.revision)
         )
 
-    async def _climb(
+    async def _try_strategies(
         self, request: StartRequest, instance: Instance, phase: StartPhase
     ) -> Instance:
         clock, closed, suspect = (
@@ -285,30 +287,31 @@ class InstanceStarter:
             phase.attempt_ns = instance.used_ns
             try:
                 way = await self._strategy.acquire(request.launch, phase, clock, closed)
-                async with asyncio.timeout(self._strategy.patience_s(way, clock)):
+                async with asyncio.timeout(self._strategy.hook_timeout_s(way, clock)):
                     await self._starts.run(instance, request, way)
-                await self._strategy.reached(way, suspect=suspect, launch=request.launch)
+                await self._strategy.on_success(way, suspect=suspect, launch=request.launch)
                 return instance
             except (TemplateLost, SlotConnectionLost, StartFailed, TimeoutError) as e:
-                if way is not None and _is_held_against_restore(way, e):
-                    suspect = await self._fall(instance, way, closed, e)
+                if way is not None and _counts_against_restore(way, e):
+                    suspect = await self._exclude_restore(instance, way, closed, e)
                 elif isinstance(e, StartFailed | TimeoutError):
                     raise
                 else:
-                    await self._cleared(instance)
-            phase.cpu_ns = 0  # of an attempt that the platform makes another after
+                    await self._wait_cleared(instance)
+            phase.cpu_ns = 0  # the platform bears an attempt that it repeats
             instance = self._claim(request)
         raise StartFailed(
-            f"instance {request.instance_id}: its Template ended {_ATTEMPTS} times before the fork",
+            f"instance {request.instance_id}: its Template exited {_ATTEMPTS} times before "
+            f"the fork",
             {"log_tail": []},
         )
 
-    async def _fall(
+    async def _exclude_restore(
         self, instance: Instance, way: StartSource, closed: set[StartKind], error: Exception
     ) -> str:
-        """A restored worker, or a fork of one, did not become ready: its process goes, and a
-        Template of the same snapshot, which would do no better; the start goes on without RESTORE.
-        The snapshot's id."""
+        """Handle a restored worker, or a fork of one, that did not become ready: end its process,
+        and a Template of the same snapshot, which would fail as well; the start continues without
+        RESTORE. Returns the snapshot's id."""
         words = {StartFailed: "hook_failed", TimeoutError: "hook_timeout"}
         reason = (
             "wrong_answer" if _is_wrong_answer(error) else words.get(type(error), "worker_lost")
@@ -322,7 +325,7 @@ class InstanceStarter:
         )
         self._metrics.rung_failed(way.kind, reason)
         closed.add(StartKind.RESTORE)
-        self._starts.abandon(instance)
+        self._starts.kill_unready(instance)
         template = self._templates.get(instance.info.revision)
         if (
             template is not None
@@ -330,14 +333,14 @@ class InstanceStarter:
             and type(error) in words
         ):
             self._ends.drop(template, reason)
-        await self._cleared(instance)
+        await self._wait_cleared(instance)
         if reason == "wrong_answer" and way.occupied.snapshot is not None:
-            await self._strategy.wrong(way.occupied.snapshot, str(error))
+            await self._strategy.on_wrong_answer(way.occupied.snapshot, str(error))
             return ""
         return way.occupied.snapshot or ""
 
     @staticmethod
-    async def _cleared(instance: Instance) -> None:
+    async def _wait_cleared(instance: Instance) -> None:
         if instance.running is not None and not instance.cleared.is_set():
             await instance.cleared.wait()
 
@@ -362,7 +365,7 @@ class InstanceStarter:
         return instance
 
     async def _last_lines(self, request: StartRequest, phase: StartPhase) -> list[str]:
-        """Of the instance, else of the boot that it waited for."""
+        """Log tail of the instance, or of the boot that it waited for."""
         booting = [
             h.slot.id
             for h in self._slot_allocator.occupied_slots.values()
@@ -373,27 +376,29 @@ class InstanceStarter:
                 return lines
         return []
 
-    def _abandon_unless_ready(self, instance_id: InstanceId) -> None:
-        """What a start leaves that did not become an instance: a claim, or a process whose claim
-        lasts until it is gone."""
+    def _clean_up_unless_ready(self, instance_id: InstanceId) -> None:
+        """Clean up a failed start: its claim, or its process, whose claim lasts until it has
+        exited."""
         instance = self._instances.get(instance_id)
         if instance is None or instance.was_ready:
             return
         if instance.running is None or instance.occupied is None:
             self._instances.remove(instance)
         else:
-            self._starts.abandon(instance)
+            self._starts.kill_unready(instance)
 
     def _make_room(self, request: StartRequest) -> None:
-        """Evict Templates that nobody uses where that helps. Raises NoCapacity; no await before the
-        claim, so the answer holds."""
+        """Evict unused Templates if that frees enough memory. Raises NoCapacity; no await before
+        the claim, so the answer remains valid."""
         launch = request.launch
         infos = [instance.info for instance in self._instances]
         try:
             self._room.check(launch, infos, request.share)
         except NoCapacity as e:
             if e.detail["resource"] == "memory":
-                self._ends.room_wanted(request.instance_id, request.share, e, reservation_of(infos))
+                self._ends.publish_shortage(
+                    request.instance_id, request.share, e, reservation_of(infos)
+                )
             raise
         claimed = self._instances.claimed_bytes()
         need = claimed + launch.memory_bytes + self._templates.pss_bytes() - self._room.memory_bytes
@@ -401,14 +406,17 @@ class InstanceStarter:
 
 
 def _is_wrong_answer(error: Exception) -> bool:
-    """Whether what was restored answered the known prompt otherwise than before: once is enough."""
-    told = error.detail.get("error") if isinstance(error, StartFailed) else None
-    return isinstance(told, Mapping) and str(told.get("type")).rpartition(".")[2] == WRONG_ANSWER
+    """Whether a restored worker answered the known prompt differently than before: one failure is
+    sufficient."""
+    failure = error.detail.get("error") if isinstance(error, StartFailed) else None
+    return (
+        isinstance(failure, Mapping) and str(failure.get("type")).rpartition(".")[2] == WRONG_ANSWER
+    )
 
 
-def _is_held_against_restore(way: StartSource, error: Exception) -> bool:
-    """Whether a booted worker may do better: the one that failed was restored. A Template that was
-    lost before it forked says nothing."""
+def _counts_against_restore(way: StartSource, error: Exception) -> bool:
+    """Whether a booted worker may succeed: the failed one was restored. A Template lost before its
+    fork says nothing about the snapshot."""
     return way.kind is StartKind.RESTORE or (
         way.occupied.snapshot is not None and isinstance(error, StartFailed | TimeoutError)
     )

@@ -1,10 +1,12 @@
-"""Which rung a start takes. FORK if a Template of the revision is resident; else RESTORE if a
-snapshot fits and is expected to beat COLD; else COLD: boot a Template, then fork.
+"""Chooses how an instance is started: FORK if a Template of the revision is resident; else RESTORE
+if a snapshot matches and is predicted to be faster than COLD; else COLD: boot a Template, then
+fork.
 
-A worker that cannot be forked (surplus threads, `forkable=False`) serves in place, one slot for
-each instance; one that was booted ahead and waits at its snapshot point is woken (WAKE). What was
-restored serves in place, too. A rung that fails, or takes longer than it may, is closed for this
-start, which goes on with the next one."""
+A worker that cannot be forked (surplus threads, `forkable=False`) serves in place, one slot per
+instance; one that was booted ahead and waits at its snapshot point is resumed (WAKE). A restored
+worker serves in place as well. A strategy that fails, or exceeds its deadline, is excluded for this
+start, which continues with the next one.
+"""
 
 from __future__ import annotations
 
@@ -28,27 +30,29 @@ from snapshotter.types import InstanceInfo, LaunchSpec, StartKind
 
 _log = logging.getLogger(__name__)
 _FLOOR_S = 2.0
-"""A restore of 50 ms may take this long on a node under load before COLD is the better bet."""
+"""Minimum deadline of a restore: one of 50 ms may take this long on a loaded node before COLD is
+the better choice."""
 _PATIENCE = 4.0
 _COLD_MARGIN = 1.5
-"""COLD on a node that just failed to restore is not having a good day."""
+"""Factor on the COLD prediction: a node that failed to restore is probably slow."""
 _COLD_LEAST_S = 5.0
-"""Kept for COLD however quick it was: a boot of 0.4 s may take this long on a node under load,
-where it gives way to calls."""
+"""Minimum time reserved for COLD: a boot of 0.4 s may take this long on a loaded node, where it has
+a lower priority than calls."""
 
 
 def cold_reserve_s(*, cold_ms: float, left_s: float) -> float:
-    """How much of what is left of the startup timeout is kept for COLD: what it needs, and up to
-    half of it for a bad day."""
+    """How much of the rest of the startup timeout is reserved for COLD: its prediction with a
+    margin, or up to half of the rest for a slow node."""
     return max(_COLD_MARGIN * cold_ms / 1000, min(_COLD_LEAST_S, left_s / 2))
 
 
 def restore_deadline_s(*, restore_ms: float, cold_ms: float, left_s: float) -> float | None:
-    """How long RESTORE may take until COLD is started instead; None: COLD at once, because it is
-    faster, or nothing else would fit.
+    """How long RESTORE may take before COLD is started instead; None: COLD at once, because it is
+    faster, or nothing else fits.
 
-    `restore_ms`, `cold_ms`: predictions; `left_s`: of the startup timeout. With little left RESTORE
-    is still tried when even COLD alone does not fit any more."""
+    `restore_ms`, `cold_ms`: predictions; `left_s`: rest of the startup timeout. If not even COLD
+    fits, RESTORE is still tried.
+    """
     if restore_ms >= cold_ms:
         return None
     wanted_s = max(_FLOOR_S, _PATIENCE * restore_ms / 1000)
@@ -60,19 +64,19 @@ def restore_deadline_s(*, restore_ms: float, cold_ms: float, left_s: float) -> f
 
 
 class StartDeadline:
-    """What is left of one start's time."""
+    """Remaining time of one start."""
 
     def __init__(self, timeout_s: float) -> None:
         self._until = time.monotonic() + timeout_s
 
     def left_s(self) -> float:
-        """Seconds; never less than zero."""
+        """Seconds left; never negative."""
         return max(0.0, self._until - time.monotonic())
 
 
 class StartStrategy:
-    """Owner: the event loop. `_gate`: more restores at once than processors only make each of them
-    slower."""
+    """Chooses start strategies. Owner: the event loop. `_gate` limits restores: more than
+    processors only slow each other down."""
 
     def __init__(
         self,
@@ -97,8 +101,8 @@ class StartStrategy:
     async def acquire(
         self, launch: LaunchSpec, phase: StartPhase, clock: StartDeadline, closed: set[StartKind]
     ) -> StartSource:
-        """Where to start from. What it returns must be used before the next await. Errors as of a
-        boot."""
+        """Choose and provide the source of a start. The caller must use it before the next await.
+        Raises the errors of a boot."""
         kind = StartKind.FORK
         while True:
             template = self._templates.use(launch.revision, self._clock())
@@ -121,11 +125,11 @@ class StartStrategy:
                 occupied = await self._template_booter.boot(launch, phase)
                 phase.cpu_ns += occupied.cpu_ns()
                 return StartSource(occupied=occupied, in_place=True, kind=kind)
-            await self._template_booter.once(launch, share=phase.share)
+            await self._template_booter.ensure(launch, share=phase.share)
 
-    def patience_s(self, way: StartSource, clock: StartDeadline) -> float | None:
-        """How long the hooks of a restored worker, or of a fork of one, may take until COLD is
-        started instead, which needs its own time; None: no such bound."""
+    def hook_timeout_s(self, way: StartSource, clock: StartDeadline) -> float | None:
+        """How long the hooks of a restored worker, or of a fork of one, may take before COLD is
+        started instead, which needs time as well; None: no limit."""
         if way.occupied.snapshot is None:
             return None
         left_s = clock.left_s()
@@ -134,27 +138,26 @@ class StartStrategy:
         )
         return spare_s if spare_s > 0 else None
 
-    async def reached(self, way: StartSource, *, suspect: str, launch: LaunchSpec) -> None:
-        """An instance came up that way. `suspect`: the snapshot that did not lead to one before, in
-        the same start."""
+    async def on_success(self, way: StartSource, *, suspect: str, launch: LaunchSpec) -> None:
+        """Record a successful start. `suspect`: the snapshot that failed earlier in the same
+        start."""
         if suspect:
             await self._selector.failed(
-                suspect, "hook", "its worker did not become ready, and one that was booted did"
+                suspect, "hook", "its worker did not become ready, but a booted one did"
             )
         if way.kind is StartKind.RESTORE and way.occupied.snapshot is not None:
             self._selector.used(way.occupied.snapshot)
-            self._template_booter.refill(launch)
+            self._template_booter.restore_in_background(launch)
         elif way.kind is StartKind.COLD:
             self._builder.want(launch)
 
-    async def wrong(self, snapshot_id: str, message: str) -> None:
-        """What came out of that snapshot answered wrongly: it is quarantined at once."""
+    async def on_wrong_answer(self, snapshot_id: str, message: str) -> None:
+        """Quarantine a snapshot whose worker answered incorrectly."""
         await self._selector.quarantine(snapshot_id, message)
 
     def took(self, launch: LaunchSpec, info: InstanceInfo, seconds: float) -> None:
-        """How long a whole start took, without waiting for its weights or for other boots; of
-        RESTORE what it does itself: waiting for a slot, or for other restores, is no part of it.
-        """
+        """Record the duration of a whole start, without waiting for weights or other boots; of
+        RESTORE only its own phases, without waiting for a slot or for other restores."""
         own = {k: v for k, v in info.phases_ms.items() if k not in ("slot", "weights", "prefetch")}
         whole_ms = max(
             0.0,
@@ -170,10 +173,10 @@ class StartStrategy:
     async def _restored(
         self, launch: LaunchSpec, phase: StartPhase, clock: StartDeadline, closed: set[StartKind]
     ) -> OccupiedSlot | None:
-        """A worker from a snapshot. None: a Template has come up meanwhile, or the rung is closed
+        """A worker from a snapshot. None: a Template has become available, or RESTORE is excluded
         now."""
         expecting = asyncio.create_task(
-            self._weights.expect_s(launch), name=f"weights of {launch.revision}"
+            self._weights.predict_wait_s(launch), name=f"weights of {launch.revision}"
         )
         try:
             snapshot = await self._selector.find(launch, phase)
@@ -193,12 +196,12 @@ class StartStrategy:
                     "rungs.expected revision=%s restore_ms=%.0f cold_ms=%.0f after weights_ms=%.0f"
                 )
                 _log.info(text, launch.revision, predicted_ms, cold_ms, weights_s * 1000)
-                left_s = max(0.0, clock.left_s() - weights_s)  # either rung waits for them
+                left_s = max(0.0, clock.left_s() - weights_s)  # both strategies wait for them
                 deadline_s = restore_deadline_s(
                     restore_ms=predicted_ms, cold_ms=cold_ms, left_s=left_s
                 )
                 if deadline_s is not None:
-                    with phase.patience.under(turn=turn):
+                    with phase.patience.bounded_by(turn=turn):
                         occupied = await self._selector.restore(
                             launch,
                             snapshot,

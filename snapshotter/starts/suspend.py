@@ -1,11 +1,12 @@
-"""Instances that sleep: every process of theirs stands still, so that they cost no processor; their
-memory stays where it is.
+"""Suspends instances: all their processes are stopped, so that they use no CPU; their memory
+remains resident.
 
-SIGSTOP and SIGCONT (signal(7)) work with either kind of cgroup and without any. A process that
-forks while its tree is walked would leave a child running, so the tree is walked until a round
-finds nobody new. Who left the tree, because its parent ended, is found in the instance's cgroup
-where there are any: work that goes on while an instance sleeps would be nobody's to pay. Whoever is
-asleep cannot end in good order: ending wakes it first."""
+SIGSTOP and SIGCONT (signal(7)) work with both cgroup versions and without cgroups. A process that
+forks during the walk of its tree would leave a running child, so the walk is repeated until it
+finds no new process. Processes that left the tree because their parent exited are found in the
+instance's cgroup, if there is one: CPU time of a suspended instance is not billed. A suspended
+process cannot shut down gracefully: a stop resumes it first.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ from snapshotter.types import InstanceId, InstanceInfo, InstanceState, StartKind
 
 
 class InstanceSuspender:
-    """Puts instances to sleep and wakes them. Owner: the event loop; no awaits, so nobody sees one
-    half asleep."""
+    """Suspends and resumes instances. Owner: the event loop; no awaits, so that no partially
+    suspended instance is visible."""
 
     def __init__(self, instances: Instances) -> None:
         self._instances = instances
@@ -32,24 +33,24 @@ class InstanceSuspender:
         )
 
     def sleep(self, instance_id: InstanceId) -> InstanceInfo:
-        """Have it stand still. One that sleeps already is left alone. Raises InstanceUnknown for
-        one that is not ready."""
+        """Suspend a ready instance; no effect if it is suspended. Raises InstanceUnknown if it is
+        neither."""
         instance = self._known(instance_id)
         if instance.info.state is InstanceState.READY:
-            instance.become(InstanceState.ASLEEP)
+            instance.transition_to(InstanceState.ASLEEP)
             self._note(instance)
             proc.stop_tree(instance.info.pid, _beside(instance))
         return instance.info
 
     def wake(self, instance_id: InstanceId) -> InstanceInfo:
-        """Let it go on: it is ready, by WAKE. One that is ready already is left alone. Raises
+        """Resume a suspended instance, with start kind WAKE; no effect if it is ready. Raises
         InstanceUnknown."""
         instance = self._known(instance_id)
         if instance.info.state is InstanceState.ASLEEP:
             began = time.perf_counter()
             proc.continue_tree(instance.info.pid, _beside(instance))
             phases = {"wake": round((time.perf_counter() - began) * 1000, 3)}
-            instance.become(
+            instance.transition_to(
                 InstanceState.READY,
                 start_kind=StartKind.WAKE,
                 phases_ms=phases,
@@ -69,9 +70,9 @@ class InstanceSuspender:
 
     @staticmethod
     def _note(instance: Instance) -> None:
-        """A restarted agent finds it as it is."""
+        """Store the state for a restarted agent."""
         if instance.occupied is not None:
-            instance.occupied.slot.note(instance.info.id, instance.note())
+            instance.occupied.slot.store_note(instance.info.id, instance.to_note())
 
 
 def _beside(instance: Instance) -> Callable[[], Collection[int]]:

@@ -1,4 +1,4 @@
-"""Ends: what is done when an instance, a Template or a whole slot is gone, whoever caused it."""
+"""Handles the exit of instances, Templates and slots, whatever the cause."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _log = logging.getLogger(__name__)
 
 
 class Teardown:
-    """Told by every slot (`running.Owner`). Owner: the event loop; the callbacks do not await,
-    cleaning up is an errand."""
+    """Listener of every slot (`slots.instance_process.SlotListener`). Owner: the event loop; the
+    callbacks do not await, and cleanup runs as background tasks."""
 
     def __init__(
         self,
@@ -48,24 +48,24 @@ class Teardown:
         self._metrics = metrics
         self._background_tasks = background_tasks
 
-    def instance_stopping(self, instance: Instance) -> None:
-        """Tell the watchers that it will take no more calls, so that whoever sends them stops
-        before it does."""
+    def publish_stopping(self, instance: Instance) -> None:
+        """Notify the watchers that the instance accepts no more calls, so that senders stop before
+        it does."""
         name = instance.info.id
-        message = f"instance {name} stops once it has finished what it is doing"
+        message = f"instance {name} stops once its calls have finished"
         self._events.publish(
             AgentEvent(kind="instance_stopping", subject=name, reason="stopped", message=message)
         )
 
-    def room_wanted(
+    def publish_shortage(
         self,
         instance_id: InstanceId,
         share: Share | None,
         refusal: NoCapacity,
         claimed: Mapping[str, int],
     ) -> None:
-        """Tell the watchers of a start that was refused for want of memory: whoever holds idle
-        instances may give some up for it."""
+        """Notify the watchers of a start that was refused for lack of memory: activators with idle
+        instances may stop some."""
         detail = {
             "tenant": share.tenant if share is not None else "",
             **refusal.detail,
@@ -81,25 +81,25 @@ class Teardown:
             )
         )
 
-    def instance_gone(self, slot: Slot, running: InstanceProcess) -> None:
-        """Settle the instance, tell the watchers, clean up. One that never was ready is the
-        business of its start; of an earlier agent's start nothing is left but the slot."""
+    def on_instance_exit(self, slot: Slot, running: InstanceProcess) -> None:
+        """Record the exit, notify the watchers, clean up. The start of an instance that never was
+        ready handles its exit; if an earlier agent started it, only the slot is cleared."""
         instance = self._instances.get(running.id)
         if instance is None or instance.running is not running:
-            self._look_at(slot)
+            self._clear_slot_if_empty(slot)
             return
-        word = instance.end()
+        word = instance.record_exit()
         self._instances.remove(instance)
         _log.info("instance.gone id=%s reason=%s", running.id, word)
-        self._background_tasks.run(self._bury(instance, word), f"clear {running.id}")
+        self._background_tasks.run(self._clean_up(instance, word), f"clear {running.id}")
 
-    async def _bury(self, instance: Instance, word: str) -> None:
+    async def _clean_up(self, instance: Instance, word: str) -> None:
         running, occupied = instance.running, instance.occupied
         assert running is not None
         assert occupied is not None
         if instance.was_ready:
-            self._metrics.instance_gone(word)
-            status = running.gone.result().status
+            self._metrics.record_instance_exit(word)
+            status = running.exited.result().status
             detail = {
                 **exit_reason.detail(status),
                 "log_tail": await self._logs.tail(running.id),
@@ -120,41 +120,41 @@ class Teardown:
         await instance.clear()
         self.clear_if_empty(occupied)
 
-    def worker_gone(self, slot: Slot, status: int | None) -> None:
-        """A Template died by itself, or a dropped one is gone at last. Its instances go on."""
+    def on_worker_exit(self, slot: Slot, status: int | None) -> None:
+        """A Template exited, unexpectedly or after a drop. Its instances continue."""
         template = self._templates.of_slot(slot.id)
         if template is not None and self._templates.remove(template):
             oom_kills = template.occupied.group.oom_kills()
-            self.template_gone(
+            self.on_template_exit(
                 template,
-                exit_reason.reason(status, asked=None, oom_kills=oom_kills),
+                exit_reason.reason(status, requested=None, oom_kills=oom_kills),
                 exit_reason.detail(status),
             )
-        self._look_at(slot)
+        self._clear_slot_if_empty(slot)
 
-    def slot_gone(self, slot: Slot) -> None:
-        """The shim died, and everything in the slot with it."""
+    def on_slot_lost(self, slot: Slot) -> None:
+        """The shim exited, and everything in the slot with it."""
         if not slot.is_ending:
             _log.warning("slot.gone slot=%s", slot.id)
-        self.worker_gone(slot, None)
+        self.on_worker_exit(slot, None)
 
     def log_dropped(self, count: int) -> None:
-        """Somebody prints faster than is kept."""
+        """Count output that was discarded because a process prints too fast."""
         self._metrics.log_dropped(count)
 
-    def parked(self, slot: Slot) -> None:
+    def on_parked(self, slot: Slot) -> None:
         """A fork waits for its assignment."""
-        self._prefork_pool.ready(slot)
+        self._prefork_pool.on_parked(slot)
 
-    def parked_gone(self, slot: Slot, name: str) -> None:
-        """One that waited ended."""
-        self._prefork_pool.gone(slot, name)
+    def on_parked_exit(self, slot: Slot, name: str) -> None:
+        """A parked fork exited."""
+        self._prefork_pool.on_exit(slot, name)
 
-    def template_gone(self, template: Template, reason: str, detail: Mapping[str, Any]) -> None:
-        """Tell the watchers, and let what is parked go with it."""
+    def on_template_exit(self, template: Template, reason: str, detail: Mapping[str, Any]) -> None:
+        """Notify the watchers, and end the Template's parked forks."""
         self._prefork_pool.clear(template.occupied)
-        self._metrics.template_gone(reason)
-        message = f"the Template of {template.revision} is gone: {reason}"
+        self._metrics.record_template_exit(reason)
+        message = f"the Template of {template.revision} exited: {reason}"
         self._events.publish(
             AgentEvent(
                 kind="template_gone",
@@ -166,17 +166,17 @@ class Teardown:
         )
 
     def drop(self, template: Template, reason: str) -> None:
-        """Take a Template out of service and end its worker; its instances go on."""
+        """Take a Template out of service and end its worker; its instances continue."""
         if not self._templates.remove(template):
             return
-        self.template_gone(template, reason, {})
+        self.on_template_exit(template, reason, {})
         if template.occupied.slot.running:
             template.occupied.slot.kill_worker()
         else:
             self.clear_if_empty(template.occupied)
 
     def clear_if_empty(self, occupied: OccupiedSlot) -> None:
-        """End a slot in which nothing lives and nothing is wanted any more."""
+        """End a slot that is empty and no longer needed."""
         slot = occupied.slot
         if (
             occupied.is_booting
@@ -188,7 +188,7 @@ class Teardown:
         slot.is_ending = True
         self._background_tasks.run(self._slot_allocator.clear(occupied), f"clear {slot.id}")
 
-    def _look_at(self, slot: Slot) -> None:
+    def _clear_slot_if_empty(self, slot: Slot) -> None:
         occupied = self._slot_allocator.occupied_slots.get(slot.id)
         if occupied is not None:
             self.clear_if_empty(occupied)

@@ -1,5 +1,5 @@
-"""Bringing Templates up, by a boot or from a snapshot, one flight per revision, and keeping them
-within their memory budget."""
+"""Boots or restores Templates, deduplicated by revision, and keeps them within their memory
+budget."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BEHIND_S = 0.3
 
 
 class TemplateBooter:
-    """Owner: the event loop. `_flights` changes between awaits only."""
+    """Makes Templates. Owner: the event loop. `_flights` changes between awaits only."""
 
     def __init__(
         self,
@@ -52,52 +52,61 @@ class TemplateBooter:
         self._budget_bytes = budget_bytes
         self._clock = clock
         self._flights: dict[RevisionKey, asyncio.Task[None]] = {}
-        self._refills: set[RevisionKey] = set()
-        self._unwanted: set[RevisionKey] = set()
+        self._background_restores: set[RevisionKey] = set()
+        self._discarded: set[RevisionKey] = set()
         self._cpu_ns: dict[RevisionKey, int] = {}
         self._closing = asyncio.Event()
 
     def __repr__(self) -> str:
         return f"<TemplateBooter {len(self._flights)} in flight>"
 
-    async def once(
+    async def ensure(
         self, launch: LaunchSpec, *, restoring: bool = False, share: Share = NOBODY
     ) -> None:
-        """Boot a Template, or wait for the boot in flight. Errors as of `boot`, and StartTimeout.
+        """Boot a Template, or wait for the boot in progress. Raises the errors of `boot`, and
+        StartTimeout.
 
-        restoring: try a snapshot first. A caller that leaves does not end it: what it booted is
-        wanted by the next one."""
-        self._unwanted.discard(launch.revision)
+        restoring: try a snapshot first. Cancelling a caller does not cancel the boot: the next one
+        can use the Template.
+        """
+        self._discarded.discard(launch.revision)
         if launch.revision not in self._flights:
-            self._fly(launch.revision, self._bring_up(launch, restoring=restoring, share=share))
+            self._begin(
+                launch.revision, self._make_template(launch, restoring=restoring, share=share)
+            )
         await asyncio.shield(self._flights[launch.revision])
 
-    def take_cpu_ns(self, revision: RevisionKey) -> int:
-        """CPU time of the boots of Templates that starts caused, once: it is the first start's that
-        asks."""
+    def pop_cpu_ns(self, revision: RevisionKey) -> int:
+        """CPU time of Template boots that starts caused; charged once, to the first start that
+        calls this."""
         return self._cpu_ns.pop(revision, 0)
 
-    def refill(self, launch: LaunchSpec) -> None:
-        """Have a Template restored behind the caller's back, unless there is one, or it cannot be
-        forked, or memory for it is short."""
-        self._unwanted.discard(launch.revision)
-        if launch.revision in self._refills or not launch.forkable or self._closing.is_set():
+    def restore_in_background(self, launch: LaunchSpec) -> None:
+        """Restore a Template in the background, unless there is one, it cannot be forked, or memory
+        is insufficient."""
+        self._discarded.discard(launch.revision)
+        if (
+            launch.revision in self._background_restores
+            or not launch.forkable
+            or self._closing.is_set()
+        ):
             return
-        self._refills.add(launch.revision)
-        self._background_tasks.run(self._refill(launch), f"refill {launch.revision}")
+        self._background_restores.add(launch.revision)
+        self._background_tasks.run(self._restore_after_delay(launch), f"refill {launch.revision}")
 
-    def unwanted(self, revision: RevisionKey) -> None:
-        """A Template of this revision that is on its way is not kept, unless a start asks for one
+    def discard_pending(self, revision: RevisionKey) -> None:
+        """Discard a Template of this revision that is being made, unless a start requests one
         again."""
-        if revision in self._flights or revision in self._refills:
-            self._unwanted.add(revision)
+        if revision in self._flights or revision in self._background_restores:
+            self._discarded.add(revision)
 
     async def boot(self, launch: LaunchSpec, phase: StartPhase) -> OccupiedSlot:
-        """A worker at its snapshot point, in a slot of its own. Raises StartFailed,
+        """Boot a worker to its snapshot point, in a separate slot. Raises StartFailed,
         BundleUnavailable, Unsupported.
 
-        In a network of its own, too, when somebody has the TCP port that it wants: most likely
-        another worker of the revision."""
+        Uses a separate network if the TCP port of the worker is in use, most likely by another
+        worker of the revision.
+        """
         try:
             return await self._slot_allocator.boot(
                 launch,
@@ -111,16 +120,16 @@ class TemplateBooter:
             return await self._slot_allocator.boot(launch, phase, self._ends, network=True)
 
     def resume(self, occupied: OccupiedSlot) -> None:
-        """Go on with the boot that an earlier agent began."""
-        self._fly(occupied.launch.revision, self._resume(occupied))
+        """Continue a boot that an earlier agent began."""
+        self._begin(occupied.launch.revision, self._resume(occupied))
 
-    def enlist(self, occupied: OccupiedSlot) -> None:
-        """A booted worker becomes a Template; one that died meanwhile is cleared away."""
+    def register(self, occupied: OccupiedSlot) -> None:
+        """Register a booted worker as a Template; clear its slot if it has exited."""
         if occupied.slot.worker != "resident":
             self._ends.clear_if_empty(occupied)
             return
-        occupied.take_part()
-        occupied.settled_ns = occupied.group.cpu_ns()
+        occupied.restore_cpu_priority()
+        occupied.charged_ns = occupied.group.cpu_ns()
         point = occupied.slot.point.result()
         template = Template(
             occupied=occupied,
@@ -139,14 +148,15 @@ class TemplateBooter:
         self._background_tasks.run(self._measure(template), f"measure {template.revision}")
 
     def evict_unused(self, need_bytes: int, *, but: RevisionKey) -> None:
-        """Make room for an instance: Templates without instances go, least recently used first."""
+        """Evict Templates without instances, least recently used first, to free memory for an
+        instance."""
         for victim in self._templates.victims(need_bytes=need_bytes, unused_only=True):
             if victim.revision != but:
                 self._ends.drop(victim, "evicted")
 
     @contextlib.contextmanager
-    def kept(self, template: Template) -> Iterator[None]:
-        """Not evicted while the context lasts; looked at again after it."""
+    def pinned(self, template: Template) -> Iterator[None]:
+        """Prevent eviction while the context lasts; the budget is checked again afterwards."""
         template.is_dumped = True
         try:
             yield
@@ -155,7 +165,7 @@ class TemplateBooter:
             self._background_tasks.run(self._measure(template), f"measure {template.revision}")
 
     async def cancel(self) -> None:
-        """End every boot in flight; nothing is refilled any more."""
+        """Cancel all boots in progress, and disable background restores."""
         self._closing.set()
         flights = list(self._flights.values())
         for flight in flights:
@@ -163,17 +173,17 @@ class TemplateBooter:
         if flights:
             await asyncio.wait(flights)
 
-    def _fly(self, revision: RevisionKey, work: Coroutine[Any, Any, None]) -> None:
+    def _begin(self, revision: RevisionKey, work: Coroutine[Any, Any, None]) -> None:
         flight = asyncio.create_task(work, name=f"boot {revision}")
         self._flights[revision] = flight
-        flight.add_done_callback(lambda task: self._landed(revision, task))
+        flight.add_done_callback(lambda task: self._on_done(revision, task))
 
-    def _landed(self, revision: RevisionKey, flight: asyncio.Task[None]) -> None:
+    def _on_done(self, revision: RevisionKey, flight: asyncio.Task[None]) -> None:
         del self._flights[revision]
-        self._unwanted.discard(revision)
+        self._discarded.discard(revision)
         slots.seen(flight)
 
-    async def _bring_up(self, launch: LaunchSpec, *, restoring: bool, share: Share) -> None:
+    async def _make_template(self, launch: LaunchSpec, *, restoring: bool, share: Share) -> None:
         phase = StartPhase(share=share)
         try:
             async with asyncio.timeout(launch.startup_timeout_s):
@@ -189,19 +199,19 @@ class TemplateBooter:
                 message, {"phase": phase.name, "log_tail": await self._logs.tail(phase.subject)}
             ) from e
         finally:
-            if not restoring:  # `prepare` is the platform's own
+            if not restoring:  # the platform bears the cost of `prepare`
                 self._cpu_ns[launch.revision] = self._cpu_ns.get(launch.revision, 0) + phase.cpu_ns
-        self._enlist_unless_there(occupied)
+        self._register_unless_present(occupied)
 
     async def _restored(self, launch: LaunchSpec, phase: StartPhase) -> OccupiedSlot | None:
-        """A worker from a snapshot, to be forked: its pages all there, for those that are not would
-        be fetched by each fork."""
+        """A worker restored for forking, with all pages loaded: otherwise each fork would load them
+        again."""
         snapshot = await self._selector.find(launch, phase)
         if snapshot is None:
             return None
         phase.kind = StartKind.RESTORE
-        # who waits for it may still need a boot
-        deadline_s = launch.startup_timeout_s / (1 if phase.gives_way else 2)
+        # leave time for a boot if a caller waits
+        deadline_s = launch.startup_timeout_s / (1 if phase.is_background else 2)
         occupied = await self._selector.restore(
             launch, snapshot, phase, self._ends, deadline_s=deadline_s, lazy=False
         )
@@ -209,26 +219,26 @@ class TemplateBooter:
             self._selector.used(snapshot.id)
         return occupied
 
-    async def _refill(self, launch: LaunchSpec) -> None:
-        """The first call of the instance that was restored has the processor to itself for a
-        moment."""
+    async def _restore_after_delay(self, launch: LaunchSpec) -> None:
+        """Restore a Template after a delay, so that the first call of the restored instance has the
+        processor to itself."""
         try:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._closing.wait(), BEHIND_S)
                 return
             if (
-                self._wants_refill(launch)
-                and (occupied := await self._restored(launch, StartPhase(gives_way=True)))
+                self._needs_restore(launch)
+                and (occupied := await self._restored(launch, StartPhase(is_background=True)))
                 is not None
             ):
-                self._enlist_refilled(occupied)
+                self._register_restored(occupied)
         finally:
-            self._refills.discard(launch.revision)
-            self._unwanted.discard(launch.revision)
+            self._background_restores.discard(launch.revision)
+            self._discarded.discard(launch.revision)
 
-    def _wants_refill(self, launch: LaunchSpec) -> bool:
+    def _needs_restore(self, launch: LaunchSpec) -> bool:
         there = (
-            launch.revision in self._unwanted
+            launch.revision in self._discarded
             or launch.revision in self._flights
             or self._templates.get(launch.revision) is not None
         )
@@ -239,24 +249,24 @@ class TemplateBooter:
             and self._templates.pss_bytes() + image_bytes <= self._budget_bytes
         )
 
-    def _enlist_refilled(self, occupied: OccupiedSlot) -> None:
-        """Unless a boot is in flight: then a start fell back to it because what is restored is no
-        good."""
+    def _register_restored(self, occupied: OccupiedSlot) -> None:
+        """Register it unless a boot is in progress: then a start fell back to it because the
+        snapshot failed."""
         if occupied.launch.revision in self._flights:
             self._ends.clear_if_empty(occupied)
         else:
-            self._enlist_unless_there(occupied)
+            self._register_unless_present(occupied)
 
-    def _enlist_unless_there(self, occupied: OccupiedSlot) -> None:
+    def _register_unless_present(self, occupied: OccupiedSlot) -> None:
         revision = occupied.launch.revision
         if (
             self._closing.is_set()
-            or revision in self._unwanted
+            or revision in self._discarded
             or self._templates.get(revision) is not None
         ):
             self._ends.clear_if_empty(occupied)
         else:
-            self.enlist(occupied)
+            self.register(occupied)
 
     async def _resume(self, occupied: OccupiedSlot) -> None:
         try:
@@ -272,11 +282,11 @@ class TemplateBooter:
                 )
             )
             raise
-        self.enlist(occupied)
+        self.register(occupied)
 
     async def _measure(self, template: Template) -> None:
-        """Its PSS, and what the budget says to it: the least recently used go, in use or not, for
-        their instances go on without them."""
+        """Measure its PSS and apply the budget: evict the least recently used Templates, used or
+        not; their instances continue without them."""
         template.pss_bytes = await asyncio.to_thread(
             proc.pss_bytes, template.occupied.slot.worker_pid
         )
@@ -286,6 +296,6 @@ class TemplateBooter:
 
 
 def _is_address_taken(failure: StartFailed) -> bool:
-    """Whether user code could not have the address that it wanted to listen on."""
+    """Whether user code failed to bind because its address is in use."""
     error = failure.detail.get("error") or {}
     return f"[Errno {errno.EADDRINUSE}]" in str(error.get("message"))

@@ -1,8 +1,9 @@
-"""Templates resident on this node: one per revision, within a memory budget, least recently used
-first to go.
+"""Templates resident on this node: one per revision, within a memory budget, evicted in least
+recently used order.
 
 A Template whose worker has surplus threads cannot be forked: it is *single*, becomes the next
-instance itself, and is gone from here."""
+instance itself, and is removed from here.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ class Template:
     """One resident Template. Owner: the event loop.
 
     Attributes:
-        is_dumped: a snapshot is being made of it: it is not evicted meanwhile.
+        is_dumped: a snapshot is being made of it: it must not be evicted.
     """
 
     occupied: OccupiedSlot
@@ -37,11 +38,11 @@ class Template:
 
     @property
     def held_bytes(self) -> int:
-        """What it and the forks parked ahead cost."""
+        """Memory of the Template and its parked forks."""
         return self.pss_bytes + self.occupied.parked_bytes
 
     def info(self) -> TemplateInfo:
-        """For the wire."""
+        """Its RPC representation."""
         return TemplateInfo(
             revision=self.revision,
             pid=self.occupied.slot.worker_pid,
@@ -56,7 +57,7 @@ class Template:
 
 
 class Templates:
-    """The resident ones. Owner: the event loop; no awaits, so no lock is needed."""
+    """The resident Templates. Owner: the event loop; no awaits, so no lock is needed."""
 
     def __init__(self) -> None:
         self._by_revision: dict[RevisionKey, Template] = {}
@@ -69,11 +70,11 @@ class Templates:
         return iter(list(self._by_revision.values()))
 
     def get(self, revision: RevisionKey) -> Template | None:
-        """The Template of a revision, untouched."""
+        """The Template of a revision, without marking it as used."""
         return self._by_revision.get(revision)
 
     def use(self, revision: RevisionKey, now: float) -> Template | None:
-        """The Template to start from, now most recently used. A single one is handed out once."""
+        """The Template for a start, marked as most recently used. A single one is returned once."""
         template = self._by_revision.get(revision)
         if template is None:
             return None
@@ -84,37 +85,37 @@ class Templates:
         return template
 
     def add(self, template: Template) -> None:
-        """A worker reached its snapshot point."""
+        """Add a worker that has reached its snapshot point."""
         self._by_revision[template.revision] = template
         if template.single:
             self._single.add(template.revision)
 
     def is_single(self, revision: RevisionKey) -> bool:
-        """Whether a worker of this revision was found to be one that cannot be forked."""
+        """Whether a worker of this revision is known to be unforkable."""
         return revision in self._single
 
     def remove(self, template: Template) -> bool:
-        """It is gone, or about to be; False when it was not here."""
+        """Remove a Template; False if it was not registered."""
         if self._by_revision.get(template.revision) is not template:
             return False
         del self._by_revision[template.revision]
         return True
 
     def of_slot(self, slot_id: str) -> Template | None:
-        """The Template that lives in a slot."""
+        """The Template in a slot."""
         return next((t for t in self._by_revision.values() if t.occupied.slot.id == slot_id), None)
 
     def pss_bytes(self) -> int:
-        """What all of them cost, as last measured."""
+        """Total memory of all Templates, as last measured."""
         return sum(t.held_bytes for t in self._by_revision.values())
 
     def parked(self) -> int:
-        """Forks that wait behind them."""
+        """Number of parked forks of all Templates."""
         return sum(len(t.occupied.slot.parked) for t in self._by_revision.values())
 
     def victims(self, *, need_bytes: int, unused_only: bool) -> list[Template]:
-        """The least recently used ones that together free `need_bytes`; fewer when there are not
-        enough, none when none is needed."""
+        """The least recently used Templates that together free `need_bytes`; fewer if there are not
+        enough, none if `need_bytes` is not positive."""
         chosen: list[Template] = []
         for template in sorted(self._by_revision.values(), key=lambda t: t.last_used_at):
             if need_bytes <= 0:

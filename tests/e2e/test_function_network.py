@@ -123,6 +123,6 @@ def test_what_the_operator_does_not_open_is_refused_at_deploy(
     refused = platform.cli("deploy", str(APPS / "reaching.py"), check=False)
     assert refused.returncode
     assert (
-        f"egress: 10.9.8.7/32 is not for functions to ask for; snapshotter.egress_on_request has "
+        f"egress: 10.9.8.7/32 is not available to functions; snapshotter.egress_on_request allows "
         f"{host_address()}/32" in refused.stderr
     )

@@ -198,13 +198,13 @@ class FakeShim:
         message: dict[str, Any] = json.loads(data)
         return message
 
-    def park(self, name: str = "p-1", *, ways_in: Sequence[int] = ()) -> FakeParked:
+    def park(self, name: str = "p-1", *, entry_files: Sequence[int] = ()) -> FakeParked:
         """Have a fork parked and wait until it says so."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         go_theirs, go_ours = os.pipe()
         with theirs:
             body = json.dumps({"op": "park", "instance": name, "env": {}}).encode()
-            socket.send_fds(self._control, [body], [theirs.fileno(), go_theirs, *ways_in])
+            socket.send_fds(self._control, [body], [theirs.fileno(), go_theirs, *entry_files])
         os.close(go_theirs)
         os.write(go_ours, b"g")
         os.close(go_ours)
@@ -229,7 +229,7 @@ class FakeShim:
         *,
         go: bool = True,
         to: socket.socket | None = None,
-        ways_in: Sequence[int] = (),
+        entry_files: Sequence[int] = (),
     ) -> FakeInstance:
         """Send `fork` or `serve` with the four descriptors, and `go` unless told not to; `assign`
         has the first three, and `env`."""
@@ -244,7 +244,7 @@ class FakeShim:
             body = json.dumps(
                 {"op": op, "instance": instance, "env": dict(env or {}) if op == "assign" else {}}
             ).encode()
-            descriptors = [listener.fileno(), stdout_theirs, stderr_theirs, go_theirs, *ways_in]
+            descriptors = [listener.fileno(), stdout_theirs, stderr_theirs, go_theirs, *entry_files]
             socket.send_fds(
                 to or self._control, [body], descriptors[:3] if op == "assign" else descriptors
             )

@@ -36,25 +36,25 @@ class Witness:
 
     said: list[tuple[str, Any]] = field(default_factory=list)
 
-    def instance_gone(self, slot: Slot, running: InstanceProcess) -> None:
+    def on_instance_exit(self, slot: Slot, running: InstanceProcess) -> None:
         """Heard."""
         self.said.append(("instance_gone", running.id))
 
-    def worker_gone(self, slot: Slot, status: int | None) -> None:
+    def on_worker_exit(self, slot: Slot, status: int | None) -> None:
         """Heard."""
         self.said.append(("worker_gone", status))
 
-    def slot_gone(self, slot: Slot) -> None:
+    def on_slot_lost(self, slot: Slot) -> None:
         """Heard."""
         self.said.append(("slot_gone", slot.id))
 
     def log_dropped(self, count: int) -> None:
         """Heard."""
 
-    def parked(self, slot: Slot) -> None:
+    def on_parked(self, slot: Slot) -> None:
         """Heard."""
 
-    def parked_gone(self, slot: Slot, name: str) -> None:
+    def on_parked_exit(self, slot: Slot, name: str) -> None:
         """Heard."""
 
 
@@ -108,7 +108,7 @@ class Workshop:
     async def take(self, spec: LaunchSpec) -> tuple[Place, Mapping[str, Any]]:
         """A slot with a group and a launch file, and the order to boot in it."""
         began = time.perf_counter()
-        slot = await self.slot_pool.take()
+        slot = await self.slot_pool.acquire()
         place = Place(slot=slot, group=self.cgroups.group(slot.id), spec=spec, witness=Witness())
         slot.owner = place.witness
         self.places.append(place)
@@ -131,7 +131,7 @@ class Workshop:
     async def boot(self, **changes: Any) -> Place:
         """The small worker at its snapshot point."""
         place, order = await self.take(self.home.launch(**changes))
-        place.slot.boot(order, place.group.ways_in())
+        place.slot.boot(order, place.group.entry_files())
         await asyncio.wait_for(place.slot.point, PATIENCE_S)
         return place
 
@@ -144,7 +144,7 @@ class Workshop:
         running = place.slot.start(
             name,
             env=env or {},
-            cgroup=place.group.ways_in(),
+            cgroup=place.group.entry_files(),
             note={"info": None},
             in_place=in_place,
             listener=listener,
@@ -159,7 +159,7 @@ class Workshop:
     async def stop(self, running: InstanceProcess, slot: Slot) -> None:
         """SIGKILL, and wait."""
         slot.kill(InstanceId(running.id))
-        await asyncio.wait_for(running.gone, PATIENCE_S)
+        await asyncio.wait_for(running.exited, PATIENCE_S)
 
     async def quiesce(
         self, place: Place, *, in_place: bool = False, name: str = "c-1"
@@ -167,7 +167,7 @@ class Workshop:
         """Have it stand still."""
         kdat = os.open(self.kdat or os.devnull, os.O_RDONLY)
         try:
-            cgroup = place.group.ways_in()
+            cgroup = place.group.entry_files()
             return await asyncio.wait_for(
                 place.slot.checkpoint(name, cgroup, in_place=in_place, kdat=kdat), PATIENCE_S
             )
@@ -188,13 +188,13 @@ class Workshop:
                 images=images,
                 work=work,
                 uid=place.uid,
-                cgroup=place.group.ways_in(),
+                cgroup=place.group.entry_files(),
                 tcp=in_place,
                 deadline_s=PATIENCE_S,
             )
         files = directory.with_suffix(".tar")
         with files.open("xb") as f:
-            await asyncio.wait_for(place.slot.keep_files(name, f.fileno()), PATIENCE_S)
+            await asyncio.wait_for(place.slot.save_files(name, f.fileno()), PATIENCE_S)
         return Image(
             directory=directory,
             files=files,
@@ -204,14 +204,14 @@ class Workshop:
             spec=place.spec,
         )
 
-    async def furnish(self, image: Image) -> Place:
+    async def prepare_restore(self, image: Image) -> Place:
         """A slot that a restore may begin in."""
         place, order = await self.take(image.spec)
         began = time.perf_counter()
         kdat = os.open(self.kdat or os.devnull, os.O_RDONLY)
         files = os.open(image.files, os.O_RDONLY)
         try:
-            await asyncio.wait_for(place.slot.furnish(order, kdat, files), PATIENCE_S)
+            await asyncio.wait_for(place.slot.prepare_restore(order, kdat, files), PATIENCE_S)
         finally:
             os.close(kdat)
             os.close(files)
@@ -222,7 +222,7 @@ class Workshop:
         self, image: Image, *, lazy: bool = False, deadline_s: float = PATIENCE_S
     ) -> Place:
         """Into a fresh slot, up to its snapshot point."""
-        place = await self.furnish(image)
+        place = await self.prepare_restore(image)
         with self.opened(image.directory, place) as (images, work):
             restored = await operations.restore(
                 place.slot,
@@ -230,7 +230,7 @@ class Workshop:
                 images=images,
                 work=work,
                 uid=place.uid,
-                cgroup=place.group.ways_in(),
+                cgroup=place.group.entry_files(),
                 stdio_keys=image.quiesced.stdio,
                 lazy=lazy,
                 tcp=image.in_place,
@@ -239,7 +239,7 @@ class Workshop:
         place.ms["criu"] = restored.wall_ms
         place.ms["criu_inside"] = restored.restore_ms
         began = time.perf_counter()
-        await place.slot.revive(restored.pid, image.point, PATIENCE_S)
+        await place.slot.resume(restored.pid, image.point, PATIENCE_S)
         place.ms["revive"] = (time.perf_counter() - began) * 1000
         return place
 

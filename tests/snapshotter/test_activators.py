@@ -18,7 +18,7 @@ from tests.snapshotter.test_grants import LAUNCH
 from weight_cache.protocol import Operation, Part
 
 RAW = bytes(range(32))
-SEALED_LAUNCH = Grants.of_raw(RAW).sealed(LAUNCH)
+SEALED_LAUNCH = Grants.of_raw(RAW).signed(LAUNCH)
 ORDER = {
     "instance_id": "i-0123456789abcdef",
     "lessee": "a-0",
@@ -96,7 +96,7 @@ async def test_a_launch_document_of_its_own_making_is_refused(
     asked: tuple[Mapping[str, Operation], list[str]], operation: str, change: dict[str, Any]
 ) -> None:
     found, reached = asked
-    with pytest.raises(OrderRefused, match="seal is missing or broken"):
+    with pytest.raises(OrderRefused, match="signature is missing or invalid"):
         await found[operation](
             {**ORDER, "launch": replace(SEALED_LAUNCH, **change).to_json()}, _no_part
         )
@@ -108,22 +108,22 @@ async def test_a_launch_document_of_its_own_making_is_refused(
     [
         (
             {"instance_id": "../../../etc/cron.d/x"},
-            "instance_id '../../../etc/cron.d/x' is not one",
+            "instance_id '../../../etc/cron.d/x' is invalid",
         ),
         ({"instance_id": "i-0123456789abcdef\n"}, "instance_id"),
-        ({"instance_id": 7}, "instance_id '7' is not one"),
+        ({"instance_id": 7}, "instance_id '7' is invalid"),
         ({"lessee": "a-0\nforged line"}, "lessee"),
         ({"lessee": None}, "lessee"),
-        ({"secret_env": ["A=B"]}, "secret_env must hold texts by name"),
-        ({"secret_env": {"A": 1}}, "secret_env must hold texts by name"),
-        ({"share": {"weight": "x"}}, "share: a share of weight x"),
-        ({"share": {"weight": 0}}, "share: a share of weight 0"),
-        ({"share": {"log_bytes": "x"}}, "share: a share of weight 1"),
-        ({"share": {"reserved": {"t": -1}}}, "share: a share of weight 1"),
+        ({"secret_env": ["A=B"]}, "secret_env must be an object with string values"),
+        ({"secret_env": {"A": 1}}, "secret_env must be an object with string values"),
+        ({"share": {"weight": "x"}}, "share: invalid share of weight x"),
+        ({"share": {"weight": 0}}, "share: invalid share of weight 0"),
+        ({"share": {"log_bytes": "x"}}, "share: invalid share of weight 1"),
+        ({"share": {"reserved": {"t": -1}}}, "share: invalid share of weight 1"),
         ({"share": [1]}, "share: "),
-        ({"launch": {}}, "none of this version"),
-        ({"launch": None}, "none of this version"),
-        ({"launch": {**SEALED_LAUNCH.to_json(), "new": 1}}, "none of this version"),
+        ({"launch": {}}, "does not match this version"),
+        ({"launch": None}, "does not match this version"),
+        ({"launch": {**SEALED_LAUNCH.to_json(), "new": 1}}, "does not match this version"),
     ],
 )
 async def test_names_and_shapes_are_checked(

@@ -17,7 +17,7 @@ async def test_no_more_than_so_many_at_once_and_in_their_order() -> None:
 
     async def boot(n: int) -> None:
         nonlocal inside
-        async with places.one():
+        async with places.acquire():
             inside += 1
             seen.append((n, inside))
             await asyncio.sleep(0)
@@ -29,31 +29,31 @@ async def test_no_more_than_so_many_at_once_and_in_their_order() -> None:
 
 
 async def test_who_comes_first_waits_for_nothing() -> None:
-    async with asyncio.timeout(5), BootLimiter(1, hold_s=60).one() as waited_ms:
+    async with asyncio.timeout(5), BootLimiter(1, hold_s=60).acquire() as waited_ms:
         assert waited_ms < 5000
 
 
 async def test_a_slow_one_goes_on_without_its_place_and_gives_it_back_once() -> None:
     places, began = BootLimiter(1, hold_s=0.5), time.perf_counter()
-    async with places.one(), places.one():
+    async with places.acquire(), places.acquire():
         assert time.perf_counter() - began >= 0.49
     places = BootLimiter(1, hold_s=60)
-    async with places.one():
+    async with places.acquire():
         pass
-    async with asyncio.timeout(5), places.one():
+    async with asyncio.timeout(5), places.acquire():
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.01), places.one():
+            async with asyncio.timeout(0.01), places.acquire():
                 raise AssertionError("there is one place")
 
 
 async def test_who_stops_waiting_takes_no_place() -> None:
     places = BootLimiter(1)
-    async with places.one():
-        waiting = asyncio.create_task(places.one().__aenter__())
+    async with places.acquire():
+        waiting = asyncio.create_task(places.acquire().__aenter__())
         await asyncio.sleep(0)
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
-    async with asyncio.timeout(5), places.one():
+    async with asyncio.timeout(5), places.acquire():
         pass
 
 
@@ -110,7 +110,7 @@ async def test_boots_take_turns_by_tenant() -> None:
     places, seen = BootLimiter(1), list[str]()
 
     async def boot(tenant: str) -> None:
-        async with places.one(share_of(tenant)):
+        async with places.acquire(share_of(tenant)):
             seen.append(tenant)
             await asyncio.sleep(0)
 
@@ -125,7 +125,7 @@ async def test_a_slow_one_keeps_its_place_while_the_processors_are_busy_but_not_
         looks.append(len(looks) < 3)
         return looks[-1]
 
-    async with BootLimiter(1, hold_s=0.01, is_busy=is_busy).one():
+    async with BootLimiter(1, hold_s=0.01, is_busy=is_busy).acquire():
         async with asyncio.timeout(10):
             while len(looks) < 4:
                 await asyncio.sleep(0.001)
@@ -133,7 +133,7 @@ async def test_a_slow_one_keeps_its_place_while_the_processors_are_busy_but_not_
         BootLimiter(1, hold_s=0.01, most_s=0.05, is_busy=lambda: True),
         time.perf_counter(),
     )
-    async with places.one(), asyncio.timeout(10), places.one():
+    async with places.acquire(), asyncio.timeout(10), places.acquire():
         assert time.perf_counter() - began >= 0.045
 
 

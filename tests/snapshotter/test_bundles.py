@@ -112,7 +112,7 @@ async def test_callers_at_once_share_one_unpacking(tmp_path: Path) -> None:
         # Python 3.13 refuses it itself
         (
             [entry("x" * 300, kind=tarfile.XHDTYPE, content=b"y" * 2**21)],
-            "entry header|invalid header",
+            "headers of an entry|invalid header",
         ),
         ([entry("big", b"x" * 2000)], "more than 1000 bytes"),
     ],

@@ -135,14 +135,14 @@ async def test_a_seal_starts_nothing_as_root_or_as_another_user(
     for name in activator_api.SEALED:
         with pytest.raises(
             OrderRefused,
-            match=r"is no tenant's: tenants' uids start at snapshotter\.uid_base = 20000",
+            match=r"is not a tenant's uid: they start at snapshotter\.uid_base = 20000",
         ):
             await found[name](
-                {**order, "launch": Grants.of_raw(RAW).sealed(replace(LAUNCH, uid=uid)).to_json()},
+                {**order, "launch": Grants.of_raw(RAW).signed(replace(LAUNCH, uid=uid)).to_json()},
                 _no_part,
             )
     assert not reached
-    await found["start"]({**order, "launch": Grants.of_raw(RAW).sealed(LAUNCH).to_json()}, _no_part)
+    await found["start"]({**order, "launch": Grants.of_raw(RAW).signed(LAUNCH).to_json()}, _no_part)
 
 
 def test_a_controller_without_a_uid_of_its_own_is_no_guest(

@@ -62,11 +62,11 @@ def test_helpers_of_one_that_was_killed_end_with_it(
     os.kill(pid, signal.SIGKILL)
     _, status = os.waitpid(pid, 0)
     assert not is_dead(helper)
-    assert criu_processes.reaped(pid, status)
+    assert criu_processes.on_reaped(pid, status)
     while not is_dead(helper):
         pass
     assert heard[-1] == {"event": "criu_exited", "run": "dump-1", "status": status}
-    assert not criu_processes.reaped(pid, status), "it is known once"
+    assert not criu_processes.on_reaped(pid, status), "it is known once"
 
 
 def test_one_that_is_ended_takes_its_helpers_along(
@@ -79,4 +79,4 @@ def test_one_that_is_ended_takes_its_helpers_along(
     criu_processes.kill("dump-1")
     while not is_dead(helper):
         pass
-    assert criu_processes.reaped(*os.waitpid(pid, 0))
+    assert criu_processes.on_reaped(*os.waitpid(pid, 0))

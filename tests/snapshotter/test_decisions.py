@@ -136,7 +136,7 @@ def test_rlimits_stand_in_for_absent_cgroups() -> None:
 def test_an_end_has_one_word(
     status: int | None, asked: str | None, oom: int, lost: bool, word: str
 ) -> None:
-    assert exit_reason.reason(status, asked=asked, oom_kills=oom, lost=lost) == word
+    assert exit_reason.reason(status, requested=asked, oom_kills=oom, lost=lost) == word
     assert exit_reason.sentence("instance i-1", word, status, memory_bytes=1024**2).startswith(
         "instance i-1"
     )

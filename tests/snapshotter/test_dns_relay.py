@@ -89,8 +89,8 @@ async def test_who_asks_more_than_its_share_takes_nothing_from_others(
 def test_a_share_is_given_back() -> None:
     shares = DnsShares()
     with contextlib.ExitStack() as stack:
-        assert all(stack.enter_context(shares.one("a")) for _ in range(MOST_OF_ONE))
-        assert not stack.enter_context(shares.one("a"))
-        assert stack.enter_context(shares.one("b"))
-    with shares.one("a") as has_room:
+        assert all(stack.enter_context(shares.admit("a")) for _ in range(MOST_OF_ONE))
+        assert not stack.enter_context(shares.admit("a"))
+        assert stack.enter_context(shares.admit("b"))
+    with shares.admit("a") as has_room:
         assert has_room

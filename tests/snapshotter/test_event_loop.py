@@ -62,7 +62,7 @@ def test_output_of_a_working_day_is_read_at_once(
     poller, _, stdout = recorder
     for number in range(200):
         os.write(stdout, b"line %d\n" % number * 10)
-        poller.turn(0.0)
+        poller.poll_once(0.0)
     assert (tmp_path / "i-1.log").read_bytes().count(b"\n") == 2000
 
 
@@ -70,7 +70,7 @@ def _turn_for(poller: Poller, *, cpu_s: float = 1e9, real_s: float = 60.0) -> tu
     """Turns of the loop until it has used so much of either time; what it used of both."""
     cpu, real = time.thread_time(), time.monotonic()
     while time.thread_time() - cpu < cpu_s and time.monotonic() - real < real_s:
-        poller.turn(0.1)
+        poller.poll_once(0.1)
     return time.thread_time() - cpu, time.monotonic() - real
 
 
@@ -86,14 +86,14 @@ def test_a_descriptor_that_rests_can_be_forgotten_and_holds_up_no_other() -> Non
     poller.watch(busy, handle, paced=True)
     poller.watch(other, lambda _: heard.append(os.read(other, 1).decode()))
     os.write(busy_end, b"x")  # it is never read: ready for ever
-    poller.turn(1.0)
+    poller.poll_once(1.0)
     os.write(other_end, b"o")
-    poller.turn(0.05)
-    poller.turn(0.05)
+    poller.poll_once(0.05)
+    poller.poll_once(0.05)
     assert heard == ["busy", "o"]
     poller.unwatch(busy)
     poller.unwatch(busy)
-    poller.turn(0.0)
+    poller.poll_once(0.0)
     for fd in (busy, busy_end, other, other_end):
         os.close(fd)
 
@@ -146,10 +146,10 @@ def test_a_peer_that_sends_what_is_not_our_protocol_again_and_again_is_cut_off(
     peer = Peer(shim, poller, hear, lambda: lost.append("lost"), paced=True)
     for n in range(100):
         worker.send(b"[" if n % 2 else b"{}")
-        poller.turn(0.0)
+        poller.poll_once(0.0)
     assert peer.is_open
     worker.send(b"{}")
-    poller.turn(0.0)
+    poller.poll_once(0.0)
     assert (peer.is_open, lost) == (False, ["lost"])
 
 
@@ -177,14 +177,14 @@ def test_an_order_for_a_worker_whose_channel_rests_arrives(
     (shim, worker), poller = channel, Poller()
     peer = Peer(shim, poller, lambda *_: work(0.51), lambda: None, paced=True)
     worker.send(b"{}")
-    poller.turn(1.0)  # it rests from now on
+    poller.poll_once(1.0)  # it rests from now on
     for n in range(20):
         peer.push({"op": "fork", "n": n, "pad": "x" * 50_000}, [])
     worker.setblocking(False)
     got = list[int]()
     until = time.monotonic() + 10
     while len(got) < 20 and time.monotonic() < until:
-        poller.turn(0.05)
+        poller.poll_once(0.05)
         with contextlib.suppress(BlockingIOError):
             while True:
                 message, _ = seqpacket.receive(worker)
@@ -201,13 +201,13 @@ def test_the_shims_own_work_is_not_charged_to_who_caused_it() -> None:
     def handle(_: int) -> None:
         heard.append(os.read(readable, 1).decode())
         if heard == ["a"]:
-            with poller.free_of_charge():
+            with poller.unmetered():
                 work(0.51)
 
     poller.watch(readable, handle, paced=True)
     os.write(writable, b"ab")
-    poller.turn(0.1)
-    poller.turn(0.1)
+    poller.poll_once(0.1)
+    poller.poll_once(0.1)
     poller.unwatch(readable)
     os.close(readable)
     os.close(writable)

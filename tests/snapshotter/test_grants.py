@@ -31,11 +31,11 @@ LAUNCH = LaunchSpec(
 
 def test_a_sealed_document_survives_its_way_through_a_file_and_a_launcher() -> None:
     sent = LaunchSpec.from_json(
-        json.loads(json.dumps(GRANTS.sealed(LAUNCH).to_json(), indent=1, ensure_ascii=False))
+        json.loads(json.dumps(GRANTS.signed(LAUNCH).to_json(), indent=1, ensure_ascii=False))
     )
-    assert GRANTS.holds(sent)
+    assert GRANTS.verify(sent)
     assert unsealed(sent) == LAUNCH
-    assert GRANTS.sealed(sent) == GRANTS.sealed(LAUNCH)
+    assert GRANTS.signed(sent) == GRANTS.signed(LAUNCH)
 
 
 @pytest.mark.parametrize(
@@ -52,21 +52,21 @@ def test_a_sealed_document_survives_its_way_through_a_file_and_a_launcher() -> N
     ],
 )
 def test_whatever_is_changed_breaks_the_seal(change: dict[str, object]) -> None:
-    sealed = GRANTS.sealed(LAUNCH)
+    sealed = GRANTS.signed(LAUNCH)
     change = (
         {**change, "labels": {**sealed.labels, **change["labels"]}}  # type: ignore[dict-item]
         if "labels" in change
         else change
     )
-    assert not GRANTS.holds(replace(sealed, **change))  # type: ignore[arg-type]
+    assert not GRANTS.verify(replace(sealed, **change))  # type: ignore[arg-type]
 
 
 def test_no_seal_holds_nothing() -> None:
-    assert not GRANTS.holds(LAUNCH)
-    assert not GRANTS.holds(replace(LAUNCH, labels={LABEL: ""}))
+    assert not GRANTS.verify(LAUNCH)
+    assert not GRANTS.verify(replace(LAUNCH, labels={LABEL: ""}))
 
 
 def test_the_controllers_key_derives_the_same() -> None:
-    assert Grants(PlatformKey(base64.urlsafe_b64encode(RAW)).derived(KEY_LABEL)).holds(
-        GRANTS.sealed(LAUNCH)
+    assert Grants(PlatformKey(base64.urlsafe_b64encode(RAW)).derived(KEY_LABEL)).verify(
+        GRANTS.signed(LAUNCH)
     )

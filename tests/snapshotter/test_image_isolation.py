@@ -179,7 +179,7 @@ def test_trees_of_any_depth_and_with_closed_directories_are_removed(deep: Path) 
 
 def test_tree_that_is_too_deep_to_be_walked_is_not_published(tmp_path: Path) -> None:
     (tmp_path / "/".join(["d"] * 120)).mkdir(parents=True)
-    with pytest.raises(OSError, match="lie in each other"):
+    with pytest.raises(OSError, match="nested deeper"):
         freeze(tmp_path / "d")
 
 
@@ -233,7 +233,7 @@ def test_several_names_of_one_file_of_the_builds_are_no_foreign_files(tmp_path: 
     (tmp_path / "roots").write_text("secret")
     os.link(tmp_path / "roots", tree / "linked in")
     os.link(tmp_path / "roots", tree / "twice")
-    with pytest.raises(ValueError, match="belongs to uid 0, who had no part in making it"):
+    with pytest.raises(ValueError, match="belongs to uid 0, which did not create it"):
         freeze(tree, owners=range(TENANT_UID, TENANT_UID + 1))
 
 
@@ -454,8 +454,8 @@ def test_an_image_whose_packages_lie_elsewhere_is_bound_into_no_slot(
     [
         ("env/0", "is a symbolic link"),
         ("code", "is a symbolic link"),
-        ("weights/../../../etc", "leads out"),
-        ("/etc", "leads out"),
+        ("weights/../../../etc", "outside the slot"),
+        ("/etc", "outside the slot"),
     ],
 )
 def test_a_slot_binds_nothing_through_a_link_and_to_no_place_outside_its_tree(

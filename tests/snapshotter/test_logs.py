@@ -191,7 +191,7 @@ async def test_a_tenant_has_few_readers_of_logs_at_once(tmp_path: Path) -> None:
     for reader in readers:
         await anext(reader)
 
-    with pytest.raises(LogsBusy, match="4 requests read logs of this tenant") as busy:
+    with pytest.raises(LogsBusy, match="4 requests already read logs of this tenant") as busy:
         await anext(logs.read(LogQuery(labels=MINE)))
     assert busy.value.detail == {"limit": 4, "retry_after_s": 5}
     assert (await anext(logs.read(LogQuery(labels={"tenant": "t-2"}))))["text"] == "text"
@@ -213,9 +213,9 @@ class CountedLogs(Logs):
         self.listings += 1
         return super()._names(query)
 
-    def _news(self, *args: Any) -> Iterator[Any]:
+    def _new_lines(self, *args: Any) -> Iterator[Any]:
         self.looks += 1
-        return super()._news(*args)
+        return super()._new_lines(*args)
 
 
 def append(directory: Path, name: str, text: str) -> None:
@@ -313,5 +313,5 @@ def test_whose_a_log_is_is_read_once(tmp_path: Path) -> None:
     assert owners.names(MINE) == ["i-2"]
     assert repr(owners) == "<LogOwners 2 logs of 2 tenants>"
     write(tmp_path, "i-2", {"tenant": "t-2"})
-    owners.forget("i-2")
+    owners.invalidate("i-2")
     assert owners.names(MINE) == []

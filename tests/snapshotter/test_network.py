@@ -170,7 +170,7 @@ def test_a_function_reaches_what_it_asks_for_where_the_operator_lets_it() -> Non
     for closed in ("10.2.0.0/16", "10.0.0.0/8", "8.8.8.8"):
         with pytest.raises(
             ValueError,
-            match=r"egress: .* is not for functions to ask for; snapshotter.egress_on_request has "
+            match=r"egress: .* is not available to functions; snapshotter.egress_on_request allows "
             r"10.1.0.0/16",
         ):
             egress.requested([closed])
@@ -230,7 +230,7 @@ async def slot_pool(short_tmp: Path, tools: None) -> AsyncIterator[SlotPool]:
 
 @contextlib.asynccontextmanager
 async def taken(slot_pool: SlotPool, kind: Network) -> AsyncIterator[Slot]:
-    slot = await slot_pool.take(kind)
+    slot = await slot_pool.acquire(kind)
     try:
         yield slot
     finally:
@@ -513,7 +513,7 @@ async def test_a_slot_with_a_network_is_kept_ready_once_one_was_asked_for(
 
 @pytest.mark.root
 async def test_the_network_goes_with_a_shim_that_is_killed(slot_pool: SlotPool) -> None:
-    slot = await slot_pool.take(Network.OWN)
+    slot = await slot_pool.acquire(Network.OWN)
     name = interface(slot)
     assert name in host_network.interfaces()
     os.kill(slot.shim_pid, signal.SIGKILL)
@@ -536,8 +536,8 @@ async def test_what_a_function_asked_for_is_open_in_its_slot_alone(
         namespaced=True,
         egress=Egress.of([], [], [here]),
     )
-    asking, other = await left.take(Network.OWN), await left.take(Network.OWN)
-    with pytest.raises(Unsupported, match=r"192\.0\.2\.9/32 is not for functions to ask for"):
+    asking, other = await left.acquire(Network.OWN), await left.acquire(Network.OWN)
+    with pytest.raises(Unsupported, match=r"192\.0\.2\.9/32 is not available to functions"):
         await left.open_egress(asking, ["192.0.2.9"])
     await left.open_egress(asking, [here])
     with greeting("0.0.0.0") as port:
@@ -563,8 +563,8 @@ async def test_what_a_function_asked_for_is_open_in_its_slot_alone(
 
 @pytest.mark.root
 async def test_a_slot_without_a_network_of_its_own_opens_nothing(slot_pool: SlotPool) -> None:
-    slot = await slot_pool.take(Network.NONE)
-    with pytest.raises(Unsupported, match="needs a network of its own"):
+    slot = await slot_pool.acquire(Network.NONE)
+    with pytest.raises(Unsupported, match="requires function networks"):
         await slot_pool.open_egress(slot, ["10.0.0.8"])
     await slot.end()
 
@@ -632,7 +632,7 @@ async def test_a_name_server_on_loopback_is_asked_through_the_gateway(
     host_file.write_text("nameserver 127.0.0.77\n")
     servers = DnsServers(host_file, short_tmp / "none")
     async with contextlib.aclosing(servers), opened(short_tmp, PUBLIC, servers) as slot_pool:
-        slot = await slot_pool.take(Network.OWN)
+        slot = await slot_pool.acquire(Network.OWN)
         port = servers.relay_port()
         assert port is not None
         with names_on_loopback("127.0.0.77"), greeting("127.0.0.1") as other:
@@ -646,7 +646,7 @@ async def test_a_name_server_on_loopback_is_asked_through_the_gateway(
                 "ConnectionRefusedError",
             ]
             servers.close_relay()  # as if it had been killed
-            again = await slot_pool.take(Network.OWN)
+            again = await slot_pool.acquire(Network.OWN)
             assert (
                 await answer(*beside(again, *in_its_root(again), sys.executable, "-c", ASK))
             ).split() == ["127.0.0.77", "127.0.0.77"]
@@ -663,7 +663,7 @@ async def test_the_next_agent_keeps_living_networks_and_leaves_the_host_as_it_wa
     left = SlotPool(
         short_tmp / "slots", short_tmp, log_max_bytes=4096, namespaced=True, egress=PUBLIC
     )
-    slot = await left.take(Network.OWN)
+    slot = await left.acquire(Network.OWN)
     name = interface(slot)
     slot.close()
     kill_spawner(left)
@@ -757,7 +757,7 @@ async def main() -> None:
     home, egress = Path(sys.argv[1]), Egress.of(["10.0.0.0/8"], [], ["10.0.0.0/24"])
     slot_pool = SlotPool(home / "slots", home, log_max_bytes=4096, namespaced=True, egress=egress, usual=Network.OWN)
     await slot_pool.open()
-    slots = [await slot_pool.take(Network.OWN) for _ in range(2)]
+    slots = [await slot_pool.acquire(Network.OWN) for _ in range(2)]
     await slot_pool.open_egress(slots[0], ["10.0.0.7"])
     before = await net_commands.nft("list ruleset")
     chains = {line for line in before.splitlines() if "chain" in line}
@@ -877,7 +877,7 @@ async def test_what_is_missing_is_named(
         )
     assert await slot_network.probe() == (
         False,
-        f"a network of its own needs {package}; on Debian: apt-get install {package}",
+        f"a separate network requires {package}; on Debian: apt-get install {package}",
     )
 
 
@@ -901,7 +901,7 @@ async def test_functions_get_no_network_rather_than_the_hosts_where_none_of_thei
 async def test_plain_slots_have_the_hosts_network_only(short_tmp: Path) -> None:
     slot_pool = SlotPool(short_tmp / "slots", short_tmp, log_max_bytes=4096, namespaced=False)
     with pytest.raises(Unsupported, match="needs namespaces: the agent is not root"):
-        await slot_pool.take(Network.OWN)
+        await slot_pool.acquire(Network.OWN)
     await slot_pool.aclose()
 
 

@@ -96,15 +96,15 @@ def test_a_start_that_does_not_fit_is_refused_with_numbers() -> None:
 
 def test_a_dedicated_node_is_for_its_tenant_only_and_a_dedicated_tenant_is_on_no_other() -> None:
     mine, other = NodeCapacity(memory_bytes=MIB, dedicated_to="ACME"), share_of("other")
-    mine.welcome(share_of("acme"))
+    mine.require_tenant_allowed(share_of("acme"))
     for share in (other, None):
         with pytest.raises(NoCapacity, match="dedicated to tenant 'ACME'") as e:
-            mine.welcome(share)
+            mine.require_tenant_allowed(share)
         assert e.value.detail == {"resource": "dedicated"}
     with pytest.raises(NoCapacity, match="dedicated to it only"):
-        ROOM.welcome(replace(other, is_dedicated=True))
-    ROOM.welcome(other)
-    ROOM.welcome(None)
+        ROOM.require_tenant_allowed(replace(other, is_dedicated=True))
+    ROOM.require_tenant_allowed(other)
+    ROOM.require_tenant_allowed(None)
 
 
 def test_a_share_survives_the_wire() -> None:
@@ -134,7 +134,7 @@ def test_gpus_that_a_node_never_has_are_no_matter_of_waiting() -> None:
     room.check(on("A100-80GB"), [], None)
     room.check(on("any"), [], None)
     for gpu, count in (("H100", 1), ("A100", 2), ("A100-40GB", 1)):
-        with pytest.raises(Unsupported, match="and this node has NVIDIA A100"):
+        with pytest.raises(Unsupported, match="but this node has NVIDIA A100"):
             room.check(on(gpu, count), [], None)
     with pytest.raises(Unsupported, match="this node has none"):
         replace(ROOM, gpus=()).check(on("L4"), [], None)

@@ -15,8 +15,8 @@ def test_deadline_stands_still() -> None:
     async def story() -> None:
         patience, arrival = PausableDeadline(), asyncio.Event()
         async with asyncio.timeout(20) as limit:
-            with patience.under(limit):
-                async with patience.standing_still():
+            with patience.bounded_by(limit):
+                async with patience.paused():
                     assert limit.when() is None
                     asyncio.get_running_loop().call_later(40, arrival.set)
                     await arrival.wait()
@@ -30,8 +30,8 @@ async def test_deadline_goes_on_where_it_was() -> None:
 
     async def rung() -> None:
         async with asyncio.timeout(0.02) as limit:
-            with patience.under(limit):
-                async with patience.standing_still():
+            with patience.bounded_by(limit):
+                async with patience.paused():
                     await asyncio.sleep(0)
                 await asyncio.Event().wait()
 
@@ -44,11 +44,11 @@ async def test_deadline_that_has_passed_is_left_alone() -> None:
 
     async def rung() -> None:
         async with asyncio.timeout(0) as limit:
-            with patience.under(limit):
+            with patience.bounded_by(limit):
                 try:
                     await asyncio.Event().wait()
                 finally:
-                    async with patience.standing_still():
+                    async with patience.paused():
                         pass
 
     with pytest.raises(TimeoutError):
@@ -65,8 +65,8 @@ async def test_turn_is_given_to_others_meanwhile() -> None:
 
     async def waits_for_weights() -> None:
         async with YieldableSlot(gate) as turn:
-            with patience.under(turn=turn):
-                async with patience.standing_still():
+            with patience.bounded_by(turn=turn):
+                async with patience.paused():
                     diary.append("waits")
                     await arrival.wait()
                 diary.append("goes on")
@@ -90,8 +90,8 @@ async def test_turn_that_is_cancelled_while_given_up_is_not_given_back_twice() -
 
     async def waits() -> None:
         async with YieldableSlot(gate) as turn:
-            with patience.under(turn=turn):
-                async with patience.standing_still():
+            with patience.bounded_by(turn=turn):
+                async with patience.paused():
                     await asyncio.Event().wait()
 
     for _ in range(2):
@@ -107,7 +107,7 @@ async def test_turn_that_is_cancelled_while_given_up_is_not_given_back_twice() -
 async def test_bounds_end_with_their_context() -> None:
     patience = PausableDeadline()
     async with asyncio.timeout(10) as limit:
-        with patience.under(limit):
+        with patience.bounded_by(limit):
             pass
-        async with patience.standing_still():
+        async with patience.paused():
             assert limit.when() is not None

@@ -243,7 +243,7 @@ async def test_beyond_the_budget_nothing_stays_parked(
         budget_bytes=budget_bytes,
     )
 
-    prefork_pool.ready(cast("Slot", slot))
+    prefork_pool.on_parked(cast("Slot", slot))
     await background_tasks.aclose()
 
     assert (slot.unparked, len(occupied.spots)) == (unparked, 1 - unparked)

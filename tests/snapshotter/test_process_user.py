@@ -120,8 +120,10 @@ def test_one_whose_trial_is_killed_does_not_keep_root_because_of_that(
 ) -> None:
     """A process that the same user left behind can kill the trial, and could so choose that its
     successor is root."""
-    monkeypatch.setattr(ProcessUser, "_tried", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
-    with pytest.raises(OSError, match=f"the process that tried to go on as uid {UID} was killed"):
+    monkeypatch.setattr(
+        ProcessUser, "_first_problem", lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    )
+    with pytest.raises(OSError, match=f"the process that tested uid {UID} was killed"):
         ProcessUser(uid=UID, owns=(home / "activator" / "a-0",)).obstacle()
 
 
@@ -158,10 +160,10 @@ def test_a_file_with_another_name_does_not_change_hands(tmp_path: Path) -> None:
     (tmp_path / "shadow").touch()
     (tmp_path / "top").mkdir()
     os.link(tmp_path / "shadow", tmp_path / "top" / "mine")
-    with pytest.raises(OSError, match="has several names"):
+    with pytest.raises(OSError, match="has several hard links"):
         give(tmp_path / "top", UID)
     assert (
-        "top/mine has several names (hard links)"
+        "top/mine has several hard links"
         in ProcessUser(uid=UID, owns=(tmp_path / "top",)).obstacle()
     )
     assert (tmp_path / "shadow").stat().st_uid == 0
@@ -276,8 +278,8 @@ def test_work_is_done_by_a_child_that_is_the_user(tmp_path: Path) -> None:
     def written() -> bytes:
         return f"{os.getuid()} {(own / 'new').write_text('x')}".encode()
 
-    assert user.answer(written) == f"{UID} 1".encode()
-    assert user.answer((own / "link").read_bytes) == b"", (
+    assert user.run_as_user(written) == f"{UID} 1".encode()
+    assert user.run_as_user((own / "link").read_bytes) == b"", (
         "it follows a link no further than its user does"
     )
     assert os.getuid() == 0
@@ -292,7 +294,7 @@ def test_root_takes_nothing_back_that_could_lead_it_elsewhere(tmp_path: Path) ->
     for _ in range(2):  # also the next time, when some of it was done
         with pytest.raises(
             OSError,
-            match=r"deep/controller\.db-wal \(lrwxrwxrwx\) is nothing that the platform made",
+            match=r"deep/controller\.db-wal \(lrwxrwxrwx\) was not made by the platform",
         ):
             take_back(top)
         assert top.stat().st_uid == 0

@@ -176,7 +176,7 @@ async def test_steps_are_root_of_the_image_and_nobody_on_the_machine(images: Ima
             "mv /etc /etc.old && ln -s /root /etc",
             "/etc of the image is no directory any more: an earlier step removed it",
         ),
-        ("rm -rf /var && ln -s /root /var", "/var is no directory any more"),
+        ("rm -rf /var && ln -s /root /var", "/var is not a directory"),
     ],
 )
 async def test_a_link_in_place_of_a_directory_is_refused_by_name(
@@ -241,7 +241,7 @@ def test_what_is_mounted_on_is_a_directory_and_what_is_written_is_no_link(
     shutil.rmtree(rootfs / name)
     (rootfs / name).symlink_to("/")
     with pytest.raises(
-        ValueError, match=f"/{name} is no directory any more: a step of the image replaced it"
+        ValueError, match=f"/{name} is not a directory: a step of the image replaced it"
     ):
         complete(str(rootfs), uid=UID, home="/home")
 

@@ -53,8 +53,8 @@ def test_a_refusal_is_said_once_a_minute_for_each_call_of_a_function(
     clock = Clock()
     refusals = SeccompLog(lambda _: LABELS, machine="x86_64", clock=clock)
     for _ in range(3):
-        refusals.hear(record(101))
-        refusals.hear(record(700))
+        refusals.on_record(record(101))
+        refusals.on_record(record(700))
     said = [r.getMessage() for r in caplog.records]
     assert said == [
         (
@@ -67,7 +67,7 @@ def test_a_refusal_is_said_once_a_minute_for_each_call_of_a_function(
         ),
     ]
     clock.now += AGAIN_S
-    refusals.hear(record(101))
+    refusals.on_record(record(101))
     assert len(caplog.records) == 3
 
 
@@ -78,8 +78,8 @@ def test_of_a_process_that_is_gone_or_another_ones_the_uid_is_said(
         assert groups
         return None
 
-    SeccompLog(nobodys, machine="x86_64").hear(record(101))
-    SeccompLog(nobodys, machine="x86_64").hear(record(101, pid=2**22 + 1))
+    SeccompLog(nobodys, machine="x86_64").on_record(record(101))
+    SeccompLog(nobodys, machine="x86_64").on_record(record(101, pid=2**22 + 1))
     assert [r.getMessage().split()[3:5] for r in caplog.records] == 2 * [["function=uid", "20001"]]
 
 
@@ -95,7 +95,7 @@ def test_of_a_process_that_is_gone_or_another_ones_the_uid_is_said(
     ids=["allowed and logged", "what libraries do without", "another record", "nothing", "no pid"],
 )
 def test_what_is_no_refusal_is_left_out(caplog: pytest.LogCaptureFixture, text: str) -> None:
-    SeccompLog(lambda _: LABELS, machine="x86_64").hear(text)
+    SeccompLog(lambda _: LABELS, machine="x86_64").on_record(text)
     assert caplog.records == []
 
 

@@ -32,13 +32,13 @@ async def test_a_slot_of_a_caller_who_leaves_is_the_next_ones(
     slot_pool: SlotPool, short_tmp: Path, turns: int
 ) -> None:
     (made,) = [path.name for path in (short_tmp / "slots").iterdir()]
-    leaving = asyncio.create_task(slot_pool.take())
+    leaving = asyncio.create_task(slot_pool.acquire())
     for _ in range(turns):
         await asyncio.sleep(0)
     if leaving.cancel():
         with pytest.raises(asyncio.CancelledError):
             await leaving
-        slot = await slot_pool.take()
+        slot = await slot_pool.acquire()
     else:
         slot = await leaving
     assert slot.id == made
@@ -48,14 +48,14 @@ async def test_a_slot_of_a_caller_who_leaves_is_the_next_ones(
 async def test_a_slot_that_is_being_made_for_a_caller_who_leaves_is_kept(
     slot_pool: SlotPool, short_tmp: Path
 ) -> None:
-    first = await slot_pool.take()
+    first = await slot_pool.acquire()
     await asyncio.sleep(0)  # the next one is under way
     (made,) = {path.name for path in (short_tmp / "slots").iterdir()} - {first.id}
-    leaving = asyncio.create_task(slot_pool.take())
+    leaving = asyncio.create_task(slot_pool.acquire())
     await asyncio.sleep(0)
     leaving.cancel()
     await asyncio.gather(leaving, return_exceptions=True)
-    second = await slot_pool.take()
+    second = await slot_pool.acquire()
     assert second.id == made
     for slot in (first, second):
         await slot.end()
@@ -91,7 +91,7 @@ async def test_where_slots_with_namespaces_do_not_come_up_there_are_plain_ones_a
     try:
         assert not slot_pool.namespaced
         assert "mount tmpfs on /x: Operation not permitted" in str(slot_pool.why_not)
-        slot = await slot_pool.take()
+        slot = await slot_pool.acquire()
         await slot.adopt()
         await slot.end()
     finally:

@@ -198,14 +198,14 @@ async def test_what_a_restored_tree_prints_before_it_serves_is_in_the_slots_log(
 
 async def test_a_proof_is_the_workers_word_and_it_leaves_after_it(shop: Workshop) -> None:
     place = await shop.restore(await shop.dump(await shop.boot()))
-    proved = await place.slot.prove(PATIENCE_S)
+    proved = await place.slot.check_examples(PATIENCE_S)
     assert (proved.ok, proved.error, proved.phases_ms) == (True, None, {"first_answer": 1.0})
     while place.slot.worker != "dead":
         await asyncio.sleep(0.005)
     assert place.witness.said == [("worker_gone", 0)]
 
     wrong = await shop.restore(await shop.dump(await shop.boot(boot=["wrong"])))
-    proved = await wrong.slot.prove(PATIENCE_S)
+    proved = await wrong.slot.check_examples(PATIENCE_S)
     assert (proved.ok, (proved.error or {})["message"]) == (False, "another answer")
 
 
@@ -224,7 +224,7 @@ async def test_an_obstacle_is_named_and_the_worker_goes_on(shop: Workshop, in_pl
 async def test_one_checkpoint_at_a_time_and_one_that_nobody_wants_is_ended(shop: Workshop) -> None:
     template = await shop.boot()
     await shop.quiesce(template)
-    with pytest.raises(CheckpointFailed, match="c-1 is in the making"):
+    with pytest.raises(CheckpointFailed, match="c-1 is in progress"):
         await shop.quiesce(template, name="c-2")
     template.slot.end_checkpoint("c-1")
     await shop.quiesce(template, name="c-3")
@@ -240,7 +240,7 @@ async def test_a_template_that_dies_while_it_is_asked_is_a_failed_checkpoint(
     asked = asyncio.create_task(shop.quiesce(template, in_place=True))
     await asyncio.sleep(0.05)
     template.slot.kill_worker()
-    with pytest.raises(CheckpointFailed, match="before it stood still"):
+    with pytest.raises(CheckpointFailed, match="before it was quiesced"):
         await asked
 
 
@@ -259,19 +259,21 @@ async def test_a_slot_that_is_in_use_cannot_be_furnished_and_an_empty_one_not_re
     template = await shop.boot()
     null = os.open(os.devnull, os.O_RDONLY)
     with pytest.raises(BootFailed, match="it is resident"):
-        await template.slot.furnish({"binds": [], "uid": None, "writable_bytes": MIB}, null, null)
+        await template.slot.prepare_restore(
+            {"binds": [], "uid": None, "writable_bytes": MIB}, null, null
+        )
     os.close(null)
     place, _ = await shop.take(shop.home.launch())
     with pytest.raises(BootFailed, match="that is empty"):
-        await place.slot.revive(7, {"threads": [], "phases_ms": {}}, PATIENCE_S)
+        await place.slot.resume(7, {"threads": [], "phases_ms": {}}, PATIENCE_S)
 
 
 async def test_only_a_child_of_the_shim_is_revived_and_nothing_is_left_when_it_fails(
     shop: Workshop,
 ) -> None:
-    place = await shop.furnish(await shop.dump(await shop.boot()))
-    with pytest.raises(BootFailed, match="process 1 is no child"):
-        await place.slot.revive(1, {"threads": [], "phases_ms": {}}, PATIENCE_S)
+    place = await shop.prepare_restore(await shop.dump(await shop.boot()))
+    with pytest.raises(BootFailed, match="process 1 is not a child"):
+        await place.slot.resume(1, {"threads": [], "phases_ms": {}}, PATIENCE_S)
     assert inside(place) == []
 
 
@@ -327,13 +329,13 @@ async def waiting_for_pages(
     The daemon serves everything at once and ends: on a busy machine it may have done so before it
     can be stopped. Then restore again."""
     while True:
-        place = await shop.furnish(image)
+        place = await shop.prepare_restore(image)
         with shop.opened(image.directory, place) as (images, work):
             where: dict[str, Any] = {
                 "images": images,
                 "work": work,
                 "uid": place.uid,
-                "cgroup": place.group.ways_in(),
+                "cgroup": place.group.entry_files(),
             }
             restored = await operations.restore(
                 place.slot, criu=shop.criu, lazy=True, deadline_s=PATIENCE_S, **where
@@ -353,7 +355,7 @@ async def test_a_restored_worker_whose_page_daemon_dies_ends_whoever_listens(
 ) -> None:
     image = await shop.dump(await shop.boot(boot=[f"allocate:{64 * MIB}"]))
     place, restored, daemon = await waiting_for_pages(shop, image)
-    await place.slot.revive(restored.pid, image.point, PATIENCE_S)
+    await place.slot.resume(restored.pid, image.point, PATIENCE_S)
     worker = place.slot.worker_pid
     place.slot.close()
     if agent == "restarted":
@@ -378,7 +380,7 @@ async def test_a_process_whose_page_daemon_died_is_not_revived(shop: Workshop) -
     await daemon.kill()
 
     with pytest.raises(BootFailed, match="page daemon"):
-        await place.slot.revive(restored.pid, image.point, PATIENCE_S)
+        await place.slot.resume(restored.pid, image.point, PATIENCE_S)
 
 
 async def test_without_its_agent_what_stood_still_and_what_was_half_restored_goes(
@@ -386,7 +388,7 @@ async def test_without_its_agent_what_stood_still_and_what_was_half_restored_goe
 ) -> None:
     template = await shop.boot()
     image = await shop.dump(template)
-    half = await shop.furnish(image)
+    half = await shop.prepare_restore(image)
     await shop.quiesce(template, name="c-2")
     for place in (template, half):
         place.slot.close()
@@ -413,7 +415,7 @@ async def test_a_shim_that_is_killed_takes_everything_with_it(shop: Workshop, st
         await shop.quiesce(place)
     elif state != "booted":
         image = await shop.dump(place)
-        place = await (shop.furnish(image) if state == "furnished" else shop.restore(image))
+        place = await (shop.prepare_restore(image) if state == "furnished" else shop.restore(image))
     running: Any = await shop.start(place, in_place=True) if state == "serving" else None
     before = [place.slot.worker_pid, place.slot.shim_pid]
 
@@ -422,7 +424,7 @@ async def test_a_shim_that_is_killed_takes_everything_with_it(shop: Workshop, st
     while not place.slot.is_lost:
         await asyncio.sleep(0.005)
     if running is not None:
-        assert running.gone.result().status is None
+        assert running.exited.result().status is None
     assert ("slot_gone", place.slot.id) in place.witness.said
     while any(pid and Path(f"/proc/{pid}").exists() for pid in before):
         await asyncio.sleep(0.005)

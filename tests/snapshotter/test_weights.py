@@ -53,7 +53,7 @@ async def test_all_are_held_for_the_shim(cache: FakeWeights, tmp_path: Path) -> 
 
 async def test_nothing_to_hold_is_ready(cache: FakeWeights) -> None:
     opening = Weights(cache).open((), holder="s-1", pid=None)
-    assert opening.is_settled
+    assert opening.is_done
     assert await opening.ready() == {}
 
 
@@ -62,7 +62,7 @@ async def test_what_is_on_its_way_is_waited_for(cache: FakeWeights) -> None:
     opening = Weights(cache).open(MOUNTS, holder="s-1", pid=1)
     for _ in range(3):
         await asyncio.sleep(0)
-    assert not opening.is_settled
+    assert not opening.is_done
     assert len(cache.held) == 2
     cache.arrival.set()
     assert {served.tier for served in (await opening.ready()).values()} == {Tier.ORIGIN}
@@ -118,13 +118,13 @@ async def test_what_cannot_be_had_is_said_at_once(cache: FakeWeights) -> None:
     opening = Weights(cache).open(MOUNTS, holder="s-1", pid=1)
     with pytest.raises(OriginUnavailable):
         await opening.ready()
-    await opening.abandon()
+    await opening.cancel()
 
 
 async def test_shim_that_is_gone_is_a_failed_boot(cache: FakeWeights) -> None:
     cache.failures["open"] = [LeaseUnknown("process 1 is gone")]
     opening = Weights(cache).open(MOUNTS[:1], holder="s-1", pid=1)
-    with pytest.raises(BootFailed, match="the slot's shim is gone"):
+    with pytest.raises(BootFailed, match="the slot's shim has exited"):
         await opening.ready()
 
 
@@ -132,8 +132,8 @@ async def test_abandoned_ones_are_not_waited_for(cache: FakeWeights) -> None:
     cache.tier = Tier.ORIGIN
     opening = Weights(cache).open(MOUNTS, holder="s-1", pid=1)
     await asyncio.sleep(0)
-    await opening.abandon()
-    assert opening.is_settled
+    await opening.cancel()
+    assert opening.is_done
 
 
 async def test_cache_that_cannot_be_told_is_no_failure(
@@ -152,11 +152,11 @@ async def test_expected_wait_is_for_what_has_to_be_fetched(
     cache: FakeWeights, tmp_path: Path
 ) -> None:
     cache.expected_s = 2.0
-    assert await Weights(cache).expect_s(LAUNCH) == 0.0
+    assert await Weights(cache).predict_wait_s(LAUNCH) == 0.0
     cache.tier = Tier.ORIGIN
-    assert await Weights(cache).expect_s(LAUNCH) == 4.0
+    assert await Weights(cache).predict_wait_s(LAUNCH) == 4.0
     cache.expected_s = None
-    assert await Weights(cache).expect_s(LAUNCH) == 0.0
+    assert await Weights(cache).predict_wait_s(LAUNCH) == 0.0
 
 
 @pytest.mark.parametrize(

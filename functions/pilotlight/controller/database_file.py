@@ -112,7 +112,7 @@ def as_owner(owner: ProcessUser | None, work: Callable[[], Any]) -> Any:
                 {"kind": "Conflict", "message": f"{type(e).__name__}: {e}", "detail": {}}
             ).encode()
 
-    said = owner.answer(told)
+    said = owner.run_as_user(told)
     if not said:
         why = owner.obstacle() or "the process that was to do it ended without an answer"
         raise Conflict(

@@ -128,5 +128,5 @@ def _sealed(text: str, grants: Grants) -> str:
     if change["kind"] != feed.FUNCTION or change["value"] is None:
         return text
     for document in change["value"]["revisions"].values():
-        document["launch"] = grants.sealed(LaunchSpec.from_json(document["launch"])).to_json()
+        document["launch"] = grants.signed(LaunchSpec.from_json(document["launch"])).to_json()
     return json.dumps(change, separators=(",", ":"))

@@ -217,7 +217,7 @@ def _database_obstacle(config: ControllerConfig, user: ProcessUser) -> str:
     def told() -> bytes:
         return (refusal() or _REACHED).encode()
 
-    if (why := user.answer(told).decode(errors="replace")) == _REACHED or refusal():
+    if (why := user.run_as_user(told).decode(errors="replace")) == _REACHED or refusal():
         return ""  # a database that answers nobody is away, and says nothing about users
     return (
         f"PostgreSQL does not answer uid {user.uid}: {why[:_MAX_REASON]}: use a password "

@@ -55,4 +55,4 @@ async def test_launch_documents_carry_the_seal_that_the_node_agent_asks_for(
     ]
     grants = Grants(controller.context.key.derived(KEY_LABEL))
     assert launches
-    assert all(grants.holds(launch) for launch in launches)
+    assert all(grants.verify(launch) for launch in launches)

@@ -77,7 +77,7 @@ async def test_networks_that_the_operator_does_not_open_are_refused_whichever_wa
         )
     assert refused(answer, 400), answer.text
     assert (
-        "10.0.0.7/32 is not for functions to ask for; snapshotter.egress_on_request has 10.9.0.0/24"
+        "10.0.0.7/32 is not available to functions; snapshotter.egress_on_request allows 10.9.0.0/24"
         in answer.json()["detail"]
     )
 

@@ -473,7 +473,7 @@ def test_a_fork_enters_its_groups_by_itself_and_before_go() -> None:
     with FakeShim({"app.py": "def f(): return 1"}, function_spec()) as shim:
         shim.wait_event("snapshot_point")
         readable, way_in = os.pipe()  # stands for a `tasks` file of cgroup v1
-        instance = shim.order("fork", "i-1", go=False, ways_in=[way_in, way_in])
+        instance = shim.order("fork", "i-1", go=False, entry_files=[way_in, way_in])
         os.close(way_in)
         assert read_until(readable, b"never") == b"00"  # and everybody has closed it
         shim.let_wake(instance)

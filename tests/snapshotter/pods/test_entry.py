@@ -122,7 +122,7 @@ async def test_a_waiting_pod_receives_a_restored_worker_and_its_launcher_looks_a
             pidfd = os.pidfd_open(launcher)
             async with entered(pidfd, await brought(shop, image), await kit_of(shop)) as entry:
                 restored = await restore_into(entry, shop, image)
-                worker = await entry.revive(restored.pid)
+                worker = await entry.attach(restored.pid)
                 assert worker.socket is not None
                 line.say(
                     "restored",
@@ -182,7 +182,7 @@ async def test_a_pod_that_is_gone_cannot_be_entered(shop: Workshop) -> None:
     gone = await asyncio.to_thread(subprocess.Popen, ["true"])
     pidfd = os.pidfd_open(gone.pid)
     await asyncio.to_thread(gone.wait)
-    with pytest.raises(CriuUnavailable, match="gone"):
+    with pytest.raises(CriuUnavailable, match="no longer exist"):
         async with entered(pidfd, await brought(shop, image), await kit_of(shop)):
             pass
     os.close(pidfd)

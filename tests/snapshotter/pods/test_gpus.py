@@ -46,6 +46,6 @@ async def test_without_the_drivers_tool_nobody_waits() -> None:
     reader = FakeGpuMemory()
     reader.gpus = None
 
-    left = await wait_free(reader, wanted=(), count=1, within_s=60.0, say=lambda _: None)
+    left = await wait_free(reader, wanted=(), count=1, within_s=60.0, report=lambda _: None)
 
-    assert left == "the memory of GPUs is not known: nvidia-smi is not on the PATH"
+    assert left == "the memory of GPUs is unknown: nvidia-smi is not on the PATH"

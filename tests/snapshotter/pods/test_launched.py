@@ -60,12 +60,12 @@ async def test_a_launched_pod_is_served_by_the_node_agent_and_outlives_it(short_
             weights.arrive(MODEL)
             await asyncio.to_thread(launched.wait_said, "launcher.ready")
             async with asyncio.timeout(PATIENCE_S):
-                while not any(line.is_ready for line in first.lines()):
+                while not any(line.is_ready for line in first.sessions()):
                     await asyncio.sleep(0.01)
             answered = await asyncio.to_thread(_call, launched)
         async with agent() as second:
             async with asyncio.timeout(PATIENCE_S):
-                while not second.lines():
+                while not second.sessions():
                     await asyncio.sleep(0.01)
             assert await second.sweep() == 0
             again = await asyncio.to_thread(_call, launched)

@@ -67,7 +67,7 @@ async def test_the_agent_of_a_node_serves_its_pods(short_tmp: Path, restores: st
             node=node / "t-1",
         ) as launched:
             (launched.root / "launch.json").write_text(
-                json.dumps(grants.sealed(launched.launch).to_json())
+                json.dumps(grants.signed(launched.launch).to_json())
             )
             launched.begin()
             said = await asyncio.to_thread(launched.wait_said, "launcher.(boot |refused)")

@@ -134,7 +134,7 @@ async def test_a_pod_receives_the_worker_of_a_proven_snapshot(
         assert "start=RESTORE" in ready
         assert json.loads(await asyncio.to_thread(ask, stand_in, "/memory")) == ["warm"]
         assert json.loads(await asyncio.to_thread(ask, stand_in, "/restored")) is True
-        assert [line.is_ready for line in pods.lines()] == [True]
+        assert [line.is_ready for line in pods.sessions()] == [True]
         (info,) = agent.snapshots.infos({})
         assert info.restores == 1
         os.kill(first_pid(stand_in), 15)

@@ -178,7 +178,7 @@ async def test_what_a_pod_held_is_gone_when_it_is_evicted(node: Node) -> None:
         await node.wait_shown()
         await agent._background_tasks.aclose()
         assert not node.weights.held
-        assert agent.lines() == []
+        assert agent.sessions() == []
         assert (node.weights.model(MODEL) / "model.safetensors").exists()
 
 
@@ -219,7 +219,7 @@ async def test_tenants_see_nothing_of_each_other(node: Node) -> None:
         ({"weights": (WeightsMount(name="m", manifest="../t-2/weights"),)}, "64 hex digits"),
         (
             {"weights": tuple(WeightsMount(name=f"m{i}", manifest=MODEL) for i in range(17))},
-            "16 is the bound",
+            "the limit is 16",
         ),
         ({"labels": {}}, "tenant None"),
     ],
@@ -327,9 +327,9 @@ async def test_a_directory_that_was_made_anew_is_another_one(node: Node) -> None
         pod = await node.announce(node.launch())
         await pod.hear_last()
         node.tenant.rename(node.root / "moved")
-        await agent.look()
+        await agent.refresh()
         node.tenant.mkdir()
-        await agent.look()
+        await agent.refresh()
 
         assert await pod.hear() == {}
         assert (await (await node.announce(node.launch())).hear_last())["op"] == "cold"
@@ -414,18 +414,18 @@ async def test_when_half_of_the_startup_clock_is_over_it_goes_on_all_the_same(no
             said.append(message["why"])
 
     assert message["op"] == "cold"
-    assert any("goes on although GPU 0" in why for why in said)
+    assert any("continuing although GPU 0" in why for why in said)
 
 
 async def test_code_in_a_pod_cannot_have_what_it_only_knows_the_digest_of(node: Node) -> None:
     grants = Grants(b"the key of nodes")
-    written = grants.sealed(with_model(node, MODEL))
+    written = grants.signed(with_model(node, MODEL))
     async with node.agent(grants):
         for forged in (
             replace(written, weights=(WeightsMount(name="m0", manifest=OTHER),)),
             replace(written, memory_bytes=1 << 40),
             with_model(node, MODEL),
-            Grants(b"another key").sealed(with_model(node, MODEL)),
+            Grants(b"another key").signed(with_model(node, MODEL)),
         ):
             answer = await (await node.announce(forged)).hear_last()
             assert (answer["op"], answer["code"]) == ("refused", "not_admitted")
@@ -462,7 +462,7 @@ async def test_a_pod_that_says_ready_without_end_is_logged_once(
             pod.say(op="ready", phases_ms={"x" * 5000: 1})
         pod.writer.write_eof()
         async with asyncio.timeout(PATIENCE_S):
-            while agent.lines():
+            while agent.sessions():
                 await asyncio.sleep(0.01)
     (said,) = [
         record.getMessage()

@@ -100,7 +100,7 @@ async def late(
     gives_way: bool = False,
     is_start: bool = False,
 ) -> None:
-    phase = StartPhase(gives_way=gives_way)
+    phase = StartPhase(is_background=gives_way)
     assert (
         await selector.restore(
             LAUNCH, snapshot, phase, cast(Any, None), deadline_s=0.001, is_start=is_start

@@ -127,7 +127,7 @@ def config_map(made: RevisionOf) -> Manifest:
     large."""
     lasting = replace(made.launch, secret_variables=(), snapshot=made.spec.snapshot)
     if made.tenancy.grants is not None:
-        lasting = made.tenancy.grants.sealed(lasting)
+        lasting = made.tenancy.grants.signed(lasting)
     text = json.dumps(lasting.to_json(), sort_keys=True, indent=1, ensure_ascii=False) + "\n"
     if len(text.encode()) > MAX_CONFIG_MAP_BYTES:
         raise InvalidInput(
