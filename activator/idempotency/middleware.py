@@ -1,14 +1,14 @@
-"""The layer in front of the gateway for calls under an idempotency key
+"""Middleware in front of the gateway for calls with an idempotency key
 (draft-ietf-httpapi-idempotency-key-header).
 
-A key is its API key's alone, and stands for one request: path, headers that decide on the answer,
-and body. Its first use runs, and goes on to its end though its caller leaves; a repeat gets the
-same answer, marked; one that comes meanwhile is told to come again (409 with `Retry-After`). Kept
-is what went well: what failed may be asked for again under the same key. An answer of more than
-MAX_ANSWER_BYTES is not kept either; it says so to its repeats by running again, and so does one
-that had to make room for newer ones of its tenant.
+A key belongs to one API key, and identifies one request: path, headers that affect the response,
+and body. The first request runs to its end even if its caller disconnects; a repeat gets the same
+response, marked as replayed; a repeat while the first still runs gets 409 with `Retry-After`. Only
+successful responses are stored: a failed request can be repeated under the same key. A response of
+more than MAX_ANSWER_BYTES is not stored either; its repeats run again, as do those of responses
+that were evicted for newer ones of their tenant.
 
-`:submit` is none of this layer's: there a key is the call's id, which is durable
+`:submit` does not use this middleware: there a key is the call's id, which is durable
 (`activator.async_calls.service`)."""
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ MAX_ANSWER_BYTES = 1024 * 1024
 _VERBS = (":invoke", ":warmup")
 _MODELS = ("/v1/models/", "/v2/models/")
 _TELLING = (b"accept", b"content-type", b"pilotlight-environment", b"pilotlight-tag")
-"""Headers that decide on what a call is and how it is answered."""
+"""Headers that affect a call and its response."""
 EntryOf = Callable[[Request], AccessGrant]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class Idempotency:
-    """Owner: the event loop."""
+    """Runs or replays requests with an idempotency key. Owner: the event loop."""
 
     def __init__(
         self,
@@ -56,8 +56,8 @@ class Idempotency:
         body_timeout_s: float,
         bodies: Bodies,
     ) -> None:
-        """`entry_of`: the way of a request that `concerns` this layer. `bodies`: where bodies count
-        while they are read."""
+        """`entry_of`: returns the access grant of a request that `concerns` accepts. `bodies`:
+        memory limits of bodies while they are read."""
         self._bodies = bodies
         self._entry_of = entry_of
         self._store = store
@@ -70,20 +70,21 @@ class Idempotency:
         return f"<Idempotency {len(self._running)} running, {self._store!r}>"
 
     def concerns(self, request: Request) -> bool:
-        """Whether a request that carries a key is looked at here."""
+        """Return whether this middleware handles a request that carries a key."""
         place = parse_tenant_prefix(request.path)[1]
         is_call = place.startswith(FUNCTIONS) and place.endswith(_VERBS)
         return request.verb == "POST" and (is_call or place.startswith(_MODELS))
 
     async def answer(self, request: Request, app: App) -> None:
-        """Run the request by `app`, or repeat its answer.
+        """Run the request through `app`, or replay its response.
 
-        Raises Conflict, InvalidInput, Unauthenticated, Unavailable, OverQuota, and what stands in
-        the way of any call of its path."""
+        Raises Conflict, InvalidInput, Unauthenticated, Unavailable, OverQuota, and the errors of
+        any call of its path."""
         caller = self._reception.identify(request, parse_tenant_prefix(request.path)[0])
         if caller.is_anonymous:
             raise errors.Unauthenticated(
-                f"{HEADER_IDEMPOTENCY_KEY} needs an API key: without one nobody could say whose it is"
+                f"{HEADER_IDEMPOTENCY_KEY} needs an API key, because it is scoped to one: send an "
+                f"Authorization header"
             )
         given = request.headers[KEY]
         if not 0 < len(given) <= MAX_KEY:
@@ -92,9 +93,9 @@ class Idempotency:
                 parameter=HEADER_IDEMPOTENCY_KEY,
             )
         entry = self._entry_of(request)
-        request.target = None  # no call yet
+        request.target = None  # not a call yet
         async with counted(entry.gate, holds=0 if request.path.endswith(":warmup") else 1):
-            with self._bodies.room(request):  # then it counts where it is run
+            with self._bodies.room(request):  # after that it is counted where it runs
                 body = await request.body(
                     limit_bytes=entry.body_bytes, timeout_s=self._body_timeout_s
                 )
@@ -112,14 +113,14 @@ class Idempotency:
             )
         elif known.answer is None:
             raise errors.Conflict(
-                "the first request under this idempotency key still runs", retry_after_s=1.0
+                "the first request with this idempotency key is still running", retry_after_s=1.0
             )
         else:
             await _replay(request, known.answer)
 
     async def _run(self, request: Request, body: bytes, app: App, claim: Claim) -> None:
-        """In a task of its own, which a caller that leaves does not end: who repeats the request
-        finds its answer."""
+        """Run in a separate task, which continues when the caller disconnects: a repeat of the
+        request finds its response."""
         keeper = _Keeper(request, lambda answer: self._settle(claim, answer))
         scope = {key: value for key, value in request.scope.items() if key != "connection"}
         task = asyncio.create_task(
@@ -152,7 +153,7 @@ class Idempotency:
                 await self._store.forget(claim.name)
         except errors.Unavailable as e:
             log.warning(
-                "answer under an idempotency key not kept: a repeat will run again error=%s", e
+                "response under an idempotency key not stored: a repeat will run again error=%s", e
             )
 
     async def _hold(self, name: str) -> None:
@@ -164,7 +165,7 @@ class Idempotency:
                 log.warning("claim of an idempotency key not renewed error=%s", e)
 
     async def aclose(self) -> None:
-        """End what runs for callers who left; their claims lapse."""
+        """Cancel requests whose callers disconnected; their claims lapse."""
         running = list(self._running)
         for task in running:
             task.cancel()
@@ -173,8 +174,8 @@ class Idempotency:
 
 
 class _Keeper:
-    """Passes an answer on to the caller while it is there; it is kept before its last part goes
-    out. Owner: one request."""
+    """Forwards a response to the caller while it is connected, and stores it before the last part
+    is sent. Owner: one request."""
 
     def __init__(self, request: Request, keep: Callable[[bytes | None], Awaitable[None]]) -> None:
         self._request = request
@@ -203,13 +204,13 @@ class _Keeper:
             await self._request.chunk(part, more=more)
 
     async def settle(self) -> None:
-        """Keep the answer, or give the claim up. Again: nothing."""
+        """Store the response, or release the claim. Idempotent."""
         if not self._is_settled:
             self._is_settled = True
             await self._keep(self._answer())
 
     def _answer(self) -> bytes | None:
-        """What is kept; None: nothing, because it failed, was cut off, or is too long."""
+        """Return the response to store; None when it failed, was interrupted, or is too long."""
         if not self._is_whole or not 200 <= self._status < 300 or self._size > MAX_ANSWER_BYTES:
             return None
         headers = [
@@ -232,17 +233,17 @@ async def _replay(request: Request, answer: bytes) -> None:
 
 
 def _fingerprint(request: Request, body: bytes) -> str:
-    told = [
+    parts = [
         request.path.encode(),
         request.scope["query_string"],
         *(request.headers.get(name, b"") for name in _TELLING),
     ]
-    return hashlib.sha256(b"\0".join(told) + b"\0" + body).hexdigest()
+    return hashlib.sha256(b"\0".join(parts) + b"\0" + body).hexdigest()
 
 
 def _given_again(body: bytes) -> Receive:
-    """A body that was read, and then nothing: whether the caller leaves is no concern of the
-    request."""
+    """Return a `receive` that yields the body once and then waits forever: a disconnect of the
+    caller does not affect the request."""
     waiting = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def again() -> MutableMapping[str, Any]:

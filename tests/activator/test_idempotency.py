@@ -87,7 +87,7 @@ async def test_a_repeat_while_the_first_runs_is_told_to_come_again(
     function.gate.set()
 
     assert (meanwhile.status_code, meanwhile.headers["retry-after"]) == (409, "1")
-    assert "still runs" in str(problem_of(meanwhile)["detail"])
+    assert "still running" in str(problem_of(meanwhile)["detail"])
     assert ((await first).json(), (await call(edge)).json()) == (1, 1)
 
 

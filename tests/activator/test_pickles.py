@@ -341,7 +341,7 @@ async def test_a_pickle_of_another_tenant_or_without_a_key_is_refused_unopened(
     if answer.status_code == 415:
         problem = problem_of(answer)
         assert problem["type"] == "https://pilotlight.dev/problems/unsupported-media-type"
-        assert "calls to another tenant's function are made with JSON" in str(problem["detail"])
+        assert "calls to another tenant's function must use JSON" in str(problem["detail"])
 
 
 @pytest.mark.parametrize("name", ENTRANCES)
