@@ -1,14 +1,14 @@
-"""The buffer before a revision's instances: hands out slots, holds the calls that wait, asks for
+"""The buffer in front of a revision's instances: assigns slots, queues waiting calls, requests
 starts.
 
-The mutable state is the calls that wait for a slot (`wait_queue.WaitQueue`); the instances and the
-starts under way are `instance_pool.InstancePool`, the other half of the same object. Every change
-happens in one of the synchronous methods, which hand free slots to waiters before they return; no
-`await` stands between a decision and its effect, so no lock is needed. Owner: the event loop.
+The mutable state is the calls that wait for a slot (`wait_queue.WaitQueue`); the base class
+`instance_pool.InstancePool` has the instances and the starts in progress. All changes happen in
+synchronous methods, which assign free slots to waiting calls before they return; there is no
+`await` between a decision and its effect, so no lock is needed. Owner: the event loop.
 
-A call that finds no free slot waits, and pokes: how many starts to begin right now is
-`burst.instances_now`, which counts instances that are starting as capacity. No tick stands between
-a call and the first instance."""
+A call that finds no free slot waits and requests starts: `burst.instances_now` computes how many to
+begin, counting starting instances as capacity. The first instance does not wait for an autoscaler
+tick."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ log = logging.getLogger(__name__)
 
 
 class Throttler(InstancePool):
-    """One revision's slots, waiters and starts. `allowance`: None when this activator is the only
-    one; `gate`: None lets every start go.
+    """One revision's slots, waiting calls and starts. `allowance`: None when this activator is the
+    only one; `gate`: None admits every start.
 
     Attributes:
-        health: what speaks against the revision, its breaker; None while nothing does.
+        health: recent failures of the revision, and its breaker; None while there are none.
     """
 
     def __init__(
@@ -95,8 +95,8 @@ class Throttler(InstancePool):
 
     # -- slots -------------------------------------------------------------------------------------
     def reserve_nowait(self, affinity: int | None = None) -> Reservation | None:
-        """A free slot, or None when the call must wait. `affinity`: of a language model's call
-        (`llm.prefix_affinity`)."""
+        """Return a free slot, or None when the call must wait. `affinity`: prefix of a language
+        model's call (`llm.prefix_affinity`)."""
         now = self._clock()
         health = self.health
         if self._line.places or (health is not None and not health.breaker.admits(now)):
@@ -119,8 +119,8 @@ class Throttler(InstancePool):
         affinity: int | None = None,
         tokens: int = 0,
     ) -> Reservation:
-        """A slot within `timeout_s`, starting instances where that helps. `affinity`, `tokens`: see
-        `wait_queue.QueuedCall`.
+        """Wait up to `timeout_s` for a slot, starting instances where needed. `affinity`, `tokens`:
+        see `wait_queue.QueuedCall`.
 
         Raises TooManyRequests (queue full), DeadlineExceeded (clock `queue`), StartFailed,
         Unavailable, CircuitOpen. Cancelling it leaves the queue."""
@@ -155,7 +155,7 @@ class Throttler(InstancePool):
             timer.cancel()
 
     def release(self, instance: Instance, ending: Outcome = ANSWERED) -> None:
-        """A call ended: its slot goes to the one who waits longest."""
+        """Free the slot of an ended call, and assign it to the next waiting call."""
         now = self._clock()
         if self.health is not None or ending is not ANSWERED:
             self._note(instance.id, ending)
@@ -173,7 +173,7 @@ class Throttler(InstancePool):
             self._gate.idle()
 
     def retry_slots(self) -> None:
-        """Look again: an instance that was busy may be free."""
+        """Assign free slots again: an instance that was busy may be free."""
         self._hand_out(self._clock())
 
     def _hand_out(self, now: float, fresh: Instance | None = None, start_ms: float = 0.0) -> None:
@@ -194,7 +194,8 @@ class Throttler(InstancePool):
     def _give(
         self, waiter: QueuedCall, instance: Instance, now: float, start_ms: float | None
     ) -> None:
-        """A slot for one who waits; `start_ms`: of the start that it waited for, None = of none."""
+        """Give a waiting call a slot; `start_ms`: duration of the start that it waited for, None =
+        none."""
         instance.in_flight += 1
         instance.held_s -= now
         if start_ms is None:
@@ -223,7 +224,7 @@ class Throttler(InstancePool):
             and not waiter.future.cancelled()
             and waiter.future.exception() is None
         ):
-            # the slot came in the same moment: it must not be lost
+            # the slot was assigned at the same moment: it must not be lost
             waiter.future.result().give_back()
             return
         self._line.leave(waiter)
@@ -238,10 +239,10 @@ class Throttler(InstancePool):
             obstacle = errors.DeadlineExceeded(message, clock="queue", retry_after_s=1)
         self._line.answer(waiter, obstacle)
 
-    # -- what speaks against it --------------------------------------------------------------------
+    # -- health ------------------------------------------------------------------------------------
     def _note(self, instance_id: str, ending: Outcome) -> None:
-        """How a call ended: watching begins with the first failure, and ends when all is well
-        again."""
+        """Record the outcome of a call: tracking begins with the first failure, and ends after a
+        period without one."""
         now = self._clock()
         self.health = noted(self.health, self._terms, instance_id, ending, now)
         if (
@@ -252,21 +253,20 @@ class Throttler(InstancePool):
             self._eject(self.instances[instance_id], "fails more than the others")
 
     def look_for_slow(self, now: float) -> None:
-        """Leave an instance that has been much slower than its siblings for a while."""
+        """Eject an instance that has been much slower than the others for a while."""
         slow = self._pace.look(list(self.live()), now)
         if slow is not None:
             self._eject(slow, "slower than the others")
 
     def _eject(self, instance: Instance, why: str) -> None:
-        """No more calls for it; another comes in its place, where there is room for one."""
+        """Drain an instance, and start another in its place if there is room."""
         log.warning("instance ejected instance=%s target=%r why=%s", instance.id, self.target, why)
         self.drain(instance)
         self.start(1)
 
     # -- starts ------------------------------------------------------------------------------------
     def poke(self, now: float) -> None:
-        """Begin the starts that the waiting calls need now; what is frozen is thawed before
-        anything is started."""
+        """Begin the starts that the waiting calls need; frozen instances are thawed first."""
         if len(self.frozen):
             self.frozen.thaw(self.instances.values(), len(self._line))
         start_s = self.expected_start_s()
@@ -278,7 +278,8 @@ class Throttler(InstancePool):
             )
 
     def _starts_wanted(self, start_s: float | None = None, call_s: float | None = None) -> int:
-        """Without both times: none of the calls that wait is expected to be served by what runs."""
+        """Return the starts that the waiting calls need. Without both times: assume that running
+        instances serve none of the waiting calls."""
         return instances_now(
             waiting=len(self._line),
             free_slots=self.free_slots,
@@ -292,8 +293,8 @@ class Throttler(InstancePool):
         )
 
     def _look_twice(self, start_s: float) -> None:
-        """Whoever was to be served before a start could help, and waits after all, gets one: the
-        mean says little of a single call."""
+        """Start instances for calls that still wait although running instances were expected to
+        serve them first: a mean predicts little about a single call."""
         self._second_look = None
         now = self._clock()
         if (self.oldest_wait_s(now) or 0.0) >= start_s:
@@ -306,22 +307,24 @@ class Throttler(InstancePool):
         log.warning("start failed target=%r code=%s error=%s", self.target, error.code, error)
         self._observer.start_failed(self.target, error.code)
         if any(self.live()) or self.starting:
-            return  # the calls that wait are served by what is there, or by a start still under way
+            return  # live instances, or a start in progress, serve the waiting calls
         if isinstance(error, agent_errors.StartStopped):
-            self.poke(self._clock())  # whoever stopped it had nothing against the calls that wait
+            self.poke(
+                self._clock()
+            )  # the start was stopped for a reason unrelated to the waiting calls
             return
         self._line.fail(start_error_for_caller(self.target, error))
 
     def start_refused(self, error: errors.PilotlightError) -> None:
-        """A start could not even be asked for: a secret is missing, a quota is used up, the node is
+        """A start could not be requested: a secret is missing, a quota is used up, or the node is
         not for this tenant."""
         if any(self.live()) or self.asleep.waking:
-            return  # the calls that wait are served by what is there
+            return  # live instances serve the waiting calls
         self._line.fail(error)
 
     @property
     def is_needed(self) -> bool:
-        """See starts.Owner."""
+        """Whether the last of the starts in progress is still needed."""
         if not self.is_retired and len(self.instances) < self.min_instances:
             return True
         if self.is_awaited and not any(self.live()):
@@ -330,25 +333,25 @@ class Throttler(InstancePool):
 
     @property
     def priority(self) -> Priority:
-        """See starts.Owner."""
+        """The highest priority of the waiting calls."""
         return self._line.priority()
 
-    # -- what the autoscaler reads -----------------------------------------------------------------
+    # -- read by the autoscaler --------------------------------------------------------------------
     @property
     def waiting(self) -> int:
-        """Calls without a slot."""
+        """Number of calls without a slot."""
         return len(self._line)
 
     def oldest_wait_s(self, now: float) -> float | None:
-        """How long the first in the queue has waited; None when nobody does."""
+        """Return how long the first call in the queue has waited; None when none waits."""
         return self._line.oldest_wait_s(now)
 
     def engine_load(self, now: float) -> EngineLoad | None:
-        """What the engines of a language model say; None of other functions."""
+        """Return the load that the engines of a language model report; None for other functions."""
         return None
 
     def call_s(self, now: float) -> float | None:
-        """Mean time that calls hold a slot; None before the first has ended."""
+        """Return the mean time that calls hold a slot; None before the first has ended."""
         calls = sum(instance.calls for instance in self.instances.values())
         held_s = sum(
             instance.held_s + instance.in_flight * now for instance in self.instances.values()
@@ -357,19 +360,19 @@ class Throttler(InstancePool):
 
     @property
     def is_crowded(self) -> bool:
-        """Whether starts wait for room, of whatever function."""
+        """Whether starts of any function wait for room."""
         return self._gate.is_crowded
 
     def settle_on(self, wanted: int) -> None:
-        """The autoscaler wants to keep so many instances: where calls are kept together, they are
-        by this."""
+        """Set the number of instances that the autoscaler wants to keep; subclasses concentrate
+        calls on them."""
 
     def refuse_waiting(self, error: errors.PilotlightError) -> None:
-        """Answer those who wait: nothing will come for them."""
+        """Fail all waiting calls with `error`: they will get no instance."""
         self._line.fail(error)
 
     async def aclose(self) -> None:
-        """Give up: waiters are told, starts abandoned, stops finished."""
+        """Fail waiting calls, cancel starts, finish stops."""
         if self._second_look is not None:
             self._second_look.cancel()
         self._line.fail(errors.Unavailable("the activator is shutting down", retry_after_s=1))

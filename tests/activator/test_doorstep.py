@@ -75,6 +75,6 @@ async def test_a_pods_connection_sends_small_pieces_at_once_and_notices_a_node_t
 
 
 async def test_where_nobody_listens_nothing_was_sent() -> None:
-    with pytest.raises(WorkerConnectionLost, match="no worker") as gone:
+    with pytest.raises(WorkerConnectionLost, match="cannot connect to the worker") as gone:
         await ConnectionPool(tcp_address("127.0.0.1", free_port())).open(asyncio.get_running_loop())
     assert not gone.value.sent

@@ -227,7 +227,7 @@ async def test_a_functions_max_queued_and_a_tenants_quota_give_places_to_who_ran
             await low
         other = world.call(rank_of("b"))
         await until(lambda: world.throttler.waiting == 2)
-        with pytest.raises(errors.TooManyRequests, match=r"bound \(max_queued\)"):
+        with pytest.raises(errors.TooManyRequests, match=r"limit \(max_queued\)"):
             await world.throttler.reserve(5, rank_of("b"))
         busy.release()
         (await high).release()
