@@ -1,15 +1,13 @@
 """A warm call without a task: admit → reserve → open the record → forward → meter, as two
 callbacks.
 
-A call whose path and key were resolved before, whose body came with its head, and for which a slot
-and a connection to a worker are free never waits for anything but its worker. So it needs no task,
-no ASGI messages and no timer of its own: `begin` runs when the request has been parsed,
-`set_result` when the answer has, and between them the worker's connection holds the call where it
-else holds a future.
+A call whose path and key were resolved before, whose body arrived with its head, and for which a
+slot and a worker connection are free waits only for its worker. So it needs no task, no ASGI
+messages and no own timer: `begin` runs when the request has been parsed, `set_result` when the
+response has, and between them the worker's connection refers to the call instead of a future.
 
-Everything else is the gateway's: `begin` says False before anything has happened, and a call that
-stops being simple later (its answer streams, its worker dies or is busy) goes on in a task of its
-own, from where it is."""
+The gateway handles everything else: `begin` returns False without side effects, and a call that
+stops being simple later (its response streams, its worker dies or is busy) continues in a task."""
 
 from __future__ import annotations
 
@@ -54,25 +52,25 @@ log = logging.getLogger(__name__)
 
 WARM: Final = StartKind.WARM.value
 CLOCK_STEP_S: Final = 0.05
-"""Execution clocks of warm calls are looked at this often: a call may run so much longer. Shorter
-clocks than MIN_CLOCK_S are exact."""
+"""Resolution of the execution clocks of warm calls: a call may run longer by this. Clocks shorter
+than MIN_CLOCK_S are exact."""
 MIN_CLOCK_S: Final = 1.0
 
 GoOn = Callable[[Request, Coroutine[Any, Any, Exchange]], Coroutine[Any, Any, None]]
-"""The gateway's: answer a request with an exchange that is still to come."""
+"""Callback of the gateway that answers a request with a pending exchange."""
 
 
 class HasDeadline(Protocol):
-    """What has an execution clock."""
+    """A call with an execution clock."""
 
     def overrun(self) -> None:
-        """It ran out."""
+        """Called when the execution clock has run out."""
         ...
 
 
 class DeadlineWheel:
-    """Calls by the step in which their execution clock runs out: one timer for each step, not for
-    each call."""
+    """Timer wheel: groups calls by the step in which their execution clock runs out, with one timer
+    for each step."""
 
     def __init__(self) -> None:
         self._steps: dict[int, set[HasDeadline]] = {}
@@ -86,8 +84,8 @@ class DeadlineWheel:
     def watch(
         self, call: HasDeadline, loop: asyncio.AbstractEventLoop, seconds: float
     ) -> set[HasDeadline]:
-        """Have `call.overrun` called in `seconds`, up to a step later, unless it leaves the set
-        that this returns."""
+        """Call `call.overrun` in `seconds`, up to a step later, unless the call is removed from the
+        returned set."""
         step = int((loop.time() + seconds) / CLOCK_STEP_S) + 1
         calls = self._steps.get(step)
         if calls is None:
@@ -102,8 +100,8 @@ class DeadlineWheel:
 
 
 class FastPathRoute:
-    """What all warm calls of one path, key and choice share. `choice` None: there is nothing to say
-    of why the revision answers."""
+    """Data shared by all warm calls of one path, key and routing decision. `choice`: None where a
+    single revision answers all calls."""
 
     __slots__ = (
         "check",
@@ -139,7 +137,7 @@ class FastPathRoute:
         )
 
     def told(self, choice: RoutingDecision) -> FastPathRoute:
-        """The same way to the same revision, for another unit of an experiment."""
+        """Return the same route for another unit of an experiment."""
         other = object.__new__(FastPathRoute)
         other.entry, other.method, other.key_id, other.target = (
             self.entry,
@@ -185,8 +183,8 @@ class FastPath:
         headers: dict[bytes, bytes],
         body: bytes,
     ) -> bool:
-        """Take a call to its worker, or refuse it by its quotas. False when it cannot go there at
-        once; then nothing has happened."""
+        """Send a call to its worker, or refuse it by its quotas. Returns False, without side
+        effects, when it cannot be sent at once."""
         began_ns = time.monotonic_ns()
         if way.execution_s < MIN_CLOCK_S:
             return False
@@ -204,8 +202,7 @@ class FastPath:
         return False
 
     def _refuse(self, connection: ClientConnection, way: FastPathRoute, refusal: Refusal) -> None:
-        """Answer 429 here and now: a flood of calls over their quota must cost its neighbours as
-        little as can be."""
+        """Answer 429 at once: a flood of calls over quota must cost as little as possible."""
         error = refusal.error()
         head, body = error_answer(error, new_call_id())
         self.metrics.turned_away(
@@ -233,7 +230,7 @@ class FastPath:
         content_type = payload_type(headers.get(CONTENT_TYPE))
         if content_type is PICKLE:
             if not way.entry.accepts_pickle:
-                return False  # the ordinary path refuses it, with the reason
+                return False  # the slow path refuses it with the reason
         else:
             try:
                 way.check(body)
@@ -302,8 +299,8 @@ class FastPath:
 
 
 class FastPathCall:
-    """One warm call at its worker; `upstream.Waiter` for its answer. Ends exactly once, by
-    whichever of its methods comes first."""
+    """One warm call at its worker, and the `ResponseSink` of its response. The first of its methods
+    that runs ends it."""
 
     __slots__ = (
         "_admission",
@@ -344,11 +341,11 @@ class FastPathCall:
         return f"<FastPathCall {self._call.id} {'done' if self._is_done else 'waiting'}>"
 
     def done(self) -> bool:
-        """Whether it has ended."""
+        """Return whether the call has ended."""
         return self._is_done
 
     def set_result(self, answer: WorkerResponse) -> None:
-        """The worker answered, or began to."""
+        """The worker's response, or its head, has arrived."""
         self._end()
         body = answer.body
         if body is None or answer.status >= 500 or self._connection.is_congested:
@@ -369,8 +366,8 @@ class FastPathCall:
                 bytes_out=len(body),
             )
         except BaseException as e:
-            self._worker.close()  # whoever reads from it sees this error too, and gives up on it
-            self._go_on(_raise(e))  # the caller is answered all the same
+            self._worker.close()  # readers of the connection get an error and stop
+            self._go_on(_raise(e))  # the caller is still answered
             raise
         finally:
             instance.connections.give_back(self._worker, now_ns / 1e9)
@@ -419,7 +416,7 @@ class FastPathCall:
         )
 
     def set_exception(self, error: BaseException) -> None:
-        """The worker's connection broke, or a clock ran out."""
+        """The worker's connection broke, or the execution clock ran out."""
         self._end()
         note(
             self._call,
@@ -430,7 +427,7 @@ class FastPathCall:
         )
         try:
             self._close(status_of(error), "error")
-        finally:  # the caller is answered all the same
+        finally:  # the caller is still answered
             if isinstance(error, WorkerConnectionLost):
                 self._go_on(
                     self._calls.dispatcher.begin_after(self._call, self._reservation, error)
@@ -439,13 +436,13 @@ class FastPathCall:
                 self._go_on(self._calls.dispatcher.settle(self._call, _raise(error)))
 
     def overrun(self) -> None:
-        """The execution clock ran out: the instance may never return, so it is replaced; its
-        neighbours finish first."""
+        """The execution clock ran out: the instance may hang, so it is replaced once its other
+        calls have finished."""
         if self._is_done:
             return
         execution_s, reservation = self._call.target.spec.clocks.execution_s, self._reservation
         reservation.instance.is_stuck = True
-        # before its slot is free: no other call must get it
+        # drain before its slot is free, so that no other call gets it
         reservation.throttler.drain(reservation.instance)
         self.set_exception(
             errors.DeadlineExceeded(
@@ -454,7 +451,7 @@ class FastPathCall:
         )
 
     def abandon(self) -> None:
-        """The caller left."""
+        """The caller disconnected."""
         if not self._is_done:
             self._end()
             self._release()
@@ -471,7 +468,9 @@ class FastPathCall:
 
     def _close(self, status: int, outcome: str) -> None:
         self._worker.close()
-        self._reservation.ending = Outcome.FAILED  # `close` knows better of a caller who left
+        self._reservation.ending = (
+            Outcome.FAILED
+        )  # `close` overrides it for a caller that disconnected
         try:
             self._reservation.close(
                 self._ticket,
@@ -488,7 +487,7 @@ class FastPathCall:
             self._admission.release()
 
     def _go_on(self, step: Coroutine[Any, Any, Exchange]) -> None:
-        """The rest in a task, as an ordinary request whose body was read."""
+        """Continue in a task, as an ordinary request whose body was already read."""
         call, go_on, admission = self._call, self._calls.go_on, self._admission
 
         async def application(scope: Scope, receive: Receive, send: Send) -> None:
@@ -516,8 +515,8 @@ async def _raise(error: BaseException) -> Exchange:
 
 
 def is_simple(headers: dict[bytes, bytes], *, max_body_bytes: int) -> bool:
-    """Whether a request's head promises nothing that needs a task: a body of known, small length,
-    no clock of the caller's, and no stream of events, which is kept alive while nothing comes."""
+    """Return whether a request needs no task, by its head: its body has a known, small length, it
+    has no own deadline, and it does not ask for an event stream, which needs heartbeats."""
     length, accept = headers.get(b"content-length", b"0"), headers.get(b"accept", b"")
     return (
         length.isdigit()

@@ -1,7 +1,7 @@
-"""Both sides of a WebSocket parse what was read in pieces: one read may hold 40,000 frames, which
-take the event loop a second.
+"""Piecewise parsing of WebSocket frames on both sides: one read may contain 40,000 frames, which
+would block the event loop for a second.
 
-What is not parsed yet stays bytes, and nothing more is read meanwhile.
+Unparsed data stays buffered as bytes, and reading is paused meanwhile.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ if TYPE_CHECKING:
     from uvicorn._types import ASGIReceiveEvent, ASGISendEvent
 
 PIECE_BYTES = 1024
-"""Parsed before the clock is looked at: 170 frames of a caller at most, some 3 ms."""
+"""Bytes parsed between checks of the clock: at most 170 frames of a caller, some 3 ms."""
 TURN_S = 0.002
-"""Of the event loop, for the frames of one WebSocket; a read of one large frame takes a quarter of
-it."""
+"""Time slice of the event loop for the frames of one WebSocket; a read of one large frame takes a
+quarter of it."""
 MAX_FRAGMENTS = 16_384
-"""Of one message: empty ones count nowhere else."""
+"""Limit of fragments in one message: no other limit counts empty ones."""
 
 
 class Pieces:
-    """What was read and is not parsed yet. Owner: the event loop; every method is synchronous."""
+    """Buffer of data that was read but not parsed yet. Owner: the event loop; every method is
+    synchronous."""
 
     def __init__(
         self,
@@ -41,7 +42,7 @@ class Pieces:
         call_soon: Callable[[Callable[[], None]], object],
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`is_full`: messages wait to be taken; who takes them calls `go_on`."""
+        """`is_full`: parsed messages wait to be consumed; the consumer calls `resume`."""
         self._transport = transport
         self._parse = parse
         self._is_full = is_full
@@ -54,9 +55,9 @@ class Pieces:
         return f"<Pieces {len(self._unparsed)} bytes not parsed>"
 
     def add(self, data: bytes) -> None:
-        """This was read."""
+        """Add data that was read."""
         if self._unparsed:
-            self._unparsed += data  # TLS had some more of it when reading was paused
+            self._unparsed += data  # TLS had buffered more when reading was paused
             self.go_on()
         elif len(data) <= PIECE_BYTES:
             self._parse(data)
@@ -65,7 +66,7 @@ class Pieces:
             self._take_turn()
 
     def go_on(self) -> None:
-        """Parse what is left when it is our turn again; read on where nothing is."""
+        """Parse the rest in the next event loop turn; resume reading when nothing is left."""
         transport = self._transport
         if transport.is_closing():
             self._unparsed = b""
@@ -90,10 +91,10 @@ class Pieces:
 
 
 class CallerSocket(WebSocketsSansIOProtocol):
-    """A caller's side (`uvicorn.Config(ws=…)`)."""
+    """The caller's side of a WebSocket (`uvicorn.Config(ws=…)`)."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See asyncio.Protocol."""
+        """Set up piecewise parsing."""
         super().connection_made(transport)
         self.client = self.client or user_behind(transport)
         self._pieces = Pieces(
@@ -116,7 +117,7 @@ class CallerSocket(WebSocketsSansIOProtocol):
             self.handle_parser_exception()
 
     async def receive(self) -> ASGIReceiveEvent:
-        """The next ASGI message."""
+        """Return the next ASGI message."""
         message = await self.queue.get()
         if self.read_paused and self.queue.empty():
             self.read_paused = False
@@ -124,21 +125,21 @@ class CallerSocket(WebSocketsSansIOProtocol):
         return message
 
     async def send(self, message: ASGISendEvent) -> None:
-        """Send an ASGI message; after a close the other side's is read."""
+        """Send an ASGI message; after a close, read the peer's close frame."""
         await super().send(message)
         if message["type"] == "websocket.close":
             self._pieces.go_on()
 
 
 class WorkerSocket(ClientConnection):
-    """A worker's side (`websockets.connect(create_connection=…)`)."""
+    """The worker's side of a WebSocket (`websockets.connect(create_connection=…)`)."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._pieces: Pieces
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See asyncio.Protocol."""
+        """Set up piecewise parsing."""
         super().connection_made(transport)
         messages = self.recv_messages
         self._pieces = Pieces(

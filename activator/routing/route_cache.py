@@ -1,9 +1,9 @@
-"""What route and authenticate found for a path and a key, remembered until anything that it rests
-on changes.
+"""Cache of the routing and authentication results by path and key, valid until the route table
+changes.
 
-Owner: the event loop; every method is synchronous. Its other use is the warm way: a call whose path
-and key are known here may go without a task (`activator.gateway.fast_path`), if nothing of it
-depends on anything else."""
+Owner: the event loop; every method is synchronous. It also serves the fast path: a call whose path
+and key are cached here can run without a task (`activator.gateway.fast_path`), if nothing else
+affects it."""
 
 from __future__ import annotations
 
@@ -20,16 +20,15 @@ from pilotlight import errors
 
 FUNCTIONS = "/v1/functions/"
 MAX_RESOLVED = 16_384
-"""Answers of route and authenticate that are remembered; each is small, and a flood of paths must
-not fill the memory."""
+"""Most cached results; each is small, but a flood of paths must not fill the memory."""
 MAX_PATH_LENGTH = 512
-"""Of a path that is remembered, in characters: five names of the greatest length fit."""
+"""Longest cached path, in characters: fits five names of the maximum length."""
 
 Handler = Callable[[Request, AccessGrant, str], Awaitable[None]]
 
 
 class CachedRoute:
-    """What route and authenticate found for one path and key."""
+    """The routing and authentication result for one path and key."""
 
     __slots__ = ("caller", "handler", "method", "routed", "tag", "unasked", "way", "ways")
 
@@ -47,21 +46,21 @@ class CachedRoute:
 
     @property
     def is_lasting(self) -> bool:
-        """Whether it holds for further requests: not for a key that expires, nor for a caller who
-        is known by its address only."""
+        """Whether it is valid for further requests: not for a key that expires, nor for an
+        anonymous caller."""
         return self.caller.expires_at is None and not self.caller.is_anonymous
 
     @property
     def is_real(self) -> bool:
-        """Whether some revision of the function has the method: there are no other paths, and a
-        caller may make up any number of those."""
+        """Whether some revision of the function has the method: other paths are not cached, because
+        callers can invent any number of them."""
         return any(
             target.spec.method(self.method) is not None for target in self.routed.targets.values()
         )
 
     def let_warm(self, entrance: AccessCache) -> None:
-        """From now on its calls may go without a task, where that is possible: `way` is for all of
-        them, else `ways` by their choice."""
+        """Enable the fast path for its calls, where possible: `way` is for all calls, else `ways`
+        has a route by decision."""
         routed, caller = self.routed, self.caller
         only = routed.choose(caller, {}, self.tag) if self.tag else routed.only
         if only is None:
@@ -72,20 +71,20 @@ class CachedRoute:
             )
 
     def warm_way(self, entrance: AccessCache, headers: dict[bytes, bytes]) -> FastPathRoute | None:
-        """The way of a call whose revision depends on the call; None when it cannot go without a
-        task."""
+        """Return the fast path route of a call whose revision depends on the call; None when it
+        needs a task."""
         ways = self.ways
         if ways is None:
             return None
         choice = self.routed.choose(self.caller, headers)
-        # there are many units, and what is remembered of them is bounded elsewhere
+        # there are many units, whose cache is bounded elsewhere
         key = choice.target if choice.unit else choice
         if key in ways:
             way = ways[key]
         else:
             try:
                 way = ways[key] = _way(entrance, self.caller, choice, self.method)
-            except errors.PilotlightError:  # as an ordinary request it is told why
+            except errors.PilotlightError:  # the slow path answers with the reason
                 way = ways[key] = None
         return way if way is None or way.choice is choice else way.told(choice)
 
@@ -99,7 +98,7 @@ def _way(
     is_told: bool = True,
 ) -> FastPathRoute | None:
     if choice.target.spec.engine is not None:
-        return None  # its tokens are counted
+        return None  # its tokens must be counted
     entry = entrance.entry(caller, choice.target)
     if entry.gate is not None and not entry.gate.is_immediate:
         return None
@@ -107,7 +106,7 @@ def _way(
 
 
 class RouteCache:
-    """See the module."""
+    """Caches routing and authentication results."""
 
     def __init__(
         self,
@@ -117,7 +116,7 @@ class RouteCache:
         entrance: AccessCache,
         verbs: Mapping[str, Handler],
     ) -> None:
-        """`verbs`: what handles `POST …:<verb>`."""
+        """`verbs`: handlers of `POST …:<verb>`."""
         self._table = table
         self._reception = reception
         self._entrance = entrance
@@ -129,8 +128,8 @@ class RouteCache:
         return f"<RouteCache {len(self._known)}>"
 
     def find_warm(self, url: bytes, headers: dict[bytes, bytes]) -> FastPathRoute | None:
-        """What is known of a call that may go without a task; None when it must not, or was never
-        resolved."""
+        """Return the fast path route of a call; None when it needs a task, or was not resolved
+        before."""
         if self._known_at != self._table.generation:
             return None
         asked = (
@@ -147,9 +146,9 @@ class RouteCache:
         return way
 
     def resolve(self, request: Request, owner: str | None, place: str) -> CachedRoute | None:
-        """Route and authenticate a request below FUNCTIONS; None when it is no call of ours.
+        """Route and authenticate a request below FUNCTIONS; None when it is not a call.
 
-        Raises what `RequestResolver.routed` raises.
+        Raises the errors of `RequestResolver.routed`.
         """
         if self._known_at != self._table.generation or len(self._known) > MAX_RESOLVED:
             self._known.clear()
@@ -170,10 +169,12 @@ class RouteCache:
             routed, method, tag = self._reception.routed(request, caller, address, owner)
             resolved = CachedRoute(handler, caller, routed, method, tag)
             if tag:
-                # what is remembered is there: nobody fills the memory with names of nothing
+                # raises for an unknown tag, so that unknown names are not cached
                 routed.choose(caller, {}, tag)
             if verb == "warmup" and caller.tenant == routed.tenant:
-                resolved.unasked = routed.document.heaviest()  # not who answers until it is there
+                resolved.unasked = (
+                    routed.document.heaviest()
+                )  # not the revision that answers during a cutover
             if verb == "invoke" and resolved.is_lasting:
                 resolved.let_warm(self._entrance)
             is_worth_it = (
