@@ -117,15 +117,15 @@ class AsyncCallApi:
         if self._siblings is None:
             return False
         call_id = path.removesuffix(":cancel").removesuffix("/stream")
-        if self._held.of(caller, call_id) is not None:
+        if self._held.find_for(caller, call_id) is not None:
             return False
         if PASSED_ON in request.headers:
             raise unknown(call_id)  # the activator that forwarded it asks the controller itself
-        return await self._siblings.ask(request, caller.tenant)
+        return await self._siblings.forward(request, caller.tenant)
 
     async def _wait(self, caller: Principal, call_id: str, seconds: float) -> None:
         """Wait up to `seconds` for a call that is pending here to end (long polling)."""
-        held = self._held.of(caller, call_id)
+        held = self._held.find_for(caller, call_id)
         if held is None or seconds <= 0:
             return
         try:
@@ -135,14 +135,14 @@ class AsyncCallApi:
         except TimeoutError:
             return
 
-    def _mine(self, caller: Principal, call_id: str) -> PendingCall:
-        held = self._held.of(caller, call_id)
+    def _pending_call(self, caller: Principal, call_id: str) -> PendingCall:
+        held = self._held.find_for(caller, call_id)
         if held is None:
             raise unknown(call_id)
         return held
 
     async def _cancel(self, request: Request, caller: Principal, call_id: str) -> None:
-        held = self._mine(caller, call_id)
+        held = self._pending_call(caller, call_id)
         await self._cancel_held(held)
         await request.respond_json(200, receipt(held.record))
 
@@ -150,7 +150,7 @@ class AsyncCallApi:
         """Send the events of a call (`result_stream`) from the reader's position on. Raises
         NotFound, InvalidInput, Unavailable."""
         position = position_of(request)
-        held = self._held.of(caller, call_id)
+        held = self._held.find_for(caller, call_id)
         record: dict[str, Any] | None = None
         if held is None:
             record = await self.find(request, caller, call_id) or await self.find(

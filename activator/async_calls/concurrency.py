@@ -21,11 +21,11 @@ class AsyncConcurrencyLimiter:
     def __repr__(self) -> str:
         return f"<AsyncConcurrencyLimiter {len(self._gates)}>"
 
-    def of_all(self, target: CallTarget) -> asyncio.Semaphore:
+    def for_revision(self, target: CallTarget) -> asyncio.Semaphore:
         """Return the semaphore of a revision."""
         return self._gate((target.key,), target)
 
-    def of_key(self, key_id: str, target: CallTarget) -> asyncio.Semaphore:
+    def for_key(self, key_id: str, target: CallTarget) -> asyncio.Semaphore:
         """Return the semaphore of one key's calls of a revision."""
         return self._gate((target.key, key_id), target)
 

@@ -25,24 +25,24 @@ class PendingCall:
     Attributes:
         task: the task that runs it; None = it has not begun, or has ended.
         changed: set at the next change of `record`, and when more of its result has arrived.
-        give_up_at: wall clock after which it is not retried.
+        retry_until: wall clock after which it is not retried.
         target: the call target, once it was begun.
         log: streamed output of its current or last attempt; None = none, or it has ended.
         size: bytes of its body, or of its result once it has ended.
     """
 
-    __slots__ = ("changed", "give_up_at", "log", "record", "size", "target", "task")
+    __slots__ = ("changed", "log", "record", "retry_until", "size", "target", "task")
 
     def __init__(self, record: CallRecord, size: int = 0) -> None:
         self.record = record
         self.size = size
         self.task: asyncio.Task[None] | None = None
         self.changed = asyncio.Event()
-        self.give_up_at = record.expires_at
+        self.retry_until = record.expires_at
         self.target: CallTarget | None = None
         self.log: StreamBuffer | None = None
 
-    def wake(self) -> None:
+    def notify(self) -> None:
         """Wake the tasks that wait for `changed`."""
         self.changed.set()
         self.changed = asyncio.Event()
@@ -50,7 +50,7 @@ class PendingCall:
     def begin_log(self, attempt: int, content_type: str) -> StreamBuffer:
         """Start the buffer of an attempt whose response streams."""
         self.log = StreamBuffer(attempt, content_type)
-        self.wake()
+        self.notify()
         return self.log
 
     def __repr__(self) -> str:
@@ -112,7 +112,7 @@ class PendingCalls:
         finally:
             _count(self.bytes_of, tenant, -_cost(size))
 
-    def note(self, held: PendingCall, record: CallRecord) -> None:
+    def record_change(self, held: PendingCall, record: CallRecord) -> None:
         """Store a changed record: wakes the waiting tasks, and marks the record to be shipped to
         the controller."""
         held.record = record
@@ -120,11 +120,11 @@ class PendingCalls:
             held.log = None  # its result has all of it
             _count(self.bytes_of, record.tenant, _cost(len(record.result)) - _cost(held.size))
             held.size = len(record.result)
-        held.wake()
+        held.notify()
         self.unsent[record.id] = record
         self.news.set()
 
-    def of(self, caller: Principal, call_id: str) -> PendingCall | None:
+    def find_for(self, caller: Principal, call_id: str) -> PendingCall | None:
         """Return a call of the caller, by the platform's id or by the caller's. Raises Forbidden
         for a key of another function."""
         for candidate in (call_id, namespaced_call_id(caller.tenant, call_id)):

@@ -101,7 +101,7 @@ async def _collect_stream(
             )
         log.data += chunk
         if held is not None:
-            held.wake()
+            held.notify()
     return bytes(log.data)
 
 

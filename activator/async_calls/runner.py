@@ -94,12 +94,12 @@ class AsyncCallRunner:
             waiting = replace(
                 held.record, state="QUEUED", attempt=call.attempt, sequence=held.record.sequence + 1
             )
-            self._held.note(held, waiting)
+            self._held.record_change(held, waiting)
             call.attempt += 1
             call.retries += 1
             await asyncio.sleep(pause)
             try:
-                await self._pay_again(held, call)
+                await self._charge_retry(held, call)
             except errors.PilotlightError as e:  # the caller has lost the right to call
                 self._refused(held, call, e).observe()
                 return replace(failed(held.record, e), attempt=call.attempt - 1)
@@ -113,10 +113,10 @@ class AsyncCallRunner:
         """Return the seconds before the next attempt; None when there is none."""
         if failure is None or not may_retry(failure, call):
             return None
-        left_s = min(call.remaining_s(math.inf), held.give_up_at - time.time())
+        left_s = min(call.remaining_s(math.inf), held.retry_until - time.time())
         return pause_s(call, left_s=left_s, rng=self._rng)
 
-    async def _pay_again(self, held: PendingCall, call: Call) -> None:
+    async def _charge_retry(self, held: PendingCall, call: Call) -> None:
         """Count another attempt as a request of its quotas; wait while they are used up."""
         call.admission = self._admission(call)
         while call.admission is not None:
@@ -124,11 +124,11 @@ class AsyncCallRunner:
                 await call.admission.again()
                 return
             except (errors.OverQuota, errors.Unavailable):
-                if time.time() > held.give_up_at:
+                if time.time() > held.retry_until:
                     return  # `hold` raises the same error next, which ends the call
             await asyncio.sleep(BUSY_RETRY_S)
 
-    def left(self, held: PendingCall) -> None:
+    def record_cancelled(self, held: PendingCall) -> None:
         """Record in metrics that the caller cancelled a call."""
         if held.target is not None:
             self._metrics.observer.refused(held.target, 499)
@@ -173,18 +173,18 @@ class AsyncCallRunner:
     async def _wait_for_quotas(self, held: PendingCall, call: Call) -> tuple[Exchange, int, bytes]:
         """Run the call. While its quotas are used up it waits until its result would expire,
         blocking only calls of its own key."""
-        async with self._gates.of_key(call.key_id, call.target):
+        async with self._gates.for_key(call.key_id, call.target):
             while True:
                 try:
-                    async with self._gates.of_all(call.target):
-                        return await self._go(held, call)
+                    async with self._gates.for_revision(call.target):
+                        return await self._run_once(held, call)
                 except errors.OverQuota:
-                    if time.time() > held.give_up_at:
+                    if time.time() > held.retry_until:
                         raise
                 await asyncio.sleep(BUSY_RETRY_S)
                 call.admission = self._admission(call)  # its quotas may have changed
 
-    async def _go(self, held: PendingCall, call: Call) -> tuple[Exchange, int, bytes]:
+    async def _run_once(self, held: PendingCall, call: Call) -> tuple[Exchange, int, bytes]:
         try:
             self._load(call)
             exchange = await self._begin(held, call)
@@ -204,7 +204,7 @@ class AsyncCallRunner:
                 if call.admission is not None:
                     await call.admission.hold()
                 if held.record.state != "RUNNING":
-                    self._held.note(
+                    self._held.record_change(
                         held,
                         replace(held.record, state="RUNNING", sequence=held.record.sequence + 1),
                     )
@@ -217,16 +217,16 @@ class AsyncCallRunner:
                     and time.monotonic() <= until
                 )
                 if not may_wait:
-                    return await self._instead(call, e)
+                    return await self._run_fallback(call, e)
             _release(call)
             await asyncio.sleep(BUSY_RETRY_S)
 
-    async def _instead(self, call: Call, failure: errors.PilotlightError) -> Exchange:
+    async def _run_fallback(self, call: Call, failure: errors.PilotlightError) -> Exchange:
         """Run the function's fallback, once no attempt is left. Raises `failure`, or a similar
         error."""
         if not self._is_last(call):
             raise failure
-        return await self._dispatcher.instead(call, failure)
+        return await self._dispatcher.run_fallback(call, failure)
 
     def _is_last(self, call: Call) -> bool:
         """Return whether no attempt follows: a fallback answers only after the last attempt."""

@@ -42,16 +42,16 @@ CROWDED_S = 0.5
 class ScheduledCallSink(Protocol):
     """Stores due calls in the journal and runs them (`service.AsyncCalls`)."""
 
-    async def keep(self, kept: dict[str, Any]) -> None:
+    async def store(self, kept: dict[str, Any]) -> None:
         """Write a call to the journal, without running it. Raises TooManyRequests, JournalFull,
         Conflict."""
         ...
 
-    def kept(self) -> list[str]:
+    def stored(self) -> list[str]:
         """Return the `due` ids of calls that are stored and not begun."""
         ...
 
-    def begin_kept(self, asked: list[str], ours: list[str]) -> None:
+    def begin_stored(self, asked: list[str], ours: list[str]) -> None:
         """Run the calls in `ours`, and delete the others in `asked`."""
         ...
 
@@ -68,7 +68,7 @@ class SchedulePoller:
         activator: str,
         wait_s: float = WAIT_S,
     ) -> None:
-        self._keeper = keeper
+        self._sink = keeper
         self._activator = activator
         self._wait_s = wait_s
         self._full: dict[str, float] = {}
@@ -82,7 +82,7 @@ class SchedulePoller:
         )
 
     def __repr__(self) -> str:
-        return f"<SchedulePoller of {self._activator}: {len(self._keeper.kept())} not claimed>"
+        return f"<SchedulePoller of {self._activator}: {len(self._sink.stored())} not claimed>"
 
     async def run(self) -> None:
         """Poll until cancelled. While the controller is unavailable due calls wait there."""
@@ -103,45 +103,45 @@ class SchedulePoller:
 
         Raises httpx.HTTPError, JournalFull.
         """
-        await self._take()
+        await self._claim_stored()
         # the query cannot name all of them, so their calls may be returned again at once
         if len(self._full) > MAX_WITHOUT:
             await asyncio.sleep(CROWDED_S)
-        response = await self._client.get(DUE_PATH, params=self._question())
+        response = await self._client.get(DUE_PATH, params=self._query())
         response.raise_for_status()
         try:
             for kept in response.json()["calls"]:
-                await self._keep(kept)
+                await self._store(kept)
         finally:
-            await self._take()
+            await self._claim_stored()
 
-    def _question(self) -> dict[str, str | list[str]]:
+    def _query(self) -> dict[str, str | list[str]]:
         now = time.monotonic()
         self._full = {tenant: until for tenant, until in self._full.items() if until > now}
         left_out = sorted(self._full)[:MAX_WITHOUT]
         wait_s = min(self._wait_s, FULL_S) if left_out else self._wait_s
         return {"activator": self._activator, "wait_s": f"{wait_s:g}", "without": left_out}
 
-    async def _keep(self, kept: dict[str, Any]) -> None:
+    async def _store(self, kept: dict[str, Any]) -> None:
         """Store a due call, or skip its tenant while there is no capacity. Raises JournalFull."""
         tenant = str(kept["record"]["tenant"])
         if tenant in self._full:
             return
         try:
-            await self._keeper.keep(kept)
+            await self._sink.store(kept)
         except (errors.TooManyRequests, errors.Conflict) as e:
             log.warning("event=due_call_waits call=%s error=%s", kept["due"], e)
             self._full[tenant] = time.monotonic() + min(e.retry_after_s or FULL_S, FULL_S)
 
-    async def _take(self) -> None:
-        asked = self._keeper.kept()
+    async def _claim_stored(self) -> None:
+        asked = self._sink.stored()
         if not asked:
             return
         response = await self._client.post(
             DUE_PATH, json={"activator": self._activator, "ids": asked}
         )
         response.raise_for_status()
-        self._keeper.begin_kept(asked, response.json()["yours"])
+        self._sink.begin_stored(asked, response.json()["yours"])
 
     async def aclose(self) -> None:
         """Close the connection; the next process claims the stored calls."""

@@ -9,8 +9,8 @@ all tenants. Calls of a function are dispatched up to the capacity of its instan
 wait here, not in the throttler's queue, which is for synchronous callers. A call counts as a
 request of its quotas when it is submitted, and towards the concurrency quota while it runs.
 
-Calls from the control plane (schedules, dead letters sent again) are also stored here (`keep`), but
-run only once the controller has confirmed the claim (`begin_kept`).
+Calls from the control plane (schedules, dead letters sent again) are also stored here (`store`),
+but run only once the controller has confirmed the claim (`begin_stored`).
 
 Owner: the event loop. `_held` has the pending calls; each call's task changes its own entry.
 """
@@ -98,10 +98,10 @@ class AsyncCalls:
         self._entrance = entrance
         self._settings = settings
         self._held = PendingCalls()
-        self._kept: dict[str, tuple[str, int]] = {}
+        self._stored: dict[str, tuple[str, int]] = {}
         """By `due`: ids of stored calls whose claim is not confirmed, and their number of
         attempts."""
-        self._putting: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._put_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._attempts = AsyncCallRunner(
             held=self._held,
             dispatcher=dispatcher,
@@ -115,17 +115,17 @@ class AsyncCalls:
         self._results = ResultShipper(
             self._held, journal=books.journal, controller=controller, token=token
         )
-        self._questions = AsyncCallApi(
+        self._api = AsyncCallApi(
             self._held,
             control=control,
             siblings=siblings,
             cancel=self._cancel,
             heartbeat_s=settings.heartbeat_s,
         )
-        self.answer = self._questions.answer
+        self.answer = self._api.answer
 
     def __repr__(self) -> str:
-        return f"<AsyncCalls {self._held!r}, {len(self._kept)} not claimed>"
+        return f"<AsyncCalls {self._held!r}, {len(self._stored)} not claimed>"
 
     # -- submitting --------------------------------------------------------------------------------
     async def submit(self, request: Request, caller: Principal, call: Call) -> None:
@@ -136,7 +136,7 @@ class AsyncCalls:
         """
         webhook = webhook_of(request)
         if not is_under_key(request):
-            record = (await self.hold(caller, call, fingerprint="", webhook=webhook)).to_json()
+            record = (await self.accept(caller, call, fingerprint="", webhook=webhook)).to_json()
             is_new = True
         else:
             record, is_new = await self._once(request, caller, call, id_under_key(request, caller))
@@ -145,7 +145,7 @@ class AsyncCalls:
             headers.append((HEADER_REPLAYED.encode(), b"true"))
         await request.respond_json(202, receipt_of(record), headers)
 
-    async def hold(
+    async def accept(
         self, caller: Principal, call: Call, *, fingerprint: str, webhook: str = ""
     ) -> CallRecord:
         """Accept a call; returns once it is durable."""
@@ -161,7 +161,7 @@ class AsyncCalls:
         held.task = asyncio.create_task(self._run(held, call), name=f"call {call.id}")
         if isinstance(call, EngineCall):
             call.is_kept = True
-        self._held.note(held, record)
+        self._held.record_change(held, record)
         return record
 
     def check_room(self, tenant: str, size: int) -> None:
@@ -212,12 +212,12 @@ class AsyncCalls:
                 f"the journal cannot be read: {type(e).__name__}", retry_after_s=1
             ) from e
 
-    async def put_elsewhere(self, request: Request, caller: Principal, own_id: str) -> bool:
+    async def forward_put(self, request: Request, caller: Principal, own_id: str) -> bool:
         """Forward a PUT to the activator that owns this id. Returns whether it was answered there.
 
         Raises Unavailable while it is down, TooManyRequests.
         """
-        return self._siblings is not None and await self._siblings.hand_over(
+        return self._siblings is not None and await self._siblings.forward_to_owner(
             request, caller.tenant, namespaced_call_id(caller.tenant, own_id)
         )
 
@@ -232,15 +232,16 @@ class AsyncCalls:
     ) -> tuple[dict[str, Any], bool]:
         """Return the call of this id, and whether it is new."""
         fingerprint = hashlib.sha256(
-            b"%s\0%s\0%s" % (call.target.function_id.encode(), call.method.encode(), call.said)
+            b"%s\0%s\0%s"
+            % (call.target.function_id.encode(), call.method.encode(), call.caller_arguments)
         ).hexdigest()
         call.id = namespaced_call_id(caller.tenant, own_id)
         # a concurrent repeat waits until the first is stored
-        async with self._putting.setdefault(call.id, asyncio.Lock()):
-            known = await self._questions.find(request, caller, call.id)
+        async with self._put_locks.setdefault(call.id, asyncio.Lock()):
+            known = await self._api.find(request, caller, call.id)
             if known is None:
                 return (
-                    await self.hold(
+                    await self.accept(
                         caller, call, fingerprint=fingerprint, webhook=webhook_of(request)
                     )
                 ).to_json(), True
@@ -283,7 +284,7 @@ class AsyncCalls:
                 record.id,
                 e,
             )
-        self._held.note(held, record)
+        self._held.record_change(held, record)
 
     async def _cancel(self, held: PendingCall) -> None:
         if held.record.state in FINAL:
@@ -296,7 +297,7 @@ class AsyncCalls:
         held.task.cancel()
         await asyncio.wait([held.task])
         if held.record.state not in FINAL:
-            self._attempts.left(held)
+            self._attempts.record_cancelled(held)
             self._finish(
                 held, replace(held.record, state="CANCELLED", status=499, outcome="cancelled")
             )
@@ -317,12 +318,12 @@ class AsyncCalls:
         shipper."""
         for left in self._books.recovered.undelivered:
             record = CallRecord.from_json(self._books.journal.payload(left.id))
-            self._held.note(self._held.get(left.id) or self._held.add(record), record)
+            self._held.record_change(self._held.get(left.id) or self._held.add(record), record)
         for left in self._books.recovered.unfinished:
             kept = self._books.journal.payload(left.id)
             if "due" in kept:
                 self._held.add(CallRecord.from_json(kept["record"]), _size_of(kept))
-                self._kept[kept["due"]] = (left.id, left.attempts)
+                self._stored[kept["due"]] = (left.id, left.attempts)
             else:
                 self._resume(kept, left.attempts)
         return [group.create_task(self._results.run(), name="call results shipping")]
@@ -340,8 +341,8 @@ class AsyncCalls:
         # the attempt that our own shutdown interrupted does not count as a retry
         call.retries = max(0, attempts - record.attempt - 1)
         if "due" in kept:  # the expiry of its result is known only now
-            held.give_up_at = time.time() + call.target.spec.clocks.result_ttl_s
-            held.record = replace(record, expires_at=held.give_up_at)
+            held.retry_until = time.time() + call.target.spec.clocks.result_ttl_s
+            held.record = replace(record, expires_at=held.retry_until)
         call.park()
         held.task = asyncio.create_task(self._run(held, call), name=f"call {call.id} (resumed)")
 
@@ -387,11 +388,11 @@ class AsyncCalls:
         return call
 
     # -- calls from the control plane --------------------------------------------------------------
-    async def keep(self, kept: dict[str, Any]) -> None:
+    async def store(self, kept: dict[str, Any]) -> None:
         """Store a due call, without running it. Idempotent. Raises TooManyRequests, JournalFull;
         Conflict while the result of an earlier run is not shipped yet."""
         record = CallRecord.from_json(kept["record"])
-        if kept["due"] in self._kept:
+        if kept["due"] in self._stored:
             return
         if record.id in self._held:
             raise errors.Conflict(
@@ -405,18 +406,18 @@ class AsyncCalls:
         except BaseException:
             self._held.drop(record.id)
             raise
-        self._kept[kept["due"]] = (record.id, 0)
+        self._stored[kept["due"]] = (record.id, 0)
 
-    def kept(self) -> list[str]:
+    def stored(self) -> list[str]:
         """Return the `due` ids of calls that are stored and not begun."""
-        return list(self._kept)
+        return list(self._stored)
 
-    def begin_kept(self, asked: Collection[str], ours: Collection[str]) -> None:
+    def begin_stored(self, asked: Collection[str], ours: Collection[str]) -> None:
         """Run the calls in `ours`; the others in `asked` belong to another activator and are
         deleted."""
         mine = frozenset(ours)
         for name in asked:
-            call_id, attempts = self._kept.pop(name)
+            call_id, attempts = self._stored.pop(name)
             if name in mine:
                 self._resume(self._books.journal.payload(call_id), attempts)
             else:

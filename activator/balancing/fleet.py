@@ -72,7 +72,7 @@ class Fleet(Protocol):
         """Return the instances that this activator leased before its restart."""
         ...
 
-    def most_of(self, key: str) -> int | None:
+    def max_instances_of(self, key: str) -> int | None:
         """Return the number of instances that all activators together can have of a revision, where
         an external autoscaler decides it; None = the activators decide."""
         ...
@@ -167,7 +167,7 @@ class NodeFleet:
         """Return the instances that this activator leased before its restart."""
         return await self._agent.adopt(lessee=self._lessee)
 
-    def most_of(self, key: str) -> int | None:
+    def max_instances_of(self, key: str) -> int | None:
         """Return None: the activators decide on the number of instances."""
         return None
 

@@ -40,14 +40,14 @@ class Frozen:
     def __init__(self, *, fleet: Fleet, owner: FrozenOwner) -> None:
         self._fleet = fleet
         self._owner = owner
-        self._wanted: dict[str, asyncio.Event] = {}
+        self._thaw_requested: dict[str, asyncio.Event] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def __repr__(self) -> str:
-        return f"<Frozen {len(self._wanted)}>"
+        return f"<Frozen {len(self._thaw_requested)}>"
 
     def __len__(self) -> int:
-        return len(self._wanted)
+        return len(self._thaw_requested)
 
     def freeze(self, instance: Instance) -> None:
         """Freeze an idle instance. It takes no calls until it is thawed."""
@@ -67,28 +67,30 @@ class Frozen:
             if instance.is_frozen and not instance.is_gone and not instance.is_draining
         ]
         for instance in sorted(frozen, key=lambda instance: -instance.idle_since)[: max(0, most)]:
-            self._wanted[instance.id].set()
+            self._thaw_requested[instance.id].set()
 
     def _begin(self, instance: Instance, freeze: Callable[[], Awaitable[object]]) -> None:
         instance.is_frozen = True
-        self._wanted[instance.id] = asyncio.Event()
+        self._thaw_requested[instance.id] = asyncio.Event()
         self._tasks[instance.id] = asyncio.create_task(
-            self._hold(instance, freeze), name=f"freeze {instance.id}"
+            self._freeze_until_thawed(instance, freeze), name=f"freeze {instance.id}"
         )
 
-    async def _hold(self, instance: Instance, freeze: Callable[[], Awaitable[object]]) -> None:
+    async def _freeze_until_thawed(
+        self, instance: Instance, freeze: Callable[[], Awaitable[object]]
+    ) -> None:
         try:
             # the agent may have frozen it nevertheless
             with contextlib.suppress(agent_errors.AgentUnavailable):
                 await freeze()
-            await self._wanted[instance.id].wait()
+            await self._thaw_requested[instance.id].wait()
             await self._thaw(instance)
         except agent_errors.SnapshotterError as e:
             log.warning("cannot freeze or thaw instance instance=%s error=%s", instance.id, e)
-            self._forget(instance)
+            self._remove(instance)
             self._owner.drain(instance)
         else:
-            self._forget(instance)
+            self._remove(instance)
             instance.is_frozen = False
             self._owner.thawed(instance)
 
@@ -102,15 +104,15 @@ class Frozen:
             except agent_errors.AgentUnavailable:
                 await asyncio.sleep(_AGAIN_S)
 
-    def leave(self, instance: Instance) -> None:
+    def untrack(self, instance: Instance) -> None:
         """Stop tracking an instance that exited or is being stopped; the node agent resumes it
         before it stops it."""
         if (task := self._tasks.get(instance.id)) is not None:
             task.cancel()
-        self._forget(instance)
+        self._remove(instance)
 
-    def _forget(self, instance: Instance) -> None:
-        self._wanted.pop(instance.id, None)
+    def _remove(self, instance: Instance) -> None:
+        self._thaw_requested.pop(instance.id, None)
         self._tasks.pop(instance.id, None)
 
     async def aclose(self) -> None:

@@ -26,12 +26,13 @@ class Instance:
         in_flight: calls that hold a slot.
         idle_since: monotonic time since which nothing is in flight; meaningless otherwise.
         is_draining: no new calls; stopped once idle.
-        may_rest: it is drained because it is not needed, and may be suspended instead of stopped.
+        may_suspend: it is drained because it is not needed, and may be suspended instead of
+            stopped.
         is_frozen: its processes are frozen or about to be: it takes calls once it is thawed
             (`frozen_instances.Frozen`).
         is_stuck: a call exceeded its execution clock in it, and may never end.
         is_gone: its process has ended or is being stopped.
-        gone_reason: why it ended, once the agent reported it.
+        exit_reason: why it ended, once the agent reported it.
         account: its meter and its records.
         calls: number of ended calls.
         held_s: seconds for which calls held slots, less the start times of those in flight: add
@@ -45,7 +46,7 @@ class Instance:
         "calls",
         "capacity",
         "connections",
-        "gone_reason",
+        "exit_reason",
         "held_s",
         "id",
         "idle_since",
@@ -55,7 +56,7 @@ class Instance:
         "is_frozen",
         "is_gone",
         "is_stuck",
-        "may_rest",
+        "may_suspend",
         "started_at",
     )
 
@@ -72,11 +73,11 @@ class Instance:
         self.started_at = now
         self.blocked_until = 0.0
         self.is_draining = False
-        self.may_rest = False
+        self.may_suspend = False
         self.is_frozen = False
         self.is_stuck = False
         self.is_gone = False
-        self.gone_reason = ""
+        self.exit_reason = ""
         self.connections = ConnectionPool(info.socket)
         self.account = account
         self._gone = asyncio.Event()
@@ -122,19 +123,19 @@ class Instance:
         `settle_end`. Idempotent."""
         self.account.end_cpu(cpu_ns=cpu_ns, at_ns=time.time_ns())
 
-    def leave(self) -> None:
-        """Mark it as being stopped. `mark_gone` may still record another reason for its end."""
+    def mark_stopping(self) -> None:
+        """Mark it as being stopped. `mark_exited` may still record another reason for its end."""
         self.is_gone = True
         self.connections.close()
 
-    def mark_gone(self, reason: str) -> None:
+    def mark_exited(self, reason: str) -> None:
         """Record that its process ended, and why."""
         self.is_gone = True
-        self.gone_reason = self.gone_reason or reason
+        self.exit_reason = self.exit_reason or reason
         self.connections.close()
         self._gone.set()
 
-    async def wait_gone(self, timeout_s: float) -> str:
+    async def wait_exited(self, timeout_s: float) -> str:
         """Return the reason of its end, waiting up to `timeout_s` for the agent to report it; ""
         when it did not."""
         try:
@@ -142,7 +143,7 @@ class Instance:
                 await self._gone.wait()
         except TimeoutError:
             return ""
-        return self.gone_reason
+        return self.exit_reason
 
 
 def slots_of(spec: FunctionSpec) -> int:

@@ -110,12 +110,12 @@ class InstanceLifecycle:
         self._gate = gate
         self._owner = owner
         self._clock = clock
-        self._asks: dict[str, StartRequest] = {}
-        self._given_up = 0
-        self._taken: dict[str, list[tuple[str, int]]] = {}
+        self._requests: dict[str, StartRequest] = {}
+        self._cancelled = 0
+        self._allowances: dict[str, list[tuple[str, int]]] = {}
         self._starts: dict[str, asyncio.Task[None]] = {}
         self._stops: set[asyncio.Task[None]] = set()
-        self._leaving: dict[str, Instance] = {}
+        self._stopping_instances: dict[str, Instance] = {}
 
     def __repr__(self) -> str:
         return f"<InstanceLifecycle {len(self._starts)} starting, {len(self._stops)} stopping>"
@@ -123,7 +123,7 @@ class InstanceLifecycle:
     @property
     def starting(self) -> int:
         """Number of starts in progress."""
-        return len(self._starts) - self._given_up
+        return len(self._starts) - self._cancelled
 
     @property
     def stopping(self) -> int:
@@ -148,20 +148,20 @@ class InstanceLifecycle:
             )
 
     async def _start(self, instance_id: str) -> None:
-        ask = self._asks[instance_id] = self._gate.ask(
+        request = self._requests[instance_id] = self._gate.ask(
             instance_id,
             self._target,
             priority=self._owner.priority,
             is_needed=lambda: self._owner.is_needed,
-            on_given_up=self._one_less,
+            on_given_up=self._on_cancelled,
         )
         try:
-            await self._gate.headcount.enter(ask)
-            await self._wait_allowances(ask)
-            info, began = await self._bring_up(ask)
+            await self._gate.headcount.enter(request)
+            await self._wait_allowances(request)
+            info, began = await self._start_instance(request)
         except BaseException as e:
             self._over(instance_id)
-            self.give_back(instance_id)
+            self.release(instance_id)
             if isinstance(e, agent_errors.SnapshotterError):
                 self._owner.start_used(instance_id, int(e.detail.get(USED_CPU) or 0))
                 self._owner.start_failed(e)
@@ -173,59 +173,59 @@ class InstanceLifecycle:
             self._over(instance_id)
             self._owner.add(info, began)
 
-    def _one_less(self) -> None:
-        self._given_up += 1
+    def _on_cancelled(self) -> None:
+        self._cancelled += 1
 
     def _over(self, instance_id: str) -> None:
         self._starts.pop(instance_id, None)
-        ask = self._asks.pop(instance_id, None)
-        self._given_up -= ask is not None and ask.is_given_up
+        request = self._requests.pop(instance_id, None)
+        self._cancelled -= request is not None and request.is_given_up
 
-    async def _wait_allowances(self, ask: StartRequest) -> None:
+    async def _wait_allowances(self, request: StartRequest) -> None:
         """Wait until all activators together may hold one more instance. Calls wait meanwhile, each
         until its own deadline."""
         attempt = 0
-        while not await self._take_allowances(ask):
+        while not await self._try_acquire_allowances(request):
             if not self._owner.is_needed:
                 raise StartCancelled
             await asyncio.sleep(ALLOWANCE_RETRY_S[min(attempt, len(ALLOWANCE_RETRY_S) - 1)])
             attempt += 1
 
-    async def _take_allowances(self, ask: StartRequest) -> bool:
+    async def _try_acquire_allowances(self, request: StartRequest) -> bool:
         """Acquire the allowances of the revision and of its tenant: all or none."""
         if self._allowance is None:
             return True
-        taken = self._taken.setdefault(ask.id, [])
+        taken = self._allowances.setdefault(request.id, [])
         for key, amount, limit in (
             (self._target.key, 1, self._target.spec.scaling.max_instances),
             *self._gate.pools(self._target),
         ):
             if limit is None:
-                self._allowance.hold(key, amount)
+                self._allowance.record_held(key, amount)
                 taken.append((key, amount))
                 continue
-            granted = await self._allowance.take_instances(key, amount, limit)
+            granted = await self._allowance.acquire_instances(key, amount, limit)
             if granted:
                 taken.append((key, granted))
             if granted < amount:
-                self._give_back_allowances(ask.id)
+                self._release_allowances(request.id)
                 return False
         return True
 
-    async def _bring_up(self, ask: StartRequest) -> tuple[InstanceInfo, float]:
+    async def _start_instance(self, request: StartRequest) -> tuple[InstanceInfo, float]:
         """Start the instance. Returns it and when the successful attempt began: earlier waiting
         does not count."""
-        await self._gate.capacity.enter(ask)
+        await self._gate.capacity.enter(request)
         attempt = 0
         while True:
             began = self._clock()
             try:
                 info = await self._fleet.start(
-                    self._target, InstanceId(ask.id), self._secret_env(self._target)
+                    self._target, InstanceId(request.id), self._secret_env(self._target)
                 )
             except agent_errors.NoCapacity as e:
                 await self._gate.capacity.wait_for_room(
-                    ask, e, start_error_for_caller(self._target, e)
+                    request, e, start_error_for_caller(self._target, e)
                 )
             except agent_errors.AgentUnavailable:
                 if not self._owner.is_needed:
@@ -237,13 +237,13 @@ class InstanceLifecycle:
 
     def obstacle(self) -> errors.PilotlightError | None:
         """Return why all starts are blocked; None when one is not."""
-        obstacles = [ask.obstacle for ask in self._asks.values()]
+        obstacles = [request.obstacle for request in self._requests.values()]
         return obstacles[0] if obstacles and all(obstacles) else None
 
     @property
-    def held_up(self) -> int:
+    def blocked_starts(self) -> int:
         """Number of starts that wait for a quota, or for room on the node."""
-        return sum(ask.obstacle is not None for ask in self._asks.values())
+        return sum(request.obstacle is not None for request in self._requests.values())
 
     def adopted(self, instance_id: str) -> None:
         """Count an instance that existed before."""
@@ -253,14 +253,14 @@ class InstanceLifecycle:
                 (self._target.key, 1),
                 *((key, amount) for key, amount, _ in self._gate.pools(self._target)),
             ]
-            self._taken[instance_id] = pools
+            self._allowances[instance_id] = pools
             for key, amount in pools:
-                self._allowance.hold(key, amount)
+                self._allowance.record_held(key, amount)
 
     # -- out ---------------------------------------------------------------------------------------
     def stop(self, instance: Instance) -> None:
         """Stop an instance that takes no more calls."""
-        self._leaving[instance.id] = instance
+        self._stopping_instances[instance.id] = instance
         task = asyncio.create_task(self._stop(instance), name=f"stop {instance.id}")
         self._stops.add(task)
         task.add_done_callback(self._stops.discard)
@@ -273,32 +273,34 @@ class InstanceLifecycle:
         except agent_errors.SnapshotterError as e:
             log.warning("stop failed instance=%s error=%s", instance.id, e)
         finally:
-            asyncio.get_running_loop().call_later(LAST_WORD_S, self._no_word, instance.id)
-            self.give_back(instance.id)
+            asyncio.get_running_loop().call_later(
+                LAST_WORD_S, self._on_exit_unreported, instance.id
+            )
+            self.release(instance.id)
 
-    def last_word(self, instance_id: str, reason: str, cpu_ns: int | None = None) -> bool:
+    def record_exit(self, instance_id: str, reason: str, cpu_ns: int | None = None) -> bool:
         """Record the exit, reported by the agent, of an instance that is being stopped: its
         interrupted calls wait for it. Returns False when it is not being stopped."""
-        leaving = self._leaving.pop(instance_id, None)
-        if leaving is not None:
-            leaving.settle_cpu(cpu_ns)
-            leaving.mark_gone(reason)
-        return leaving is not None
+        instance = self._stopping_instances.pop(instance_id, None)
+        if instance is not None:
+            instance.settle_cpu(cpu_ns)
+            instance.mark_exited(reason)
+        return instance is not None
 
-    def _no_word(self, instance_id: str) -> None:
-        leaving = self._leaving.pop(instance_id, None)
-        if leaving is not None:
-            leaving.settle_cpu(None)
+    def _on_exit_unreported(self, instance_id: str) -> None:
+        instance = self._stopping_instances.pop(instance_id, None)
+        if instance is not None:
+            instance.settle_cpu(None)
 
-    def give_back(self, instance_id: str) -> None:
+    def release(self, instance_id: str) -> None:
         """Release the allowances and quotas of an ended instance."""
-        self._give_back_allowances(instance_id)
+        self._release_allowances(instance_id)
         self._gate.left(instance_id)
 
-    def _give_back_allowances(self, instance_id: str) -> None:
-        for key, amount in self._taken.pop(instance_id, ()):
+    def _release_allowances(self, instance_id: str) -> None:
+        for key, amount in self._allowances.pop(instance_id, ()):
             if self._allowance is not None:
-                self._allowance.give_back(key, amount)
+                self._allowance.release(key, amount)
 
     async def aclose(self) -> None:
         """Cancel the starts, finish the stops."""

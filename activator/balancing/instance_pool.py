@@ -62,13 +62,13 @@ class InstancePool(ABC):
         self.target = target
         self._fleet = fleet
         self._allowance = allowance
-        self._generosity = RebalanceState()
+        self._rebalance = RebalanceState()
         self._observer = observer
         self._account = account
         self._clock = clock
         self.instances: dict[str, Instance] = {}
         self._gate = gate or StartAdmission(clock=clock)
-        self._comings = InstanceLifecycle(
+        self._lifecycle = InstanceLifecycle(
             target,
             fleet=fleet,
             secret_env=secret_env,
@@ -111,11 +111,13 @@ class InstancePool(ABC):
         """A start could not be requested."""
 
     @abstractmethod
-    def poke(self, now: float) -> None:
+    def request_scale_up(self, now: float) -> None:
         """Begin the starts that the waiting calls need."""
 
     @abstractmethod
-    def _hand_out(self, now: float, fresh: Instance | None = None, start_ms: float = 0.0) -> None:
+    def _assign_free_slots(
+        self, now: float, fresh: Instance | None = None, start_ms: float = 0.0
+    ) -> None:
         """Assign free slots to waiting calls; `fresh`: an instance that has just started, after
         `start_ms`."""
 
@@ -131,17 +133,17 @@ class InstancePool(ABC):
         is_other = target.launch != self.target.launch or target.rates != self.target.rates
         self.target = target
         if is_other:
-            self._comings.retarget(target)
+            self._lifecycle.retarget(target)
 
     def start(self, count: int) -> None:
         """Begin `count` starts, within max_instances; suspended instances are resumed first."""
         room = self.target.spec.scaling.max_instances - self.starting - len(self.instances)
         wanted = min(count, room)
         if len(self.asleep):
-            wanted -= self.asleep.wake(self.target, wanted)
+            wanted -= self.asleep.resume(self.target, wanted)
             # an instance that is being suspended still counts
             wanted = min(wanted, room - len(self.asleep))
-        self._comings.start(wanted)
+        self._lifecycle.start(wanted)
 
     def add(self, info: InstanceInfo, began: float | None = None) -> None:
         """Add a started or adopted instance, and assign its slots to waiting calls."""
@@ -152,7 +154,7 @@ class InstancePool(ABC):
         self._meter_cpu(instance, is_new=began is not None)
         is_asleep = info.state is InstanceState.ASLEEP
         if is_asleep and self.target.spec.scaling.keep_asleep_s > 0:
-            self._comings.adopted(instance.id)
+            self._lifecycle.adopted(instance.id)
             self.asleep.adopt(self.target, instance)
             return
         self.instances[instance.id] = instance
@@ -160,10 +162,10 @@ class InstancePool(ABC):
             self.frozen.adopt(instance)
         start_s = now - began if began is not None else 0.0
         if began is None:
-            self._comings.adopted(instance.id)
+            self._lifecycle.adopted(instance.id)
         else:
             self._started(instance, start_s)
-        self._hand_out(now, instance, start_s * 1000)
+        self._assign_free_slots(now, instance, start_s * 1000)
         if self.is_retired:
             self.drain(instance)
 
@@ -215,58 +217,58 @@ class InstancePool(ABC):
             )
 
     # -- out ---------------------------------------------------------------------------------------
-    def gone(self, instance_id: str, reason: str, cpu_ns: int | None = None) -> None:
+    def instance_exited(self, instance_id: str, reason: str, cpu_ns: int | None = None) -> None:
         """Remove an instance whose process exited unexpectedly: calls on it fail by themselves,
         waiting calls get another. `cpu_ns`: see `Instance.settle_end`."""
-        if self._comings.last_word(instance_id, reason, cpu_ns):
+        if self._lifecycle.record_exit(instance_id, reason, cpu_ns):
             return
         if self.asleep.has(instance_id):
-            self._gone_in_its_sleep(instance_id, reason, cpu_ns)
+            self._suspended_exited(instance_id, reason, cpu_ns)
             return
         instance = self.instances.pop(instance_id, None)
         if instance is None:
             return
         log.info("instance exited instance=%s reason=%s", instance_id, reason)
-        self.frozen.leave(instance)
+        self.frozen.untrack(instance)
         instance.settle_end(cpu_ns)
-        instance.mark_gone(reason)
+        instance.mark_exited(reason)
         self._observer.instance_lost(self.target, reason)
-        self._comings.give_back(instance_id)
-        self.poke(self._clock())
+        self._lifecycle.release(instance_id)
+        self.request_scale_up(self._clock())
 
-    def _gone_in_its_sleep(self, instance_id: str, reason: str, cpu_ns: int | None) -> None:
+    def _suspended_exited(self, instance_id: str, reason: str, cpu_ns: int | None) -> None:
         """Remove an instance whose process exited while it was suspended or being resumed."""
         log.info("suspended instance exited instance=%s reason=%s", instance_id, reason)
-        if (instance := self.asleep.gone(instance_id)) is not None:
+        if (instance := self.asleep.record_exit(instance_id)) is not None:
             instance.settle_cpu(cpu_ns)
         self._observer.instance_lost(self.target, reason)
-        self._comings.give_back(instance_id)
-        self.poke(self._clock())
+        self._lifecycle.release(instance_id)
+        self.request_scale_up(self._clock())
 
-    def not_woken(self, instance: Instance) -> None:
+    def resume_failed(self, instance: Instance) -> None:
         """Stop an instance that could not be resumed, and start another for waiting calls."""
-        self._comings.stop(instance)
-        self.poke(self._clock())
+        self._lifecycle.stop(instance)
+        self.request_scale_up(self._clock())
 
-    def end_asleep(self, now: float = math.inf) -> None:
+    def stop_expired_suspended(self, now: float = math.inf) -> None:
         """Stop the instances whose suspension has expired by `now`; without it, all suspended
         instances."""
         for instance in self.asleep.expired(now):
-            self.give_up_asleep(instance.id)
+            self.stop_suspended(instance.id)
 
-    def give_up_asleep(self, instance_id: str) -> bool:
+    def stop_suspended(self, instance_id: str) -> bool:
         """Stop a suspended instance. Returns False when it is not suspended."""
-        instance = self.asleep.take(instance_id)
+        instance = self.asleep.remove(instance_id)
         if instance is None:
             return False
         log.info("instance stops instance=%s reason=asleep", instance_id)
-        self._comings.stop(instance)
+        self._lifecycle.stop(instance)
         return True
 
-    def rest(self, instance: Instance) -> None:
+    def suspend_or_stop(self, instance: Instance) -> None:
         """Drain an instance that is not needed; once idle it is suspended, where the function
         allows it, or stopped."""
-        instance.may_rest = True
+        instance.may_suspend = True
         self.drain(instance)
 
     def drain(self, instance: Instance) -> None:
@@ -292,18 +294,18 @@ class InstancePool(ABC):
 
     def thawed(self, instance: Instance) -> None:
         """Assign the slots of a thawed instance."""
-        self._hand_out(self._clock())
+        self._assign_free_slots(self._clock())
 
     def drain_idle(self) -> None:
         """Stop all idle and suspended instances."""
         for instance in [instance for instance in self.live() if not instance.in_flight]:
             self.drain(instance)
-        self.end_asleep()
+        self.stop_expired_suspended()
 
     @property
-    def is_making_room(self) -> bool:
+    def is_yielding(self) -> bool:
         """Whether an instance is draining or being stopped."""
-        return bool(self._comings.stopping) or any(
+        return bool(self._lifecycle.stopping) or any(
             instance.is_draining for instance in self.instances.values()
         )
 
@@ -324,11 +326,11 @@ class InstancePool(ABC):
     def make_room(self, want: InstanceDemand | None, members: int) -> None:
         """Other activators were refused a start of this revision (None: no longer): drain one
         instance for them, if the fair shares require it."""
-        if want is not None and (sleeping := self.asleep.instances()) and not self.is_making_room:
-            self.give_up_asleep(sleeping[0].id)
+        if want is not None and (sleeping := self.asleep.instances()) and not self.is_yielding:
+            self.stop_suspended(sleeping[0].id)
             return
-        most = self._fleet.most_of(self.target.key) if want is not None else None
-        victim = self._generosity.choose(self, want, members, self._clock(), most=most)
+        most = self._fleet.max_instances_of(self.target.key) if want is not None else None
+        victim = self._rebalance.choose(self, want, members, self._clock(), most=most)
         if victim is not None:
             log.info("instance yielded to another activator instance=%s want=%s", victim.id, want)
             self.drain(victim)
@@ -340,13 +342,13 @@ class InstancePool(ABC):
         live = sorted(self.live(), key=lambda instance: instance.in_flight)
         kept = live[:1] if self.is_kept and self._clock() < self.kept_until else []
         for instance in [instance for instance in self.instances.values() if instance not in kept]:
-            instance.may_rest = False
+            instance.may_suspend = False
             self.drain(instance)
-        self.end_asleep()
+        self.stop_expired_suspended()
 
     def _stop(self, instance: Instance, reason: str) -> None:
         self.instances.pop(instance.id, None)
-        self.frozen.leave(instance)
+        self.frozen.untrack(instance)
         instance.settle_idle()
         sleeps = (
             self._fleet.can_sleep
@@ -354,29 +356,29 @@ class InstancePool(ABC):
             and self.is_kept
             and not self.is_retired
         )
-        instance.leave()
+        instance.mark_stopping()
         if sleeps:
-            self.asleep.put(self.target, instance)
-            self.poke(self._clock())
+            self.asleep.suspend(self.target, instance)
+            self.request_scale_up(self._clock())
             return
         log.info("instance stops instance=%s reason=%s", instance.id, reason)
-        self._comings.stop(instance)
-        self.poke(self._clock())  # it no longer counts towards max_instances
+        self._lifecycle.stop(instance)
+        self.request_scale_up(self._clock())  # it no longer counts towards max_instances
 
     # -- state -------------------------------------------------------------------------------------
     @property
     def starting(self) -> int:
         """Number of starts in progress, including resumes."""
-        return self._comings.starting + self.asleep.waking
+        return self._lifecycle.starting + self.asleep.waking
 
     @property
-    def held_up(self) -> int:
+    def blocked_starts(self) -> int:
         """Number of these starts that wait for a quota, or for room on the node."""
-        return self._comings.held_up
+        return self._lifecycle.blocked_starts
 
     def is_starting(self, instance_id: str) -> bool:
         """Return whether this instance is being started, or is suspended."""
-        return self._comings.is_starting(instance_id) or self.asleep.has(instance_id)
+        return self._lifecycle.is_starting(instance_id) or self.asleep.has(instance_id)
 
     @property
     def in_flight(self) -> int:

@@ -79,7 +79,7 @@ class PreemptibleInstances:
             if instance is not None:
                 throttler.drain(instance)
             else:
-                throttler.give_up_asleep(instance_id)
+                throttler.stop_suspended(instance_id)
 
     def make_room(self, pulse: HeartbeatReply, plan_of: Callable[[str], Plan]) -> None:
         """Other activators were refused an instance by a tenant's quota: yield one, if the fair
@@ -98,10 +98,10 @@ class PreemptibleInstances:
             if kind == GPUS:
                 own = [throttler for throttler in own if throttler.target.footprint.gpu]
             limit = plan.gpus if kind == GPUS else plan.instances
-            if limit is not None and not any(throttler.is_making_room for throttler in own):
-                self._give_one(key, want, own, limit=limit, members=len(pulse.members))
+            if limit is not None and not any(throttler.is_yielding for throttler in own):
+                self._yield_one(key, want, own, limit=limit, members=len(pulse.members))
 
-    def _give_one(
+    def _yield_one(
         self, key: str, want: InstanceDemand, own: list[Throttler], *, limit: int, members: int
     ) -> None:
         now = self._clock()

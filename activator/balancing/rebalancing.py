@@ -84,7 +84,7 @@ class Donor(Protocol):
         ...
 
     @property
-    def is_making_room(self) -> bool:
+    def is_yielding(self) -> bool:
         """Whether an instance is draining or being stopped."""
         ...
 
@@ -123,7 +123,7 @@ class RebalanceState:
             self._starved_since = None
         elif self._starved_since is None:
             self._starved_since = now
-        if want is None or giver.is_making_room:
+        if want is None or giver.is_yielding:
             return None
         claim = RebalanceRequest(
             want=want,

@@ -162,7 +162,7 @@ class Reservation:
         """Release the slot."""
         self.throttler.release(self.instance, self.ending)
 
-    def give_back(self) -> None:
+    def release_unused(self) -> None:
         """Release a slot on which no call ran: the outcome does not count, and a breaker's probe is
         still pending."""
         self.ending = Outcome.NEITHER

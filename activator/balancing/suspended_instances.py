@@ -31,11 +31,11 @@ class ResumeListener(Protocol):
         """An instance was resumed; `began`: when that was requested."""
         ...
 
-    def not_woken(self, instance: Instance) -> None:
+    def resume_failed(self, instance: Instance) -> None:
         """An instance could not be resumed or suspended: stop it."""
         ...
 
-    def poke(self, now: float) -> None:
+    def request_scale_up(self, now: float) -> None:
         """An instance is suspended: waiting calls may have it resumed."""
         ...
 
@@ -65,16 +65,16 @@ class SuspendedInstances:
         self._fleet = fleet
         self._owner = owner
         self._clock = clock
-        self._naps = naps or EngineSleepMode()
-        self._sleepers: dict[str, SuspendedInstance] = {}
+        self._sleep_mode = naps or EngineSleepMode()
+        self._suspended: dict[str, SuspendedInstance] = {}
         self._waking: dict[str, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def __repr__(self) -> str:
-        return f"<SuspendedInstances {len(self._sleepers)} asleep, {len(self._waking)} waking>"
+        return f"<SuspendedInstances {len(self._suspended)} asleep, {len(self._waking)} waking>"
 
     def __len__(self) -> int:
-        return len(self._sleepers)
+        return len(self._suspended)
 
     @property
     def waking(self) -> int:
@@ -83,62 +83,62 @@ class SuspendedInstances:
 
     def has(self, instance_id: str) -> bool:
         """Return whether the instance is suspended or being resumed."""
-        return instance_id in self._sleepers or instance_id in self._waking
+        return instance_id in self._suspended or instance_id in self._waking
 
     def instances(self) -> list[Instance]:
         """Return the suspended instances, the longest suspended first."""
-        return [sleeper.instance for sleeper in self._sleepers.values()]
+        return [suspended.instance for suspended in self._suspended.values()]
 
     # -- down --------------------------------------------------------------------------------------
-    def put(self, target: CallTarget, instance: Instance) -> None:
+    def suspend(self, target: CallTarget, instance: Instance) -> None:
         """Suspend an idle instance that takes no more calls."""
-        sleeper = self._sleepers[instance.id] = SuspendedInstance(
+        suspended = self._suspended[instance.id] = SuspendedInstance(
             instance, self._clock() + target.spec.scaling.keep_asleep_s
         )
-        self._run(self._lay_down(target, sleeper), f"sleep {instance.id}")
+        self._run(self._suspend(target, suspended), f"sleep {instance.id}")
 
     def adopt(self, target: CallTarget, instance: Instance) -> None:
         """Adopt an instance that was suspended before this activator started."""
-        self._sleepers[instance.id] = SuspendedInstance(
+        self._suspended[instance.id] = SuspendedInstance(
             instance, self._clock() + target.spec.scaling.keep_asleep_s, is_down=True
         )
 
-    async def _lay_down(self, target: CallTarget, sleeper: SuspendedInstance) -> None:
-        instance = sleeper.instance
+    async def _suspend(self, target: CallTarget, suspended: SuspendedInstance) -> None:
+        instance = suspended.instance
         try:
-            await self._naps.fall_asleep(target.spec, instance.info.socket)
+            await self._sleep_mode.fall_asleep(target.spec, instance.info.socket)
             instance.info = await self._fleet.sleep(instance.info.id)
         except agent_errors.SnapshotterError as e:
             log.warning("cannot suspend instance instance=%s error=%s", instance.id, e)
-            if self._sleepers.pop(instance.id, None) is not None:
-                self._owner.not_woken(instance)
+            if self._suspended.pop(instance.id, None) is not None:
+                self._owner.resume_failed(instance)
             return
-        sleeper.is_down = True
+        suspended.is_down = True
         log.info("instance suspended instance=%s", instance.id)
-        self._owner.poke(self._clock())
+        self._owner.request_scale_up(self._clock())
 
     # -- up ----------------------------------------------------------------------------------------
-    def wake(self, target: CallTarget, most: int) -> int:
+    def resume(self, target: CallTarget, most: int) -> int:
         """Resume up to `most` instances, the most recently suspended first, because their pages are
         the warmest. Returns how many."""
-        ready = [sleeper for sleeper in reversed(self._sleepers.values()) if sleeper.is_down][
-            : max(0, most)
-        ]
-        for sleeper in ready:
-            instance = self._sleepers.pop(sleeper.instance.id).instance
-            task = asyncio.create_task(self._wake(target, instance), name=f"wake {instance.id}")
+        ready = [
+            suspended for suspended in reversed(self._suspended.values()) if suspended.is_down
+        ][: max(0, most)]
+        for suspended in ready:
+            instance = self._suspended.pop(suspended.instance.id).instance
+            task = asyncio.create_task(self._resume(target, instance), name=f"wake {instance.id}")
             self._waking[instance.id] = task
         return len(ready)
 
-    async def _wake(self, target: CallTarget, instance: Instance) -> None:
+    async def _resume(self, target: CallTarget, instance: Instance) -> None:
         began = self._clock()
         try:
             info = await self._fleet.wake(instance.info.id)
-            await self._naps.wake_up(target.spec, info.socket)
+            await self._sleep_mode.wake_up(target.spec, info.socket)
         except agent_errors.SnapshotterError as e:
             log.warning("cannot resume instance instance=%s error=%s", instance.id, e)
             self._waking.pop(instance.id, None)
-            self._owner.not_woken(instance)
+            self._owner.resume_failed(instance)
         except BaseException:
             self._waking.pop(instance.id, None)
             instance.settle_cpu(None)
@@ -149,24 +149,24 @@ class SuspendedInstances:
                 self._owner.add(info, began)
 
     # -- out ---------------------------------------------------------------------------------------
-    def take(self, instance_id: str) -> Instance | None:
+    def remove(self, instance_id: str) -> Instance | None:
         """Remove a suspended instance that the caller stops; None when it is not suspended."""
-        sleeper = self._sleepers.pop(instance_id, None)
-        return sleeper.instance if sleeper is not None else None
+        suspended = self._suspended.pop(instance_id, None)
+        return suspended.instance if suspended is not None else None
 
-    def gone(self, instance_id: str) -> Instance | None:
+    def record_exit(self, instance_id: str) -> Instance | None:
         """Remove an instance whose process exited."""
         task = self._waking.pop(instance_id, None)
         if task is not None:
             task.cancel()
-        return self.take(instance_id)
+        return self.remove(instance_id)
 
     def expired(self, now: float) -> list[Instance]:
         """Return the instances whose suspension has expired."""
         return [
-            sleeper.instance
-            for sleeper in self._sleepers.values()
-            if sleeper.is_down and now >= sleeper.until
+            suspended.instance
+            for suspended in self._suspended.values()
+            if suspended.is_down and now >= suspended.until
         ]
 
     def _run(self, work: object, name: str) -> None:
@@ -186,7 +186,7 @@ def may_sleep(target: CallTarget, instance: Instance) -> bool:
     """Return whether an idle instance is suspended instead of stopped."""
     return (
         target.spec.scaling.keep_asleep_s > 0
-        and instance.may_rest
+        and instance.may_suspend
         and not instance.is_stuck
         and not instance.is_gone
         and instance.info.state is not InstanceState.ASLEEP

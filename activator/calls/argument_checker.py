@@ -60,7 +60,9 @@ class ArgumentChecker:
         try:
             check.check(body)
         except CheckTooExpensive:
-            if answer := await self._elsewhere(check.document, body, tenant, self._deadline_s):
+            if answer := await self._check_in_process(
+                check.document, body, tenant, self._deadline_s
+            ):
                 problem = json.loads(answer)
                 raise errors.InvalidInput(problem["message"], **problem["detail"]) from None
 
@@ -72,9 +74,9 @@ class ArgumentChecker:
         if len(body) <= SMALL_BYTES:
             return translated(asked, body, is_answer=is_answer)
         document = json.dumps({"translate": asked, "is_answer": is_answer}).encode()
-        head, _, data = (await self._elsewhere(document, body, tenant, TRANSLATION_S)).partition(
-            b"\n"
-        )
+        head, _, data = (
+            await self._check_in_process(document, body, tenant, TRANSLATION_S)
+        ).partition(b"\n")
         result = json.loads(head)
         if result["error"] is not None:
             kind = (
@@ -85,7 +87,7 @@ class ArgumentChecker:
             raise kind(result["message"], **result["detail"])
         return result["memo"], data
 
-    async def _elsewhere(
+    async def _check_in_process(
         self, document: bytes, body: bytes, tenant: str, deadline_s: float
     ) -> bytes:
         if self._waiting[tenant] >= MAX_WAITING:
@@ -99,7 +101,7 @@ class ArgumentChecker:
                 # A disconnect of the caller does not cancel the exchange, because that would
                 # require killing the process.
                 task = asyncio.create_task(
-                    self._ask(document, body, deadline_s), name="argument check"
+                    self._run_in_process(document, body, deadline_s), name="argument check"
                 )
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
@@ -113,7 +115,7 @@ class ArgumentChecker:
             if not self._waiting[tenant]:
                 del self._waiting[tenant]
 
-    async def _ask(self, document: bytes, body: bytes, deadline_s: float) -> bytes:
+    async def _run_in_process(self, document: bytes, body: bytes, deadline_s: float) -> bytes:
         process = await self._process()
         try:
             async with asyncio.timeout(deadline_s):

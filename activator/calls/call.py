@@ -165,11 +165,11 @@ class Call:
         fallback that answered."""
         mark = self.choice.mark if self.choice is not None else ""
         if self.degraded or self.tokens is not None:
-            mark += marked(degraded=self.lessened)
+            mark += marked(degraded=self.degradation)
         return mark
 
     @property
-    def lessened(self) -> str:
+    def degradation(self) -> str:
         """The value of `pilotlight-degraded`: the variant or fallback that answers, and how its
         response is shortened; "" for neither."""
         cut = self.tokens.degraded if self.tokens is not None else ""
@@ -227,7 +227,7 @@ class Call:
         return self.method
 
     @property
-    def said(self) -> bytes:
+    def caller_arguments(self) -> bytes:
         """Its arguments as its caller wrote them, which identify a repeat."""
         return self.body
 
@@ -332,7 +332,7 @@ class Exchange:
         whole_s = self.call.target.spec.clocks.execution_s - ran_s
         left_s = self.call.remaining_s(whole_s)
         return asyncio.get_running_loop().call_later(
-            max(0.0, left_s), self._overrun if left_s >= whole_s else self._leave
+            max(0.0, left_s), self._overrun if left_s >= whole_s else self._expire
         )
 
     @property
@@ -353,7 +353,7 @@ class Exchange:
         if not self._is_blameless:
             self.reservation.instance.is_stuck = True
             self.reservation.throttler.drain(self.reservation.instance)
-        self._cut(f"the call ran longer than {self.call.target.spec.clocks.execution_s:g} s")
+        self._interrupt(f"the call ran longer than {self.call.target.spec.clocks.execution_s:g} s")
 
     @property
     def _is_writing(self) -> bool:
@@ -366,14 +366,14 @@ class Exchange:
             and time.monotonic_ns() - tokens.last_ns < lively_ns
         )
 
-    def _leave(self) -> None:
+    def _expire(self) -> None:
         """The caller's own deadline expired: bill it now."""
-        self._cut(
+        self._interrupt(
             f"the caller's deadline of {self.call.deadline_s:g} s expired before the end of the "
             f"response"
         )
 
-    def _cut(self, why: str) -> None:
+    def _interrupt(self, why: str) -> None:
         self.cut_by = errors.DeadlineExceeded(why, clock="execution")
         self.connection.close()
         self.close(status=504, outcome="error", bytes_out=self.bytes_out, finish="error")
@@ -428,6 +428,6 @@ class Exchange:
                 bytes_out=bytes_out,
             )
         finally:  # a record that cannot be closed must not leak the slot
-            self.reservation.instance.connections.give_back(self.connection, now_ns / 1e9)
+            self.reservation.instance.connections.release(self.connection, now_ns / 1e9)
             self.reservation.release()
         return self.cost

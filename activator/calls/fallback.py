@@ -85,7 +85,7 @@ class StandIn(Exchange):
 
 
 @dataclass(slots=True)
-class _Climb:
+class _FallbackRun:
     """State of one call's fallbacks. `why`: the reason of each fallback that did not answer."""
 
     run: Callable[[Call], Awaitable[Exchange]]
@@ -122,9 +122,9 @@ class FallbackChain:
             and not call.degraded
             and any(rung.kind == "cached" for rung in call.target.spec.fallback)
         ):
-            self._answers.keep(call, answer, self._clock())
+            self._answers.store(call, answer, self._clock())
 
-    def free_variant(self, call: Call) -> tuple[Call, Reservation] | None:
+    def try_reserve_variant(self, call: Call) -> tuple[Call, Reservation] | None:
         """Return a variant with a free slot for a call whose own function has none, if the variant
         accepts its priority."""
         for kind, rung in fallback_chain(call.target.spec, call.rank.priority):
@@ -146,7 +146,7 @@ class FallbackChain:
                 return other, reservation
         return None
 
-    async def climb(
+    async def run_fallbacks(
         self,
         call: Call,
         failure: errors.PilotlightError,
@@ -156,11 +156,11 @@ class FallbackChain:
         `failure` with the reason of each fallback."""
         if not may_fall_back(failure):
             raise failure
-        climb = _Climb(run, attempt=call.attempt)
-        exchange = await self._climb(call, climb, (call.target.name,))
-        call.attempt = climb.attempt
+        run_fallbacks = _FallbackRun(run, attempt=call.attempt)
+        exchange = await self._run_fallbacks(call, run_fallbacks, (call.target.name,))
+        call.attempt = run_fallbacks.attempt
         if exchange is None:
-            raise _with_rungs(failure, climb.why) from failure
+            raise _with_rungs(failure, run_fallbacks.why) from failure
         log.info(
             "degraded call=%s answered_by=%s because=%s",
             call.id,
@@ -169,21 +169,25 @@ class FallbackChain:
         )
         return exchange
 
-    async def _climb(self, call: Call, climb: _Climb, path: tuple[str, ...]) -> Exchange | None:
+    async def _run_fallbacks(
+        self, call: Call, run_fallbacks: _FallbackRun, path: tuple[str, ...]
+    ) -> Exchange | None:
         for kind, rung in fallback_chain(call.target.spec, call.rank.priority):
-            if climb.tried >= MAX_RUNGS:
-                climb.why.append(f"at most {MAX_RUNGS} fallbacks are tried for one call")
+            if run_fallbacks.tried >= MAX_RUNGS:
+                run_fallbacks.why.append(f"at most {MAX_RUNGS} fallbacks are tried for one call")
                 return None
-            climb.tried += 1
+            run_fallbacks.tried += 1
             exchange = (
-                await self._step(call, climb, path, kind, rung)
+                await self._step(call, run_fallbacks, path, kind, rung)
                 if rung.function
                 else self._stand_in(call, kind, rung)
             )
             if exchange is not None:
                 return exchange
             if not rung.function:
-                climb.why.append(f"{kind}: no recent enough response is stored for these arguments")
+                run_fallbacks.why.append(
+                    f"{kind}: no recent enough response is stored for these arguments"
+                )
         return None
 
     def _stand_in(self, call: Call, kind: str, rung: Fallback) -> Exchange | None:
@@ -197,12 +201,17 @@ class FallbackChain:
         return StandIn(call.stand_in(call.target, kind), answer)
 
     async def _step(
-        self, call: Call, climb: _Climb, path: tuple[str, ...], kind: str, rung: Fallback
+        self,
+        call: Call,
+        run_fallbacks: _FallbackRun,
+        path: tuple[str, ...],
+        kind: str,
+        rung: Fallback,
     ) -> Exchange | None:
         """Call another function, or its own fallbacks; None where none answers."""
         name = name_of(kind, rung.function)
         try:
-            other, check = self._call_of(call, kind, rung, climb.attempt + 1)
+            other, check = self._call_of(call, kind, rung, run_fallbacks.attempt + 1)
             if check is not None:
                 await self._arguments.check(check, call.body, tenant=other.target.tenant)
             if other.target.name in path:
@@ -212,25 +221,25 @@ class FallbackChain:
             if other.remaining_s(1.0) <= 0:
                 raise errors.DeadlineExceeded("the caller's deadline has passed", clock="queue")
         except errors.PilotlightError as e:
-            climb.why.append(f"{name}: {e}")
+            run_fallbacks.why.append(f"{name}: {e}")
             return None
         try:
-            exchange = await climb.run(other)
+            exchange = await run_fallbacks.run(other)
         except errors.PilotlightError as e:
-            climb.attempt = max(climb.attempt, other.attempt)
-            climb.why.append(f"{name}: {e}")
+            run_fallbacks.attempt = max(run_fallbacks.attempt, other.attempt)
+            run_fallbacks.why.append(f"{name}: {e}")
             return (
-                await self._climb(other, climb, (*path, other.target.name))
+                await self._run_fallbacks(other, run_fallbacks, (*path, other.target.name))
                 if may_fall_back(e)
                 else None
             )
-        climb.attempt = max(climb.attempt, other.attempt)
+        run_fallbacks.attempt = max(run_fallbacks.attempt, other.attempt)
         if exchange.answer.body is None or not _is_no_answer(exchange.answer):
             return exchange
         exchange.close(
             status=exchange.answer.status, outcome="error", bytes_out=len(exchange.answer.body)
         )
-        climb.why.append(f"{name}: it answered {exchange.answer.status}")
+        run_fallbacks.why.append(f"{name}: it answered {exchange.answer.status}")
         return None
 
     def _call_of(

@@ -43,9 +43,9 @@ class RetryExecutor:
 
     def count(self, key_id: str) -> None:
         """Count a call of this caller, which adds a share of a retry to its budget."""
-        self.budgets.of(key_id, self._clock()).calls += 1
+        self.budgets.for_caller(key_id, self._clock()).calls += 1
 
-    async def carry(
+    async def run(
         self,
         call: Call,
         step: Coroutine[Any, Any, Exchange],
@@ -88,7 +88,7 @@ class RetryExecutor:
         if not may_retry(error, call):
             return None
         wait_s = pause_s(call, left_s=call.remaining_s(math.inf), rng=self._rng)
-        if wait_s is None or not self.budgets.take(call.key_id, self._clock()):
+        if wait_s is None or not self.budgets.try_acquire(call.key_id, self._clock()):
             return None
         if call.admission is not None:
             try:

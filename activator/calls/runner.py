@@ -56,11 +56,11 @@ class Fallbacks(Protocol):
         """Store a function's response for a cached fallback, where declared."""
         ...
 
-    def free_variant(self, call: Call) -> tuple[Call, Reservation] | None:
+    def try_reserve_variant(self, call: Call) -> tuple[Call, Reservation] | None:
         """Return a variant with a free slot for a call whose own function has none."""
         ...
 
-    async def climb(
+    async def run_fallbacks(
         self,
         call: Call,
         failure: errors.PilotlightError,
@@ -75,7 +75,7 @@ class CallRunner:
     """Runs calls on reserved slots.
 
     Attributes:
-        persistence: runs the retries.
+        retries: runs the retries.
         fallbacks: runs the fallbacks; None = none.
     """
 
@@ -92,7 +92,7 @@ class CallRunner:
         """
         self.throttler_of = throttler_of
         self._may_pay = may_pay
-        self.persistence = RetryExecutor(RetryBudgets(retry_budget))
+        self.retries = RetryExecutor(RetryBudgets(retry_budget))
         self.fallbacks: Fallbacks | None = None
 
     def check(self, call: Call) -> None:
@@ -117,12 +117,12 @@ class CallRunner:
 
         Raises TooManyRequests, DeadlineExceeded, StartFailed, Unavailable, CircuitOpen,
         WorkerCrashed, JournalFull, OverBudget. Cancelling it frees everything."""
-        self.persistence.count(call.key_id)
-        return await self.settle(
+        self.retries.count(call.key_id)
+        return await self.finish(
             call, self._begin(call), is_patient=is_patient, has_fallback=has_fallback
         )
 
-    async def settle(
+    async def finish(
         self,
         call: Call,
         step: Coroutine[Any, Any, Exchange],
@@ -135,24 +135,24 @@ class CallRunner:
         spec = call.target.spec
         try:
             if spec.retries is not None and is_patient:
-                exchange = await self.persistence.carry(call, step, self._begin)
+                exchange = await self.retries.run(call, step, self._begin)
             else:
                 exchange = await step
         except errors.PilotlightError as e:
             if not has_fallback:
                 raise
-            return await self.instead(call, e)
+            return await self.run_fallback(call, e)
         if spec.fallback:
             self.remember(exchange.call, exchange.answer)
         return exchange
 
-    async def instead(self, call: Call, failure: errors.PilotlightError) -> Exchange:
+    async def run_fallback(self, call: Call, failure: errors.PilotlightError) -> Exchange:
         """Run the declared fallbacks of the call's function, after its last attempt. Raises
         `failure`, or a similar error."""
         spec = call.target.spec
         if self.fallbacks is None or not (spec.fallback or spec.variants):
             raise failure
-        return await self.fallbacks.climb(call, failure, self._begin)
+        return await self.fallbacks.run_fallbacks(call, failure, self._begin)
 
     def remember(self, call: Call, answer: WorkerResponse) -> None:
         """Store the response of a function with fallbacks, where one is cached."""
@@ -171,7 +171,7 @@ class CallRunner:
                 self.check(call)
                 if (
                     call.target.spec.variants
-                    and (exchange := await self._by_variant(call, throttler)) is not None
+                    and (exchange := await self._begin_by_variant(call, throttler)) is not None
                 ):
                     return exchange
                 reservation = await throttler.reserve(
@@ -188,18 +188,18 @@ class CallRunner:
             try:
                 exchange = await self._forward(call, reservation)
             except WorkerConnectionLost as e:
-                await self._judge(call, reservation, e)
-                await self._pay_again(call)
+                await self._require_retryable(call, reservation, e)
+                await self._charge_retry(call)
                 continue
             if not exchange.is_busy:
                 return exchange
-            busy_since = self._put_back(exchange, throttler, busy_since)
+            busy_since = self._requeue(exchange, throttler, busy_since)
 
-    async def _by_variant(self, call: Call, throttler: Throttler) -> Exchange | None:
+    async def _begin_by_variant(self, call: Call, throttler: Throttler) -> Exchange | None:
         """Run a free variant instead of waiting, and start an own instance meanwhile. Returns None
         where there is none."""
         found = (
-            self.fallbacks.free_variant(call)
+            self.fallbacks.try_reserve_variant(call)
             if self.fallbacks is not None and not call.degraded
             else None
         )
@@ -216,26 +216,26 @@ class CallRunner:
         finally:
             call.attempt = other.attempt
 
-    async def begin_again(self, busy: Exchange) -> Exchange:
+    async def begin_after_busy(self, busy: Exchange) -> Exchange:
         """Run `begin` again for a call whose worker answered "busy"."""
-        self._put_back(busy, busy.reservation.throttler, 0.0)
-        return await self.settle(busy.call, self._begin(busy.call))
+        self._requeue(busy, busy.reservation.throttler, 0.0)
+        return await self.finish(busy.call, self._begin(busy.call))
 
-    async def begin_after(
+    async def begin_after_crash(
         self, call: Call, reservation: Reservation, gone: WorkerConnectionLost
     ) -> Exchange:
         """Run `begin` again for a call whose worker died, where the retry rule allows it. Raises
         WorkerCrashed otherwise."""
-        return await self.settle(call, self._after(call, reservation, gone))
+        return await self.finish(call, self._begin_after_crash(call, reservation, gone))
 
-    async def _after(
+    async def _begin_after_crash(
         self, call: Call, reservation: Reservation, gone: WorkerConnectionLost
     ) -> Exchange:
-        await self._judge(call, reservation, gone)
-        await self._pay_again(call)
+        await self._require_retryable(call, reservation, gone)
+        await self._charge_retry(call)
         return await self._begin(call)
 
-    async def _pay_again(self, call: Call) -> None:
+    async def _charge_retry(self, call: Call) -> None:
         """Count another attempt as a request of its quotas; not after "busy", because nothing ran.
         Raises OverQuota, Unavailable."""
         if call.admission is not None:
@@ -249,14 +249,14 @@ class CallRunner:
         loop = asyncio.get_running_loop()
         try:
             ticket = await reservation.open_paid(call)
-            connection = instance.connections.take_nowait(
+            connection = instance.connections.acquire_nowait(
                 call.reserved_ns / 1e9
             ) or await instance.connections.open(loop)
             whole_s = call.target.spec.clocks.execution_s
             execution_s = call.remaining_s(whole_s)
             dispatched_ns = time.monotonic_ns()
             future = connection.request(call.request_head(execution_s) + call.body, loop=loop)
-            overrun = self._overrun if execution_s >= whole_s else self._leave
+            overrun = self._overrun if execution_s >= whole_s else self._expire
             timer = loop.call_later(execution_s, overrun, future, reservation, execution_s)
             try:
                 answer = await future
@@ -311,7 +311,7 @@ class CallRunner:
             # it may hang: replaced once its other calls have finished
             reservation.throttler.drain(reservation.instance)
 
-    def _leave(
+    def _expire(
         self, future: asyncio.Future[WorkerResponse], _: Reservation, execution_s: float
     ) -> None:
         """The caller's deadline expired: the instance is not replaced, because short deadlines do
@@ -320,7 +320,7 @@ class CallRunner:
             late = f"the caller's deadline expired {execution_s:g} s after the call began"
             future.set_exception(errors.DeadlineExceeded(late, clock="execution"))
 
-    async def _judge(
+    async def _require_retryable(
         self, call: Call, reservation: Reservation, gone: WorkerConnectionLost
     ) -> None:
         """Return when the call may be retried; raise WorkerCrashed otherwise."""
@@ -332,7 +332,7 @@ class CallRunner:
             return
         raise await worker_crash_error(reservation) from gone
 
-    def _put_back(self, exchange: Exchange, throttler: SlotOwner, busy_since: float) -> float:
+    def _requeue(self, exchange: Exchange, throttler: SlotOwner, busy_since: float) -> float:
         now = time.monotonic()
         instance = exchange.reservation.instance
         instance.block(now)
@@ -347,7 +347,7 @@ class CallRunner:
 async def worker_crash_error(reservation: Reservation) -> errors.WorkerCrashed:
     """Return the error for a worker whose connection broke during a call; drains the instance."""
     instance = reservation.instance
-    reason = instance.gone_reason or await instance.wait_gone(GONE_REASON_WAIT_S)
+    reason = instance.exit_reason or await instance.wait_exited(GONE_REASON_WAIT_S)
     if not instance.is_gone:
         reservation.throttler.drain(instance)
     why = {"out_of_memory": "ran out of memory", "": "died"}.get(reason, f"ended ({reason})")

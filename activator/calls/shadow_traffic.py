@@ -114,7 +114,7 @@ class ShadowBudget:
             self._seconds[-1] = (at, owns + own, copies + copied)
         else:
             self._seconds.append((second, own, copied))
-        self._forget(second - WINDOW_S)
+        self._drop_before(second - WINDOW_S)
 
     def begin(self, copy: str, now: float, expected: float) -> None:
         """A copy begins; `expected`: its expected execution time."""
@@ -139,7 +139,7 @@ class ShadowBudget:
         is_whole = self._since is not None and self._seconds[-1][0] - self._since >= WINDOW_S
         return is_whole and not taken and expected > allowed > 0
 
-    def _forget(self, until: int) -> None:
+    def _drop_before(self, until: int) -> None:
         seconds = self._seconds
         while seconds[0][0] <= until:
             _, own, copied = seconds.popleft()
@@ -309,7 +309,7 @@ async def _exchange(call: Call, reservation: Reservation) -> tuple[int, bytes | 
         if call.content_type is JSON:
             check.check(call.body)
         ticket = _opened(call, reservation)
-        connection = instance.connections.take_nowait(
+        connection = instance.connections.acquire_nowait(
             time.monotonic()
         ) or await instance.connections.open(asyncio.get_running_loop())
         status, body, outcome = await _asked(call, connection)
@@ -335,7 +335,7 @@ async def _exchange(call: Call, reservation: Reservation) -> tuple[int, bytes | 
             if connection is not None:
                 if outcome not in ("ok", BUSY):
                     connection.close()
-                instance.connections.give_back(connection, time.monotonic())
+                instance.connections.release(connection, time.monotonic())
             reservation.release()
 
 

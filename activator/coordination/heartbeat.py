@@ -35,7 +35,7 @@ class HeartbeatStore(Protocol):
         """State the holdings and renew the membership; None when the store does not answer."""
         ...
 
-    async def wait_news(self, timeout_s: float) -> None:
+    async def wait_for_changes(self, timeout_s: float) -> None:
         """Return when the holdings have changed, at the latest after `timeout_s`."""
         ...
 
@@ -69,20 +69,20 @@ class HeartbeatLoop:
         self._leases = leases
         self._is_process_alive = is_process_alive
         self._clock = clock
-        self._look_at = clock() + START_GRACE_S
+        self._check_at = clock() + START_GRACE_S
 
     async def run(self) -> None:
         """Run forever. The first heartbeat waits until our instances are adopted, because it states
         what we hold."""
         await self._scaler.reconciled.wait()
         while True:
-            pulse = await self._state.beat()
-            if pulse is not None:
-                self._scaler.make_room(pulse)
-                if self._clock() >= self._look_at:
-                    self._look_at = self._clock() + TTL_S / 3
-                    await self.free_abandoned(pulse.members)
-            await self._state.wait_news(BEAT_S)
+            reply = await self._state.beat()
+            if reply is not None:
+                self._scaler.make_room(reply)
+                if self._clock() >= self._check_at:
+                    self._check_at = self._clock() + TTL_S / 3
+                    await self.free_abandoned(reply.members)
+            await self._state.wait_for_changes(BEAT_S)
 
     async def free_abandoned(self, members: frozenset[str]) -> None:
         """Stop the instances of activators whose membership and process have both ended."""

@@ -67,7 +67,7 @@ class ActivatorPeers:
     ) -> None:
         self._index = index
         self._count = count
-        self._place = place
+        self._address_of = place
         self._members = members
         self._known: dict[int, httpx.AsyncClient] = {}
         self._for_changes: dict[int, httpx.AsyncClient] = {}
@@ -85,7 +85,7 @@ class ActivatorPeers:
 
     def _client(self, index: int, clients: dict[int, httpx.AsyncClient]) -> httpx.AsyncClient:
         if index not in clients:
-            address = self._place(index)
+            address = self._address_of(index)
             timeout = httpx.Timeout(5.0, read=_IDLE_S, write=_IDLE_S)
             limits = httpx.Limits(
                 max_connections=self._max_connections, max_keepalive_connections=20
@@ -115,7 +115,7 @@ class ActivatorPeers:
             if not self._of_tenants[tenant]:
                 del self._of_tenants[tenant]
 
-    async def ask(self, request: Request, tenant: str) -> bool:
+    async def forward(self, request: Request, tenant: str) -> bool:
         """Forward a tenant's request without a body to each peer until one does not answer 404;
         False when all did. Raises TooManyRequests."""
         with self._share(tenant):
@@ -132,7 +132,7 @@ class ActivatorPeers:
                 return True
         return False
 
-    async def hand_over(self, request: Request, tenant: str, call_id: str) -> bool:
+    async def forward_to_owner(self, request: Request, tenant: str, call_id: str) -> bool:
         """Forward a tenant's PUT to the member that owns `call_id`; False when this activator owns
         it.
 
@@ -161,10 +161,13 @@ class ActivatorPeers:
         Peers that do not answer in time are skipped; they receive the change from their feed within
         moments, or before they serve again."""
         await asyncio.gather(
-            *(self._caught_up(self._client(index, self._for_changes)) for index in self._others())
+            *(
+                self._wait_caught_up(self._client(index, self._for_changes))
+                for index in self._others()
+            )
         )
 
-    async def _caught_up(self, client: httpx.AsyncClient) -> None:
+    async def _wait_caught_up(self, client: httpx.AsyncClient) -> None:
         try:
             async with asyncio.timeout(CATCH_UP_S):
                 await client.get(HEALTH, headers=[(PASSED_ON, b"1")])
@@ -191,7 +194,7 @@ class ActivatorPeers:
             return True  # not an activator of this platform: assume that it lives
         try:
             async with asyncio.timeout(1.0):
-                probe = await self._place(number).connect(asyncio.get_running_loop(), _Probe)
+                probe = await self._address_of(number).connect(asyncio.get_running_loop(), _Probe)
         except (FileNotFoundError, ConnectionRefusedError):
             return False
         except socket.gaierror as e:

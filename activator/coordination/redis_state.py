@@ -86,16 +86,16 @@ class RedisState:
             await self._join(keys=self._own_keys(), args=[self.member, self._ttl_ms()])
         except (RedisError, OSError) as e:
             raise SharedStateUnreachable(
-                f"Redis at {self._where} does not answer ({_say(e)}): start it, or correct "
+                f"Redis at {self._where} does not answer ({_error_name(e)}): start it, or correct "
                 f"redis_url"
             ) from e
 
     async def beat(self) -> HeartbeatReply | None:
         """State the holdings and stay a member; None when Redis does not answer."""
         async with self._lock:
-            pulse = await self._beat_now()
+            reply = await self._beat_now()
         self._first_beat.set()
-        return pulse
+        return reply
 
     async def _beat_now(self) -> HeartbeatReply | None:
         self._news.clear()
@@ -123,7 +123,7 @@ class RedisState:
         """Whether the holdings have reached Redis at least once."""
         return self._first_beat.is_set() and self._counts_until > -math.inf
 
-    async def wait_news(self, timeout_s: float) -> None:
+    async def wait_for_changes(self, timeout_s: float) -> None:
         """Return when the holdings have changed, at the latest after `timeout_s`."""
         try:
             async with asyncio.timeout(timeout_s):
@@ -145,15 +145,15 @@ class RedisState:
         return self._members
 
     # -- allowance ---------------------------------------------------------------------------------
-    async def take_instances(self, key: str, wanted: int, limit: int) -> int:
+    async def acquire_instances(self, key: str, wanted: int, limit: int) -> int:
         """Request `wanted` more instances; returns how many were granted. Waits for the first
         heartbeat: until then the holdings of an earlier process of this member are unknown."""
         await self._first_beat.wait()
         async with self._lock:
             try:
-                granted = await self._ask(key, wanted, limit)
+                granted = await self._request_grant(key, wanted, limit)
                 if granted < 0 and await self._beat_now() is not None:
-                    granted = await self._ask(key, wanted, limit)
+                    granted = await self._request_grant(key, wanted, limit)
                 granted = max(0, granted)
                 self._stated[key] = self._held[key] + granted
             except (RedisError, OSError) as e:
@@ -163,7 +163,7 @@ class RedisState:
         self._refused += granted < wanted
         return granted
 
-    async def _ask(self, key: str, wanted: int, limit: int) -> int:
+    async def _request_grant(self, key: str, wanted: int, limit: int) -> int:
         keys = [*self._own_keys(), f"{self._prefix}wanting:{key}", f"{self._prefix}starving:{key}"]
         return int(
             await self._take(
@@ -178,12 +178,12 @@ class RedisState:
             return 0
         return max(0, min(wanted, self._stated.get(key, 0) - self._held[key]))
 
-    def hold(self, key: str, count: int = 1) -> None:
+    def record_held(self, key: str, count: int = 1) -> None:
         """Count `count` adopted instances without a request; the next heartbeat reports them."""
         self._held[key] += count
         self._news.set()
 
-    def give_back(self, key: str, count: int = 1) -> None:
+    def release(self, key: str, count: int = 1) -> None:
         """Release the allowance of `count` instances, and report it at once."""
         self._held[key] = max(0, self._held[key] - count)
         if not self._held[key]:
@@ -209,7 +209,7 @@ class RedisState:
             )
         except (RedisError, OSError) as e:
             raise SharedStateUnreachable(
-                f"Redis at {self._where} does not answer ({_say(e)})"
+                f"Redis at {self._where} does not answer ({_error_name(e)})"
             ) from e
 
     # -- the rest ----------------------------------------------------------------------------------
@@ -243,7 +243,7 @@ class RedisState:
             log.warning(
                 "redis does not answer; keeping the current instances address=%s error=%s",
                 self._where,
-                _say(error),
+                _error_name(error),
             )
         self._is_reachable = False
 
@@ -270,6 +270,6 @@ def address_of(url: str) -> str:
     )
 
 
-def _say(error: Exception) -> str:
+def _error_name(error: Exception) -> str:
     """Return the class name of an error: some messages contain the URL."""
     return type(error).__name__

@@ -65,17 +65,17 @@ class SharedStatistics:
 class InstanceLeases(Protocol):
     """The part of the shared state that throttlers use."""
 
-    async def take_instances(self, key: str, wanted: int, limit: int) -> int:
+    async def acquire_instances(self, key: str, wanted: int, limit: int) -> int:
         """Request `wanted` more instances of revision `key`, at most `limit` for all members
         together; returns how many were granted."""
         ...
 
-    def hold(self, key: str, count: int = 1) -> None:
+    def record_held(self, key: str, count: int = 1) -> None:
         """Count `count` instances that exist already (adopted) without a request; the next
         heartbeat reports them."""
         ...
 
-    def give_back(self, key: str, count: int = 1) -> None:
+    def release(self, key: str, count: int = 1) -> None:
         """Release the allowance of `count` instances that ended or never started; an extra
         heartbeat reports it at once."""
         ...

@@ -56,7 +56,7 @@ CLOCK_STEP_S: Final = 0.05
 than MIN_CLOCK_S are exact."""
 MIN_CLOCK_S: Final = 1.0
 
-GoOn = Callable[[Request, Coroutine[Any, Any, Exchange]], Coroutine[Any, Any, None]]
+ContinueInTask = Callable[[Request, Coroutine[Any, Any, Exchange]], Coroutine[Any, Any, None]]
 """Callback of the gateway that answers a request with a pending exchange."""
 
 
@@ -90,11 +90,11 @@ class DeadlineWheel:
         calls = self._steps.get(step)
         if calls is None:
             calls = self._steps[step] = set()
-            loop.call_at(step * CLOCK_STEP_S, self._ring, step)
+            loop.call_at(step * CLOCK_STEP_S, self._on_timer, step)
         calls.add(call)
         return calls
 
-    def _ring(self, step: int) -> None:
+    def _on_timer(self, step: int) -> None:
         for call in list(self._steps.pop(step)):
             call.overrun()
 
@@ -136,7 +136,7 @@ class FastPathRoute:
             % (method.encode(), self.execution_s)
         )
 
-    def told(self, choice: RoutingDecision) -> FastPathRoute:
+    def with_choice(self, choice: RoutingDecision) -> FastPathRoute:
         """Return the same route for another unit of an experiment."""
         other = object.__new__(FastPathRoute)
         other.entry, other.method, other.key_id, other.target = (
@@ -164,14 +164,14 @@ class FastPath:
         throttler_of: Callable[[CallTarget], Throttler],
         dispatcher: CallRunner,
         metrics: Metrics,
-        go_on: GoOn,
+        continue_in_task: ContinueInTask,
         tracer: Tracer | None = None,
         shadows: ShadowTraffic | None = None,
     ) -> None:
         self.throttler_of = throttler_of
         self.dispatcher = dispatcher
         self.metrics = metrics
-        self.go_on = go_on
+        self.continue_in_task = continue_in_task
         self.tracer = tracer or Tracer()
         self.shadows = shadows
         self.clocks = DeadlineWheel()
@@ -179,97 +179,99 @@ class FastPath:
     def begin(
         self,
         connection: ClientConnection,
-        way: FastPathRoute,
+        route: FastPathRoute,
         headers: dict[bytes, bytes],
         body: bytes,
     ) -> bool:
         """Send a call to its worker, or refuse it by its quotas. Returns False, without side
         effects, when it cannot be sent at once."""
         began_ns = time.monotonic_ns()
-        if way.execution_s < MIN_CLOCK_S:
+        if route.execution_s < MIN_CLOCK_S:
             return False
-        gate = way.entry.gate
+        gate = route.entry.gate
         if gate is None:
-            return self._begin(connection, way, headers, body, None, began_ns=began_ns)
+            return self._begin(connection, route, headers, body, None, began_ns=began_ns)
         refusal = gate.take_nowait(1, 1, 0)
         if refusal is not None:
-            self._refuse(connection, way, refusal)
+            self._refuse(connection, route, refusal)
             return True
         admission = Admission(gate)
-        if self._begin(connection, way, headers, body, admission, began_ns=began_ns):
+        if self._begin(connection, route, headers, body, admission, began_ns=began_ns):
             return True
         admission.withdraw()
         return False
 
-    def _refuse(self, connection: ClientConnection, way: FastPathRoute, refusal: Refusal) -> None:
+    def _refuse(self, connection: ClientConnection, route: FastPathRoute, refusal: Refusal) -> None:
         """Answer 429 at once: a flood of calls over quota must cost as little as possible."""
         error = refusal.error()
         head, body = error_answer(error, new_call_id())
         self.metrics.turned_away(
             error,
-            way.entry.caller.tenant,
-            way.target,
-            way.choice.arm if way.choice is not None else "",
+            route.entry.caller.tenant,
+            route.target,
+            route.choice.arm if route.choice is not None else "",
         )
-        connection.answer(error.status, head + way.entry.gate.head(), body)  # type: ignore[union-attr]
+        connection.answer(error.status, head + route.entry.gate.head(), body)  # type: ignore[union-attr]
 
     def _begin(
         self,
         connection: ClientConnection,
-        way: FastPathRoute,
+        route: FastPathRoute,
         headers: dict[bytes, bytes],
         body: bytes,
         admission: Admission | None,
         *,
         began_ns: int,
     ) -> bool:
-        target = way.target
-        rank = way.entry.ranks.get(headers.get(b"pilotlight-priority"))
+        target = route.target
+        rank = route.entry.ranks.get(headers.get(b"pilotlight-priority"))
         if rank is None:
             return False
         content_type = payload_type(headers.get(CONTENT_TYPE))
         if content_type is PICKLE:
-            if not way.entry.accepts_pickle:
+            if not route.entry.accepts_pickle:
                 return False  # the slow path refuses it with the reason
         else:
             try:
-                way.check(body)
+                route.check(body)
             except errors.InvalidInput:
                 return False
         reservation = self.throttler_of(target).reserve_nowait()
         if reservation is None:
             return False
         connections = reservation.instance.connections
-        worker = connections.take_nowait(began_ns / 1e9)
+        worker = connections.acquire_nowait(began_ns / 1e9)
         if worker is None:
-            reservation.give_back()
+            reservation.release_unused()
             return False
         call = Call(
             id=new_call_id(),
             target=target,
-            method=way.method,
-            key_id=way.key_id,
+            method=route.method,
+            key_id=route.key_id,
             body=body,
             content_type=content_type,
             accept=headers.get(b"accept", b""),
-            extra_headers=way.line,
+            extra_headers=route.line,
             admission=admission,
             rank=rank,
-            caller=way.entry.foreign,
-            choice=way.choice,
+            caller=route.entry.foreign,
+            choice=route.choice,
             began_ns=began_ns,
-            accepts_pickle=way.entry.accepts_pickle,
+            accepts_pickle=route.entry.accepts_pickle,
         )
         call.reserved_ns = call.received_ns
         try:
             ticket = reservation.open_warm(call)
         except errors.PilotlightError:
-            connections.give_back(worker, began_ns / 1e9)
-            reservation.give_back()
+            connections.release(worker, began_ns / 1e9)
+            reservation.release_unused()
             return False
-        tally = way.tally
+        tally = route.tally
         if tally is None:
-            tally = way.tally = self.dispatcher.persistence.budgets.of(way.key_id, began_ns / 1e9)
+            tally = route.tally = self.dispatcher.retries.budgets.for_caller(
+                route.key_id, began_ns / 1e9
+            )
         tally.calls += 1
         self.tracer.begin(call, headers)
         warm = FastPathCall(
@@ -293,8 +295,8 @@ class FastPath:
             lines += priority_lines(target, rank)
         if call.trace is not None:
             lines += worker_lines(call)
-        warm.steps = self.clocks.watch(warm, connection.loop, way.execution_s)
-        worker.send(way.template % (call.id.encode(), content_type, lines, len(body), body), warm)
+        warm.steps = self.clocks.watch(warm, connection.loop, route.execution_s)
+        worker.send(route.template % (call.id.encode(), content_type, lines, len(body), body), warm)
         return True
 
 
@@ -349,7 +351,7 @@ class FastPathCall:
         self._end()
         body = answer.body
         if body is None or answer.status >= 500 or self._connection.is_congested:
-            self._go_on(self._as_exchange(answer))
+            self._continue_in_task(self._as_exchange(answer))
             return
         call, reservation, status = self._call, self._reservation, answer.status
         instance = reservation.instance
@@ -367,10 +369,10 @@ class FastPathCall:
             )
         except BaseException as e:
             self._worker.close()  # readers of the connection get an error and stop
-            self._go_on(_raise(e))  # the caller is still answered
+            self._continue_in_task(_raise(e))  # the caller is still answered
             raise
         finally:
-            instance.connections.give_back(self._worker, now_ns / 1e9)
+            instance.connections.release(self._worker, now_ns / 1e9)
             reservation.release()
             if self._admission is not None:
                 self._admission.release()
@@ -410,9 +412,9 @@ class FastPathCall:
         )
         dispatcher = self._calls.dispatcher
         return (
-            dispatcher.begin_again(exchange)
+            dispatcher.begin_after_busy(exchange)
             if exchange.is_busy
-            else dispatcher.settle(self._call, _return(exchange))
+            else dispatcher.finish(self._call, _return(exchange))
         )
 
     def set_exception(self, error: BaseException) -> None:
@@ -429,11 +431,11 @@ class FastPathCall:
             self._close(status_of(error), "error")
         finally:  # the caller is still answered
             if isinstance(error, WorkerConnectionLost):
-                self._go_on(
-                    self._calls.dispatcher.begin_after(self._call, self._reservation, error)
+                self._continue_in_task(
+                    self._calls.dispatcher.begin_after_crash(self._call, self._reservation, error)
                 )
             else:
-                self._go_on(self._calls.dispatcher.settle(self._call, _raise(error)))
+                self._continue_in_task(self._calls.dispatcher.finish(self._call, _raise(error)))
 
     def overrun(self) -> None:
         """The execution clock ran out: the instance may hang, so it is replaced once its other
@@ -486,9 +488,13 @@ class FastPathCall:
         if self._admission is not None:
             self._admission.release()
 
-    def _go_on(self, step: Coroutine[Any, Any, Exchange]) -> None:
+    def _continue_in_task(self, step: Coroutine[Any, Any, Exchange]) -> None:
         """Continue in a task, as an ordinary request whose body was already read."""
-        call, go_on, admission = self._call, self._calls.go_on, self._admission
+        call, continue_in_task, admission = (
+            self._call,
+            self._calls.continue_in_task,
+            self._admission,
+        )
 
         async def application(scope: Scope, receive: Receive, send: Send) -> None:
             request = Request(scope, receive, send)
@@ -499,7 +505,7 @@ class FastPathCall:
             )
             request.gate, request.call, request.target = admission, call, call.target
             try:
-                await go_on(request, step)
+                await continue_in_task(request, step)
             finally:
                 self._release()
 

@@ -64,7 +64,7 @@ class Health:
                 self._passed.add(check)
         return found
 
-    async def expect_alive(self) -> None:
+    async def require_alive(self) -> None:
         """Check liveness. Raises Unavailable with the reason."""
         trouble = await self._trouble()
         if trouble:
@@ -74,7 +74,7 @@ class Health:
                 missing=["journal"],
             )
 
-    async def expect_ready(self) -> None:
+    async def require_ready(self) -> None:
         """Check readiness. Raises Unavailable with what is missing."""
         missing = self.missing()
         if self.is_draining:

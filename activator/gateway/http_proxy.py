@@ -159,7 +159,7 @@ class _Relay:
         request, loop = self._request, asyncio.get_running_loop()
         self._ticket = await self._reservation.open_paid(self._call)
         connections = self._reservation.instance.connections
-        connection = self._connection = connections.take_nowait(
+        connection = self._connection = connections.acquire_nowait(
             self._call.reserved_ns / 1e9
         ) or await connections.open(loop)
         has_body = self._body is not None
@@ -210,7 +210,7 @@ class _Relay:
                 )
         finally:
             if self._connection is not None:
-                self._reservation.instance.connections.give_back(self._connection, time.monotonic())
+                self._reservation.instance.connections.release(self._connection, time.monotonic())
             self._reservation.release()
 
     def remember(self) -> None:

@@ -133,7 +133,7 @@ class Gateway:
             throttler_of=dispatcher.throttler_of,
             dispatcher=dispatcher,
             metrics=metrics,
-            go_on=self._go_on,
+            continue_in_task=self._continue_in_task,
             tracer=self._tracer,
             shadows=shadows,
         )
@@ -159,7 +159,7 @@ class Gateway:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI 3."""
-        self._proxies.note_caller(scope)
+        self._proxies.record_caller(scope)
         if scope["type"] == "http":
             request = Request(scope, receive, send)
             if self._dashboard is not None and self._dashboard.misplaced(request):
@@ -200,7 +200,9 @@ class Gateway:
         request = Request(scope, receive, send)
         await self._answer(request, self._route(request))
 
-    async def _go_on(self, request: Request, step: Coroutine[Any, Any, Exchange]) -> None:
+    async def _continue_in_task(
+        self, request: Request, step: Coroutine[Any, Any, Exchange]
+    ) -> None:
         """Continue a fast path call in a task."""
         await self._answer(request, self._finish(request, step))
 
@@ -276,18 +278,18 @@ class Gateway:
         elif path.startswith(CALLS):
             await self._calls.answer(request, self._reception.reader(request), path[len(CALLS) :])
         elif path in (HEALTH, READY):
-            await self._say_how_it_is(request)
+            await self._answer_health(request)
         else:
             await self._control.forward(request)
 
-    async def _say_how_it_is(self, request: Request) -> None:
+    async def _answer_health(self, request: Request) -> None:
         """Answer `/healthz` and `/readyz`, without authentication because probes have no key."""
         if (
             PASSED_ON in request.headers and not request.address
         ):  # a peer activator, over our Unix socket
             await self._control.catch_up()
         await (
-            self._health.expect_ready() if request.path == READY else self._health.expect_alive()
+            self._health.require_ready() if request.path == READY else self._health.require_alive()
         )
         await request.respond_json(
             200,

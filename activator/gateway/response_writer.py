@@ -190,7 +190,7 @@ class _StreamOutcome:
         self._tracer = tracer
         self._request = request
         self._exchange = exchange
-        exchange.on_cut = request.give_up
+        exchange.on_cut = request.abort_if_unread
         self._first_byte_ms = 0.0
         self._status, self._outcome, self.finish = 499, "cancelled", "cancelled"
         self._is_own_word = False

@@ -48,7 +48,7 @@ class SubmitAndWarmup:
     async def submit(self, request: Request, entry: AccessGrant, method: str) -> None:
         """Handle `POST …:submit`: store the call in the journal, then answer 202; the caller polls
         `GET /v1/calls/{id}`."""
-        if is_under_key(request) and await self._calls.put_elsewhere(
+        if is_under_key(request) and await self._calls.forward_put(
             request, entry.caller, id_under_key(request, entry.caller)
         ):
             return
@@ -60,7 +60,7 @@ class SubmitAndWarmup:
         """Handle `PUT /v1/calls/{id}?function=app/function`: submit under the caller's own id, so
         that a repeat is the same call."""
         caller = self._reception.reader(request)
-        if await self._calls.put_elsewhere(request, caller, own_id):
+        if await self._calls.forward_put(request, caller, own_id):
             return
         owner, function = split_function(function_of_put(request))
         routed, method, tag = self._reception.routed(request, caller, function, owner)

@@ -58,14 +58,14 @@ class Pieces:
         """Add data that was read."""
         if self._unparsed:
             self._unparsed += data  # TLS had buffered more when reading was paused
-            self.go_on()
+            self.resume()
         elif len(data) <= PIECE_BYTES:
             self._parse(data)
         else:
             self._unparsed = data
-            self._take_turn()
+            self._parse_slice()
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Parse the rest in the next event loop turn; resume reading when nothing is left."""
         transport = self._transport
         if transport.is_closing():
@@ -74,11 +74,11 @@ class Pieces:
             transport.pause_reading()
             if not self._is_due and not self._is_full():
                 self._is_due = True
-                self._call_soon(self._take_turn)
+                self._call_soon(self._parse_slice)
         elif not self._is_full():
             transport.resume_reading()
 
-    def _take_turn(self) -> None:
+    def _parse_slice(self) -> None:
         self._is_due = False
         data, at, ends_at = self._unparsed, 0, self._clock() + TURN_S
         while at < len(data) and not self._is_full() and not self._transport.is_closing():
@@ -87,7 +87,7 @@ class Pieces:
             if self._clock() > ends_at:
                 break
         self._unparsed = data[at:]
-        self.go_on()
+        self.resume()
 
 
 class CallerSocket(WebSocketsSansIOProtocol):
@@ -121,14 +121,14 @@ class CallerSocket(WebSocketsSansIOProtocol):
         message = await self.queue.get()
         if self.read_paused and self.queue.empty():
             self.read_paused = False
-            self._pieces.go_on()
+            self._pieces.resume()
         return message
 
     async def send(self, message: ASGISendEvent) -> None:
         """Send an ASGI message; after a close, read the peer's close frame."""
         await super().send(message)
         if message["type"] == "websocket.close":
-            self._pieces.go_on()
+            self._pieces.resume()
 
 
 class WorkerSocket(ClientConnection):
@@ -148,7 +148,7 @@ class WorkerSocket(ClientConnection):
             is_full=lambda: messages.paused,
             call_soon=self.loop.call_soon,
         )
-        messages.resume = self._pieces.go_on
+        messages.resume = self._pieces.resume
 
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol."""

@@ -55,7 +55,7 @@ _REASON_LENGTH = 120
 """Limit of a close frame's reason, which has at most 123 bytes (RFC 6455 §5.5)."""
 
 RawEntry = Callable[[Request], AccessGrant]
-Held = Callable[[int], AbstractContextManager[None]]
+CountBytes = Callable[[int], AbstractContextManager[None]]
 """Counts `size` bytes while the context lasts. Raises TooManyRequests."""
 
 
@@ -181,7 +181,7 @@ async def _reserve_unless_left(
         leaving.cancel()
         slot, _ = await asyncio.gather(waiting, leaving, return_exceptions=True)
         if not is_taken and isinstance(slot, Reservation):
-            slot.give_back()  # it was assigned at the same moment
+            slot.release_unused()  # it was assigned at the same moment
 
 
 async def _received(receive: Receive) -> None:
@@ -201,7 +201,7 @@ async def _relay_frames(
     refused), WorkerCrashed."""
     execution_s = call.target.spec.clocks.execution_s
     ends_at = asyncio.get_running_loop().time() + execution_s
-    held = partial(bodies.held, call.target.tenant)
+    count_bytes = partial(bodies.reserved, call.target.tenant)
     try:
         async with asyncio.timeout_at(ends_at):
             worker = await _connect(scope, reservation, call)
@@ -209,10 +209,10 @@ async def _relay_frames(
             await _accept(send, worker, call)
             async with asyncio.timeout_at(ends_at), asyncio.TaskGroup() as group:
                 down = group.create_task(
-                    _from_worker(worker, send, held), name="websocket to caller"
+                    _from_worker(worker, send, count_bytes), name="websocket to caller"
                 )
                 up = group.create_task(
-                    _from_caller(worker, receive, send, held), name="websocket to worker"
+                    _from_caller(worker, receive, send, count_bytes), name="websocket to worker"
                 )
                 up.add_done_callback(lambda _: down.cancel())
                 down.add_done_callback(lambda _: up.cancel())
@@ -264,12 +264,12 @@ async def _connect(scope: Scope, reservation: Reservation, call: Call) -> Client
         ) from e
 
 
-async def _from_worker(worker: ClientConnection, send: Send, held: Held) -> None:
+async def _from_worker(worker: ClientConnection, send: Send, count_bytes: CountBytes) -> None:
     code, reason = None, None
     try:
         async for frame in worker:
             key = "text" if isinstance(frame, str) else "bytes"
-            with held(len(frame)):
+            with count_bytes(len(frame)):
                 await send({"type": "websocket.send", key: frame})
     except ConnectionClosed as e:
         # whether or not the worker answered the close
@@ -288,7 +288,9 @@ async def _from_worker(worker: ClientConnection, send: Send, held: Held) -> None
     await _close(send, code, reason or worker.close_reason or "")
 
 
-async def _from_caller(worker: ClientConnection, receive: Receive, send: Send, held: Held) -> None:
+async def _from_caller(
+    worker: ClientConnection, receive: Receive, send: Send, count_bytes: CountBytes
+) -> None:
     while True:
         message = await receive()
         if message["type"] == "websocket.disconnect":
@@ -298,7 +300,7 @@ async def _from_caller(worker: ClientConnection, receive: Receive, send: Send, h
         if frame is None:
             frame = message["bytes"]
         try:
-            with held(len(frame)):
+            with count_bytes(len(frame)):
                 await worker.send(frame)
         except ConnectionClosed:
             return

@@ -36,7 +36,7 @@ class Bodies:
         """Return a context in which the request's body is counted as it is read."""
         return Room(self, request)
 
-    def take(self, tenant: str, size: int) -> None:
+    def acquire(self, tenant: str, size: int) -> None:
         """Reserve `size` bytes. Raises TooManyRequests; a single body is always admitted, whatever
         its size."""
         for whose, used, name, limit in (
@@ -53,15 +53,15 @@ class Bodies:
         self._total += size
 
     @contextmanager
-    def held(self, tenant: str, size: int) -> Iterator[None]:
+    def reserved(self, tenant: str, size: int) -> Iterator[None]:
         """Reserve `size` bytes while the context lasts. Raises TooManyRequests."""
-        self.take(tenant, size)
+        self.acquire(tenant, size)
         try:
             yield
         finally:
-            self.give_back(tenant, size)
+            self.release(tenant, size)
 
-    def give_back(self, tenant: str, size: int) -> None:
+    def release(self, tenant: str, size: int) -> None:
         """Release `size` bytes."""
         self._total -= size
         self.bytes_of[tenant] -= size
@@ -83,12 +83,12 @@ class Room:
     def __repr__(self) -> str:
         return f"<Room {self._size} bytes of {self._tenant or '-'}>"
 
-    def take(self, size: int) -> None:
+    def acquire(self, size: int) -> None:
         """Reserve `size` more bytes for the tenant known at the first reservation. Raises
         TooManyRequests."""
         if not self._size:
             self._tenant = self._request.tenant
-        self._bodies.take(self._tenant, size)
+        self._bodies.acquire(self._tenant, size)
         self._size += size
 
     def __enter__(self) -> Self:
@@ -103,5 +103,5 @@ class Room:
     ) -> None:
         self._request.room = None
         if self._size:
-            self._bodies.give_back(self._tenant, self._size)
+            self._bodies.release(self._tenant, self._size)
             self._size = 0

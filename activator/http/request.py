@@ -159,7 +159,7 @@ class Request:
             if int(declared) > limit_bytes:
                 raise too_large(limit_bytes)
             if room is not None:
-                room.take(int(declared))
+                room.acquire(int(declared))
                 room = None
         message: MutableMapping[str, Any] | None = None
         if not getattr(self.cycle, "more_body", False):
@@ -170,18 +170,18 @@ class Request:
                 and len(message["body"]) <= limit_bytes
             ):
                 if room is not None:
-                    room.take(len(message["body"]))
-                self._listen()
+                    room.acquire(len(message["body"]))
+                self._resume_reading()
                 return bytes(message["body"])
         try:
             async with asyncio.timeout(timeout_s):
                 body = await self._rest(message, limit_bytes, room)
         except TimeoutError as e:
             raise errors.InvalidInput(f"the body did not arrive within {timeout_s:g} s") from e
-        self._listen()
+        self._resume_reading()
         return body
 
-    def _listen(self) -> None:
+    def _resume_reading(self) -> None:
         """Resume reading, so that a disconnect of the caller is detected: uvicorn pauses within a
         large body until more of it is requested."""
         connection = self.scope.get("connection")
@@ -203,7 +203,7 @@ class Request:
             if size > limit_bytes:
                 raise too_large(limit_bytes)
             if room is not None:
-                room.take(len(part))
+                room.acquire(len(part))
             parts.append(part)
             if not message.get("more_body", False):
                 return parts[0] if len(parts) == 1 else b"".join(parts)
@@ -277,7 +277,7 @@ class Request:
         applies."""
         return header_list(self.gate.head()) if self.gate is not None else []
 
-    def give_up(self) -> None:
+    def abort_if_unread(self) -> None:
         """The response was interrupted: disconnect the caller if it does not read the rest within
         UNREAD_S, because it would hold the connection for ever."""
         connection = self.scope.get("connection")

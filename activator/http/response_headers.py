@@ -20,8 +20,8 @@ def streaming_headers(exchange: Exchange) -> bytes:
         head = head.replace(b"WARM", call.start_kind.encode())
     if call.choice is not None:
         head += call.choice.head
-    if lessened := call.lessened:
-        head += b"pilotlight-degraded: %b\r\n" % lessened.encode()
+    if degradation := call.degradation:
+        head += b"pilotlight-degraded: %b\r\n" % degradation.encode()
     return b"x-request-id: %b\r\n%b%b%b" % (
         call.id.encode(),
         head,

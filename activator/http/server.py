@@ -189,7 +189,7 @@ class ClientConnection(HttpToolsProtocol):
         self.head_since: float | None = None
         self.idle_since: float | None = None
         self._head_bytes = 0
-        self._is_deaf = False
+        self._ignores_input = False
         self._read_bytes = 0
         self._bare_bytes: int | None = None
         self._body_left = 0
@@ -198,8 +198,8 @@ class ClientConnection(HttpToolsProtocol):
         self._application: FastPathApplication | None = (
             self.app if isinstance(self.app, FastPathApplication) else None
         )
-        self._turn = _DirectCycle()
-        self._way: FastPathRoute | None = None
+        self._direct_cycle = _DirectCycle()
+        self._fast_route: FastPathRoute | None = None
         self._known: dict[bytes, bytes] = {}
         self._parts: list[bytes] = []
 
@@ -218,15 +218,15 @@ class ClientConnection(HttpToolsProtocol):
             self.refuse(b"503 Service Unavailable", b"too many connections from this address\n")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._forget()
+        self._unregister()
         super().connection_lost(exc)
-        self._turn.disconnected = True
-        self._way = None
+        self._direct_cycle.disconnected = True
+        self._fast_route = None
         if self.on_gone is not None:
             on_gone, self.on_gone = self.on_gone, None
             on_gone()
 
-    def _forget(self) -> None:
+    def _unregister(self) -> None:
         limits = self.limits
         if self in limits.connections:
             limits.connections.discard(self)
@@ -243,7 +243,7 @@ class ClientConnection(HttpToolsProtocol):
         if cycle is not None and not cycle.response_complete:
             if not getattr(cycle, "more_body", False):
                 cycle.keep_alive = False
-                self._is_deaf = True
+                self._ignores_input = True
                 return
             # its own body is invalid, and its response has begun or must wait
             if cycle.response_started or self.pipeline:
@@ -263,7 +263,7 @@ class ClientConnection(HttpToolsProtocol):
         self.refuse(b"400 Bad Request", msg.encode() + b"\n")
 
     def data_received(self, data: bytes) -> None:
-        if self._is_deaf:
+        if self._ignores_input:
             return
         if self.flow.unparsed:
             self.flow.unparsed += data  # TLS had buffered more when reading was paused
@@ -272,14 +272,14 @@ class ClientConnection(HttpToolsProtocol):
             self._feed(data)
         else:
             self._feed_pieces(data)
-        if self._way is not None and not self.transport.is_closing():
+        if self._fast_route is not None and not self.transport.is_closing():
             # the body is incomplete: a task waits for it, within its timeout
-            self._leave_to_asgi()
+            self._fall_back_to_asgi()
 
     def _feed_pieces(self, data: bytes) -> None:
         """Parse a read until a request has to wait for the answer to another one; keep the rest."""
         at = 0
-        while at < len(data) and not self._is_deaf and not self.transport.is_closing():
+        while at < len(data) and not self._ignores_input and not self.transport.is_closing():
             if self.pipeline:
                 self.flow.unparsed = data[at:]
                 self.flow.pause_reading()
@@ -319,14 +319,14 @@ class ClientConnection(HttpToolsProtocol):
 
     def _refuse_bare(self) -> None:
         if self.cycle is not None and self.cycle.response_complete:
-            self._close_deaf()
+            self._close_silently()
         else:
             self.refuse(b"431 Request Header Fields Too Large", b"trailers over the limit\n")
 
-    def _close_deaf(self) -> None:
+    def _close_silently(self) -> None:
         """Close without a response: the request was answered, and more bytes would be taken for the
         response to another one."""
-        self._is_deaf = True
+        self._ignores_input = True
         self.transport.close()
 
     def _is_head_only(self, data: bytes) -> bool:
@@ -374,8 +374,8 @@ class ClientConnection(HttpToolsProtocol):
             self._known = known
             # older HTTP versions are kept alive only on request
             if b"connection" not in known or self.parser.get_http_version() == "1.1":
-                self._way = self._application.find_warm(self.url, known)  # type: ignore[union-attr]
-        if self._way is None:
+                self._fast_route = self._application.find_warm(self.url, known)  # type: ignore[union-attr]
+        if self._fast_route is None:
             self._begin_asgi()
 
     def _check_size(self) -> None:
@@ -402,42 +402,42 @@ class ClientConnection(HttpToolsProtocol):
         self._body_left -= len(body)
         if self._bare_bytes:
             self._bare_bytes = 0
-        if self._way is not None:
+        if self._fast_route is not None:
             self._parts.append(body)
             return
         cycle = self.cycle
         if cycle is not None and cycle.response_complete:
             self._unread_bytes += len(body)
             if self._unread_bytes > MAX_UNREAD_BYTES:
-                self._close_deaf()
+                self._close_silently()
         super().on_body(body)
 
     def on_message_complete(self) -> None:
         """The request is complete."""
         self._bare_bytes = None
         self._body_left = 0
-        way = self._way
-        if way is None:
+        route = self._fast_route
+        if route is None:
             super().on_message_complete()
             return
         parts = self._parts
-        turn = self._turn
+        turn = self._direct_cycle
         turn.response_complete = False
         turn.url, turn.headers = self.url, self.headers
         if self._application.warm.begin(  # type: ignore[union-attr]
-            self, way, self._known, parts[0] if len(parts) == 1 else b"".join(parts)
+            self, route, self._known, parts[0] if len(parts) == 1 else b"".join(parts)
         ):
             self.cycle = turn  # type: ignore[assignment]
-            self._way = None
+            self._fast_route = None
             if parts:
                 self._parts = []
         else:
             turn.response_complete = True
-            self._leave_to_asgi()
+            self._fall_back_to_asgi()
             super().on_message_complete()
 
-    def _leave_to_asgi(self) -> None:
-        self._way = None
+    def _fall_back_to_asgi(self) -> None:
+        self._fast_route = None
         self._begin_asgi()
         parts, self._parts = self._parts, []
         for part in parts:
@@ -456,7 +456,7 @@ class ClientConnection(HttpToolsProtocol):
     def continue_in_task(self, application: Callable[..., Any]) -> None:
         """Let `application` answer, through ASGI, the request that ran without a task. Its body was
         already read; `receive` has none."""
-        turn = self._turn
+        turn = self._direct_cycle
         scope: MutableMapping[str, Any] = {
             "type": "http",
             "asgi": {"version": self.asgi_version, "spec_version": "2.3"},
@@ -503,7 +503,7 @@ class ClientConnection(HttpToolsProtocol):
     def answer(self, status: int, head: bytes, body: bytes) -> None:
         """Answer the request that ran without a task, in one write; `head` as in
         `respond_whole`."""
-        turn = self._turn
+        turn = self._direct_cycle
         turn.response_complete = True
         self._write_whole(status, head, body, keep_alive=turn.keep_alive)
         self.on_response_complete()
@@ -559,7 +559,7 @@ class ClientConnection(HttpToolsProtocol):
             end, receive = protocol.connection_lost, protocol.data_received
 
             def connection_lost(exc: Exception | None) -> None:
-                self._forget()
+                self._unregister()
                 end(exc)
 
             def data_received(data: bytes) -> None:

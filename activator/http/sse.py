@@ -73,7 +73,7 @@ class SseSplitter:
         self._held = rest
         return out
 
-    def rest(self) -> bytes:
+    def flush(self) -> bytes:
         """Return the unfinished last event of a stream, with its end added; b"" where there is
         none."""
         held, self._held = self._held, b""
@@ -102,7 +102,7 @@ class SseResponse:
         self._head = head
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
-        self._beat: asyncio.Task[None] | None = None
+        self._heartbeat: asyncio.Task[None] | None = None
         self._sent_at = self._loop.time()
         self._is_busy = False
         self._is_inside = False
@@ -119,7 +119,7 @@ class SseResponse:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._rest()
+        self._stop_heartbeats()
 
     @property
     def is_begun(self) -> bool:
@@ -133,7 +133,7 @@ class SseResponse:
             return await step
         finally:
             # do not wait here: the result must reach its owner, which releases its slot
-            self._rest()
+            self._stop_heartbeats()
 
     async def begin(self, headers: Headers) -> None:
         """Send the head, unless a heartbeat did, and start the heartbeats."""
@@ -145,8 +145,8 @@ class SseResponse:
     async def send(self, data: bytes, *, is_inside: bool = False) -> None:
         """Forward events; waits while the caller does not read. `is_inside`: the last event is
         incomplete."""
-        if self._beat is not None:
-            await self._beat
+        if self._heartbeat is not None:
+            await self._heartbeat
         self._is_busy, self._is_inside = True, is_inside
         try:
             await self._request.chunk(data)
@@ -161,13 +161,13 @@ class SseResponse:
             if out := cutter.feed(chunk):
                 await self.send(out, is_inside=cutter.is_inside)
                 yield out
-        if out := cutter.rest():
+        if out := cutter.flush():
             await self.send(out)
             yield out
 
     async def close(self, data: bytes = b"") -> None:
         """Send the last events, and end the response."""
-        self._rest()
+        self._stop_heartbeats()
         if not self.is_begun:
             await self._request.start(200, self._head())
         await self._request.chunk(data, more=False)
@@ -176,9 +176,9 @@ class SseResponse:
     def _arm(self, seconds: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.call_later(seconds, self._ring)
+        self._timer = self._loop.call_later(seconds, self._on_timer)
 
-    def _ring(self) -> None:
+    def _on_timer(self) -> None:
         left_s = self._sent_at + self._every_s - self._loop.time()
         # something was sent meanwhile: a stream has one timer, not one for each piece
         if left_s > 0:
@@ -187,7 +187,7 @@ class SseResponse:
             # unread bytes keep the caller's connection alive
             self._arm(self._every_s)
         else:
-            self._beat = self._loop.create_task(
+            self._heartbeat = self._loop.create_task(
                 self._send_heartbeat(), name=f"heartbeat {self._request.id}"
             )
 
@@ -202,18 +202,18 @@ class SseResponse:
                 await self._request.start(200, self._head())
             await self._request.chunk(HEARTBEAT)
         finally:
-            if self._beat is asyncio.current_task():
-                self._beat = None
+            if self._heartbeat is asyncio.current_task():
+                self._heartbeat = None
         self._sent_at = self._loop.time()
         self._arm(self._every_s)
 
-    def _rest(self) -> None:
+    def _stop_heartbeats(self) -> None:
         """Stop the heartbeats. A pending heartbeat is either not sent or sent whole: servers write
         at once, or wait and then write."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        beat, self._beat = self._beat, None
+        beat, self._heartbeat = self._heartbeat, None
         if beat is not None:
             beat.cancel()
 

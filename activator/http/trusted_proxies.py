@@ -29,7 +29,7 @@ class TrustedProxies:
     def __repr__(self) -> str:
         return f"<TrustedProxies {', '.join(map(str, self._networks)) or 'none'}>"
 
-    def note_caller(self, scope: MutableMapping[str, Any]) -> None:
+    def record_caller(self, scope: MutableMapping[str, Any]) -> None:
         """Write the caller's address into a scope, where a trusted proxy reports it."""
         client = scope.get("client") if self._networks else None
         if client:

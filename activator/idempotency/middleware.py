@@ -37,7 +37,7 @@ MAX_KEY = 255
 MAX_ANSWER_BYTES = 1024 * 1024
 _VERBS = (":invoke", ":warmup")
 _MODELS = ("/v1/models/", "/v2/models/")
-_TELLING = (b"accept", b"content-type", b"pilotlight-environment", b"pilotlight-tag")
+_FINGERPRINT_HEADERS = (b"accept", b"content-type", b"pilotlight-environment", b"pilotlight-tag")
 """Headers that affect a call and its response."""
 EntryOf = Callable[[Request], AccessGrant]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
@@ -121,46 +121,48 @@ class Idempotency:
     async def _run(self, request: Request, body: bytes, app: App, claim: Claim) -> None:
         """Run in a separate task, which continues when the caller disconnects: a repeat of the
         request finds its response."""
-        keeper = _Keeper(request, lambda answer: self._settle(claim, answer))
+        recorder = _ResponseRecorder(request, lambda answer: self._finish_claim(claim, answer))
         scope = {key: value for key, value in request.scope.items() if key != "connection"}
         task = asyncio.create_task(
-            self._work(app, scope, body, keeper, claim), name=f"call under a key {request.id}"
+            self._work(app, scope, body, recorder, claim), name=f"call under a key {request.id}"
         )
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         try:
             await asyncio.shield(task)
         except asyncio.CancelledError:
-            keeper.is_left = True
+            recorder.is_disconnected = True
             raise
 
     async def _work(
-        self, app: App, scope: Scope, body: bytes, keeper: _Keeper, claim: Claim
+        self, app: App, scope: Scope, body: bytes, recorder: _ResponseRecorder, claim: Claim
     ) -> None:
-        holding = asyncio.create_task(self._hold(claim.name), name="claim of an idempotency key")
+        holding = asyncio.create_task(
+            self._renew_claim(claim.name), name="claim of an idempotency key"
+        )
         try:
-            await app(scope, _given_again(body), keeper)
+            await app(scope, _replay_body(body), recorder)
         finally:
             holding.cancel()
             await asyncio.gather(holding, return_exceptions=True)
-            await keeper.settle()
+            await recorder.finalize()
 
-    async def _settle(self, claim: Claim, answer: bytes | None) -> None:
+    async def _finish_claim(self, claim: Claim, answer: bytes | None) -> None:
         try:
             if answer is not None:
-                await self._store.keep(claim, answer, ttl_s=self._ttl_s)
+                await self._store.store(claim, answer, ttl_s=self._ttl_s)
             else:
-                await self._store.forget(claim.name)
+                await self._store.release(claim.name)
         except errors.Unavailable as e:
             log.warning(
                 "response under an idempotency key not stored: a repeat will run again error=%s", e
             )
 
-    async def _hold(self, name: str) -> None:
+    async def _renew_claim(self, name: str) -> None:
         while True:
             await asyncio.sleep(LEASE_S / 3)
             try:
-                await self._store.hold(name)
+                await self._store.renew(name)
             except errors.Unavailable as e:
                 log.warning("claim of an idempotency key not renewed error=%s", e)
 
@@ -173,24 +175,24 @@ class Idempotency:
         await self._store.aclose()
 
 
-class _Keeper:
+class _ResponseRecorder:
     """Forwards a response to the caller while it is connected, and stores it before the last part
     is sent. Owner: one request."""
 
-    def __init__(self, request: Request, keep: Callable[[bytes | None], Awaitable[None]]) -> None:
+    def __init__(self, request: Request, store: Callable[[bytes | None], Awaitable[None]]) -> None:
         self._request = request
-        self._keep = keep
+        self._store_answer = store
         self._status = 0
         self._headers: Headers = []
         self._parts: list[bytes] = []
         self._size = 0
-        self._is_whole = self._is_settled = False
-        self.is_left = False
+        self._is_whole = self._is_finalized = False
+        self.is_disconnected = False
 
     async def __call__(self, message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.start":
             self._status, self._headers = message["status"], list(message["headers"])
-            if not self.is_left:
+            if not self.is_disconnected:
                 await self._request.start(self._status, self._headers)
             return
         part, more = message.get("body", b""), message.get("more_body", False)
@@ -199,15 +201,15 @@ class _Keeper:
             self._parts.append(part)
         if not more:
             self._is_whole = True
-            await self.settle()
-        if not self.is_left:
+            await self.finalize()
+        if not self.is_disconnected:
             await self._request.chunk(part, more=more)
 
-    async def settle(self) -> None:
+    async def finalize(self) -> None:
         """Store the response, or release the claim. Idempotent."""
-        if not self._is_settled:
-            self._is_settled = True
-            await self._keep(self._answer())
+        if not self._is_finalized:
+            self._is_finalized = True
+            await self._store_answer(self._answer())
 
     def _answer(self) -> bytes | None:
         """Return the response to store; None when it failed, was interrupted, or is too long."""
@@ -236,12 +238,12 @@ def _fingerprint(request: Request, body: bytes) -> str:
     parts = [
         request.path.encode(),
         request.scope["query_string"],
-        *(request.headers.get(name, b"") for name in _TELLING),
+        *(request.headers.get(name, b"") for name in _FINGERPRINT_HEADERS),
     ]
     return hashlib.sha256(b"\0".join(parts) + b"\0" + body).hexdigest()
 
 
-def _given_again(body: bytes) -> Receive:
+def _replay_body(body: bytes) -> Receive:
     """Return a `receive` that yields the body once and then waits forever: a disconnect of the
     caller does not affect the request."""
     waiting = [{"type": "http.request", "body": body, "more_body": False}]

@@ -59,18 +59,18 @@ class ProcessIdempotency:
         self._put(name, _Entry(fingerprint, self._clock() + LEASE_S))
         return None
 
-    async def hold(self, name: str) -> None:
+    async def renew(self, name: str) -> None:
         entry = self._entries.get(name)
         if entry is not None and entry.answer is None:
             entry.ends_at = self._clock() + LEASE_S
 
-    async def keep(self, claim: Claim, answer: bytes, *, ttl_s: float) -> None:
+    async def store(self, claim: Claim, answer: bytes, *, ttl_s: float) -> None:
         self._put(
             claim.name,
             _Entry(claim.fingerprint, self._clock() + ttl_s, tenant=claim.tenant, answer=answer),
         )
 
-    async def forget(self, name: str) -> None:
+    async def release(self, name: str) -> None:
         entry = self._entries.get(name)
         if entry is not None and entry.answer is None:
             self._drop(name)

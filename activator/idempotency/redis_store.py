@@ -125,10 +125,10 @@ class RedisIdempotency:
             fingerprint=str(found[0]), answer=self._opened(str(found[1])) if found[1] else None
         )
 
-    async def hold(self, name: str) -> None:
+    async def renew(self, name: str) -> None:
         await self._eval(HOLD, [name], self._lease_ms)
 
-    async def keep(self, claim: Claim, answer: bytes, *, ttl_s: float) -> None:
+    async def store(self, claim: Claim, answer: bytes, *, ttl_s: float) -> None:
         sealed = self._sealer.seal(base64.b64encode(answer).decode())
         names, *counts = (
             f"{self._platform}once-{kind}" for kind in ("of:", "bytes", "ends", "total")
@@ -148,7 +148,7 @@ class RedisIdempotency:
             OVERHEAD_BYTES,
         )
 
-    async def forget(self, name: str) -> None:
+    async def release(self, name: str) -> None:
         await self._eval(FORGET, [name])
 
     async def aclose(self) -> None:

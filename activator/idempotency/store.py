@@ -56,16 +56,16 @@ class IdempotencyStore(Protocol):
         entry."""
         ...
 
-    async def hold(self, name: str) -> None:
+    async def renew(self, name: str) -> None:
         """Renew the claim of a request that still runs."""
         ...
 
-    async def keep(self, claim: Claim, answer: bytes, *, ttl_s: float) -> None:
+    async def store(self, claim: Claim, answer: bytes, *, ttl_s: float) -> None:
         """Store the response of a claimed request for `ttl_s`, evicting older ones where a limit is
         reached."""
         ...
 
-    async def forget(self, name: str) -> None:
+    async def release(self, name: str) -> None:
         """Release the claim of a request without a response to store: the next request runs."""
         ...
 

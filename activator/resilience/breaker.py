@@ -142,13 +142,13 @@ class Breaker:
             return True
         return not self._is_probing if self.state is State.HALF_OPEN else now >= self._until
 
-    def go(self, now: float) -> None:
+    def record_start(self, now: float) -> None:
         """An admitted call starts: it is the probe, unless the breaker is closed."""
         if self.state is State.OPEN and now >= self._until:
             self.state = State.HALF_OPEN
         self._is_probing = self.state is State.HALF_OPEN
 
-    def ended(self, ending: Outcome, now: float) -> None:
+    def record_outcome(self, ending: Outcome, now: float) -> None:
         """Record the outcome of a call. Calls in flight when the breaker opened are ignored while
         it is open."""
         if self.state is State.HALF_OPEN:
@@ -156,7 +156,7 @@ class Breaker:
         elif self.state is State.CLOSED and ending is not Outcome.NEITHER:
             self._window.add(now, failed=ending is Outcome.FAILED)
             if ending is Outcome.FAILED:
-                self._look(now)
+                self._open_if_failing(now)
 
     def _probed(self, ending: Outcome, now: float) -> None:
         self._is_probing = False
@@ -167,7 +167,7 @@ class Breaker:
             self.state, self._doublings = State.CLOSED, 0
             self._window.clear()
 
-    def _look(self, now: float) -> None:
+    def _open_if_failing(self, now: float) -> None:
         calls, failed = self._window.counts(now)
         if calls >= self._terms.min_calls and failed >= calls * self._terms.error_ratio:
             self.error_ratio = failed / calls

@@ -57,12 +57,12 @@ class NodeBreaker:
                 retry_after_s=self._breaker.retry_after_s(now),
                 error_ratio=round(ratio, 3),
             )
-        self._breaker.go(now)
+        self._breaker.record_start(now)
 
     def started(self) -> None:
         """An instance started."""
         self._away_since = None
-        self._breaker.ended(Outcome.ANSWERED, self._clock())
+        self._breaker.record_outcome(Outcome.ANSWERED, self._clock())
 
     def failed(self, error: BaseException) -> None:
         """A start failed with `error`."""
@@ -70,11 +70,11 @@ class NodeBreaker:
         if isinstance(error, agent_errors.AgentUnavailable):
             if self._away_since is None:
                 self._away_since = now
-            self._breaker.ended(Outcome.NEITHER, now)
+            self._breaker.record_outcome(Outcome.NEITHER, now)
             return
         if isinstance(error, agent_errors.SnapshotterError):
             self._away_since = None
-        self._breaker.ended(_blame(error), now)
+        self._breaker.record_outcome(_blame(error), now)
 
 
 def _blame(error: BaseException) -> Outcome:

@@ -13,9 +13,9 @@ from activator.resilience.outliers import Tally, Timed, is_outlier, may_eject, s
 from activator.routing.call_target import CallTarget
 from pilotlight import errors
 
-LOOK_S = 10.0
+CHECK_S = 10.0
 """Interval at which instances are compared by the latency of their calls."""
-SLOW_LOOKS = 2
+SLOW_CHECKS = 2
 """An instance that is much slower in this many consecutive checks is ejected."""
 MAX_PAST = 16
 """Ended instances that are still tracked: a crashing revision has many."""
@@ -37,10 +37,10 @@ class RevisionHealth:
     def __repr__(self) -> str:
         return f"<Health {self.breaker!r} {len(self._ejections)} ejected>"
 
-    def ended(self, instance_id: str, ending: Outcome, now: float) -> None:
+    def record_outcome(self, instance_id: str, ending: Outcome, now: float) -> None:
         """Record the outcome of a call; `instance_id`: "" where it reached none, because no
         instance started."""
-        self.breaker.ended(ending, now)
+        self.breaker.record_outcome(ending, now)
         if ending is Outcome.NEITHER:
             return
         is_bad = ending in BAD
@@ -52,7 +52,7 @@ class RevisionHealth:
                 window = self._instances[instance_id] = Window()
             window.add(now, failed=is_bad)
 
-    def let_wait(self, target: CallTarget, now: float) -> None:
+    def require_admission(self, target: CallTarget, now: float) -> None:
         """Admit a call that must wait for a slot, as the probe where one is due. Raises
         CircuitOpen."""
         breaker = self.breaker
@@ -65,7 +65,7 @@ class RevisionHealth:
                 revision=target.revision,
                 error_ratio=round(ratio, 3),
             )
-        breaker.go(now)
+        breaker.record_start(now)
 
     def is_over(self, now: float) -> bool:
         """Return whether tracking can end: the breaker is closed, and there was no recent
@@ -112,7 +112,7 @@ def noted(
         if ending not in BAD:
             return None
         health = RevisionHealth(terms)
-    health.ended(instance_id, ending, now)
+    health.record_outcome(instance_id, ending, now)
     return None if ending is Outcome.ANSWERED and health.is_over(now) else health
 
 
@@ -125,24 +125,24 @@ def is_its_own(error: BaseException) -> bool:
 
 
 class LatencyOutliers:
-    """Compares instances by the latency of their calls, each LOOK_S. Owner: a Throttler."""
+    """Compares instances by the latency of their calls, each CHECK_S. Owner: a Throttler."""
 
-    __slots__ = ("_looked_at", "_marks", "_slow")
+    __slots__ = ("_checked_at", "_marks", "_slow")
 
     def __init__(self, now: float) -> None:
-        self._looked_at = now
+        self._checked_at = now
         self._marks: dict[str, tuple[int, float]] = {}
         self._slow: dict[str, int] = {}
 
     def __repr__(self) -> str:
         return f"<Pace {len(self._marks)} instances, slow {self._slow}>"
 
-    def look(self, instances: Collection[Instance], now: float) -> Instance | None:
-        """Return the instance that has been much slower than the others in SLOW_LOOKS checks; None
+    def find_slow_instance(self, instances: Collection[Instance], now: float) -> Instance | None:
+        """Return the instance that has been much slower than the others in SLOW_CHECKS checks; None
         otherwise."""
-        if now - self._looked_at < LOOK_S:
+        if now - self._checked_at < CHECK_S:
             return None
-        self._looked_at = now
+        self._checked_at = now
         before, self._marks = (
             self._marks,
             {one.id: (one.calls, one.held_s + one.in_flight * now) for one in instances},
@@ -157,7 +157,7 @@ class LatencyOutliers:
             self._slow.clear()
             return None
         self._slow = {worst: self._slow.get(worst, 0) + 1}
-        if self._slow[worst] < SLOW_LOOKS or not may_eject(live=len(instances), ejected=0):
+        if self._slow[worst] < SLOW_CHECKS or not may_eject(live=len(instances), ejected=0):
             return None
         self._slow.clear()
         return next(one for one in instances if one.id == worst)

@@ -45,36 +45,38 @@ class ResponseCache:
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self._max_bytes = max_bytes
-        self._kept: OrderedDict[Key, CachedResponse] = OrderedDict()
+        self._entries: OrderedDict[Key, CachedResponse] = OrderedDict()
         self.bytes = 0
 
     def __repr__(self) -> str:
-        return f"<ResponseCache {len(self._kept)} responses, {self.bytes}/{self._max_bytes} bytes>"
+        return (
+            f"<ResponseCache {len(self._entries)} responses, {self.bytes}/{self._max_bytes} bytes>"
+        )
 
-    def keep(self, call: Call, answer: WorkerResponse, now: float) -> None:
+    def store(self, call: Call, answer: WorkerResponse, now: float) -> None:
         """Store a successful response, replacing an older one."""
-        kept = CachedResponse(_bare(answer), now)
-        if answer.body is None or kept.size > self._max_bytes:
+        entry = CachedResponse(_bare(answer), now)
+        if answer.body is None or entry.size > self._max_bytes:
             return
         key = _key(call)
-        before = self._kept.pop(key, None)
+        before = self._entries.pop(key, None)
         if before is not None:
             self.bytes -= before.size
-        self._kept[key] = kept
-        self.bytes += kept.size
+        self._entries[key] = entry
+        self.bytes += entry.size
         while self.bytes > self._max_bytes:
-            _, oldest = self._kept.popitem(last=False)
+            _, oldest = self._entries.popitem(last=False)
             self.bytes -= oldest.size
 
     def find(self, call: Call, *, max_age_s: float, now: float) -> WorkerResponse | None:
         """Return the last successful response to the same arguments; None when there is none, or it
         is older than `max_age_s`."""
         key = _key(call)
-        kept = self._kept.get(key)
-        if kept is None or now - kept.at > max_age_s:
+        entry = self._entries.get(key)
+        if entry is None or now - entry.at > max_age_s:
             return None
-        self._kept.move_to_end(key)
-        return kept.answer
+        self._entries.move_to_end(key)
+        return entry.answer
 
 
 def _bare(answer: WorkerResponse) -> WorkerResponse:

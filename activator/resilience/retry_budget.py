@@ -35,7 +35,7 @@ class CallerRetryBudget:
     def __repr__(self) -> str:
         return f"<CallerRetryBudget {self.calls} calls, {self._tokens:.1f} retries left>"
 
-    def take(self, now: float) -> bool:
+    def try_acquire(self, now: float) -> bool:
         """Take one retry; False when none is left."""
         earned = (self.calls - self._seen) * self._share + max(0.0, now - self._at) * TRICKLE_PER_S
         self._seen, self._at = self.calls, now
@@ -57,7 +57,7 @@ class RetryBudgets:
     def __repr__(self) -> str:
         return f"<RetryBudgets {len(self._tallies)} callers, {self._share:g} per call>"
 
-    def of(self, key_id: str, now: float) -> CallerRetryBudget:
+    def for_caller(self, key_id: str, now: float) -> CallerRetryBudget:
         """Return the bucket of one caller. A stored reference may have been evicted after very many
         other callers; then it has no effect."""
         tally = self._tallies.get(key_id)
@@ -69,6 +69,6 @@ class RetryBudgets:
             self._tallies.move_to_end(key_id)
         return tally
 
-    def take(self, key_id: str, now: float) -> bool:
+    def try_acquire(self, key_id: str, now: float) -> bool:
         """Take one retry of this caller; False when it has none."""
-        return self._share > 0 and self.of(key_id, now).take(now)
+        return self._share > 0 and self.for_caller(key_id, now).try_acquire(now)

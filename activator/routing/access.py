@@ -123,7 +123,7 @@ class AccessCache:
     def entry(self, caller: Principal, target: CallTarget, address: str = "") -> AccessGrant:
         """Return the grant of this caller, at `address`, for this revision. Raises Forbidden when
         either tenant is suspended, or by scope."""
-        self._forget_outdated()
+        self._evict_outdated()
         entry = self._entries.get((caller.key_id, target))
         if entry is None:
             entry = self._make(caller, target, address)
@@ -134,7 +134,7 @@ class AccessCache:
     def before(self, caller: Principal, address: str) -> tuple[QuotaCheck | None, int]:
         """Return the quotas and the body limit of a request whose function is not known yet, by its
         caller alone."""
-        self._forget_outdated()
+        self._evict_outdated()
         known = self._gates.get(caller.key_id)
         if known is None:
             if caller.is_anonymous:
@@ -160,7 +160,7 @@ class AccessCache:
                 self._gates[caller.key_id] = known
         return known
 
-    def _forget_outdated(self) -> None:
+    def _evict_outdated(self) -> None:
         if (
             self._made_at != self._table.generation
             or max(len(self._entries), len(self._gates)) >= MAX_ENTRIES

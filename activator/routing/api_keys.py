@@ -116,19 +116,19 @@ class ApiKeyIndex:
         old = self._records.pop(key_id, None)
         if old is not None:
             self._by_hash.pop(old.hash, None)
-            self._forget(key_id)
+            self._evict(key_id)
         if record is not None:
             self._records[key_id] = record
             self._by_hash[record.hash] = record
 
-    def forget_proofs(self, tenant: str) -> None:
+    def evict_callers(self, tenant: str) -> None:
         """Drop the cached callers of a tenant, because its data has changed."""
         for key_id in {
             caller.key_id for caller in self._by_token.values() if caller.tenant == tenant
         }:
-            self._forget(key_id)
+            self._evict(key_id)
 
-    def _forget(self, key_id: str) -> None:
+    def _evict(self, key_id: str) -> None:
         for authorization in self._tokens.pop(key_id, ()):
             del self._by_token[authorization]
 
@@ -147,11 +147,11 @@ class ApiKeyIndex:
         """Return a key by its id."""
         return self._records.get(key_id)
 
-    def proven(self, authorization: bytes) -> Principal | None:
+    def cached_caller(self, authorization: bytes) -> Principal | None:
         """Return the caller of this header, if it was validated before."""
         return self._by_token.get(authorization)
 
-    def prove(self, authorization: bytes) -> KeyRecord:
+    def validate(self, authorization: bytes) -> KeyRecord:
         """Return the key in an Authorization header. Raises Unauthenticated, without saying which
         part is wrong."""
         scheme, _, token = authorization.partition(b" ")
@@ -169,7 +169,7 @@ class ApiKeyIndex:
             raise errors.Unauthenticated("this API key is not valid: it is wrong, or was revoked")
         return record
 
-    def remember(self, authorization: bytes, caller: Principal) -> None:
+    def cache_caller(self, authorization: bytes, caller: Principal) -> None:
         """Cache the caller of a header until its key changes. Only the canonical spelling is
         cached, because one key can be written in many ways."""
         if (

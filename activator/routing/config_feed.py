@@ -64,10 +64,10 @@ class ConfigCache:
                     self._lines,
                 )
                 break
-            self._note(change, len(line))
+            self._record_line(change, len(line))
             yield change
         self._file.truncate(self._size)
-        self._compact_if_worth()
+        self._compact_if_needed()
 
     def append(self, changes: list[FeedChange]) -> None:
         """Append changes to the log."""
@@ -86,9 +86,9 @@ class ConfigCache:
                 + b"\n"
             )
             self._file.write(line)
-            self._note(change, len(line))
+            self._record_line(change, len(line))
         self._file.flush()
-        self._compact_if_worth()
+        self._compact_if_needed()
 
     def reset(self) -> None:
         """Delete all changes on disk."""
@@ -109,7 +109,7 @@ class ConfigCache:
             BinaryIO, open(self._path, mode, opener=lambda path, flags: os.open(path, flags, 0o600))
         )
 
-    def _note(self, change: FeedChange, length: int) -> None:
+    def _record_line(self, change: FeedChange, length: int) -> None:
         if change.value is None:
             self._live.pop((change.kind, change.key), None)
         else:
@@ -117,7 +117,7 @@ class ConfigCache:
         self._lines += 1
         self._size += length
 
-    def _compact_if_worth(self) -> None:
+    def _compact_if_needed(self) -> None:
         if self._file is None or self._lines <= COMPACT_FACTOR * (len(self._live) + 256):
             return
         fresh_path = self._path.with_suffix(".new")
@@ -173,7 +173,7 @@ class ConfigWatcher:
         )
         self.first_answer = asyncio.Event()
         self.is_connected = False
-        self._taken = asyncio.Event()
+        self._applied = asyncio.Event()
 
     def __repr__(self) -> str:
         return (
@@ -226,7 +226,7 @@ class ConfigWatcher:
                 response.raise_for_status()
                 position = int(response.json()["seq"])
                 while self._table.version < position:
-                    await self._taken.wait()
+                    await self._applied.wait()
         except (httpx.HTTPError, TimeoutError, ValueError, KeyError, TypeError) as e:
             log.warning("routes may be stale version=%d error=%r", self._table.version, e)
 
@@ -246,11 +246,11 @@ class ConfigWatcher:
                 is_reset, changes = True, []
             changes += [FeedChange(**change) for change in body["changes"]]
             position, has_more, wait_s = int(body["seq"]), bool(body.get("more")), 0.0
-        self._take(changes, position, is_reset=is_reset)
+        self._apply(changes, position, is_reset=is_reset)
         self.is_connected = True
         self.first_answer.set()
 
-    def _take(self, changes: list[FeedChange], position: int, *, is_reset: bool) -> None:
+    def _apply(self, changes: list[FeedChange], position: int, *, is_reset: bool) -> None:
         if is_reset:
             self._table.clear()
             self._log.reset()
@@ -258,8 +258,8 @@ class ConfigWatcher:
             self._table.apply(change)
         self._log.append(changes)
         self._table.version = position
-        taken, self._taken = self._taken, asyncio.Event()
-        taken.set()
+        applied, self._applied = self._applied, asyncio.Event()
+        applied.set()
 
     async def aclose(self) -> None:
         """Close the connection and the log."""

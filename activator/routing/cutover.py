@@ -72,7 +72,7 @@ class Cutover:
     def __repr__(self) -> str:
         return f"<Cutover to {', '.join(sorted(self.awaited))}>"
 
-    def instead(
+    def decide(
         self, choice: RoutingDecision, caller: Principal, headers: Mapping[bytes, bytes]
     ) -> RoutingDecision:
         """Return the decision during the cutover; a unit of an experiment waits for its arm's own
@@ -151,7 +151,7 @@ class CutoverTracker:
 
     def _set_timer(self, name: str, handover: Cutover) -> None:
         patience_s = max(target.spec.clocks.startup_s for target in handover.awaited.values())
-        handover.timer = asyncio.get_running_loop().call_later(patience_s, self._give_up, name)
+        handover.timer = asyncio.get_running_loop().call_later(patience_s, self._on_timeout, name)
 
     def cancel(self, name: str) -> None:
         """Cancel the cutover of a function that was removed or whose route was replaced."""
@@ -176,9 +176,9 @@ class CutoverTracker:
         if handover is not None and target.key in handover.awaited:
             _mark(handover.lacking, target.key, is_so=failed == NoCapacity.code)
             _mark(handover.broken, target.key, is_so=failed not in (None, NoCapacity.code))
-            asyncio.get_running_loop().call_soon(self._look, target.name)
+            asyncio.get_running_loop().call_soon(self._check_ready, target.name)
 
-    def _look(self, name: str) -> None:
+    def _check_ready(self, name: str) -> None:
         handover = self._running.get(name)
         if handover is None:
             return
@@ -200,7 +200,7 @@ class CutoverTracker:
             if target.spec.rollout.strategy is RolloutStrategy.SWAP and self._lacks_room(
                 handover, target
             ):
-                self._give_way(handover, target)
+                self._yield_instance(handover, target)
             if not self._throttler_of(target).starting:
                 self._start(target, 1)
         handover.ticker = asyncio.get_running_loop().call_later(self.again_s, self._tick, name)
@@ -209,9 +209,9 @@ class CutoverTracker:
         """Return whether its last start was refused, or all starts in progress wait for a quota or
         for room on the node."""
         throttler = self._throttler_of(target)
-        return target.key in handover.lacking or 0 < throttler.starting <= throttler.held_up
+        return target.key in handover.lacking or 0 < throttler.starting <= throttler.blocked_starts
 
-    def _give_way(self, handover: Cutover, target: CallTarget) -> None:
+    def _yield_instance(self, handover: Cutover, target: CallTarget) -> None:
         """Drain the most idle instance of the previous revisions, unless one is already
         draining."""
         before = [
@@ -219,7 +219,7 @@ class CutoverTracker:
             for old in handover.previous.answering
             if old.key not in handover.awaited
         ]
-        if any(throttler.is_making_room for throttler in before):
+        if any(throttler.is_yielding for throttler in before):
             return
         live = [
             (instance.in_flight, instance.idle_since, n)
@@ -240,7 +240,7 @@ class CutoverTracker:
         )
         throttler.drain(victim)
 
-    def _give_up(self, name: str) -> None:
+    def _on_timeout(self, name: str) -> None:
         handover = self._running[name]
         waits = [
             target
@@ -268,7 +268,7 @@ class CutoverTracker:
     def _is_ready(self, target: CallTarget) -> bool:
         """Return whether it has an instance, and no further start to wait for."""
         throttler = self._throttler_of(target)
-        return self._live(target) > 0 and throttler.starting <= throttler.held_up
+        return self._live(target) > 0 and throttler.starting <= throttler.blocked_starts
 
     def _live(self, target: CallTarget) -> int:
         return sum(1 for _ in self._throttler_of(target).live())

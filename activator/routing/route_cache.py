@@ -30,7 +30,16 @@ Handler = Callable[[Request, AccessGrant, str], Awaitable[None]]
 class CachedRoute:
     """The routing and authentication result for one path and key."""
 
-    __slots__ = ("caller", "handler", "method", "routed", "tag", "unasked", "way", "ways")
+    __slots__ = (
+        "caller",
+        "fast_route",
+        "fast_routes",
+        "handler",
+        "method",
+        "routed",
+        "tag",
+        "unasked",
+    )
 
     def __init__(
         self, handler: Handler, caller: Principal, routed: FunctionRouter, method: str, tag: str
@@ -41,8 +50,8 @@ class CachedRoute:
         self.method = method
         self.tag = tag
         self.unasked = ""
-        self.way: FastPathRoute | None = None
-        self.ways: dict[RoutingDecision | CallTarget, FastPathRoute | None] | None = None
+        self.fast_route: FastPathRoute | None = None
+        self.fast_routes: dict[RoutingDecision | CallTarget, FastPathRoute | None] | None = None
 
     @property
     def is_lasting(self) -> bool:
@@ -58,51 +67,63 @@ class CachedRoute:
             target.spec.method(self.method) is not None for target in self.routed.targets.values()
         )
 
-    def let_warm(self, entrance: AccessCache) -> None:
-        """Enable the fast path for its calls, where possible: `way` is for all calls, else `ways`
-        has a route by decision."""
+    def enable_fast_path(self, entrance: AccessCache) -> None:
+        """Enable the fast path for its calls, where possible: `fast_route` is for all calls,
+        else `fast_routes` has a route by decision."""
         routed, caller = self.routed, self.caller
         only = routed.choose(caller, {}, self.tag) if self.tag else routed.only
         if only is None:
-            self.ways = {}
+            self.fast_routes = {}
         else:
-            self.way = _way(
-                entrance, caller, only, self.method, is_told=bool(self.tag) or not routed.is_plain
+            self.fast_route = _fast_route(
+                entrance,
+                caller,
+                only,
+                self.method,
+                has_choice=bool(self.tag) or not routed.is_plain,
             )
 
-    def warm_way(self, entrance: AccessCache, headers: dict[bytes, bytes]) -> FastPathRoute | None:
+    def fast_route_for(
+        self, entrance: AccessCache, headers: dict[bytes, bytes]
+    ) -> FastPathRoute | None:
         """Return the fast path route of a call whose revision depends on the call; None when it
         needs a task."""
-        ways = self.ways
-        if ways is None:
+        fast_routes = self.fast_routes
+        if fast_routes is None:
             return None
         choice = self.routed.choose(self.caller, headers)
         # there are many units, whose cache is bounded elsewhere
         key = choice.target if choice.unit else choice
-        if key in ways:
-            way = ways[key]
+        if key in fast_routes:
+            fast_route = fast_routes[key]
         else:
             try:
-                way = ways[key] = _way(entrance, self.caller, choice, self.method)
+                fast_route = fast_routes[key] = _fast_route(
+                    entrance, self.caller, choice, self.method
+                )
             except errors.PilotlightError:  # the slow path answers with the reason
-                way = ways[key] = None
-        return way if way is None or way.choice is choice else way.told(choice)
+                fast_route = fast_routes[key] = None
+        return (
+            fast_route
+            if fast_route is None or fast_route.choice is choice
+            else fast_route.with_choice(choice)
+        )
 
 
-def _way(
+def _fast_route(
     entrance: AccessCache,
     caller: Principal,
     choice: RoutingDecision,
     method: str,
     *,
-    is_told: bool = True,
+    has_choice: bool = True,
 ) -> FastPathRoute | None:
     if choice.target.spec.engine is not None:
         return None  # its tokens must be counted
     entry = entrance.entry(caller, choice.target)
     if entry.gate is not None and not entry.gate.is_immediate:
         return None
-    return FastPathRoute(entry, method, choice if is_told else None)
+    return FastPathRoute(entry, method, choice if has_choice else None)
 
 
 class RouteCache:
@@ -140,10 +161,10 @@ class RouteCache:
         resolved = self._known.get(asked)
         if resolved is None or TAG in headers:
             return None
-        way = resolved.way or resolved.warm_way(self._entrance, headers)
-        if way is None or not is_simple(headers, max_body_bytes=way.entry.body_bytes):
+        fast_route = resolved.fast_route or resolved.fast_route_for(self._entrance, headers)
+        if fast_route is None or not is_simple(headers, max_body_bytes=fast_route.entry.body_bytes):
             return None
-        return way
+        return fast_route
 
     def resolve(self, request: Request, owner: str | None, place: str) -> CachedRoute | None:
         """Route and authenticate a request below FUNCTIONS; None when it is not a call.
@@ -176,7 +197,7 @@ class RouteCache:
                     routed.document.heaviest()
                 )  # not the revision that answers during a cutover
             if verb == "invoke" and resolved.is_lasting:
-                resolved.let_warm(self._entrance)
+                resolved.enable_fast_path(self._entrance)
             is_worth_it = (
                 resolved.is_lasting and resolved.is_real and len(request.path) <= MAX_PATH_LENGTH
             )

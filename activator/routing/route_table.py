@@ -169,7 +169,7 @@ class RouteTable:
     def _apply_tenant(self, tenant: str, value: Any) -> None:
         before = self.rates_of(tenant)
         self.tenants.apply(tenant, value)
-        self._keys.forget_proofs(tenant)
+        self._keys.evict_callers(tenant)
         if self.rates_of(tenant) is not before:
             for name in [name for name in self._routed if name.startswith(f"{tenant}/")]:
                 del self._routed[name]  # its prices have changed
@@ -199,11 +199,11 @@ class RouteTable:
     def authenticate(self, authorization: bytes, now: float) -> Principal:
         """Return the caller of an Authorization header. Raises Unauthenticated, without saying
         which part is wrong."""
-        caller = self._keys.proven(authorization)
+        caller = self._keys.cached_caller(authorization)
         if caller is None:
-            record = self._keys.prove(authorization)
+            record = self._keys.validate(authorization)
             caller = Principal(record, tenant_name=self.tenants.name_of(record.tenant))
-            self._keys.remember(authorization, caller)
+            self._keys.cache_caller(authorization, caller)
         if caller.expires_at is not None and now >= caller.expires_at:
             raise errors.Unauthenticated(
                 "this API key has expired: create another with `pilotlight token create`"
@@ -340,7 +340,7 @@ class RouteTable:
         """Return the names of functions that need instances without calls (`min_instances`)."""
         return sorted(self._kept_warm)
 
-    def keeps_previous_s(self, name: str) -> float:
+    def previous_retention_s(self, name: str) -> float:
         """Return how long a revision that has just lost the function's traffic stays warm; 0 after
         a rollback, or when the function was removed."""
         route = self._route(name)

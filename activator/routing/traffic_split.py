@@ -198,13 +198,13 @@ class FunctionRouter:
         """Return the decision for a call. `asked`: the tag or revision that it names. Raises
         NotFound, Forbidden for another tenant's caller."""
         if asked:
-            return self._asked(caller, asked)
+            return self._named(caller, asked)
         if self.only is not None:
             return self.only
-        choice = self._unasked(caller, headers)
-        return choice if self.handover is None else self.handover.instead(choice, caller, headers)
+        choice = self._default(caller, headers)
+        return choice if self.handover is None else self.handover.decide(choice, caller, headers)
 
-    def _unasked(self, caller: Principal, headers: Mapping[bytes, bytes]) -> RoutingDecision:
+    def _default(self, caller: Principal, headers: Mapping[bytes, bytes]) -> RoutingDecision:
         if self._pins and (pinned := self._pins.get(caller.tenant_name)) is not None:
             return pinned
         if self._arms is not None and (in_arm := self._arms.of(caller, headers)) is not None:
@@ -215,7 +215,7 @@ class FunctionRouter:
         """Return `revision` where it can still be called, else one by weight."""
         return self.targets.get(revision) or self._weights.at(random.random() * WHOLE).target
 
-    def _asked(self, caller: Principal, asked: str) -> RoutingDecision:
+    def _named(self, caller: Principal, asked: str) -> RoutingDecision:
         some = next(iter(self.targets.values()))
         where = f"{some.app}/{some.function}"
         if len(asked) > MAX_NAME_LENGTH:

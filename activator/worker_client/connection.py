@@ -201,14 +201,14 @@ class WorkerConnection(asyncio.Protocol):
                 )
             self._wakeup = asyncio.Event()
             await self._wakeup.wait()
-        chunk = self._take()
+        chunk = self._pop_chunks()
         self._buffered -= len(chunk)
         if self._paused and self._buffered < STREAM_WINDOW_BYTES and self._transport is not None:
             self._paused = False
             self._transport.resume_reading()
         return chunk
 
-    def _take(self) -> bytes:
+    def _pop_chunks(self) -> bytes:
         """Return the buffered chunks as one piece, without waiting."""
         chunks = self._chunks
         chunk = chunks.popleft()
@@ -377,7 +377,7 @@ class ConnectionPool:
     def __repr__(self) -> str:
         return f"<ConnectionPool {self._path} {len(self._idle)} idle>"
 
-    def take_nowait(self, now: float) -> WorkerConnection | None:
+    def acquire_nowait(self, now: float) -> WorkerConnection | None:
         """Return an idle connection, or None when one must be opened."""
         while self._idle:
             connection = self._idle.pop()
@@ -395,7 +395,7 @@ class ConnectionPool:
                 f"cannot connect to the worker: {e.strerror or e!r}", sent=False
             ) from e
 
-    def give_back(self, connection: WorkerConnection, now: float) -> None:
+    def release(self, connection: WorkerConnection, now: float) -> None:
         """Return a connection to the pool when its exchange ended cleanly; otherwise close it."""
         if connection.is_idle:
             connection.idle_since = now

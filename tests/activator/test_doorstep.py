@@ -51,8 +51,8 @@ async def test_both_kinds_are_asked_alike(short_tmp: Path) -> None:
         pool = ConnectionPool(where)
         connection = await pool.open(loop)
         assert (await connection.request(GET, loop=loop)).status == 200
-        pool.give_back(connection, loop.time())
-        assert pool.take_nowait(loop.time()) is connection
+        pool.release(connection, loop.time())
+        assert pool.acquire_nowait(loop.time()) is connection
         connection.close()
     await near.aclose()
     await far.aclose()

@@ -179,7 +179,7 @@ async def test_requests_that_run_are_never_forgotten_for_want_of_room() -> None:
     assert await store.claim("running", "f") is None
     for n in range(20):
         assert await store.claim(f"n-{n}", "f") is None
-        await store.keep(Claim(name=f"n-{n}", tenant="t", fingerprint="f"), b"x" * 500, ttl_s=60)
+        await store.store(Claim(name=f"n-{n}", tenant="t", fingerprint="f"), b"x" * 500, ttl_s=60)
 
     assert await store.claim("running", "f") == Known(fingerprint="f", answer=None)
     assert (await store.claim("n-19", "f")) == Known(fingerprint="f", answer=b"x" * 500)

@@ -271,12 +271,12 @@ class Story:
             waiting[n % len(waiting)].cancel()
 
     def expire(self, _n: int, _rank: QueuePriority) -> None:
-        for waiter in list(self.world.throttler._line._waiters)[:1]:
+        for waiter in list(self.world.throttler._wait_queue._waiters)[:1]:
             self.world.throttler._expire(waiter, 1.0)
 
     def kill(self, _n: int, _rank: QueuePriority) -> None:
         for instance in list(self.world.throttler.instances)[:1]:
-            self.world.throttler.gone(instance, "crashed")
+            self.world.throttler.instance_exited(instance, "crashed")
 
     def hold_starts(self, _n: int, _rank: QueuePriority) -> None:
         self.world.fleet.gate.clear()
