@@ -46,11 +46,13 @@ return {redis.call('ZRANGE', KEYS[1], 0, -1), wants}
 TAKE = (
     _NOW
     + """
--- KEYS: members, held:<me>, wanting:<revision>, starving:<revision>. -- ARGV: me, ttl_ms, prefix,
-refusal_ms, revision, held, wanted, limit. Returns the grant; -1 when this member has lapsed. local
-me, revision = ARGV[1], ARGV[5] local held, wanted, limit = tonumber(ARGV[6]), tonumber(ARGV[7]),
-tonumber(ARGV[8]) local living = redis.call('ZRANGEBYSCORE', KEYS[1], '(' .. now, '+inf') local
-others, is_member = 0, false for _, member in ipairs(living) do
+-- KEYS: members, held:<me>, wanting:<revision>, starving:<revision>.
+-- ARGV: me, ttl_ms, prefix, refusal_ms, revision, held, wanted, limit. Returns the grant; -1 when this member has lapsed.
+local me, revision = ARGV[1], ARGV[5]
+local held, wanted, limit = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
+local living = redis.call('ZRANGEBYSCORE', KEYS[1], '(' .. now, '+inf')
+local others, is_member = 0, false
+for _, member in ipairs(living) do
   if member == me then
     is_member = true
   else

@@ -29,29 +29,34 @@ from pilotlight import errors
 from pilotlight.seal import SealBroken, Sealer
 
 CLAIM = """
--- Returns the fingerprint and the response ('' while it runs) of an existing entry; nothing when
-the name was claimed. KEYS: name. ARGV: fingerprint, ms. local known = redis.call('HMGET', KEYS[1],
-'fingerprint', 'answer') if known[1] then return {known[1], known[2] or ''} end redis.call('HSET',
-KEYS[1], 'fingerprint', ARGV[1]) redis.call('PEXPIRE', KEYS[1], ARGV[2]) return {}
+-- Returns the fingerprint and the response ('' while it runs) of an existing entry; nothing when the name was claimed. KEYS: name. ARGV: fingerprint, ms.
+local known = redis.call('HMGET', KEYS[1], 'fingerprint', 'answer')
+if known[1] then return {known[1], known[2] or ''} end
+redis.call('HSET', KEYS[1], 'fingerprint', ARGV[1])
+redis.call('PEXPIRE', KEYS[1], ARGV[2])
+return {}
 """
 HOLD = (
     "if redis.call('HEXISTS', KEYS[1], 'answer') == 0 then redis.call('PEXPIRE', KEYS[1], "
     "ARGV[1]) end return 1"
 )
 KEEP = """
--- Evicts the tenant's oldest responses, then those of the tenant with the most bytes. -- KEYS:
-name, names of the tenant, bytes by tenant, earliest ends by tenant, bytes of all. -- ARGV:
-fingerprint, answer, ms, name, tenant, prefix of names, prefix of tenants' names, bound of a tenant,
-bound of all, overhead. local time = redis.call('TIME') local now, ttl, own = time[1] * 1000 +
-math.floor(time[2] / 1000), tonumber(ARGV[3]), ARGV[5] local function bytes_of(tenant) return
-tonumber(redis.call('ZSCORE', KEYS[3], tenant) or 0) end local function count(tenant, change)
-  change = math.max(change, -bytes_of(tenant)) -- entries of an earlier release were not counted if
-  change == 0 then return end redis.call('ZINCRBY', KEYS[3], change, tenant) redis.call('INCRBY',
-  KEYS[5], change)
+-- Evicts the tenant's oldest responses, then those of the tenant with the most bytes.
+-- KEYS: name, names of the tenant, bytes by tenant, earliest ends by tenant, bytes of all.
+-- ARGV: fingerprint, answer, ms, name, tenant, prefix of names, prefix of tenants' names, bound of a tenant, bound of all, overhead.
+local time = redis.call('TIME')
+local now, ttl, own = time[1] * 1000 + math.floor(time[2] / 1000), tonumber(ARGV[3]), ARGV[5]
+local function bytes_of(tenant) return tonumber(redis.call('ZSCORE', KEYS[3], tenant) or 0) end
+local function count(tenant, change)
+  change = math.max(change, -bytes_of(tenant)) -- entries of an earlier release were not counted
+  if change == 0 then return end
+  redis.call('ZINCRBY', KEYS[3], change, tenant)
+  redis.call('INCRBY', KEYS[5], change)
 end
 local function gone(tenant, member)
   if redis.call('ZREM', ARGV[7] .. tenant, member) == 1 then count(tenant, -tonumber(string.match(member, '^%d+'))) end
-end local function settle(tenant) -- removes expired entries
+end
+local function settle(tenant) -- removes expired entries
   for _, member in ipairs(redis.call('ZRANGEBYSCORE', ARGV[7] .. tenant, '-inf', now, 'LIMIT', 0, 1000)) do gone(tenant, member) end
   local first = redis.call('ZRANGE', ARGV[7] .. tenant, 0, 0, 'WITHSCORES')[2]
   if first then redis.call('ZADD', KEYS[4], first, tenant) return end

@@ -128,7 +128,7 @@ async def test_fallbacks_that_go_round_are_refused_with_their_way(edge: Edge) ->
     answer = await edge.call("shop/a:invoke", json={"x": 1})
 
     assert answer.status_code == 502
-    assert "go round: shop/a → shop/b → shop/c → shop/a" in str(problem_of(answer)["fallbacks"])
+    assert "form a cycle: shop/a → shop/b → shop/c → shop/a" in str(problem_of(answer)["fallbacks"])
     assert len(edge.fleet.started) == 3
 
 
