@@ -1,4 +1,5 @@
 """The data plane: route → authenticate → admit → reserve → forward → meter.
 
-The top layer; nobody imports it. `gateway.py` holds a request's whole life.
+The top layer: no other package imports it. `gateway/pipeline.py` handles a request from start to
+end.
 """

@@ -58,29 +58,29 @@ log = logging.getLogger("activator")
 FIRST_ROUTES_S = 5.0
 """How long to wait for the controller at start before going on with the routes on disk."""
 FIRST_INSTANCES_S = 2.0
-"""How long to wait for the node agent at start before going on without the instances that are ours:
-calls start others beside them."""
+"""How long to wait for the node agent at start before serving without the instances that this
+activator leases: calls then start additional ones."""
 BACKLOG = 4096
 KEEP_ALIVE_S = 75
 GC_YOUNG = 50_000
-"""New containers before the youngest generation is looked at: a thousand calls instead of
-fifteen."""
+"""New container objects before a collection of the youngest generation: about a thousand calls
+instead of fifteen."""
 LAST_ANSWERS_S = 2.0
-"""Before the end of the shutdown: who still waits then is answered, rather than cut off."""
+"""Seconds before the end of the shutdown at which waiting calls are answered with 503 instead of
+being cut off."""
 LOOPS_END_S = 5.0
-"""How long the loops may take to end once cancelled, before the log names those that have not, and
-they are cancelled again."""
+"""How long background loops may take to end after cancellation. Loops that are still running are
+then logged and cancelled again."""
 
 
 class Activator:
-    """One activator's life: what it is made of (`app`) starts, serves and ends in the right
-    order."""
+    """Starts, serves and stops the parts of one activator (`app`) in the right order."""
 
     def __init__(self, parts: ActivatorApp) -> None:
         self._parts = parts
 
     async def startup(self) -> None:
-        """Be a member, and know the routes on disk. Raises SharedStateUnreachable."""
+        """Join the shared state and load the routes on disk. Raises SharedStateUnreachable."""
         if self._parts.shared is not None:
             await self._parts.shared.join()
             self._parts.metrics.collect_shared(self._parts.shared.statistics)
@@ -103,7 +103,7 @@ class Activator:
             background += [tasks.create_task(make(), name=name) for name, make in self._parts.early]
             self._parts.health.needs(self._no_routes)
             await self._first_routes()
-            # after the feed has named them, before anything is spent
+            # after the feed has delivered them, before any spending
             await self._parts.books.load_budgets()
             background.append(tasks.create_task(self._parts.books.run(), name="books"))
             background.append(tasks.create_task(self._parts.scaler.watch(), name="agent events"))
@@ -135,8 +135,8 @@ class Activator:
             await self._shutdown(server, serving, background)
 
     def _no_routes(self) -> str:
-        is_told = self._parts.feed.first_answer.is_set() or self._parts.table.version > 0
-        return "" if is_told else "the controller has told no routes yet, and none are on disk"
+        has_routes = self._parts.feed.first_answer.is_set() or self._parts.table.version > 0
+        return "" if has_routes else "no routes received from the controller yet, and none on disk"
 
     async def _first_routes(self) -> None:
         try:
@@ -144,7 +144,7 @@ class Activator:
                 await self._parts.feed.first_answer.wait()
         except TimeoutError:
             log.warning(
-                "controller is not there yet; serving with the routes on disk version=%d",
+                "controller is not reachable yet; serving with the routes on disk version=%d",
                 self._parts.table.version,
             )
 
@@ -153,13 +153,11 @@ class Activator:
             async with asyncio.timeout(FIRST_INSTANCES_S):
                 await self._parts.scaler.reconciled.wait()
         except TimeoutError:
-            log.warning(
-                "node agent is not there yet; serving without the instances that it may have"
-            )
+            log.warning("node agent is not reachable yet; serving without its existing instances")
 
     async def _drain(self) -> None:
-        """Whoever sends calls here learns that it should not; until it has, they are served as
-        ever."""
+        """Fail the readiness check for `drain_s` seconds so that load balancers stop sending calls;
+        calls are served until then."""
         self._parts.health.is_draining = True
         drain_s = self._parts.settings.drain_s
         if drain_s:
@@ -169,9 +167,9 @@ class Activator:
     async def _shutdown(
         self, server: _Server, serving: asyncio.Task[None], background: list[asyncio.Task[None]]
     ) -> None:
-        # First no new requests and those in flight to their end: they need routes, throttlers and
-        # the journal. Then the loops. The journal closes last (it is outermost on the exit stack),
-        # because every ended call writes to it.
+        # First stop accepting requests and finish those in flight: they need routes, throttlers and
+        # the journal. Then stop the loops. The journal closes last (it is outermost on the exit
+        # stack), because every ended call writes to it.
         server.should_exit = True
         last_s = max(0.0, self._parts.settings.shutdown_s - LAST_ANSWERS_S)
         bound = asyncio.get_running_loop().call_later(last_s, self._refuse_waiting)
@@ -192,12 +190,12 @@ class Activator:
     def _refuse_waiting(self) -> None:
         refuse_waiting(
             self._parts.scaler.throttlers(),
-            errors.Unavailable("this activator is being stopped", retry_after_s=1),
+            errors.Unavailable("this activator is shutting down", retry_after_s=1),
         )
 
     async def _close_shared(self) -> None:
-        # After the throttlers: they give back what they had asked for. Its peers may still ask us,
-        # but no request is left to ask them.
+        # After the throttlers, which release the allowance they requested. Peers may still send
+        # requests to this activator, but it has none left to send to them.
         if self._parts.siblings is not None:
             await self._parts.siblings.aclose()
         if isinstance(self._parts.strangers, SharedStrangerLimit):
@@ -205,7 +203,7 @@ class Activator:
         await self._parts.quotas.aclose()
         if self._parts.shared is not None:
             if isinstance(self._parts.fleet, KnativeFleet):
-                # whose pods are whose hangs on it: the others may take ours now
+                # pod ownership depends on membership: the other activators may claim our pods now
                 await self._parts.shared.leave()
             await self._parts.shared.aclose()
 
@@ -216,7 +214,7 @@ class Activator:
             http=self._parts.limits.protocol(),
             ws=CallerSocket,
             ws_max_size=MAX_MESSAGE_BYTES,
-            ws_per_message_deflate=False,  # one read may hold a thousand times its size
+            ws_per_message_deflate=False,  # one frame may expand to a thousand times its size
             lifespan="off",
             access_log=False,
             log_config=None,
@@ -229,7 +227,7 @@ class Activator:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its own signal handlers, and with an event for "it serves"."""
+    """uvicorn without its own signal handlers, and with an event that is set once it serves."""
 
     def __init__(
         self,
@@ -243,8 +241,8 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """Signals are the process's business: a server that stops with the first of them would
-        drain nothing."""
+        """Install no handlers: the process handles signals. A server that stopped at the first
+        signal would not drain."""
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -254,38 +252,38 @@ class _Server(uvicorn.Server):
         self._is_up.set()
 
     async def wait_started(self) -> None:
-        """Returns once it accepts connections."""
+        """Return once the server accepts connections."""
         await self._is_up.wait()
 
 
 async def _cancel_again(tasks: Sequence[asyncio.Task[None]]) -> None:
-    """Name those that have not ended though they were cancelled, and cancel them once more: a
-    library may have lost it."""
+    """Log the tasks that are still running after cancellation, and cancel them again: a library may
+    have swallowed the first one."""
     _, running = await asyncio.wait(tasks, timeout=LOOPS_END_S)
     for task in running:
-        log.error("loop does not end name=%s", task.get_name())
+        log.error("background loop did not stop after cancellation name=%s", task.get_name())
         task.cancel()
 
 
 def _calm_collector() -> None:
-    """Leave what start-up made out of every collection, and collect seldom: a call makes dozens of
-    objects and no lasting cycle."""
+    """Exclude objects made at start-up from garbage collection, and collect rarely: a call makes
+    dozens of objects and no lasting cycle."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(GC_YOUNG, 20, 50)
 
 
 def listen(settings: ActivatorSettings, passed: Sequence[int] = ()) -> list[socket.socket]:
-    """The listening sockets: those whose descriptors a supervisor `passed`, else our own. Raises
-    OSError when an address is taken."""
+    """Return the listening sockets: those whose descriptors a supervisor `passed`, else newly
+    opened ones. Raises OSError when an address is in use."""
     if passed:
         return [socket.socket(fileno=descriptor) for descriptor in passed]
     return open_listeners(settings.listen, is_shared=settings.activators > 1)
 
 
 def listen_unix(path: Path) -> socket.socket:
-    """The socket at which the other activators of this machine ask us; what an earlier life left
-    there is replaced."""
+    """Open the socket at which the other activators of this machine reach this one, replacing a
+    socket left by an earlier process."""
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(str(path))
@@ -318,7 +316,7 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--drain-journal",
         action="store_true",
-        help="ship what the journal of that activator holds, and end",
+        help="ship the contents of that activator's journal, then exit",
     )
     return parser.parse_args(argv)
 
@@ -326,7 +324,8 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
 def _drain_journal(
     paths: Paths, index: int, platform: PlatformSettings, settings: ActivatorSettings
 ) -> str | None:
-    """None = all of it is with the controller; else what is left, or why nothing could be done."""
+    """Ship the journal. Returns None when the controller has all of it, else what is left or why it
+    failed."""
     try:
         site = load_context(paths, index, platform)
         require_unused(site.home)
@@ -342,7 +341,7 @@ def _drain_journal(
         return f"activator: {e}"
     log.info("journal drained id=%s %s", site.id, done)
     return (
-        f"activator: not all of {site.id}'s journal is with the controller; run it again: "
+        f"activator: not all of {site.id}'s journal was shipped to the controller; run it again: "
         f"{done.left}"
         if done.left
         else None
@@ -352,7 +351,7 @@ def _drain_journal(
 def _metrics_address(
     paths: Paths, platform: PlatformSettings, settings: ActivatorSettings, offset: int
 ) -> MetricsAddress:
-    """`offset`: which of this machine's activators, added to the port of
+    """`offset`: number of this activator on this machine, added to the port of
     `activator.metrics_listen`."""
     return MetricsAddress(
         socket_path=metrics_socket(paths, f"activator-{offset}" if offset else "activator"),
@@ -372,8 +371,8 @@ def _open_sockets(
     offset: int,
     is_given: bool,
 ) -> MetricsAddress:
-    """Make the sockets in <run>, where only its owner can: of the metrics, for the other
-    activators, and for functions unless a supervisor has given it (`is_given`). Raises
+    """Open the sockets in <run>, which only its owner may create: for metrics, for the other
+    activators, and for functions unless a supervisor passed one (`is_given`). Raises
     JournalInUse."""
     require_unused(site.home)
     if not is_given and settings.activators == 1 and platform.fleet == "local":
@@ -384,8 +383,8 @@ def _open_sockets(
 
 
 def _settings(platform: PlatformSettings, config: Path | None) -> ActivatorSettings:
-    """Our section. Raises SettingsInvalid, also for a Redis that workers could use, where tenants
-    have uids of their own, and for what has no effect on a cluster."""
+    """Load section `activator`. Raises SettingsInvalid, also for a Redis that workers could use
+    where tenants have their own uids, and for settings that have no effect on a cluster."""
     settings = load(ActivatorSettings, "activator", config)
     if settings.redis_url is not None and os.geteuid() == 0 and platform.fleet == "local":
         from activator.coordination.redis_access import require_protected
@@ -393,8 +392,8 @@ def _settings(platform: PlatformSettings, config: Path | None) -> ActivatorSetti
         require_protected(settings.redis_url)
     if settings.freeze_idle_s is not None and platform.fleet != "local":
         raise SettingsInvalid(
-            f"activator.freeze_idle_s = {settings.freeze_idle_s:g}: pods are not frozen: leave it "
-            f"out, or write null"
+            f"activator.freeze_idle_s = {settings.freeze_idle_s:g}: pods cannot be frozen: remove "
+            f"the setting, or write null"
         )
     return settings
 
@@ -423,7 +422,7 @@ async def _live(
 
 def main(argv: list[str] | None = None) -> None:
     """Entry point."""
-    os.umask(0o077)  # what we write is nobody else's, unless its mode is set by hand
+    os.umask(0o077)  # files are private to this user unless their mode is set explicitly
     arguments = _arguments(sys.argv[1:] if argv is None else argv)
     _configure_logging()
     try:

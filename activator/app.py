@@ -1,9 +1,8 @@
-"""What one activator is made of, in the order in which it is made: settings in, objects out;
-nothing runs yet.
+"""Builds the objects of one activator from its settings, in dependency order. Nothing runs yet.
 
-Each small function makes one group of parts and says what it needs by what it reads. A part that
-runs by itself adds itself to `loops`, one that must be closed at the end to `closing`: the process
-(`activator.__main__`) starts and ends them without knowing them."""
+Each small function builds one group of objects. Background loops are appended to `loops`, objects
+that must be closed at shutdown to `closing`; the process (`activator.__main__`) starts and ends
+them through these lists."""
 
 from __future__ import annotations
 
@@ -76,15 +75,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActivatorContext:
-    """Where an activator lives and who it is.
+    """Identity and location of an activator.
 
     Attributes:
         id: its name among the activators: `a-0`.
-        index: which activator of this machine, from 0.
+        index: number of this activator on this machine, from 0.
         home: directory of its journal and its copy of the routes.
         key: the activators' key.
-        controller: where the controller is.
-        credentials: what we show to other machines; None = there are none.
+        controller: address of the controller.
+        credentials: credentials for other machines; None = there are no other machines.
     """
 
     id: str
@@ -97,7 +96,7 @@ class ActivatorContext:
 
 
 def load_context(paths: Paths, index: int, platform: PlatformSettings) -> ActivatorContext:
-    """The place of activator `index`; its directory is made. Raises SettingsInvalid."""
+    """Return the context of activator `index`, creating its directory. Raises SettingsInvalid."""
     home = paths.home / "activator" / f"a-{index}"
     home.mkdir(parents=True, exist_ok=True)
     key = activator_key_of(platform, paths)
@@ -114,14 +113,14 @@ def load_context(paths: Paths, index: int, platform: PlatformSettings) -> Activa
 
 
 class ActivatorApp:
-    """The parts of one activator. Owner: the event loop of its process, once it runs.
+    """The objects of one activator. Owner: the event loop of its process, once it runs.
 
     Attributes:
-        loops: what runs from start to end beside the server: (name of the task, what makes it).
-        Started once the routes and budgets are
-            known, cancelled once the last request was answered.
+        loops: background loops: (name of the task, factory of its coroutine). Started once the
+            routes and budgets are known, cancelled once the last request was answered.
         closing: closed after the loops, in this order.
-        early: like `loops`, but started before the instances that are ours are looked for.
+        early: like `loops`, but started before this activator looks for the instances that it
+            leases.
     """
 
     def __init__(
@@ -133,10 +132,10 @@ class ActivatorApp:
         cluster: ClusterSettings | None = None,
         dashboard: DashboardOrigin | None = None,
     ) -> None:
-        """`cluster`: where instances are pods (`platform.fleet: knative`); None = they are this
-        machine's.
+        """`cluster`: set where instances are pods (`platform.fleet: knative`); None = instances run
+        on this machine.
 
-        `dashboard`: the origin that the dashboard has of its own; None = it shares the one URL.
+        `dashboard`: the dashboard's own origin; None = it shares the one URL.
 
         Raises SettingsInvalid, JournalInUse, JournalFull.
         """
@@ -224,7 +223,11 @@ class ActivatorApp:
         self.shared = shared = _shared_state(settings, site)
         if shared is not None:
             self.health.needs(
-                lambda: "" if shared.is_member else "it is no member of the activators in Redis yet"
+                lambda: (
+                    ""
+                    if shared.is_member
+                    else "this activator has not joined the others in Redis yet"
+                )
             )
         rate_per_s = settings.unauthenticated_per_s
         self.strangers = (
@@ -261,7 +264,7 @@ class ActivatorApp:
             lambda: (
                 ""
                 if self.scaler.reconciled.is_set()
-                else "instances that are its own are still looked for"
+                else "still looking for the instances that this activator leases"
             )
         )
         self.metrics.collect_instances(self.scaler.states)
@@ -306,9 +309,9 @@ class ActivatorApp:
         return parts.fleet
 
     def _autoscaler(self, cluster: ClusterSettings) -> Autoscaler:
-        """Class `pilotlight.dev`: this activator's part, and its candidacy for the one who
-        decides."""
-        # a second of imports, for clusters with this class only
+        """Autoscaler class `pilotlight.dev`: this activator's load reports, and its candidacy for
+        leader."""
+        # imported here because it takes a second, and only clusters with this class need it
         from activator.knative.autoscaler.app import Around, Autoscaler
 
         own = LazyCluster(cluster)
@@ -450,15 +453,15 @@ def _breaker_terms(settings: ActivatorSettings) -> BreakerTerms:
 
 
 def _listener(listen: str, site: ActivatorContext) -> tuple[socket.socket, Credentials | None]:
-    """Where the other activators of a cluster reach us, and what we show them. Raises
+    """Return the listener for the other activators of a cluster, and our credentials. Raises
     SettingsInvalid."""
     check_listen("activator.sibling_listen", listen, is_known=site.credentials is not None)
     return tcp_listener("activator.sibling_listen", listen), site.credentials
 
 
 def own_socket(settings: ActivatorSettings, site: ActivatorContext) -> Path | None:
-    """Where the other activators of this machine ask this one; None where there are none, or they
-    are on other machines."""
+    """Return the socket at which the other activators of this machine reach this one; None where
+    there are none, or they are on other machines."""
     is_alone = settings.activators == 1 or settings.redis_url is None
     return (
         None
@@ -468,7 +471,7 @@ def own_socket(settings: ActivatorSettings, site: ActivatorContext) -> Path | No
 
 
 def _shared_state(settings: ActivatorSettings, site: ActivatorContext) -> RedisState | None:
-    """None for a lone activator: it asks nobody."""
+    """Return the shared state; None for a single activator."""
     if settings.activators == 1 or settings.redis_url is None:
         return None
     from activator.coordination.redis_state import RedisState
@@ -477,8 +480,8 @@ def _shared_state(settings: ActivatorSettings, site: ActivatorContext) -> RedisS
 
 
 def _quota_store(settings: ActivatorSettings, site: ActivatorContext) -> QuotaStore:
-    """Where quotas are counted. Redis need not be there yet: `activator.without_redis` says what
-    happens until it is."""
+    """Return the store that counts quotas. Redis need not be reachable yet:
+    `activator.without_redis` defines the behaviour until it is."""
     if not settings.counts_in_redis or settings.redis_url is None:
         return ProcessQuotas()
     from activator.quotas.redis_store import RedisQuotas
@@ -492,7 +495,7 @@ def _quota_store(settings: ActivatorSettings, site: ActivatorContext) -> QuotaSt
 
 
 def _idempotency_store(settings: ActivatorSettings, site: ActivatorContext) -> IdempotencyStore:
-    """Where the answers to repeats are kept: in the process of an activator that is alone."""
+    """Return the store of answers to repeated requests: in the process for a single activator."""
     if not settings.counts_in_redis or settings.redis_url is None:
         return ProcessIdempotency(tenant_bytes=settings.idempotency_bytes)
     from activator.idempotency.redis_store import RedisIdempotency
@@ -507,7 +510,8 @@ def _idempotency_store(settings: ActivatorSettings, site: ActivatorContext) -> I
 
 
 def _shared_money(settings: ActivatorSettings, site: ActivatorContext) -> RedisMoney | None:
-    """None where no other activator spends from the same budgets."""
+    """Return the shared budget store; None where no other activator spends from the same
+    budgets."""
     if not settings.counts_in_redis or settings.redis_url is None:
         return None
     from activator.billing.redis_money import RedisMoney

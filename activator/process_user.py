@@ -1,5 +1,5 @@
-"""Under which user an activator goes on, once what only root may open is open:
-`platform.activator_uid`, where it was started by root."""
+"""Drops root privileges: an activator that root started continues as `platform.activator_uid` once
+everything that only root may open is open."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ log = logging.getLogger(__name__)
 def leave_root(
     site: ActivatorContext, platform: PlatformSettings, settings: ActivatorSettings
 ) -> None:
-    """Go on as `platform.activator_uid`, where this process is root on a machine of its own; else,
-    with a warning, as root.
+    """Continue as `platform.activator_uid` where this process is root on the local fleet; if that
+    is not possible, log a warning and stay root.
 
-    To be called before there are threads. Raises OSError: this process must not go on then.
+    Call before starting threads. Raises OSError: the process must then exit.
     """
     if os.geteuid() != 0 or platform.fleet != "local":
         return
@@ -37,7 +37,7 @@ def leave_root(
         log.warning("activator runs as root reason=%s", why)
         return
     user.become()
-    # root's own is closed now: a library that looks for a file there would fail
+    # root's home is not readable from here on: a library that looks for a file there would fail
     os.environ["HOME"] = str(site.home)
     log.info("activator runs without root uid=%d", user.uid)
 
@@ -45,8 +45,8 @@ def leave_root(
 def user_of(
     site: ActivatorContext, platform: PlatformSettings, settings: ActivatorSettings
 ) -> ProcessUser:
-    """Who an activator is, and what it needs: its directory, the sockets in <run>, and what it
-    opens again as it runs."""
+    """Return the user of an activator and the paths it needs: its directory, the sockets in <run>,
+    and the files that it reopens at run time."""
     assert site.paths.activator_uid is not None
     again = [platform.tls_cert, platform.tls_key, platform.tls_ca, _socket_of(settings.redis_url)]
     return ProcessUser(

@@ -14,7 +14,7 @@ WITHOUT_REDIS: Mapping[str, str] = {
     "tokens": "open",
     "budget": "closed",
 }
-"""What is done by default while Redis does not answer."""
+"""Default behaviour of each kind of bound while Redis does not answer."""
 
 _BOUNDS: Mapping[str, tuple[float, float]] = {
     "drain_s": (0, 3600),
@@ -36,64 +36,81 @@ class ActivatorSettings:
 
     Attributes:
         listen: host:port of the one URL that users know; a loopback address stands for 127.0.0.1
-        and [::1]; port 0 picks a free one. metrics_listen: host:port of Prometheus text, behind a
-        bearer token (`platform.metrics_token_file`); None = only on
-            `<run>/metrics-activator.sock` (`metrics-activator-1.sock`, … of several on one
-            machine).
-        activators: processes; more than one needs redis_url, and is refused without. redis_url:
-        shared state of several activators; None = everything in the process. redis_url_file: file
-        that holds it, such as a mounted Secret; None = `redis_url` stands here. sibling_url: where
-        the other activators of a cluster are, with `{index}` (0, 1, …) or `{member}` (a-0, a-1, …)
-        in it; None = on this
-            machine, behind their sockets. With `platform.tls_*`.
-        sibling_listen: host:port at which the others reach us, with mutual TLS; None = only this
-        machine. max_body_bytes: a request's body; larger is answered 413 before anything is
-        started. max_header_bytes: request line and headers together; larger closes the connection
-        with 431. header_timeout_s: from the first byte of a request to the end of its headers.
+            and [::1]; port 0 picks a free one.
+        metrics_listen: host:port of Prometheus text, behind a bearer token
+            (`platform.metrics_token_file`); None = only on `<run>/metrics-activator.sock`
+            (`metrics-activator-1.sock`, … of several on one machine).
+        activators: number of processes; more than one requires redis_url.
+        redis_url: shared state of several activators; None = everything in the process.
+        redis_url_file: file that contains it, such as a mounted Secret; None = use `redis_url`.
+        sibling_url: URL of the other activators of a cluster, with `{index}` (0, 1, …) or
+            `{member}` (a-0, a-1, …) in it; None = on this machine, behind their sockets. Needs
+            `platform.tls_*`.
+        sibling_listen: host:port at which the other activators reach this one, with mutual TLS;
+            None = only this machine.
+        max_body_bytes: limit of a request's body; a larger one is answered 413 before any start.
+        max_header_bytes: limit of request line and headers together; more closes the connection
+            with 431.
+        header_timeout_s: from the first byte of a request to the end of its headers.
         body_timeout_s: from the first to the last byte of a body; under `/fn/` a second more for
-        each 64 KiB of it. argument_check_s: how long an expensive check of a call's arguments may
-        take, in a process of its own. max_connections_per_address: open connections of one peer
-        address. max_queued: calls that may wait in this process, all functions together.
+            each 64 KiB of it.
+        argument_check_s: time limit of an expensive check of a call's arguments, which runs in its
+            own process.
+        max_connections_per_address: open connections per peer address.
+        max_queued: calls that may wait in this process, all functions together.
         max_pending_submits: submitted calls that this process is responsible for, all tenants
-        together; one tenant has half of it. submitted_bytes: their bodies and results, 4 KiB of
-        each call at least, all tenants together. tenant_submitted_bytes: the same of one tenant.
-        waiting_bytes: bodies of requests that are answered here, from their reading to their
-        answer, all tenants together; memory. tenant_waiting_bytes: the same of one tenant.
+            together; one tenant may have half of it.
+        submitted_bytes: their bodies and results, at least 4 KiB for each call, all tenants
+            together.
+        tenant_submitted_bytes: the same for one tenant.
+        waiting_bytes: memory for bodies of requests answered here, from reading to answer, all
+            tenants together.
+        tenant_waiting_bytes: the same for one tenant.
         unauthenticated_per_s: requests without a valid key, per address, before 429; the burst is
-        twice that. trusted_proxies: networks (or addresses) whose X-Forwarded-For says who calls;
-        empty = every peer is the caller itself. stranger_connections: of 256 connections to the
-        controller, those that requests without a known key may hold. journal_sync_s: interval of
-        the journal's group commit: the loss window of a power failure. scaledown_window_s: idle
-        time that the platform gives away; beyond it a function pays for idling. freeze_idle_s:
-        seconds without a call, stream or WebSocket after which the processes of an instance stand
-        still until the next call;
-            None = they go on. Not language models' engines, and on this machine only.
+            twice that.
+        trusted_proxies: networks (or addresses) whose X-Forwarded-For names the caller; empty = the
+            peer is always the caller.
+        stranger_connections: of the 256 connections to the controller, those that requests without
+            a known key may use.
+        journal_sync_s: interval of the journal's group commit: the loss window of a power failure.
+        scaledown_window_s: idle time that is not billed; beyond it a function pays for idling.
+        freeze_idle_s: seconds without a call, stream or WebSocket after which the processes of an
+            instance are frozen until the next call; None = never. Not for language models' engines,
+            and on this machine only.
         quota_store: where quotas and budgets are counted: `process`, `redis`, or `auto` (redis with
-        several activators). without_redis: what happens to each kind of bound (`requests`,
-        `concurrent`, `tokens`, `budget`) while Redis does not answer:
-            `open` (each activator counts for itself) or `closed` (503). Kinds that are not named
-            keep their default.
-        journal_full: `refuse` (503) what could not be written down, or `serve` it unbilled.
-        metrics_series: tenants and functions that have metrics of their own; what comes after them
-        is summed as `other`. breaker_error_ratio: failed share of the calls of a revision, an
-        instance or a node, above which calls are kept from it. breaker_min_calls: calls in 10 s
-        below which nothing is concluded from them. breaker_open_s: first pause before a probe; it
-        doubles with every probe that fails, up to 32 times. retry_budget: retries that a caller may
-        cause, as a share of its calls. idempotency_ttl_s: how long an answer is kept for a repeat
-        with the same Idempotency-Key. idempotency_bytes: what these answers of one tenant may take
-        as they are stored; beyond it its oldest go. idempotency_total_bytes: what those of all
-        tenants may take in Redis, as they are stored; beyond it the oldest of the tenant
-            that has most go.
-        traces_sampled: share of the calls whose trace is kept although they were neither slow,
-        failed nor cold. heartbeat_s: silence on a stream of events after which a comment is sent,
-        so that proxies keep the connection. engine_scrape_s: how often an inference engine with
-        calls is asked for its metrics; idle ones each 15 s. engine_kv_use: share of its KV memory
-        that an engine's calls are to take: what runs still grows. affinity_load: how far above the
-        average an instance may be loaded by prompts that begin alike, before others share them.
-        drain_s: after SIGTERM: how long calls are still taken while `/readyz` says no, so that who
-        sends them learns of it. shutdown_s: and then: how long calls that run may go on; those that
-        still wait are answered 503 a little earlier. otlp_endpoint: URL of an OpenTelemetry
-        collector (OTLP over HTTP) that gets the kept traces, too; None = nowhere.
+            several activators).
+        without_redis: behaviour of each kind of bound (`requests`, `concurrent`, `tokens`,
+            `budget`) while Redis does not answer: `open` (each activator counts for itself) or
+            `closed` (503). Kinds that are not listed keep their default.
+        journal_full: `refuse` calls that cannot be journalled (503), or `serve` them unbilled.
+        metrics_series: tenants and functions that have their own metrics; the others are summed as
+            `other`.
+        breaker_error_ratio: failed share of the calls of a revision, an instance or a node above
+            which it gets no calls.
+        breaker_min_calls: calls in 10 s below which a breaker does not open.
+        breaker_open_s: first pause before a probe; it doubles with every failed probe, up to 32
+            times.
+        retry_budget: retries that a caller may cause, as a share of its calls.
+        idempotency_ttl_s: how long an answer is stored for a repeat with the same Idempotency-Key.
+        idempotency_bytes: stored size of these answers of one tenant; beyond it its oldest are
+            evicted.
+        idempotency_total_bytes: stored size of those of all tenants in Redis; beyond it the oldest
+            of the tenant with the most are evicted.
+        traces_sampled: share of the calls whose trace is stored although they were neither slow,
+            failed nor cold.
+        heartbeat_s: silence on a stream of events after which a comment is sent, so that proxies
+            keep the connection open.
+        engine_scrape_s: interval at which the metrics of an inference engine with calls are read;
+            idle ones each 15 s.
+        engine_kv_use: target share of an engine's KV memory; running calls still grow.
+        affinity_load: how far above the average an instance may be loaded by prompts with the same
+            prefix before other instances share them.
+        drain_s: how long calls are still accepted after SIGTERM while `/readyz` fails, so that load
+            balancers notice.
+        shutdown_s: after that, how long running calls may continue; waiting calls are answered 503
+            a little earlier.
+        otlp_endpoint: URL of an OpenTelemetry collector (OTLP over HTTP) that also gets the stored
+            traces; None = none.
     """
 
     listen: str = "127.0.0.1:8700"
@@ -189,8 +206,8 @@ class ActivatorSettings:
             )
         if self.activators > 1 and self.port == 0:
             raise ValueError(
-                f"listen = {self.listen!r}: several activators share one port: name it, or run "
-                f"one activator"
+                f"listen = {self.listen!r}: several activators share one port: set a fixed port, "
+                f"or run one activator"
             )
         self._check_siblings()
         if self.redis_url is not None and not self.redis_url.startswith(
@@ -211,7 +228,8 @@ class ActivatorSettings:
             raise ValueError(f"sibling_listen = {listen!r}: must be host:port, or null")
         if url is not None and listen is None:
             raise ValueError(
-                f"sibling_url = {url!r}: needs sibling_listen, where the others reach us"
+                f"sibling_url = {url!r}: needs sibling_listen, the address at which the other "
+                f"activators reach this one"
             )
 
     def _check_words(self) -> None:
@@ -224,8 +242,8 @@ class ActivatorSettings:
                 raise ValueError(f"{name} = {getattr(self, name)}: must be from {least} to {most}")
         if self.freeze_idle_s is not None and not 1 <= self.freeze_idle_s <= 86_400:
             raise ValueError(
-                f"freeze_idle_s = {self.freeze_idle_s}: must be from 1 to 86400, or null: then "
-                f"idle instances go on"
+                f"freeze_idle_s = {self.freeze_idle_s}: must be from 1 to 86400, or null to never "
+                f"freeze idle instances"
             )
         for name, words in (
             ("quota_store", ("auto", "process", "redis")),
@@ -281,13 +299,15 @@ class ActivatorSettings:
 
 def _check_network(text: str) -> None:
     try:
-        network = ipaddress.ip_network(str(text))  # a number would be an address, too
+        network = ipaddress.ip_network(
+            str(text)
+        )  # ip_network() would accept a number as an address
     except ValueError as e:
         raise ValueError(
             f"trusted_proxies = {text!r}: {e}: write networks such as 10.0.0.0/8, or addresses"
         ) from e
     if not network.prefixlen:
         raise ValueError(
-            f"trusted_proxies = {text!r}: anyone could say to be anyone: name your proxies' "
-            f"networks"
+            f"trusted_proxies = {text!r}: would trust X-Forwarded-For from every peer: list your "
+            f"proxies' networks"
         )

@@ -1,5 +1,5 @@
-"""Calls that are submitted, and answered later: they wait in the journal, and their results and
-streams are kept.
+"""Submitted (asynchronous) calls: they wait in the journal, and their results and streams are
+stored.
 
-Schedules and webhooks that come due are begun here, too.
+Scheduled calls that become due are run here, too.
 """

@@ -1,5 +1,5 @@
-"""Questions about submitted calls: state and result, a stream of its states, cancelling. Answered
-here, by a sibling, or by the controller.
+"""HTTP API of submitted calls: state and result, event stream, cancellation. Answered here, by a
+peer activator, or by the controller.
 
 Owner: the event loop.
 """
@@ -34,7 +34,7 @@ from pilotlight import errors
 
 
 class AsyncCallApi:
-    """See the module."""
+    """Answers requests about submitted calls."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class AsyncCallApi:
         cancel: Callable[[PendingCall], Awaitable[None]],
         heartbeat_s: float,
     ) -> None:
-        """`cancel` ends a call that is held here. `heartbeat_s`: longest silence of a stream."""
+        """`cancel` ends a call that is pending here. `heartbeat_s`: longest silence of a stream."""
         self._heartbeat_s = heartbeat_s
         self._held = held
         self._control = control
@@ -59,7 +59,7 @@ class AsyncCallApi:
         """`GET /v1/calls/{id}`, `GET …/{id}/stream`, `POST …/{id}:cancel`, `POST …/{id}:redrive`.
         Raises NotFound."""
         if request.verb == "POST" and path.endswith(":redrive"):
-            await self._control.forward(request)  # dead letters are the controller's
+            await self._control.forward(request)  # the controller stores dead letters
             return
         if await self._is_answered_by_sibling(request, caller, path):
             return
@@ -84,7 +84,8 @@ class AsyncCallApi:
     async def find(
         self, request: Request, caller: Principal, call_id: str
     ) -> dict[str, Any] | None:
-        """A call of the caller's as JSON, wherever it is known; None when there is none.
+        """Return a call of the caller as JSON, from here or the controller; None when there is
+        none.
 
         Raises Forbidden, Unavailable, TooManyRequests.
         """
@@ -111,20 +112,20 @@ class AsyncCallApi:
         return body
 
     async def _is_answered_by_sibling(self, request: Request, caller: Principal, path: str) -> bool:
-        """A call that is not held here may be held by another activator, which knows it before the
-        controller does."""
+        """Forward the request of a call that is not pending here: it may be pending at another
+        activator, which knows it before the controller does."""
         if self._siblings is None:
             return False
         call_id = path.removesuffix(":cancel").removesuffix("/stream")
-        if self._held.of(caller, call_id) is not None:
+        if self._held.find_for(caller, call_id) is not None:
             return False
         if PASSED_ON in request.headers:
-            raise unknown(call_id)  # the one who asked us asks the controller itself
-        return await self._siblings.ask(request, caller.tenant)
+            raise unknown(call_id)  # the activator that forwarded it asks the controller itself
+        return await self._siblings.forward(request, caller.tenant)
 
     async def _wait(self, caller: Principal, call_id: str, seconds: float) -> None:
-        """Up to so long for a call held here to end, so that a poll need not be repeated."""
-        held = self._held.of(caller, call_id)
+        """Wait up to `seconds` for a call that is pending here to end (long polling)."""
+        held = self._held.find_for(caller, call_id)
         if held is None or seconds <= 0:
             return
         try:
@@ -134,22 +135,22 @@ class AsyncCallApi:
         except TimeoutError:
             return
 
-    def _mine(self, caller: Principal, call_id: str) -> PendingCall:
-        held = self._held.of(caller, call_id)
+    def _pending_call(self, caller: Principal, call_id: str) -> PendingCall:
+        held = self._held.find_for(caller, call_id)
         if held is None:
             raise unknown(call_id)
         return held
 
     async def _cancel(self, request: Request, caller: Principal, call_id: str) -> None:
-        held = self._mine(caller, call_id)
+        held = self._pending_call(caller, call_id)
         await self._cancel_held(held)
         await request.respond_json(200, receipt(held.record))
 
     async def _stream(self, request: Request, caller: Principal, call_id: str) -> None:
-        """Server-sent events of what it does (`result_stream`), from where the reader was. Raises
+        """Send the events of a call (`result_stream`) from the reader's position on. Raises
         NotFound, InvalidInput, Unavailable."""
         position = position_of(request)
-        held = self._held.of(caller, call_id)
+        held = self._held.find_for(caller, call_id)
         record: dict[str, Any] | None = None
         if held is None:
             record = await self.find(request, caller, call_id) or await self.find(
@@ -159,7 +160,7 @@ class AsyncCallApi:
                 raise unknown(call_id)
             if record["state"] not in FINAL:
                 raise errors.Unavailable(
-                    f"the activator that runs call {call_id} is being restarted: ask again",
+                    f"the activator that runs call {call_id} is being restarted: retry",
                     retry_after_s=1,
                 )
         headers = call_stream_headers(request)

@@ -1,8 +1,8 @@
-"""How many submitted calls of a function are dispatched at once: as many as its instances can hold;
-the rest wait here, first in first out.
+"""Concurrency limit of submitted calls: a function's calls are dispatched up to the capacity of its
+instances; the others wait here, first in first out.
 
-A call that waits for its quotas leaves the function's gate to others, and keeps its place among
-those of its own key: so no more calls of one key ask again and again than could run."""
+A call that waits for its quotas releases the revision's semaphore, but keeps the semaphore of its
+own key, so that only as many calls of one key as could run retry their quotas."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from activator.routing.call_target import CallTarget
 
 
 class AsyncConcurrencyLimiter:
-    """Gates that somebody holds or waits for; the others are forgotten. Owner: the event loop."""
+    """Semaphores by revision and key; unused ones are garbage-collected. Owner: the event loop."""
 
     def __init__(self) -> None:
         self._gates: WeakValueDictionary[tuple[str, ...], asyncio.Semaphore] = WeakValueDictionary()
@@ -21,12 +21,12 @@ class AsyncConcurrencyLimiter:
     def __repr__(self) -> str:
         return f"<AsyncConcurrencyLimiter {len(self._gates)}>"
 
-    def of_all(self, target: CallTarget) -> asyncio.Semaphore:
-        """That of a revision."""
+    def for_revision(self, target: CallTarget) -> asyncio.Semaphore:
+        """Return the semaphore of a revision."""
         return self._gate((target.key,), target)
 
-    def of_key(self, key_id: str, target: CallTarget) -> asyncio.Semaphore:
-        """That of one key's calls of a revision."""
+    def for_key(self, key_id: str, target: CallTarget) -> asyncio.Semaphore:
+        """Return the semaphore of one key's calls of a revision."""
         return self._gate((target.key, key_id), target)
 
     def _gate(self, whose: tuple[str, ...], target: CallTarget) -> asyncio.Semaphore:

@@ -1,5 +1,5 @@
-"""The submitted calls that this activator is responsible for, and which of their states the
-controller has not heard of yet."""
+"""The submitted calls that this activator is responsible for, and their states that were not
+shipped to the controller yet."""
 
 from __future__ import annotations
 
@@ -15,55 +15,58 @@ from activator.routing.call_target import CallTarget
 from pilotlight.protocol import CallRecord
 
 LEAST_BYTES = 4096
-"""What a call counts at least, of the bytes that calls may take: its record here and in the journal
-is there whatever its body."""
+"""Least number of bytes that a call counts, because its record in memory and in the journal exists
+whatever the size of its body."""
 
 
 class PendingCall:
-    """One of them.
+    """One submitted call that has not been shipped to its end.
 
     Attributes:
-        task: what runs it; None = it waits to be begun, or has ended.
-        changed: set at the next change of `record`, and when more of its result is there.
-        give_up_at: wall clock after which it is not tried again.
-        target: what it calls, once it was begun.
-        log: what its attempt that runs, or ran last, has streamed; None = nothing, or it has ended.
+        task: the task that runs it; None = it has not begun, or has ended.
+        changed: set at the next change of `record`, and when more of its result has arrived.
+        retry_until: wall clock after which it is not retried.
+        target: the call target, once it was begun.
+        log: streamed output of its current or last attempt; None = none, or it has ended.
         size: bytes of its body, or of its result once it has ended.
     """
 
-    __slots__ = ("changed", "give_up_at", "log", "record", "size", "target", "task")
+    __slots__ = ("changed", "log", "record", "retry_until", "size", "target", "task")
 
     def __init__(self, record: CallRecord, size: int = 0) -> None:
         self.record = record
         self.size = size
         self.task: asyncio.Task[None] | None = None
         self.changed = asyncio.Event()
-        self.give_up_at = record.expires_at
+        self.retry_until = record.expires_at
         self.target: CallTarget | None = None
         self.log: StreamBuffer | None = None
 
-    def wake(self) -> None:
-        """Whoever waits for `changed` looks again."""
+    def notify(self) -> None:
+        """Wake the tasks that wait for `changed`."""
         self.changed.set()
         self.changed = asyncio.Event()
 
     def begin_log(self, attempt: int, content_type: str) -> StreamBuffer:
-        """An attempt's answer streams."""
+        """Start the buffer of an attempt whose response streams."""
         self.log = StreamBuffer(attempt, content_type)
-        self.wake()
+        self.notify()
         return self.log
 
     def __repr__(self) -> str:
-        return f"<Held {self.record.id} {self.record.state}>"
+        return f"<PendingCall {self.record.id} {self.record.state}>"
 
 
 class PendingCalls:
-    """By id. Owner: the event loop; each call's task changes its own entry, so no lock is needed.
+    """Pending calls by id. Owner: the event loop; each call's task changes its own entry, so no
+    lock is needed.
 
     Attributes:
-        unsent: newest states that were not shipped, by id. news: set while there are any. bytes_of:
-        by tenant, what its calls take, bodies that are still read included; a call LEAST_BYTES at
-        least. calls_of: by tenant, how many they are.
+        unsent: newest states that were not shipped, by id.
+        news: set while `unsent` is not empty.
+        bytes_of: by tenant, bytes of its calls, including bodies that are being read; at least
+            LEAST_BYTES for each call.
+        calls_of: by tenant, number of its calls.
     """
 
     def __init__(self) -> None:
@@ -74,7 +77,7 @@ class PendingCalls:
         self.news = asyncio.Event()
 
     def __repr__(self) -> str:
-        return f"<PendingCalls {len(self._held)} held, {len(self.unsent)} unsent>"
+        return f"<PendingCalls {len(self._held)} pending, {len(self.unsent)} unsent>"
 
     def __len__(self) -> int:
         return len(self._held)
@@ -83,18 +86,18 @@ class PendingCalls:
         return call_id in self._held
 
     def get(self, call_id: str) -> PendingCall | None:
-        """A call by its id."""
+        """Return a call by its id."""
         return self._held.get(call_id)
 
     def add(self, record: CallRecord, size: int = 0) -> PendingCall:
-        """Be responsible for a call; nothing is told of it yet."""
+        """Add a call; its state is not shipped yet."""
         held = self._held[record.id] = PendingCall(record, size)
         _count(self.bytes_of, record.tenant, _cost(size))
         _count(self.calls_of, record.tenant, 1)
         return held
 
     def drop(self, call_id: str) -> None:
-        """Be responsible no more."""
+        """Remove a call."""
         held = self._held.pop(call_id, None)
         if held is not None:
             _count(self.bytes_of, held.record.tenant, -_cost(held.size))
@@ -109,20 +112,21 @@ class PendingCalls:
         finally:
             _count(self.bytes_of, tenant, -_cost(size))
 
-    def note(self, held: PendingCall, record: CallRecord) -> None:
-        """A call changed: whoever waits for it is woken, and the controller will be told."""
+    def record_change(self, held: PendingCall, record: CallRecord) -> None:
+        """Store a changed record: wakes the waiting tasks, and marks the record to be shipped to
+        the controller."""
         held.record = record
         if record.state in FINAL:
             held.log = None  # its result has all of it
             _count(self.bytes_of, record.tenant, _cost(len(record.result)) - _cost(held.size))
             held.size = len(record.result)
-        held.wake()
+        held.notify()
         self.unsent[record.id] = record
         self.news.set()
 
-    def of(self, caller: Principal, call_id: str) -> PendingCall | None:
-        """A call that is the caller's, by the platform's id or by its own. Raises Forbidden for a
-        key of another function."""
+    def find_for(self, caller: Principal, call_id: str) -> PendingCall | None:
+        """Return a call of the caller, by the platform's id or by the caller's. Raises Forbidden
+        for a key of another function."""
         for candidate in (call_id, namespaced_call_id(caller.tenant, call_id)):
             held = self._held.get(candidate)
             if held is not None and is_visible_to(caller, held.record):
@@ -130,7 +134,7 @@ class PendingCalls:
         return None
 
     def tasks(self) -> list[asyncio.Task[None]]:
-        """What runs now."""
+        """Return the running tasks."""
         return [
             held.task
             for held in self._held.values()

@@ -1,5 +1,5 @@
-"""Records of submitted calls: how they stand in the journal, what callers are told, and what they
-become when a call ends."""
+"""Records of submitted calls: their form in the journal, the responses to callers, and their final
+states."""
 
 from __future__ import annotations
 
@@ -27,23 +27,22 @@ if TYPE_CHECKING:
     from activator.async_calls.pending import PendingCall
 
 SCHEDULER = "scheduler"
-"""Stands for the key of calls that are due: in the journal, and in usage records."""
+"""Key id of scheduled calls in the journal and in usage records."""
 _FINISH = HEADER_FINISH.encode()
 MAX_WAIT_S = 60.0
-"""Longest time that a poll may be held open."""
+"""Longest wait of a long poll."""
 
 
 def namespaced_call_id(tenant: str, own_id: str) -> str:
-    """The platform's id of a call that its caller named: the same for the same tenant and name, and
-    nobody else's."""
+    """Return the platform's id of a call with a caller's id: unique for tenant and caller's id."""
     return "req-" + hashlib.sha256(f"{tenant}\0{own_id}".encode()).hexdigest()[:32]
 
 
 async def collect(
     exchange: Exchange, limit_bytes: int, held: PendingCall | None = None
 ) -> tuple[int, bytes]:
-    """A worker's whole answer, also of a generator, and its status: 500 where a generator raised.
-    `held` tells its readers as it comes.
+    """Read a worker's whole response, also of a generator, and return its status and body: status
+    500 where a generator raised. `held` publishes it to stream readers as it arrives.
 
     Raises TooLarge, WorkerConnectionLost, DeadlineExceeded.
     """
@@ -97,17 +96,17 @@ async def _collect_stream(
         exchange.bytes_out += len(chunk)
         if exchange.bytes_out > limit_bytes:
             raise errors.TooLarge(
-                f"the result is larger than {limit_bytes} bytes: store it and return where",
+                f"the result is larger than {limit_bytes} bytes: store it and return its location",
                 limit_bytes=limit_bytes,
             )
         log.data += chunk
         if held is not None:
-            held.wake()
+            held.notify()
     return bytes(log.data)
 
 
 def queued(caller: Principal, call: Call, *, fingerprint: str, webhook: str) -> CallRecord:
-    """The record of a call that was just submitted."""
+    """Return the record of a newly submitted call."""
     target, choice = call.target, call.choice
     record = CallRecord(
         id=call.id,
@@ -132,18 +131,18 @@ def queued(caller: Principal, call: Call, *, fingerprint: str, webhook: str) -> 
 
 
 def is_dead(record: CallRecord) -> bool:
-    """Whether a call that ended so waits as a dead letter: it failed, and not by what it was
-    given."""
+    """Return whether an ended call becomes a dead letter: it failed, and not because of invalid
+    input."""
     return record.state == "FAILED" and record.status not in (400, 415)
 
 
 def scheduler(tenant: str) -> Principal:
-    """Who calls a tenant's function when it is due: nobody's key, in the tenant's own name."""
+    """Return the principal of a tenant's scheduled calls: no key, with the tenant's own rights."""
     return Principal(KeyRecord(id=SCHEDULER, hash="", tenant=tenant, scope=Scope.INVOKE.value))
 
 
 def payload(record: CallRecord, call: Call) -> dict[str, Any]:
-    """What the journal holds of a submitted call: enough to run it again."""
+    """Return the journal entry of a submitted call: enough to run it again."""
     deadline = {} if call.deadline_s is None else {"deadline_at": call.started_at + call.deadline_s}
     return {
         **deadline,
@@ -159,7 +158,7 @@ def payload(record: CallRecord, call: Call) -> dict[str, Any]:
 
 
 def answered(record: CallRecord, exchange: Exchange, status: int, body: bytes) -> CallRecord:
-    """The record of a call that its worker answered."""
+    """Return the record of a call that its worker answered."""
     call, answer = exchange.call, exchange.answer
     return replace(
         record,
@@ -182,7 +181,7 @@ def answered(record: CallRecord, exchange: Exchange, status: int, body: bytes) -
 
 
 def failed(record: CallRecord, error: errors.PilotlightError) -> CallRecord:
-    """The record of a call that ended with an error of the platform's."""
+    """Return the record of a call that ended with a platform error."""
     body = problem(
         type=error.type,
         title=error.type,
@@ -202,23 +201,26 @@ def failed(record: CallRecord, error: errors.PilotlightError) -> CallRecord:
 
 
 def receipt(record: CallRecord) -> dict[str, Any]:
-    """What who submitted a call is told."""
+    """Return the response to a submission."""
     return receipt_of(record.to_json())
 
 
 def receipt_of(record: dict[str, Any]) -> dict[str, Any]:
-    """The same, of a record as JSON."""
+    """Return the response to a submission, from a record as JSON."""
     return {"id": record["id"], "state": record["state"], "url": f"/v1/calls/{record['id']}"}
 
 
 def unknown(call_id: str) -> errors.NotFound:
-    """The error for an id that is nobody's, or another's."""
-    return errors.NotFound(f"no call {call_id!r}: it is not yours, or its result has expired")
+    """Return the error for an id that does not exist or belongs to another tenant."""
+    return errors.NotFound(
+        f"no call {call_id!r}: it does not exist, belongs to another tenant, or its result has "
+        f"expired"
+    )
 
 
 def is_visible_to(caller: Principal, record: CallRecord) -> bool:
-    """Whether a call is one of the caller's tenant and environment. Raises Forbidden when the key
-    is for another function."""
+    """Return whether a call belongs to the caller's tenant and environment. Raises Forbidden when
+    the key is for another function."""
     if record.tenant != caller.tenant or caller.environment not in (None, record.environment):
         return False
     caller.check_reach(environment=record.environment, app=record.app, function=record.function)
@@ -226,7 +228,7 @@ def is_visible_to(caller: Principal, record: CallRecord) -> bool:
 
 
 def wait_s(request: Request) -> float:
-    """The `wait_s` query parameter of a poll, 0 when there is none. Raises InvalidInput."""
+    """Return the `wait_s` query parameter of a poll, 0 when there is none. Raises InvalidInput."""
     given = parse_qs(request.scope["query_string"].decode("latin-1")).get("wait_s", ["0"])[0]
     try:
         seconds = float(given)
@@ -234,6 +236,7 @@ def wait_s(request: Request) -> float:
         seconds = -1.0
     if not 0 <= seconds <= MAX_WAIT_S:
         raise errors.InvalidInput(
-            f"wait_s = {given!r}: write seconds, at most {MAX_WAIT_S:g}", parameter="wait_s"
+            f"wait_s = {given!r}: must be a number of seconds from 0 to {MAX_WAIT_S:g}",
+            parameter="wait_s",
         )
     return seconds

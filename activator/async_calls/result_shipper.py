@@ -1,8 +1,8 @@
 """Ships states and results of submitted calls to the controller; a final one stays in the journal
-until the controller has it.
+until the controller has stored it.
 
-A dead letter is shipped with what its function was given, so that it can be sent again from there,
-by whichever activator."""
+A dead letter is shipped with its arguments, so that the controller can send it again to any
+activator."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ log = logging.getLogger(__name__)
 
 SHIP_BATCH = 200
 MAX_BATCH_BYTES = 16 * 1024 * 1024
-"""Of results and dead letters in one request: it is parsed whole at the other end."""
+"""Limit of results and dead letters in one request, which the controller parses as a whole."""
 SHIP_GATHER_S = 0.05
 SHIP_RETRY_S = (0.1, 0.5, 1.0, 5.0)
 
 
 class ResultShipper:
-    """Owner: the event loop."""
+    """Ships call records in batches. Owner: the event loop."""
 
     def __init__(
         self, held: PendingCalls, *, journal: Journal, controller: Address, token: str
@@ -61,7 +61,11 @@ class ResultShipper:
                 response.raise_for_status()
             except httpx.HTTPError as e:
                 if failures == 0:
-                    log.warning("call states not shipped count=%d error=%r", len(batch), e)
+                    log.warning(
+                        "cannot ship call states to the controller; retrying count=%d error=%r",
+                        len(batch),
+                        e,
+                    )
                 await asyncio.sleep(SHIP_RETRY_S[min(failures, len(SHIP_RETRY_S) - 1)])
                 failures += 1
                 continue
@@ -75,7 +79,7 @@ class ResultShipper:
             body = record.to_json()
             if record.is_dead and record.id in self._held:
                 kept = self._journal.payload(record.id)
-                # without room for its end the journal still has the call as it came
+                # if its end could not be journalled, the journal still has the original call
                 body["payload"] = kept.get("payload", kept)
             size += len(record.result) + len(body.get("payload", {}).get("body", ""))
             if batch and (size > MAX_BATCH_BYTES or len(batch) == SHIP_BATCH):

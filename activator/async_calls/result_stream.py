@@ -1,13 +1,13 @@
-"""`GET /v1/calls/{id}/stream`: what a submitted call does, as server-sent events, for as many
-readers as come, each from where it was.
+"""`GET /v1/calls/{id}/stream`: the progress of a submitted call as server-sent events, for any
+number of readers, each from its own position.
 
-`state` at each change; then each item of a result that streams, with an `id` of attempt and number
-(`2-17`), or the whole `result` of one that does not; `error` where it failed; `end` last. A reader
-that comes again with `Last-Event-ID` gets what followed. While an attempt runs, all of it is kept
-here, as much as a result may have (`activator.max_body_bytes`; a call that makes more fails with
-413): so readers are slow at nobody's cost. When it has ended the result itself is read again, from
-wherever it is: it survives what results survive. An attempt that is made again counts its items
-from the beginning, because it may make other ones.
+Events: `state` at each change; then each item of a streamed result, with an `id` of attempt and
+number (`2-17`), or the whole `result` of another; `error` where it failed; `end` last. A reader
+that reconnects with `Last-Event-ID` gets the following items. While an attempt runs, its whole
+output is buffered here, up to the size limit of a result (`activator.max_body_bytes`; a call that
+produces more fails with 413), so that slow readers do not delay the call. After its end the stored
+result is read, so the stream lives as long as the result. A repeated attempt counts its items from
+the beginning, because it may produce different ones.
 
 Owner: the event loop.
 """
@@ -31,18 +31,19 @@ if TYPE_CHECKING:
     from activator.async_calls.pending import PendingCall
 
 FINAL = frozenset({"SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED"})
-"""States that a call does not leave, but for a dead letter that is sent again."""
+"""Final states; only a dead letter that is sent again leaves them."""
 LAST_ID: Final = b"last-event-id"
 _ID: Final = re.compile(r"([0-9]{1,9})-([0-9]{1,12})")
 PIECE_BYTES: Final = 16 * 1024
-"""Of a result are cut at once: up to 8,192 items, some 5 ms of the event loop, which others have
-next, whether items came of it or not."""
+"""Bytes of a result that are split at once: up to 8,192 items, some 5 ms of the event loop, before
+other tasks get their turn."""
 Position = tuple[int, int]
-"""Attempt and number of the last item that a reader has; (0, 0) = nothing yet."""
+"""Attempt and number of the last item that a reader has; (0, 0) = none."""
 
 
 class StreamBuffer:
-    """What one attempt has streamed so far. It only grows; each reader has its own place in it.
+    """Output that one attempt has streamed so far. It only grows; each reader has its own position
+    in it.
 
     Attributes:
         data: the result's bytes.
@@ -60,24 +61,24 @@ class StreamBuffer:
 
 
 class StreamSubscriber:
-    """One reader of one call. Owner: its request's task."""
+    """One reader of one call's stream. Owner: its request's task."""
 
     def __init__(self, stream: SseResponse, position: Position) -> None:
         self._stream = stream
         self._after = position
 
     async def follow(self, held: PendingCall) -> None:
-        """All of a call that is held here, to its end."""
-        told: tuple[str, int] | None = None
+        """Send all events of a call that is pending here, to its end."""
+        sent_state: tuple[str, int] | None = None
         log: StreamBuffer | None = None
         items: _Items | None = None
         while True:
             changed, record = held.changed, held.record
-            # a record counts those that have ended
+            # a record counts the ended attempts
             attempt = record.attempt + (record.state == "RUNNING")
             state = (record.state, max(attempt, held.log.attempt if held.log is not None else 0))
-            if state != told and record.state not in FINAL:
-                told = state
+            if state != sent_state and record.state not in FINAL:
+                sent_state = state
                 await self._stream.send(
                     event("state", {"id": record.id, "state": state[0], "attempt": state[1]})
                 )
@@ -97,7 +98,7 @@ class StreamSubscriber:
             await changed.wait()
 
     async def finish(self, record: Mapping[str, Any]) -> None:
-        """What is left to tell of a call that has ended, from its record, and the end."""
+        """Send the remaining events of an ended call, from its record, and the end."""
         result = base64.b64decode(record["result"])
         cutter = cutter_of(record["content_type"])
         if cutter is not None:
@@ -124,11 +125,11 @@ class StreamSubscriber:
         self._after = items.position
         if out:
             await self._stream.send(out)
-        await asyncio.sleep(0)  # sending does not wait for a caller who reads fast
+        await asyncio.sleep(0)  # sending does not yield to other tasks while the caller reads fast
 
 
 class _Items:
-    """Cuts what an attempt has made into events with ids, those after a position."""
+    """Splits the output of an attempt into events with ids, starting after a position."""
 
     def __init__(self, cutter: ItemSplitter | None, attempt: int, after: Position) -> None:
         self._cutter = cutter
@@ -139,11 +140,11 @@ class _Items:
 
     @property
     def position(self) -> Position:
-        """Of the last item that was cut."""
+        """Position of the last item."""
         return self._attempt, max(self._number, self._skip)
 
     def next_events(self, data: bytes | bytearray) -> bytes | None:
-        """Events in the next piece of what was not read of it yet, maybe none; None when all of it
+        """Return the events, maybe none, in the next unread piece of `data`; None when all of it
         was read."""
         if self._cutter is None or self._read >= len(data):
             return None
@@ -158,48 +159,47 @@ class _Items:
 
 
 def position_of(request: Request) -> Position:
-    """What a reader says that it has. Raises InvalidInput."""
+    """Return the position in a reader's Last-Event-ID. Raises InvalidInput."""
     given = request.headers.get(LAST_ID, b"").decode("latin-1").strip()
     if not given:
         return (0, 0)
     found = _ID.fullmatch(given)
     if found is None:
         raise errors.InvalidInput(
-            f"header Last-Event-ID: {given!r} is no id of this stream's, which are like 1-17; "
-            f"without it you read from the beginning",
+            f"header Last-Event-ID: {given!r} is not an event id of this stream, such as 1-17; "
+            f"omit the header to read from the beginning",
             parameter="last-event-id",
         )
     return int(found[1]), int(found[2])
 
 
 def call_stream_headers(request: Request) -> list[tuple[bytes, bytes]]:
-    """The head of every one of these streams."""
+    """Return the head of a call's stream."""
     return stream_headers(
         [(b"content-type", CONTENT_SSE.encode()), (b"x-request-id", request.id.encode())]
     )
 
 
 def _failure(record: Mapping[str, Any], result: bytes) -> bytes:
-    """What an `error` event says of a call whose result is not a stream."""
+    """Return the error event of a failed call whose result is not a stream."""
     if record["content_type"] == CONTENT_PROBLEM:
         return event("error", json.loads(result))
     if result and record["content_type"] == CONTENT_PICKLE:
         return b"event: exception\ndata: %b\n\n" % base64.b64encode(result)
     if record["state"] == "FAILED":
         failed = errors.FunctionRaised(
-            f"call {record['id']} failed with status {record['status']}, and its answer is no "
+            f"call {record['id']} failed with status {record['status']}, and its response is not a "
             f"problem document"
         )
         return event("error", problem_of(failed, record["id"]))
     gone = errors.DeadlineExceeded(
-        f"call {record['id']} expired: it ran out of time, or its result was kept only until its "
-        f"time ended"
+        f"call {record['id']} expired: it exceeded its deadline, or its result is no longer stored"
     )
     return event("error", problem_of(gone, record["id"]))
 
 
 def _finish_of(record: Mapping[str, Any]) -> str:
-    """Why it ended, as `engines.FINISH_REASONS` has it."""
+    """Return why it ended, one of `engines.FINISH_REASONS`."""
     state = record["state"]
     if state == "FAILED" and record["status"] == 413:
         return "length"

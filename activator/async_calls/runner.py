@@ -1,12 +1,12 @@
-"""Runs a submitted call to its end: one attempt after the other, as its function's `retries` say.
+"""Runs a submitted call to its end: one attempt after the other, by its function's `retries`.
 
-At least once: an attempt whose instance or activator died may have done its work, and is made
-again. The function is told which attempt it is (`pilotlight.context().attempt`), and so is who
-reads a stream's items as they come; before its end no attempt's bytes are the call's. So each
-failed attempt may be followed by another, while there is time: up to the caller's own deadline, and
-as long as its result would have been kept. Pauses between attempts hold no slot, no quota and no
-place. A caller's budget of retries is not asked: unlike callers who wait, these cannot become more
-than the instances of their function hold at once."""
+Calls run at least once: an attempt whose instance or activator died may have done its work, and is
+repeated. The function gets the number of its attempt (`pilotlight.context().attempt`), and so do
+readers of its stream; no attempt's output is the call's result before the attempt has ended. A
+failed attempt may be followed by another until the caller's own deadline and the expiry of its
+result. Pauses between attempts hold no slot, quota or queue place. The retry budget of the caller
+does not apply, because concurrent submitted calls are limited to the capacity of their function's
+instances."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ from pilotlight import errors
 from pilotlight.protocol import CallRecord
 
 BUSY_RETRY_S = 0.5
-"""Pause before a submitted call that found a full queue, or no capacity, asks again."""
+"""Pause before a submitted call that found a full queue, or no capacity, is retried."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Ending:
-    """What an attempt came to: the record if it was the last one, what failed (None: nothing), and
-    how it is observed then.
+    """The outcome of an attempt: the record if it was the last one, its failure (None: none), and a
+    function that records it in metrics.
 
-    `remember`: called instead where it was not the last one.
+    `remember`: called instead of `observe` where it was not the last attempt.
     """
 
     record: CallRecord
@@ -51,7 +51,7 @@ class _Ending:
 
 
 class AsyncCallRunner:
-    """Owner: the event loop."""
+    """Runs submitted calls with their retries. Owner: the event loop."""
 
     def __init__(
         self,
@@ -66,8 +66,8 @@ class AsyncCallRunner:
         rng: random.Random | None = None,
         tracer: Tracer | None = None,
     ) -> None:
-        """`admission`: what a call that was counted when it came may hold, by the quotas of now.
-        `load`: has a parked call's body read."""
+        """`admission`: returns the admission, by the current quotas, of a call that was counted at
+        submission. `load`: reads a parked call's body."""
         self._load = load
         self._held = held
         self._dispatcher = dispatcher
@@ -83,7 +83,7 @@ class AsyncCallRunner:
         return f"<AsyncCallRunner {self._gates!r}>"
 
     async def run(self, held: PendingCall, call: Call) -> CallRecord:
-        """The record that it ends with."""
+        """Run a call to its end, and return its final record."""
         while True:
             ending = await self._attempt(held, call)
             pause = self._pause_s(held, call, ending.failure)
@@ -94,13 +94,13 @@ class AsyncCallRunner:
             waiting = replace(
                 held.record, state="QUEUED", attempt=call.attempt, sequence=held.record.sequence + 1
             )
-            self._held.note(held, waiting)
+            self._held.record_change(held, waiting)
             call.attempt += 1
             call.retries += 1
             await asyncio.sleep(pause)
             try:
-                await self._pay_again(held, call)
-            except errors.PilotlightError as e:  # whose call it is may not call any more
+                await self._charge_retry(held, call)
+            except errors.PilotlightError as e:  # the caller has lost the right to call
                 self._refused(held, call, e).observe()
                 return replace(failed(held.record, e), attempt=call.attempt - 1)
 
@@ -110,27 +110,26 @@ class AsyncCallRunner:
         call: Call,
         failure: errors.PilotlightError | WorkerConnectionLost | None,
     ) -> float | None:
-        """Seconds before the next attempt; None: there is none."""
+        """Return the seconds before the next attempt; None when there is none."""
         if failure is None or not may_retry(failure, call):
             return None
-        left_s = min(call.remaining_s(math.inf), held.give_up_at - time.time())
+        left_s = min(call.remaining_s(math.inf), held.retry_until - time.time())
         return pause_s(call, left_s=left_s, rng=self._rng)
 
-    async def _pay_again(self, held: PendingCall, call: Call) -> None:
-        """An attempt more is a request more of its quotas; where there is none left it waits for
-        one, as at its begin."""
+    async def _charge_retry(self, held: PendingCall, call: Call) -> None:
+        """Count another attempt as a request of its quotas; wait while they are used up."""
         call.admission = self._admission(call)
         while call.admission is not None:
             try:
                 await call.admission.again()
                 return
             except (errors.OverQuota, errors.Unavailable):
-                if time.time() > held.give_up_at:
-                    return  # `hold` says the same in a moment, and that is its end
+                if time.time() > held.retry_until:
+                    return  # `hold` raises the same error next, which ends the call
             await asyncio.sleep(BUSY_RETRY_S)
 
-    def left(self, held: PendingCall) -> None:
-        """Its caller wants it no more."""
+    def record_cancelled(self, held: PendingCall) -> None:
+        """Record in metrics that the caller cancelled a call."""
         if held.target is not None:
             self._metrics.observer.refused(held.target, 499)
 
@@ -142,7 +141,7 @@ class AsyncCallRunner:
             return self._refused(held, call, e)
         except WorkerConnectionLost as e:
             crashed = errors.WorkerCrashed(
-                f"the instance died under this call: {e}", reason="crashed"
+                f"the instance died during this call: {e}", reason="crashed"
             )
 
             def died() -> None:
@@ -172,20 +171,20 @@ class AsyncCallRunner:
         return _Ending(record=failed(held.record, error), failure=error, observe=observe)
 
     async def _wait_for_quotas(self, held: PendingCall, call: Call) -> tuple[Exchange, int, bytes]:
-        """Its answer. Where its quotas are used up the call waits as long as its result would be
-        kept, in the way of its own key only."""
-        async with self._gates.of_key(call.key_id, call.target):
+        """Run the call. While its quotas are used up it waits until its result would expire,
+        blocking only calls of its own key."""
+        async with self._gates.for_key(call.key_id, call.target):
             while True:
                 try:
-                    async with self._gates.of_all(call.target):
-                        return await self._go(held, call)
+                    async with self._gates.for_revision(call.target):
+                        return await self._run_once(held, call)
                 except errors.OverQuota:
-                    if time.time() > held.give_up_at:
+                    if time.time() > held.retry_until:
                         raise
                 await asyncio.sleep(BUSY_RETRY_S)
-                call.admission = self._admission(call)  # it may be other quotas by now
+                call.admission = self._admission(call)  # its quotas may have changed
 
-    async def _go(self, held: PendingCall, call: Call) -> tuple[Exchange, int, bytes]:
+    async def _run_once(self, held: PendingCall, call: Call) -> tuple[Exchange, int, bytes]:
         try:
             self._load(call)
             exchange = await self._begin(held, call)
@@ -195,7 +194,7 @@ class AsyncCallRunner:
             _release(call)
 
     async def _begin(self, held: PendingCall, call: Call) -> Exchange:
-        """For room the call waits as long as any. Raises OverQuota at once."""
+        """Begin the call, waiting for capacity within its queue time. Raises OverQuota at once."""
         until = time.monotonic() + call.remaining_s(call.target.spec.clocks.queue_s)
         while True:
             try:
@@ -205,7 +204,7 @@ class AsyncCallRunner:
                 if call.admission is not None:
                     await call.admission.hold()
                 if held.record.state != "RUNNING":
-                    self._held.note(
+                    self._held.record_change(
                         held,
                         replace(held.record, state="RUNNING", sequence=held.record.sequence + 1),
                     )
@@ -218,20 +217,19 @@ class AsyncCallRunner:
                     and time.monotonic() <= until
                 )
                 if not may_wait:
-                    return await self._instead(call, e)
+                    return await self._run_fallback(call, e)
             _release(call)
             await asyncio.sleep(BUSY_RETRY_S)
 
-    async def _instead(self, call: Call, failure: errors.PilotlightError) -> Exchange:
-        """What answers in the function's place, once no attempt is left. Raises `failure`, or one
-        like it."""
+    async def _run_fallback(self, call: Call, failure: errors.PilotlightError) -> Exchange:
+        """Run the function's fallback, once no attempt is left. Raises `failure`, or a similar
+        error."""
         if not self._is_last(call):
             raise failure
-        return await self._dispatcher.instead(call, failure)
+        return await self._dispatcher.run_fallback(call, failure)
 
     def _is_last(self, call: Call) -> bool:
-        """Whether no attempt follows: what answers in a function's place does so where it cannot,
-        not where it can in a moment."""
+        """Return whether no attempt follows: a fallback answers only after the last attempt."""
         policy = call.target.spec.retries
         return policy is None or call.retries >= policy.max_retries
 
@@ -242,7 +240,7 @@ def _release(call: Call) -> None:
 
 
 def _of_submitted(held: PendingCall) -> dict[str, Any]:
-    """What a trace says of a call that nobody waits for."""
+    """Return the trace attributes of a submitted call."""
     return {
         "is_submitted": True,
         "extra": {"faas.trigger": "timer", "pilotlight.schedule": held.record.schedule}

@@ -1,13 +1,13 @@
-"""Asks the controller for calls that are due (schedules, dead letters sent again), and sees to it
-that each is run here or elsewhere, once.
+"""Polls the controller for due calls (schedules, dead letters sent again), and ensures that each is
+run once, here or by another activator.
 
-The order is what makes it once: a call that is handed out is written into the journal, then taken,
-and begun only when the answer says that it is ours. Killed before it is written down, the claim
-lapses and another asks. Killed after that, this activator finds it in its journal, and asks whether
-it is still its own before it begins it.
+The order guarantees that: a call that the controller hands out is written to the journal, then
+claimed, and begun only when the controller confirms the claim. If the process dies before the
+write, the hand-out lapses and another activator gets the call. If it dies after that, this
+activator finds the call in its journal, and confirms its claim before it begins the call.
 
-A call that there is no room for stays with the controller, and so do its tenant's others for a
-while: other tenants' calls go on.
+A call for which there is no capacity stays with the controller, and so do its tenant's other calls
+for a while; other tenants' calls continue.
 
 Owner: the event loop.
 """
@@ -29,34 +29,35 @@ from weight_cache.cookies import no_cookies
 log = logging.getLogger(__name__)
 
 WAIT_S = 25.0
-"""How long the controller may hold a question open."""
+"""Long poll timeout of the controller."""
 ANSWER_S = 10.0
 RETRY_S = (0.1, 0.5, 1.0, 5.0)
 FULL_S = 5.0
-"""A tenant whose call was refused is not asked for again before: until then some of what fills its
-room may have ended."""
+"""Pause for the due calls of a tenant after one was refused: by then some of its pending calls may
+have ended."""
 
 CROWDED_S = 0.5
 
 
 class ScheduledCallSink(Protocol):
-    """Who writes due calls down and runs them (`calls.SubmittedCalls`)."""
+    """Stores due calls in the journal and runs them (`service.AsyncCalls`)."""
 
-    async def keep(self, kept: dict[str, Any]) -> None:
-        """Write a call down, without running it. Raises TooManyRequests, JournalFull, Conflict."""
+    async def store(self, kept: dict[str, Any]) -> None:
+        """Write a call to the journal, without running it. Raises TooManyRequests, JournalFull,
+        Conflict."""
         ...
 
-    def kept(self) -> list[str]:
-        """Those that are written down and not begun, by `due`."""
+    def stored(self) -> list[str]:
+        """Return the `due` ids of calls that are stored and not begun."""
         ...
 
-    def begin_kept(self, asked: list[str], ours: list[str]) -> None:
-        """Of those `request` about run `ours`, forget the others."""
+    def begin_stored(self, asked: list[str], ours: list[str]) -> None:
+        """Run the calls in `ours`, and delete the others in `asked`."""
         ...
 
 
 class SchedulePoller:
-    """See the module."""
+    """Polls the controller for due calls and passes them to a sink."""
 
     def __init__(
         self,
@@ -67,11 +68,11 @@ class SchedulePoller:
         activator: str,
         wait_s: float = WAIT_S,
     ) -> None:
-        self._keeper = keeper
+        self._sink = keeper
         self._activator = activator
         self._wait_s = wait_s
         self._full: dict[str, float] = {}
-        """Tenants that there was no room for, and until when (time.monotonic) they are left out."""
+        """Tenants without capacity, and until when (time.monotonic) they are skipped."""
         self._client = httpx.AsyncClient(
             transport=controller.transport(),
             base_url=controller.base_url,
@@ -81,10 +82,10 @@ class SchedulePoller:
         )
 
     def __repr__(self) -> str:
-        return f"<SchedulePoller of {self._activator}: {len(self._keeper.kept())} not taken>"
+        return f"<SchedulePoller of {self._activator}: {len(self._sink.stored())} not claimed>"
 
     async def run(self) -> None:
-        """Ask until cancelled. While the controller is away what is due waits there."""
+        """Poll until cancelled. While the controller is unavailable due calls wait there."""
         failures = 0
         while True:
             try:
@@ -92,56 +93,56 @@ class SchedulePoller:
                 failures = 0
             except (httpx.HTTPError, errors.PilotlightError) as e:
                 if failures == 0:
-                    log.warning("due calls wait error=%r", e)
+                    log.warning("cannot poll the controller for due calls; retrying error=%r", e)
                 await asyncio.sleep(RETRY_S[min(failures, len(RETRY_S) - 1)])
                 failures += 1
 
     async def round(self) -> None:
-        """First what an earlier life, or an earlier round, left in the journal; then what has
-        become due.
+        """Run one poll: first claim calls that an earlier process or round left in the journal,
+        then fetch new due calls.
 
         Raises httpx.HTTPError, JournalFull.
         """
-        await self._take()
-        # not all can be named: what comes may be theirs again, at once
+        await self._claim_stored()
+        # the query cannot name all of them, so their calls may be returned again at once
         if len(self._full) > MAX_WITHOUT:
             await asyncio.sleep(CROWDED_S)
-        response = await self._client.get(DUE_PATH, params=self._question())
+        response = await self._client.get(DUE_PATH, params=self._query())
         response.raise_for_status()
         try:
             for kept in response.json()["calls"]:
-                await self._keep(kept)
+                await self._store(kept)
         finally:
-            await self._take()
+            await self._claim_stored()
 
-    def _question(self) -> dict[str, str | list[str]]:
+    def _query(self) -> dict[str, str | list[str]]:
         now = time.monotonic()
         self._full = {tenant: until for tenant, until in self._full.items() if until > now}
         left_out = sorted(self._full)[:MAX_WITHOUT]
         wait_s = min(self._wait_s, FULL_S) if left_out else self._wait_s
         return {"activator": self._activator, "wait_s": f"{wait_s:g}", "without": left_out}
 
-    async def _keep(self, kept: dict[str, Any]) -> None:
-        """Raises JournalFull."""
+    async def _store(self, kept: dict[str, Any]) -> None:
+        """Store a due call, or skip its tenant while there is no capacity. Raises JournalFull."""
         tenant = str(kept["record"]["tenant"])
         if tenant in self._full:
             return
         try:
-            await self._keeper.keep(kept)
+            await self._sink.store(kept)
         except (errors.TooManyRequests, errors.Conflict) as e:
             log.warning("event=due_call_waits call=%s error=%s", kept["due"], e)
             self._full[tenant] = time.monotonic() + min(e.retry_after_s or FULL_S, FULL_S)
 
-    async def _take(self) -> None:
-        asked = self._keeper.kept()
+    async def _claim_stored(self) -> None:
+        asked = self._sink.stored()
         if not asked:
             return
         response = await self._client.post(
             DUE_PATH, json={"activator": self._activator, "ids": asked}
         )
         response.raise_for_status()
-        self._keeper.begin_kept(asked, response.json()["yours"])
+        self._sink.begin_stored(asked, response.json()["yours"])
 
     async def aclose(self) -> None:
-        """Close the connection; what was written down is asked about by the next life."""
+        """Close the connection; the next process claims the stored calls."""
         await self._client.aclose()

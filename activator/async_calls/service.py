@@ -1,19 +1,18 @@
 """Submitted calls: durable before their 202, run when there is a slot, polled by id until their
 result expires.
 
-A call is in the journal from its 202 until the controller has its result, so no death of a process
-loses it: the next start of this activator runs what is unfinished again (at least once: a function
-whose instance died under a call may see it twice, and is told which attempt it sees). Until it runs
-its body is in the journal only: what the bodies and results of a tenant, and of all, may take is
-bounded in bytes, and so is their number. Only as many calls of a function are dispatched at once as
-its instances can hold; the rest wait here, not in the throttler's queue, which is for callers who
-wait. A call counts as a request of its quotas when it is submitted, and among those that run at
-once while it runs.
+A call is in the journal from its 202 until the controller has its result, so it survives a crash:
+the next process of this activator runs unfinished calls again (at least once: a function whose
+instance died during a call may get it twice, with the number of the attempt). Until a call runs,
+its body is only in the journal. Bytes and number of pending calls are limited per tenant and for
+all tenants. Calls of a function are dispatched up to the capacity of its instances; the others
+wait here, not in the throttler's queue, which is for synchronous callers. A call counts as a
+request of its quotas when it is submitted, and towards the concurrency quota while it runs.
 
-Calls that the control plane began (schedules, dead letters sent again) are written down here, too
-(`keep`), but run only once the controller has said that they are ours (`begin_kept`).
+Calls from the control plane (schedules, dead letters sent again) are also stored here (`store`),
+but run only once the controller has confirmed the claim (`begin_stored`).
 
-Owner: the event loop. What is held is `_held`; each call's task changes its own entry.
+Owner: the event loop. `_held` has the pending calls; each call's task changes its own entry.
 """
 
 from __future__ import annotations
@@ -70,14 +69,13 @@ from weight_cache.addresses import Address
 log = logging.getLogger(__name__)
 
 DEAD_TTL_S = 7 * 86_400.0
-"""A dead letter is kept at least this long: a weekend, and the days in which somebody finds out
-why."""
+"""A dead letter is stored at least this long: enough to find the cause, weekends included."""
 _KEY = HEADER_IDEMPOTENCY_KEY.encode()
 _WEBHOOK = HEADER_WEBHOOK.encode()
 
 
 class AsyncCalls:
-    """See the module."""
+    """Accepts, runs and finishes submitted calls."""
 
     def __init__(
         self,
@@ -100,10 +98,10 @@ class AsyncCalls:
         self._entrance = entrance
         self._settings = settings
         self._held = PendingCalls()
-        self._kept: dict[str, tuple[str, int]] = {}
-        """By `due`: ids of calls in the journal that may be another activator's, and how many
-        attempts were made."""
-        self._putting: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._stored: dict[str, tuple[str, int]] = {}
+        """By `due`: ids of stored calls whose claim is not confirmed, and their number of
+        attempts."""
+        self._put_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._attempts = AsyncCallRunner(
             held=self._held,
             dispatcher=dispatcher,
@@ -117,28 +115,28 @@ class AsyncCalls:
         self._results = ResultShipper(
             self._held, journal=books.journal, controller=controller, token=token
         )
-        self._questions = AsyncCallApi(
+        self._api = AsyncCallApi(
             self._held,
             control=control,
             siblings=siblings,
             cancel=self._cancel,
             heartbeat_s=settings.heartbeat_s,
         )
-        self.answer = self._questions.answer
+        self.answer = self._api.answer
 
     def __repr__(self) -> str:
-        return f"<AsyncCalls {self._held!r}, {len(self._kept)} not taken>"
+        return f"<AsyncCalls {self._held!r}, {len(self._stored)} not claimed>"
 
     # -- submitting --------------------------------------------------------------------------------
     async def submit(self, request: Request, caller: Principal, call: Call) -> None:
-        """Hold the call durably, then answer 202 with where to look; a repeat under the same
+        """Store the call durably, then answer 202 with its location; a repeat with the same
         idempotency key is the same call.
 
         Raises TooManyRequests, JournalFull, Conflict, InvalidInput.
         """
         webhook = webhook_of(request)
         if not is_under_key(request):
-            record = (await self.hold(caller, call, fingerprint="", webhook=webhook)).to_json()
+            record = (await self.accept(caller, call, fingerprint="", webhook=webhook)).to_json()
             is_new = True
         else:
             record, is_new = await self._once(request, caller, call, id_under_key(request, caller))
@@ -147,10 +145,10 @@ class AsyncCalls:
             headers.append((HEADER_REPLAYED.encode(), b"true"))
         await request.respond_json(202, receipt_of(record), headers)
 
-    async def hold(
+    async def accept(
         self, caller: Principal, call: Call, *, fingerprint: str, webhook: str = ""
     ) -> CallRecord:
-        """Take responsibility for a call; returns once it is durable."""
+        """Accept a call; returns once it is durable."""
         self.check_room(caller.tenant, len(call.body))
         record = queued(caller, call, fingerprint=fingerprint, webhook=webhook)
         held = self._held.add(record, len(call.body))
@@ -163,11 +161,11 @@ class AsyncCalls:
         held.task = asyncio.create_task(self._run(held, call), name=f"call {call.id}")
         if isinstance(call, EngineCall):
             call.is_kept = True
-        self._held.note(held, record)
+        self._held.record_change(held, record)
         return record
 
     def check_room(self, tenant: str, size: int) -> None:
-        """Whether a call of so many bytes may be submitted. Raises TooManyRequests."""
+        """Check that a call of `size` bytes may be submitted. Raises TooManyRequests."""
         taken, settings, size = self._held.bytes_of, self._settings, max(size, LEAST_BYTES)
         for whose, pending, bound in (
             (
@@ -179,8 +177,8 @@ class AsyncCalls:
         ):
             if pending >= bound:
                 problem = (
-                    f"{pending} submitted calls {whose} are pending, the bound "
-                    f"(activator.max_pending_submits; a tenant's is half)"
+                    f"{pending} submitted calls {whose} are pending, the limit "
+                    f"(activator.max_pending_submits; half of it for one tenant)"
                 )
                 raise errors.TooManyRequests(problem, retry_after_s=5)
         for whose, used, name, limit in (
@@ -194,13 +192,13 @@ class AsyncCalls:
         ):
             if used + size > limit:
                 problem = (
-                    f"{whose} submitted calls take {used} of {limit} bytes, the bound "
-                    f"(activator.{name}): wait until some have ended"
+                    f"{whose} submitted calls use {used} of {limit} bytes, the limit "
+                    f"(activator.{name}): retry once some have ended"
                 )
                 raise errors.TooManyRequests(problem, retry_after_s=5)
 
     def reading(self, tenant: str, size: int) -> AbstractContextManager[None]:
-        """Set room aside for a body that is about to be read, of `size` bytes at most. Raises
+        """Reserve room for a body of at most `size` bytes that is about to be read. Raises
         TooManyRequests."""
         self.check_room(tenant, size)
         return self._held.reading(tenant, size)
@@ -214,17 +212,17 @@ class AsyncCalls:
                 f"the journal cannot be read: {type(e).__name__}", retry_after_s=1
             ) from e
 
-    async def put_elsewhere(self, request: Request, caller: Principal, own_id: str) -> bool:
-        """Whether another activator keeps the calls of this id, and has answered.
+    async def forward_put(self, request: Request, caller: Principal, own_id: str) -> bool:
+        """Forward a PUT to the activator that owns this id. Returns whether it was answered there.
 
         Raises Unavailable while it is down, TooManyRequests.
         """
-        return self._siblings is not None and await self._siblings.hand_over(
+        return self._siblings is not None and await self._siblings.forward_to_owner(
             request, caller.tenant, namespaced_call_id(caller.tenant, own_id)
         )
 
     async def put(self, request: Request, caller: Principal, call: Call, own_id: str) -> None:
-        """`PUT /v1/calls/{id}`: the caller's own id makes a repeat the same call. Raises Conflict
+        """Handle `PUT /v1/calls/{id}`: a repeat with the same id is the same call. Raises Conflict
         when the arguments differ."""
         record, is_new = await self._once(request, caller, call, own_id)
         await request.respond_json(202 if is_new else 200, {**receipt_of(record), "id": own_id})
@@ -232,23 +230,24 @@ class AsyncCalls:
     async def _once(
         self, request: Request, caller: Principal, call: Call, own_id: str
     ) -> tuple[dict[str, Any], bool]:
-        """The call of this id, and whether it is new."""
+        """Return the call of this id, and whether it is new."""
         fingerprint = hashlib.sha256(
-            b"%s\0%s\0%s" % (call.target.function_id.encode(), call.method.encode(), call.said)
+            b"%s\0%s\0%s"
+            % (call.target.function_id.encode(), call.method.encode(), call.caller_arguments)
         ).hexdigest()
         call.id = namespaced_call_id(caller.tenant, own_id)
-        # a repeat that comes at once waits for the first to be held
-        async with self._putting.setdefault(call.id, asyncio.Lock()):
-            known = await self._questions.find(request, caller, call.id)
+        # a concurrent repeat waits until the first is stored
+        async with self._put_locks.setdefault(call.id, asyncio.Lock()):
+            known = await self._api.find(request, caller, call.id)
             if known is None:
                 return (
-                    await self.hold(
+                    await self.accept(
                         caller, call, fingerprint=fingerprint, webhook=webhook_of(request)
                     )
                 ).to_json(), True
         if known["labels"].get("fingerprint") != fingerprint:
             raise errors.Conflict(
-                "this id, or idempotency key, was used already for another function or other "
+                "this id, or idempotency key, was already used for another function or other "
                 "arguments"
             )
         return known, False
@@ -281,28 +280,30 @@ class AsyncCalls:
             self._books.journal.finish(record.id, {**record.to_json(), **kept})
         except errors.StorageFull as e:
             log.error(
-                "result not journalled, kept in memory until shipped call=%s error=%s", record.id, e
+                "cannot journal result; keeping it in memory until shipped call=%s error=%s",
+                record.id,
+                e,
             )
-        self._held.note(held, record)
+        self._held.record_change(held, record)
 
     async def _cancel(self, held: PendingCall) -> None:
         if held.record.state in FINAL:
             return
         if held.task is None:
             raise errors.Conflict(
-                f"call {held.record.id} has not begun, and cannot be cancelled yet: try again",
+                f"call {held.record.id} has not begun, and cannot be cancelled yet: retry",
                 retry_after_s=1,
             )
         held.task.cancel()
         await asyncio.wait([held.task])
         if held.record.state not in FINAL:
-            self._attempts.left(held)
+            self._attempts.record_cancelled(held)
             self._finish(
                 held, replace(held.record, state="CANCELLED", status=499, outcome="cancelled")
             )
 
     def _admission(self, call: Call) -> Admission | None:
-        """What a call that was counted when it came may hold. Raises Forbidden."""
+        """Return the admission of a call that was counted at submission. Raises Forbidden."""
         entry = self._entrance.entry(self._caller(call.key_id, call.target.tenant), call.target)
         return Admission(entry.gate, requests=0, holds=0) if entry.gate is not None else None
 
@@ -313,15 +314,16 @@ class AsyncCalls:
 
     # -- recovery ----------------------------------------------------------------------------------
     def start(self, group: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
-        """Run what the last process left unfinished, deliver its results, and begin to ship."""
+        """Resume the unfinished calls of the last process, ship its results, and start the
+        shipper."""
         for left in self._books.recovered.undelivered:
             record = CallRecord.from_json(self._books.journal.payload(left.id))
-            self._held.note(self._held.get(left.id) or self._held.add(record), record)
+            self._held.record_change(self._held.get(left.id) or self._held.add(record), record)
         for left in self._books.recovered.unfinished:
             kept = self._books.journal.payload(left.id)
             if "due" in kept:
                 self._held.add(CallRecord.from_json(kept["record"]), _size_of(kept))
-                self._kept[kept["due"]] = (left.id, left.attempts)
+                self._stored[kept["due"]] = (left.id, left.attempts)
             else:
                 self._resume(kept, left.attempts)
         return [group.create_task(self._results.run(), name="call results shipping")]
@@ -336,19 +338,19 @@ class AsyncCalls:
             self._finish(held, failed(record, e))
             return
         call.attempt = max(attempts, record.attempt) + 1
-        # the one that was cut off by our own end does not count against it
+        # the attempt that our own shutdown interrupted does not count as a retry
         call.retries = max(0, attempts - record.attempt - 1)
-        if "due" in kept:  # only here it is known how long its result is kept
-            held.give_up_at = time.time() + call.target.spec.clocks.result_ttl_s
-            held.record = replace(record, expires_at=held.give_up_at)
+        if "due" in kept:  # the expiry of its result is known only now
+            held.retry_until = time.time() + call.target.spec.clocks.result_ttl_s
+            held.record = replace(record, expires_at=held.retry_until)
         call.park()
         held.task = asyncio.create_task(self._run(held, call), name=f"call {call.id} (resumed)")
 
     def _call(self, record: CallRecord, kept: dict[str, Any]) -> Call:
-        """The call that a journal holds, as its function and its key are now.
+        """Return the call of a journal entry, with the current state of its function and its key.
 
-        Raises NotFound, Forbidden, Unavailable; UnsupportedMediaType for a pickle that an older
-        version took from another tenant."""
+        Raises NotFound, Forbidden, Unavailable; UnsupportedMediaType for a pickle of another tenant
+        that an older version accepted."""
         owner = TenantId(kept.get("owner") or record.tenant)
         address = FunctionAddress(
             tenant=owner, environment=record.environment, app=record.app, function=record.function
@@ -385,16 +387,17 @@ class AsyncCalls:
         call.trace = Trace.from_json(kept["trace"]) if kept.get("trace") else None
         return call
 
-    # -- what the control plane began --------------------------------------------------------------
-    async def keep(self, kept: dict[str, Any]) -> None:
-        """Write a due call down, without running it; again: nothing. Raises TooManyRequests,
-        JournalFull; Conflict while an earlier life of it is still being told."""
+    # -- calls from the control plane --------------------------------------------------------------
+    async def store(self, kept: dict[str, Any]) -> None:
+        """Store a due call, without running it. Idempotent. Raises TooManyRequests, JournalFull;
+        Conflict while the result of an earlier run is not shipped yet."""
         record = CallRecord.from_json(kept["record"])
-        if kept["due"] in self._kept:
+        if kept["due"] in self._stored:
             return
         if record.id in self._held:
             raise errors.Conflict(
-                f"call {record.id} has not been told to its end yet", retry_after_s=1
+                f"the result of the earlier run of call {record.id} is not shipped yet",
+                retry_after_s=1,
             )
         self.check_room(record.tenant, _size_of(kept))
         self._held.add(record, _size_of(kept))
@@ -403,18 +406,18 @@ class AsyncCalls:
         except BaseException:
             self._held.drop(record.id)
             raise
-        self._kept[kept["due"]] = (record.id, 0)
+        self._stored[kept["due"]] = (record.id, 0)
 
-    def kept(self) -> list[str]:
-        """Those that are written down and not begun, by `due`."""
-        return list(self._kept)
+    def stored(self) -> list[str]:
+        """Return the `due` ids of calls that are stored and not begun."""
+        return list(self._stored)
 
-    def begin_kept(self, asked: Collection[str], ours: Collection[str]) -> None:
-        """Of those `request` about run `ours`; the others are another activator's, and
-        forgotten."""
+    def begin_stored(self, asked: Collection[str], ours: Collection[str]) -> None:
+        """Run the calls in `ours`; the others in `asked` belong to another activator and are
+        deleted."""
         mine = frozenset(ours)
         for name in asked:
-            call_id, attempts = self._kept.pop(name)
+            call_id, attempts = self._stored.pop(name)
             if name in mine:
                 self._resume(self._books.journal.payload(call_id), attempts)
             else:
@@ -422,8 +425,8 @@ class AsyncCalls:
                 self._books.journal.forget(call_id)
 
     async def aclose(self) -> None:
-        """Stop: what runs is abandoned here and run again by the next start, because the journal
-        still holds it."""
+        """Stop: running calls are cancelled, and the next process runs them again from the
+        journal."""
         tasks = self._held.tasks()
         for task in tasks:
             task.cancel()
@@ -432,24 +435,25 @@ class AsyncCalls:
 
 
 def _size_of(kept: dict[str, Any]) -> int:
-    """Bytes of the body of a call in the journal."""
+    """Return the size of the body of a journal entry."""
     return len(kept["body"]) * 3 // 4
 
 
 def _choice_of(record: CallRecord, target: CallTarget) -> RoutingDecision | None:
-    """The arm that a call was given: it is still in it while the arm's revision answers."""
+    """Return the experiment arm of a call, while the arm's revision is still routed."""
     if not record.arm or target.revision != record.revision:
         return None
     return RoutingDecision(target, experiment=record.experiment, arm=record.arm, unit=record.unit)
 
 
 def is_under_key(request: Request) -> bool:
-    """Whether the request carries an idempotency key."""
+    """Return whether the request carries an idempotency key."""
     return _KEY in request.headers
 
 
 def id_under_key(request: Request, caller: Principal) -> str:
-    """The own id of a call that is submitted under an idempotency key. Raises InvalidInput."""
+    """Return the caller's id of a call that is submitted under an idempotency key. Raises
+    InvalidInput."""
     key = request.headers[_KEY]
     if not 0 < len(key) <= 255:
         raise errors.InvalidInput(
@@ -459,7 +463,7 @@ def id_under_key(request: Request, caller: Principal) -> str:
 
 
 def webhook_of(request: Request) -> str:
-    """Which webhook is told of a call's end; "" = none by name. Raises InvalidInput."""
+    """Return the webhook that is notified when a call ends; "" = none. Raises InvalidInput."""
     given = request.headers.get(_WEBHOOK, b"").decode("latin-1")
     try:
         return check_name("webhook", given) if given else ""
@@ -468,10 +472,11 @@ def webhook_of(request: Request) -> str:
 
 
 def function_of_put(request: Request) -> str:
-    """The `function` query parameter of a PUT. Raises InvalidInput."""
+    """Return the `function` query parameter of a PUT. Raises InvalidInput."""
     given = parse_qs(request.scope["query_string"].decode("latin-1")).get("function")
     if not given:
         raise errors.InvalidInput(
-            "name the function: PUT /v1/calls/{id}?function=app/function", parameter="function"
+            "query parameter function is missing: PUT /v1/calls/{id}?function=app/function",
+            parameter="function",
         )
     return str(given[0])

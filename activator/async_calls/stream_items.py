@@ -1,5 +1,5 @@
-"""What a streamed result consists of: events, lines or pickles become items, each one server-sent
-event. Nothing is unpickled here."""
+"""Splits a streamed result into items: each event, line or pickle becomes one server-sent event.
+Pickles are not loaded here."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ _PROBLEM: Final = PROBLEM_BASE.encode()
 
 
 class ItemSplitter(Protocol):
-    """Owner: one reader of one stream."""
+    """Splits a stream into items. Owner: one reader of one stream."""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The items that `data` completes, each as the lines of an event, without its id and the
-        empty line behind it."""
+        """Return the items that `data` completes, each as the lines of an event without its id and
+        its empty last line."""
         ...
 
 
 class SseItems:
-    """Events stay what they are; comments are no items."""
+    """Splits server-sent events, leaving out comments."""
 
     def __init__(self) -> None:
         self._parts = _Parts(b"\n\n")
 
     def feed(self, data: bytes) -> list[bytes]:
-        """See Cutter."""
+        """Return the items that `data` completes."""
         return [
             event
             for event in self._parts.feed(data)
@@ -41,13 +41,13 @@ class SseItems:
 
 
 class NdjsonItems:
-    """A line is an item; a problem document is an error."""
+    """Splits lines; a problem document becomes an error event."""
 
     def __init__(self) -> None:
         self._parts = _Parts(b"\n")
 
     def feed(self, data: bytes) -> list[bytes]:
-        """See Cutter."""
+        """Return the items that `data` completes."""
         return [
             (b"event: error\ndata: " if _is_problem(line) else b"data: ") + line
             for line in self._parts.feed(data)
@@ -56,15 +56,15 @@ class NdjsonItems:
 
 
 class PickleItems:
-    """A pickle is an item in base64: `event: pickle`, and `event: exception` for what was
-    raised."""
+    """Splits pickles, sent in base64 as `event: pickle`, and as `event: exception` for a raised
+    exception."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
         self._exception_follows = False
 
     def feed(self, data: bytes) -> list[bytes]:
-        """See Cutter."""
+        """Return the items that `data` completes."""
         self._buffer += data
         found, at = [], 0
         while len(self._buffer) - at >= _LENGTH.size:
@@ -87,19 +87,18 @@ class PickleItems:
 
 
 class _Parts:
-    """Parts of a stream that each end with `delimiter`; each byte is looked at once, however small
-    the pieces come."""
+    """Splits a stream at `delimiter`; each byte is searched once, however small the pieces are."""
 
     def __init__(self, delimiter: bytes) -> None:
         self._delimiter = delimiter
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The parts that it completes, without their delimiters."""
+        """Return the parts that `data` completes, without their delimiters."""
         buffer, delimiter = self._buffer, self._delimiter
-        looked_at = max(0, len(buffer) - len(delimiter) + 1)
+        searched = max(0, len(buffer) - len(delimiter) + 1)
         buffer += data
-        end = buffer.rfind(delimiter, looked_at)
+        end = buffer.rfind(delimiter, searched)
         if end < 0:
             return []
         found = bytes(buffer[:end]).split(delimiter)
@@ -108,7 +107,7 @@ class _Parts:
 
 
 def cutter_of(content_type: str) -> ItemSplitter | None:
-    """What finds the items of a result of this type; None for one that is a single value."""
+    """Return a splitter for results of this type; None for a single value."""
     kind = content_type.partition(";")[0].strip()
     makers: dict[str, Callable[[], ItemSplitter]] = {
         CONTENT_SSE: SseItems,

@@ -103,7 +103,7 @@ class AutoscalerLoop:
         self._gate.serve(self._holdings)
         self._pauses = Pauses()
         self._drops: set[asyncio.Task[None]] = set()
-        self._naps = EngineSleepMode()
+        self._sleep_mode = EngineSleepMode()
         self.reconciled = asyncio.Event()
         table.on_function = self.route_changed
 
@@ -159,7 +159,7 @@ class AutoscalerLoop:
             "start_ms": reservation.start_ms,
             "instance": info.id,
         }
-        reservation.give_back()
+        reservation.release_unused()
         if snapshot and "snapshot" not in report:
             stage("snapshot")
             report["snapshot"] = await self._checkpoint(target)
@@ -207,7 +207,9 @@ class AutoscalerLoop:
                 scaled.throttler.retarget(targets[key])
             elif scaled.name == name:
                 if not scaled.throttler.is_retired:
-                    scaled.throttler.kept_until = self._clock() + self._table.keeps_previous_s(name)
+                    scaled.throttler.kept_until = self._clock() + self._table.previous_retention_s(
+                        name
+                    )
                 scaled.throttler.retire()
         for key in left - self._scaled.keys():
             self._drop_template(key)
@@ -236,7 +238,7 @@ class AutoscalerLoop:
         infos = {str(info.id): info for info in await self._fleet.adopt()}
         for instance_id, throttler in known.items():
             if instance_id not in infos:
-                throttler.gone(instance_id, "lost")
+                throttler.instance_exited(instance_id, "lost")
         for instance_id, info in infos.items():
             if instance_id not in known and not self._is_handled(instance_id):
                 await self._adopt(info)
@@ -286,7 +288,7 @@ class AutoscalerLoop:
 
     async def _is_half_asleep(self, target: CallTarget, info: InstanceInfo) -> bool:
         try:
-            return await self._naps.is_half_asleep(target.spec, info.socket)
+            return await self._sleep_mode.is_half_asleep(target.spec, info.socket)
         except agent_errors.SnapshotterError as e:
             log.warning("engine does not say whether it sleeps instance=%s error=%s", info.id, e)
             return False
@@ -327,7 +329,7 @@ class AutoscalerLoop:
             throttler = scaled.throttler
             instance = throttler.instances.get(event.subject)
             if event.kind == "instance_gone":
-                throttler.gone(event.subject, event.reason, event.detail.get("cpu_ns"))
+                throttler.instance_exited(event.subject, event.reason, event.detail.get("cpu_ns"))
             elif instance is not None and event.kind == "instance_stopping":
                 throttler.drain(instance)
 
@@ -345,8 +347,8 @@ class AutoscalerLoop:
             now = self._clock()
             self.record(now)
             for scaled in list(self._scaled.values()):
-                scaled.throttler.look_for_slow(now)
-                scaled.throttler.end_asleep(now)
+                scaled.throttler.eject_slow_instance(now)
+                scaled.throttler.stop_expired_suspended(now)
                 if self._freeze_idle_s is not None:
                     scaled.throttler.freeze_idle(now, self._freeze_idle_s)
                 if tick % DECIDE_EVERY == 0:
@@ -397,7 +399,7 @@ class AutoscalerLoop:
                 for i in live.values()
             ]
             for victim in choose_victims(candidates, decision.stops):
-                throttler.rest(live[victim])
+                throttler.suspend_or_stop(live[victim])
         self._forget_if_over(scaled, now)
 
     def _forget_if_over(self, scaled: RevisionScaler, now: float) -> None:
@@ -442,7 +444,7 @@ class AutoscalerLoop:
             counts[*labels, "circuit_open"] += (
                 throttler.health is not None and throttler.health.breaker.state is not State.CLOSED
             )
-            counts[*labels, "starts_held_up"] += throttler.held_up
+            counts[*labels, "starts_held_up"] += throttler.blocked_starts
             counts[*labels, "calls_waiting"] += throttler.waiting
             counts[*labels, "calls_in_flight"] += throttler.in_flight
         return counts

@@ -121,7 +121,7 @@ class RevisionScaler:
                 decision,
             )
         self.decision = decision
-        throttler.settle_on(decision.wanted)
+        throttler.set_desired_instances(decision.wanted)
         return decision
 
     def _kept(self, now: float, ready: int) -> int | None:

@@ -1,5 +1,5 @@
-"""Which instance takes a call: throttlers, instance pools, queues, reservations, and instances that
-are suspended or yielded.
+"""Assignment of calls to instances: throttlers, instance pools, queues, reservations, and instances
+that are suspended or yielded to other activators.
 
-How many there should be is decided in `autoscaler`.
+`autoscaler` decides how many instances there should be.
 """

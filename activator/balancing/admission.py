@@ -1,8 +1,8 @@
-"""Who may go on: pure bounds, checked before anything is started or billed.
+"""Admission limits, checked before anything is started or billed.
 
-Traffic without a valid key is held to a rate per address (a token bucket, Turner 1986), and shares
-it with no valid key: that is looked up first, which costs one hash whatever came. Calls that wait
-are bounded for the process, for each function, and by every `queued` quota that they count towards.
+Requests without a valid key have a rate limit per address (a token bucket, Turner 1986). Valid keys
+do not count towards it: the key is looked up first, at the cost of one hash. Waiting calls are
+limited for the process, for each function, and by every `queued` quota that applies to them.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from activator.fairness.queue_priority import QueueBound
 from pilotlight import errors
 
 MAX_ADDRESSES = 10_000
-"""Addresses remembered; the least recently seen goes first (it starts again with a full bucket,
-which costs us one burst)."""
+"""Addresses tracked; the least recently seen is evicted first (it starts again with a full bucket,
+which admits one more burst)."""
 
 
 @lru_cache(maxsize=4096)
 def network_of(address: str) -> str:
-    """Whom an address is counted as: an IPv6 address as its /64, which one host may take any
-    address of; any other as itself."""
+    """Return the unit that an address is counted as: for IPv6 its /64, because one host may use any
+    address of it; for others the address itself."""
     if ":" not in address:
         return address
     try:
@@ -38,8 +38,8 @@ def network_of(address: str) -> str:
 
 
 class TokenBucket:
-    """`rate_per_s` tokens flow in, at most `burst` are kept. `now` in seconds, any monotonic
-    clock."""
+    """A token bucket that gains `rate_per_s` tokens up to `burst`. `now` in seconds of any
+    monotonic clock."""
 
     __slots__ = ("_at", "_burst", "_rate_per_s", "_tokens")
 
@@ -50,22 +50,22 @@ class TokenBucket:
         self._at = now
 
     def take(self, now: float) -> float:
-        """Take one token: 0.0, or the seconds until there is one."""
+        """Take one token. Returns 0.0, or the seconds until there is one."""
         wait_s = self.wait_s(now)
         if wait_s == 0:
             self._tokens -= 1
         return wait_s
 
     def wait_s(self, now: float) -> float:
-        """Seconds until there is a token; 0.0 when there is one."""
+        """Return the seconds until there is a token; 0.0 when there is one."""
         self._tokens = min(self._burst, self._tokens + (now - self._at) * self._rate_per_s)
         self._at = now
         return 0.0 if self._tokens >= 1 else (1 - self._tokens) / self._rate_per_s
 
 
 class UnauthenticatedRateLimiter:
-    """A bucket per address (of IPv6, per /64) for requests without a valid key. Owner: the event
-    loop."""
+    """A token bucket per address (for IPv6, per /64) for requests without a valid key. Owner: the
+    event loop."""
 
     def __init__(self, *, rate_per_s: float) -> None:
         self._rate_per_s = rate_per_s
@@ -110,28 +110,27 @@ def _too_many(wait_s: float) -> errors.TooManyRequests:
 
 
 class QueuedItem(Prioritized, Protocol):
-    """A call that waits."""
+    """A waiting call."""
 
     @property
     def bounds(self) -> Sequence[QueueBound]:
-        """What it counts towards besides the process."""
+        """The queue limits that apply to it besides the process's."""
         ...
 
     @property
     def patience_s(self) -> float:
-        """When it is worth while to come again, in seconds."""
+        """Seconds after which a retry makes sense."""
         ...
 
     def shed(self, error: errors.TooManyRequests) -> None:
-        """It gives its place to another, and is answered so."""
+        """Remove it for a call of higher rank, and answer it with `error`."""
         ...
 
 
 class GlobalQueue:
-    """Who waits in this process, all functions together, and the bounds: the process's own and
-    those of `queued` quotas.
+    """All waiting calls of this process, with its limit and those of `queued` quotas.
 
-    Where a bound is reached, `load_shedding` chooses who goes away. Owner: the event loop.
+    Where a limit is reached, `load_shedding` chooses the call to drop. Owner: the event loop.
     """
 
     def __init__(self, limit: int) -> None:
@@ -144,16 +143,16 @@ class GlobalQueue:
 
     @property
     def waiting(self) -> int:
-        """Calls that wait."""
+        """Number of waiting calls."""
         return len(self._all)
 
     def counts(self) -> dict[tuple[str, str], int]:
-        """Calls that wait by (tenant, priority), for metrics; from any thread."""
+        """Return waiting calls by (tenant, priority), for metrics. Thread-safe."""
         return self._all.counts()
 
     def enter(self, call: QueuedItem) -> None:
-        """One more waits, in the place of another where a bound is reached. Raises OverQuota,
-        TooManyRequests or Shed: nobody gave way."""
+        """Add a waiting call, dropping another where a limit is reached. Raises OverQuota,
+        TooManyRequests or Shed when no other call can be dropped."""
         victims = [self._victim(call, bound) for bound in call.bounds if self._is_full(bound)]
         if self.waiting >= self.limit:
             victims.append(self._victim_of_all(call))
@@ -164,7 +163,7 @@ class GlobalQueue:
             self._bounded.setdefault(bound[:2], SheddingIndex()).add(call)
 
     def leave(self, call: QueuedItem) -> None:
-        """It waits no more; nothing when it left before."""
+        """Remove a call. Idempotent."""
         if self._all.remove(call):
             for bound in call.bounds:
                 crowd = self._bounded[bound[:2]]
@@ -187,7 +186,7 @@ class GlobalQueue:
         victim = self._all.victim(call.rank, self.limit)
         if victim is None:
             message = (
-                f"this platform already holds {self.waiting} waiting calls, its bound "
+                f"this activator already has {self.waiting} waiting calls, its limit "
                 f"(activator.max_queued)"
             )
             raise errors.Shed(
@@ -199,12 +198,12 @@ class GlobalQueue:
         return cast(QueuedItem, victim)
 
     def _shed(self, victim: QueuedItem) -> None:
-        """Its answer; one that stands for two bounds goes once."""
+        """Drop a waiting call. A call chosen for two limits is dropped once."""
         if victim in self._all:
             self.leave(victim)
             message = (
-                f"a waiting call of priority {victim.rank.priority} gave its place to one "
-                f"that goes before it: come again"
+                f"a waiting call of priority {victim.rank.priority} was dropped for one of higher "
+                f"rank: retry later"
             )
             victim.shed(
                 errors.Shed(
@@ -217,13 +216,13 @@ class GlobalQueue:
 
 
 MAX_QUEUED = "max_queued"
-"""What `QueueBound.of` says of the bound that a function's own scaling sets."""
+"""`QueueBound.of` for the limit in a function's own scaling settings."""
 
 
 def _over(bound: QueueBound, call: QueuedItem) -> errors.TooManyRequests:
     if bound.of == MAX_QUEUED:
         return errors.TooManyRequests(
-            f"this function already has {bound.limit} calls waiting, its bound (max_queued)",
+            f"this function already has {bound.limit} calls waiting, its limit (max_queued)",
             retry_after_s=call.patience_s,
         )
     return errors.OverQuota(

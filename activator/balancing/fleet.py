@@ -1,4 +1,5 @@
-"""Where instances come from: the `Fleet` protocol, and the local one behind the node agent."""
+"""The `Fleet` protocol, which starts and stops instances, and its implementation by the local node
+agent."""
 
 from __future__ import annotations
 
@@ -25,8 +26,8 @@ class Fleet(Protocol):
     """Starts, stops, lists and watches instances. Errors are `snapshotter.errors`.
 
     Attributes:
-        has_templates: `prepare` is of use.
-        can_sleep: `sleep` and `wake` are.
+        has_templates: whether `prepare` has an effect.
+        can_sleep: whether `sleep` and `wake` are supported.
     """
 
     has_templates: bool
@@ -35,63 +36,62 @@ class Fleet(Protocol):
     async def start(
         self, target: CallTarget, instance_id: InstanceId, secret_env: Mapping[str, str]
     ) -> InstanceInfo:
-        """Bring one instance up; cancelling abandons it."""
+        """Start one instance; cancelling abandons the start."""
         ...
 
     async def stop(self, instance_id: InstanceId, *, grace_s: float) -> None:
-        """Drain and end one instance; idempotent."""
+        """Drain and stop one instance. Idempotent."""
         ...
 
     async def sleep(self, instance_id: InstanceId) -> InstanceInfo:
-        """Have an idle instance stand still; idempotent."""
+        """Freeze the processes of an idle instance. Idempotent."""
         ...
 
     async def wake(self, instance_id: InstanceId) -> InstanceInfo:
-        """Let one that sleeps go on; idempotent."""
+        """Resume a frozen instance. Idempotent."""
         ...
 
     async def prepare(self, target: CallTarget) -> TemplateInfo:
-        """Make the next start fast, without an instance."""
+        """Prepare a template that makes the next start fast, without an instance."""
         ...
 
     async def checkpoint(self, target: CallTarget) -> SnapshotInfo:
-        """Make sure that a proven snapshot is on the node; raises SnapshotRefused, Unsupported, and
-        what `prepare` raises."""
+        """Ensure that a verified snapshot is on the node. Raises SnapshotRefused, Unsupported, and
+        the errors of `prepare`."""
         ...
 
     async def templates(self) -> list[TemplateInfo]:
-        """What makes starts fast now, whoever asked for it."""
+        """Return all current templates."""
         ...
 
     async def drop_template(self, revision: RevisionKey) -> None:
-        """Nobody routes to this revision any more: give up what makes its starts fast;
-        idempotent."""
+        """Drop the template of a revision without routes. Idempotent."""
         ...
 
     async def adopt(self) -> list[InstanceInfo]:
-        """Instances that were this activator's before its restart."""
+        """Return the instances that this activator leased before its restart."""
         ...
 
-    def most_of(self, key: str) -> int | None:
-        """Instances of a revision that all activators together can have now, where somebody else
-        decides on that; None = they decide."""
+    def max_instances_of(self, key: str) -> int | None:
+        """Return the number of instances that all activators together can have of a revision, where
+        an external autoscaler decides it; None = the activators decide."""
         ...
 
     def watch(self) -> AsyncIterator[AgentEvent]:
-        """What happens to instances unasked."""
+        """Yield events of instances that were not requested, such as exits."""
         ...
 
 
 def _nobodys(_tenant: str) -> Share | None:
-    """Tenants are not told apart."""
+    """Return None: tenants have no separate shares."""
     return None
 
 
 class NodeFleet:
-    """Instances on this machine. `lessee` names this activator to the agent, `share_of` whose a
-    start is (by tenant id).
+    """Instances on this machine. `lessee` names this activator to the agent, `share_of` returns the
+    share of a tenant id that a start belongs to.
 
-    `guard` keeps starts from an agent that is away or fails them.
+    `guard` suspends starts while the agent is unavailable or fails them.
     """
 
     has_templates = True
@@ -118,7 +118,7 @@ class NodeFleet:
     async def start(
         self, target: CallTarget, instance_id: InstanceId, secret_env: Mapping[str, str]
     ) -> InstanceInfo:
-        """See Fleet. Raises CircuitOpen too."""
+        """Start one instance; cancelling abandons the start. Raises CircuitOpen too."""
         share = self._share_of(target.tenant)
         self._guard.check()
         try:
@@ -136,51 +136,51 @@ class NodeFleet:
         return info
 
     async def stop(self, instance_id: InstanceId, *, grace_s: float) -> None:
-        """See Fleet."""
+        """Drain and stop one instance. Idempotent."""
         await self._agent.stop(instance_id, grace_s=grace_s)
 
     async def sleep(self, instance_id: InstanceId) -> InstanceInfo:
-        """See Fleet."""
+        """Freeze the processes of an idle instance. Idempotent."""
         return await self._agent.sleep(instance_id)
 
     async def wake(self, instance_id: InstanceId) -> InstanceInfo:
-        """See Fleet."""
+        """Resume a frozen instance. Idempotent."""
         return await self._agent.wake(instance_id)
 
     async def prepare(self, target: CallTarget) -> TemplateInfo:
-        """See Fleet."""
+        """Prepare a template that makes the next start fast."""
         return await self._agent.prepare(target.launch, share=self._share_of(target.tenant))
 
     async def checkpoint(self, target: CallTarget) -> SnapshotInfo:
-        """See Fleet."""
+        """Ensure that a verified snapshot is on the node."""
         return await self._agent.checkpoint(target.launch)
 
     async def templates(self) -> list[TemplateInfo]:
-        """See Fleet."""
+        """Return all current templates."""
         return await self._agent.templates()
 
     async def drop_template(self, revision: RevisionKey) -> None:
-        """See Fleet."""
+        """Drop the template of a revision. Idempotent."""
         await self._agent.drop_template(revision)
 
     async def adopt(self) -> list[InstanceInfo]:
-        """See Fleet."""
+        """Return the instances that this activator leased before its restart."""
         return await self._agent.adopt(lessee=self._lessee)
 
-    def most_of(self, key: str) -> int | None:
-        """See Fleet."""
+    def max_instances_of(self, key: str) -> int | None:
+        """Return None: the activators decide on the number of instances."""
         return None
 
     async def leased(self) -> list[InstanceInfo]:
-        """All live instances of the node, whichever activator leases them."""
+        """Return all live instances of the node, of all lessees."""
         return await self._agent.instances()
 
     def watch(self) -> AsyncIterator[AgentEvent]:
-        """See Fleet."""
+        """Yield events of instances that were not requested, such as exits."""
         return self._watcher.watch()
 
     async def usage(self, instance_id: InstanceId) -> Mapping[str, Any]:
-        """CPU time and memory of one instance."""
+        """Return CPU time and memory of one instance."""
         return await self._agent.usage(instance_id)
 
     async def aclose(self) -> None:
@@ -190,5 +190,5 @@ class NodeFleet:
 
 
 def new_instance_id() -> InstanceId:
-    """`i-` and 16 hex digits."""
+    """Return a new id: `i-` and 16 hex digits."""
     return InstanceId("i-" + os.urandom(8).hex())

@@ -1,10 +1,9 @@
-"""Idle instances of one revision whose processes stand still until the next call, where the
-operator says so (`activator.freeze_idle_s`).
+"""Idle instances of one revision whose processes are frozen until the next call
+(`activator.freeze_idle_s`).
 
-A frozen instance keeps its slots, its memory and its bill; it has no processor. It stays among the
-instances, takes no call, and is thawed as soon as a call waits: on one machine that is one order to
-the node agent (SIGCONT, signal(7)). Language models' engines are not frozen: they work for their
-scheduler between calls."""
+A frozen instance keeps its slots and memory and is still billed; it uses no CPU. It stays in the
+pool, takes no call, and is thawed as soon as a call waits, by one request to the node agent
+(SIGCONT, signal(7)). Language models' engines are not frozen, because they work between calls."""
 
 from __future__ import annotations
 
@@ -23,79 +22,81 @@ _AGAIN_S = 0.1
 
 
 class FrozenOwner(Protocol):
-    """Whose instances they are."""
+    """Owner of the frozen instances."""
 
     def thawed(self, instance: Instance) -> None:
-        """It takes calls again."""
+        """The instance takes calls again."""
         ...
 
     def drain(self, instance: Instance) -> None:
-        """It could not be thawed: no calls for it, and it ends."""
+        """The instance could not be thawed: stop it."""
         ...
 
 
 class Frozen:
-    """Owner: the InstancePool; its methods are synchronous, the waiting is in one task for each
-    instance."""
+    """Freezes and thaws instances. Owner: the InstancePool. Methods are synchronous; one task for
+    each instance waits."""
 
     def __init__(self, *, fleet: Fleet, owner: FrozenOwner) -> None:
         self._fleet = fleet
         self._owner = owner
-        self._wanted: dict[str, asyncio.Event] = {}
+        self._thaw_requested: dict[str, asyncio.Event] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def __repr__(self) -> str:
-        return f"<Frozen {len(self._wanted)}>"
+        return f"<Frozen {len(self._thaw_requested)}>"
 
     def __len__(self) -> int:
-        return len(self._wanted)
+        return len(self._thaw_requested)
 
     def freeze(self, instance: Instance) -> None:
-        """An idle instance takes no call from now on, until it is thawed."""
+        """Freeze an idle instance. It takes no calls until it is thawed."""
         self._begin(instance, lambda: self._fleet.sleep(instance.info.id))
 
     def adopt(self, instance: Instance) -> None:
-        """One was frozen when this activator came: it is thawed, and frozen again after its
-        time."""
+        """Adopt an instance that was frozen before this activator started: thaw it; it is frozen
+        again when it is idle long enough."""
         self._begin(instance, lambda: asyncio.sleep(0))
         self.thaw([instance], 1)
 
     def thaw(self, instances: Iterable[Instance], most: int) -> None:
-        """Have up to `most` of these go on, those that were used last first."""
+        """Thaw up to `most` of these instances, the most recently used first."""
         frozen = [
             instance
             for instance in instances
             if instance.is_frozen and not instance.is_gone and not instance.is_draining
         ]
         for instance in sorted(frozen, key=lambda instance: -instance.idle_since)[: max(0, most)]:
-            self._wanted[instance.id].set()
+            self._thaw_requested[instance.id].set()
 
     def _begin(self, instance: Instance, freeze: Callable[[], Awaitable[object]]) -> None:
         instance.is_frozen = True
-        self._wanted[instance.id] = asyncio.Event()
+        self._thaw_requested[instance.id] = asyncio.Event()
         self._tasks[instance.id] = asyncio.create_task(
-            self._hold(instance, freeze), name=f"freeze {instance.id}"
+            self._freeze_until_thawed(instance, freeze), name=f"freeze {instance.id}"
         )
 
-    async def _hold(self, instance: Instance, freeze: Callable[[], Awaitable[object]]) -> None:
+    async def _freeze_until_thawed(
+        self, instance: Instance, freeze: Callable[[], Awaitable[object]]
+    ) -> None:
         try:
-            # it may have done it all the same
+            # the agent may have frozen it nevertheless
             with contextlib.suppress(agent_errors.AgentUnavailable):
                 await freeze()
-            await self._wanted[instance.id].wait()
+            await self._thaw_requested[instance.id].wait()
             await self._thaw(instance)
         except agent_errors.SnapshotterError as e:
-            log.warning("instance is not frozen or thawed instance=%s error=%s", instance.id, e)
-            self._forget(instance)
+            log.warning("cannot freeze or thaw instance instance=%s error=%s", instance.id, e)
+            self._remove(instance)
             self._owner.drain(instance)
         else:
-            self._forget(instance)
+            self._remove(instance)
             instance.is_frozen = False
             self._owner.thawed(instance)
 
     async def _thaw(self, instance: Instance) -> None:
-        """Again and again while the node agent is away: it comes back and finds the instance as it
-        was."""
+        """Thaw the instance, retrying while the node agent is unavailable: the instance stays
+        frozen across a restart of the agent."""
         while True:
             try:
                 await self._fleet.wake(instance.info.id)
@@ -103,18 +104,19 @@ class Frozen:
             except agent_errors.AgentUnavailable:
                 await asyncio.sleep(_AGAIN_S)
 
-    def leave(self, instance: Instance) -> None:
-        """It is stopped, or gone: whoever ends it on the node has it go on first."""
+    def untrack(self, instance: Instance) -> None:
+        """Stop tracking an instance that exited or is being stopped; the node agent resumes it
+        before it stops it."""
         if (task := self._tasks.get(instance.id)) is not None:
             task.cancel()
-        self._forget(instance)
+        self._remove(instance)
 
-    def _forget(self, instance: Instance) -> None:
-        self._wanted.pop(instance.id, None)
+    def _remove(self, instance: Instance) -> None:
+        self._thaw_requested.pop(instance.id, None)
         self._tasks.pop(instance.id, None)
 
     async def aclose(self) -> None:
-        """Those that are frozen stay so: they belong to the node, and whoever comes next adopts
+        """Stop without thawing: frozen instances stay on the node, and the next process adopts
         them."""
         tasks = list(self._tasks.values())
         for task in tasks:

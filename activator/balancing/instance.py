@@ -1,7 +1,7 @@
-"""Instances as the activator sees them: a breaker around each, and plain functions that pick one.
+"""Instances with their slots, and functions that pick one.
 
-Owner of every Instance is its Throttler; nobody else changes one. An instance is leased to one
-activator, so its slots and its bill have one owner."""
+Each Instance is owned and changed only by its Throttler. An instance is leased to one activator, so
+its slots and its bill have one owner."""
 
 from __future__ import annotations
 
@@ -15,23 +15,28 @@ from pilotlight.spec import FunctionSpec
 from snapshotter.types import InstanceInfo, StartKind
 
 BUSY_PAUSE_S = 0.02
-"""How long an instance that said "busy" is left alone: it is finishing a call whose caller left,
-most last milliseconds."""
+"""How long an instance that answered "busy" gets no calls: it is finishing a call whose caller
+disconnected, mostly within milliseconds."""
 
 
 class Instance:
-    """One running worker and its breaker: at most `node_capacity` calls at once.
+    """One running worker with its slots: at most `capacity` concurrent calls.
 
     Attributes:
-        in_flight: calls that hold a slot. idle_since: monotonic time since which nothing is in
-        flight; meaningless while something is. is_draining: no new calls; stopped once idle.
-        may_rest: it is drained because nothing is left to do: it may sleep instead of ending.
-        is_frozen: its processes stand still, or are about to: it takes calls once it is thawed
-        (`frozen.Frozen`). is_stuck: a call ran out of its execution clock in it, and perhaps never
-        ends. is_gone: its process has ended or is being ended; `gone_reason` says why once the
-        agent told. account: its meter and its records. calls: that have ended. held_s: seconds for
-        which calls held slots, less the time when those in flight got theirs: add `in_flight * now`
-        to read it.
+        in_flight: calls that hold a slot.
+        idle_since: monotonic time since which nothing is in flight; meaningless otherwise.
+        is_draining: no new calls; stopped once idle.
+        may_suspend: it is drained because it is not needed, and may be suspended instead of
+            stopped.
+        is_frozen: its processes are frozen or about to be: it takes calls once it is thawed
+            (`frozen_instances.Frozen`).
+        is_stuck: a call exceeded its execution clock in it, and may never end.
+        is_gone: its process has ended or is being stopped.
+        exit_reason: why it ended, once the agent reported it.
+        account: its meter and its records.
+        calls: number of ended calls.
+        held_s: seconds for which calls held slots, less the start times of those in flight: add
+            `in_flight * now` to read it.
     """
 
     __slots__ = (
@@ -41,7 +46,7 @@ class Instance:
         "calls",
         "capacity",
         "connections",
-        "gone_reason",
+        "exit_reason",
         "held_s",
         "id",
         "idle_since",
@@ -51,7 +56,7 @@ class Instance:
         "is_frozen",
         "is_gone",
         "is_stuck",
-        "may_rest",
+        "may_suspend",
         "started_at",
     )
 
@@ -68,11 +73,11 @@ class Instance:
         self.started_at = now
         self.blocked_until = 0.0
         self.is_draining = False
-        self.may_rest = False
+        self.may_suspend = False
         self.is_frozen = False
         self.is_stuck = False
         self.is_gone = False
-        self.gone_reason = ""
+        self.exit_reason = ""
         self.connections = ConnectionPool(info.socket)
         self.account = account
         self._gone = asyncio.Event()
@@ -91,65 +96,65 @@ class Instance:
 
     @property
     def start_kind(self) -> StartKind:
-        """How it came up."""
+        """The kind of start that created it."""
         return self.info.start_kind
 
     def has_slot(self, now: float) -> bool:
-        """Whether one more call may go in."""
+        """Return whether it can take one more call."""
         if self.is_draining or self.is_gone or self.is_frozen:
             return False
         return self.in_flight < self.capacity and now >= self.blocked_until
 
     def block(self, now: float) -> None:
-        """Leave it alone for BUSY_PAUSE_S."""
+        """Give it no calls for BUSY_PAUSE_S."""
         self.blocked_until = now + BUSY_PAUSE_S
 
     def settle_idle(self) -> None:
-        """Write down what it owes for having been idle up to now."""
+        """Record its idle time up to now for billing."""
         self.account.settle_idle(now_ns=time.monotonic_ns(), at_ns=time.time_ns())
 
     def settle_end(self, cpu_ns: int | None) -> None:
-        """It is gone: write down what it still owes. `cpu_ns`: where its counter of CPU time stood,
-        None = nobody knows."""
+        """Record its remaining usage after it ended. `cpu_ns`: last value of its CPU time counter,
+        None = unknown."""
         self.account.end(cpu_ns=cpu_ns, now_ns=time.monotonic_ns(), at_ns=time.time_ns())
 
     def settle_cpu(self, cpu_ns: int | None) -> None:
-        """It was settled, and is over: write down what it used since. `cpu_ns`: see `settle_end`.
-        Idempotent."""
+        """Record the CPU time of an ended instance since it was settled. `cpu_ns`: see
+        `settle_end`. Idempotent."""
         self.account.end_cpu(cpu_ns=cpu_ns, at_ns=time.time_ns())
 
-    def leave(self) -> None:
-        """It is being stopped. Should it turn out to have died of something else, `mark_gone` still
-        says so."""
+    def mark_stopping(self) -> None:
+        """Mark it as being stopped. `mark_exited` may still record another reason for its end."""
         self.is_gone = True
         self.connections.close()
 
-    def mark_gone(self, reason: str) -> None:
-        """Its process ended."""
+    def mark_exited(self, reason: str) -> None:
+        """Record that its process ended, and why."""
         self.is_gone = True
-        self.gone_reason = self.gone_reason or reason
+        self.exit_reason = self.exit_reason or reason
         self.connections.close()
         self._gone.set()
 
-    async def wait_gone(self, timeout_s: float) -> str:
-        """The reason of its end, waiting a little for the agent's word; "" when none came."""
+    async def wait_exited(self, timeout_s: float) -> str:
+        """Return the reason of its end, waiting up to `timeout_s` for the agent to report it; ""
+        when it did not."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._gone.wait()
         except TimeoutError:
             return ""
-        return self.gone_reason
+        return self.exit_reason
 
 
 def slots_of(spec: FunctionSpec) -> int:
-    """Calls at once that one instance takes at most: the sequences that a language model's server
-    runs, else what is declared."""
+    """Return the maximum number of concurrent calls of one instance: the sequences that a language
+    model's server runs, else the declared number."""
     return spec.engine.max_num_seqs if spec.engine is not None else spec.scaling.max_inputs
 
 
 def least_loaded(instances: Iterable[Instance], now: float) -> Instance | None:
-    """The instance with a free slot and the fewest calls in flight; among equals the last one used,
-    so that the others grow idle."""
+    """Return the instance with a free slot and the fewest calls in flight; among equals the most
+    recently used, so that the others become idle."""
     best: Instance | None = None
     for instance in instances:
         if instance.has_slot(now):

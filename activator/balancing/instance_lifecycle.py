@@ -1,10 +1,9 @@
-"""Instances of one revision on their way up and on their way out: everything about them that takes
-time.
+"""Starts and stops of the instances of one revision.
 
-The Throttler decides; this passes the gate (`fairness.gate`), waits for allowances where several
-activators share them, asks the fleet, tries again while the agent is down or the node is full, and
-says how it went. Owner: the Throttler; its methods are synchronous, the waiting is in tasks of its
-own."""
+The Throttler decides; this module passes start admission (`fairness.start_admission`), waits for
+allowances where several activators share them, requests starts from the fleet, retries while the
+agent is unavailable or the node is full, and reports the outcome. Owner: the Throttler. Methods are
+synchronous; background tasks wait."""
 
 from __future__ import annotations
 
@@ -27,34 +26,34 @@ from snapshotter.types import InstanceId, InstanceInfo
 log = logging.getLogger(__name__)
 
 AGENT_RETRY_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
-"""Waits between starts while the agent is down; the last one repeats as long as somebody waits."""
+"""Seconds between start attempts while the agent is unavailable; the last one repeats as long as
+calls wait."""
 ALLOWANCE_RETRY_S = (0.02, 0.05, 0.1, 0.25)
-"""Waits between requests for an allowance that the other activators hold; the last one repeats as
+"""Seconds between requests for an allowance that the other activators hold; the last one repeats as
 long as the start is needed."""
 STOP_GRACE_S = 30.0
-"""Between SIGTERM and SIGKILL: exit hooks and calls in flight get this long, an idle instance needs
-none of it."""
+"""Seconds between SIGTERM and SIGKILL for exit hooks and calls in flight."""
 USED_CPU = "cpu_ns"
-"""In the detail of a start that failed: for the bill, and no caller's business."""
+"""Field in the detail of a failed start: used for billing, not shown to callers."""
 LAST_WORD_S = 1.0
-"""After a stop the agent may still tell that the process had died before it, and of what."""
+"""Time after a stop in which the agent may still report that the process had died before it, and
+why."""
 STUCK_GRACE_S = 5.0
-"""The same for an instance with a call in it that did not end with its clock: enough for exit
-hooks, and nothing to hope for beyond."""
+"""Grace period of an instance with a call that exceeded its clock: enough for exit hooks."""
 
 
 class StartListener(Protocol):
-    """Who asked: told of every outcome, asked whether a start is still wanted."""
+    """Requester of starts: gets every outcome, and states whether a start is still needed."""
 
     @property
     def is_needed(self) -> bool:
-        """Whether somebody waits for the last of the starts under way, or fewer instances are there
-        than are kept warm."""
+        """Whether a call waits for the last of the starts in progress, or there are fewer instances
+        than must be kept warm."""
         ...
 
     @property
     def priority(self) -> Priority:
-        """The highest of the calls that wait."""
+        """The highest priority of the waiting calls."""
         ...
 
     def add(self, info: InstanceInfo, began: float | None = None) -> None:
@@ -70,19 +69,19 @@ class StartListener(Protocol):
         ...
 
     def start_refused(self, error: errors.PilotlightError) -> None:
-        """A start could not be asked for."""
+        """A start could not be requested."""
         ...
 
 
 class StartObserver(Protocol):
-    """Told of what happens to instances, for metrics and bills."""
+    """Observes starts and exits of instances, for metrics and billing."""
 
     def instance_ready(self, target: CallTarget, info: InstanceInfo, seconds: float) -> None:
-        """An instance came up after `seconds`."""
+        """An instance started after `seconds`."""
         ...
 
     def instance_lost(self, target: CallTarget, reason: str) -> None:
-        """An instance ended unasked; `reason`: one word, see InstanceInfo.exit_reason."""
+        """An instance exited unexpectedly; `reason`: one word, see InstanceInfo.exit_reason."""
         ...
 
     def start_failed(self, target: CallTarget, code: str) -> None:
@@ -91,7 +90,7 @@ class StartObserver(Protocol):
 
 
 class InstanceLifecycle:
-    """Starts and stops under way."""
+    """Starts and stops in progress."""
 
     def __init__(
         self,
@@ -111,32 +110,32 @@ class InstanceLifecycle:
         self._gate = gate
         self._owner = owner
         self._clock = clock
-        self._asks: dict[str, StartRequest] = {}
-        self._given_up = 0
-        self._taken: dict[str, list[tuple[str, int]]] = {}
+        self._requests: dict[str, StartRequest] = {}
+        self._cancelled = 0
+        self._allowances: dict[str, list[tuple[str, int]]] = {}
         self._starts: dict[str, asyncio.Task[None]] = {}
         self._stops: set[asyncio.Task[None]] = set()
-        self._leaving: dict[str, Instance] = {}
+        self._stopping_instances: dict[str, Instance] = {}
 
     def __repr__(self) -> str:
         return f"<InstanceLifecycle {len(self._starts)} starting, {len(self._stops)} stopping>"
 
     @property
     def starting(self) -> int:
-        """Starts under way."""
-        return len(self._starts) - self._given_up
+        """Number of starts in progress."""
+        return len(self._starts) - self._cancelled
 
     @property
     def stopping(self) -> int:
-        """Stops under way."""
+        """Number of stops in progress."""
         return len(self._stops)
 
     def is_starting(self, instance_id: str) -> bool:
-        """Whether this instance is one of the starts under way."""
+        """Return whether this instance is being started."""
         return instance_id in self._starts
 
     def retarget(self, target: CallTarget) -> None:
-        """The same revision, with another launch from now on."""
+        """Use another launch of the same revision for later starts."""
         self._target = target
 
     # -- up ----------------------------------------------------------------------------------------
@@ -149,20 +148,20 @@ class InstanceLifecycle:
             )
 
     async def _start(self, instance_id: str) -> None:
-        ask = self._asks[instance_id] = self._gate.ask(
+        request = self._requests[instance_id] = self._gate.ask(
             instance_id,
             self._target,
             priority=self._owner.priority,
             is_needed=lambda: self._owner.is_needed,
-            on_given_up=self._one_less,
+            on_given_up=self._on_cancelled,
         )
         try:
-            await self._gate.headcount.enter(ask)
-            await self._wait_allowances(ask)
-            info, began = await self._bring_up(ask)
+            await self._gate.headcount.enter(request)
+            await self._wait_allowances(request)
+            info, began = await self._start_instance(request)
         except BaseException as e:
             self._over(instance_id)
-            self.give_back(instance_id)
+            self.release(instance_id)
             if isinstance(e, agent_errors.SnapshotterError):
                 self._owner.start_used(instance_id, int(e.detail.get(USED_CPU) or 0))
                 self._owner.start_failed(e)
@@ -174,59 +173,59 @@ class InstanceLifecycle:
             self._over(instance_id)
             self._owner.add(info, began)
 
-    def _one_less(self) -> None:
-        self._given_up += 1
+    def _on_cancelled(self) -> None:
+        self._cancelled += 1
 
     def _over(self, instance_id: str) -> None:
         self._starts.pop(instance_id, None)
-        ask = self._asks.pop(instance_id, None)
-        self._given_up -= ask is not None and ask.is_given_up
+        request = self._requests.pop(instance_id, None)
+        self._cancelled -= request is not None and request.is_given_up
 
-    async def _wait_allowances(self, ask: StartRequest) -> None:
-        """Until all activators together may hold one instance more. The calls meanwhile wait, each
-        to its own deadline."""
+    async def _wait_allowances(self, request: StartRequest) -> None:
+        """Wait until all activators together may hold one more instance. Calls wait meanwhile, each
+        until its own deadline."""
         attempt = 0
-        while not await self._take_allowances(ask):
+        while not await self._try_acquire_allowances(request):
             if not self._owner.is_needed:
                 raise StartCancelled
             await asyncio.sleep(ALLOWANCE_RETRY_S[min(attempt, len(ALLOWANCE_RETRY_S) - 1)])
             attempt += 1
 
-    async def _take_allowances(self, ask: StartRequest) -> bool:
-        """Of the revision, and of its tenant: all or none."""
+    async def _try_acquire_allowances(self, request: StartRequest) -> bool:
+        """Acquire the allowances of the revision and of its tenant: all or none."""
         if self._allowance is None:
             return True
-        taken = self._taken.setdefault(ask.id, [])
+        taken = self._allowances.setdefault(request.id, [])
         for key, amount, limit in (
             (self._target.key, 1, self._target.spec.scaling.max_instances),
             *self._gate.pools(self._target),
         ):
             if limit is None:
-                self._allowance.hold(key, amount)
+                self._allowance.record_held(key, amount)
                 taken.append((key, amount))
                 continue
-            granted = await self._allowance.take_instances(key, amount, limit)
+            granted = await self._allowance.acquire_instances(key, amount, limit)
             if granted:
                 taken.append((key, granted))
             if granted < amount:
-                self._give_back_allowances(ask.id)
+                self._release_allowances(request.id)
                 return False
         return True
 
-    async def _bring_up(self, ask: StartRequest) -> tuple[InstanceInfo, float]:
-        """The instance, and when the start that led to it began: what was waited for before is no
-        part of it."""
-        await self._gate.capacity.enter(ask)
+    async def _start_instance(self, request: StartRequest) -> tuple[InstanceInfo, float]:
+        """Start the instance. Returns it and when the successful attempt began: earlier waiting
+        does not count."""
+        await self._gate.capacity.enter(request)
         attempt = 0
         while True:
             began = self._clock()
             try:
                 info = await self._fleet.start(
-                    self._target, InstanceId(ask.id), self._secret_env(self._target)
+                    self._target, InstanceId(request.id), self._secret_env(self._target)
                 )
             except agent_errors.NoCapacity as e:
                 await self._gate.capacity.wait_for_room(
-                    ask, e, start_error_for_caller(self._target, e)
+                    request, e, start_error_for_caller(self._target, e)
                 )
             except agent_errors.AgentUnavailable:
                 if not self._owner.is_needed:
@@ -237,31 +236,31 @@ class InstanceLifecycle:
                 return info, began
 
     def obstacle(self) -> errors.PilotlightError | None:
-        """Why no start gets on, if none does."""
-        obstacles = [ask.obstacle for ask in self._asks.values()]
+        """Return why all starts are blocked; None when one is not."""
+        obstacles = [request.obstacle for request in self._requests.values()]
         return obstacles[0] if obstacles and all(obstacles) else None
 
     @property
-    def held_up(self) -> int:
-        """Starts that wait for a quota, or for room on the node."""
-        return sum(ask.obstacle is not None for ask in self._asks.values())
+    def blocked_starts(self) -> int:
+        """Number of starts that wait for a quota, or for room on the node."""
+        return sum(request.obstacle is not None for request in self._requests.values())
 
     def adopted(self, instance_id: str) -> None:
-        """An instance that was there already counts as well."""
+        """Count an instance that existed before."""
         self._gate.hold(instance_id, self._target)
         if self._allowance is not None:
             pools = [
                 (self._target.key, 1),
                 *((key, amount) for key, amount, _ in self._gate.pools(self._target)),
             ]
-            self._taken[instance_id] = pools
+            self._allowances[instance_id] = pools
             for key, amount in pools:
-                self._allowance.hold(key, amount)
+                self._allowance.record_held(key, amount)
 
     # -- out ---------------------------------------------------------------------------------------
     def stop(self, instance: Instance) -> None:
-        """End an instance that takes no more calls."""
-        self._leaving[instance.id] = instance
+        """Stop an instance that takes no more calls."""
+        self._stopping_instances[instance.id] = instance
         task = asyncio.create_task(self._stop(instance), name=f"stop {instance.id}")
         self._stops.add(task)
         task.add_done_callback(self._stops.discard)
@@ -274,35 +273,37 @@ class InstanceLifecycle:
         except agent_errors.SnapshotterError as e:
             log.warning("stop failed instance=%s error=%s", instance.id, e)
         finally:
-            asyncio.get_running_loop().call_later(LAST_WORD_S, self._no_word, instance.id)
-            self.give_back(instance.id)
+            asyncio.get_running_loop().call_later(
+                LAST_WORD_S, self._on_exit_unreported, instance.id
+            )
+            self.release(instance.id)
 
-    def last_word(self, instance_id: str, reason: str, cpu_ns: int | None = None) -> bool:
-        """The agent's word on an instance that is being stopped: calls that broke with it wait for
-        it. False when it is not."""
-        leaving = self._leaving.pop(instance_id, None)
-        if leaving is not None:
-            leaving.settle_cpu(cpu_ns)
-            leaving.mark_gone(reason)
-        return leaving is not None
+    def record_exit(self, instance_id: str, reason: str, cpu_ns: int | None = None) -> bool:
+        """Record the exit, reported by the agent, of an instance that is being stopped: its
+        interrupted calls wait for it. Returns False when it is not being stopped."""
+        instance = self._stopping_instances.pop(instance_id, None)
+        if instance is not None:
+            instance.settle_cpu(cpu_ns)
+            instance.mark_exited(reason)
+        return instance is not None
 
-    def _no_word(self, instance_id: str) -> None:
-        leaving = self._leaving.pop(instance_id, None)
-        if leaving is not None:
-            leaving.settle_cpu(None)
+    def _on_exit_unreported(self, instance_id: str) -> None:
+        instance = self._stopping_instances.pop(instance_id, None)
+        if instance is not None:
+            instance.settle_cpu(None)
 
-    def give_back(self, instance_id: str) -> None:
-        """An instance is gone: others may have its place."""
-        self._give_back_allowances(instance_id)
+    def release(self, instance_id: str) -> None:
+        """Release the allowances and quotas of an ended instance."""
+        self._release_allowances(instance_id)
         self._gate.left(instance_id)
 
-    def _give_back_allowances(self, instance_id: str) -> None:
-        for key, amount in self._taken.pop(instance_id, ()):
+    def _release_allowances(self, instance_id: str) -> None:
+        for key, amount in self._allowances.pop(instance_id, ()):
             if self._allowance is not None:
-                self._allowance.give_back(key, amount)
+                self._allowance.release(key, amount)
 
     async def aclose(self) -> None:
-        """Abandon the starts, finish the stops."""
+        """Cancel the starts, finish the stops."""
         tasks = [*self._starts.values(), *self._stops]
         for task in self._starts.values():
             task.cancel()
@@ -312,8 +313,8 @@ class InstanceLifecycle:
 def start_error_for_caller(
     target: CallTarget, error: agent_errors.SnapshotterError
 ) -> errors.PilotlightError:
-    """What the caller is told of a failed start: user errors are theirs to mend, the platform's
-    carry Retry-After."""
+    """Return the error for callers of a failed start: user errors are not retryable, errors of the
+    platform carry Retry-After."""
     name = f"{target.app}/{target.function}"
     detail = {key: value for key, value in error.detail.items() if key != USED_CPU}
     if isinstance(error, agent_errors.StartTimeout):

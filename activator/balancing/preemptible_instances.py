@@ -1,5 +1,5 @@
-"""The instances of all throttlers as those see them who make room: which may be given up, and for
-whom."""
+"""The instances of all throttlers as candidates for preemption by quotas and by other
+activators."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ from pilotlight.quotas import Plan
 log = logging.getLogger(__name__)
 
 ASLEEP_S = 1e9
-"""Idle for longer than any that is awake."""
+"""Idle time of suspended instances in the ordering of candidates: longer than any running
+instance."""
 
 
 class PreemptibleInstances:
-    """`fairness.headcount.Estate` over the throttlers of one activator. Owner: the event loop."""
+    """Preemption candidates (`fairness.preemption`) over the throttlers of one activator. Owner:
+    the event loop."""
 
     def __init__(
         self,
@@ -37,14 +39,14 @@ class PreemptibleInstances:
         return f"<PreemptibleInstances {sum(1 for _ in self.tenures())} instances>"
 
     def tenures(self) -> Iterator[PreemptionCandidate]:
-        """See Estate."""
+        """Yield all instances as preemption candidates."""
         now = self._clock()
         for throttler in self._throttlers():
             live = sorted(
                 throttler.live(), key=lambda instance: (instance.in_flight, instance.idle_since)
             )
             target = throttler.target
-            for instance in throttler.asleep.instances():  # nobody waits for these: the first to go
+            for instance in throttler.asleep.instances():  # no call uses these: preempted first
                 yield PreemptionCandidate(
                     id=instance.id,
                     tenant=target.tenant,
@@ -71,17 +73,17 @@ class PreemptibleInstances:
                 )
 
     def give_up(self, instance_id: str) -> None:
-        """See Estate."""
+        """Drain or stop one instance."""
         for throttler in self._throttlers():
             instance = throttler.instances.get(instance_id)
             if instance is not None:
                 throttler.drain(instance)
             else:
-                throttler.give_up_asleep(instance_id)
+                throttler.stop_suspended(instance_id)
 
     def make_room(self, pulse: HeartbeatReply, plan_of: Callable[[str], Plan]) -> None:
-        """Other activators were refused an instance by a tenant's quota: give one up, where that is
-        fair."""
+        """Other activators were refused an instance by a tenant's quota: yield one, if the fair
+        shares require it."""
         self._starved_since = {
             key: since for key, since in self._starved_since.items() if key in pulse.wants
         }
@@ -96,10 +98,10 @@ class PreemptibleInstances:
             if kind == GPUS:
                 own = [throttler for throttler in own if throttler.target.footprint.gpu]
             limit = plan.gpus if kind == GPUS else plan.instances
-            if limit is not None and not any(throttler.is_making_room for throttler in own):
-                self._give_one(key, want, own, limit=limit, members=len(pulse.members))
+            if limit is not None and not any(throttler.is_yielding for throttler in own):
+                self._yield_one(key, want, own, limit=limit, members=len(pulse.members))
 
-    def _give_one(
+    def _yield_one(
         self, key: str, want: InstanceDemand, own: list[Throttler], *, limit: int, members: int
     ) -> None:
         now = self._clock()
@@ -116,7 +118,7 @@ class PreemptibleInstances:
         )
         if victim is not None:
             log.info(
-                "instance given up for another activator instance=%s quota=%s want=%s",
+                "instance yielded to another activator instance=%s quota=%s want=%s",
                 victim.id,
                 key,
                 want,

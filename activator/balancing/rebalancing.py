@@ -1,7 +1,8 @@
-"""Which instance an activator gives up for others that were refused a start: a pure choice.
+"""Selects the instance that an activator yields to others that were refused a start. Pure
+functions.
 
-An idle instance goes to a member below its fair share at once, and to one that merely wants more
-after IDLE_SURPLUS_S. A busy one goes only to a member below its fair share, if this activator is
+An idle instance is yielded to a member below its fair share at once, and to other requesters after
+IDLE_SURPLUS_S. A busy one is yielded only to a member below its fair share, if this activator is
 above its own; where there are fewer instances than members, they take turns."""
 
 from __future__ import annotations
@@ -15,21 +16,23 @@ from activator.coordination.state import InstanceDemand, fair_share
 from activator.routing.call_target import CallTarget
 
 IDLE_SURPLUS_S = 1.0
-"""Time without a call after which an instance is spare, though its scaledown_window is not over."""
+"""Seconds without a call after which an instance is spare, although its scaledown_window has not
+ended."""
 TURN_S = 2.0
-"""How long the others wait for a turn: long against a FORK, short against a caller's patience."""
+"""Seconds that the others wait for a turn: long compared with a FORK start, short compared with a
+caller's timeout."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RebalanceRequest:
-    """What others want of a revision, and what this activator needs of it.
+    """Demand of other members for a revision, and the needs of this activator.
 
     Attributes:
         want: members that were refused.
-        starved_s: for how long some member has been below its fair share without getting more.
-        members: living activators.
-        min_instances: what this activator keeps warm.
-        max_instances: bound of all activators together.
+        starved_s: how long some member has been below its fair share without getting more.
+        members: live activators.
+        min_instances: instances that this activator keeps warm.
+        max_instances: limit of all activators together.
         waiting: calls that wait here.
     """
 
@@ -44,7 +47,7 @@ class RebalanceRequest:
 def pick_instance_to_yield(
     live: Sequence[Instance], claim: RebalanceRequest, now: float
 ) -> Instance | None:
-    """The instance to drain, or None to keep them all."""
+    """Return the instance to drain, or None to keep all."""
     if not live:
         return None
     least = min(live, key=lambda instance: (instance.in_flight, instance.idle_since))
@@ -66,33 +69,33 @@ def _must_share(held: int, claim: RebalanceRequest) -> bool:
 
 
 class Donor(Protocol):
-    """The throttler of a revision, as far as it is asked for instances."""
+    """The part of a throttler that yields instances."""
 
     target: CallTarget
 
     @property
     def min_instances(self) -> int:
-        """How many it keeps warm."""
+        """Number of instances that it keeps warm."""
         ...
 
     @property
     def waiting(self) -> int:
-        """Calls without a slot."""
+        """Number of calls without a slot."""
         ...
 
     @property
-    def is_making_room(self) -> bool:
-        """Whether an instance is on its way out."""
+    def is_yielding(self) -> bool:
+        """Whether an instance is draining or being stopped."""
         ...
 
     def live(self) -> Iterable[Instance]:
-        """Instances that take calls."""
+        """Return the instances that take calls."""
         ...
 
 
 class RebalanceState:
-    """For how long the other activators have lacked instances of a revision, and which one they are
-    given. Owner: a Throttler."""
+    """Tracks how long other activators have lacked instances of a revision, and chooses the one to
+    yield. Owner: a Throttler."""
 
     __slots__ = ("_starved_since",)
 
@@ -111,16 +114,16 @@ class RebalanceState:
         *,
         most: int | None = None,
     ) -> Instance | None:
-        """The instance to drain for others that `want` one (None: they want nothing). A gift ends
-        their time of want.
+        """Return the instance to drain for others that `want` one (None: no demand). Yielding one
+        resets their starvation time.
 
-        `most`: instances that there can be of it now; None = as many as it may have.
+        `most`: current limit of instances of the revision; None = max_instances.
         """
         if want is None or not want.starving:
             self._starved_since = None
         elif self._starved_since is None:
             self._starved_since = now
-        if want is None or giver.is_making_room:
+        if want is None or giver.is_yielding:
             return None
         claim = RebalanceRequest(
             want=want,

@@ -1,4 +1,4 @@
-"""A held slot on an instance: what a call owns from the moment it may run until it has ended."""
+"""Reservation of a slot on an instance, which a call holds until it has ended."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from snapshotter.types import StartKind
 from weight_cache.types import Tier
 
 MAX_BORROWINGS = 8
-"""A function has a handful of budgets over it, and each may need to be borrowed from; other calls
-may take what came in between."""
+"""Most attempts to borrow: a function has a few budgets above it, each may need to be borrowed
+from, and other calls may use the borrowed amount first."""
 
 WARM: Final = StartKind.WARM
-"""By a name of its own for the hot path, as `breaker.ANSWERED`."""
+"""Module constant for the hot path, as `breaker.ANSWERED`."""
 _WARM: Final = WARM.value
 CANCELLED = "cancelled"
-"""Outcome of a call whose caller left."""
+"""Outcome of a call whose caller disconnected."""
 
 
 class SlotOwner(Protocol):
-    """Whose slot it is (the Throttler)."""
+    """Owner of the slot (the Throttler)."""
 
     def release(self, instance: Instance, ending: Outcome = ANSWERED) -> None:
-        """The slot is free again; `ending`: how its call ended, as far as blame goes."""
+        """Free the slot; `ending`: outcome of its call for breakers."""
         ...
 
     def drain(self, instance: Instance) -> None:
-        """No more calls for this instance."""
+        """Give this instance no more calls."""
         ...
 
 
 class BillableCall(Protocol):
-    """What the books want to know of a call."""
+    """The fields of a call that billing needs."""
 
     id: str
     attempt: int
@@ -50,26 +50,26 @@ class BillableCall(Protocol):
 
     @property
     def mark(self) -> str:
-        """What its record says that few do (`billing.usage.marked`)."""
+        """Optional marks of its usage record (`billing.usage.marked`)."""
         ...
 
     @property
     def queued_ms(self) -> float:
-        """Milliseconds that it waited, without the start."""
+        """Milliseconds in the queue, without the start."""
         ...
 
     def remaining_s(self, clock_s: float) -> float:
-        """Seconds left of the caller's own deadline, at most `clock_s`."""
+        """Return the seconds left of the caller's own deadline, at most `clock_s`."""
         ...
 
 
 class Reservation:
-    """A held slot. Whoever holds it must `release` it exactly once.
+    """A reserved slot. Its holder must `release` it exactly once.
 
     Attributes:
-        start_kind: how this call got its instance: WARM, or the rung of the start it waited for.
+        start_kind: WARM, or the kind of the start that this call waited for.
         start_ms: the part of the wait that was that start.
-        ending: how its call ended, as far as blame goes.
+        ending: outcome of its call for breakers.
     """
 
     __slots__ = ("ending", "instance", "start_kind", "start_ms", "throttler")
@@ -85,7 +85,7 @@ class Reservation:
 
     @property
     def weights(self) -> str:
-        """The tier from which the start that this call waited for had its weights, the farthest of
+        """The storage tier of the weights of the start that this call waited for, the farthest of
         several; "" for a WARM call."""
         if self.start_kind is WARM:
             return ""
@@ -93,7 +93,7 @@ class Reservation:
         return next((tier.value for tier in Tier if tier.value in tiers), "")
 
     def open(self, call: BillableCall) -> OpenRecord:
-        """Reserve money, write the attempt into the journal and start its meter, before it is
+        """Reserve budget, write the attempt to the journal and start its meter, before it is
         dispatched.
 
         Raises JournalFull, OverBudget, BudgetReserved, AllowanceNeeded.
@@ -117,8 +117,7 @@ class Reservation:
         )
 
     def open_warm(self, call: BillableCall) -> OpenRecord:
-        """`open` for the first attempt of a call that waited for nothing and has no deadline of its
-        own."""
+        """Run `open` for the first attempt of a call that did not wait and has no own deadline."""
         return self.instance.account.open(
             call=call.id,
             attempt=1,
@@ -134,8 +133,8 @@ class Reservation:
         )
 
     async def open_paid(self, call: BillableCall) -> OpenRecord:
-        """`open`, after money was borrowed from what all activators share, where that is needed.
-        Raises Unavailable too."""
+        """Run `open`, borrowing from the budget that all activators share where needed. Raises
+        Unavailable too."""
         for _ in range(MAX_BORROWINGS):
             try:
                 return self.open(call)
@@ -160,11 +159,11 @@ class Reservation:
         ).cost
 
     def release(self) -> None:
-        """Give the slot back."""
+        """Release the slot."""
         self.throttler.release(self.instance, self.ending)
 
-    def give_back(self) -> None:
-        """`release` of a slot on which no call ran: nothing was learnt, and a breaker's probe is
-        still to come."""
+    def release_unused(self) -> None:
+        """Release a slot on which no call ran: the outcome does not count, and a breaker's probe is
+        still pending."""
         self.ending = Outcome.NEITHER
         self.release()

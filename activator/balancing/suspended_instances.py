@@ -1,10 +1,10 @@
-"""Instances of one revision that sleep: put to rest where they would be stopped, woken before
-anything is started, ended in time.
+"""Suspended instances of one revision: suspended instead of stopped, resumed before new instances
+are started, and stopped when their time expires.
 
-An instance that sleeps takes no calls and no processor, and owes nothing; its memory stays claimed
-on the node, so it is the first to go where room, a quota or another activator wants it. A language
-model on a GPU gives the GPU's memory up meanwhile, by its engine's own sleep mode: before it stands
-still, and after it goes on."""
+A suspended instance takes no calls, uses no CPU and is not billed; its memory stays reserved on the
+node, so it is preempted first for capacity, a quota or another activator. A language model on a GPU
+releases GPU memory meanwhile, by its engine's sleep mode: entered before the freeze, left after the
+resume."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ log = logging.getLogger(__name__)
 
 
 class ResumeListener(Protocol):
-    """Whose instances they are: told of what becomes of them."""
+    """Owner of the suspended instances, notified of their state."""
 
     def add(self, info: InstanceInfo, began: float | None = None) -> None:
-        """One is awake, `began` when it was asked for."""
+        """An instance was resumed; `began`: when that was requested."""
         ...
 
-    def not_woken(self, instance: Instance) -> None:
-        """One could not be woken, or put to sleep: it is to be ended."""
+    def resume_failed(self, instance: Instance) -> None:
+        """An instance could not be resumed or suspended: stop it."""
         ...
 
-    def poke(self, now: float) -> None:
-        """One has fallen asleep: whoever came meanwhile may have it woken."""
+    def request_scale_up(self, now: float) -> None:
+        """An instance is suspended: waiting calls may have it resumed."""
         ...
 
 
 @dataclass(slots=True)
 class SuspendedInstance:
-    """One that sleeps until `until` (monotonic seconds), unless it is woken. `is_down`: it really
-    stands still."""
+    """An instance suspended until `until` (monotonic seconds), unless it is resumed. `is_down`: the
+    suspension is complete."""
 
     instance: Instance
     until: float
@@ -51,7 +51,8 @@ class SuspendedInstance:
 
 
 class SuspendedInstances:
-    """Owner: the InstancePool; its methods are synchronous, the waiting is in tasks of its own."""
+    """Suspends and resumes instances. Owner: the InstancePool. Methods are synchronous; background
+    tasks wait."""
 
     def __init__(
         self,
@@ -64,80 +65,80 @@ class SuspendedInstances:
         self._fleet = fleet
         self._owner = owner
         self._clock = clock
-        self._naps = naps or EngineSleepMode()
-        self._sleepers: dict[str, SuspendedInstance] = {}
+        self._sleep_mode = naps or EngineSleepMode()
+        self._suspended: dict[str, SuspendedInstance] = {}
         self._waking: dict[str, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def __repr__(self) -> str:
-        return f"<SuspendedInstances {len(self._sleepers)} asleep, {len(self._waking)} waking>"
+        return f"<SuspendedInstances {len(self._suspended)} asleep, {len(self._waking)} waking>"
 
     def __len__(self) -> int:
-        return len(self._sleepers)
+        return len(self._suspended)
 
     @property
     def waking(self) -> int:
-        """Starts by WAKE under way."""
+        """Number of resumes in progress."""
         return len(self._waking)
 
     def has(self, instance_id: str) -> bool:
-        """Whether it is one of these."""
-        return instance_id in self._sleepers or instance_id in self._waking
+        """Return whether the instance is suspended or being resumed."""
+        return instance_id in self._suspended or instance_id in self._waking
 
     def instances(self) -> list[Instance]:
-        """Those that sleep, the longest first."""
-        return [sleeper.instance for sleeper in self._sleepers.values()]
+        """Return the suspended instances, the longest suspended first."""
+        return [suspended.instance for suspended in self._suspended.values()]
 
     # -- down --------------------------------------------------------------------------------------
-    def put(self, target: CallTarget, instance: Instance) -> None:
-        """An idle instance, which takes no calls any more, goes to sleep."""
-        sleeper = self._sleepers[instance.id] = SuspendedInstance(
+    def suspend(self, target: CallTarget, instance: Instance) -> None:
+        """Suspend an idle instance that takes no more calls."""
+        suspended = self._suspended[instance.id] = SuspendedInstance(
             instance, self._clock() + target.spec.scaling.keep_asleep_s
         )
-        self._run(self._lay_down(target, sleeper), f"sleep {instance.id}")
+        self._run(self._suspend(target, suspended), f"sleep {instance.id}")
 
     def adopt(self, target: CallTarget, instance: Instance) -> None:
-        """One was asleep when this activator came."""
-        self._sleepers[instance.id] = SuspendedInstance(
+        """Adopt an instance that was suspended before this activator started."""
+        self._suspended[instance.id] = SuspendedInstance(
             instance, self._clock() + target.spec.scaling.keep_asleep_s, is_down=True
         )
 
-    async def _lay_down(self, target: CallTarget, sleeper: SuspendedInstance) -> None:
-        instance = sleeper.instance
+    async def _suspend(self, target: CallTarget, suspended: SuspendedInstance) -> None:
+        instance = suspended.instance
         try:
-            await self._naps.fall_asleep(target.spec, instance.info.socket)
+            await self._sleep_mode.fall_asleep(target.spec, instance.info.socket)
             instance.info = await self._fleet.sleep(instance.info.id)
         except agent_errors.SnapshotterError as e:
-            log.warning("instance does not sleep instance=%s error=%s", instance.id, e)
-            if self._sleepers.pop(instance.id, None) is not None:
-                self._owner.not_woken(instance)
+            log.warning("cannot suspend instance instance=%s error=%s", instance.id, e)
+            if self._suspended.pop(instance.id, None) is not None:
+                self._owner.resume_failed(instance)
             return
-        sleeper.is_down = True
-        log.info("instance sleeps instance=%s", instance.id)
-        self._owner.poke(self._clock())
+        suspended.is_down = True
+        log.info("instance suspended instance=%s", instance.id)
+        self._owner.request_scale_up(self._clock())
 
     # -- up ----------------------------------------------------------------------------------------
-    def wake(self, target: CallTarget, most: int) -> int:
-        """Wake up to `most` of them, those that fell asleep last first: their pages are the
-        warmest. How many that are."""
-        ready = [sleeper for sleeper in reversed(self._sleepers.values()) if sleeper.is_down][
-            : max(0, most)
-        ]
-        for sleeper in ready:
-            instance = self._sleepers.pop(sleeper.instance.id).instance
-            task = asyncio.create_task(self._wake(target, instance), name=f"wake {instance.id}")
+    def resume(self, target: CallTarget, most: int) -> int:
+        """Resume up to `most` instances, the most recently suspended first, because their pages are
+        the warmest. Returns how many."""
+        ready = [
+            suspended for suspended in reversed(self._suspended.values()) if suspended.is_down
+        ][: max(0, most)]
+        for suspended in ready:
+            instance = self._suspended.pop(suspended.instance.id).instance
+            task = asyncio.create_task(self._resume(target, instance), name=f"wake {instance.id}")
             self._waking[instance.id] = task
         return len(ready)
 
-    async def _wake(self, target: CallTarget, instance: Instance) -> None:
+    async def _resume(self, target: CallTarget, instance: Instance) -> None:
         began = self._clock()
         try:
             info = await self._fleet.wake(instance.info.id)
-            await self._naps.wake_up(target.spec, info.socket)
+            await self._sleep_mode.wake_up(target.spec, info.socket)
         except agent_errors.SnapshotterError as e:
-            log.warning("instance does not wake instance=%s error=%s", instance.id, e)
+            log.warning("cannot resume instance instance=%s error=%s", instance.id, e)
             self._waking.pop(instance.id, None)
-            self._owner.not_woken(instance)
+            self._owner.resume_failed(instance)
         except BaseException:
             self._waking.pop(instance.id, None)
             instance.settle_cpu(None)
@@ -148,24 +149,24 @@ class SuspendedInstances:
                 self._owner.add(info, began)
 
     # -- out ---------------------------------------------------------------------------------------
-    def take(self, instance_id: str) -> Instance | None:
-        """One of those that sleep is to be ended: it is its caller's from now on."""
-        sleeper = self._sleepers.pop(instance_id, None)
-        return sleeper.instance if sleeper is not None else None
+    def remove(self, instance_id: str) -> Instance | None:
+        """Remove a suspended instance that the caller stops; None when it is not suspended."""
+        suspended = self._suspended.pop(instance_id, None)
+        return suspended.instance if suspended is not None else None
 
-    def gone(self, instance_id: str) -> Instance | None:
-        """Its process ended unasked."""
+    def record_exit(self, instance_id: str) -> Instance | None:
+        """Remove an instance whose process exited."""
         task = self._waking.pop(instance_id, None)
         if task is not None:
             task.cancel()
-        return self.take(instance_id)
+        return self.remove(instance_id)
 
     def expired(self, now: float) -> list[Instance]:
-        """Those whose time is over."""
+        """Return the instances whose suspension has expired."""
         return [
-            sleeper.instance
-            for sleeper in self._sleepers.values()
-            if sleeper.is_down and now >= sleeper.until
+            suspended.instance
+            for suspended in self._suspended.values()
+            if suspended.is_down and now >= suspended.until
         ]
 
     def _run(self, work: object, name: str) -> None:
@@ -174,7 +175,7 @@ class SuspendedInstances:
         task.add_done_callback(self._tasks.discard)
 
     async def aclose(self) -> None:
-        """Abandon what is under way; those that sleep stay: they belong to the node."""
+        """Cancel operations in progress; suspended instances stay on the node."""
         tasks = [*self._tasks, *self._waking.values()]
         for task in tasks:
             task.cancel()
@@ -182,10 +183,10 @@ class SuspendedInstances:
 
 
 def may_sleep(target: CallTarget, instance: Instance) -> bool:
-    """Whether an idle instance sleeps rather than ends."""
+    """Return whether an idle instance is suspended instead of stopped."""
     return (
         target.spec.scaling.keep_asleep_s > 0
-        and instance.may_rest
+        and instance.may_suspend
         and not instance.is_stuck
         and not instance.is_gone
         and instance.info.state is not InstanceState.ASLEEP

@@ -1,14 +1,14 @@
-"""The buffer before a revision's instances: hands out slots, holds the calls that wait, asks for
+"""The buffer in front of a revision's instances: assigns slots, queues waiting calls, requests
 starts.
 
-The mutable state is the calls that wait for a slot (`wait_queue.WaitQueue`); the instances and the
-starts under way are `instance_pool.InstancePool`, the other half of the same object. Every change
-happens in one of the synchronous methods, which hand free slots to waiters before they return; no
-`await` stands between a decision and its effect, so no lock is needed. Owner: the event loop.
+The mutable state is the calls that wait for a slot (`wait_queue.WaitQueue`); the base class
+`instance_pool.InstancePool` has the instances and the starts in progress. All changes happen in
+synchronous methods, which assign free slots to waiting calls before they return; there is no
+`await` between a decision and its effect, so no lock is needed. Owner: the event loop.
 
-A call that finds no free slot waits, and pokes: how many starts to begin right now is
-`burst.instances_now`, which counts instances that are starting as capacity. No tick stands between
-a call and the first instance."""
+A call that finds no free slot waits and requests starts: `burst.instances_now` computes how many to
+begin, counting starting instances as capacity. The first instance does not wait for an autoscaler
+tick."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ log = logging.getLogger(__name__)
 
 
 class Throttler(InstancePool):
-    """One revision's slots, waiters and starts. `allowance`: None when this activator is the only
-    one; `gate`: None lets every start go.
+    """One revision's slots, waiting calls and starts. `allowance`: None when this activator is the
+    only one; `gate`: None admits every start.
 
     Attributes:
-        health: what speaks against the revision, its breaker; None while nothing does.
+        health: recent failures of the revision, and its breaker; None while there are none.
     """
 
     def __init__(
@@ -81,31 +81,31 @@ class Throttler(InstancePool):
         )
         self._terms = terms
         self.health: RevisionHealth | None = None
-        self._pace = LatencyOutliers(clock())
+        self._latency_outliers = LatencyOutliers(clock())
         self.load = ConcurrencyMeter(clock)
-        self._line = WaitQueue(queue=queue, load=self.load, clock=clock)
-        self._second_look: asyncio.TimerHandle | None = None
+        self._wait_queue = WaitQueue(queue=queue, load=self.load, clock=clock)
+        self._recheck_timer: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
         return (
             f"<Throttler {self.target.app}/{self.target.function}@{self.target.revision} "
             f"{len(self.instances)} instances, {self.starting} starting, {self.in_flight} in "
-            f"flight, {len(self._line)} waiting>"
+            f"flight, {len(self._wait_queue)} waiting>"
         )
 
     # -- slots -------------------------------------------------------------------------------------
     def reserve_nowait(self, affinity: int | None = None) -> Reservation | None:
-        """A free slot, or None when the call must wait. `affinity`: of a language model's call
-        (`llm.prefix_affinity`)."""
+        """Return a free slot, or None when the call must wait. `affinity`: prefix of a language
+        model's call (`llm.prefix_affinity`)."""
         now = self._clock()
         health = self.health
-        if self._line.places or (health is not None and not health.breaker.admits(now)):
+        if self._wait_queue.places or (health is not None and not health.breaker.admits(now)):
             return None
         instance = least_loaded(self.instances.values(), now)
         if instance is None:
             return None
         if health is not None:
-            health.breaker.go(now)
+            health.breaker.record_start(now)
         self.load.add(now)
         instance.in_flight += 1
         instance.held_s -= now
@@ -119,8 +119,8 @@ class Throttler(InstancePool):
         affinity: int | None = None,
         tokens: int = 0,
     ) -> Reservation:
-        """A slot within `timeout_s`, starting instances where that helps. `affinity`, `tokens`: see
-        `wait_queue.QueuedCall`.
+        """Wait up to `timeout_s` for a slot, starting instances where needed. `affinity`, `tokens`:
+        see `wait_queue.QueuedCall`.
 
         Raises TooManyRequests (queue full), DeadlineExceeded (clock `queue`), StartFailed,
         Unavailable, CircuitOpen. Cancelling it leaves the queue."""
@@ -128,37 +128,37 @@ class Throttler(InstancePool):
         if reservation is not None:
             return reservation
         if self.health is not None:
-            self.health.let_wait(self.target, self._clock())
+            self.health.require_admission(self.target, self._clock())
         try:
             return await self._wait(timeout_s, rank, affinity, tokens)
         except BaseException as e:
-            self._note("", Outcome.FAILED if is_its_own(e) else Outcome.NEITHER)
+            self._record_outcome("", Outcome.FAILED if is_its_own(e) else Outcome.NEITHER)
             raise
 
     async def _wait(
         self, timeout_s: float, rank: QueuePriority, affinity: int | None, tokens: int
     ) -> Reservation:
         own = QueueBound(MAX_QUEUED, self.target.key, self.target.spec.scaling.max_queued)
-        waiter = self._line.join(
+        waiter = self._wait_queue.join(
             rank, (own, *rank.queued), patience_s=max(1.0, self.expected_start_s() or 1.0)
         )
         waiter.affinity, waiter.tokens = affinity, tokens
-        self.poke(waiter.since)
-        self._look_again_when_unblocked(waiter.since)
+        self.request_scale_up(waiter.since)
+        self._schedule_retry_when_unblocked(waiter.since)
         timer = asyncio.get_running_loop().call_later(timeout_s, self._expire, waiter, timeout_s)
         try:
             return await waiter.future
         except asyncio.CancelledError:
-            self._give_up(waiter)
+            self._cancel_wait(waiter)
             raise
         finally:
             timer.cancel()
 
     def release(self, instance: Instance, ending: Outcome = ANSWERED) -> None:
-        """A call ended: its slot goes to the one who waits longest."""
+        """Free the slot of an ended call, and assign it to the next waiting call."""
         now = self._clock()
         if self.health is not None or ending is not ANSWERED:
-            self._note(instance.id, ending)
+            self._record_outcome(instance.id, ending)
         instance.in_flight -= 1
         instance.calls += 1
         instance.held_s += now
@@ -167,34 +167,37 @@ class Throttler(InstancePool):
             instance.idle_since = now
             if instance.is_draining and not instance.is_gone:
                 self._stop(instance, "drained")
-        if self._line.places:
-            self._hand_out(now)
+        if self._wait_queue.places:
+            self._assign_free_slots(now)
         elif not instance.in_flight and self._gate.is_crowded:
             self._gate.idle()
 
     def retry_slots(self) -> None:
-        """Look again: an instance that was busy may be free."""
-        self._hand_out(self._clock())
+        """Assign free slots again: an instance that was busy may be free."""
+        self._assign_free_slots(self._clock())
 
-    def _hand_out(self, now: float, fresh: Instance | None = None, start_ms: float = 0.0) -> None:
-        while self._line.places:
+    def _assign_free_slots(
+        self, now: float, fresh: Instance | None = None, start_ms: float = 0.0
+    ) -> None:
+        while self._wait_queue.places:
             instance = (
                 fresh
                 if fresh is not None and fresh.has_slot(now)
                 else least_loaded(self.instances.values(), now)
             )
             if instance is None:
-                self._look_again_when_unblocked(now)
+                self._schedule_retry_when_unblocked(now)
                 return
-            waiter = self._line.next()
+            waiter = self._wait_queue.next()
             if waiter is None:
                 return
-            self._give(waiter, instance, now, start_ms if instance is fresh else None)
+            self._assign(waiter, instance, now, start_ms if instance is fresh else None)
 
-    def _give(
+    def _assign(
         self, waiter: QueuedCall, instance: Instance, now: float, start_ms: float | None
     ) -> None:
-        """A slot for one who waits; `start_ms`: of the start that it waited for, None = of none."""
+        """Give a waiting call a slot; `start_ms`: duration of the start that it waited for, None =
+        none."""
         instance.in_flight += 1
         instance.held_s -= now
         if start_ms is None:
@@ -205,7 +208,7 @@ class Throttler(InstancePool):
                 Reservation(self, instance, instance.start_kind, min(waited_ms, start_ms))
             )
 
-    def _look_again_when_unblocked(self, now: float) -> None:
+    def _schedule_retry_when_unblocked(self, now: float) -> None:
         until = min(
             (
                 i.blocked_until
@@ -217,31 +220,31 @@ class Throttler(InstancePool):
         if until is not None:
             asyncio.get_running_loop().call_later(until - now, self.retry_slots)
 
-    def _give_up(self, waiter: QueuedCall) -> None:
+    def _cancel_wait(self, waiter: QueuedCall) -> None:
         if (
             waiter.future.done()
             and not waiter.future.cancelled()
             and waiter.future.exception() is None
         ):
-            # the slot came in the same moment: it must not be lost
-            waiter.future.result().give_back()
+            # the slot was assigned at the same moment: it must not be lost
+            waiter.future.result().release_unused()
             return
-        self._line.leave(waiter)
+        self._wait_queue.leave(waiter)
 
     def _expire(self, waiter: QueuedCall, timeout_s: float) -> None:
-        obstacle = self._comings.obstacle()
+        obstacle = self._lifecycle.obstacle()
         if obstacle is None or any(self.live()):
             message = (
                 f"no instance of {self.target.app}/{self.target.function} was free within "
                 f"{timeout_s:g} s"
             )
             obstacle = errors.DeadlineExceeded(message, clock="queue", retry_after_s=1)
-        self._line.answer(waiter, obstacle)
+        self._wait_queue.answer(waiter, obstacle)
 
-    # -- what speaks against it --------------------------------------------------------------------
-    def _note(self, instance_id: str, ending: Outcome) -> None:
-        """How a call ended: watching begins with the first failure, and ends when all is well
-        again."""
+    # -- health ------------------------------------------------------------------------------------
+    def _record_outcome(self, instance_id: str, ending: Outcome) -> None:
+        """Record the outcome of a call: tracking begins with the first failure, and ends after a
+        period without one."""
         now = self._clock()
         self.health = noted(self.health, self._terms, instance_id, ending, now)
         if (
@@ -251,36 +254,36 @@ class Throttler(InstancePool):
         ):
             self._eject(self.instances[instance_id], "fails more than the others")
 
-    def look_for_slow(self, now: float) -> None:
-        """Leave an instance that has been much slower than its siblings for a while."""
-        slow = self._pace.look(list(self.live()), now)
+    def eject_slow_instance(self, now: float) -> None:
+        """Eject an instance that has been much slower than the others for a while."""
+        slow = self._latency_outliers.find_slow_instance(list(self.live()), now)
         if slow is not None:
             self._eject(slow, "slower than the others")
 
     def _eject(self, instance: Instance, why: str) -> None:
-        """No more calls for it; another comes in its place, where there is room for one."""
+        """Drain an instance, and start another in its place if there is room."""
         log.warning("instance ejected instance=%s target=%r why=%s", instance.id, self.target, why)
         self.drain(instance)
         self.start(1)
 
     # -- starts ------------------------------------------------------------------------------------
-    def poke(self, now: float) -> None:
-        """Begin the starts that the waiting calls need now; what is frozen is thawed before
-        anything is started."""
+    def request_scale_up(self, now: float) -> None:
+        """Begin the starts that the waiting calls need; frozen instances are thawed first."""
         if len(self.frozen):
-            self.frozen.thaw(self.instances.values(), len(self._line))
+            self.frozen.thaw(self.instances.values(), len(self._wait_queue))
         start_s = self.expected_start_s()
-        wanted = self._starts_wanted(start_s, self.call_s(now))
+        wanted = self._required_starts(start_s, self.call_s(now))
         self.start(wanted)
-        if start_s is not None and self._second_look is None and wanted < self._starts_wanted():
-            self._second_look = asyncio.get_running_loop().call_later(
-                start_s, self._look_twice, start_s
+        if start_s is not None and self._recheck_timer is None and wanted < self._required_starts():
+            self._recheck_timer = asyncio.get_running_loop().call_later(
+                start_s, self._recheck_starts, start_s
             )
 
-    def _starts_wanted(self, start_s: float | None = None, call_s: float | None = None) -> int:
-        """Without both times: none of the calls that wait is expected to be served by what runs."""
+    def _required_starts(self, start_s: float | None = None, call_s: float | None = None) -> int:
+        """Return the starts that the waiting calls need. Without both times: assume that running
+        instances serve none of the waiting calls."""
         return instances_now(
-            waiting=len(self._line),
+            waiting=len(self._wait_queue),
             free_slots=self.free_slots,
             starting_slots=self.starting * self.slots_each,
             max_inputs=self.slots_each,
@@ -291,64 +294,66 @@ class Throttler(InstancePool):
             call_s=call_s,
         )
 
-    def _look_twice(self, start_s: float) -> None:
-        """Whoever was to be served before a start could help, and waits after all, gets one: the
-        mean says little of a single call."""
-        self._second_look = None
+    def _recheck_starts(self, start_s: float) -> None:
+        """Start instances for calls that still wait although running instances were expected to
+        serve them first: a mean predicts little about a single call."""
+        self._recheck_timer = None
         now = self._clock()
         if (self.oldest_wait_s(now) or 0.0) >= start_s:
-            self.start(self._starts_wanted())
+            self.start(self._required_starts())
         else:
-            self.poke(now)
+            self.request_scale_up(now)
 
     def start_failed(self, error: agent_errors.SnapshotterError) -> None:
         """A start ended without an instance."""
         log.warning("start failed target=%r code=%s error=%s", self.target, error.code, error)
         self._observer.start_failed(self.target, error.code)
         if any(self.live()) or self.starting:
-            return  # the calls that wait are served by what is there, or by a start still under way
+            return  # live instances, or a start in progress, serve the waiting calls
         if isinstance(error, agent_errors.StartStopped):
-            self.poke(self._clock())  # whoever stopped it had nothing against the calls that wait
+            self.request_scale_up(
+                self._clock()
+            )  # the start was stopped for a reason unrelated to the waiting calls
             return
-        self._line.fail(start_error_for_caller(self.target, error))
+        self._wait_queue.fail(start_error_for_caller(self.target, error))
 
     def start_refused(self, error: errors.PilotlightError) -> None:
-        """A start could not even be asked for: a secret is missing, a quota is used up, the node is
+        """A start could not be requested: a secret is missing, a quota is used up, or the node is
         not for this tenant."""
         if any(self.live()) or self.asleep.waking:
-            return  # the calls that wait are served by what is there
-        self._line.fail(error)
+            return  # live instances serve the waiting calls
+        self._wait_queue.fail(error)
 
     @property
     def is_needed(self) -> bool:
-        """See starts.Owner."""
+        """Whether the last of the starts in progress is still needed."""
         if not self.is_retired and len(self.instances) < self.min_instances:
             return True
         if self.is_awaited and not any(self.live()):
             return True
-        return len(self._line) > (self.starting - 1) * self.slots_each
+        return len(self._wait_queue) > (self.starting - 1) * self.slots_each
 
     @property
     def priority(self) -> Priority:
-        """See starts.Owner."""
-        return self._line.priority()
+        """The highest priority of the waiting calls."""
+        return self._wait_queue.priority()
 
-    # -- what the autoscaler reads -----------------------------------------------------------------
+    # -- read by the autoscaler --------------------------------------------------------------------
     @property
     def waiting(self) -> int:
-        """Calls without a slot."""
-        return len(self._line)
+        """Number of calls without a slot."""
+        return len(self._wait_queue)
 
     def oldest_wait_s(self, now: float) -> float | None:
-        """How long the first in the queue has waited; None when nobody does."""
-        return self._line.oldest_wait_s(now)
+        """Return how long the first call in the queue has waited; None when none waits."""
+        return self._wait_queue.oldest_wait_s(now)
 
     def engine_load(self, now: float) -> EngineLoad | None:
-        """What the engines of a language model say; None of other functions."""
+        """Return the load that the engines of a language model report; None for other functions."""
         return None
 
     def call_s(self, now: float) -> float | None:
-        """Mean time that calls hold a slot; None before the first has ended."""
+        """Return the mean time that calls hold a slot; None before the first has ended."""
         calls = sum(instance.calls for instance in self.instances.values())
         held_s = sum(
             instance.held_s + instance.in_flight * now for instance in self.instances.values()
@@ -357,22 +362,22 @@ class Throttler(InstancePool):
 
     @property
     def is_crowded(self) -> bool:
-        """Whether starts wait for room, of whatever function."""
+        """Whether starts of any function wait for room."""
         return self._gate.is_crowded
 
-    def settle_on(self, wanted: int) -> None:
-        """The autoscaler wants to keep so many instances: where calls are kept together, they are
-        by this."""
+    def set_desired_instances(self, wanted: int) -> None:
+        """Set the number of instances that the autoscaler wants to keep; subclasses concentrate
+        calls on them."""
 
     def refuse_waiting(self, error: errors.PilotlightError) -> None:
-        """Answer those who wait: nothing will come for them."""
-        self._line.fail(error)
+        """Fail all waiting calls with `error`: they will get no instance."""
+        self._wait_queue.fail(error)
 
     async def aclose(self) -> None:
-        """Give up: waiters are told, starts abandoned, stops finished."""
-        if self._second_look is not None:
-            self._second_look.cancel()
-        self._line.fail(errors.Unavailable("the activator is shutting down", retry_after_s=1))
+        """Fail waiting calls, cancel starts, finish stops."""
+        if self._recheck_timer is not None:
+            self._recheck_timer.cancel()
+        self._wait_queue.fail(errors.Unavailable("the activator is shutting down", retry_after_s=1))
         await self.asleep.aclose()
         await self.frozen.aclose()
-        await self._comings.aclose()
+        await self._lifecycle.aclose()

@@ -1,5 +1,4 @@
-"""Calls that wait and calls that run, of throttlers: what those ask who are neither a call nor the
-autoscaler."""
+"""Counts of waiting and running calls of throttlers, for callers other than the autoscaler."""
 
 from __future__ import annotations
 
@@ -10,17 +9,19 @@ from pilotlight import errors
 
 
 def desired_pods_hint(throttler: Throttler | None) -> int:
-    """Calls that wait for an instance; at least one where fewer are there than are kept warm, or
-    none is: then a start is wanted for what is to come (a new revision takes over, a warm-up).
-    Beyond that nobody is asked for instances before calls need them: who decides on their number
-    sees the calls that run by itself. None: nobody has called."""
+    """Return the number of calls that wait for an instance; at least one where there are fewer
+    instances than must be kept warm, or none: then a start is needed for later calls (a new
+    revision takes over, a warm-up).
+
+    Running calls do not count: the external autoscaler observes them itself. `throttler`: None =
+    the function was not called."""
     if throttler is None or throttler.is_retired:
         return 0
     return max(throttler.waiting, int(len(throttler.instances) < max(1, throttler.min_instances)))
 
 
 def calls_per_instance(throttlers: Iterable[Throttler]) -> Mapping[str, int]:
-    """Calls in each instance, by its id."""
+    """Return the calls in each instance, by its id."""
     return {
         instance.id: instance.in_flight
         for throttler in throttlers
@@ -29,6 +30,6 @@ def calls_per_instance(throttlers: Iterable[Throttler]) -> Mapping[str, int]:
 
 
 def refuse_waiting(throttlers: Iterable[Throttler], error: errors.PilotlightError) -> None:
-    """Answer all calls that wait: no instance will come for them."""
+    """Fail all waiting calls with `error`: they will get no instance."""
     for throttler in throttlers:
         throttler.refuse_waiting(error)

@@ -1,8 +1,8 @@
-"""The calls of one revision that wait for a slot: in which order they get one, and how each is
-answered exactly once.
+"""The queue of one revision's calls that wait for a slot: orders them, and answers each exactly
+once.
 
-A waiter is in the line, or its future is done: a slot, an error, or cancelled. Whatever takes it
-out of the line also takes it out of the process's queue, in the same synchronous step."""
+A call is in the queue, or its future is done (a slot, an error, or cancelled). Removing it from
+this queue also removes it from the process's queue, in the same synchronous step."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from pilotlight.types import Priority
 
 
 class QueuedCall:
-    """One call that waits (`admission.Waiting`). Owner: its Line.
+    """One waiting call (`admission.QueuedItem`). Owner: its WaitQueue.
 
     Attributes:
-        affinity, tokens: of a language model's call: see `llm.prefix_affinity`, and the tokens that
-        its prompt probably has.
+        affinity, tokens: for a language model's call: see `llm.prefix_affinity`, and the estimated
+            number of tokens of its prompt.
     """
 
     __slots__ = (
@@ -58,18 +58,18 @@ class QueuedCall:
         self.tokens = 0
 
     def __repr__(self) -> str:
-        return f"<Waiter {self.rank.priority} {self.rank.tenant or '-'}>"
+        return f"<QueuedCall {self.rank.priority} {self.rank.tenant or '-'}>"
 
     def shed(self, error: errors.TooManyRequests) -> None:
-        """See admission.Waiting."""
+        """Answer the call with `error` instead of a slot."""
         self.line.answer(self, error)
 
 
 class WaitQueue:
-    """See the module. Owner: the Throttler.
+    """The waiting calls of one revision. Owner: the Throttler.
 
     Attributes:
-        places: of those who wait; to read.
+        places: read-only view of the queue entries.
     """
 
     def __init__(
@@ -85,13 +85,12 @@ class WaitQueue:
         return len(self._waiters)
 
     def __repr__(self) -> str:
-        return f"<Line {self._waiters!r}>"
+        return f"<WaitQueue {self._waiters!r}>"
 
     def join(
         self, rank: QueuePriority, bounds: Sequence[QueueBound], *, patience_s: float
     ) -> QueuedCall:
-        """One more waits. Raises OverQuota, TooManyRequests or Shed when there is no place for
-        it."""
+        """Add a waiting call. Raises OverQuota, TooManyRequests or Shed when a limit is reached."""
         now = self._clock()
         waiter = QueuedCall(self, rank, bounds, since=now, patience_s=patience_s)
         self._queue.enter(waiter)
@@ -100,16 +99,16 @@ class WaitQueue:
         return waiter
 
     def next(self) -> QueuedCall | None:
-        """Take out whose turn it is; its load stays, for it gets a slot."""
+        """Remove and return the next call. It still counts as load, because it gets a slot."""
         while (waiter := self._waiters.pop()) is not None:
             self._queue.leave(waiter)
             if not waiter.future.done():
                 return waiter
-            self._load.remove(self._clock())  # cancelled in this very moment
+            self._load.remove(self._clock())  # cancelled at the same moment
         return None
 
     def leave(self, waiter: QueuedCall) -> bool:
-        """Give up its place; False when it has none any more."""
+        """Remove a call. Returns False when it was removed before."""
         if waiter.place is None or not self._waiters.remove(waiter.place):
             return False
         self._queue.leave(waiter)
@@ -117,27 +116,27 @@ class WaitQueue:
         return True
 
     def answer(self, waiter: QueuedCall, error: errors.PilotlightError) -> None:
-        """It gets an error instead of a slot, unless it was answered before."""
+        """Answer a call with an error instead of a slot, unless it was answered before."""
         self.leave(waiter)
         if not waiter.future.done():
             waiter.future.set_exception(error)
 
     def fail(self, error: errors.PilotlightError) -> None:
-        """All get this error."""
+        """Answer all calls with this error."""
         for waiter in list(self._waiters):
             self.answer(waiter, error)
 
     @property
     def tokens(self) -> int:
-        """Prompt tokens of all that wait."""
+        """Prompt tokens of all waiting calls."""
         return sum(waiter.tokens for waiter in self._waiters)
 
     def oldest_wait_s(self, now: float) -> float | None:
-        """How long the one that waits longest has waited; None when nobody waits."""
+        """Return the longest waiting time; None when no call waits."""
         oldest = self._waiters.oldest()
         return now - oldest.since if oldest is not None else None
 
     def priority(self) -> Priority:
-        """The highest of those that wait; STANDARD when nobody does."""
+        """Return the highest priority of the waiting calls; STANDARD when none waits."""
         first = self._waiters.first()
         return first.rank.priority if first is not None else Priority.STANDARD

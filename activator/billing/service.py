@@ -110,7 +110,7 @@ class ControllerLedger:
 
     async def _exchange(self, request: bytes) -> WorkerResponse:
         loop = asyncio.get_running_loop()
-        connection = self._connections.take_nowait(loop.time()) or await self._connections.open(
+        connection = self._connections.acquire_nowait(loop.time()) or await self._connections.open(
             loop
         )
         try:
@@ -119,7 +119,7 @@ class ControllerLedger:
                 answer.body = b"".join([chunk async for chunk in answer.chunks()])
             return answer
         finally:
-            self._connections.give_back(connection, loop.time())
+            self._connections.release(connection, loop.time())
 
     async def aclose(self) -> None:
         """Close the connections."""

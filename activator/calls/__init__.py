@@ -1,5 +1,4 @@
-"""One call: what it is, how it is run, tried again and replaced by a fallback, and how its
-arguments are checked.
+"""Calls: their state, execution, retries and fallbacks, and the checks of their arguments.
 
-It knows no HTTP; callers are answered in `gateway`.
+This package does not handle HTTP; `gateway` answers callers.
 """

@@ -1,11 +1,11 @@
-"""The process that makes expensive argument checks: `python -m
+"""The process that runs expensive argument checks: `python -m
 activator.calls.argument_check_process <seconds>`.
 
 It reads requests from standard input and answers each on standard output. Both are frames: four
 bytes of length, then the data. A request is two frames, the check's document and the body; the
-answer is one, the problem document of InvalidInput or nothing. One check at a time; SIGALRM ends
-the process where a check takes longer than it may, also when the parent is gone: the validator lets
-no Python code run meanwhile."""
+answer is one, the problem document of InvalidInput or empty. It runs one check at a time; SIGALRM
+ends the process when a check exceeds its time limit, even if the parent has ended: the validator
+lets no Python code run meanwhile."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ from pilotlight.spec import MethodSpec
 MAX_MEMORY_BYTES = 2 * 1024**3
 """Arguments of 10 MiB take some hundred MiB once they are decoded."""
 NICENESS = 10
-"""Calls that wait for their workers go first."""
+"""Lower CPU priority than the activator."""
 KNOWN_CHECKS = 128
 TRANSLATE = b'{"translate"'
-"""What the document of a translation begins with."""
+"""Prefix of the document of a translation."""
 _PR_SET_DUMPABLE = 4
 
 
 def main() -> None:
     """Answer requests until standard input ends."""
-    # another activator has the same uid: it does not look in here
+    # other activators have the same uid: they must not read this process's memory
     ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0)
     seconds = float(sys.argv[1])
     os.nice(NICENESS)
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
     write_frame(answers, b"ready")
     while (document := read_frame(requests)) is not None:
@@ -57,8 +57,8 @@ def main() -> None:
 
 
 def answer_of(document: bytes, body: bytes) -> bytes:
-    """What is wrong with the arguments, as JSON; nothing where they fit. Of a translation: a line
-    of JSON, and what it made."""
+    """Return the problem with the arguments as JSON; empty where they are valid. For a translation:
+    a line of JSON, and its output."""
     if document.startswith(TRANSLATE):
         return _translation(json.loads(document), body)
     try:
@@ -67,7 +67,10 @@ def answer_of(document: bytes, body: bytes) -> bytes:
         return json.dumps({"message": str(e), "detail": e.detail}).encode()
     except MemoryError:
         return json.dumps(
-            {"message": "checking the arguments takes too much memory: send fewer", "detail": {}}
+            {
+                "message": "checking the arguments takes too much memory: send fewer arguments",
+                "detail": {},
+            }
         ).encode()
     return b""
 
@@ -83,7 +86,7 @@ def _translation(asked: dict[str, Any], body: bytes) -> bytes:
         return json.dumps(
             {
                 "error": "TooLarge",
-                "message": "translating it takes too much memory: send less",
+                "message": "translating the body takes too much memory: send a smaller body",
                 "detail": {},
             }
         ).encode()
@@ -98,7 +101,7 @@ def _check_of(document: bytes) -> ArgumentCheck:
 
 
 def read_frame(source: BinaryIO) -> bytes | None:
-    """The next frame; None where the input has ended."""
+    """Return the next frame; None where the input has ended."""
     head = source.read(4)
     if len(head) < 4:
         return None
@@ -108,7 +111,7 @@ def read_frame(source: BinaryIO) -> bytes | None:
 
 
 def write_frame(sink: BinaryIO, data: bytes) -> None:
-    """Write one frame at once."""
+    """Write and flush one frame."""
     sink.write(len(data).to_bytes(4, "big") + data)
     sink.flush()
 

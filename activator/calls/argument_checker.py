@@ -1,10 +1,10 @@
-"""Argument checks and translations within bounds: small ones at once, others in processes of their
-own, which are killed at a deadline.
+"""Bounded argument checks and translations: small ones run inline, others in separate processes,
+which are killed at a deadline.
 
-A validator, or a JSON parser, lets no other thread run while it works and cannot be interrupted, so
-only another process keeps an expensive check from delaying every other call. Each tenant has one
-expensive check or translation at a time, and tenants take turns, so that one whose checks take long
-does not keep the others from theirs."""
+A validator, or a JSON parser, lets no other thread run and cannot be interrupted, so an expensive
+check in this process would delay every other call. Each tenant has one expensive check or
+translation at a time, and tenants take turns, so that slow checks of one do not block the
+others."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ log = logging.getLogger(__name__)
 
 PROCESSES = 2
 START_S = 30.0
-"""How long a process may take to begin: seconds on a machine under load."""
+"""How long a process may take to start: seconds on a machine under load."""
 MAX_WAITING = 256
-"""Expensive checks of one tenant that wait."""
+"""Most waiting expensive checks of one tenant."""
 
 
 class _ProcessLost(Exception):
-    """The process died, or was killed, in the middle of a check."""
+    """The process died, or was killed, during a check."""
 
 
 class ArgumentChecker:
-    """Checks arguments. Owner: the event loop. Its processes are started when they are needed
-    first; `aclose` ends them."""
+    """Checks arguments. Owner: the event loop. Its processes are started on first use; `aclose`
+    ends them."""
 
     def __init__(self, *, deadline_s: float = 2.0, processes: int = PROCESSES) -> None:
         self._deadline_s = deadline_s
@@ -50,55 +50,58 @@ class ArgumentChecker:
 
     def __repr__(self) -> str:
         return (
-            f"<ArgumentChecker {len(self._tasks)} checks run, {len(self._idle)} processes "
+            f"<ArgumentChecker {len(self._tasks)} checks running, {len(self._idle)} processes "
             f"idle, {self.overruns} overruns>"
         )
 
     async def check(self, check: ArgumentCheck, body: bytes, *, tenant: str) -> None:
-        """Whether the arguments fit. `tenant`: whose schema it is. Raises InvalidInput,
-        TooManyRequests, Unavailable."""
+        """Check the arguments. `tenant`: owner of the schema. Raises InvalidInput, TooManyRequests,
+        Unavailable."""
         try:
             check.check(body)
         except CheckTooExpensive:
-            if answer := await self._elsewhere(check.document, body, tenant, self._deadline_s):
+            if answer := await self._check_in_process(
+                check.document, body, tenant, self._deadline_s
+            ):
                 problem = json.loads(answer)
                 raise errors.InvalidInput(problem["message"], **problem["detail"]) from None
 
     async def translate(
         self, asked: Asked, body: bytes, *, tenant: str, is_answer: bool
     ) -> tuple[Any, bytes]:
-        """`open_inference.translations.translated`, for `tenant`. Raises TooManyRequests,
-        Unavailable besides."""
+        """Run `open_inference.translations.translated` for `tenant`. Raises TooManyRequests,
+        Unavailable, too."""
         if len(body) <= SMALL_BYTES:
             return translated(asked, body, is_answer=is_answer)
         document = json.dumps({"translate": asked, "is_answer": is_answer}).encode()
-        head, _, data = (await self._elsewhere(document, body, tenant, TRANSLATION_S)).partition(
-            b"\n"
-        )
-        told = json.loads(head)
-        if told["error"] is not None:
+        head, _, data = (
+            await self._check_in_process(document, body, tenant, TRANSLATION_S)
+        ).partition(b"\n")
+        result = json.loads(head)
+        if result["error"] is not None:
             kind = (
                 errors.TooLarge
-                if told["error"] == errors.TooLarge.__name__
+                if result["error"] == errors.TooLarge.__name__
                 else errors.InvalidInput
             )
-            raise kind(told["message"], **told["detail"])
-        return told["memo"], data
+            raise kind(result["message"], **result["detail"])
+        return result["memo"], data
 
-    async def _elsewhere(
+    async def _check_in_process(
         self, document: bytes, body: bytes, tenant: str, deadline_s: float
     ) -> bytes:
         if self._waiting[tenant] >= MAX_WAITING:
             raise errors.TooManyRequests(
-                "too many calls wait for checks of their arguments", retry_after_s=self._deadline_s
+                "too many calls of this tenant wait for argument checks",
+                retry_after_s=self._deadline_s,
             )
         self._waiting[tenant] += 1
         try:
             async with self._turns.setdefault(tenant, asyncio.Lock()), self._free:
-                # A caller that leaves does not end the exchange: the process would have to be
-                # killed with it.
+                # A disconnect of the caller does not cancel the exchange, because that would
+                # require killing the process.
                 task = asyncio.create_task(
-                    self._ask(document, body, deadline_s), name="argument check"
+                    self._run_in_process(document, body, deadline_s), name="argument check"
                 )
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
@@ -112,7 +115,7 @@ class ArgumentChecker:
             if not self._waiting[tenant]:
                 del self._waiting[tenant]
 
-    async def _ask(self, document: bytes, body: bytes, deadline_s: float) -> bytes:
+    async def _run_in_process(self, document: bytes, body: bytes, deadline_s: float) -> bytes:
         process = await self._process()
         try:
             async with asyncio.timeout(deadline_s):
@@ -120,14 +123,14 @@ class ArgumentChecker:
         except (TimeoutError, _ProcessLost) as e:
             self.overruns += 1
             log.warning(
-                "argument check ended document=%.200r body_bytes=%d reason=%s",
+                "argument check aborted document=%.200r body_bytes=%d reason=%s",
                 document,
                 len(body),
                 type(e).__name__,
             )
             problem = (
-                f"checking the arguments took more than {deadline_s:g} s, or too much "
-                f"memory: send fewer, or a simpler schema"
+                f"checking the arguments took more than {deadline_s:g} s, or too much memory: send "
+                f"fewer arguments, or simplify the schema"
             )
             raise errors.InvalidInput(problem) from e
         else:
@@ -171,7 +174,7 @@ class ArgumentChecker:
         return process
 
     async def aclose(self) -> None:
-        """End the processes, and with them the checks that run."""
+        """End the processes and the running checks."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()

@@ -1,8 +1,8 @@
 """Checks of JSON arguments against the schema of a function's method, before anything is started.
 
-A check holds the event loop until it ends, and its schema and its arguments are a tenant's.
+A check blocks the event loop until it ends, and a tenant controls its schema and its arguments.
 `ArgumentCheck.check` therefore runs only checks whose estimated cost is within INLINE_COST, and
-raises CheckTooExpensive for all others: those run in a process of their own
+raises CheckTooExpensive for all others: those run in a separate process
 (`activator.calls.argument_checker`), which can be killed."""
 
 from __future__ import annotations
@@ -21,39 +21,37 @@ if TYPE_CHECKING:
     import jsonschema_rs
 
 MAX_NAMED_PROBLEMS = 5
-"""Argument errors listed in one answer: enough to mend a call, not a way to make the platform write
-essays."""
+"""Most argument errors listed in one response."""
 MAX_PROBLEM_CHARS = 500
-"""Of one of them: it quotes the argument, which may be megabytes."""
+"""Limit of one error message: it quotes the argument, which may be megabytes."""
 INLINE_COST: Final = 25_000
-"""Visits of a validator that one check may make on the event loop: at most about 1 ms, mostly a
-tenth of it."""
+"""Most validator visits of one check on the event loop: at most about 1 ms, mostly a tenth of
+it."""
 VISITS_PER_VALUE: Final = 4
-"""What decoding one value costs, in visits."""
+"""Cost of decoding one value, in visits."""
 BYTES_PER_VISIT: Final = 40
-"""Text that is decoded, or matched by a pattern of weight 1, for what one visit costs."""
+"""Bytes of text that are decoded, or matched by a pattern of weight 1, at the cost of one visit."""
 MAX_INLINE_COMPILE: Final = 20_000
-"""Weight of the patterns that are compiled on the event loop: a few milliseconds, once for each
+"""Largest weight of patterns that are compiled on the event loop: a few milliseconds, once for each
 revision."""
 
 
 class CheckTooExpensive(errors.InvalidInput):
-    """A check whose cost cannot be bounded was asked for on the event loop. Whoever has no process
-    for it refuses the arguments."""
+    """Raised for a check that is too expensive for the event loop. Callers without a separate
+    process refuse the arguments."""
 
 
 class ArgumentCheck:
     """Checks JSON arguments of one method against its schema.
 
     Attributes:
-        document: all that another process needs to make the same check.
+        document: serialized form, with which another process can run the same check.
     """
 
     __slots__ = ("_compiled", "_cost", "_inline_bytes", "_method", "_where")
 
     def __init__(self, method: MethodSpec, where: str) -> None:
-        """`where` names the revision in the error that `check` raises if the schema cannot be
-        used."""
+        """`where` names the revision in the error that `check` raises if the schema is unusable."""
         self._method = method
         self._where = where
         self._compiled: jsonschema_rs.Validator | _UnusableSchema | None = None
@@ -66,35 +64,32 @@ class ArgumentCheck:
         self._inline_bytes = self._safe_bytes()
 
     def __repr__(self) -> str:
-        return (
-            f"<ArgumentCheck {self._where}: {self._inline_bytes} bytes at least without "
-            f"another process>"
-        )
+        return f"<ArgumentCheck {self._where}: up to {self._inline_bytes} bytes always inline>"
 
     @property
     def document(self) -> bytes:
-        """See the class."""
+        """Serialized form for another process."""
         method = self._method
         return json.dumps(
             {"schema": method.schema, "parameters": method.parameters, "where": self._where}
         ).encode()
 
     def check(self, body: bytes) -> None:
-        """Raises InvalidInput naming the parameter and what is wrong with it; CheckTooExpensive,
-        before anything is done."""
+        """Check the arguments. Raises InvalidInput with the parameter and its problem;
+        CheckTooExpensive before it runs."""
         if len(body) > self._inline_bytes:
             self._require_inexpensive(body)
         check_arguments(self._method, self._compiled, body)
 
     def check_fully(self, body: bytes) -> None:
-        """The same, whatever it costs: for a process that can be killed."""
+        """Check the arguments whatever the cost, in a process that can be killed."""
         schema = self._method.schema
         if self._compiled is None and schema is not None:
             self._compiled, _ = _compiled(schema, self._where)
         check_arguments(self._method, self._compiled, body)
 
     def _safe_bytes(self) -> int:
-        """Bodies of so many bytes are inexpensive, whatever they hold: the shortest value takes two
+        """Return the body size up to which any content is inexpensive: the shortest value takes two
         bytes."""
         cost = self._cost
         if cost.is_recursive:
@@ -116,8 +111,8 @@ class ArgumentCheck:
             raise CheckTooExpensive("checking these arguments may take too long")
 
     def _visits(self, body: bytes, values: int) -> int:
-        """Of each value, where the schema refers to itself: by how deep the arguments are
-        nested."""
+        """Return the visits per value of a recursive schema, by the nesting depth of the
+        arguments."""
         by_depth = self._cost.by_depth
         openings = body.count(b"[") + body.count(b"{")
         if openings < len(by_depth) - 1:
@@ -137,14 +132,14 @@ _UNKNOWN: Final = SchemaCost(
 def check_arguments(
     method: MethodSpec, validator: jsonschema_rs.Validator | _UnusableSchema | None, body: bytes
 ) -> None:
-    """Raises InvalidInput naming the parameter and what is wrong with it."""
+    """Check arguments. Raises InvalidInput with the parameter and its problem."""
     arguments = _parsed(body) if body else {}
     named = arguments if type(arguments) is dict else _by_name(method, arguments)
     try:
         if validator is None or validator.is_valid(named):
             return
         problems = _problems(validator, named)
-    except ValueError as e:  # half a surrogate pair in a name, for one
+    except ValueError as e:  # for example half a surrogate pair in a name
         raise errors.InvalidInput(f"the arguments cannot be checked: {e}") from e
     first = problems[0]
     what = f"argument {first['parameter']!r}: " if first["parameter"] else ""
@@ -181,7 +176,7 @@ def _by_name(method: MethodSpec, arguments: Any) -> Mapping[str, Any]:
 def _compiled(
     schema: Mapping[str, Any], where: str
 ) -> tuple[jsonschema_rs.Validator | _UnusableSchema, bool]:
-    """The validator, and whether its patterns match in linear time."""
+    """Return the validator, and whether its patterns match in linear time."""
     try:
         return compiled(schema, where)
     except errors.InvalidInput as e:
@@ -189,8 +184,8 @@ def _compiled(
 
 
 class _UnusableSchema:
-    """Stands for the validator of a schema that was stored before schemas of its kind were refused
-    at deploy: it refuses all arguments."""
+    """Replaces the validator of a schema that was stored before such schemas were refused at
+    deploy: refuses all arguments."""
 
     def __init__(self, problem: str) -> None:
         self._problem = problem
@@ -211,7 +206,7 @@ def _parsed(body: bytes) -> Any:
     try:
         text = body.decode()
         if text[0] in "{[":
-            # `json.loads` without looking for white space around it
+            # like `json.loads`, but without skipping white space around the value
             value, end = _decode_at_once(text)
             if end == len(text):
                 return value
@@ -223,7 +218,7 @@ def _parsed(body: bytes) -> Any:
 
 
 def _depth(value: Any, most: int) -> int:
-    """How deep a value is nested, up to `most`."""
+    """Return the nesting depth of a value, up to `most`."""
     depth, level = 0, [value]
     while depth < most:
         level = [

@@ -1,4 +1,4 @@
-"""A call on its way, and its exchange with the worker that answers it."""
+"""A call, and its exchange with the worker that answers it."""
 
 from __future__ import annotations
 
@@ -26,46 +26,52 @@ from pilotlight import errors
 from snapshotter.types import StartKind
 
 LIVELY = 20
-"""An engine that wrote in the last twentieth of its call's time was writing to the end of it."""
+"""An engine that produced output in the last twentieth of its call's time counts as still
+producing."""
 
 
 class Reading(Protocol):
-    """Reads one answer on its way to a caller, and takes out of it what was not asked for."""
+    """Reads one response on its way to a caller, and removes parts that the caller did not
+    request."""
 
     def feed(self, data: bytes, now_ns: int) -> bytes:
-        """What of these bytes is the caller's; of a stream, whole events."""
+        """Return the part of these bytes that goes to the caller; of a stream, whole events."""
         ...
 
     def collected(self, status: int, body: bytes) -> tuple[int, bytes]:
-        """Status and body of an answer that is over and was collected, `body` being what `feed`
-        gave.
+        """Return status and body of a complete, collected response; `body` is the output of `feed`.
 
-        Raises WorkerConnectionLost: it is not.
+        Raises WorkerConnectionLost for an incomplete one.
         """
         ...
 
 
 class Call:
-    """One invocation, from the moment its request was read. `now` values are monotonic seconds,
-    `*_ns` monotonic nanoseconds.
+    """One invocation, once its request was read. `now` values are monotonic seconds, `*_ns`
+    monotonic nanoseconds.
 
     Attributes:
-        admission: what it holds of its quotas until its end; None = nothing. choice: why `target`
-        answers it; None = it is the only one, and there is nothing to say. rank: its place among
-        those that wait. caller: id of the tenant that calls another one's function; "" = the
-        function's own, who pays in either case. began_ns, routed_ns: when its request was there,
-        and when it was routed; without the time that its body took to come. `received_ns`:
-            when it was admitted.
-        attempt: which one this is, from 1, of those that took a slot; `retries`: those of them that
-        the function's own policy asked for. trace: its place in a trace; None = one of its own, and
-        nobody asked for it. `past`: attempts before the one that runs. content_type:
-        `payloads.JSON` or `payloads.PICKLE`. accepts_pickle: whether its function opens a pickle of
-        its caller; a worker refuses one that comes without this. degraded: what answers in place of
-        the target that was asked, as `pilotlight-degraded` says it; "" for the target itself.
-        asked: the target that was asked, where `target` is a variant or a fallback of it; None
-        where it is `target`. tokens: a language model's tokens, as far as they are known; None = it
-        is none. affinity: what calls with the same beginning have in common, so that they may meet
-        on one instance; None = nothing.
+        admission: its holdings of quotas until its end; None = none.
+        choice: why `target` answers it; None = it is the only one, and needs no explanation.
+        rank: its priority in queues.
+        caller: id of the tenant that calls another one's function; "" = the function's own. The
+            function's tenant pays in either case.
+        began_ns, routed_ns: when its request arrived, and when it was routed; without the upload
+            time of its body.
+        received_ns: when it was admitted.
+        attempt: number of the attempt, from 1, among those that took a slot.
+        retries: number of attempts by the function's own retry policy.
+        trace: its position in a trace; None = an own, unrequested trace.
+        past: earlier attempts.
+        content_type: `payloads.JSON` or `payloads.PICKLE`.
+        accepts_pickle: whether its function accepts a pickle of its caller; a worker refuses a
+            pickle without this.
+        degraded: the variant or fallback that answers, for `pilotlight-degraded`; "" for the
+            requested target.
+        asked: the requested target, where `target` is a variant or a fallback; else None.
+        tokens: a language model's tokens, as far as they are known; None for other functions.
+        affinity: hash of the prompt's beginning, which routes similar calls to one instance; None =
+            none.
     """
 
     __slots__ = (
@@ -121,8 +127,7 @@ class Call:
         began_ns: int = 0,
         accepts_pickle: bool = False,
     ) -> None:
-        """`began_ns`: when its request was there, and routed at once; 0 = now, or the caller sets
-        it."""
+        """`began_ns`: when its request arrived and was routed; 0 = now, or the caller sets it."""
         self.id = id
         self.target = target
         self.method = method
@@ -156,17 +161,17 @@ class Call:
 
     @property
     def mark(self) -> str:
-        """What its records say that few do (`usage.marked`): its arm, and what answered in place of
-        the target."""
+        """Optional marks of its usage records (`usage.marked`): its arm, and the variant or
+        fallback that answered."""
         mark = self.choice.mark if self.choice is not None else ""
         if self.degraded or self.tokens is not None:
-            mark += marked(degraded=self.lessened)
+            mark += marked(degraded=self.degradation)
         return mark
 
     @property
-    def lessened(self) -> str:
-        """All that `pilotlight-degraded` says: what answers in place of its target, and how its
-        answer is cut; "" for neither."""
+    def degradation(self) -> str:
+        """The value of `pilotlight-degraded`: the variant or fallback that answers, and how its
+        response is shortened; "" for neither."""
         cut = self.tokens.degraded if self.tokens is not None else ""
         return f"{self.degraded}, {cut}" if self.degraded and cut else self.degraded or cut
 
@@ -176,23 +181,23 @@ class Call:
         return max(0.0, (self.reserved_ns - self.received_ns) / 1e6 - self.start_ms)
 
     def remaining_s(self, clock_s: float) -> float:
-        """Seconds left of the caller's own deadline, at most `clock_s`."""
+        """Return the seconds left of the caller's own deadline, at most `clock_s`."""
         if self.deadline_s is None:
             return clock_s
         return min(clock_s, self.deadline_s - (time.monotonic_ns() - self.received_ns) / 1e9)
 
     @property
     def blame(self) -> Outcome:
-        """What it says of the revision that this call was cut off: nothing where its caller's own
-        deadline did it."""
+        """The outcome for the revision when this call is interrupted: neutral where its caller's
+        own deadline expired."""
         return Outcome.NEITHER if self.remaining_s(1.0) <= 0 else Outcome.FAILED
 
     def stand_in(self, target: CallTarget, degraded: str) -> Call:
-        """The same call as answered by something else, which `degraded` names: what was asked stays
-        known, its clocks run on.
+        """Return a copy of the call for another target, which `degraded` names; it keeps the
+        requested target and its clocks.
 
-        Raises InvalidInput for a function that does not understand what this one was asked: an
-        engine's path, where it is none. UnsupportedMediaType for a pickle where that function is
+        Raises InvalidInput for a function that cannot answer it, such as an engine's path for a
+        function that is not an engine; UnsupportedMediaType for a pickle where that function is
         another tenant's."""
         if self.content_type is PICKLE and target.tenant != self.target.tenant:
             raise not_accepted()
@@ -202,13 +207,14 @@ class Call:
         if target is not self.target:
             other.body = self.body_for(target)
             other.asked = self.asked or self.target
-            # an arm is a revision of what was asked: no record of another's may carry it
+            # an arm is a revision of the requested function: records of another one must not have
+            # it
             other.choice = None
         return other
 
     def body_for(self, target: CallTarget) -> bytes:
-        """Its body for another function in its place. Raises InvalidInput for one that is called
-        otherwise."""
+        """Return its body for another function. Raises InvalidInput for one with another kind of
+        body."""
         if target.spec.engine is not None:
             raise errors.InvalidInput(
                 f"{target.app}/{target.function} is a language model, and takes no arguments"
@@ -217,32 +223,32 @@ class Call:
 
     @property
     def place(self) -> str:
-        """What of its function it calls: a method, or a path of an engine's."""
+        """The called part of its function: a method, or a path of an engine."""
         return self.method
 
     @property
-    def said(self) -> bytes:
-        """Its arguments as its caller wrote them: a repeat is known by these."""
+    def caller_arguments(self) -> bytes:
+        """Its arguments as its caller wrote them, which identify a repeat."""
         return self.body
 
     def park(self) -> None:
-        """Keep its body in memory no longer: a journal has it."""
+        """Drop its body from memory: the journal has it."""
         self.body = b""
 
     def load(self, body: bytes) -> None:
-        """Have the body of a parked call again. Raises InvalidInput."""
+        """Restore the body of a parked call. Raises InvalidInput."""
         self.body = body
 
     def kept(self) -> dict[str, Any]:
-        """What a journal has to hold of it beside what it holds of every call."""
+        """Return additional fields for its journal entry."""
         return {}
 
     def reading(self, answer: WorkerResponse) -> Reading | None:
-        """What reads its answer as it goes by; None where nobody needs to."""
+        """Return a reader of its response; None where none is needed."""
         return None
 
     def request_head(self, execution_s: float) -> bytes:
-        """The request to the worker, up to its body."""
+        """Return the head of the request to the worker."""
         return b"".join(
             (
                 b"POST /invoke/",
@@ -267,16 +273,16 @@ class Call:
 
 
 class Exchange:
-    """One attempt that reached a worker and has its answer, whole or streaming. Whoever holds it
-    must `close` it exactly once.
+    """One attempt with a worker's response, whole or streaming. Its holder must `close` it exactly
+    once.
 
-    The execution clock runs until the last byte (`spec.Clocks`): a stream that does not end with it
-    is closed, billed and cut off.
+    The execution clock runs until the last byte (`spec.Clocks`): a stream that exceeds it is
+    closed, billed and interrupted.
 
     Attributes:
-        bytes_out: of a stream: what its caller was sent so far.
-        cut_by: the clock that cut it off; None = none did.
-        on_cut: told when one does.
+        bytes_out: bytes of a stream sent to the caller so far.
+        cut_by: the error of the clock that interrupted it; None = none did.
+        on_cut: called when a clock interrupts it.
     """
 
     __slots__ = (
@@ -326,12 +332,12 @@ class Exchange:
         whole_s = self.call.target.spec.clocks.execution_s - ran_s
         left_s = self.call.remaining_s(whole_s)
         return asyncio.get_running_loop().call_later(
-            max(0.0, left_s), self._overrun if left_s >= whole_s else self._leave
+            max(0.0, left_s), self._overrun if left_s >= whole_s else self._expire
         )
 
     @property
     def held(self) -> Reservation | None:
-        """Its slot; None where no instance answered."""
+        """The reservation of its slot; None where no instance answered."""
         return self.reservation
 
     @property
@@ -340,17 +346,18 @@ class Exchange:
         return self.reservation.instance
 
     def _overrun(self) -> None:
-        """It may never end: billed now, and its instance is replaced, unless that goes on as it
-        should and only its caller does not read, or has asked for more than fits into the time."""
+        """The execution clock ran out: bill it now, and replace its instance, which may hang,
+        unless the instance makes progress and only its caller does not read, or requested more than
+        fits into the time."""
         self._is_blameless = self.connection.is_ahead or self._is_writing
         if not self._is_blameless:
             self.reservation.instance.is_stuck = True
             self.reservation.throttler.drain(self.reservation.instance)
-        self._cut(f"the call ran longer than {self.call.target.spec.clocks.execution_s:g} s")
+        self._interrupt(f"the call ran longer than {self.call.target.spec.clocks.execution_s:g} s")
 
     @property
     def _is_writing(self) -> bool:
-        """Whether a language model has just written more."""
+        """Whether a language model has just produced output."""
         tokens = self.call.tokens
         lively_ns = self.call.target.spec.clocks.execution_s * 1e9 / LIVELY
         return (
@@ -359,13 +366,14 @@ class Exchange:
             and time.monotonic_ns() - tokens.last_ns < lively_ns
         )
 
-    def _leave(self) -> None:
-        """Its caller's own deadline came: it is billed now."""
-        self._cut(
-            f"the caller's deadline of {self.call.deadline_s:g} s came in the middle of the answer"
+    def _expire(self) -> None:
+        """The caller's own deadline expired: bill it now."""
+        self._interrupt(
+            f"the caller's deadline of {self.call.deadline_s:g} s expired before the end of the "
+            f"response"
         )
 
-    def _cut(self, why: str) -> None:
+    def _interrupt(self, why: str) -> None:
         self.cut_by = errors.DeadlineExceeded(why, clock="execution")
         self.connection.close()
         self.close(status=504, outcome="error", bytes_out=self.bytes_out, finish="error")
@@ -374,7 +382,7 @@ class Exchange:
 
     @property
     def is_busy(self) -> bool:
-        """Whether the worker did not begin: it still finishes another call."""
+        """Whether the worker did not begin, because it still runs another call."""
         return self.answer.status == 503 and self.answer.header(b"pilotlight-outcome") == b"busy"
 
     def close(
@@ -386,20 +394,18 @@ class Exchange:
         finish: str = "",
         is_own_word: bool = False,
     ) -> str:
-        """End the attempt: the record is closed, the slot and the connection are given back.
-        Returns the cost as text.
+        """End the attempt: close the record, release the slot and the connection. Returns the cost
+        as text. Does nothing if the execution clock has ended it before.
 
-        `finish`: why a stream ended (`engines.FINISH_REASONS`), where no `tokens` of the call say
-        it. `is_own_word`: user code said in its stream that it failed.
-
-        Nothing more happens when the execution clock has ended it before.
+        `finish`: why a stream ended (`engines.FINISH_REASONS`), where the call has no `tokens` with
+        it. `is_own_word`: user code reported its failure in the stream.
         """
         if self._is_closed:
             return self.cost
         self._is_closed = True
         if self._clock is not None:
             self._clock.cancel()
-        if status >= 500:  # the worker's own word, or its end
+        if status >= 500:  # reported by the worker, or the worker ended
             is_said = is_own_word or status == self.answer.status
             self.reservation.ending = (
                 Outcome.NEITHER
@@ -421,7 +427,7 @@ class Exchange:
                 bytes_in=body_bytes,
                 bytes_out=bytes_out,
             )
-        finally:  # a record that cannot be closed must not cost a slot as well
-            self.reservation.instance.connections.give_back(self.connection, now_ns / 1e9)
+        finally:  # a record that cannot be closed must not leak the slot
+            self.reservation.instance.connections.release(self.connection, now_ns / 1e9)
             self.reservation.release()
         return self.cost

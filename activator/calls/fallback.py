@@ -1,10 +1,10 @@
-"""What answers when a function cannot: its variants and fallbacks, tried in order until one does.
+"""Fallbacks of a function that cannot answer: its variants and fallbacks, tried in order until one
+answers.
 
-A rung that is a function runs as a call of that function: on its instances, at its price, under the
-same admission and call id. It has rungs of its own, which are tried when it fails; so that this
-ends, a function that is already on the way is refused (the fallbacks go round), and no more than
-MAX_RUNGS are tried for one call. Where none answers the caller is told what failed first, and of
-each rung why."""
+A fallback to a function runs as a call of that function: on its instances, at its price, with the
+same admission and call id. Its own fallbacks are tried when it fails; cycles are refused, and at
+most MAX_RUNGS fallbacks are tried for one call. Where none answers the caller gets the first
+failure, with the reason of each fallback."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ log = logging.getLogger(__name__)
 
 
 class Routes(Protocol):
-    """Where a function's name leads (the RouteTable)."""
+    """Resolves functions and callers (the RouteTable)."""
 
     def target(self, address: FunctionAddress) -> CallTarget:
-        """The revision that serves it now. Raises NotFound, Unavailable."""
+        """Return the revision that serves a function now. Raises NotFound, Unavailable."""
         ...
 
     def caller_of(self, key_id: str) -> Principal | None:
-        """The caller with this key, if the key is still there."""
+        """Return the caller with this key; None if the key was deleted."""
         ...
 
 
 class StandIn(Exchange):
-    """An answer that no worker gave: kept, or declared. It has no reservation, no ticket and no
-    connection, and costs nothing."""
+    """An exchange with a cached or declared response instead of a worker's. It has no reservation,
+    no record and no connection, and costs nothing."""
 
     __slots__ = ()
 
@@ -75,7 +75,7 @@ class StandIn(Exchange):
 
     @property
     def held(self) -> None:
-        """None: no slot was taken."""
+        """None: it has no slot."""
         return
 
     @property
@@ -85,8 +85,8 @@ class StandIn(Exchange):
 
 
 @dataclass(slots=True)
-class _Climb:
-    """One call's way up. `why`: of each rung tried, why it did not answer."""
+class _FallbackRun:
+    """State of one call's fallbacks. `why`: the reason of each fallback that did not answer."""
 
     run: Callable[[Call], Awaitable[Exchange]]
     why: list[str] = field(default_factory=list)
@@ -95,7 +95,7 @@ class _Climb:
 
 
 class FallbackChain:
-    """See the module. Owner: the event loop."""
+    """Runs fallbacks. Owner: the event loop."""
 
     def __init__(
         self,
@@ -116,17 +116,17 @@ class FallbackChain:
         return f"<FallbackChain {self._answers!r}>"
 
     def remember(self, call: Call, answer: WorkerResponse) -> None:
-        """Keep an answer of the function itself, where it declares that it may be given again."""
+        """Store a response of the function itself, where it declares a cached fallback."""
         if (
             answer.status < 400
             and not call.degraded
             and any(rung.kind == "cached" for rung in call.target.spec.fallback)
         ):
-            self._answers.keep(call, answer, self._clock())
+            self._answers.store(call, answer, self._clock())
 
-    def free_variant(self, call: Call) -> tuple[Call, Reservation] | None:
-        """A variant that has a free slot for a call whose own function has none, if that is
-        acceptable for its priority."""
+    def try_reserve_variant(self, call: Call) -> tuple[Call, Reservation] | None:
+        """Return a variant with a free slot for a call whose own function has none, if the variant
+        accepts its priority."""
         for kind, rung in fallback_chain(call.target.spec, call.rank.priority):
             if kind != VARIANT:
                 return None
@@ -135,7 +135,7 @@ class FallbackChain:
                 if check is not None:
                     check.check(call.body)
             except errors.PilotlightError:
-                # gone, stopped, or it takes other arguments, or checking these would take long
+                # removed, stopped, takes other arguments, or the check is too expensive
                 continue
             reservation = (
                 self._throttler_of(other.target).reserve_nowait()
@@ -146,21 +146,21 @@ class FallbackChain:
                 return other, reservation
         return None
 
-    async def climb(
+    async def run_fallbacks(
         self,
         call: Call,
         failure: errors.PilotlightError,
         run: Callable[[Call], Awaitable[Exchange]],
     ) -> Exchange:
-        """The answer of the first rung that has one; `run` begins a call. Raises `failure`, with
-        what became of each rung."""
+        """Return the response of the first fallback that answers; `run` begins a call. Raises
+        `failure` with the reason of each fallback."""
         if not may_fall_back(failure):
             raise failure
-        climb = _Climb(run, attempt=call.attempt)
-        exchange = await self._climb(call, climb, (call.target.name,))
-        call.attempt = climb.attempt
+        run_fallbacks = _FallbackRun(run, attempt=call.attempt)
+        exchange = await self._run_fallbacks(call, run_fallbacks, (call.target.name,))
+        call.attempt = run_fallbacks.attempt
         if exchange is None:
-            raise _with_rungs(failure, climb.why) from failure
+            raise _with_rungs(failure, run_fallbacks.why) from failure
         log.info(
             "degraded call=%s answered_by=%s because=%s",
             call.id,
@@ -169,25 +169,29 @@ class FallbackChain:
         )
         return exchange
 
-    async def _climb(self, call: Call, climb: _Climb, path: tuple[str, ...]) -> Exchange | None:
+    async def _run_fallbacks(
+        self, call: Call, run_fallbacks: _FallbackRun, path: tuple[str, ...]
+    ) -> Exchange | None:
         for kind, rung in fallback_chain(call.target.spec, call.rank.priority):
-            if climb.tried >= MAX_RUNGS:
-                climb.why.append(f"no more than {MAX_RUNGS} rungs are tried for one call")
+            if run_fallbacks.tried >= MAX_RUNGS:
+                run_fallbacks.why.append(f"at most {MAX_RUNGS} fallbacks are tried for one call")
                 return None
-            climb.tried += 1
+            run_fallbacks.tried += 1
             exchange = (
-                await self._step(call, climb, path, kind, rung)
+                await self._step(call, run_fallbacks, path, kind, rung)
                 if rung.function
                 else self._stand_in(call, kind, rung)
             )
             if exchange is not None:
                 return exchange
             if not rung.function:
-                climb.why.append(f"{kind}: nothing kept for these arguments that is young enough")
+                run_fallbacks.why.append(
+                    f"{kind}: no recent enough response is stored for these arguments"
+                )
         return None
 
     def _stand_in(self, call: Call, kind: str, rung: Fallback) -> Exchange | None:
-        """Of a kept or a declared answer."""
+        """Return an exchange with a cached or a declared response; None where there is none."""
         if kind == "static":
             answer: WorkerResponse | None = static_answer(call, rung)
         else:
@@ -197,50 +201,55 @@ class FallbackChain:
         return StandIn(call.stand_in(call.target, kind), answer)
 
     async def _step(
-        self, call: Call, climb: _Climb, path: tuple[str, ...], kind: str, rung: Fallback
+        self,
+        call: Call,
+        run_fallbacks: _FallbackRun,
+        path: tuple[str, ...],
+        kind: str,
+        rung: Fallback,
     ) -> Exchange | None:
-        """Have another function answer, or what it falls back to."""
+        """Call another function, or its own fallbacks; None where none answers."""
         name = name_of(kind, rung.function)
         try:
-            other, check = self._call_of(call, kind, rung, climb.attempt + 1)
+            other, check = self._call_of(call, kind, rung, run_fallbacks.attempt + 1)
             if check is not None:
                 await self._arguments.check(check, call.body, tenant=other.target.tenant)
             if other.target.name in path:
-                raise errors.Conflict(f"the fallbacks go round: {_way(*path, other.target.name)}")
-            if other.remaining_s(1.0) <= 0:
-                raise errors.DeadlineExceeded(
-                    "nothing is left of the caller's deadline", clock="queue"
+                raise errors.Conflict(
+                    f"the fallbacks form a cycle: {_way(*path, other.target.name)}"
                 )
+            if other.remaining_s(1.0) <= 0:
+                raise errors.DeadlineExceeded("the caller's deadline has passed", clock="queue")
         except errors.PilotlightError as e:
-            climb.why.append(f"{name}: {e}")
+            run_fallbacks.why.append(f"{name}: {e}")
             return None
         try:
-            exchange = await climb.run(other)
+            exchange = await run_fallbacks.run(other)
         except errors.PilotlightError as e:
-            climb.attempt = max(climb.attempt, other.attempt)
-            climb.why.append(f"{name}: {e}")
+            run_fallbacks.attempt = max(run_fallbacks.attempt, other.attempt)
+            run_fallbacks.why.append(f"{name}: {e}")
             return (
-                await self._climb(other, climb, (*path, other.target.name))
+                await self._run_fallbacks(other, run_fallbacks, (*path, other.target.name))
                 if may_fall_back(e)
                 else None
             )
-        climb.attempt = max(climb.attempt, other.attempt)
+        run_fallbacks.attempt = max(run_fallbacks.attempt, other.attempt)
         if exchange.answer.body is None or not _is_no_answer(exchange.answer):
             return exchange
         exchange.close(
             status=exchange.answer.status, outcome="error", bytes_out=len(exchange.answer.body)
         )
-        climb.why.append(f"{name}: it answered {exchange.answer.status}")
+        run_fallbacks.why.append(f"{name}: it answered {exchange.answer.status}")
         return None
 
     def _call_of(
         self, call: Call, kind: str, rung: Fallback, attempt: int
     ) -> tuple[Call, ArgumentCheck | None]:
-        """The same call, of the rung's function, and the check that its arguments have to pass
-        there; None: they are a pickle.
+        """Return the call for the fallback's function, and the check of its arguments there; None
+        for a pickle.
 
-        Raises NotFound, Unavailable; Forbidden: the caller's key is for other functions;
-        UnsupportedMediaType: it is another tenant's, and this is a pickle."""
+        Raises NotFound, Unavailable; Forbidden when the caller's key is for other functions;
+        UnsupportedMediaType for a pickle when it is another tenant's."""
         app, _, function = rung.function.rpartition("/")
         asked = call.target
         address = FunctionAddress(
@@ -258,8 +267,7 @@ class FallbackChain:
         return other, check if call.content_type is not PICKLE else None
 
     def _check_reach(self, call: Call, address: FunctionAddress) -> None:
-        """A key that is bound to an app or a function calls no other by way of a fallback. Raises
-        Forbidden."""
+        """Check that the caller's key may access the fallback's function. Raises Forbidden."""
         if call.key_id in ("", SCHEDULER):
             return
         caller = self._routes.caller_of(call.key_id)
@@ -271,7 +279,7 @@ class FallbackChain:
 
 
 def _is_no_answer(answer: WorkerResponse) -> bool:
-    """Whether a rung failed itself, or could not take these arguments."""
+    """Return whether a fallback failed, or refused these arguments."""
     return answer.status >= 500 or answer.header(b"pilotlight-outcome") == b"invalid"
 
 
@@ -280,8 +288,8 @@ def _way(*names: str) -> str:
 
 
 def _with_rungs(failure: errors.PilotlightError, why: list[str]) -> errors.PilotlightError:
-    """The failure with what became of each rung; another object, because many calls may share
-    one."""
+    """Return a copy of the failure with the reason of each fallback; many calls may share the
+    original."""
     return type(failure)(
         str(failure), retry_after_s=failure.retry_after_s, **{**failure.detail, "fallbacks": why}
     )

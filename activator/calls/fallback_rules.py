@@ -1,5 +1,5 @@
-"""The rungs of a fallback ladder: which failures it is for, in what order it is climbed, and what a
-static rung says. Pure."""
+"""Rules of fallbacks: for which failures, in which order, and the response of a static fallback.
+Pure functions."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from pilotlight.spec import FunctionSpec
 
 VARIANT = "variant"
-"""Kind of a rung that stands for a variant."""
+"""Kind of a fallback to a variant."""
 
 
 def may_fall_back(error: errors.PilotlightError) -> bool:
-    """Whether a call that ended so may be answered by another: the platform could not serve it, and
-    nothing was refused on purpose."""
+    """Return whether a fallback may answer a call that failed with `error`: the platform could not
+    serve it, and did not refuse it on purpose."""
     if isinstance(error, errors.OverQuota | errors.BudgetReserved):
         return False
     if isinstance(error, errors.DeadlineExceeded):
@@ -43,7 +43,7 @@ def may_fall_back(error: errors.PilotlightError) -> bool:
 
 
 def fallback_chain(spec: FunctionSpec, priority: Priority) -> Iterator[tuple[str, Fallback]]:
-    """(kind, rung) in order: first the variants that are acceptable for this priority, then the
+    """Yield (kind, fallback) in order: first the variants that accept this priority, then the
     fallbacks."""
     for variant in spec.variants:
         if priority in variant.priorities:
@@ -53,13 +53,13 @@ def fallback_chain(spec: FunctionSpec, priority: Priority) -> Iterator[tuple[str
 
 
 def name_of(kind: str, function: str) -> str:
-    """What `pilotlight-degraded` says of a rung."""
+    """Return the value of `pilotlight-degraded` for a fallback."""
     return f"{kind}={function}" if function else kind
 
 
 def static_answer(call: Call, rung: Fallback) -> WorkerResponse:
-    """The declared answer, in the form in which its caller expects one: of a generator, a stream of
-    this one item."""
+    """Return the declared response in the format that the caller expects: for a generator, a stream
+    of this one item."""
     method = call.target.spec.method(call.method)
     speaks_pickle = call.content_type is PICKLE
     if method is not None and method.is_generator:
@@ -79,7 +79,7 @@ def static_answer(call: Call, rung: Fallback) -> WorkerResponse:
 
 
 def _one_item(value: Any, *, speaks_pickle: bool, is_events: bool) -> tuple[str, bytes]:
-    """Framed as `worker.results` frames the items of a generator."""
+    """Frame one item as `worker.results` frames the items of a generator."""
     if speaks_pickle:
         data = _pickled(value)
         return CONTENT_PICKLE_STREAM, len(data).to_bytes(4, "big") + data
@@ -89,7 +89,7 @@ def _one_item(value: Any, *, speaks_pickle: bool, is_events: bool) -> tuple[str,
 
 
 def _pickled(value: Any) -> bytes:
-    """Of JSON values only; nothing is ever unpickled here."""
+    """Pickle a JSON value; nothing is ever unpickled here."""
     return pickle.dumps(value, protocol=4)
 
 

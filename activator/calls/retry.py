@@ -1,9 +1,8 @@
-"""Carries a call through the retries that its function declares: decide, give the slot back, wait,
-begin again.
+"""Runs the retries that a function declares: decide, release the slot, wait, begin again.
 
-Nothing is tried again once the caller has seen a byte: what streams is handed on as it is. Each
-attempt more is charged like one, takes a request of the caller's quotas, and one retry of its
-budget (`retry_budget`); where any of them has none left, the failure stands."""
+A call is not retried once the caller has received a byte: streams are forwarded as they are. Each
+retry is billed like a call, counts as a request of the caller's quotas, and uses one retry of its
+budget (`retry_budget`); where one of them is used up, the failure is returned."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class RetryExecutor:
-    """See the module. Owner: the CallRunner."""
+    """Runs calls with their retries. Owner: the CallRunner."""
 
     def __init__(
         self,
@@ -43,17 +42,17 @@ class RetryExecutor:
         return f"<RetryExecutor {self.budgets!r}>"
 
     def count(self, key_id: str) -> None:
-        """A call of this caller's came: it earns a part of a retry."""
-        self.budgets.of(key_id, self._clock()).calls += 1
+        """Count a call of this caller, which adds a share of a retry to its budget."""
+        self.budgets.for_caller(key_id, self._clock()).calls += 1
 
-    async def carry(
+    async def run(
         self,
         call: Call,
         step: Coroutine[Any, Any, Exchange],
         again: Callable[[Call], Coroutine[Any, Any, Exchange]],
     ) -> Exchange:
-        """The answer of the first attempt, which is `step`, or of a later one. Raises what the last
-        one raised."""
+        """Return the exchange of the first attempt, which is `step`, or of a later one. Raises the
+        error of the last attempt."""
         while True:
             try:
                 exchange = await step
@@ -73,7 +72,8 @@ class RetryExecutor:
             step = again(call)
 
     async def _pause_raised_s(self, call: Call, exchange: Exchange) -> float | None:
-        """The same for an answer. A caller that leaves meanwhile leaves nothing taken."""
+        """Return the pause after a response in which user code raised; None for others. Closes the
+        exchange when it is cancelled."""
         if not _is_raised(exchange):
             return None
         try:
@@ -83,18 +83,18 @@ class RetryExecutor:
             raise
 
     async def _pause_s(self, call: Call, error: errors.PilotlightError) -> float | None:
-        """How long to wait before one attempt more; None when there is none. Where there is, it is
-        paid for."""
+        """Return the pause before another attempt, charged to quotas and budget; None when there is
+        none."""
         if not may_retry(error, call):
             return None
         wait_s = pause_s(call, left_s=call.remaining_s(math.inf), rng=self._rng)
-        if wait_s is None or not self.budgets.take(call.key_id, self._clock()):
+        if wait_s is None or not self.budgets.try_acquire(call.key_id, self._clock()):
             return None
         if call.admission is not None:
             try:
                 await call.admission.again()
             except (errors.OverQuota, errors.Unavailable):
-                return None  # the caller is told what failed, not that it cannot be tried again
+                return None  # the caller gets the failure, not the reason why it cannot be retried
         return wait_s
 
 
@@ -108,7 +108,7 @@ def _close(exchange: Exchange) -> None:
 
 
 def _is_raised(exchange: Exchange) -> bool:
-    """Whether user code failed before its caller saw anything of the answer."""
+    """Return whether user code failed before the caller received any part of the response."""
     answer = exchange.answer
     return (
         answer.status >= 500

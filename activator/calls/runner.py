@@ -1,10 +1,10 @@
-"""From an admitted call to a worker's answer: reserve → open the record → forward, and the retry
-rule.
+"""Runs an admitted call up to a worker's response: reserve → open the record → forward, with the
+platform's retry rule.
 
-An attempt that fails before any byte of the request reached a worker is made once more elsewhere,
-because nothing can have happened; one that fails later is made again only when the function is
-declared idempotent and its caller has seen nothing. A worker that says it is busy (it still
-finishes a call whose caller left) has not begun either: the call is put back in front."""
+An attempt that fails before any byte of the request reached a worker is repeated once on another
+instance, because it had no effect; one that fails later is repeated only when the function is
+declared idempotent and its caller has received nothing. A worker that answers "busy" (it still runs
+a call whose caller disconnected) has not begun either: the call is requeued at the front."""
 
 from __future__ import annotations
 
@@ -35,38 +35,39 @@ from snapshotter.types import StartKind
 __all__ = ["Call", "CallRunner", "Exchange", "status_of", "worker_crash_error"]
 
 GONE_REASON_WAIT_S = 0.5
-"""A broken connection is seen before the agent's word on why: wait this long for it, so that the
-caller reads "out of memory", not "reset"."""
+"""A broken connection is detected before the agent reports the reason: wait this long for it, so
+that the caller gets "out of memory", not "reset"."""
 BUSY_PATIENCE_S = 2.0
 """A worker that is still busy with an abandoned call after this long is replaced."""
 
 
 MayPay = Callable[[CallTarget, float, TokenReservation | None], None]
-"""Raises when no budget lets a call run for so many seconds, and take these tokens."""
+"""Raises when the budgets do not allow a call of so many seconds and tokens."""
 
 
 def _free(target: CallTarget, limit_s: float, tokens: TokenReservation | None) -> None:
-    """Calls that nobody counts the money of."""
+    """Accept all calls: no budgets apply."""
 
 
 class Fallbacks(Protocol):
-    """What answers where a function cannot (`resilience.ladder`)."""
+    """Runs fallbacks of functions that cannot answer (`calls.fallback`)."""
 
     def remember(self, call: Call, answer: WorkerResponse) -> None:
-        """A function answered: perhaps it may be given again."""
+        """Store a function's response for a cached fallback, where declared."""
         ...
 
-    def free_variant(self, call: Call) -> tuple[Call, Reservation] | None:
-        """A variant that has a free slot for a call whose own function has none."""
+    def try_reserve_variant(self, call: Call) -> tuple[Call, Reservation] | None:
+        """Return a variant with a free slot for a call whose own function has none."""
         ...
 
-    async def climb(
+    async def run_fallbacks(
         self,
         call: Call,
         failure: errors.PilotlightError,
         run: Callable[[Call], Awaitable[Exchange]],
     ) -> Exchange:
-        """The answer of something else. Raises `failure`, or one like it, when there is none."""
+        """Return the exchange of a fallback. Raises `failure`, or a similar error, when none
+        answers."""
         ...
 
 
@@ -74,8 +75,8 @@ class CallRunner:
     """Runs calls on reserved slots.
 
     Attributes:
-        persistence: what tries calls again.
-        fallbacks: what answers in place of functions; None = nothing does.
+        retries: runs the retries.
+        fallbacks: runs the fallbacks; None = none.
     """
 
     def __init__(
@@ -85,43 +86,43 @@ class CallRunner:
         may_pay: MayPay = _free,
         retry_budget: float = 0.2,
     ) -> None:
-        """`may_pay` is asked before a call waits for a slot.
+        """`may_pay`: checks budgets before a call waits for a slot.
 
         `retry_budget`: retries that a caller may cause, as a share of its calls.
         """
         self.throttler_of = throttler_of
         self._may_pay = may_pay
-        self.persistence = RetryExecutor(RetryBudgets(retry_budget))
+        self.retries = RetryExecutor(RetryBudgets(retry_budget))
         self.fallbacks: Fallbacks | None = None
 
     def check(self, call: Call) -> None:
-        """Refuse a call that its budgets cannot pay before it waits, or has an instance started.
-        Raises OverBudget, BudgetReserved."""
+        """Check the budgets of a call before it waits or starts an instance. Raises OverBudget,
+        BudgetReserved."""
         self._may_pay(
             call.target, call.remaining_s(call.target.spec.clocks.execution_s), call.tokens
         )
 
     def check_start(self, target: CallTarget) -> None:
-        """The same for a start that no call waits for: nothing is started that could not run one.
-        Raises OverBudget, BudgetReserved."""
+        """Check the budgets before a start without a call: they must allow one call. Raises
+        OverBudget, BudgetReserved."""
         self._may_pay(target, target.spec.clocks.execution_s, None)
 
     async def begin(
         self, call: Call, *, is_patient: bool = True, has_fallback: bool = True
     ) -> Exchange:
-        """Reserve, open the record, forward; returns when the answer (or its head) is there.
+        """Reserve, open the record, forward; returns when the response (or its head) has arrived.
 
-        `is_patient`: a failure is tried again as the function declares. `has_fallback`: where it
-        cannot answer, its fallbacks may.
+        `is_patient`: failures are retried by the function's policy. `has_fallback`: fallbacks
+        answer where the function cannot.
 
         Raises TooManyRequests, DeadlineExceeded, StartFailed, Unavailable, CircuitOpen,
         WorkerCrashed, JournalFull, OverBudget. Cancelling it frees everything."""
-        self.persistence.count(call.key_id)
-        return await self.settle(
+        self.retries.count(call.key_id)
+        return await self.finish(
             call, self._begin(call), is_patient=is_patient, has_fallback=has_fallback
         )
 
-    async def settle(
+    async def finish(
         self,
         call: Call,
         step: Coroutine[Any, Any, Exchange],
@@ -129,36 +130,38 @@ class CallRunner:
         is_patient: bool = True,
         has_fallback: bool = True,
     ) -> Exchange:
-        """The same for a call whose first attempt is under way: `step` ends it."""
+        """Finish a call whose first attempt, `step`, is in progress: apply retries and
+        fallbacks."""
         spec = call.target.spec
         try:
             if spec.retries is not None and is_patient:
-                exchange = await self.persistence.carry(call, step, self._begin)
+                exchange = await self.retries.run(call, step, self._begin)
             else:
                 exchange = await step
         except errors.PilotlightError as e:
             if not has_fallback:
                 raise
-            return await self.instead(call, e)
+            return await self.run_fallback(call, e)
         if spec.fallback:
             self.remember(exchange.call, exchange.answer)
         return exchange
 
-    async def instead(self, call: Call, failure: errors.PilotlightError) -> Exchange:
-        """What the call's function declares to answer in its place, now that no attempt follows.
-        Raises `failure`, or one like it."""
+    async def run_fallback(self, call: Call, failure: errors.PilotlightError) -> Exchange:
+        """Run the declared fallbacks of the call's function, after its last attempt. Raises
+        `failure`, or a similar error."""
         spec = call.target.spec
         if self.fallbacks is None or not (spec.fallback or spec.variants):
             raise failure
-        return await self.fallbacks.climb(call, failure, self._begin)
+        return await self.fallbacks.run_fallbacks(call, failure, self._begin)
 
     def remember(self, call: Call, answer: WorkerResponse) -> None:
-        """A call of a function with fallbacks was answered."""
+        """Store the response of a function with fallbacks, where one is cached."""
         if self.fallbacks is not None:
             self.fallbacks.remember(call, answer)
 
     async def _begin(self, call: Call, held: Reservation | None = None) -> Exchange:
-        """One attempt, or two by the platform's own rule; `held`: the slot that it has already."""
+        """Run one attempt, or two by the platform's retry rule; `held`: a slot that is already
+        reserved."""
         throttler = self.throttler_of(call.target)
         busy_since = 0.0
         while True:
@@ -168,7 +171,7 @@ class CallRunner:
                 self.check(call)
                 if (
                     call.target.spec.variants
-                    and (exchange := await self._by_variant(call, throttler)) is not None
+                    and (exchange := await self._begin_by_variant(call, throttler)) is not None
                 ):
                     return exchange
                 reservation = await throttler.reserve(
@@ -185,18 +188,18 @@ class CallRunner:
             try:
                 exchange = await self._forward(call, reservation)
             except WorkerConnectionLost as e:
-                await self._judge(call, reservation, e)
-                await self._pay_again(call)
+                await self._require_retryable(call, reservation, e)
+                await self._charge_retry(call)
                 continue
             if not exchange.is_busy:
                 return exchange
-            busy_since = self._put_back(exchange, throttler, busy_since)
+            busy_since = self._requeue(exchange, throttler, busy_since)
 
-    async def _by_variant(self, call: Call, throttler: Throttler) -> Exchange | None:
-        """Rather than wait, be answered by a variant that is free; its own instance is started
-        meanwhile. None: there is none."""
+    async def _begin_by_variant(self, call: Call, throttler: Throttler) -> Exchange | None:
+        """Run a free variant instead of waiting, and start an own instance meanwhile. Returns None
+        where there is none."""
         found = (
-            self.fallbacks.free_variant(call)
+            self.fallbacks.try_reserve_variant(call)
             if self.fallbacks is not None and not call.degraded
             else None
         )
@@ -208,32 +211,32 @@ class CallRunner:
         try:
             return await self._begin(other, reservation)
         except errors.PilotlightError:
-            other.attempt += 1  # what follows is another one
+            other.attempt += 1  # the next attempt has another number
             return None
         finally:
             call.attempt = other.attempt
 
-    async def begin_again(self, busy: Exchange) -> Exchange:
-        """`begin` for a call whose worker said that it is busy."""
-        self._put_back(busy, busy.reservation.throttler, 0.0)
-        return await self.settle(busy.call, self._begin(busy.call))
+    async def begin_after_busy(self, busy: Exchange) -> Exchange:
+        """Run `begin` again for a call whose worker answered "busy"."""
+        self._requeue(busy, busy.reservation.throttler, 0.0)
+        return await self.finish(busy.call, self._begin(busy.call))
 
-    async def begin_after(
+    async def begin_after_crash(
         self, call: Call, reservation: Reservation, gone: WorkerConnectionLost
     ) -> Exchange:
-        """`begin` for a call whose worker is gone, where the retry rules allow it. Raises
-        WorkerCrashed where they do not."""
-        return await self.settle(call, self._after(call, reservation, gone))
+        """Run `begin` again for a call whose worker died, where the retry rule allows it. Raises
+        WorkerCrashed otherwise."""
+        return await self.finish(call, self._begin_after_crash(call, reservation, gone))
 
-    async def _after(
+    async def _begin_after_crash(
         self, call: Call, reservation: Reservation, gone: WorkerConnectionLost
     ) -> Exchange:
-        await self._judge(call, reservation, gone)
-        await self._pay_again(call)
+        await self._require_retryable(call, reservation, gone)
+        await self._charge_retry(call)
         return await self._begin(call)
 
-    async def _pay_again(self, call: Call) -> None:
-        """An attempt more is a request more; a worker that was busy is none, because nothing ran.
+    async def _charge_retry(self, call: Call) -> None:
+        """Count another attempt as a request of its quotas; not after "busy", because nothing ran.
         Raises OverQuota, Unavailable."""
         if call.admission is not None:
             await call.admission.again()
@@ -246,14 +249,14 @@ class CallRunner:
         loop = asyncio.get_running_loop()
         try:
             ticket = await reservation.open_paid(call)
-            connection = instance.connections.take_nowait(
+            connection = instance.connections.acquire_nowait(
                 call.reserved_ns / 1e9
             ) or await instance.connections.open(loop)
             whole_s = call.target.spec.clocks.execution_s
             execution_s = call.remaining_s(whole_s)
             dispatched_ns = time.monotonic_ns()
             future = connection.request(call.request_head(execution_s) + call.body, loop=loop)
-            overrun = self._overrun if execution_s >= whole_s else self._leave
+            overrun = self._overrun if execution_s >= whole_s else self._expire
             timer = loop.call_later(execution_s, overrun, future, reservation, execution_s)
             try:
                 answer = await future
@@ -305,22 +308,22 @@ class CallRunner:
                 )
             )
             reservation.instance.is_stuck = True
-            # it may never return: replaced, its neighbours finish first
+            # it may hang: replaced once its other calls have finished
             reservation.throttler.drain(reservation.instance)
 
-    def _leave(
+    def _expire(
         self, future: asyncio.Future[WorkerResponse], _: Reservation, execution_s: float
     ) -> None:
-        """Its caller waits no longer: no reason to think that the instance never returns, or short
-        deadlines would replace it each time."""
+        """The caller's deadline expired: the instance is not replaced, because short deadlines do
+        not mean that it hangs."""
         if not future.done():
-            late = f"the caller's deadline came {execution_s:g} s after the call had begun"
+            late = f"the caller's deadline expired {execution_s:g} s after the call began"
             future.set_exception(errors.DeadlineExceeded(late, clock="execution"))
 
-    async def _judge(
+    async def _require_retryable(
         self, call: Call, reservation: Reservation, gone: WorkerConnectionLost
     ) -> None:
-        """Return when the call may be tried again; raise WorkerCrashed when it may not."""
+        """Return when the call may be retried; raise WorkerCrashed otherwise."""
         instance = reservation.instance
         may_retry = call.attempt == 1 and (not gone.sent or call.target.spec.idempotent)
         if may_retry:
@@ -329,7 +332,7 @@ class CallRunner:
             return
         raise await worker_crash_error(reservation) from gone
 
-    def _put_back(self, exchange: Exchange, throttler: SlotOwner, busy_since: float) -> float:
+    def _requeue(self, exchange: Exchange, throttler: SlotOwner, busy_since: float) -> float:
         now = time.monotonic()
         instance = exchange.reservation.instance
         instance.block(now)
@@ -342,22 +345,21 @@ class CallRunner:
 
 
 async def worker_crash_error(reservation: Reservation) -> errors.WorkerCrashed:
-    """What to say of a worker whose connection broke in the middle of a call; the instance gets no
-    other call."""
+    """Return the error for a worker whose connection broke during a call; drains the instance."""
     instance = reservation.instance
-    reason = instance.gone_reason or await instance.wait_gone(GONE_REASON_WAIT_S)
+    reason = instance.exit_reason or await instance.wait_exited(GONE_REASON_WAIT_S)
     if not instance.is_gone:
         reservation.throttler.drain(instance)
     why = {"out_of_memory": "ran out of memory", "": "died"}.get(reason, f"ended ({reason})")
     return errors.WorkerCrashed(
-        f"the instance {why} under this call; another takes its place",
+        f"the instance {why} during this call; another one replaces it",
         reason=reason or "crashed",
         worker=instance.id,
     )
 
 
 def status_of(error: BaseException) -> int:
-    """What the record of an attempt that ended so says."""
+    """Return the status for the record of an attempt that failed with `error`."""
     if isinstance(error, errors.PilotlightError):
         return error.status
     return 499 if isinstance(error, asyncio.CancelledError) else 502

@@ -1,10 +1,11 @@
-"""Copies of calls for a revision whose answers are compared and thrown away.
+"""Shadow traffic: copies of calls for a revision whose responses are compared and discarded.
 
-A copy is made when its caller has the answer, runs in a task of its own, and takes only what nobody
-wants: a free slot of the shadow's own instances, while no call and no start waits for room. It
-passes no quota and no budget, its record costs nothing, and its instances are the platform's as
-long as they answer nobody else. Over a minute, copies take at most their share (`max_compute`) of
-the execution time of the calls that they copy; a copy that finds no room is left out, and counted.
+A copy is made after its caller got the response, runs in its own task, and uses only spare
+capacity: a free slot of the shadow's own instances, while no call and no start waits for capacity.
+Quotas and budgets do not apply to it, its record costs nothing, and its instances are billed to the
+platform while they answer no other calls. Over a minute, copies use at most their share
+(`max_compute`) of the execution time of the calls that they copy; a copy without capacity is
+skipped, and counted.
 """
 
 from __future__ import annotations
@@ -38,47 +39,47 @@ from pilotlight.pricing import BUSY
 log = logging.getLogger(__name__)
 
 WINDOW_S: Final = 60
-"""Copies have their share of the execution time of this long."""
+"""Seconds over which the share of execution time is measured."""
 MAX_COPIES: Final = 64
-"""Copies at once; each holds its arguments and the answer that it is compared to."""
+"""Most concurrent copies; each holds its arguments and the response that it is compared with."""
 MAX_COPIED_BYTES: Final = 1024**2
-"""Arguments and answer of one copy: with all copies, at most 64 MiB."""
+"""Limit of arguments and response of one copy: at most 64 MiB for all copies."""
 MAX_COMPARED_BYTES: Final = 256 * 1024
-"""Of each of two answers that are compared as values: parsing them stops the loop for some
-milliseconds. Larger ones: as bytes."""
+"""Limit of each of two responses that are compared as values: parsing them blocks the event loop
+for some milliseconds. Larger ones are compared as bytes."""
 TOLERANCE: Final = 1e-6
-"""Numbers are the same when they differ by less than this part of the greater one."""
+"""Relative tolerance within which numbers are equal."""
 
 
 class _Busy(Exception):
-    """The shadow's instance is: it still runs what nobody waits for any more."""
+    """Raised when the shadow's instance still runs an abandoned call."""
 
 
 _NOT_MADE = (JournalFull, _Busy, CheckTooExpensive)
-"""Why a copy that began came to nothing, and says nothing of the revision."""
+"""Errors of a copy that do not count against the revision."""
 
 
 class ShadowObserver(Protocol):
-    """Who is told what became of copies."""
+    """Observes the outcomes of copies."""
 
     def shadowed(
         self, target: CallTarget, *, status: int, exec_ms: float, matched: bool | None
     ) -> None:
-        """A copy was answered; `matched` None: there is nothing to compare."""
+        """A copy was answered; `matched`: None where the responses cannot be compared."""
         ...
 
     def skipped(self, target: CallTarget) -> None:
-        """A copy was left out."""
+        """A copy was skipped."""
         ...
 
 
 class ShadowBudget:
-    """Execution time of a function's calls and of their copies, over the last WINDOW_S seconds: in
+    """Execution time of a function's calls and of their copies over the last WINDOW_S seconds, in
     milliseconds; `now` in seconds.
 
-    What a copy took beyond its share of a whole window is owed, and paid off by later calls; a copy
-    that is expected to take more than a window allows is made when nothing is owed, so that one
-    slow copy does not end all of them."""
+    Time that a copy used beyond its share of a whole window is a debt, which later calls pay off; a
+    copy that is expected to exceed the share of a window is made when there is no debt, so that one
+    slow copy does not stop all later ones."""
 
     def __init__(self) -> None:
         self._seconds: deque[tuple[int, float, float]] = deque()
@@ -98,11 +99,11 @@ class ShadowBudget:
 
     @property
     def reserved(self) -> float:
-        """What the copies that run are expected to take."""
+        """Expected execution time of the running copies."""
         return sum(expected for _, expected in self._running.values())
 
     def add(self, now: float, *, own: float = 0.0, copied: float = 0.0) -> None:
-        """A call, or a copy, ran for so long."""
+        """Add the execution time of a call, or of a copy."""
         second = int(now)
         if self._since is None:
             self._since = second
@@ -113,22 +114,23 @@ class ShadowBudget:
             self._seconds[-1] = (at, owns + own, copies + copied)
         else:
             self._seconds.append((second, own, copied))
-        self._forget(second - WINDOW_S)
+        self._drop_before(second - WINDOW_S)
 
     def begin(self, copy: str, now: float, expected: float) -> None:
-        """A copy begins that will take so long."""
+        """A copy begins; `expected`: its expected execution time."""
         self._running[copy] = (now, expected)
 
     def end(self, copy: str) -> None:
-        """It has ended."""
+        """A copy has ended."""
         del self._running[copy]
 
     def ran(self, took: float) -> None:
-        """A copy took so long: so will the next ones."""
+        """Update the expected execution time of copies by a measured one."""
         self.expected = took if not self.expected else 0.8 * self.expected + 0.2 * took
 
     def may_run(self, expected: float, share: float, now: float = 0.0) -> bool:
-        """Whether a copy that will take so long keeps all of them within their share."""
+        """Return whether a copy with the `expected` execution time keeps all copies within their
+        share."""
         self._share = share
         running = sum(max(known, (now - began) * 1000) for began, known in self._running.values())
         taken, allowed = self._copied + max(0.0, self._owed) + running, share * self._own
@@ -137,21 +139,21 @@ class ShadowBudget:
         is_whole = self._since is not None and self._seconds[-1][0] - self._since >= WINDOW_S
         return is_whole and not taken and expected > allowed > 0
 
-    def _forget(self, until: int) -> None:
+    def _drop_before(self, until: int) -> None:
         seconds = self._seconds
         while seconds[0][0] <= until:
             _, own, copied = seconds.popleft()
             self._own -= own
             self._copied -= copied
             if not any(copies for _, _, copies in seconds):
-                self._copied = 0.0  # sums of floats keep dust
-            # an allowance that is not used is lost
+                self._copied = 0.0  # avoids rounding residue
+            # an unused allowance expires
             self._owed = max(self._owed + copied - self._share * own, -self._copied)
 
 
 class _Copy(NamedTuple):
-    """What is copied: the call, the answer that its caller got, and what the time of its run is
-    counted in."""
+    """One copy: the call, the response that its caller got, and the budget that its execution time
+    counts towards."""
 
     call: Call
     shadow: ShadowTarget
@@ -161,8 +163,8 @@ class _Copy(NamedTuple):
 
 
 class ShadowTraffic:
-    """Owner: the event loop. `is_crowded`: whether anybody waits for room; then copies are what is
-    left out first."""
+    """Runs copies of calls. Owner: the event loop. `is_crowded`: whether calls or starts wait for
+    capacity; copies are then skipped."""
 
     def __init__(
         self,
@@ -184,11 +186,11 @@ class ShadowTraffic:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def __repr__(self) -> str:
-        return f"<ShadowTraffic {len(self._tasks)} copies run>"
+        return f"<ShadowTraffic {len(self._tasks)} copies running>"
 
     def copy(self, call: Call, *, status: int, body: bytes, exec_ms: float) -> None:
-        """A call's caller has its answer, which is `body`: perhaps its shadow gets a copy. Returns
-        at once."""
+        """Copy an answered call to its shadow, if there is one and the share allows it. `body`: the
+        response. Returns at once."""
         shadow = call.choice.shadow if call.choice is not None else None
         if shadow is None or call.degraded:
             return
@@ -213,7 +215,7 @@ class ShadowTraffic:
         task.add_done_callback(self._tasks.discard)
 
     async def aclose(self) -> None:
-        """Leave all copies."""
+        """Cancel all copies."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -230,7 +232,7 @@ class ShadowTraffic:
         return compute
 
     async def _run(self, copy: _Copy) -> None:
-        """The top of a copy's task."""
+        """Run one copy, and report its outcome."""
         target, compute = copy.shadow.target, copy.compute
         try:
             reservation = self._slot(target)
@@ -263,8 +265,8 @@ class ShadowTraffic:
             compute.end(copy.call.id)
 
     def _slot(self, target: CallTarget) -> Reservation | None:
-        """A slot that is free now; where there is no instance, one is begun for later copies,
-        unless anybody waits for room."""
+        """Return a free slot; where there is no instance, start one for later copies, unless calls
+        or starts wait for capacity."""
         if self._is_crowded():
             return None
         throttler = self._throttler_of(target)
@@ -293,12 +295,12 @@ def _call_of(copy: _Copy) -> Call:
 
 
 async def _exchange(call: Call, reservation: Reservation) -> tuple[int, bytes | None]:
-    """Have a copy answered: its status and its answer, None where that streams.
+    """Send a copy to its instance. Returns its status and response body, None for a stream.
 
     Raises PilotlightError, _Busy, WorkerConnectionLost, OSError.
     """
     instance = reservation.instance
-    reservation.ending = Outcome.NEITHER  # a copy says nothing of who may answer callers
+    reservation.ending = Outcome.NEITHER  # the outcome of a copy does not count for the breaker
     ticket: OpenRecord | None = None
     connection: WorkerConnection | None = None
     status, outcome, sent = 502, "error", 0
@@ -307,7 +309,7 @@ async def _exchange(call: Call, reservation: Reservation) -> tuple[int, bytes | 
         if call.content_type is JSON:
             check.check(call.body)
         ticket = _opened(call, reservation)
-        connection = instance.connections.take_nowait(
+        connection = instance.connections.acquire_nowait(
             time.monotonic()
         ) or await instance.connections.open(asyncio.get_running_loop())
         status, body, outcome = await _asked(call, connection)
@@ -333,7 +335,7 @@ async def _exchange(call: Call, reservation: Reservation) -> tuple[int, bytes | 
             if connection is not None:
                 if outcome not in ("ok", BUSY):
                     connection.close()
-                instance.connections.give_back(connection, time.monotonic())
+                instance.connections.release(connection, time.monotonic())
             reservation.release()
 
 
@@ -354,7 +356,7 @@ def _opened(call: Call, reservation: Reservation) -> OpenRecord:
 
 
 async def _asked(call: Call, connection: WorkerConnection) -> tuple[int, bytes | None, str]:
-    """Status, body and outcome of the worker's answer; a stream is not listened to. Raises
+    """Return status, body and outcome of the worker's response; a stream is not read. Raises
     WorkerConnectionLost, TimeoutError."""
     execution_s = call.target.spec.clocks.execution_s
     try:
@@ -373,8 +375,8 @@ async def _asked(call: Call, connection: WorkerConnection) -> tuple[int, bytes |
 
 
 def _compared(copy: _Copy, status: int, body: bytes | None) -> bool | None:
-    """Whether the copy was answered the same; None where that cannot be said: a stream, a pickle, a
-    body too large to look into."""
+    """Return whether the copy got the same response; None where they cannot be compared: a stream,
+    a pickle, a body too large to parse."""
     if status != copy.status:
         return False
     if body is None or copy.call.content_type is not JSON:
@@ -385,7 +387,7 @@ def _compared(copy: _Copy, status: int, body: bytes | None) -> bool | None:
 
 
 def is_same(one: bytes, other: bytes) -> bool:
-    """Whether two answers say the same: byte for byte, or as JSON values with numbers within
+    """Return whether two responses are equal: byte for byte, or as JSON values with numbers within
     TOLERANCE."""
     if one == other:
         return True

@@ -1,5 +1,5 @@
-"""What several activators of one platform must agree on: who is there, how many instances each may
-hold, how often a stranger may knock.
+"""State shared by the activators of one platform: membership, instance allowances, and the rate
+limit of unauthenticated requests.
 
-Only with `activator.activators` above one. A lone activator has no shared state and asks nobody; a
-warm call never comes here either. `peers` and `identity` are about activators beside this one."""
+Used only with `activator.activators` above one. A single activator has no shared state, and warm
+calls do not use it. `peers` and `identity` concern the other activators."""

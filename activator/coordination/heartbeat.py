@@ -1,8 +1,10 @@
-"""The loop that keeps a member alive: beat, make room for others, end what the dead left behind.
+"""The heartbeat loop: renew the membership, make room for other members, and stop the instances of
+dead ones.
 
-An instance is leased to one activator. When that one has lapsed and its process is really gone (its
-socket refuses), its instances would run on with nobody to call them, so whoever sees it first stops
-them. An activator that is restarted in time finds its own again."""
+An instance is leased to one activator. When that activator's membership has lapsed and its process
+has ended (its socket refuses connections), its instances would keep running without calls, so the
+first activator that detects it stops them. An activator that restarts in time adopts its instances
+again."""
 
 from __future__ import annotations
 
@@ -19,38 +21,38 @@ from snapshotter.types import InstanceId, InstanceInfo
 log = logging.getLogger(__name__)
 
 START_GRACE_S = 2 * TTL_S
-"""After our own start the others may not have joined yet: nothing is taken for left behind before
-this."""
+"""Time after our own start before instances count as abandoned: the other members may not have
+joined yet."""
 
 
 class HeartbeatStore(Protocol):
-    """The part of the shared state that the loop needs."""
+    """The part of the shared state that the heartbeat loop uses."""
 
     member: str
 
     async def beat(self) -> HeartbeatReply | None:
-        """See SharedState."""
+        """State the holdings and renew the membership; None when the store does not answer."""
         ...
 
-    async def wait_news(self, timeout_s: float) -> None:
-        """Returns when there is something to tell, at the latest after `timeout_s`."""
+    async def wait_for_changes(self, timeout_s: float) -> None:
+        """Return when the holdings have changed, at the latest after `timeout_s`."""
         ...
 
 
 class Leases(Protocol):
-    """The node's instances, whoever leases them."""
+    """The node's instances, of all lessees."""
 
     async def leased(self) -> list[InstanceInfo]:
-        """All live instances."""
+        """Return all live instances."""
         ...
 
     async def stop(self, instance_id: InstanceId, *, grace_s: float) -> None:
-        """Drain and end one."""
+        """Drain and stop one instance."""
         ...
 
 
 class HeartbeatLoop:
-    """See the module. Owner: the event loop."""
+    """Sends heartbeats and stops abandoned instances. Owner: the event loop."""
 
     def __init__(
         self,
@@ -66,23 +68,23 @@ class HeartbeatLoop:
         self._leases = leases
         self._is_process_alive = is_process_alive
         self._clock = clock
-        self._look_at = clock() + START_GRACE_S
+        self._check_at = clock() + START_GRACE_S
 
     async def run(self) -> None:
-        """Forever. The first beat waits until the instances that are ours were adopted, because it
-        states what we hold."""
+        """Run forever. The first heartbeat waits until our instances are adopted, because it states
+        what we hold."""
         await self._scaler.reconciled.wait()
         while True:
-            pulse = await self._state.beat()
-            if pulse is not None:
-                self._scaler.make_room(pulse)
-                if self._clock() >= self._look_at:
-                    self._look_at = self._clock() + TTL_S / 3
-                    await self.free_abandoned(pulse.members)
-            await self._state.wait_news(BEAT_S)
+            reply = await self._state.beat()
+            if reply is not None:
+                self._scaler.make_room(reply)
+                if self._clock() >= self._check_at:
+                    self._check_at = self._clock() + TTL_S / 3
+                    await self.free_abandoned(reply.members)
+            await self._state.wait_for_changes(BEAT_S)
 
     async def free_abandoned(self, members: frozenset[str]) -> None:
-        """Stop the instances of activators that are neither members nor processes any more."""
+        """Stop the instances of activators whose membership and process have both ended."""
         try:
             abandoned = [
                 info
@@ -96,10 +98,10 @@ class HeartbeatLoop:
                     and not await self._is_process_alive(info.lessee)
                 ):
                     log.warning(
-                        "instance of an activator that is gone is stopped instance=%s lessee=%s",
+                        "stopping instance of a dead activator instance=%s lessee=%s",
                         info.id,
                         info.lessee,
                     )
                     await self._leases.stop(info.id, grace_s=ORPHAN_GRACE_S)
         except agent_errors.SnapshotterError as e:
-            log.warning("instances left behind were not looked for error=%s", e)
+            log.warning("cannot list abandoned instances error=%s", e)

@@ -1,5 +1,5 @@
-"""Which activator this process is: a number, given or read from the host name that a StatefulSet
-gives each of its pods."""
+"""The number of this activator, given or read from the host name that a StatefulSet gives each of
+its pods."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 FROM_HOSTNAME = "from-hostname"
 ANY = 10_000
-"""More activators than there are: of one that is no longer among them."""
+"""Upper bound for the index of an activator that may already have been scaled away."""
 _ORDINAL = re.compile(r"-(\d{1,4})\Z")
 
 
 class IdentityInvalid(Exception):
-    """Raised when no number can be made of what was given; says what to write."""
+    """Raised when `--index` yields no valid number; the message says what to write."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,7 @@ class Identity:
 
 
 def identity_of(text: str, *, hostname: str, activators: int) -> Identity:
-    """Of `--index`: a number, or `from-hostname`. Raises IdentityInvalid."""
+    """Parse `--index`: a number, or `from-hostname`. Raises IdentityInvalid."""
     if text == FROM_HOSTNAME:
         found = _ORDINAL.search(hostname.partition(".")[0])
         if found is None:

@@ -1,14 +1,15 @@
-"""The other activators, with the same gateway: of this machine, each behind a Unix socket of its
-own, or of a cluster, with mutual TLS.
+"""The other activators, which run the same gateway: on this machine, each behind its own Unix
+socket, or in a cluster, with mutual TLS.
 
-Callers reach whichever activator the kernel picks (SO_REUSEPORT, socket(7)), or a cluster's
-Service, but a submitted call lives in one of them. A question about a call that is not here is
-passed on to the others, once (the header `pilotlight-passed-on` marks it); an id that a caller
-chose belongs to the member that its hash names, so that the same PUT sent twice meets itself.
+Callers reach the activator that the kernel (SO_REUSEPORT, socket(7)) or a cluster's Service picks,
+but a submitted call is held by one of them. A request about a call that is not held here is
+forwarded to the others, once (the header `pilotlight-passed-on` marks it); an id that a caller
+chose belongs to the member that its hash selects, so that a repeated PUT reaches the same one.
 
-Connections to another activator are bounded, and a followed call holds one for as long as it runs:
-all requests of one tenant that are with the others hold no more than half of those to one of them,
-nobody holds one by not reading, and what must not wait (`catch_up`) has its own."""
+Connections to another activator are limited, and a followed call occupies one for as long as it
+runs: all forwarded requests of one tenant occupy at most half of the connections to one activator,
+a caller that does not read is cut off, and `catch_up`, which must not wait, has its own
+connections."""
 
 from __future__ import annotations
 
@@ -34,25 +35,25 @@ log = logging.getLogger(__name__)
 PASSED_ON = b"pilotlight-passed-on"
 HEALTH = "/healthz"
 CATCH_UP_S = 1.5
-"""How long a change may wait for the other activators: each waits a second at most for its own
+"""How long a change waits for the other activators: each waits at most a second for its own
 feed."""
 _IDLE_S = 630.0
-"""Read time-out: a followed call may be silent for long; then the client asks again."""
+"""Read timeout: a followed call may be silent for long; after that the client asks again."""
 UNREAD_S = 10.0
-"""How long a caller may leave an answer unread."""
+"""How long a caller may leave a response unread."""
 MAX_CONNECTIONS = 256
-"""To each of the others; one tenant's requests have half as many in all."""
+"""Per peer; one tenant's requests may use half as many in all."""
 
 
 Places = Callable[[int], Address]
 
 
 class ActivatorPeers:
-    """Owner: the event loop. With one activator there are none, and every question is answered
-    here.
+    """Forwards requests to the other activators. Owner: the event loop.
 
-    `count` of them are meant to be there, and share the ids that callers choose; `members` are
-    those that are, some more while the number is being changed, and these are asked, too."""
+    `count`: the configured number of activators, which share the ids that callers choose.
+    `members`: those that are running, which can be more while the number is being changed; requests
+    are forwarded to these, too."""
 
     def __init__(
         self,
@@ -66,11 +67,11 @@ class ActivatorPeers:
     ) -> None:
         self._index = index
         self._count = count
-        self._place = place
+        self._address_of = place
         self._members = members
         self._known: dict[int, httpx.AsyncClient] = {}
         self._for_changes: dict[int, httpx.AsyncClient] = {}
-        """Those of `catch_up`: no caller's requests are in front of it."""
+        """Clients for `catch_up`, so that it never queues behind callers' requests."""
         self._max_connections = max_connections
         self._unread_s = unread_s
         self._of_tenants: Counter[str] = Counter()
@@ -84,7 +85,7 @@ class ActivatorPeers:
 
     def _client(self, index: int, clients: dict[int, httpx.AsyncClient]) -> httpx.AsyncClient:
         if index not in clients:
-            address = self._place(index)
+            address = self._address_of(index)
             timeout = httpx.Timeout(5.0, read=_IDLE_S, write=_IDLE_S)
             limits = httpx.Limits(
                 max_connections=self._max_connections, max_keepalive_connections=20
@@ -99,10 +100,12 @@ class ActivatorPeers:
 
     @contextmanager
     def _share(self, tenant: str) -> Iterator[None]:
-        """One of the tenant's requests to the others. Raises TooManyRequests."""
+        """Count one forwarded request of the tenant while the context lasts. Raises
+        TooManyRequests."""
         if self._of_tenants[tenant] >= max(1, self._max_connections // 2):
             raise errors.TooManyRequests(
-                "too many requests of this tenant are with other activators", retry_after_s=1
+                "too many requests of this tenant are being forwarded to other activators",
+                retry_after_s=1,
             )
         self._of_tenants[tenant] += 1
         try:
@@ -112,15 +115,15 @@ class ActivatorPeers:
             if not self._of_tenants[tenant]:
                 del self._of_tenants[tenant]
 
-    async def ask(self, request: Request, tenant: str) -> bool:
-        """Pass a tenant's request without a body on to each until one does not answer 404; False
-        when none knew. Raises TooManyRequests."""
+    async def forward(self, request: Request, tenant: str) -> bool:
+        """Forward a tenant's request without a body to each peer until one does not answer 404;
+        False when all did. Raises TooManyRequests."""
         with self._share(tenant):
             for index in self._others():
                 try:
                     response = await self._send(self._client(index, self._known), request, None)
                 except httpx.HTTPError as e:
-                    log.info("sibling does not answer error=%r", e)
+                    log.info("peer activator does not answer error=%r", e)
                     continue
                 if response.status_code == 404:
                     await response.aclose()
@@ -129,8 +132,9 @@ class ActivatorPeers:
                 return True
         return False
 
-    async def hand_over(self, request: Request, tenant: str, call_id: str) -> bool:
-        """Pass a tenant's PUT on to the member that owns `call_id`; False when that is us.
+    async def forward_to_owner(self, request: Request, tenant: str, call_id: str) -> bool:
+        """Forward a tenant's PUT to the member that owns `call_id`; False when this activator owns
+        it.
 
         Raises Unavailable while the owner is down, TooManyRequests.
         """
@@ -144,28 +148,31 @@ class ActivatorPeers:
                 )
             except httpx.HTTPError as e:
                 raise errors.Unavailable(
-                    f"activator a-{owner}, which keeps this call, is being restarted",
+                    f"activator a-{owner}, which holds this call, does not answer: retry",
                     retry_after_s=1,
                 ) from e
             await _relay(request, response, self._unread_s)
         return True
 
     async def catch_up(self) -> None:
-        """Return once the others know all that the controller knows at this moment: a key that was
-        revoked is revoked everywhere.
+        """Return once the other activators have applied all changes that the controller has at this
+        moment: a revoked key is then revoked everywhere.
 
-        Who does not answer in time is not waited for; its feed tells it within moments, or before
-        it serves again."""
+        Peers that do not answer in time are skipped; they receive the change from their feed within
+        moments, or before they serve again."""
         await asyncio.gather(
-            *(self._caught_up(self._client(index, self._for_changes)) for index in self._others())
+            *(
+                self._wait_caught_up(self._client(index, self._for_changes))
+                for index in self._others()
+            )
         )
 
-    async def _caught_up(self, client: httpx.AsyncClient) -> None:
+    async def _wait_caught_up(self, client: httpx.AsyncClient) -> None:
         try:
             async with asyncio.timeout(CATCH_UP_S):
                 await client.get(HEALTH, headers=[(PASSED_ON, b"1")])
         except (httpx.HTTPError, TimeoutError) as e:
-            log.info("sibling may be behind error=%r", e)
+            log.info("peer activator may have stale routes error=%r", e)
 
     async def _send(
         self, client: httpx.AsyncClient, request: Request, body: AsyncIterator[bytes] | None
@@ -184,14 +191,14 @@ class ActivatorPeers:
     async def is_process_alive(self, member: str) -> bool:
         """Whether the process of activator `member` accepts connections."""
         if (number := _number(member)) is None:
-            return True  # not one of ours: not ours to judge
+            return True  # not an activator of this platform: assume that it lives
         try:
             async with asyncio.timeout(1.0):
-                probe = await self._place(number).connect(asyncio.get_running_loop(), _Probe)
+                probe = await self._address_of(number).connect(asyncio.get_running_loop(), _Probe)
         except (FileNotFoundError, ConnectionRefusedError):
             return False
         except socket.gaierror as e:
-            # a pod's name goes with the pod; names that cannot be asked about say nothing
+            # a pod's name is removed with the pod; other lookup failures prove nothing
             return e.errno != socket.EAI_NONAME
         except (OSError, TimeoutError):
             return True
@@ -215,8 +222,8 @@ def _number(member: str) -> int | None:
 
 
 def peer_addresses(run: Path, url: str | None, credentials: Credentials | None) -> Places:
-    """Where each activator is: behind its socket in `run`, or at `url` (`activator.sibling_url`).
-    Raises SettingsInvalid."""
+    """Return the address of each activator: its socket in `run`, or at `url`
+    (`activator.sibling_url`). Raises SettingsInvalid."""
     if url is None:
         return lambda index: Address.at(socket_of(run, index))
 
@@ -252,7 +259,7 @@ async def _relay(request: Request, response: httpx.Response, unread_s: float) ->
         await request.wait_read(unread_s)
         await request.chunk(b"", more=False)
     except httpx.HTTPError:
-        # the head is out: a broken connection is the only honest end
+        # the head was sent: only a broken connection can signal the error
         request.scope["connection"].transport.abort()
     finally:
         await response.aclose()
@@ -262,7 +269,7 @@ async def _body(request: Request) -> AsyncIterator[bytes]:
     while True:
         message = await request.receive()
         if message["type"] == "http.disconnect":
-            raise errors.ClientClosedRequest("the caller left while sending its body")
+            raise errors.ClientClosedRequest("the caller disconnected while sending its body")
         if message["body"]:
             yield message["body"]
         if not message.get("more_body", False):

@@ -1,5 +1,5 @@
-"""Whether code of tenants could use the platform's Redis: refused at start, because quotas, budgets
-and kept answers lie in it."""
+"""Refuses at start a Redis that tenants' code could use: it holds quotas, budgets and stored
+answers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def require_protected(url: str) -> None:
 
     Workers reach what the machine reaches over TCP, its loopback addresses included: there a
     password is needed. A Unix socket needs one only where other users may connect to it. A socket
-    that is not there yet is not checked."""
+    that does not exist yet is not checked."""
     try:
         parts: Mapping[str, Any] = connection.parse_url(url)  # type: ignore[no-untyped-call]
     except ValueError as e:

@@ -1,5 +1,4 @@
-"""The connection to the platform's Redis, as every store has it: each command is answered within
-ANSWER_S, or fails."""
+"""The Redis client that every store uses: each command is answered within ANSWER_S, or fails."""
 
 from __future__ import annotations
 
@@ -11,24 +10,25 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 ANSWER_S = 1.0
-"""Longest wait for Redis: it answers in a fraction of a millisecond, or it is not there."""
+"""Longest wait for Redis, in seconds: a reachable Redis answers in a fraction of a millisecond."""
 
 
 class RedisClient(Redis):
-    """Redis with one deadline for a command, connecting and its one retry included.
+    """Redis with one deadline for a command, including connecting and its one retry.
 
-    Not the client's `socket_timeout`: that sends through asyncio.wait_for(), which before Python
-    3.12 loses a cancellation that arrives as the command has gone out, and a loop that lost its
-    cancellation keeps the process from ending."""
+    It does not use the client's `socket_timeout`, which sends through asyncio.wait_for(): before
+    Python 3.12 that loses a cancellation that arrives just after the command was sent, and a loop
+    that lost its cancellation keeps the process from ending."""
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
-        """See Redis. Raises RedisError, OSError (TimeoutError is one)."""
+        """Run one command within ANSWER_S. Raises RedisError, OSError (TimeoutError is one)."""
         async with asyncio.timeout(ANSWER_S):
             return await super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
 
 
 def redis_client(url: str) -> Redis:
-    """Connects with the first command. Raises ValueError when the URL is none."""
+    """Return a client that connects with its first command. Raises ValueError for an invalid
+    URL."""
     return RedisClient.from_url(
         url,
         socket_timeout=None,

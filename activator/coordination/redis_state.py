@@ -1,4 +1,4 @@
-"""`SharedState` in Redis: one script, one round trip for each verb."""
+"""`SharedState` in Redis: each operation is one script and one round trip."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from activator.coordination.state import (
 log = logging.getLogger(__name__)
 
 REFUSAL_S = 1.5
-"""A refusal counts for this long; who still wants asks again well before
-(throttler.ALLOWANCE_RETRY_S)."""
+"""A refusal counts for this long; a member that still needs instances requests them again well
+before (throttler.ALLOWANCE_RETRY_S)."""
 
 
 class RedisState:
-    """One member's view. Owner: the event loop.
+    """One member's view of the shared state. Owner: the event loop.
 
-    `_held` is what this member holds now, `_stated` what Redis was last told; the lock keeps beats
-    and takes from overtaking each other."""
+    `_held` is what this member holds now, `_stated` what it last reported to Redis; the lock
+    serializes heartbeats and acquisitions."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class RedisState:
         ttl_s: float = TTL_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Connects with the first verb. Raises ValueError when the URL is none."""
+        """Connects with the first operation. Raises ValueError for an invalid URL."""
         self.member = member
         self._where = address_of(url)
         self._prefix = f"pilotlight:{{{platform}}}:"
@@ -76,21 +76,21 @@ class RedisState:
 
     # -- membership --------------------------------------------------------------------------------
     async def join(self) -> None:
-        """See SharedState."""
+        """Become a member; what an earlier process of the same id held stays counted."""
         try:
             await self._join(keys=self._own_keys(), args=[self.member, self._ttl_ms()])
         except (RedisError, OSError) as e:
             raise SharedStateUnreachable(
-                f"Redis at {self._where} does not answer ({_say(e)}): start it, or correct "
+                f"Redis at {self._where} does not answer ({_error_name(e)}): start it, or correct "
                 f"redis_url"
             ) from e
 
     async def beat(self) -> HeartbeatReply | None:
-        """See SharedState."""
+        """State the holdings and stay a member; None when Redis does not answer."""
         async with self._lock:
-            pulse = await self._beat_now()
+            reply = await self._beat_now()
         self._first_beat.set()
-        return pulse
+        return reply
 
     async def _beat_now(self) -> HeartbeatReply | None:
         self._news.clear()
@@ -115,11 +115,11 @@ class RedisState:
 
     @property
     def is_member(self) -> bool:
-        """Whether Redis has heard what it holds, at least once."""
+        """Whether the holdings have reached Redis at least once."""
         return self._first_beat.is_set() and self._counts_until > -math.inf
 
-    async def wait_news(self, timeout_s: float) -> None:
-        """Returns when there is something to tell, at the latest after `timeout_s`."""
+    async def wait_for_changes(self, timeout_s: float) -> None:
+        """Return when the holdings have changed, at the latest after `timeout_s`."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._news.wait()
@@ -127,7 +127,7 @@ class RedisState:
             return
 
     async def leave(self) -> None:
-        """See SharedState; when Redis does not answer, the membership lapses by itself."""
+        """End the membership; when Redis does not answer, it lapses by itself."""
         async with self._lock:
             self._held.clear()
             try:
@@ -136,19 +136,19 @@ class RedisState:
                 self._failed(e)
 
     def members(self) -> frozenset[str]:
-        """See SharedState."""
+        """Return the members as of the last heartbeat."""
         return self._members
 
     # -- allowance ---------------------------------------------------------------------------------
-    async def take_instances(self, key: str, wanted: int, limit: int) -> int:
-        """See SharedState. Waits for the first beat: until then what an earlier life of this member
-        held is not known here."""
+    async def acquire_instances(self, key: str, wanted: int, limit: int) -> int:
+        """Request `wanted` more instances; returns how many were granted. Waits for the first
+        heartbeat: until then the holdings of an earlier process of this member are unknown."""
         await self._first_beat.wait()
         async with self._lock:
             try:
-                granted = await self._ask(key, wanted, limit)
+                granted = await self._request_grant(key, wanted, limit)
                 if granted < 0 and await self._beat_now() is not None:
-                    granted = await self._ask(key, wanted, limit)
+                    granted = await self._request_grant(key, wanted, limit)
                 granted = max(0, granted)
                 self._stated[key] = self._held[key] + granted
             except (RedisError, OSError) as e:
@@ -158,7 +158,7 @@ class RedisState:
         self._refused += granted < wanted
         return granted
 
-    async def _ask(self, key: str, wanted: int, limit: int) -> int:
+    async def _request_grant(self, key: str, wanted: int, limit: int) -> int:
         keys = [*self._own_keys(), f"{self._prefix}wanting:{key}", f"{self._prefix}starving:{key}"]
         return int(
             await self._take(
@@ -167,31 +167,32 @@ class RedisState:
         )
 
     def _credit(self, key: str, wanted: int) -> int:
-        """What the others still count as ours and we do not use: all that may be started while
-        Redis is away."""
+        """Instances that the others still count as ours and that we do not use: all that may be
+        started while Redis does not answer."""
         if self._clock() >= self._counts_until:
             return 0
         return max(0, min(wanted, self._stated.get(key, 0) - self._held[key]))
 
-    def hold(self, key: str, count: int = 1) -> None:
-        """See SharedState."""
+    def record_held(self, key: str, count: int = 1) -> None:
+        """Count `count` adopted instances without a request; the next heartbeat reports them."""
         self._held[key] += count
         self._news.set()
 
-    def give_back(self, key: str, count: int = 1) -> None:
-        """See SharedState."""
+    def release(self, key: str, count: int = 1) -> None:
+        """Release the allowance of `count` instances, and report it at once."""
         self._held[key] = max(0, self._held[key] - count)
         if not self._held[key]:
             del self._held[key]
         self._news.set()
 
     def share(self, count: int) -> int:
-        """See SharedState."""
+        """Return this member's part of a number that all members provide together."""
         return share_of(count, self.member, self._members)
 
     # -- strangers ---------------------------------------------------------------------------------
     async def stranger_wait_s(self, address: str, *, rate_per_s: float, burst: float) -> float:
-        """See SharedState."""
+        """Take one token from the shared bucket of `address`: 0.0, or seconds until there is
+        one."""
         try:
             return (
                 int(
@@ -203,12 +204,12 @@ class RedisState:
             )
         except (RedisError, OSError) as e:
             raise SharedStateUnreachable(
-                f"Redis at {self._where} does not answer ({_say(e)})"
+                f"Redis at {self._where} does not answer ({_error_name(e)})"
             ) from e
 
     # -- the rest ----------------------------------------------------------------------------------
     def statistics(self) -> SharedStatistics:
-        """See SharedState."""
+        """Return the values for metrics."""
         return SharedStatistics(
             members=len(self._members),
             allowance=dict(self._held),
@@ -217,8 +218,8 @@ class RedisState:
         )
 
     async def aclose(self) -> None:
-        """Leave if nothing is held (instances outlive us: the next life of this member adopts
-        them), and close the connections."""
+        """End the membership if nothing is held (instances outlive the process: its successor
+        adopts them), and close the connections."""
         if not self._held.total():
             await self.leave()
         await self._redis.aclose()
@@ -235,9 +236,9 @@ class RedisState:
     def _failed(self, error: Exception) -> None:
         if self._is_reachable:
             log.warning(
-                "redis does not answer; we keep the instances that we have address=%s error=%s",
+                "redis does not answer; keeping the current instances address=%s error=%s",
                 self._where,
-                _say(error),
+                _error_name(error),
             )
         self._is_reachable = False
 
@@ -249,7 +250,7 @@ class RedisState:
 
 
 def address_of(url: str) -> str:
-    """Host and port, or the socket's path, of a Redis URL: never its user or password."""
+    """Return host and port, or the socket's path, of a Redis URL: never its user or password."""
     parts = urlsplit(url)
     return (
         parts.path
@@ -258,6 +259,6 @@ def address_of(url: str) -> str:
     )
 
 
-def _say(error: Exception) -> str:
-    """An error in words, without the URL that some carry."""
+def _error_name(error: Exception) -> str:
+    """Return the class name of an error: some messages contain the URL."""
     return type(error).__name__

@@ -1,4 +1,4 @@
-"""The verbs as Redis scripts (EVAL is atomic:
+"""The operations of the shared state as Redis scripts (EVAL is atomic:
 https://redis.io/docs/latest/develop/programmability/). Time is the server's, in ms.
 
 Keys, all under `pilotlight:{<platform>}:` (the braces keep them on one slot of a Redis Cluster):
@@ -47,7 +47,7 @@ TAKE = (
     _NOW
     + """
 -- KEYS: members, held:<me>, wanting:<revision>, starving:<revision>.
--- ARGV: me, ttl_ms, prefix, refusal_ms, revision, held, wanted, limit. Returns the grant; -1 when we are not a member (any more).
+-- ARGV: me, ttl_ms, prefix, refusal_ms, revision, held, wanted, limit. Returns the grant; -1 when this member has lapsed.
 local me, revision = ARGV[1], ARGV[5]
 local held, wanted, limit = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
 local living = redis.call('ZRANGEBYSCORE', KEYS[1], '(' .. now, '+inf')

@@ -1,20 +1,20 @@
-"""`SharedState`: atomic verbs over what activators share. There is no "get", so nobody can decide
-on a number that is old.
+"""`SharedState`: atomic operations on the state that activators share. There is no "get", so no
+decision is made on a stale number.
 
-The model: each member holds an *allowance* per revision, and the allowances of living members never
-add up to more than the revision's max_instances. A member states its holdings with every beat
-(absolute numbers, so that a lost answer heals with the next one); a member that has not beaten for
-its time to live is not a member any more, and what it held is free. The allowance is taken before
-an instance is started and given back after it is gone.
+Each member holds an *allowance* per revision, and the allowances of live members never add up to
+more than the revision's max_instances. A member states its holdings with every heartbeat (absolute
+numbers, so that the next heartbeat repairs a lost answer); a member without a heartbeat for its
+time to live lapses, and its holdings are free. The allowance is acquired before an instance is
+started and released after it has ended.
 
-A member that is refused is noted: as *starving* while it holds less than its fair share
-(max_instances over the members, at least one), as merely *wanting* otherwise. The others read it in
-the answer to their next beat and make room (`Throttler.make_room`).
+A refused member is recorded: as *starving* while it holds less than its fair share (max_instances
+over the members, at least one), otherwise as *wanting*. The others read it in the answer to their
+next heartbeat and make room (`Throttler.make_room`).
 
-When the store cannot be reached, a member keeps what it holds and may replace what it gave back,
-for as long as its last beat is young enough to count with the others; beyond that it gets nothing.
-A store that lost its memory may grant too much until every member has stated its holdings again,
-which takes one beat."""
+While the store is unreachable, a member keeps its holdings and may replace what it released, for as
+long as its last heartbeat still counts with the others; after that it gets nothing. A store that
+lost its data may grant too much until every member has stated its holdings again, which takes one
+heartbeat."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class SharedStateUnreachable(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceDemand:
-    """How many other members were refused a start of one revision within the last moments; the
-    starving are among the wanting."""
+    """How many other members were recently refused a start of one revision; `wanting` includes the
+    starving."""
 
     wanting: int
     starving: int
@@ -46,11 +46,12 @@ class InstanceDemand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeartbeatReply:
-    """The answer to a beat.
+    """The answer to a heartbeat.
 
     Attributes:
-        members: ids of the activators that live. wants: by revision key that this member holds, who
-        wants some of it; only where somebody does.
+        members: ids of the live activators.
+        wants: by revision key that this member holds: the demand of other members, where there is
+            any.
     """
 
     members: frozenset[str]
@@ -59,8 +60,8 @@ class HeartbeatReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedStatistics:
-    """For metrics: members as of the last beat, allowance by revision key, refusals so far, and
-    whether the store answers."""
+    """Values for metrics: members as of the last heartbeat, allowance by revision key, refusals so
+    far, and whether the store answers."""
 
     members: int
     allowance: Mapping[str, int]
@@ -69,32 +70,34 @@ class SharedStatistics:
 
 
 class InstanceLeases(Protocol):
-    """The part that throttlers know."""
+    """The part of the shared state that throttlers use."""
 
-    async def take_instances(self, key: str, wanted: int, limit: int) -> int:
-        """Ask for `wanted` more instances of revision `key`, `limit` for all members together;
-        returns how many were granted."""
+    async def acquire_instances(self, key: str, wanted: int, limit: int) -> int:
+        """Request `wanted` more instances of revision `key`, at most `limit` for all members
+        together; returns how many were granted."""
         ...
 
-    def hold(self, key: str, count: int = 1) -> None:
-        """State that `count` instances are there already (adopted); nobody is asked, the next beat
-        tells."""
+    def record_held(self, key: str, count: int = 1) -> None:
+        """Count `count` instances that exist already (adopted) without a request; the next
+        heartbeat reports them."""
         ...
 
-    def give_back(self, key: str, count: int = 1) -> None:
-        """`count` instances are gone, or never came; told at once by a beat out of turn."""
+    def release(self, key: str, count: int = 1) -> None:
+        """Release the allowance of `count` instances that ended or never started; an extra
+        heartbeat reports it at once."""
         ...
 
     def share(self, count: int) -> int:
-        """This member's part of a number that all members provide together (min_instances)."""
+        """Return this member's part of a number that all members provide together
+        (min_instances)."""
         ...
 
 
 class SharedState(InstanceLeases, Protocol):
-    """Everything that is shared, as one member sees it."""
+    """All shared state, as one member sees it."""
 
     async def join(self) -> None:
-        """Be a member; what an earlier life of the same id held stays counted. Raises
+        """Become a member; what an earlier process of the same id held stays counted. Raises
         SharedStateUnreachable."""
         ...
 
@@ -103,11 +106,11 @@ class SharedState(InstanceLeases, Protocol):
         ...
 
     async def leave(self) -> None:
-        """Stop being a member; what is held is free at once."""
+        """End the membership; its holdings are free at once."""
         ...
 
     def members(self) -> frozenset[str]:
-        """Members as of the last beat."""
+        """Return the members as of the last heartbeat."""
         ...
 
     async def stranger_wait_s(self, address: str, *, rate_per_s: float, burst: float) -> float:
@@ -116,18 +119,18 @@ class SharedState(InstanceLeases, Protocol):
         ...
 
     def statistics(self) -> SharedStatistics:
-        """For metrics."""
+        """Return the values for metrics."""
         ...
 
 
 def fair_share(limit: int, members: int) -> int:
-    """Instances that a member may insist on."""
+    """Return the number of instances that each member is entitled to."""
     return max(1, limit // max(1, members))
 
 
 def share_of(count: int, member: str, members: frozenset[str]) -> int:
-    """`count` dealt out one by one to the members in order of their ids: the parts add up, whoever
-    is there."""
+    """Return the part of `member` when `count` is dealt out one by one in order of member ids; the
+    parts always add up to `count`."""
     everyone = sorted(members | {member})
     each, rest = divmod(count, len(everyone))
     return each + (everyone.index(member) < rest)

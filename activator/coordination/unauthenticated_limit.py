@@ -1,11 +1,11 @@
-"""The bound on strangers over all activators: the process's own bucket decides at once, the shared
-one a moment later.
+"""Rate limit of unauthenticated requests over all activators: the local bucket decides at once, the
+shared one a moment later.
 
-Authentication is synchronous, so it cannot wait for Redis: each failed attempt that the own bucket
-lets pass is reported in the background, and an address whose shared bucket is empty is refused here
-until it has a token again. A stranger that spreads over N activators gains the attempts of one
-round trip, not N times the rate. When the shared state does not answer, the own bucket is all there
-is."""
+Authentication is synchronous, so it cannot wait for Redis: each failed attempt that the local
+bucket admits is reported in the background, and an address whose shared bucket is empty is refused
+here until it has a token again. A client that spreads over N activators gains the attempts of one
+round trip, not N times the rate. While the shared state does not answer, only the local bucket
+applies."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ from pilotlight import errors
 log = logging.getLogger(__name__)
 
 MAX_REPORTS = 256
-"""Reports under way; beyond it attempts are counted here only: a flood must not become a queue."""
+"""Most concurrent reports; further attempts are counted locally only, so that a flood does not
+become a queue."""
 
 
 class SharedStrangerLimit(UnauthenticatedRateLimiter):
-    """See the module. Owner: the event loop."""
+    """Local rate limit combined with the shared one. Owner: the event loop."""
 
     def __init__(self, state: SharedState, *, rate_per_s: float) -> None:
         super().__init__(rate_per_s=rate_per_s)
@@ -40,12 +41,12 @@ class SharedStrangerLimit(UnauthenticatedRateLimiter):
         )
 
     def guard(self, address: str, now: float) -> None:
-        """See StrangerLimit."""
+        """Refuse an address that is over either limit, without counting an attempt."""
         super().guard(address, now)
         self._refuse(network_of(address), now)
 
     def check(self, address: str, now: float) -> None:
-        """See StrangerLimit."""
+        """Count one failed attempt, and report it to the shared state. Raises TooManyRequests."""
         super().check(address, now)
         address = network_of(address)
         self._refuse(address, now)
@@ -71,7 +72,7 @@ class SharedStrangerLimit(UnauthenticatedRateLimiter):
                 address, rate_per_s=self._rate, burst=2 * self._rate
             )
         except SharedStateUnreachable:
-            return  # said once by the beat
+            return  # the heartbeat logs it once
         if wait_s > 0:
             now = time.monotonic()
             self._refused_until = {
@@ -79,7 +80,7 @@ class SharedStrangerLimit(UnauthenticatedRateLimiter):
             } | {address: now + wait_s}
 
     async def aclose(self) -> None:
-        """Drop the reports under way."""
+        """Cancel the reports in progress."""
         for report in self._reports:
             report.cancel()
         await asyncio.gather(*self._reports, return_exceptions=True)

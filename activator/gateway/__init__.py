@@ -1,5 +1,5 @@
-"""The sentence of a request (route, authenticate, admit, reserve, forward, meter), its fast path,
-and the entrances beside it: raw HTTP, WebSocket, the control plane.
+"""The request pipeline (route, authenticate, admit, reserve, forward, meter), its fast path, and
+the proxies beside it: raw HTTP, WebSocket, the control plane.
 
-How a call is run is in `calls`.
+`calls` runs the calls.
 """

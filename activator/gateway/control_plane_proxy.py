@@ -1,17 +1,16 @@
-"""Everything that is not the data plane's: passed through to the controller, which authenticates it
-itself.
+"""Proxy to the controller for all requests outside the data plane; the controller authenticates
+them itself.
 
-Connections to the controller are few, so who may hold them is bounded. A request without a key that
-the data plane knows has a small share of them, and gets one only once its body, which must be
-small, is here. Others stream their bodies, and must not pause; all of one tenant together hold no
-more than half of the connections, questions that are asked for them included. A browser that signed
-in to the dashboard counts as the tenant of its key (`pilotlight.visitors`). Nobody holds a
-connection by not reading an answer.
+The number of connections to the controller is small, so their use is limited. Requests without a
+known key share a small part of them, and get one only once their body, which must be small, was
+read. Others stream their bodies, and must not pause; all requests of one tenant, including lookups
+on its behalf, use at most half of the connections. A browser that is signed in to the dashboard
+counts as the tenant of its key (`pilotlight.visitors`). Callers that do not read a response are
+disconnected.
 
-While the controller is down these paths answer 503 with `Retry-After`; calls go on. The answer to a
-change is sent once every activator knows of the change: who deploys and then calls, or makes a key
-and then uses it, is never told that it does not exist, and a key that was revoked is refused by
-all."""
+While the controller is down these paths answer 503 with `Retry-After`; calls continue. The response
+to a change is sent once every activator has applied the change: a function that was just deployed
+can be called, a key that was just created can be used, and a revoked key is refused by all."""
 
 from __future__ import annotations
 
@@ -34,27 +33,27 @@ from weight_cache.addresses import Address
 from weight_cache.cookies import no_cookies
 
 PUBLIC_PREFIXES = ("/v1/", "/v2/", "/dashboard", "/docs", "/openapi.json", "/redoc")
-"""Paths that may be passed on. `/internal/` is not among them, and never will be."""
+"""Paths that may be forwarded. `/internal/` must never be among them."""
 _DOTS = frozenset({".", ".."})
-"""Segments that would be resolved on the way, behind the look at the prefix."""
+"""Segments that a server would resolve after the check of the prefix."""
 _READING = ("GET", "HEAD")
 _IDLE_S = 630.0
-"""Read time-out towards the controller: a followed log may be silent for ten minutes; then the
-client connects again."""
+"""Read timeout of the controller: a followed log may be silent for ten minutes; then the client
+reconnects."""
 
 MAX_CONNECTIONS = 256
 MAX_OF_TENANT = MAX_CONNECTIONS // 2
 MAX_STRANGER_BODY_BYTES = 65_536
-"""Of a request without a known key: forms of the dashboard are far smaller."""
+"""Body limit of a request without a known key: forms of the dashboard are far smaller."""
 STRANGER_BODY_S = 10.0
 """How long such a body may take to arrive."""
 UNREAD_S = 10.0
-"""How long a caller may leave an answer unread; one that reads may take as long as it likes, and a
-stream may last."""
+"""How long a caller may leave a response unread; a caller that reads, and a stream, have no time
+limit."""
 
 
 class ControlPlaneProxy:
-    """The way to the controller."""
+    """Forwards requests to the controller."""
 
     def __init__(
         self,
@@ -69,14 +68,14 @@ class ControlPlaneProxy:
         stranger_connections: int = 64,
         unread_s: float = UNREAD_S,
     ) -> None:
-        """`visitors` opens what activators read of the dashboard's cookies.
+        """`visitors` decrypts the dashboard's cookies.
 
-        `catch_up` returns once this process knows what the controller knows, `others_catch_up` once
-        the other activators do.
+        `catch_up` returns once this process has applied all changes of the controller,
+        `others_catch_up` once the other activators have.
 
-        `body_pause_s`: longest pause in a body that is passed on. `stranger_connections`: those
-        that requests without a known key may hold at once; half of them for one address.
-        `unread_s`: how long a caller may leave an answer unread."""
+        `body_pause_s`: longest pause in a forwarded body. `stranger_connections`: connections that
+        requests without a known key may use; half of them for one address. `unread_s`: how long a
+        caller may leave a response unread."""
         self._unread_s = unread_s
         self._body_pause_s = body_pause_s
         self._stranger_connections = stranger_connections
@@ -99,12 +98,12 @@ class ControlPlaneProxy:
 
     @property
     def held(self) -> int:
-        """Requests that are with the controller."""
+        """Number of requests in progress at the controller."""
         return self._of_strangers.total() + self._of_tenants.total()
 
     async def forward(self, request: Request) -> None:
-        """Pass one request through, streaming both ways. Raises NotFound, Unavailable,
-        TooManyRequests, TooLarge, InvalidInput."""
+        """Forward one request, streaming both ways. Raises NotFound, Unavailable, TooManyRequests,
+        TooLarge, InvalidInput."""
         path = request.path
         caller = self._caller(request)
         if (not path.startswith(PUBLIC_PREFIXES) and path != "/") or not _DOTS.isdisjoint(
@@ -122,7 +121,9 @@ class ControlPlaneProxy:
             if k not in HOP_BY_HOP and k != b"x-request-id"
         ]
         headers.append((b"x-request-id", request.id.encode()))
-        hops = dict.fromkeys((request.peer, request.address))  # the last one is our word
+        hops = dict.fromkeys(
+            (request.peer, request.address)
+        )  # the last entry is added by this activator
         headers += [(b"x-forwarded-for", hop.encode()) for hop in hops]
         has_body = b"content-length" in request.headers or b"transfer-encoding" in request.headers
         body: bytes | AsyncIterator[bytes] | None = None
@@ -139,15 +140,16 @@ class ControlPlaneProxy:
                 response = await self._client.send(out, stream=True)
             except httpx.HTTPError as e:
                 raise errors.Unavailable(
-                    f"the control plane does not answer ({type(e).__name__}); calls to functions go on",
+                    f"the control plane does not answer ({type(e).__name__}); calls to functions "
+                    f"still work",
                     retry_after_s=2,
                 ) from e
             await self._relay(request, response)
 
     @contextmanager
     def _share(self, caller: Principal | None, address: str = "") -> Iterator[None]:
-        """One of the connections. Raises TooManyRequests where the caller's kind holds its share of
-        them."""
+        """Use one connection while the context lasts. Raises TooManyRequests where the caller's
+        share is used up."""
         held, whose = (
             (self._of_strangers, network_of(address))
             if caller is None
@@ -159,7 +161,7 @@ class ControlPlaneProxy:
         if is_full or (caller is None and held.total() >= self._stranger_connections):
             who = "without a known API key" if caller is None else "of this tenant"
             raise errors.TooManyRequests(
-                f"too many requests {who} are with the control plane", retry_after_s=1
+                f"too many requests {who} are in progress at the control plane", retry_after_s=1
             )
         held[whose] += 1
         try:
@@ -170,8 +172,8 @@ class ControlPlaneProxy:
                 del held[whose]
 
     def _caller(self, request: Request) -> Principal | None:
-        """Whose key it carries, or signed in. None for one that the data plane does not know: a
-        stranger's."""
+        """Return the caller by its key or dashboard session; None for a key that the data plane
+        does not know."""
         if (visitor := self._visitor(request)) is not None:
             return visitor
         try:
@@ -183,7 +185,7 @@ class ControlPlaneProxy:
             return None
 
     def _visitor(self, request: Request) -> Principal | None:
-        """Who is signed in to the dashboard, whose pages carry no key."""
+        """Return the caller that is signed in to the dashboard, whose requests carry no key."""
         if (
             not request.path.startswith(HOME) and request.path != "/"
         ) or b"authorization" in request.headers:
@@ -211,7 +213,7 @@ class ControlPlaneProxy:
                 for k, v in response.headers.raw
                 if k.lower() not in HOP_BY_HOP and k.lower() != b"date"
             ]
-            # of what was answered before, to requests that came at once with this one
+            # wait for unread responses to earlier pipelined requests
             await request.wait_read(self._unread_s)
             await request.start(response.status_code, headers)
             async for chunk in response.aiter_raw():
@@ -220,13 +222,13 @@ class ControlPlaneProxy:
             await request.wait_read(self._unread_s)
             await request.chunk(b"", more=False)
         except httpx.HTTPError:
-            # the head is out: a broken connection is the only honest end
+            # the head was sent: only a broken connection can signal the error
             request.scope["connection"].transport.abort()
         finally:
             await response.aclose()
 
     async def get_json(self, path: str, caller: Principal, authorization: bytes) -> httpx.Response:
-        """One GET on behalf of a caller, whose tenant's share it counts in. Raises Unavailable,
+        """Send one GET on behalf of a caller, counted in its tenant's share. Raises Unavailable,
         TooManyRequests."""
         with self._share(caller):
             try:
@@ -247,9 +249,11 @@ async def _body(request: Request, pause_s: float) -> AsyncIterator[bytes]:
             async with asyncio.timeout(pause_s):
                 message = await request.receive()
         except TimeoutError as e:
-            raise errors.InvalidInput(f"nothing of the body arrived for {pause_s:g} s") from e
+            raise errors.InvalidInput(
+                f"no data of the request body arrived for {pause_s:g} s"
+            ) from e
         if message["type"] == "http.disconnect":
-            raise errors.ClientClosedRequest("the caller left while sending its body")
+            raise errors.ClientClosedRequest("the caller disconnected while sending its body")
         if message["body"]:
             yield message["body"]
         if not message.get("more_body", False):

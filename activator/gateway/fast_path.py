@@ -1,15 +1,13 @@
 """A warm call without a task: admit → reserve → open the record → forward → meter, as two
 callbacks.
 
-A call whose path and key were resolved before, whose body came with its head, and for which a slot
-and a connection to a worker are free never waits for anything but its worker. So it needs no task,
-no ASGI messages and no timer of its own: `begin` runs when the request has been parsed,
-`set_result` when the answer has, and between them the worker's connection holds the call where it
-else holds a future.
+A call whose path and key were resolved before, whose body arrived with its head, and for which a
+slot and a worker connection are free waits only for its worker. So it needs no task, no ASGI
+messages and no own timer: `begin` runs when the request has been parsed, `set_result` when the
+response has, and between them the worker's connection refers to the call instead of a future.
 
-Everything else is the gateway's: `begin` says False before anything has happened, and a call that
-stops being simple later (its answer streams, its worker dies or is busy) goes on in a task of its
-own, from where it is."""
+The gateway handles everything else: `begin` returns False without side effects, and a call that
+stops being simple later (its response streams, its worker dies or is busy) continues in a task."""
 
 from __future__ import annotations
 
@@ -54,25 +52,25 @@ log = logging.getLogger(__name__)
 
 WARM: Final = StartKind.WARM.value
 CLOCK_STEP_S: Final = 0.05
-"""Execution clocks of warm calls are looked at this often: a call may run so much longer. Shorter
-clocks than MIN_CLOCK_S are exact."""
+"""Resolution of the execution clocks of warm calls: a call may run longer by this. Clocks shorter
+than MIN_CLOCK_S are exact."""
 MIN_CLOCK_S: Final = 1.0
 
-GoOn = Callable[[Request, Coroutine[Any, Any, Exchange]], Coroutine[Any, Any, None]]
-"""The gateway's: answer a request with an exchange that is still to come."""
+ContinueInTask = Callable[[Request, Coroutine[Any, Any, Exchange]], Coroutine[Any, Any, None]]
+"""Callback of the gateway that answers a request with a pending exchange."""
 
 
 class HasDeadline(Protocol):
-    """What has an execution clock."""
+    """A call with an execution clock."""
 
     def overrun(self) -> None:
-        """It ran out."""
+        """Called when the execution clock has run out."""
         ...
 
 
 class DeadlineWheel:
-    """Calls by the step in which their execution clock runs out: one timer for each step, not for
-    each call."""
+    """Timer wheel: groups calls by the step in which their execution clock runs out, with one timer
+    for each step."""
 
     def __init__(self) -> None:
         self._steps: dict[int, set[HasDeadline]] = {}
@@ -86,24 +84,24 @@ class DeadlineWheel:
     def watch(
         self, call: HasDeadline, loop: asyncio.AbstractEventLoop, seconds: float
     ) -> set[HasDeadline]:
-        """Have `call.overrun` called in `seconds`, up to a step later, unless it leaves the set
-        that this returns."""
+        """Call `call.overrun` in `seconds`, up to a step later, unless the call is removed from the
+        returned set."""
         step = int((loop.time() + seconds) / CLOCK_STEP_S) + 1
         calls = self._steps.get(step)
         if calls is None:
             calls = self._steps[step] = set()
-            loop.call_at(step * CLOCK_STEP_S, self._ring, step)
+            loop.call_at(step * CLOCK_STEP_S, self._on_timer, step)
         calls.add(call)
         return calls
 
-    def _ring(self, step: int) -> None:
+    def _on_timer(self, step: int) -> None:
         for call in list(self._steps.pop(step)):
             call.overrun()
 
 
 class FastPathRoute:
-    """What all warm calls of one path, key and choice share. `choice` None: there is nothing to say
-    of why the revision answers."""
+    """Data shared by all warm calls of one path, key and routing decision. `choice`: None where a
+    single revision answers all calls."""
 
     __slots__ = (
         "check",
@@ -138,8 +136,8 @@ class FastPathRoute:
             % (method.encode(), self.execution_s)
         )
 
-    def told(self, choice: RoutingDecision) -> FastPathRoute:
-        """The same way to the same revision, for another unit of an experiment."""
+    def with_choice(self, choice: RoutingDecision) -> FastPathRoute:
+        """Return the same route for another unit of an experiment."""
         other = object.__new__(FastPathRoute)
         other.entry, other.method, other.key_id, other.target = (
             self.entry,
@@ -166,14 +164,14 @@ class FastPath:
         throttler_of: Callable[[CallTarget], Throttler],
         dispatcher: CallRunner,
         metrics: Metrics,
-        go_on: GoOn,
+        continue_in_task: ContinueInTask,
         tracer: Tracer | None = None,
         shadows: ShadowTraffic | None = None,
     ) -> None:
         self.throttler_of = throttler_of
         self.dispatcher = dispatcher
         self.metrics = metrics
-        self.go_on = go_on
+        self.continue_in_task = continue_in_task
         self.tracer = tracer or Tracer()
         self.shadows = shadows
         self.clocks = DeadlineWheel()
@@ -181,98 +179,99 @@ class FastPath:
     def begin(
         self,
         connection: ClientConnection,
-        way: FastPathRoute,
+        route: FastPathRoute,
         headers: dict[bytes, bytes],
         body: bytes,
     ) -> bool:
-        """Take a call to its worker, or refuse it by its quotas. False when it cannot go there at
-        once; then nothing has happened."""
+        """Send a call to its worker, or refuse it by its quotas. Returns False, without side
+        effects, when it cannot be sent at once."""
         began_ns = time.monotonic_ns()
-        if way.execution_s < MIN_CLOCK_S:
+        if route.execution_s < MIN_CLOCK_S:
             return False
-        gate = way.entry.gate
+        gate = route.entry.gate
         if gate is None:
-            return self._begin(connection, way, headers, body, None, began_ns=began_ns)
+            return self._begin(connection, route, headers, body, None, began_ns=began_ns)
         refusal = gate.take_nowait(1, 1, 0)
         if refusal is not None:
-            self._refuse(connection, way, refusal)
+            self._refuse(connection, route, refusal)
             return True
         admission = Admission(gate)
-        if self._begin(connection, way, headers, body, admission, began_ns=began_ns):
+        if self._begin(connection, route, headers, body, admission, began_ns=began_ns):
             return True
         admission.withdraw()
         return False
 
-    def _refuse(self, connection: ClientConnection, way: FastPathRoute, refusal: Refusal) -> None:
-        """Answer 429 here and now: a flood of calls over their quota must cost its neighbours as
-        little as can be."""
+    def _refuse(self, connection: ClientConnection, route: FastPathRoute, refusal: Refusal) -> None:
+        """Answer 429 at once: a flood of calls over quota must cost as little as possible."""
         error = refusal.error()
         head, body = error_answer(error, new_call_id())
         self.metrics.turned_away(
             error,
-            way.entry.caller.tenant,
-            way.target,
-            way.choice.arm if way.choice is not None else "",
+            route.entry.caller.tenant,
+            route.target,
+            route.choice.arm if route.choice is not None else "",
         )
-        connection.answer(error.status, head + way.entry.gate.head(), body)  # type: ignore[union-attr]
+        connection.answer(error.status, head + route.entry.gate.head(), body)  # type: ignore[union-attr]
 
     def _begin(
         self,
         connection: ClientConnection,
-        way: FastPathRoute,
+        route: FastPathRoute,
         headers: dict[bytes, bytes],
         body: bytes,
         admission: Admission | None,
         *,
         began_ns: int,
     ) -> bool:
-        target = way.target
-        rank = way.entry.ranks.get(headers.get(b"pilotlight-priority"))
+        target = route.target
+        rank = route.entry.ranks.get(headers.get(b"pilotlight-priority"))
         if rank is None:
             return False
         content_type = payload_type(headers.get(CONTENT_TYPE))
         if content_type is PICKLE:
-            if not way.entry.accepts_pickle:
-                return False  # the ordinary path refuses it, with the reason
+            if not route.entry.accepts_pickle:
+                return False  # the slow path refuses it with the reason
         else:
             try:
-                way.check(body)
+                route.check(body)
             except errors.InvalidInput:
                 return False
         reservation = self.throttler_of(target).reserve_nowait()
         if reservation is None:
             return False
         connections = reservation.instance.connections
-        worker = connections.take_nowait(began_ns / 1e9)
+        worker = connections.acquire_nowait(began_ns / 1e9)
         if worker is None:
-            reservation.give_back()
+            reservation.release_unused()
             return False
         call = Call(
             id=new_call_id(),
             target=target,
-            method=way.method,
-            key_id=way.key_id,
+            method=route.method,
+            key_id=route.key_id,
             body=body,
             content_type=content_type,
             accept=headers.get(b"accept", b""),
-            extra_headers=way.line,
+            extra_headers=route.line,
             admission=admission,
             rank=rank,
-            caller=way.entry.foreign,
-            choice=way.choice,
+            caller=route.entry.foreign,
+            choice=route.choice,
             began_ns=began_ns,
-            accepts_pickle=way.entry.accepts_pickle,
+            accepts_pickle=route.entry.accepts_pickle,
         )
         call.reserved_ns = call.received_ns
         try:
             ticket = reservation.open_warm(call)
         except errors.PilotlightError:
-            connections.give_back(worker, began_ns / 1e9)
-            reservation.give_back()
+            connections.release(worker, began_ns / 1e9)
+            reservation.release_unused()
             return False
-        tally = way.tally
+        tally = route.tally
         if tally is None:
-            tally = way.tally = self.dispatcher.persistence.budgets.of(way.key_id, began_ns / 1e9)
+            tally = route.tally = self.dispatcher.retries.budgets.for_caller(
+                route.key_id, began_ns / 1e9
+            )
         tally.calls += 1
         self.tracer.begin(call, headers)
         warm = FastPathCall(
@@ -296,14 +295,14 @@ class FastPath:
             lines += priority_lines(target, rank)
         if call.trace is not None:
             lines += worker_lines(call)
-        warm.steps = self.clocks.watch(warm, connection.loop, way.execution_s)
-        worker.send(way.template % (call.id.encode(), content_type, lines, len(body), body), warm)
+        warm.steps = self.clocks.watch(warm, connection.loop, route.execution_s)
+        worker.send(route.template % (call.id.encode(), content_type, lines, len(body), body), warm)
         return True
 
 
 class FastPathCall:
-    """One warm call at its worker; `upstream.Waiter` for its answer. Ends exactly once, by
-    whichever of its methods comes first."""
+    """One warm call at its worker, and the `ResponseSink` of its response. The first of its methods
+    that runs ends it."""
 
     __slots__ = (
         "_admission",
@@ -344,15 +343,15 @@ class FastPathCall:
         return f"<FastPathCall {self._call.id} {'done' if self._is_done else 'waiting'}>"
 
     def done(self) -> bool:
-        """Whether it has ended."""
+        """Return whether the call has ended."""
         return self._is_done
 
     def set_result(self, answer: WorkerResponse) -> None:
-        """The worker answered, or began to."""
+        """The worker's response, or its head, has arrived."""
         self._end()
         body = answer.body
         if body is None or answer.status >= 500 or self._connection.is_congested:
-            self._go_on(self._as_exchange(answer))
+            self._continue_in_task(self._as_exchange(answer))
             return
         call, reservation, status = self._call, self._reservation, answer.status
         instance = reservation.instance
@@ -369,11 +368,11 @@ class FastPathCall:
                 bytes_out=len(body),
             )
         except BaseException as e:
-            self._worker.close()  # whoever reads from it sees this error too, and gives up on it
-            self._go_on(_raise(e))  # the caller is answered all the same
+            self._worker.close()  # readers of the connection get an error and stop
+            self._continue_in_task(_raise(e))  # the caller is still answered
             raise
         finally:
-            instance.connections.give_back(self._worker, now_ns / 1e9)
+            instance.connections.release(self._worker, now_ns / 1e9)
             reservation.release()
             if self._admission is not None:
                 self._admission.release()
@@ -413,13 +412,13 @@ class FastPathCall:
         )
         dispatcher = self._calls.dispatcher
         return (
-            dispatcher.begin_again(exchange)
+            dispatcher.begin_after_busy(exchange)
             if exchange.is_busy
-            else dispatcher.settle(self._call, _return(exchange))
+            else dispatcher.finish(self._call, _return(exchange))
         )
 
     def set_exception(self, error: BaseException) -> None:
-        """The worker's connection broke, or a clock ran out."""
+        """The worker's connection broke, or the execution clock ran out."""
         self._end()
         note(
             self._call,
@@ -430,22 +429,22 @@ class FastPathCall:
         )
         try:
             self._close(status_of(error), "error")
-        finally:  # the caller is answered all the same
+        finally:  # the caller is still answered
             if isinstance(error, WorkerConnectionLost):
-                self._go_on(
-                    self._calls.dispatcher.begin_after(self._call, self._reservation, error)
+                self._continue_in_task(
+                    self._calls.dispatcher.begin_after_crash(self._call, self._reservation, error)
                 )
             else:
-                self._go_on(self._calls.dispatcher.settle(self._call, _raise(error)))
+                self._continue_in_task(self._calls.dispatcher.finish(self._call, _raise(error)))
 
     def overrun(self) -> None:
-        """The execution clock ran out: the instance may never return, so it is replaced; its
-        neighbours finish first."""
+        """The execution clock ran out: the instance may hang, so it is replaced once its other
+        calls have finished."""
         if self._is_done:
             return
         execution_s, reservation = self._call.target.spec.clocks.execution_s, self._reservation
         reservation.instance.is_stuck = True
-        # before its slot is free: no other call must get it
+        # drain before its slot is free, so that no other call gets it
         reservation.throttler.drain(reservation.instance)
         self.set_exception(
             errors.DeadlineExceeded(
@@ -454,7 +453,7 @@ class FastPathCall:
         )
 
     def abandon(self) -> None:
-        """The caller left."""
+        """The caller disconnected."""
         if not self._is_done:
             self._end()
             self._release()
@@ -471,7 +470,9 @@ class FastPathCall:
 
     def _close(self, status: int, outcome: str) -> None:
         self._worker.close()
-        self._reservation.ending = Outcome.FAILED  # `close` knows better of a caller who left
+        self._reservation.ending = (
+            Outcome.FAILED
+        )  # `close` overrides it for a caller that disconnected
         try:
             self._reservation.close(
                 self._ticket,
@@ -487,9 +488,13 @@ class FastPathCall:
         if self._admission is not None:
             self._admission.release()
 
-    def _go_on(self, step: Coroutine[Any, Any, Exchange]) -> None:
-        """The rest in a task, as an ordinary request whose body was read."""
-        call, go_on, admission = self._call, self._calls.go_on, self._admission
+    def _continue_in_task(self, step: Coroutine[Any, Any, Exchange]) -> None:
+        """Continue in a task, as an ordinary request whose body was already read."""
+        call, continue_in_task, admission = (
+            self._call,
+            self._calls.continue_in_task,
+            self._admission,
+        )
 
         async def application(scope: Scope, receive: Receive, send: Send) -> None:
             request = Request(scope, receive, send)
@@ -500,7 +505,7 @@ class FastPathCall:
             )
             request.gate, request.call, request.target = admission, call, call.target
             try:
-                await go_on(request, step)
+                await continue_in_task(request, step)
             finally:
                 self._release()
 
@@ -516,8 +521,8 @@ async def _raise(error: BaseException) -> Exchange:
 
 
 def is_simple(headers: dict[bytes, bytes], *, max_body_bytes: int) -> bool:
-    """Whether a request's head promises nothing that needs a task: a body of known, small length,
-    no clock of the caller's, and no stream of events, which is kept alive while nothing comes."""
+    """Return whether a request needs no task, by its head: its body has a known, small length, it
+    has no own deadline, and it does not ask for an event stream, which needs heartbeats."""
     length, accept = headers.get(b"content-length", b"0"), headers.get(b"accept", b"")
     return (
         length.isdigit()

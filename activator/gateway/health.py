@@ -1,11 +1,10 @@
-"""Whether this activator lives, and whether calls may be sent to it: what `/healthz` and `/readyz`
-answer.
+"""Liveness and readiness of this activator, served at `/healthz` and `/readyz`.
 
-Alive: its event loop turns (or nobody would answer) and its journal takes lines. Ready: it also
-knows routes, budgets and the instances that are its own, is a member where several share quotas,
-and is not on its way out. Once it was ready it stays so while the controller, Redis or the
-cluster's API server are away: it goes on with what it knows, and taking all activators out of a
-Service at once would help nobody."""
+Alive: its event loop runs and its journal accepts writes. Ready: it also has routes, budgets and
+its leased instances, is a member where several activators share quotas, and is not shutting down.
+Once ready it stays so while the controller, Redis or the cluster's API server are unavailable: it
+continues with its last state, because removing all activators from a Service at once would not
+help."""
 
 from __future__ import annotations
 
@@ -20,23 +19,23 @@ from pilotlight import errors
 
 READY = "/readyz"
 SYNC_S = 5.0
-"""A disk that takes longer for what was written so far is no disk to keep a journal on."""
+"""Timeout of a sync of the journal: a slower disk counts as failed."""
 ROOM_BYTES = 1 << 20
-"""Less than this is no room: a line has some hundred bytes, a segment's beginning some thousand."""
+"""Minimum free disk space: a line has some hundred bytes, a segment's beginning some thousand."""
 
 Check = Callable[[], str]
-"""What is missing, or ""."""
+"""Returns what is missing, or ""."""
 
 
 class Health:
-    """Owner: the event loop.
+    """Health state of one activator. Owner: the event loop.
 
     Attributes:
-        is_draining: no new calls should be sent here; those that come are served.
+        is_draining: no new calls should be sent here; those that arrive are served.
     """
 
     def __init__(self, *, journal: Journal | None = None, is_served_unbilled: bool = False) -> None:
-        """`is_served_unbilled`: calls run although nothing can be written down
+        """`is_served_unbilled`: calls run although the journal cannot be written
         (`activator.journal_full: serve`)."""
         self._journal = journal
         self._is_served_unbilled = is_served_unbilled
@@ -50,11 +49,11 @@ class Health:
         )
 
     def needs(self, check: Check) -> None:
-        """Not ready before `check` has passed once."""
+        """Add a check that must pass once before the activator is ready."""
         self._checks.append(check)
 
     def missing(self) -> list[str]:
-        """What it waits for before it can serve for the first time."""
+        """Return the results of the checks that have not passed yet."""
         found = []
         for check in self._checks:
             if check in self._passed:
@@ -65,8 +64,8 @@ class Health:
                 self._passed.add(check)
         return found
 
-    async def expect_alive(self) -> None:
-        """Raises Unavailable naming what is wrong."""
+    async def require_alive(self) -> None:
+        """Check liveness. Raises Unavailable with the reason."""
         trouble = await self._trouble()
         if trouble:
             raise errors.Unavailable(
@@ -75,11 +74,11 @@ class Health:
                 missing=["journal"],
             )
 
-    async def expect_ready(self) -> None:
-        """Raises Unavailable naming what is missing."""
+    async def require_ready(self) -> None:
+        """Check readiness. Raises Unavailable with what is missing."""
         missing = self.missing()
         if self.is_draining:
-            missing.append("it is being stopped, and serves what still comes")
+            missing.append("it is shutting down, and serves calls that still arrive")
         if trouble := await self._trouble():
             missing.append(f"its journal: {trouble}")
         if missing:
@@ -94,14 +93,14 @@ class Health:
         if journal is None or self._is_served_unbilled:
             return ""
         if journal.statistics().deferred or _free_bytes(journal.directory) < ROOM_BYTES:
-            return "there is no room on its disk"
+            return "its disk is full"
         try:
             async with asyncio.timeout(SYNC_S):
                 await journal.wait_synced()
         except JournalFull as e:
             return str(e)
         except TimeoutError:
-            return f"its disk has not taken what was written for {SYNC_S:g} s"
+            return f"its disk did not complete a sync within {SYNC_S:g} s"
         return ""
 
 

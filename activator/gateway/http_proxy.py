@@ -1,5 +1,5 @@
 """Raw HTTP to functions that are web applications: `ANY /fn/{app}/{function}/…`, also under
-`/t/{tenant}`. Bodies stream both ways with back-pressure. WebSockets are `websocket_proxy`'."""
+`/t/{tenant}`. Bodies stream both ways with back-pressure. `websocket_proxy` handles WebSockets."""
 
 from __future__ import annotations
 
@@ -29,13 +29,12 @@ from activator.worker_client.connection import (
 from pilotlight import errors
 
 LEAST_BYTES_PER_S: Final = 64 * 1024
-"""A body may take `body_timeout_s`, and a second for each so many bytes of it: files of any size
-come through, and a trickle does not."""
+"""Minimum rate of a body, after `body_timeout_s`: allows files of any size, but not a trickle."""
 BODY_TIMEOUT_S: Final = 60.0
 
 
 class HttpProxy:
-    """Streams raw requests to ASGI functions, and to engines what may be read of them."""
+    """Streams raw requests to ASGI functions, and the permitted ones to engines."""
 
     def __init__(
         self,
@@ -45,7 +44,7 @@ class HttpProxy:
         tracer: Tracer | None = None,
         body_timeout_s: float = BODY_TIMEOUT_S,
     ) -> None:
-        """`body_timeout_s`: longest pause in a body, and longest time that one may take beside
+        """`body_timeout_s`: longest pause in a body, and its time limit in addition to
         LEAST_BYTES_PER_S."""
         self._dispatcher = dispatcher
         self._body_timeout_s = body_timeout_s
@@ -56,12 +55,12 @@ class HttpProxy:
         ).answer
 
     async def http(self, request: Request, entry: AccessGrant) -> None:
-        """One request, streamed both ways.
+        """Forward one request, streamed both ways.
 
-        Raises what `Throttler.reserve` raises, NotFound, OverQuota, InvalidInput, TooLarge,
+        Raises the errors of `Throttler.reserve`, NotFound, OverQuota, InvalidInput, TooLarge,
         WorkerCrashed."""
         target = entry.target
-        if target.spec.engine is None:  # of an engine the OpenAI front has looked at the path
+        if target.spec.engine is None:  # for an engine the OpenAI API has checked the path
             expect_web(target)
         _expect_small(request, entry.raw_body_bytes)
         call = call_of(request, entry)
@@ -85,14 +84,14 @@ class HttpProxy:
                 admission.release()
 
     async def _begun_body(self, request: Request, call: Call) -> _Body | None:
-        """Its body, of which something has come: a slot is for those that have something to say.
-        None where it has none."""
+        """Return the body once its first piece has arrived, because a slot is reserved only then.
+        None where there is no body."""
         if b"content-length" not in request.headers and b"transfer-encoding" not in request.headers:
             return None
         body = _Body(request, self._body_timeout_s)
         began_ns = time.monotonic_ns()
         await body.begin()
-        waited_ns = time.monotonic_ns() - began_ns  # the caller's own time
+        waited_ns = time.monotonic_ns() - began_ns  # time spent by the caller
         call.began_ns += waited_ns
         call.routed_ns += waited_ns
         return body
@@ -106,13 +105,13 @@ class HttpProxy:
             if request.is_answered:
                 raise
             raise errors.WorkerCrashed(
-                "the instance died under this request; another takes its place", reason="crashed"
+                "the instance died during this request; another one replaces it", reason="crashed"
             ) from e
         except TimeoutError as e:
             relay.status, relay.outcome, relay.ending = 504, "error", Outcome.FAILED
             if request.is_answered:
                 raise WorkerConnectionLost(
-                    "the execution clock ran out in the middle of the answer", sent=True
+                    "the execution clock ran out before the end of the response", sent=True
                 ) from e
             raise errors.DeadlineExceeded(
                 f"the request ran longer than {target.spec.clocks.execution_s:g} s",
@@ -120,7 +119,7 @@ class HttpProxy:
             ) from e
         finally:
             relay.close()
-            if request.is_answered:  # else it is observed as the error that it becomes
+            if request.is_answered:  # otherwise the resulting error is observed
                 relay.observe(self._metrics, self._tracer)
             else:
                 relay.remember()
@@ -155,12 +154,12 @@ class _Relay:
         self.ending = Outcome.ANSWERED
 
     async def run(self) -> None:
-        """Open the record, send the request, relay the answer. Raises WorkerConnectionLost,
+        """Open the record, send the request, relay the response. Raises WorkerConnectionLost,
         JournalFull, InvalidInput, TooLarge."""
         request, loop = self._request, asyncio.get_running_loop()
         self._ticket = await self._reservation.open_paid(self._call)
         connections = self._reservation.instance.connections
-        connection = self._connection = connections.take_nowait(
+        connection = self._connection = connections.acquire_nowait(
             self._call.reserved_ns / 1e9
         ) or await connections.open(loop)
         has_body = self._body is not None
@@ -176,7 +175,8 @@ class _Relay:
             answer = self._answer = await future
         finally:
             if not future.cancel() and not future.cancelled():
-                future.exception()  # of a body that did not come whole nobody awaits the answer
+                # retrieve it: with an incomplete body the response is not awaited
+                future.exception()
         self._is_stream, self._first_byte_ms = (
             answer.body is None,
             (time.monotonic_ns() - self._call.began_ns) / 1e6,
@@ -197,7 +197,7 @@ class _Relay:
         self.ending = Outcome.ANSWERED if answer.status < 500 else Outcome.RAISED
 
     def close(self) -> None:
-        """Close the record and give back what was held."""
+        """Close the record and release the slot and the connection."""
         self._reservation.ending = self.ending if self._ticket is not None else Outcome.NEITHER
         try:
             if self._ticket is not None:
@@ -210,11 +210,11 @@ class _Relay:
                 )
         finally:
             if self._connection is not None:
-                self._reservation.instance.connections.give_back(self._connection, time.monotonic())
+                self._reservation.instance.connections.release(self._connection, time.monotonic())
             self._reservation.release()
 
     def remember(self) -> None:
-        """It failed before it was answered."""
+        """Record a failure before the response began."""
         note(
             self._call,
             self._reservation,
@@ -224,7 +224,7 @@ class _Relay:
         )
 
     def observe(self, metrics: Metrics, tracer: Tracer) -> None:
-        """It was answered, wholly or in part."""
+        """Record a complete or partial response in metrics and traces."""
         metrics.answered_raw(
             self._call,
             self.status,
@@ -254,8 +254,8 @@ def _expect_small(request: Request, limit_bytes: int | None) -> None:
 
 
 class _Body:
-    """A body that is passed on as it comes, in bounded time: what was sent is time to send more, up
-    to `timeout_s` of it."""
+    """A body that is forwarded as it arrives, with a time limit: bytes received extend the
+    remaining time, up to `timeout_s`."""
 
     def __init__(self, request: Request, timeout_s: float) -> None:
         self._request = request
@@ -263,11 +263,11 @@ class _Body:
         self._first: MutableMapping[str, Any] | None = None
 
     async def begin(self) -> None:
-        """Wait for its first piece. Raises what `next` raises."""
+        """Wait for its first piece. Raises the errors of `next`."""
         self._first = await self.next()
 
     async def next(self) -> MutableMapping[str, Any]:
-        """Its next piece, an ASGI message. Raises InvalidInput where it comes too slowly,
+        """Return the next piece, an ASGI message. Raises InvalidInput when it arrives too slowly,
         ClientClosedRequest."""
         if (first := self._first) is not None:
             self._first = None
@@ -278,27 +278,27 @@ class _Body:
                 message = await self._request.receive()
         except TimeoutError as e:
             text = (
-                f"the body came too slowly: {self._timeout_s:g} s, and a second for each "
-                f"{LEAST_BYTES_PER_S} bytes"
+                f"the body arrived too slowly: the limit is {self._timeout_s:g} s, and a second "
+                f"for each {LEAST_BYTES_PER_S} bytes"
             )
             raise errors.InvalidInput(text) from e
         if message["type"] == "http.disconnect":
-            raise errors.ClientClosedRequest("the caller left while sending its body")
+            raise errors.ClientClosedRequest("the caller disconnected while sending its body")
         earned_s = len(message["body"]) / LEAST_BYTES_PER_S - (time.monotonic() - began_s)
         self._left_s = min(self._timeout_s, self._left_s + earned_s)
         return message
 
 
 async def _send_body(whole: _Body, connection: WorkerConnection, limit_bytes: int | None) -> None:
-    """Pass the body on as it comes. Raises TooLarge in the middle of one that did not say how long
-    it is, and what `_Body.next` raises."""
+    """Forward the body as it arrives. Raises TooLarge when a body without a declared length exceeds
+    its limit, and the errors of `_Body.next`."""
     sent = 0
     while True:
         message = await whole.next()
         if body := message["body"]:
             sent += len(body)
             if limit_bytes is not None and sent > limit_bytes:
-                # half a request went out: the worker must not take it for a whole one
+                # close: the worker must not take a partial request for a whole one
                 connection.close()
                 raise too_large(limit_bytes)
             await connection.write(b"%x\r\n%s\r\n" % (len(body), body))

@@ -1,9 +1,9 @@
-"""A request's life, in one sentence: route → authenticate → admit → reserve → forward → meter.
+"""The request pipeline: route → authenticate → admit → reserve → forward → meter.
 
-`Gateway.invoke` is that sentence for a call that waits for its answer. Its neighbours are elsewhere
-(`verbs`: `submit` hands the same call to `calls`, `warmup` starts without calling); `/fn/` streams
-raw HTTP (`http_proxy`), and every path that is not the data plane's goes to the controller. Under
-`/t/{tenant}/` are the functions that another tenant shares, or that are public."""
+`Gateway.invoke` runs it for a synchronous call. `verbs` has the others (`submit` passes the call to
+`async_calls`, `warmup` starts without a call); `/fn/` streams raw HTTP (`http_proxy`), and all
+other paths go to the controller. `/t/{tenant}/` serves functions that another tenant shares or that
+are public."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ CALLS = "/v1/calls/"
 
 
 class Gateway:
-    """The ASGI application in front of everything."""
+    """The ASGI application that handles all requests."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Gateway:
         arguments: ArgumentChecker | None = None,
         dashboard: DashboardHost | None = None,
     ) -> None:
-        """`dashboard`: what is served where, if the dashboard has an origin of its own."""
+        """`dashboard`: decides between the origins, if the dashboard has its own."""
         self._dashboard = dashboard
         self._settings = settings
         self._proxies = TrustedProxies(settings.trusted_proxies)
@@ -133,7 +133,7 @@ class Gateway:
             throttler_of=dispatcher.throttler_of,
             dispatcher=dispatcher,
             metrics=metrics,
-            go_on=self._go_on,
+            continue_in_task=self._continue_in_task,
             tracer=self._tracer,
             shadows=shadows,
         )
@@ -147,19 +147,19 @@ class Gateway:
         )
 
     def find_warm(self, url: bytes, headers: dict[bytes, bytes]) -> FastPathRoute | None:
-        """How a call goes that needs no task (`edge.WarmApplication`); None at the dashboard's
-        host, which serves no calls."""
+        """Return the fast path route of a call that needs no task (`server.FastPathApplication`);
+        None at the dashboard's host, which serves no calls."""
         if self._dashboard is not None and self._dashboard.owns(headers):
             return None
         return self._resolutions.find_warm(url, headers)
 
     def copy_calls(self, shadows: ShadowTraffic) -> None:
-        """From now on have calls copied, whichever way their answers go."""
+        """Copy all later calls to `shadows`."""
         self.warm.shadows = self._relay.shadows = shadows
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI 3."""
-        self._proxies.note_caller(scope)
+        self._proxies.record_caller(scope)
         if scope["type"] == "http":
             request = Request(scope, receive, send)
             if self._dashboard is not None and self._dashboard.misplaced(request):
@@ -176,14 +176,15 @@ class Gateway:
             )
 
     def _web_socket_entry(self, request: Request) -> AccessGrant:
-        """The function at the other end of a WebSocket. Raises NotFound, and what
-        `RequestResolver.raw_entry` raises."""
+        """Return the access grant of a WebSocket's function. Raises NotFound, and the errors of
+        `RequestResolver.raw_entry`."""
         if self._dashboard is not None and self._dashboard.owns(request.headers):
             raise self._dashboard.not_here(request)
         return self._reception.raw_entry(request)
 
     def _entry_of(self, request: Request) -> AccessGrant:
-        """The way of a request under an idempotency key. Raises what it would raise without one."""
+        """Return the access grant of a request with an idempotency key. Raises the same errors as
+        without a key."""
         owner, place = parse_tenant_prefix(request.path)
         if not place.startswith(FUNCTIONS):
             return self._models.entry_of(request, owner, place)
@@ -195,17 +196,18 @@ class Gateway:
         )
 
     async def _plain(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The same for a request whose idempotency key was looked at."""
+        """Answer a request whose idempotency key was already handled."""
         request = Request(scope, receive, send)
         await self._answer(request, self._route(request))
 
-    async def _go_on(self, request: Request, step: Coroutine[Any, Any, Exchange]) -> None:
-        """A warm call that went out without a task stopped being simple."""
+    async def _continue_in_task(
+        self, request: Request, step: Coroutine[Any, Any, Exchange]
+    ) -> None:
+        """Continue a fast path call in a task."""
         await self._answer(request, self._finish(request, step))
 
     async def _answer(self, request: Request, work: Coroutine[Any, Any, None]) -> None:
-        """Answer one request, whatever happens: errors become problem documents here and nowhere
-        else."""
+        """Answer one request. Errors are converted to problem documents only here."""
         connection = request.scope.get("connection")
         if connection is not None:
             connection.on_gone = asyncio.current_task().cancel  # type: ignore[union-attr]
@@ -218,9 +220,9 @@ class Gateway:
                 if request.call is not None:
                     self._tracer.failed(request.call, e.type, e.status)
         except WorkerConnectionLost as e:
-            log.warning("answer cut short call=%s error=%s", request.id, e)
+            log.warning("response interrupted call=%s error=%s", request.id, e)
             if connection is not None:
-                # half an answer went out: only a broken connection tells the truth
+                # part of the response was sent: only a broken connection can signal the error
                 connection.transport.abort()
         except asyncio.CancelledError:
             if connection is None or not connection.transport.is_closing():
@@ -276,25 +278,27 @@ class Gateway:
         elif path.startswith(CALLS):
             await self._calls.answer(request, self._reception.reader(request), path[len(CALLS) :])
         elif path in (HEALTH, READY):
-            await self._say_how_it_is(request)
+            await self._answer_health(request)
         else:
             await self._control.forward(request)
 
-    async def _say_how_it_is(self, request: Request) -> None:
-        """`/healthz` and `/readyz`, for whoever asks: probes have no key."""
-        if PASSED_ON in request.headers and not request.address:  # a sibling, over our Unix socket
+    async def _answer_health(self, request: Request) -> None:
+        """Answer `/healthz` and `/readyz`, without authentication because probes have no key."""
+        if (
+            PASSED_ON in request.headers and not request.address
+        ):  # a peer activator, over our Unix socket
             await self._control.catch_up()
         await (
-            self._health.expect_ready() if request.path == READY else self._health.expect_alive()
+            self._health.require_ready() if request.path == READY else self._health.require_alive()
         )
         await request.respond_json(
             200,
             {"status": "ready" if request.path == READY else "ok", "routes": self._table.version},
         )
 
-    # -- the sentence ------------------------------------------------------------------------------
+    # -- calls -------------------------------------------------------------------------------------
     async def invoke(self, request: Request, entry: AccessGrant, method: str) -> None:
-        """`POST …:invoke`: call and wait for the answer."""
+        """Handle `POST …:invoke`: call and wait for the response."""
         if entry.target.spec.engine is not None:
             await self.openai.invoke(request, entry)
             return
@@ -310,7 +314,7 @@ class Gateway:
         await self._relay.answer(request, step)
 
     async def admit_later(self, request: Request, entry: AccessGrant, method: str) -> Call:
-        """`admit` of a call that counts as a request now, and among those that run at once when it
+        """Admit a call that counts as a request now, and towards the concurrency quota when it
         runs."""
         if entry.target.spec.engine is not None:
             return await self.openai.admit_later(request, entry)
@@ -319,7 +323,7 @@ class Gateway:
     async def admit(
         self, request: Request, entry: AccessGrant, method: str, admission: Admission | None
     ) -> Call:
-        """Check who sends what, read the body within its bounds and check the arguments, before
+        """Check the content type, read the body within its limits and check the arguments, before
         anything is started or billed."""
         check = entry.target.check(method)
         rank = entry.rank(request.headers)
@@ -329,7 +333,7 @@ class Gateway:
         body = await request.body(
             limit_bytes=entry.body_bytes, timeout_s=self._settings.body_timeout_s
         )
-        upload_ns = time.monotonic_ns() - asked_ns  # the caller's own time
+        upload_ns = time.monotonic_ns() - asked_ns  # time spent by the caller
         if content_type is not PICKLE:
             await self._arguments.check(check, body, tenant=entry.target.tenant)
         choice = request.choice

@@ -1,5 +1,5 @@
-"""A raw request of `/fn/` as a call: of which functions there are any, and what it is in their
-records and traces."""
+"""Raw requests of `/fn/` as calls: the functions that accept them, and their form in records and
+traces."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pilotlight.spec import FunctionKind
 
 
 def route_of(target: CallTarget) -> str:
-    """What its traces are called by."""
+    """Return the route name of raw requests in traces."""
     return f"/fn/{target.app}/{target.function}"
 
 
 def call_of(request: Request, entry: AccessGrant) -> Call:
-    """The call that a raw request is; its body is no part of it."""
+    """Return the call of a raw request, without its body."""
     call = request.call = Call(
         id=request.id,
         target=entry.target,
@@ -33,7 +33,7 @@ def call_of(request: Request, entry: AccessGrant) -> Call:
 
 
 def expect_web(target: CallTarget) -> None:
-    """Raises NotFound for a function that is no web application."""
+    """Raise NotFound for a function that is not a web application."""
     if target.spec.kind is not FunctionKind.ASGI:
         raise errors.NotFound(
             f"{target.app}/{target.function} is not a web application: call it at "

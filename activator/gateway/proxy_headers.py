@@ -1,5 +1,5 @@
-"""Heads of raw HTTP: what of a request reaches the function, under which root, and what of its
-answer reaches the caller."""
+"""Headers of raw HTTP: those of a request that reach the function, its root path, and those of the
+response that reach the caller."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _HOP_BY_HOP = frozenset(
 )
 _UNDER = WORKER_ASGI.encode()
 _OURS = b"pilotlight-"
-"""Headers between the activator and its workers begin so: a caller's are dropped, it must not speak
-for us."""
+"""Prefix of headers between the activator and its workers; a caller's headers with it are dropped,
+so that it cannot forge them."""
 _NOT_FOR_WORKERS = _HOP_BY_HOP | {
     b"authorization",
     b"content-length",
@@ -39,8 +39,8 @@ _NOT_FOR_WORKERS = _HOP_BY_HOP | {
     b"traceparent",
     b"tracestate",
 }
-"""A caller's API key ends here: user code never sees it. Its trace goes on with our span as the
-parent."""
+"""Headers that are not forwarded: user code never sees a caller's API key, and the trace continues
+with our span as the parent."""
 _OURS_TO_SAY = frozenset(
     {
         b"date",
@@ -52,7 +52,7 @@ _OURS_TO_SAY = frozenset(
         HEADER_SPANS.encode(),
     }
 )
-"""Headers of an answer that its function does not choose."""
+"""Response headers that the function cannot set."""
 _OF_THE_ORIGIN = frozenset(
     {
         b"alt-svc",
@@ -66,18 +66,18 @@ _OF_THE_ORIGIN = frozenset(
         b"x-content-type-options",
     }
 )
-"""What a browser keeps for the origin, or asks its user in the origin's name: it is the platform's,
-whoever's page this is."""
+"""Headers whose effect a browser stores for the origin, or prompts for in its name: the origin
+belongs to the platform."""
 _OUR_COOKIES = b"pilotlight_"
-"""The dashboard's begin so: a page that sets one would sign its visitors in as somebody else
-there."""
+"""Prefix of the dashboard's cookies: a page that sets one could sign its visitors in to another
+account."""
 _SANDBOX = b"sandbox allow-scripts allow-forms allow-popups allow-modals allow-downloads"
-"""Pages of functions share the dashboard's origin: what they run must not act as the person who is
+"""Pages of functions share the dashboard's origin: their scripts must not act as the user who is
 signed in there."""
 
 
 def _prefix(scope: Scope) -> str:
-    """`/t/{tenant}` where the caller named one."""
+    """Return `/t/{tenant}` where the path names a tenant, else ""."""
     path = str(scope["path"])
     return (
         f"{TENANT_PATH}{path[len(TENANT_PATH) :].partition('/')[0]}"
@@ -87,15 +87,16 @@ def _prefix(scope: Scope) -> str:
 
 
 def mount_path(scope: Scope, target: CallTarget) -> str:
-    """`/fn/{app}/{function}`, with the tag that the path names: links that the function makes stay
-    with its revision."""
+    """Return `/fn/{app}/{function}` with the tag in the path, so that links that the function makes
+    stay with its revision."""
     prefix = _prefix(scope)
     _, at, tag = str(scope["path"])[len(prefix) :].split("/", 4)[3].partition("@")
     return f"{prefix}/fn/{target.app}/{target.function}{at}{tag}"
 
 
 def subpath(scope: Scope) -> bytes:
-    """What follows `/fn/{app}/{function}` in the request's target, as the caller wrote it."""
+    """Return the part of the request target after `/fn/{app}/{function}`, as the caller wrote
+    it."""
     before = 6 if _prefix(scope) else 4
     raw = scope["raw_path"].partition(b"?")[0].split(b"/", before)
     query = scope["query_string"]
@@ -106,7 +107,7 @@ def subpath(scope: Scope) -> bytes:
 
 
 def request_head(request: Request, call: Call, *, has_body: bool) -> bytes:
-    """The request to the worker, up to its body, which goes in chunks."""
+    """Return the head of the request to the worker; its body is sent chunked."""
     place = mount_path(request.scope, call.target).encode()
     under = b"" if call.target.spec.engine is not None else _UNDER  # an engine's paths are its own
     lines = [b"%s %s%s HTTP/1.1" % (request.verb.encode(), under, subpath(request.scope))]
@@ -134,13 +135,12 @@ def _is_for_worker(name: bytes) -> bool:
 
 
 def arm_of(call: Call) -> dict[str, str]:
-    """The header that says the arm of the experiment that a call is in; nothing where it is in
-    none."""
+    """Return the header with the experiment arm of a call; empty where it is in none."""
     return {HEADER_ARM: call.choice.arm} if call.choice is not None and call.choice.arm else {}
 
 
 def answer_headers(request: Request, call: Call, headers: Headers) -> Headers:
-    """What the caller gets: our own headers, and those of the function's that are its to say."""
+    """Return the response headers: our own, and those that the function may set."""
     own: Headers = [
         (b"x-request-id", request.id.encode()),
         (b"pilotlight-revision", call.target.revision.encode()),
@@ -157,8 +157,8 @@ def answer_headers(request: Request, call: Call, headers: Headers) -> Headers:
 
 
 def restrict_public_headers(headers: Headers) -> Headers:
-    """The same in a sandbox, for a browser may show it; what the function says of its own content
-    is kept."""
+    """Add the sandbox headers, because a browser may show the response; headers about its content
+    are unchanged."""
     kept = (header for header in headers if header[0] not in _OF_THE_ORIGIN)
     kept = (
         header for header in kept if header[0] != b"set-cookie" or _OUR_COOKIES not in header[1]

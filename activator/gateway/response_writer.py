@@ -1,10 +1,9 @@
-"""How an answer goes to its caller: whole, with its cost in a header, or as it comes.
+"""Sends responses to callers: whole, with the cost in a header, or streamed.
 
-A generator's caller who asks for server-sent events gets a stream that tells all of itself:
-comments while it waits, `event: error` where it fails after its head went out, and `event: end`
-last, with why it ended and what it cost. NDJSON and pickles have no place for that: they break off.
-The exchange is closed here, exactly once, whatever happens: its record says what the caller really
-got."""
+A generator's caller that asks for server-sent events gets a self-describing stream: comments while
+it waits, `event: error` where it fails after its head was sent, and `event: end` last, with the
+finish reason and the cost. NDJSON and pickle streams cannot express that: they are interrupted. The
+exchange is closed here, exactly once: its record has what the caller really got."""
 
 from __future__ import annotations
 
@@ -39,14 +38,14 @@ _SSE: Final = CONTENT_SSE.encode()
 _JSON: Final = CONTENT_JSON.encode()
 _FINISH: Final = HEADER_FINISH.encode()
 WAITED_MS = 1.0
-"""A call that was given its slot later than this has waited for it."""
+"""A call that got its slot later than this counts as having waited."""
 
 
 class ResponseWriter:
-    """Gives callers their answers. Owner: the event loop.
+    """Sends responses to callers. Owner: the event loop.
 
     Attributes:
-        shadows: copy calls whose answers went out; None = none do.
+        shadows: copies calls whose responses were sent; None = no copies.
     """
 
     def __init__(
@@ -64,13 +63,14 @@ class ResponseWriter:
         self.shadows = shadows
 
     def __repr__(self) -> str:
-        return f"<Relay {'with' if self.shadows is not None else 'without'} shadows>"
+        return f"<ResponseWriter {'with' if self.shadows is not None else 'without'} shadows>"
 
     async def answer(self, request: Request, step: Coroutine[Any, Any, Exchange]) -> None:
-        """Give the caller of `request.call` what `step` comes to.
+        """Send the caller of `request.call` the result of `step`.
 
-        Raises what `step` raises, told to the caller already where a stream had begun;
-        WorkerConnectionLost when the worker breaks off in the middle of what cannot say so."""
+        Raises the errors of `step`, which the caller already got where a stream had begun;
+        WorkerConnectionLost when the worker's connection breaks in a stream that cannot express
+        it."""
         call = request.call
         if call is None or _SSE not in call.accept:
             await self._give(request, await step)
@@ -112,7 +112,7 @@ class ResponseWriter:
         cost = exchange.close(status=answer.status, outcome=outcome, bytes_out=len(body))
         self._metrics.answered(exchange, answer.status)
         request.target = None  # observed
-        end = _end_of(exchange, "stop") if _is_events(answer) else b""  # a declared one
+        end = _end_of(exchange, "stop") if _is_events(answer) else b""  # a declared stream
         await request.respond_whole(answer.status, complete_headers(exchange, cost), body + end)
         if exchange.call.choice is not None and self.shadows is not None:
             self.shadows.copy(
@@ -120,7 +120,7 @@ class ResponseWriter:
             )
         self._tracer.answered(exchange, answer.status)
 
-    # -- as it comes, without a word of ours -------------------------------------------------------
+    # -- raw stream --------------------------------------------------------------------------------
     async def _stream(self, request: Request, exchange: Exchange) -> None:
         ending = _StreamOutcome(self._metrics, self._tracer, request, exchange)
         try:
@@ -138,7 +138,7 @@ class ResponseWriter:
             ending.close()
         await request.chunk(b"", more=False)
 
-    # -- as events ---------------------------------------------------------------------------------
+    # -- event stream ------------------------------------------------------------------------------
     async def _stream_events(
         self, request: Request, exchange: Exchange, stream: SseResponse
     ) -> None:
@@ -155,7 +155,9 @@ class ResponseWriter:
             ending.by_itself()
         except WorkerConnectionLost:
             ending.broken()
-            if cutter.is_inside:  # half an event went out: only a broken connection tells the truth
+            if (
+                cutter.is_inside
+            ):  # part of an event was sent: only a broken connection can signal the error
                 raise
             last = error_event(
                 exchange.cut_by or await worker_crash_error(exchange.reservation), request.id
@@ -166,8 +168,8 @@ class ResponseWriter:
 
 
 class _StreamOutcome:
-    """How a stream ends, for its record and for those who watch. A caller that leaves is the ending
-    unless another one comes first."""
+    """The outcome of a stream, for its record, metrics and traces: a disconnect of the caller,
+    unless another outcome is set first."""
 
     __slots__ = (
         "_exchange",
@@ -188,13 +190,13 @@ class _StreamOutcome:
         self._tracer = tracer
         self._request = request
         self._exchange = exchange
-        exchange.on_cut = request.give_up
+        exchange.on_cut = request.abort_if_unread
         self._first_byte_ms = 0.0
         self._status, self._outcome, self.finish = 499, "cancelled", "cancelled"
         self._is_own_word = False
 
     def passed(self, size: int) -> None:
-        """So many bytes more are on their way to the caller."""
+        """Count `size` bytes that are being sent to the caller."""
         exchange = self._exchange
         self._first_byte_ms = (
             self._first_byte_ms or (time.monotonic_ns() - exchange.call.began_ns) / 1e6
@@ -202,7 +204,7 @@ class _StreamOutcome:
         exchange.bytes_out += size
 
     def by_itself(self) -> None:
-        """The worker ended it, and said how."""
+        """The worker ended the stream: take its outcome."""
         answer = self._exchange.answer
         if answer.status >= 400:
             self._status, self._outcome, self.finish = answer.status, "error", "error"
@@ -217,7 +219,7 @@ class _StreamOutcome:
             self._status, self._outcome, self.finish = answer.status, "ok", "stop"
 
     def broken(self) -> None:
-        """The worker is gone, or a clock cut it off."""
+        """The worker's connection broke, or the execution clock ran out."""
         self._status, self._outcome, self.finish = (
             504 if self._exchange.cut_by else 502,
             "error",
@@ -225,7 +227,7 @@ class _StreamOutcome:
         )
 
     def close(self) -> None:
-        """It is over, whether or not the caller has read all of it."""
+        """Close the exchange, whether or not the caller has read all of it."""
         exchange, request = self._exchange, self._request
         finish = self.finish if exchange.answer.body is None else ""
         exchange.close(
@@ -246,8 +248,8 @@ class _StreamOutcome:
 
 
 def must_answer_as_sse(call: Call) -> bool:
-    """Whether a call is answered by events whatever becomes of it: its function is a generator, and
-    its caller asked for them."""
+    """Return whether a call is always answered with an event stream: its function is a generator,
+    and its caller asked for one."""
     method = call.target.spec.method(call.method)
     return (
         method is not None
@@ -262,7 +264,7 @@ def _is_events(answer: WorkerResponse) -> bool:
 
 
 def _as_events(answer: WorkerResponse, body: bytes) -> bytes:
-    """A whole answer where the caller is being sent events already."""
+    """Convert a whole response to events, where the event stream has already begun."""
     if _is_events(answer):
         return body
     if answer.status < 400:

@@ -1,5 +1,5 @@
-"""What may be done with a call beside waiting for its answer: submit it, submit it under an id of
-one's own, or only warm up for it."""
+"""The verbs besides `invoke`: submit a call, submit it under the caller's own id, or warm up a
+function."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from pilotlight import errors
 from pilotlight.types import Scope as KeyScope
 
 AdmitLater = Callable[[Request, AccessGrant, str], Awaitable[Call]]
-"""The gateway's: count a request, read its body and check its arguments."""
+"""Callback of the gateway that counts a request, reads its body and checks its arguments."""
 
 
 class SubmitAndWarmup:
-    """The gateway's verbs but `invoke`."""
+    """The gateway's verbs except `invoke`."""
 
     def __init__(
         self,
@@ -46,9 +46,9 @@ class SubmitAndWarmup:
         return f"<SubmitAndWarmup {self._calls!r}>"
 
     async def submit(self, request: Request, entry: AccessGrant, method: str) -> None:
-        """`POST …:submit`: durable in the journal, then 202; the caller polls `GET
-        /v1/calls/{id}`."""
-        if is_under_key(request) and await self._calls.put_elsewhere(
+        """Handle `POST …:submit`: store the call in the journal, then answer 202; the caller polls
+        `GET /v1/calls/{id}`."""
+        if is_under_key(request) and await self._calls.forward_put(
             request, entry.caller, id_under_key(request, entry.caller)
         ):
             return
@@ -57,10 +57,10 @@ class SubmitAndWarmup:
             await self._calls.submit(request, entry.caller, call)
 
     async def put_call(self, request: Request, own_id: str) -> None:
-        """`PUT /v1/calls/{id}?function=app/function`: submit under an id of the caller's, so that a
-        repeat is the same call."""
+        """Handle `PUT /v1/calls/{id}?function=app/function`: submit under the caller's own id, so
+        that a repeat is the same call."""
         caller = self._reception.reader(request)
-        if await self._calls.put_elsewhere(request, caller, own_id):
+        if await self._calls.forward_put(request, caller, own_id):
             return
         owner, function = split_function(function_of_put(request))
         routed, method, tag = self._reception.routed(request, caller, function, owner)
@@ -70,25 +70,27 @@ class SubmitAndWarmup:
             await self._calls.put(request, caller, call, own_id)
 
     async def _admit_later(self, request: Request, entry: AccessGrant, method: str) -> Call:
-        """A call that counts as a request now, and among those that run at once when it runs."""
+        """Admit a call that counts as a request now, and towards the concurrency quota when it
+        runs."""
         if entry.caller.is_anonymous:
             raise errors.Unauthenticated(
-                "submitting a call needs an API key: without one nobody could ask for its result"
+                "submitting a call needs an API key, which is required to read its result: send an "
+                "Authorization header"
             )
         with self._calls.reading(entry.caller.tenant, _size_of(request, entry)):
             return await self._admit(request, entry, method)
 
     async def warmup(self, request: Request, entry: AccessGrant, method: str) -> None:
-        """`POST …:warmup`: make the next start fast; counts as a request. Needs scope `deploy` of
-        the function's own tenant.
+        """Handle `POST …:warmup`: make the next start fast. Counts as a request, and needs scope
+        `deploy` of the function's own tenant.
 
-        `?snapshot=false` leaves the snapshot out; with `Accept: application/x-ndjson` its stages
-        are told as they come."""
+        `?snapshot=false` skips the snapshot; with `Accept: application/x-ndjson` the response
+        streams the stages."""
         if entry.foreign or not entry.caller.scope.reaches(KeyScope.DEPLOY):
             raise errors.Forbidden(
                 "warming up needs an API key of scope 'deploy' of the function's own tenant"
             )
-        request.target = None  # no call, whatever becomes of it
+        request.target = None  # not a call, whatever the result
         await entry.admit(holds=0)
         self._dispatcher.check_start(entry.target)
         await request.body(limit_bytes=entry.body_bytes, timeout_s=self._settings.body_timeout_s)
@@ -104,6 +106,6 @@ class SubmitAndWarmup:
 
 
 def _size_of(request: Request, entry: AccessGrant) -> int:
-    """Bytes that a request's body may have."""
+    """Return the maximum size of a request's body in bytes."""
     declared = request.headers.get(b"content-length", b"")
     return min(int(declared), entry.body_bytes) if declared.isdigit() else entry.body_bytes

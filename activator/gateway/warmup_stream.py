@@ -1,8 +1,8 @@
-"""A warm-up's answer as it goes on: a line for each stage, one now and then while a stage lasts,
-and the report last.
+"""Streamed response of a warm-up: a line for each stage, heartbeats while a stage lasts, and the
+report last.
 
-Making a snapshot of gigabytes takes minutes, and proxies on the way close a connection that says
-nothing for one. Lines (NDJSON): `{"stage": name, "elapsed_ms": n}`, then `{"report": {…}}`, or
+Making a snapshot of gigabytes takes minutes, and proxies close a connection that is silent for
+one. Lines (NDJSON): `{"stage": name, "elapsed_ms": n}`, then `{"report": {…}}`, or
 `{"error": problem}`."""
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from pilotlight import errors
 from pilotlight.protocol import CONTENT_NDJSON
 
 HEARTBEAT_S = 10.0
-"""Below the idle limits of common proxies (30 to 60 s) with room for a lost packet."""
+"""Below the idle limits of common proxies (30 to 60 s), with a margin for a lost packet."""
 Report = Mapping[str, Any]
 Work = Callable[[Callable[[str], None]], Coroutine[Any, Any, Report]]
 
 
 def accepts_progress(request: Request) -> bool:
-    """Whether the caller reads lines."""
+    """Return whether the caller accepts NDJSON."""
     return CONTENT_NDJSON.encode() in request.headers.get(b"accept", b"")
 
 
 async def stream(request: Request, work: Work, *, heartbeat_s: float = HEARTBEAT_S) -> None:
-    """Do `work`, telling its stages; it is given what to call at each. A caller who leaves cancels
-    it."""
+    """Run `work` and stream its stages; it gets a function to call at each stage. A disconnect of
+    the caller cancels it."""
     headers = [(b"content-type", CONTENT_NDJSON.encode()), (b"x-request-id", request.id.encode())]
     await request.start(200, headers)
     began, stage = time.monotonic(), "start"
@@ -42,7 +42,7 @@ async def stream(request: Request, work: Work, *, heartbeat_s: float = HEARTBEAT
         stage = name
         changed.set()
 
-    async def say(body: Mapping[str, Any], *, more: bool = True) -> None:
+    async def send_line(body: Mapping[str, Any], *, more: bool = True) -> None:
         await request.chunk(json.dumps(body).encode() + b"\n", more=more)
 
     task = asyncio.create_task(work(entered), name=f"warm-up {request.id}")
@@ -54,8 +54,10 @@ async def stream(request: Request, work: Work, *, heartbeat_s: float = HEARTBEAT
                     await changed.wait()
             changed.clear()
             if not task.done():
-                await say({"stage": stage, "elapsed_ms": round((time.monotonic() - began) * 1000)})
-        await say(_last_line(request, task), more=False)
+                await send_line(
+                    {"stage": stage, "elapsed_ms": round((time.monotonic() - began) * 1000)}
+                )
+        await send_line(_last_line(request, task), more=False)
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

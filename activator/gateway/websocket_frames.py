@@ -1,7 +1,7 @@
-"""Both sides of a WebSocket parse what was read in pieces: one read may hold 40,000 frames, which
-take the event loop a second.
+"""Piecewise parsing of WebSocket frames on both sides: one read may contain 40,000 frames, which
+would block the event loop for a second.
 
-What is not parsed yet stays bytes, and nothing more is read meanwhile.
+Unparsed data stays buffered as bytes, and reading is paused meanwhile.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ if TYPE_CHECKING:
     from uvicorn._types import ASGIReceiveEvent, ASGISendEvent
 
 PIECE_BYTES = 1024
-"""Parsed before the clock is looked at: 170 frames of a caller at most, some 3 ms."""
+"""Bytes parsed between checks of the clock: at most 170 frames of a caller, some 3 ms."""
 TURN_S = 0.002
-"""Of the event loop, for the frames of one WebSocket; a read of one large frame takes a quarter of
-it."""
+"""Time slice of the event loop for the frames of one WebSocket; a read of one large frame takes a
+quarter of it."""
 MAX_FRAGMENTS = 16_384
-"""Of one message: empty ones count nowhere else."""
+"""Limit of fragments in one message: no other limit counts empty ones."""
 
 
 class Pieces:
-    """What was read and is not parsed yet. Owner: the event loop; every method is synchronous."""
+    """Buffer of data that was read but not parsed yet. Owner: the event loop; every method is
+    synchronous."""
 
     def __init__(
         self,
@@ -41,7 +42,7 @@ class Pieces:
         call_soon: Callable[[Callable[[], None]], object],
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`is_full`: messages wait to be taken; who takes them calls `go_on`."""
+        """`is_full`: parsed messages wait to be consumed; the consumer calls `resume`."""
         self._transport = transport
         self._parse = parse
         self._is_full = is_full
@@ -54,18 +55,18 @@ class Pieces:
         return f"<Pieces {len(self._unparsed)} bytes not parsed>"
 
     def add(self, data: bytes) -> None:
-        """This was read."""
+        """Add data that was read."""
         if self._unparsed:
-            self._unparsed += data  # TLS had some more of it when reading was paused
-            self.go_on()
+            self._unparsed += data  # TLS had buffered more when reading was paused
+            self.resume()
         elif len(data) <= PIECE_BYTES:
             self._parse(data)
         else:
             self._unparsed = data
-            self._take_turn()
+            self._parse_slice()
 
-    def go_on(self) -> None:
-        """Parse what is left when it is our turn again; read on where nothing is."""
+    def resume(self) -> None:
+        """Parse the rest in the next event loop turn; resume reading when nothing is left."""
         transport = self._transport
         if transport.is_closing():
             self._unparsed = b""
@@ -73,11 +74,11 @@ class Pieces:
             transport.pause_reading()
             if not self._is_due and not self._is_full():
                 self._is_due = True
-                self._call_soon(self._take_turn)
+                self._call_soon(self._parse_slice)
         elif not self._is_full():
             transport.resume_reading()
 
-    def _take_turn(self) -> None:
+    def _parse_slice(self) -> None:
         self._is_due = False
         data, at, ends_at = self._unparsed, 0, self._clock() + TURN_S
         while at < len(data) and not self._is_full() and not self._transport.is_closing():
@@ -86,14 +87,14 @@ class Pieces:
             if self._clock() > ends_at:
                 break
         self._unparsed = data[at:]
-        self.go_on()
+        self.resume()
 
 
 class CallerSocket(WebSocketsSansIOProtocol):
-    """A caller's side (`uvicorn.Config(ws=…)`)."""
+    """The caller's side of a WebSocket (`uvicorn.Config(ws=…)`)."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See asyncio.Protocol."""
+        """Set up piecewise parsing."""
         super().connection_made(transport)
         self.client = self.client or user_behind(transport)
         self._pieces = Pieces(
@@ -116,29 +117,29 @@ class CallerSocket(WebSocketsSansIOProtocol):
             self.handle_parser_exception()
 
     async def receive(self) -> ASGIReceiveEvent:
-        """The next ASGI message."""
+        """Return the next ASGI message."""
         message = await self.queue.get()
         if self.read_paused and self.queue.empty():
             self.read_paused = False
-            self._pieces.go_on()
+            self._pieces.resume()
         return message
 
     async def send(self, message: ASGISendEvent) -> None:
-        """Send an ASGI message; after a close the other side's is read."""
+        """Send an ASGI message; after a close, read the peer's close frame."""
         await super().send(message)
         if message["type"] == "websocket.close":
-            self._pieces.go_on()
+            self._pieces.resume()
 
 
 class WorkerSocket(ClientConnection):
-    """A worker's side (`websockets.connect(create_connection=…)`)."""
+    """The worker's side of a WebSocket (`websockets.connect(create_connection=…)`)."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._pieces: Pieces
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See asyncio.Protocol."""
+        """Set up piecewise parsing."""
         super().connection_made(transport)
         messages = self.recv_messages
         self._pieces = Pieces(
@@ -147,7 +148,7 @@ class WorkerSocket(ClientConnection):
             is_full=lambda: messages.paused,
             call_soon=self.loop.call_soon,
         )
-        messages.resume = self._pieces.go_on
+        messages.resume = self._pieces.resume
 
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol."""

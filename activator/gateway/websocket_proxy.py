@@ -1,13 +1,12 @@
 """WebSockets to functions that are web applications: accepted once the worker accepted, then frames
-both ways until either side closes.
+are relayed both ways until either side closes.
 
-A WebSocket counts as one call for as long as it lasts, so it holds a slot and is billed until it
-closes.
+A WebSocket counts as one call while it is open, so it holds a slot and is billed until it closes.
 
-A message has at most MAX_MESSAGE_BYTES either way, else the WebSocket is closed with 1009. Of a
-side whose other one does not read some five messages are held here. The one that waits to be sent
-counts among the bytes of its function's tenant (`bodies`); where there is no room for it the
-WebSocket is closed with 1013."""
+A message has at most MAX_MESSAGE_BYTES in either direction, else the WebSocket is closed with 1009.
+When a side does not read, some five messages for it are buffered here. The message that waits to be
+sent counts towards the memory limits of its function's tenant (`bodies`); where they are reached
+the WebSocket is closed with 1013."""
 
 from __future__ import annotations
 
@@ -44,24 +43,24 @@ if TYPE_CHECKING:
     from activator.http.bodies import Bodies
 
 MAX_MESSAGE_BYTES = 1024 * 1024
-"""Of one message, either way: an activator holds some five of a WebSocket whose other side does not
-read, and there are thousands."""
+"""Limit of one message in either direction: an activator buffers some five for a WebSocket whose
+peer does not read, and there are thousands."""
 _MAX_QUEUE = (1, 0)
-"""Messages of a worker that are read before reading pauses, and below which it goes on: more would
-be memory without use."""
+"""Messages of a worker at which reading pauses, and at which it resumes: more would only use
+memory."""
 _CLOSE_S = 2.0
-"""How long a worker may take to answer a WebSocket's close before its connection is cut."""
+"""How long a worker may take to answer a WebSocket's close before its connection is closed."""
 
 _REASON_LENGTH = 120
-"""Of a close frame's reason, which has at most 123 bytes (RFC 6455 §5.5)."""
+"""Limit of a close frame's reason, which has at most 123 bytes (RFC 6455 §5.5)."""
 
 RawEntry = Callable[[Request], AccessGrant]
-Held = Callable[[int], AbstractContextManager[None]]
-"""Counts so many bytes while the context lasts. Raises TooManyRequests."""
+CountBytes = Callable[[int], AbstractContextManager[None]]
+"""Counts `size` bytes while the context lasts. Raises TooManyRequests."""
 
 
 class WebSocketProxy:
-    """Of no state of its own; owner: the event loop."""
+    """Relays WebSockets. Stateless. Owner: the event loop."""
 
     def __init__(self, *, dispatcher: CallRunner, metrics: Metrics, tracer: Tracer) -> None:
         self._dispatcher = dispatcher
@@ -74,11 +73,11 @@ class WebSocketProxy:
     async def answer(
         self, scope: Scope, receive: Receive, send: Send, raw_entry: RawEntry, bodies: Bodies
     ) -> None:
-        """One WebSocket: accepted once the worker accepted it, then frames both ways until either
-        side closes.
+        """Handle one WebSocket: accept it once the worker accepted it, then relay frames until
+        either side closes.
 
-        The execution clock bounds its whole life; then both sides are closed with 1011 (RFC 6455
-        §7.4.1). `bodies`: where its messages count while they wait to be sent."""
+        The execution clock limits its duration; then both sides are closed with 1011 (RFC 6455
+        §7.4.1). `bodies`: memory limits for messages that wait to be sent."""
         message = await receive()
         assert message["type"] == "websocket.connect"
         request = Request(scope, receive, send)
@@ -116,8 +115,8 @@ class WebSocketProxy:
         *,
         bodies: Bodies,
     ) -> None:
-        """The life of one WebSocket on its slot, billed as one call. Raises JournalFull and what
-        `_relay_frames` raises."""
+        """Run one WebSocket on its slot, billed as one call. Raises JournalFull and the errors of
+        `_relay_frames`."""
         call.reserved_ns = time.monotonic_ns()
         call.start_kind, call.start_ms = reservation.start_kind, reservation.start_ms
         ticket: OpenRecord | None = None
@@ -156,11 +155,11 @@ class WebSocketProxy:
 async def _reserve_unless_left(
     throttler: Throttler, receive: Receive, timeout_s: float, rank: QueuePriority
 ) -> Reservation:
-    """A slot. Raises what `Throttler.reserve` raises, and ClientClosedRequest as soon as the caller
-    leaves.
+    """Reserve a slot. Raises the errors of `Throttler.reserve`, and ClientClosedRequest as soon as
+    the caller disconnects.
 
-    A caller that was not accepted yet has nothing to say (RFC 6455 §4.1), so whatever comes from it
-    ends its wait."""
+    A caller must not send anything before it is accepted (RFC 6455 §4.1), so any message ends its
+    wait."""
     if (free := throttler.reserve_nowait()) is not None:
         return free
     waiting = asyncio.create_task(
@@ -171,7 +170,9 @@ async def _reserve_unless_left(
     try:
         await asyncio.wait((waiting, leaving), return_when=asyncio.FIRST_COMPLETED)
         if leaving.done():
-            raise errors.ClientClosedRequest("the caller left while it waited for an instance")
+            raise errors.ClientClosedRequest(
+                "the caller disconnected while it waited for an instance"
+            )
         reservation = waiting.result()
         is_taken = True
         return reservation
@@ -180,7 +181,7 @@ async def _reserve_unless_left(
         leaving.cancel()
         slot, _ = await asyncio.gather(waiting, leaving, return_exceptions=True)
         if not is_taken and isinstance(slot, Reservation):
-            slot.give_back()  # it came in the same moment
+            slot.release_unused()  # it was assigned at the same moment
 
 
 async def _received(receive: Receive) -> None:
@@ -196,22 +197,22 @@ async def _relay_frames(
     *,
     bodies: Bodies,
 ) -> None:
-    """Frames both ways until either side closes. Raises DeadlineExceeded, Forbidden (the function
+    """Relay frames until either side closes. Raises DeadlineExceeded, Forbidden (the function
     refused), WorkerCrashed."""
     execution_s = call.target.spec.clocks.execution_s
     ends_at = asyncio.get_running_loop().time() + execution_s
-    held = partial(bodies.held, call.target.tenant)
+    count_bytes = partial(bodies.reserved, call.target.tenant)
     try:
         async with asyncio.timeout_at(ends_at):
             worker = await _connect(scope, reservation, call)
-        async with worker:  # closed with 1011 when what follows fails
+        async with worker:  # closed with 1011 on errors
             await _accept(send, worker, call)
             async with asyncio.timeout_at(ends_at), asyncio.TaskGroup() as group:
                 down = group.create_task(
-                    _from_worker(worker, send, held), name="websocket to caller"
+                    _from_worker(worker, send, count_bytes), name="websocket to caller"
                 )
                 up = group.create_task(
-                    _from_caller(worker, receive, send, held), name="websocket to worker"
+                    _from_caller(worker, receive, send, count_bytes), name="websocket to worker"
                 )
                 up.add_done_callback(lambda _: down.cancel())
                 down.add_done_callback(lambda _: up.cancel())
@@ -228,7 +229,7 @@ async def _accept(send: Send, worker: ClientConnection, call: Call) -> None:
             {"type": "websocket.accept", "subprotocol": worker.subprotocol, "headers": quotas}
         )
     except OSError as e:  # ASGI 2.4
-        raise errors.ClientClosedRequest("the caller left before it was accepted") from e
+        raise errors.ClientClosedRequest("the caller disconnected before it was accepted") from e
 
 
 async def _connect(scope: Scope, reservation: Reservation, call: Call) -> ClientConnection:
@@ -240,7 +241,7 @@ async def _connect(scope: Scope, reservation: Reservation, call: Call) -> Client
         "max_queue": _MAX_QUEUE,
         "create_connection": WorkerSocket,
         "compression": None,
-        "open_timeout": None,  # ours is the execution clock
+        "open_timeout": None,  # the execution clock limits it
         "close_timeout": _CLOSE_S,
         "additional_headers": {
             HEADER_CALL: call.id,
@@ -259,19 +260,19 @@ async def _connect(scope: Scope, reservation: Reservation, call: Call) -> Client
         raise errors.Forbidden(f"the function refused the WebSocket: {e}") from e
     except OSError as e:
         raise errors.WorkerCrashed(
-            f"the instance died under this request: {e}", reason="crashed"
+            f"the instance died during this request: {e}", reason="crashed"
         ) from e
 
 
-async def _from_worker(worker: ClientConnection, send: Send, held: Held) -> None:
+async def _from_worker(worker: ClientConnection, send: Send, count_bytes: CountBytes) -> None:
     code, reason = None, None
     try:
         async for frame in worker:
             key = "text" if isinstance(frame, str) else "bytes"
-            with held(len(frame)):
+            with count_bytes(len(frame)):
                 await send({"type": "websocket.send", key: frame})
     except ConnectionClosed as e:
-        # whether or not the worker answered that
+        # whether or not the worker answered the close
         if e.sent is not None and e.sent.code == CloseCode.MESSAGE_TOO_BIG:
             code, reason = (
                 e.sent.code,
@@ -281,13 +282,15 @@ async def _from_worker(worker: ClientConnection, send: Send, held: Held) -> None
         await _close(send, CloseCode.TRY_AGAIN_LATER, str(e))
         return
     except OSError:
-        return  # the caller left (ASGI 2.4)
+        return  # the caller disconnected (ASGI 2.4)
     if code is None:
         code = worker.close_code if worker.close_code not in (None, 1005, 1006) else 1000
     await _close(send, code, reason or worker.close_reason or "")
 
 
-async def _from_caller(worker: ClientConnection, receive: Receive, send: Send, held: Held) -> None:
+async def _from_caller(
+    worker: ClientConnection, receive: Receive, send: Send, count_bytes: CountBytes
+) -> None:
     while True:
         message = await receive()
         if message["type"] == "websocket.disconnect":
@@ -297,7 +300,7 @@ async def _from_caller(worker: ClientConnection, receive: Receive, send: Send, h
         if frame is None:
             frame = message["bytes"]
         try:
-            with held(len(frame)):
+            with count_bytes(len(frame)):
                 await worker.send(frame)
         except ConnectionClosed:
             return
@@ -307,14 +310,14 @@ async def _from_caller(worker: ClientConnection, receive: Receive, send: Send, h
 
 
 async def _close(send: Send, code: int, reason: str) -> None:
-    # the caller left, or closed in the same moment
+    # the caller disconnected, or closed at the same moment
     with contextlib.suppress(OSError, RuntimeError):
         await send({"type": "websocket.close", "code": code, "reason": reason[:_REASON_LENGTH]})
 
 
 async def _deny(request: Request, send: Send, error: errors.PilotlightError) -> None:
-    """Refuse a WebSocket with an HTTP status where the server can, with close code 1011 where it
-    was accepted already."""
+    """Refuse a WebSocket with an HTTP status where the server supports it, with close code 1011
+    where it was already accepted."""
     if "websocket.http.response" in request.scope.get("extensions", {}):
         head, body = error_answer(error, request.id)
         headers = header_list(head) + request.quota_headers()
@@ -333,8 +336,8 @@ async def _deny(request: Request, send: Send, error: errors.PilotlightError) -> 
 
 
 def _close_code(code: int | None) -> int:
-    """What may be sent for a close code that was received: those that only say that none came may
-    not (RFC 6455 §7.4.1)."""
+    """Return the close code to send for a received one: reserved codes, which mean that none was
+    received, must not be sent (RFC 6455 §7.4.1)."""
     if code in (None, 1005):
         return 1000
     return code if code in EXTERNAL_CLOSE_CODES or 3000 <= code < 5000 else 1001

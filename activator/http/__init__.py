@@ -1,5 +1,5 @@
-"""HTTP between the activator and its callers: the server, requests, heads and bodies of answers,
-server-sent events, who connects.
+"""HTTP between the activator and its callers: the server, requests, response headers and bodies,
+server-sent events, and the identity of peers.
 
-What a request means is decided in `gateway` and `routing`.
+`gateway` and `routing` decide what a request means.
 """

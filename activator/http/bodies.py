@@ -1,11 +1,10 @@
-"""Bodies of requests that are answered here: what they may take of the memory, all together and of
-one tenant.
+"""Memory limits for request bodies, per tenant and for all tenants together.
 
-A call that waits for a slot has its body in memory until it is answered (a submitted one has it in
-the journal, and budgets of its own). The room for a body is taken before it is read where its
-length is known, else as it comes, and given back once the request was answered. An answer that is
-translated before it goes out takes of the same room. Callers without a key share the room of the
-function's tenant, or one of their own where no function is known yet."""
+A call that waits for a slot has its body in memory until it is answered (a submitted call has it in
+the journal, with separate limits). Memory for a body is reserved before it is read where its length
+is known, else as it arrives, and released once the request was answered. A response that is
+translated before it is sent counts towards the same limits. Callers without a key share the limit
+of the function's tenant, or a separate one while no function is known."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ RETRY_S = 1.0
 
 
 class Bodies:
-    """Bytes by tenant. Owner: the event loop; every method is synchronous."""
+    """Reserved bytes by tenant. Owner: the event loop; every method is synchronous."""
 
     def __init__(self, *, limit_bytes: int, tenant_bytes: int) -> None:
         self._limit_bytes = limit_bytes
@@ -34,36 +33,36 @@ class Bodies:
         return f"<Bodies {self._total}/{self._limit_bytes} bytes of {len(self.bytes_of)} tenants>"
 
     def room(self, request: Request) -> Room:
-        """A context in which the request's body counts when it is read."""
+        """Return a context in which the request's body is counted as it is read."""
         return Room(self, request)
 
-    def take(self, tenant: str, size: int) -> None:
-        """Count so many bytes more. Raises TooManyRequests; one body alone has room, however large
-        it may be."""
+    def acquire(self, tenant: str, size: int) -> None:
+        """Reserve `size` bytes. Raises TooManyRequests; a single body is always admitted, whatever
+        its size."""
         for whose, used, name, limit in (
             ("this tenant's", self.bytes_of[tenant], "tenant_waiting_bytes", self._tenant_bytes),
             ("all tenants'", self._total, "waiting_bytes", self._limit_bytes),
         ):
             if used and used + size > limit:
                 problem = (
-                    f"bodies of {whose} calls take {used} of {limit} bytes, the bound "
-                    f"(activator.{name}): wait until some are answered"
+                    f"bodies of {whose} calls use {used} of {limit} bytes, the limit "
+                    f"(activator.{name}): retry once some calls have been answered"
                 )
                 raise errors.TooManyRequests(problem, retry_after_s=RETRY_S)
         self.bytes_of[tenant] += size
         self._total += size
 
     @contextmanager
-    def held(self, tenant: str, size: int) -> Iterator[None]:
-        """Count so many bytes while the context lasts. Raises TooManyRequests."""
-        self.take(tenant, size)
+    def reserved(self, tenant: str, size: int) -> Iterator[None]:
+        """Reserve `size` bytes while the context lasts. Raises TooManyRequests."""
+        self.acquire(tenant, size)
         try:
             yield
         finally:
-            self.give_back(tenant, size)
+            self.release(tenant, size)
 
-    def give_back(self, tenant: str, size: int) -> None:
-        """Count them no more."""
+    def release(self, tenant: str, size: int) -> None:
+        """Release `size` bytes."""
         self._total -= size
         self.bytes_of[tenant] -= size
         if not self.bytes_of[tenant]:
@@ -71,7 +70,7 @@ class Bodies:
 
 
 class Room:
-    """What one request's body takes, until the context ends."""
+    """The memory reserved for one request's body, until the context ends."""
 
     __slots__ = ("_bodies", "_request", "_size", "_tenant")
 
@@ -82,14 +81,14 @@ class Room:
         self._size = 0
 
     def __repr__(self) -> str:
-        return f"<Room {self._size} bytes of {self._tenant or 'nobody'}>"
+        return f"<Room {self._size} bytes of {self._tenant or '-'}>"
 
-    def take(self, size: int) -> None:
-        """Count so many bytes more, of the tenant that is known with the first of them. Raises
+    def acquire(self, size: int) -> None:
+        """Reserve `size` more bytes for the tenant known at the first reservation. Raises
         TooManyRequests."""
         if not self._size:
             self._tenant = self._request.tenant
-        self._bodies.take(self._tenant, size)
+        self._bodies.acquire(self._tenant, size)
         self._size += size
 
     def __enter__(self) -> Self:
@@ -104,5 +103,5 @@ class Room:
     ) -> None:
         self._request.room = None
         if self._size:
-            self._bodies.give_back(self._tenant, self._size)
+            self._bodies.release(self._tenant, self._size)
             self._size = 0

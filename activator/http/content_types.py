@@ -1,8 +1,8 @@
-"""What a browser may make of an answer: its type, and the headers that keep it from acting in this
-origin.
+"""Content types and headers that keep browsers from running responses of functions in this origin.
 
-Functions answer from the origin of the dashboard, and a tenant decides what they answer. Calls are
-answered with types that no browser runs; whatever a function says carries `nosniff` and a sandbox.
+Functions answer from the origin of the dashboard, and a tenant controls their responses. Calls are
+answered with types that no browser executes; everything that a function returns carries `nosniff`
+and a sandbox.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from pilotlight.protocol import (
 
 OPAQUE: Final = b"application/octet-stream"
 GUARD: Final = ((b"x-content-type-options", b"nosniff"), (b"content-security-policy", b"sandbox"))
-"""Of every answer that a function has a say in, and of the platform's own that repeat what callers
-and functions said."""
+"""Sent with every response that a function influences, and with the platform's own responses that
+repeat input of callers and functions."""
 GUARD_LINES: Final = b"".join(b"%b: %b\r\n" % line for line in GUARD)
 _TYPES: Final = frozenset(
     {
@@ -46,7 +46,7 @@ _KINDS: Final = ("audio/", "video/")
 
 @lru_cache(maxsize=1024)
 def call_type(given: bytes) -> bytes:
-    """The Content-Type of a call's answer: what the function said where that is one of these, else
+    """Return the Content-Type of a call's response: the function's where it is allowed, else
     OPAQUE."""
     name = given.partition(b";")[0].strip().lower().decode("latin-1")
     is_one = name in _TYPES or (name.startswith(_KINDS) and b"," not in given)

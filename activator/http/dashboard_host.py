@@ -1,4 +1,4 @@
-"""What is served at which of two origins, where the dashboard has one of its own
+"""Decides which origin serves a request where the dashboard has its own
 (`controller.dashboard_url`).
 
 | request | at the dashboard's host | at any other host |
@@ -9,8 +9,8 @@
 | all else: API, calls, `/fn/`, `/t/`, WebSockets | 404 | served |
 
 The host is that of the `Host` header: `X-Forwarded-Host` is not read, since any caller can write
-it. A form is not redirected: the key in it goes only where its page came from. Nothing of the
-request but its path and query reaches the redirect, and its cookies are not read."""
+it. Forms are not redirected, so that the key in a form goes only to the origin of its page. Only
+the request's path and query reach the redirect, and its cookies are not read."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from pilotlight.dashboard_origin import HOME, STATIC, DashboardOrigin
 
 _EVERYWHERE = ("/healthz", "/readyz")
 _AS_WRITTEN = "/?%:@!$&'()*+,;=-._~"
-"""What may stand in a path or a query (RFC 3986, section 3.3 and 3.4) besides letters and
+"""Characters allowed in a path or a query (RFC 3986, section 3.3 and 3.4) besides letters and
 digits."""
 
 
 class DashboardHost:
-    """Sends each request to the origin that serves it. Of no state; owner: the event loop."""
+    """Sends each request to the origin that serves it. Stateless."""
 
     def __init__(self, origin: DashboardOrigin) -> None:
         self._origin = origin
@@ -52,7 +52,7 @@ class DashboardHost:
             raise self.not_here(request)
         if request.verb not in ("GET", "HEAD"):
             raise errors.NotFound(
-                f"the dashboard is at {self._origin.url}{HOME}: load its page there"
+                f"the dashboard is served at {self._origin.url}{HOME}: open it there"
             )
         path, query = (
             request.scope["raw_path"] if request.path != "/" else HOME.encode(),
@@ -67,8 +67,8 @@ class DashboardHost:
         await request.respond(308, [*headers, (b"x-request-id", request.id.encode())], b"")
 
     def not_here(self, request: Request) -> errors.NotFound:
-        """The error for what is served at the other origin."""
+        """Return the error for a path that the other origin serves."""
         return errors.NotFound(
-            f"{request.path} is not served at this host: it is the dashboard's "
+            f"{request.path} is not served at this host, which serves only the dashboard "
             f"({self._origin.url}{HOME})"
         )

@@ -1,9 +1,9 @@
-"""What the body of a call is, JSON or a pickle, and from whom a pickle is accepted.
+"""Content types of call bodies, JSON or pickle, and the callers whose pickles are accepted.
 
 A caller that sends a pickle runs code in the function's worker, with its environment and its
 secrets. Pickles are therefore accepted only from callers of the function's own tenant. Only this
-module decides that; `entry.Entry` holds the decision for a caller at a function, and a worker
-refuses a pickle without the header that states it (HEADER_TRUSTED_PICKLE)."""
+module decides that; `access.AccessGrant` holds the decision for a caller and a function, and a
+worker refuses a pickle without the header that states it (HEADER_TRUSTED_PICKLE)."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _PICKLES: Final = frozenset({CONTENT_PICKLE, CONTENT_PICKLE_STREAM})
 
 
 def payload_type(given: bytes | None) -> bytes:
-    """JSON or PICKLE, as these very objects, for the Content-Type of a request (None = it has
-    none).
+    """Return JSON or PICKLE (these objects, to compare by identity) for the Content-Type of a
+    request (None = it has none).
 
-    A body of any other type is JSON, and is sent on as JSON, so that a worker reads it as nothing
-    else."""
+    A body of any other type counts as JSON and is forwarded as JSON, so that a worker parses it as
+    JSON only."""
     if given is None or given == JSON:
         return JSON
     return PICKLE if is_pickle(given) else JSON
@@ -45,7 +45,7 @@ def accepts_pickles(caller: str, owner: str) -> bool:
 
 
 def checked_type(given: bytes | None, *, accepts: bool) -> bytes:
-    """`payload_type`, where pickles are accepted or not. Raises UnsupportedMediaType."""
+    """Return `payload_type(given)`. Raises UnsupportedMediaType for a pickle unless `accepts`."""
     found = payload_type(given)
     if found is PICKLE and not accepts:
         raise not_accepted()
@@ -53,21 +53,20 @@ def checked_type(given: bytes | None, *, accepts: bool) -> bytes:
 
 
 def not_accepted() -> errors.UnsupportedMediaType:
-    """The error of a pickle for a function of another tenant."""
+    """Return the error for a pickle sent to a function of another tenant."""
     return errors.UnsupportedMediaType(
-        "calls to another tenant's function are made with JSON: a pickle is accepted only from "
-        "callers of the function's own tenant; "
-        f"send the arguments as {CONTENT_JSON}",
+        f"calls to another tenant's function must use JSON, because pickles are accepted only from "
+        f"callers of the function's own tenant: send the arguments as {CONTENT_JSON}",
         parameter="content-type",
     )
 
 
 def answered_type(sent: bytes, answered: str) -> str:
-    """The content type that a record keeps of an answer: a pickle only where the call was `sent` as
-    one.
+    """Return the content type that a record stores for a response: a pickle only where the call was
+    `sent` as one.
 
-    A worker runs its tenant's code, which can answer anything, and clients open an answer with the
-    type of a pickle."""
+    A worker runs its tenant's code, which can return any type, and clients unpickle a response of
+    type pickle."""
     if sent is not PICKLE and answered.partition(";")[0].strip().lower() in _PICKLES:
         return _OPAQUE
     return answered

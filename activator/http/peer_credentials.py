@@ -1,4 +1,4 @@
-"""Who is at the other end of a connection that has no address: the user, as the kernel names it."""
+"""Identity of the peer of a Unix socket connection: the uid that the kernel reports."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from weight_cache.protocol import uid_of
 
 
 def user_behind(transport: asyncio.BaseTransport) -> tuple[str, int] | None:
-    """`("uid-<n>", 0)` for a function at the Unix socket of functions; None for the platform's own
-    processes at the others' socket.
+    """Return `("uid-<n>", 0)` for a function at the functions' Unix socket; None for the platform's
+    own processes.
 
-    It has no address, but the uid of its tenant: what is bounded by address is bounded for each
+    A Unix socket peer has no address, but the uid of its tenant: limits per address apply per
     tenant there."""
     peer = transport.get_extra_info("socket")
     if peer is None or peer.family != socket.AF_UNIX:

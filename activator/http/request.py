@@ -1,4 +1,4 @@
-"""One HTTP request at the edge: its headers, its body within bounds, and the ways to answer it."""
+"""One HTTP request: its headers, its body within limits, and the methods that answer it."""
 
 from __future__ import annotations
 
@@ -41,42 +41,44 @@ HOP_BY_HOP = frozenset(
 
 
 CALLER = "pilotlight.caller"
-"""Where a scope has the caller's address, if that is not the peer's."""
+"""Key in a scope of the caller's address, where that is not the peer's."""
 _PROBLEM = CONTENT_PROBLEM.encode()
 MAX_WAIT_S = 7 * 86_400
-"""Of a caller: the longest execution clock that there may be (`spec.Clocks`)."""
+"""Longest wait that a caller may request: the longest possible execution clock (`spec.Clocks`)."""
 
 
 MAX_ACCEPT_BYTES = 1024
-"""Of a call's `Accept`, which is kept with the call for as long as that waits, in memory and in the
-journal: browsers send 150."""
+"""Limit of a call's `Accept` header, which is stored with a waiting call in memory and in the
+journal; browsers send about 150 bytes."""
 LEAST_READ_BYTES = 16 * 1024
-"""What a caller has to read of an answer in each period of `Request.wait_read`: who reads a byte
-now and then holds it for ever."""
+"""Bytes of a response that a caller must read in each period of `Request.wait_read`: otherwise a
+caller that reads a byte now and then would hold its connection for ever."""
 UNREAD_S = 2.0
-"""How long a caller may leave the rest of an answer unread that was cut off."""
+"""How long a caller may leave the rest of an interrupted response unread."""
 
 
 class RateLimitHeaderSource(Protocol):
-    """What knows the quotas that a request falls under."""
+    """Provides the rate limit headers of a request."""
 
     def head(self) -> bytes:
-        """Header lines that say what is left of them, each ending in CRLF."""
+        """Return header lines with the remaining quotas, each ending in CRLF."""
         ...
 
 
 class Request:
-    """A request as the gateway sees it. `id` is always ours: records are unique by it, so a caller
-    must not choose it.
+    """A request as the gateway sees it. The activator always generates `id`: records are unique by
+    it, so a caller must not choose it.
 
     Attributes:
-        gate: the quotas that it falls under, once they are known; None = none. call: what it became
-        once it was admitted; None = not yet, or no call. tenant: whose request it is, once that is
-        known; "" before. target: what it calls, once that is known and until its end was observed.
-        began_ns, routed_ns: monotonic time when it was made, and when it was routed. choice: which
-        revision answers it, and why; None = one revision answers all, or nobody has chosen yet.
-        room: where its body counts; None = nowhere. shape: content type and body of the errors that
-        it is answered with.
+        gate: the quotas that apply to it, once they are known; None = none.
+        call: its call, once admitted; None = not yet, or no call.
+        tenant: its tenant, once known; "" before.
+        target: the call target, from routing until its end was observed.
+        began_ns, routed_ns: monotonic time when it was created, and when it was routed.
+        choice: which revision answers it, and why; None = one revision answers all, or not chosen
+            yet.
+        room: where its body is counted; None = nowhere.
+        shape: formats content type and body of its error responses.
     """
 
     __slots__ = (
@@ -120,13 +122,13 @@ class Request:
 
     @property
     def cycle(self) -> Any:
-        """uvicorn's side of this very request, of which a connection may have several (pipelining);
-        None in front of another server."""
+        """uvicorn's cycle of this request, of which a connection may have several (pipelining);
+        None under another server."""
         return getattr(self._send, "__self__", None)
 
     @property
     def arm(self) -> str:
-        """The arm of the experiment that it is in; "" for none."""
+        """The experiment arm of the request; "" for none."""
         return self.choice.arm if self.choice is not None else ""
 
     @property
@@ -136,7 +138,7 @@ class Request:
 
     @property
     def address(self) -> str:
-        """The caller's address: the peer's, or what a trusted proxy says
+        """The caller's address: the peer's, or the one that a trusted proxy reports
         (`activator.http.trusted_proxies`); "" when unknown."""
         return self.scope.get(CALLER) or self.peer
 
@@ -147,17 +149,17 @@ class Request:
         return client[0] if client else ""
 
     async def body(self, *, limit_bytes: int, timeout_s: float) -> bytes:
-        """The whole body.
+        """Read the whole body.
 
-        Raises TooLarge before reading on, TooManyRequests where it has no room, InvalidInput when
-        it comes too slowly, ClientClosedRequest."""
+        Raises TooLarge as soon as it exceeds its limit, TooManyRequests where memory limits are
+        reached, InvalidInput when it arrives too slowly, ClientClosedRequest."""
         declared = self.headers.get(b"content-length")
         room = self.room
         if declared is not None and declared.isdigit():
             if int(declared) > limit_bytes:
                 raise too_large(limit_bytes)
             if room is not None:
-                room.take(int(declared))
+                room.acquire(int(declared))
                 room = None
         message: MutableMapping[str, Any] | None = None
         if not getattr(self.cycle, "more_body", False):
@@ -168,20 +170,20 @@ class Request:
                 and len(message["body"]) <= limit_bytes
             ):
                 if room is not None:
-                    room.take(len(message["body"]))
-                self._listen()
+                    room.acquire(len(message["body"]))
+                self._resume_reading()
                 return bytes(message["body"])
         try:
             async with asyncio.timeout(timeout_s):
                 body = await self._rest(message, limit_bytes, room)
         except TimeoutError as e:
             raise errors.InvalidInput(f"the body did not arrive within {timeout_s:g} s") from e
-        self._listen()
+        self._resume_reading()
         return body
 
-    def _listen(self) -> None:
-        """Read on, so that it is seen when the caller leaves: uvicorn stops within a large body,
-        until more of it is asked for."""
+    def _resume_reading(self) -> None:
+        """Resume reading, so that a disconnect of the caller is detected: uvicorn pauses within a
+        large body until more of it is requested."""
         connection = self.scope.get("connection")
         if connection is not None:
             connection.flow.resume_reading()
@@ -195,21 +197,20 @@ class Request:
             if message is None:
                 message = await self._receive()
             if message["type"] == "http.disconnect":
-                raise errors.ClientClosedRequest("the caller left while sending its body")
+                raise errors.ClientClosedRequest("the caller disconnected while sending its body")
             part = message["body"]
             size += len(part)
             if size > limit_bytes:
                 raise too_large(limit_bytes)
             if room is not None:
-                room.take(len(part))
+                room.acquire(len(part))
             parts.append(part)
             if not message.get("more_body", False):
                 return parts[0] if len(parts) == 1 else b"".join(parts)
             message = None
 
     def deadline_s(self) -> float | None:
-        """Seconds that its caller is ready to wait in all; None = it does not say. Raises
-        InvalidInput."""
+        """Return the caller's deadline in seconds; None = it gave none. Raises InvalidInput."""
         given = self.headers.get(b"pilotlight-timeout")
         if given is None:
             return None
@@ -219,23 +220,23 @@ class Request:
             seconds = -1.0
         if not 0 < seconds <= MAX_WAIT_S:
             raise errors.InvalidInput(
-                f"header pilotlight-timeout: write the seconds you will wait, more than 0, at "
+                f"header pilotlight-timeout: must be a number of seconds greater than 0 and at "
                 f"most {MAX_WAIT_S}"
             )
         return seconds
 
     async def receive(self) -> MutableMapping[str, Any]:
-        """The next ASGI message, for bodies that stream."""
+        """Return the next ASGI message, for streamed bodies."""
         return await self._receive()
 
     async def respond(self, status: int, headers: Headers, body: bytes) -> None:
-        """Answer at once."""
+        """Send a complete response."""
         await self.start(status, headers)
         await self._send({"type": "http.response.body", "body": body})
 
     async def respond_whole(self, status: int, head: bytes, body: bytes) -> None:
-        """Answer at once with header lines that are bytes already (each ends in CRLF,
-        content-length left out): the hot path."""
+        """Send a complete response with header lines that are already bytes (each ends in CRLF,
+        without content-length). Used on the hot path."""
         head += b"content-length: %d\r\n" % len(body)
         connection = self.scope.get("connection")
         if connection is not None and connection.respond_whole(self.cycle, status, head, body):
@@ -244,18 +245,18 @@ class Request:
         await self.respond(status, header_list(head), body)
 
     async def start(self, status: int, headers: Headers) -> None:
-        """Begin a streaming answer."""
+        """Start a streaming response."""
         self.is_answered = True
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def chunk(self, data: bytes, *, more: bool = True) -> None:
-        """Send on; waits while the caller does not read."""
+        """Send a piece of the body; waits while the caller does not read."""
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
     async def wait_read(self, pause_s: float) -> None:
-        """Return once the caller has read what it was sent, but for what a buffer takes.
+        """Return once the caller has read what was sent, except what fits into the write buffer.
 
-        One that reads less than LEAST_READ_BYTES in `pause_s` is cut off: raises
+        A caller that reads less than LEAST_READ_BYTES in `pause_s` is disconnected: raises
         ClientClosedRequest."""
         connection = self.scope.get("connection")
         while connection is not None and connection.is_congested:
@@ -265,20 +266,20 @@ class Request:
                     await connection.flow.drain()
             except TimeoutError:
                 if unread - connection.transport.get_write_buffer_size() < LEAST_READ_BYTES:
-                    self.is_answered = True  # nobody reads an error either
+                    self.is_answered = True  # the caller would not read an error either
                     connection.transport.abort()
                     raise errors.ClientClosedRequest(
-                        f"the caller did not read its answer for {pause_s:g} s"
+                        f"the caller did not read its response for {pause_s:g} s"
                     ) from None
 
     def quota_headers(self) -> Headers:
-        """`RateLimit` and `RateLimit-Policy` of whatever is answered; none where no quota
+        """Return `RateLimit` and `RateLimit-Policy` of the response; none where no quota
         applies."""
         return header_list(self.gate.head()) if self.gate is not None else []
 
-    def give_up(self) -> None:
-        """Its answer was cut off. A caller who does not read what there is of it soon is, too: what
-        it holds it would hold for ever."""
+    def abort_if_unread(self) -> None:
+        """The response was interrupted: disconnect the caller if it does not read the rest within
+        UNREAD_S, because it would hold the connection for ever."""
         connection = self.scope.get("connection")
         if connection is not None and connection.on_gone is not None:
             asyncio.get_running_loop().call_later(
@@ -288,7 +289,7 @@ class Request:
     async def respond_json(
         self, status: int, body: Mapping[str, Any], headers: Headers | None = None
     ) -> None:
-        """Answer with JSON."""
+        """Send a JSON response."""
         data = json.dumps(body).encode()
         own = [
             (b"content-type", b"application/json"),
@@ -301,8 +302,8 @@ class Request:
     async def respond_error(
         self, error: errors.PilotlightError, headers: Headers | None = None
     ) -> None:
-        """Answer with a problem document, and `Retry-After` where a retry makes sense (RFC 9457,
-        RFC 9110 §10.2.3)."""
+        """Send a problem document, with `Retry-After` where a retry can succeed (RFC 9457, RFC 9110
+        §10.2.3)."""
         head, data = error_answer(error, self.id, self.shape)
         await self.respond(
             error.status, header_list(head) + self.quota_headers() + (headers or []), data
@@ -315,18 +316,18 @@ def _abort_unread(connection: Any, on_gone: Callable[[], object]) -> None:
 
 
 def problem_shape(error: errors.PilotlightError, request_id: str) -> tuple[bytes, bytes]:
-    """Content type and body of an error as a problem document."""
+    """Return content type and body of an error as a problem document."""
     return _PROBLEM, json.dumps(problem_of(error, request_id)).encode()
 
 
 Shape = Callable[[errors.PilotlightError, str], tuple[bytes, bytes]]
-"""How an error is told: content type and body, of the error and the request's id."""
+"""Formats an error: returns content type and body for an error and the request's id."""
 
 
 def error_answer(
     error: errors.PilotlightError, request_id: str, shape: Shape = problem_shape
 ) -> tuple[bytes, bytes]:
-    """Header lines, each ending in CRLF, and body of an answer that is an error."""
+    """Return header lines, each ending in CRLF, and body of an error response."""
     content_type, data = shape(error, request_id)
     head = b"content-type: %b\r\n%bcontent-length: %d\r\nx-request-id: %b\r\n" % (
         content_type,
@@ -345,7 +346,7 @@ def error_answer(
 
 
 def problem_of(error: errors.PilotlightError, request_id: str) -> dict[str, Any]:
-    """Its problem document."""
+    """Return the problem document of an error."""
     title = (
         HTTPStatus(error.status).phrase
         if error.status in HTTPStatus._value2member_map_
@@ -362,7 +363,7 @@ def problem_of(error: errors.PilotlightError, request_id: str) -> dict[str, Any]
 
 
 def header_list(head: bytes) -> Headers:
-    """Header lines, each ending in CRLF, as ASGI's list of pairs."""
+    """Convert header lines, each ending in CRLF, to ASGI's list of pairs."""
     return [
         (name, value)
         for name, _, value in (line.partition(b": ") for line in head.split(b"\r\n")[:-1])
@@ -370,8 +371,8 @@ def header_list(head: bytes) -> Headers:
 
 
 def accept_of(headers: Mapping[bytes, bytes]) -> bytes:
-    """What a call's caller wants its answer to be; b"" where it does not say. Raises InvalidInput
-    for one over its bound."""
+    """Return the `Accept` header of a call; b"" where there is none. Raises InvalidInput for one
+    over MAX_ACCEPT_BYTES."""
     given = headers.get(b"accept", b"")
     if len(given) > MAX_ACCEPT_BYTES:
         raise errors.InvalidInput(
@@ -382,9 +383,9 @@ def accept_of(headers: Mapping[bytes, bytes]) -> bytes:
 
 
 def too_large(limit_bytes: int) -> errors.TooLarge:
-    """The error of a body over its bound."""
+    """Return the error for a body over its limit."""
     return errors.TooLarge(
-        f"the body is larger than {limit_bytes} bytes (activator.max_body_bytes, or a quota "
-        f"body_bytes): send a reference to it instead",
+        f"the body is larger than {limit_bytes} bytes (activator.max_body_bytes, or quota "
+        f"body_bytes): send a reference to the data instead",
         limit_bytes=limit_bytes,
     )

@@ -1,5 +1,5 @@
-"""Header lines of answered calls, made as bytes: each ends in CRLF. The hot path looks at no header
-twice."""
+"""Header lines of responses to calls, built as bytes: each ends in CRLF. The hot path reads each
+header once."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from activator.worker_client.connection import WorkerResponse
 from snapshotter.types import StartKind
 
 PASSED_ON = (b"content-type", b"pilotlight-outcome", b"cache-control")
-"""A worker's headers that reach the caller; the rest are between the activator and the worker."""
+"""A worker's headers that are forwarded to the caller; the others are internal."""
 
 
 def streaming_headers(exchange: Exchange) -> bytes:
-    """What every answered call carries."""
+    """Return the header lines of every call response."""
     call = exchange.call
     head = call.target.warm_head
     if call.start_kind is not StartKind.WARM:
         head = head.replace(b"WARM", call.start_kind.encode())
     if call.choice is not None:
         head += call.choice.head
-    if lessened := call.lessened:
-        head += b"pilotlight-degraded: %b\r\n" % lessened.encode()
+    if degradation := call.degradation:
+        head += b"pilotlight-degraded: %b\r\n" % degradation.encode()
     return b"x-request-id: %b\r\n%b%b%b" % (
         call.id.encode(),
         head,
@@ -31,7 +31,8 @@ def streaming_headers(exchange: Exchange) -> bytes:
 
 
 def complete_headers(exchange: Exchange, cost: str) -> bytes:
-    """What a call carries that is over when its answer begins: its cost and its times too."""
+    """Return the header lines of a call that has ended before its response begins: with its cost
+    and times."""
     call = exchange.call
     return (
         b"%bpilotlight-cost: %b\r\nserver-timing: queue;dur=%.2f, start;dur=%.2f, "
@@ -48,13 +49,13 @@ def complete_headers(exchange: Exchange, cost: str) -> bytes:
 
 
 def weights_timing(call: Call) -> bytes:
-    """Where the start that a call waited for had its weights from, as one more entry of
-    Server-Timing; nothing when it waited for none."""
+    """Return a Server-Timing entry with the weight source of the start that a call waited for; b""
+    when it waited for none."""
     return b', weights;desc="%b"' % call.weights.encode() if call.weights else b""
 
 
 def fast_path_headers(call: Call, answer: WorkerResponse, *, cost: str, exec_ms: float) -> bytes:
-    """`closed_head` and the length of a call that waited for nothing."""
+    """Return `complete_headers` and the content-length of a call that waited for nothing."""
     quotas = call.admission.head() if call.admission is not None else b""
     if call.choice is not None:
         quotas += call.choice.head
@@ -74,7 +75,7 @@ def fast_path_headers(call: Call, answer: WorkerResponse, *, cost: str, exec_ms:
 
 
 def quota_lines(call: Call) -> bytes:
-    """`RateLimit` and `RateLimit-Policy` of an admitted call; nothing where no quota applies."""
+    """Return `RateLimit` and `RateLimit-Policy` of an admitted call; b"" where no quota applies."""
     return call.admission.head() if call.admission is not None else b""
 
 

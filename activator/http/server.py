@@ -1,13 +1,12 @@
-"""The outermost line: uvicorn's HTTP protocol with bounds of ours on what strangers may cost.
+"""uvicorn's HTTP protocol with limits on the resources of unauthenticated clients.
 
-uvicorn parses and speaks HTTP/1.1; this adds what it leaves open: connections per address, the size
-of a request's head, the time a head may take (slow-loris), the requests that wait on a connection
-(pipelining), and a way for the gateway to learn at once that a caller left, without a task for each
-request.
+uvicorn implements HTTP/1.1; this module adds limits on connections per address, the size of a
+request's head, the time a head may take (slow-loris) and pipelined requests, and notifies the
+gateway at once when a caller disconnects, without a task for each request.
 
-A request that the application knows as warm (`FastPathApplication`) is answered without ASGI:
-uvicorn's scope, cycle and task are not made for it. It falls back to them before anything happened,
-or in the middle (`continue_in_task`), so every other request sees plain uvicorn."""
+A request that the application recognizes as warm (`FastPathApplication`) is answered without ASGI:
+uvicorn's scope, cycle and task are not created for it. It falls back to ASGI before it begins, or
+midway (`continue_in_task`); all other requests use plain uvicorn."""
 
 from __future__ import annotations
 
@@ -30,24 +29,24 @@ if TYPE_CHECKING:
     from activator.gateway.fast_path import FastPath, FastPathRoute
 
 SWEEP_S = 1.0
-"""How often slow heads and idle connections are looked for: bounds of 10 s and more need no finer
+"""Interval of the check for slow heads and idle connections: limits of 10 s and more need no finer
 clock, nor a timer for each request."""
 MAX_BARE_BYTES = 8 * 1024
-"""Of a chunked body, between two pieces of it: trailers, which nobody here reads, and extensions of
-chunks."""
+"""Limit of the bytes between two pieces of a chunked body: trailers, which are ignored, and chunk
+extensions."""
 MAX_UNREAD_BYTES = 16 * 1024 * 1024
-"""Of a body whose request was answered before its end: more than calls have by default, so that
-clients read their answer."""
+"""Limit of the rest of a body whose request was answered early: larger than the default body limit,
+so that clients can read the response."""
 
 PIECE_BYTES = 1024
-"""Of a read are parsed at once, up to the end of the head (or of the chunked body) there: so many
-bytes hold some 40 requests at most.
+"""Bytes of a read that are parsed at once, extended to the end of the head (or chunked body) there:
+they contain at most some 40 requests.
 
-While any of them waits for its turn, the rest of the read is kept as bytes, which cost a hundredth
-of what requests do. """
+While any of them waits for its turn, the rest of the read is buffered as bytes, which cost a
+hundredth of what requests do. """
 SEARCHED_BYTES = 3 * 1024
-"""For that end; then the piece ends without one. Searching all of a large body would take longer
-than parsing it."""
+"""How far that end is searched; without one the piece ends there. Searching all of a large body
+would take longer than parsing it."""
 _END_OF_HEAD = b"\r\n\r\n"
 
 
@@ -58,7 +57,7 @@ class FastPathApplication(Protocol):
     warm: FastPath
 
     def find_warm(self, url: bytes, headers: dict[bytes, bytes]) -> FastPathRoute | None:
-        """How a POST with this head goes; None when it is for ASGI."""
+        """Return the route of a warm POST with this head; None when ASGI must handle it."""
         ...
 
 
@@ -86,8 +85,8 @@ class ConnectionLimits:
         return type("BoundEdgeProtocol", (ClientConnection,), {"limits": self})
 
     def default_lines(self, headers: list[tuple[bytes, bytes]]) -> bytes:
-        """Headers that all answers carry, as lines: uvicorn makes their list anew each second (the
-        date), so they are made as often."""
+        """Return the headers of all responses as lines. uvicorn rebuilds their list each second
+        (the date); the lines are cached per list."""
         known, lines = self._defaults
         if known is not headers:
             lines = b"".join([b"%b: %b\r\n" % header for header in headers])
@@ -129,12 +128,12 @@ class ConnectionLimits:
 
 class _NoEvent:
     def set(self) -> None:
-        """Nobody waits."""
+        """No task waits for this event."""
 
 
 class _DirectCycle:
-    """What uvicorn asks of a request's cycle, for requests that run without one; a connection has
-    one, and requests take turns on it."""
+    """Stands in for uvicorn's cycle for requests that run without one. Each connection has one,
+    reused by its requests."""
 
     __slots__ = (
         "disconnected",
@@ -158,8 +157,8 @@ _NO_EVENT = _NoEvent()
 
 
 class _Flow(FlowControl):
-    """uvicorn's, but that nothing more is read while requests, or bytes that were not parsed yet,
-    wait on the connection.
+    """uvicorn's flow control, which also pauses reading while requests or unparsed bytes wait on
+    the connection.
 
     Attributes:
         unparsed: the rest of a read; it is parsed once `pipeline` is empty.
@@ -178,8 +177,8 @@ class _Flow(FlowControl):
 class ClientConnection(HttpToolsProtocol):
     """One client connection.
 
-    `on_gone` is set by the gateway while it works for this connection, and called once if the peer
-    leaves."""
+    The gateway sets `on_gone` while it handles a request of this connection; it is called once if
+    the peer disconnects."""
 
     limits: ConnectionLimits
     flow: _Flow
@@ -190,7 +189,7 @@ class ClientConnection(HttpToolsProtocol):
         self.head_since: float | None = None
         self.idle_since: float | None = None
         self._head_bytes = 0
-        self._is_deaf = False
+        self._ignores_input = False
         self._read_bytes = 0
         self._bare_bytes: int | None = None
         self._body_left = 0
@@ -199,8 +198,8 @@ class ClientConnection(HttpToolsProtocol):
         self._application: FastPathApplication | None = (
             self.app if isinstance(self.app, FastPathApplication) else None
         )
-        self._turn = _DirectCycle()
-        self._way: FastPathRoute | None = None
+        self._direct_cycle = _DirectCycle()
+        self._fast_route: FastPathRoute | None = None
         self._known: dict[bytes, bytes] = {}
         self._parts: list[bytes] = []
 
@@ -219,15 +218,15 @@ class ClientConnection(HttpToolsProtocol):
             self.refuse(b"503 Service Unavailable", b"too many connections from this address\n")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._forget()
+        self._unregister()
         super().connection_lost(exc)
-        self._turn.disconnected = True
-        self._way = None
+        self._direct_cycle.disconnected = True
+        self._fast_route = None
         if self.on_gone is not None:
             on_gone, self.on_gone = self.on_gone, None
             on_gone()
 
-    def _forget(self) -> None:
+    def _unregister(self) -> None:
         limits = self.limits
         if self in limits.connections:
             limits.connections.discard(self)
@@ -236,17 +235,17 @@ class ClientConnection(HttpToolsProtocol):
                 del limits.by_address[self._address]
 
     def refuse(self, status: bytes, text: bytes) -> None:
-        """Answer with a bare status and close: for peers that do not get as far as a request.
+        """Send a minimal error response and close: for peers without a valid request.
 
-        Requests before it on the connection are answered first, then it is closed: answers are
-        known by their order alone."""
+        Earlier requests on the connection are answered first, because responses are matched by
+        their order alone."""
         cycle = self.cycle
         if cycle is not None and not cycle.response_complete:
             if not getattr(cycle, "more_body", False):
                 cycle.keep_alive = False
-                self._is_deaf = True
+                self._ignores_input = True
                 return
-            # its own body is wrong, and its answer has begun or has to wait
+            # its own body is invalid, and its response has begun or must wait
             if cycle.response_started or self.pipeline:
                 self.transport.abort()
         if not self.transport.is_closing():
@@ -260,27 +259,27 @@ class ClientConnection(HttpToolsProtocol):
             self.transport.close()
 
     def send_400_response(self, msg: str) -> None:
-        """What uvicorn does with bytes that are no request."""
+        """Called by uvicorn for bytes that are not a valid request."""
         self.refuse(b"400 Bad Request", msg.encode() + b"\n")
 
     def data_received(self, data: bytes) -> None:
-        if self._is_deaf:
+        if self._ignores_input:
             return
         if self.flow.unparsed:
-            self.flow.unparsed += data  # TLS had some more of it when reading was paused
+            self.flow.unparsed += data  # TLS had buffered more when reading was paused
             return
         if len(data) <= PIECE_BYTES:
             self._feed(data)
         else:
             self._feed_pieces(data)
-        if self._way is not None and not self.transport.is_closing():
-            # the body is not all here: waiting for it, within its clock, is a task's work
-            self._leave_to_asgi()
+        if self._fast_route is not None and not self.transport.is_closing():
+            # the body is incomplete: a task waits for it, within its timeout
+            self._fall_back_to_asgi()
 
     def _feed_pieces(self, data: bytes) -> None:
         """Parse a read until a request has to wait for the answer to another one; keep the rest."""
         at = 0
-        while at < len(data) and not self._is_deaf and not self.transport.is_closing():
+        while at < len(data) and not self._ignores_input and not self.transport.is_closing():
             if self.pipeline:
                 self.flow.unparsed = data[at:]
                 self.flow.pause_reading()
@@ -292,7 +291,7 @@ class ClientConnection(HttpToolsProtocol):
             at += len(piece)
             self._feed(piece)
             if self.parser.should_upgrade():
-                return  # the parser stopped there: what follows is of another protocol
+                return  # the parser stopped there: the rest belongs to another protocol
 
     def _feed_rest(self) -> None:
         rest = self.flow.unparsed
@@ -311,7 +310,7 @@ class ClientConnection(HttpToolsProtocol):
             if self._bare_bytes > MAX_BARE_BYTES:
                 self._refuse_bare()
                 return
-            self._bare_bytes += len(data)  # until a piece of the body is among them
+            self._bare_bytes += len(data)  # reset by the next piece of the body
         self._read_bytes = len(data)
         super().data_received(data)
 
@@ -320,14 +319,14 @@ class ClientConnection(HttpToolsProtocol):
 
     def _refuse_bare(self) -> None:
         if self.cycle is not None and self.cycle.response_complete:
-            self._close_deaf()
+            self._close_silently()
         else:
             self.refuse(b"431 Request Header Fields Too Large", b"trailers over the limit\n")
 
-    def _close_deaf(self) -> None:
-        """Close without a word: the request was answered, and more would be taken for the answer to
-        another one."""
-        self._is_deaf = True
+    def _close_silently(self) -> None:
+        """Close without a response: the request was answered, and more bytes would be taken for the
+        response to another one."""
+        self._ignores_input = True
         self.transport.close()
 
     def _is_head_only(self, data: bytes) -> bool:
@@ -337,7 +336,7 @@ class ClientConnection(HttpToolsProtocol):
         return end < 0 or self._head_bytes - len(data) + end > self.limits.max_head_bytes
 
     def on_message_begin(self) -> None:
-        """A request begins. Its scope is made when it is known to need one."""
+        """A request begins. Its scope is created only when it goes to ASGI."""
         self.url = b""
         self.headers = []
         self.expect_100_continue = False
@@ -346,8 +345,7 @@ class ClientConnection(HttpToolsProtocol):
             self.head_since = self.loop.time()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A line of its head. Those behind its body are dropped: nobody here asked for any (RFC
-        9110, section 6.5.1)."""
+        """A header line. Trailers are dropped: none were requested (RFC 9110, section 6.5.1)."""
         if self.head_since is None:
             return
         name = name.lower()
@@ -356,26 +354,28 @@ class ClientConnection(HttpToolsProtocol):
         self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
-        """Its head is here: it is known as warm, or goes to ASGI. Raises ValueError, which the
-        parser answers with 400."""
+        """The head is complete: the request takes the fast path or goes to ASGI. Raises ValueError,
+        which the parser answers with 400."""
         self.head_since = None
         self._head_bytes = 0
-        # it may hold a whole head that nobody has measured
+        # this read may contain a whole head that was not measured yet
         if self._read_bytes > self.limits.max_head_bytes:
             self._check_size()
         known = dict(self.headers)
         if b"host" not in known and self.parser.get_http_version() == "1.1":
-            raise ValueError("HTTP/1.1 without a host")  # RFC 9112, section 3.2; it may be empty
+            raise ValueError(
+                "HTTP/1.1 request without a Host header"
+            )  # RFC 9112, section 3.2; it may be empty
         if _check_framing(self.headers, known):
             self._bare_bytes = 0
         elif (length := known.get(b"content-length")) is not None:
             self._body_left = int(length)
         if self._is_plain_post():
             self._known = known
-            # unasked, no older version is kept alive
+            # older HTTP versions are kept alive only on request
             if b"connection" not in known or self.parser.get_http_version() == "1.1":
-                self._way = self._application.find_warm(self.url, known)  # type: ignore[union-attr]
-        if self._way is None:
+                self._fast_route = self._application.find_warm(self.url, known)  # type: ignore[union-attr]
+        if self._fast_route is None:
             self._begin_asgi()
 
     def _check_size(self) -> None:
@@ -384,7 +384,7 @@ class ClientConnection(HttpToolsProtocol):
             > self.limits.max_head_bytes
         ):
             self._refuse_head()
-            raise ValueError("a head over the limit")
+            raise ValueError("request head over the limit")
 
     def _is_plain_post(self) -> bool:
         parser, cycle = self.parser, self.cycle
@@ -398,53 +398,53 @@ class ClientConnection(HttpToolsProtocol):
         )
 
     def on_body(self, body: bytes) -> None:
-        """A piece of the body."""
+        """A piece of the body arrived."""
         self._body_left -= len(body)
         if self._bare_bytes:
             self._bare_bytes = 0
-        if self._way is not None:
+        if self._fast_route is not None:
             self._parts.append(body)
             return
         cycle = self.cycle
         if cycle is not None and cycle.response_complete:
             self._unread_bytes += len(body)
             if self._unread_bytes > MAX_UNREAD_BYTES:
-                self._close_deaf()
+                self._close_silently()
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """The request is here."""
+        """The request is complete."""
         self._bare_bytes = None
         self._body_left = 0
-        way = self._way
-        if way is None:
+        route = self._fast_route
+        if route is None:
             super().on_message_complete()
             return
         parts = self._parts
-        turn = self._turn
+        turn = self._direct_cycle
         turn.response_complete = False
         turn.url, turn.headers = self.url, self.headers
         if self._application.warm.begin(  # type: ignore[union-attr]
-            self, way, self._known, parts[0] if len(parts) == 1 else b"".join(parts)
+            self, route, self._known, parts[0] if len(parts) == 1 else b"".join(parts)
         ):
             self.cycle = turn  # type: ignore[assignment]
-            self._way = None
+            self._fast_route = None
             if parts:
                 self._parts = []
         else:
             turn.response_complete = True
-            self._leave_to_asgi()
+            self._fall_back_to_asgi()
             super().on_message_complete()
 
-    def _leave_to_asgi(self) -> None:
-        self._way = None
+    def _fall_back_to_asgi(self) -> None:
+        self._fast_route = None
         self._begin_asgi()
         parts, self._parts = self._parts, []
         for part in parts:
             super().on_body(part)
 
     def _begin_asgi(self) -> None:
-        """All that uvicorn does from a request's beginning to the end of its head."""
+        """Run uvicorn's callbacks from the beginning of a request to the end of its head."""
         url, headers, expects = self.url, self.headers, self.expect_100_continue
         super().on_message_begin()
         self._unread_bytes = 0
@@ -454,9 +454,9 @@ class ClientConnection(HttpToolsProtocol):
         super().on_headers_complete()
 
     def continue_in_task(self, application: Callable[..., Any]) -> None:
-        """Have `application` answer the request that ran without a task, through ASGI. Its body was
-        read; there is none in `receive`."""
-        turn = self._turn
+        """Let `application` answer, through ASGI, the request that ran without a task. Its body was
+        already read; `receive` has none."""
+        turn = self._direct_cycle
         scope: MutableMapping[str, Any] = {
             "type": "http",
             "asgi": {"version": self.asgi_version, "spec_version": "2.3"},
@@ -489,21 +489,21 @@ class ClientConnection(HttpToolsProtocol):
         cycle.more_body = False
         cycle.disconnected = turn.disconnected
         newest: object = self.cycle
-        # else another request came meanwhile: uvicorn keeps the newest there, and it waits for this
-        # one
+        # otherwise another request arrived meanwhile: uvicorn stores the newest there, and it waits
+        # for this one
         if newest is turn:
             self.cycle = cycle
         self._start_asgi_task(cycle, application)
 
     @property
     def is_congested(self) -> bool:
-        """Whether the caller reads too slowly for an answer in one write."""
+        """Whether the caller reads too slowly for a response in one write."""
         return self.flow.write_paused
 
     def answer(self, status: int, head: bytes, body: bytes) -> None:
         """Answer the request that ran without a task, in one write; `head` as in
         `respond_whole`."""
-        turn = self._turn
+        turn = self._direct_cycle
         turn.response_complete = True
         self._write_whole(status, head, body, keep_alive=turn.keep_alive)
         self.on_response_complete()
@@ -514,9 +514,9 @@ class ClientConnection(HttpToolsProtocol):
         """Answer an ASGI request in one write, `head` being header lines that each end in CRLF,
         content-length among them.
 
-        False when that is not possible just now (the peer reads slowly, or left): answer through
-        ASGI's `send` then. It is what uvicorn's `send` does for a start and a body event, without
-        looking at each header again: ours come from httptools and from ourselves."""
+        Returns False when that is not possible (the peer reads slowly, or disconnected): answer
+        through ASGI's `send` then. It does what uvicorn's `send` does for a start and a body event,
+        without validating each header again: they come from httptools and from this package."""
         if self.flow.write_paused or cycle.disconnected or cycle.response_started:
             return False
         cycle.response_started = cycle.response_complete = True
@@ -534,8 +534,8 @@ class ClientConnection(HttpToolsProtocol):
             self.transport.close()
 
     def on_response_complete(self) -> None:
-        """As uvicorn's, but for the keep-alive timer: `ConnectionLimits.close_idle` looks after
-        that."""
+        """Like uvicorn's method without the keep-alive timer, which `ConnectionLimits.close_idle`
+        replaces."""
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             return
@@ -546,11 +546,11 @@ class ClientConnection(HttpToolsProtocol):
         if not self.flow.unparsed:
             self.flow.resume_reading()
         elif not self.pipeline:
-            # not here: the parser may be the caller, and other connections have their turn
+            # not directly: the parser may be the caller, and other connections get their turn
             self.loop.call_soon(self._feed_rest)
 
     def handle_websocket_upgrade(self) -> None:
-        """The connection has another protocol from here on, and counts among those of its address
+        """Switch the connection to the WebSocket protocol; it counts among those of its address
         until it ends."""
         self.head_since = None
         super().handle_websocket_upgrade()
@@ -559,14 +559,15 @@ class ClientConnection(HttpToolsProtocol):
             end, receive = protocol.connection_lost, protocol.data_received
 
             def connection_lost(exc: Exception | None) -> None:
-                self._forget()
+                self._unregister()
                 end(exc)
 
             def data_received(data: bytes) -> None:
                 if protocol.handshake_complete:
                     receive(data)
                 else:
-                    # a client says nothing before it is accepted (RFC 6455, section 4.1)
+                    # a client must not send data before the handshake is accepted (RFC 6455,
+                    # section 4.1)
                     protocol.transport.abort()
 
             protocol.connection_lost = connection_lost
@@ -574,18 +575,16 @@ class ClientConnection(HttpToolsProtocol):
 
 
 def _check_framing(headers: list[tuple[bytes, bytes]], known: dict[bytes, bytes]) -> bool:
-    """Whether the body comes in chunks.
+    """Return whether the body is chunked.
 
-    Refuses what a proxy before us may read differently: two hosts (RFC 9112, section 3.2), and
-    codings that we do not undo (6.1).
-
-    What else ends a request in two ways (several lengths, a length and a coding) the parser
-    refuses. Raises ValueError."""
+    Raises ValueError for requests that a proxy in front may parse differently: two hosts (RFC 9112,
+    section 3.2), and transfer codings other than chunked (6.1). The parser itself refuses other
+    ambiguous framing (several lengths, a length and a coding)."""
     coding = known.get(b"transfer-encoding")
     if coding is not None and coding.lower() != b"chunked":
-        raise ValueError("a transfer coding other than chunked")
+        raise ValueError("unsupported transfer coding: only chunked is supported")
     if len(known) != len(headers):
         names = [name for name, _ in headers]
         if names.count(b"host") > 1 or names.count(b"transfer-encoding") > 1:
-            raise ValueError("several hosts or transfer codings")
+            raise ValueError("several Host or Transfer-Encoding headers")
     return coding is not None

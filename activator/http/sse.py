@@ -1,12 +1,11 @@
-"""A stream of server-sent events on its way to one caller (WHATWG HTML §9.2), and what keeps it
-alive while nothing comes.
+"""Streams of server-sent events to callers (WHATWG HTML §9.2), with heartbeats during silence.
 
-Whole events only are passed on: a stream that breaks off between two events can still say why, and
-how it ended. Nothing else is held back: an event goes out in the turn of the event loop in which
-its last byte came. While a call waits for its slot, a cold start or its first item, and between
-items, a comment goes out each `every_s` seconds, so that proxies and callers do not take silence
-for death; the first one takes the head with it, and from then on the answer is a stream whatever
-becomes of the call."""
+Only whole events are forwarded, so that a stream that is interrupted between two events can still
+report the error and its end. Events are not delayed further: an event is sent in the event loop
+turn in which its last byte arrives. While a call waits for its slot, a cold start or its first
+item, and between items, a comment is sent each `every_s` seconds, so that proxies and callers keep
+the connection open. The first heartbeat sends the head; from then on the response is a stream
+whatever the outcome of the call."""
 
 from __future__ import annotations
 
@@ -25,11 +24,10 @@ from pilotlight.protocol import CONTENT_SSE
 T = TypeVar("T")
 
 HEARTBEAT: Final = b": waiting\n\n"
-"""A comment: clients drop it. It is an event's length of its own, so it may only stand between
-events."""
+"""A comment, which clients ignore. It ends like an event, so it may only be sent between events."""
 HOLD_BYTES: Final = 64 * 1024
-"""Of an event that is not whole yet; a longer one is passed on as it comes, and a break in it is a
-broken connection."""
+"""Limit of the buffered part of an incomplete event; a longer event is forwarded as it arrives, and
+an interruption in it breaks the connection."""
 _END: Final = b"\n\n"
 _SSE: Final = CONTENT_SSE.encode()
 STREAM_LINES: Final[Headers] = [
@@ -37,15 +35,15 @@ STREAM_LINES: Final[Headers] = [
     (b"x-accel-buffering", b"no"),
     *GUARD,
 ]
-"""Of every stream: a proxy that keeps bytes back would undo it (nginx: ngx_http_proxy_module,
+"""Headers of every stream: a proxy must not buffer it (nginx: ngx_http_proxy_module,
 X-Accel-Buffering)."""
 
 
 class SseSplitter:
-    """Finds where events end. Owner: one stream.
+    """Splits a stream at the ends of events. Owner: one stream.
 
     Attributes:
-        is_inside: a part of an event was passed on, and its end was not.
+        is_inside: a part of an event was forwarded, and its end was not.
     """
 
     __slots__ = ("_held", "is_inside")
@@ -58,7 +56,8 @@ class SseSplitter:
         return f"<SseSplitter {len(self._held)} bytes held{', inside' if self.is_inside else ''}>"
 
     def feed(self, data: bytes) -> bytes:
-        """What can be passed on now: all up to the end of the last whole event; b"" for nothing."""
+        """Return what can be forwarded now: everything up to the end of the last whole event; b""
+        for nothing."""
         if self._held:
             data = self._held + data
         end = data.rfind(_END) + 2
@@ -68,14 +67,15 @@ class SseSplitter:
         out, rest = (data[:end], data[end:]) if end > 1 else (b"", data)
         if out:
             self.is_inside = False
-        # the last byte waits: it may be the first half of an end
+        # keep the last byte: it may be the first half of an event's end
         if self.is_inside or len(rest) > HOLD_BYTES:
             self.is_inside, out, rest = True, out + rest[:-1], rest[-1:]
         self._held = rest
         return out
 
-    def rest(self) -> bytes:
-        """What is left at the end of a stream whose last event was not ended, with that end."""
+    def flush(self) -> bytes:
+        """Return the unfinished last event of a stream, with its end added; b"" where there is
+        none."""
         held, self._held = self._held, b""
         if not held and not self.is_inside:
             return b""
@@ -87,21 +87,22 @@ class SseResponse:
     """One caller's stream. Owner: the task of its request; its heartbeats are callbacks and short
     tasks of the same event loop.
 
-    async with EventStream(request, every_s=10, head=…) as stream:
-        exchange = await stream.during(step)        # heartbeats; raises what `step` raises, and tells the caller nothing of it
-        await stream.begin(headers)                 # the head, unless a heartbeat had to send one
-        await stream.send(events)                   # whole ones; heartbeats between them
+    async with SseResponse(request, every_s=10, head=…) as stream:
+        # sends heartbeats; raises what `step` raises, without an error event to the caller
+        exchange = await stream.during(step)
+        await stream.begin(headers)  # sends the head, unless a heartbeat did
+        await stream.send(events)  # whole events; heartbeats between them
         await stream.close(end_event(…))
     """
 
     def __init__(self, request: Request, *, every_s: float, head: Callable[[], Headers]) -> None:
-        """`head`: the headers that are known before there is an answer."""
+        """`head`: returns the headers that are known before there is a response."""
         self._request = request
         self._every_s = every_s
         self._head = head
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
-        self._beat: asyncio.Task[None] | None = None
+        self._heartbeat: asyncio.Task[None] | None = None
         self._sent_at = self._loop.time()
         self._is_busy = False
         self._is_inside = False
@@ -118,34 +119,34 @@ class SseResponse:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._rest()
+        self._stop_heartbeats()
 
     @property
     def is_begun(self) -> bool:
-        """Whether its head is out: then it ends as a stream."""
+        """Whether the head was sent: then the response must end as a stream."""
         return self._request.is_answered
 
     async def during(self, step: Awaitable[T]) -> T:
-        """The outcome of `step`, with heartbeats while it takes its time."""
+        """Return the result of `step`, sending heartbeats while it runs."""
         self._arm(self._every_s)
         try:
             return await step
         finally:
-            # nothing is waited for here: what came must reach its owner, who gives its slot back
-            self._rest()
+            # do not wait here: the result must reach its owner, which releases its slot
+            self._stop_heartbeats()
 
     async def begin(self, headers: Headers) -> None:
-        """Send the head, if no heartbeat did; from now on there are heartbeats."""
+        """Send the head, unless a heartbeat did, and start the heartbeats."""
         if not self.is_begun:
             await self._request.start(200, headers)
         self._sent_at = self._loop.time()
         self._arm(self._every_s)
 
     async def send(self, data: bytes, *, is_inside: bool = False) -> None:
-        """Pass events on; waits while the caller does not read. `is_inside`: the last of them is
-        not whole."""
-        if self._beat is not None:
-            await self._beat
+        """Forward events; waits while the caller does not read. `is_inside`: the last event is
+        incomplete."""
+        if self._heartbeat is not None:
+            await self._heartbeat
         self._is_busy, self._is_inside = True, is_inside
         try:
             await self._request.chunk(data)
@@ -154,19 +155,19 @@ class SseResponse:
         self._sent_at = self._loop.time()
 
     async def pass_on(self, answer: WorkerResponse, cutter: SseSplitter) -> AsyncIterator[bytes]:
-        """Send a worker's events on as they come; yields what was sent. Raises WorkerConnectionLost
-        when the worker dies."""
+        """Forward a worker's events as they arrive; yields what was sent. Raises
+        WorkerConnectionLost when the worker dies."""
         async for chunk in answer.chunks():
             if out := cutter.feed(chunk):
                 await self.send(out, is_inside=cutter.is_inside)
                 yield out
-        if out := cutter.rest():
+        if out := cutter.flush():
             await self.send(out)
             yield out
 
     async def close(self, data: bytes = b"") -> None:
-        """Send the last events, and end the answer."""
-        self._rest()
+        """Send the last events, and end the response."""
+        self._stop_heartbeats()
         if not self.is_begun:
             await self._request.start(200, self._head())
         await self._request.chunk(data, more=False)
@@ -175,18 +176,18 @@ class SseResponse:
     def _arm(self, seconds: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.call_later(seconds, self._ring)
+        self._timer = self._loop.call_later(seconds, self._on_timer)
 
-    def _ring(self) -> None:
+    def _on_timer(self) -> None:
         left_s = self._sent_at + self._every_s - self._loop.time()
-        # something was sent meanwhile: one timer for a stream, not one for each piece
+        # something was sent meanwhile: a stream has one timer, not one for each piece
         if left_s > 0:
             self._arm(left_s)
         elif self._is_busy or self._is_inside or self._is_congested:
-            # what the caller has not read yet keeps its connection alive
+            # unread bytes keep the caller's connection alive
             self._arm(self._every_s)
         else:
-            self._beat = self._loop.create_task(
+            self._heartbeat = self._loop.create_task(
                 self._send_heartbeat(), name=f"heartbeat {self._request.id}"
             )
 
@@ -201,58 +202,58 @@ class SseResponse:
                 await self._request.start(200, self._head())
             await self._request.chunk(HEARTBEAT)
         finally:
-            if self._beat is asyncio.current_task():
-                self._beat = None
+            if self._heartbeat is asyncio.current_task():
+                self._heartbeat = None
         self._sent_at = self._loop.time()
         self._arm(self._every_s)
 
-    def _rest(self) -> None:
-        """No more heartbeats. One that was about to be sent is not, or was sent whole: servers
-        write at once, or wait and write then."""
+    def _stop_heartbeats(self) -> None:
+        """Stop the heartbeats. A pending heartbeat is either not sent or sent whole: servers write
+        at once, or wait and then write."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        beat, self._beat = self._beat, None
+        beat, self._heartbeat = self._heartbeat, None
         if beat is not None:
             beat.cancel()
 
 
 def end_event(*, finish_reason: str, cost: str, exec_ms: float, start: str, **more: Any) -> bytes:
-    """The last event of every stream. `more`: what only some have, such as `tokens_in`; None is
+    """Return the last event of every stream. `more`: optional fields such as `tokens_in`; None is
     left out."""
-    told = {
+    fields = {
         "finish_reason": finish_reason,
         "cost": cost,
         "exec_ms": round(exec_ms, 2),
         "start": start,
         **more,
     }
-    return event("end", {key: value for key, value in told.items() if value is not None})
+    return event("end", {key: value for key, value in fields.items() if value is not None})
 
 
 def error_event(error: errors.PilotlightError, request_id: str) -> bytes:
-    """What an error is where the head is out already; the end event follows."""
+    """Return the event of an error that occurs after the head was sent; the end event follows."""
     return event("error", problem_of(error, request_id))
 
 
 def event(name: str, body: Any) -> bytes:
-    """One event with a JSON value."""
+    """Return one event with a JSON value."""
     return f"event: {name}\ndata: {json.dumps(body)}\n\n".encode()
 
 
 def data_lines(body: bytes) -> bytes:
-    """An event without a name, of a text that may have several lines."""
+    """Return an event without a name, for a text that may have several lines."""
     return b"".join(b"data: %b\n" % line for line in body.splitlines() or [b""]) + b"\n"
 
 
 def stream_headers(headers: Headers) -> Headers:
-    """The same, with what keeps proxies from holding a stream back."""
+    """Return the headers with those that keep proxies from buffering a stream."""
     known = {name for name, _ in headers}
     return headers + [line for line in STREAM_LINES if line[0] not in known]
 
 
 def early_head(request: Request) -> Headers:
-    """The head of a stream that begins before it is known who answers."""
+    """Return the head of a stream that begins before its answering instance is known."""
     return [
         (b"content-type", _SSE),
         *STREAM_LINES,

@@ -1,11 +1,11 @@
-"""Who calls through a proxy: the proxies that the operator names are believed, nobody else is
-(`activator.trusted_proxies`).
+"""Caller addresses behind proxies: X-Forwarded-For is accepted only from the networks in
+`activator.trusted_proxies`.
 
-A proxy appends the address of its own peer to X-Forwarded-For, so the last entry is its word and
-the ones before it are what that peer said. Read from the end, the first address that is no trusted
-proxy's is the caller: whatever it wrote itself stands before that. What is counted by address
-(attempts without a key, calls without a key) counts by this one, and the audit log has it;
-connections count by their real peer."""
+A proxy appends the address of its own peer to X-Forwarded-For, so the last entry comes from the
+proxy and earlier ones come from that peer. Read from the end, the first address that is not a
+trusted proxy's is the caller; entries that the caller wrote itself come before it. Limits per
+address (attempts and calls without a key) and the audit log use this address; connections are
+counted by their real peer."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 class TrustedProxies:
-    """Networks whose word counts. Immutable."""
+    """Networks whose X-Forwarded-For is trusted. Immutable."""
 
     def __init__(self, networks: Iterable[str]) -> None:
-        """Raises ValueError for one that is no network."""
+        """Raises ValueError for an invalid network."""
         self._networks = [ipaddress.ip_network(network) for network in networks]
 
     def __repr__(self) -> str:
         return f"<TrustedProxies {', '.join(map(str, self._networks)) or 'none'}>"
 
-    def note_caller(self, scope: MutableMapping[str, Any]) -> None:
-        """Write the caller's address into a scope, where a trusted proxy says it."""
+    def record_caller(self, scope: MutableMapping[str, Any]) -> None:
+        """Write the caller's address into a scope, where a trusted proxy reports it."""
         client = scope.get("client") if self._networks else None
         if client:
-            said = b",".join([value for name, value in scope["headers"] if name == _FORWARDED])
-            scope[CALLER] = self.caller(client[0], said.decode("latin-1"))
+            forwarded = b",".join([value for name, value in scope["headers"] if name == _FORWARDED])
+            scope[CALLER] = self.caller(client[0], forwarded.decode("latin-1"))
 
-    def caller(self, peer: str, said: str) -> str:
-        """The caller's address, where `peer` sent us `said` in X-Forwarded-For; of what is no
-        address on, nobody is believed."""
+    def caller(self, peer: str, forwarded: str) -> str:
+        """Return the caller's address, where `peer` sent `forwarded` in X-Forwarded-For; reading
+        stops at an entry that is not an address."""
         caller = peer
         address = _parsed(peer)
-        hops = said.split(",")
+        hops = forwarded.split(",")
         while address is not None and self._has(address) and hops:
             address = _parsed(hops.pop().strip())
             if address is not None:
@@ -53,7 +53,7 @@ class TrustedProxies:
 
 
 def _parsed(text: str) -> Address | None:
-    """An address, which some proxies write with a port; None where it is none."""
+    """Parse an address, which some proxies write with a port; None where it is invalid."""
     if text.startswith("["):
         text = text[1:].partition("]")[0]
     elif text.count(":") == 1:

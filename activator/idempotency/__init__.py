@@ -1,2 +1,2 @@
-"""Calls under an idempotency key: run once, answered as often as they are repeated. The layer in
-front of the gateway, and its stores."""
+"""Idempotency keys: a call runs once, and its repeats get the same response. Contains the
+middleware in front of the gateway, and its stores."""

@@ -1,14 +1,14 @@
-"""The layer in front of the gateway for calls under an idempotency key
+"""Middleware in front of the gateway for calls with an idempotency key
 (draft-ietf-httpapi-idempotency-key-header).
 
-A key is its API key's alone, and stands for one request: path, headers that decide on the answer,
-and body. Its first use runs, and goes on to its end though its caller leaves; a repeat gets the
-same answer, marked; one that comes meanwhile is told to come again (409 with `Retry-After`). Kept
-is what went well: what failed may be asked for again under the same key. An answer of more than
-MAX_ANSWER_BYTES is not kept either; it says so to its repeats by running again, and so does one
-that had to make room for newer ones of its tenant.
+A key belongs to one API key, and identifies one request: path, headers that affect the response,
+and body. The first request runs to its end even if its caller disconnects; a repeat gets the same
+response, marked as replayed; a repeat while the first still runs gets 409 with `Retry-After`. Only
+successful responses are stored: a failed request can be repeated under the same key. A response of
+more than MAX_ANSWER_BYTES is not stored either; its repeats run again, as do those of responses
+that were evicted for newer ones of their tenant.
 
-`:submit` is none of this layer's: there a key is the call's id, which is durable
+`:submit` does not use this middleware: there a key is the call's id, which is durable
 (`activator.async_calls.service`)."""
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ MAX_KEY = 255
 MAX_ANSWER_BYTES = 1024 * 1024
 _VERBS = (":invoke", ":warmup")
 _MODELS = ("/v1/models/", "/v2/models/")
-_TELLING = (b"accept", b"content-type", b"pilotlight-environment", b"pilotlight-tag")
-"""Headers that decide on what a call is and how it is answered."""
+_FINGERPRINT_HEADERS = (b"accept", b"content-type", b"pilotlight-environment", b"pilotlight-tag")
+"""Headers that affect a call and its response."""
 EntryOf = Callable[[Request], AccessGrant]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class Idempotency:
-    """Owner: the event loop."""
+    """Runs or replays requests with an idempotency key. Owner: the event loop."""
 
     def __init__(
         self,
@@ -56,8 +56,8 @@ class Idempotency:
         body_timeout_s: float,
         bodies: Bodies,
     ) -> None:
-        """`entry_of`: the way of a request that `concerns` this layer. `bodies`: where bodies count
-        while they are read."""
+        """`entry_of`: returns the access grant of a request that `concerns` accepts. `bodies`:
+        memory limits of bodies while they are read."""
         self._bodies = bodies
         self._entry_of = entry_of
         self._store = store
@@ -70,20 +70,21 @@ class Idempotency:
         return f"<Idempotency {len(self._running)} running, {self._store!r}>"
 
     def concerns(self, request: Request) -> bool:
-        """Whether a request that carries a key is looked at here."""
+        """Return whether this middleware handles a request that carries a key."""
         place = parse_tenant_prefix(request.path)[1]
         is_call = place.startswith(FUNCTIONS) and place.endswith(_VERBS)
         return request.verb == "POST" and (is_call or place.startswith(_MODELS))
 
     async def answer(self, request: Request, app: App) -> None:
-        """Run the request by `app`, or repeat its answer.
+        """Run the request through `app`, or replay its response.
 
-        Raises Conflict, InvalidInput, Unauthenticated, Unavailable, OverQuota, and what stands in
-        the way of any call of its path."""
+        Raises Conflict, InvalidInput, Unauthenticated, Unavailable, OverQuota, and the errors of
+        any call of its path."""
         caller = self._reception.identify(request, parse_tenant_prefix(request.path)[0])
         if caller.is_anonymous:
             raise errors.Unauthenticated(
-                f"{HEADER_IDEMPOTENCY_KEY} needs an API key: without one nobody could say whose it is"
+                f"{HEADER_IDEMPOTENCY_KEY} needs an API key, because it is scoped to one: send an "
+                f"Authorization header"
             )
         given = request.headers[KEY]
         if not 0 < len(given) <= MAX_KEY:
@@ -92,9 +93,9 @@ class Idempotency:
                 parameter=HEADER_IDEMPOTENCY_KEY,
             )
         entry = self._entry_of(request)
-        request.target = None  # no call yet
+        request.target = None  # not a call yet
         async with counted(entry.gate, holds=0 if request.path.endswith(":warmup") else 1):
-            with self._bodies.room(request):  # then it counts where it is run
+            with self._bodies.room(request):  # after that it is counted where it runs
                 body = await request.body(
                     limit_bytes=entry.body_bytes, timeout_s=self._body_timeout_s
                 )
@@ -112,59 +113,61 @@ class Idempotency:
             )
         elif known.answer is None:
             raise errors.Conflict(
-                "the first request under this idempotency key still runs", retry_after_s=1.0
+                "the first request with this idempotency key is still running", retry_after_s=1.0
             )
         else:
             await _replay(request, known.answer)
 
     async def _run(self, request: Request, body: bytes, app: App, claim: Claim) -> None:
-        """In a task of its own, which a caller that leaves does not end: who repeats the request
-        finds its answer."""
-        keeper = _Keeper(request, lambda answer: self._settle(claim, answer))
+        """Run in a separate task, which continues when the caller disconnects: a repeat of the
+        request finds its response."""
+        recorder = _ResponseRecorder(request, lambda answer: self._finish_claim(claim, answer))
         scope = {key: value for key, value in request.scope.items() if key != "connection"}
         task = asyncio.create_task(
-            self._work(app, scope, body, keeper, claim), name=f"call under a key {request.id}"
+            self._work(app, scope, body, recorder, claim), name=f"call under a key {request.id}"
         )
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         try:
             await asyncio.shield(task)
         except asyncio.CancelledError:
-            keeper.is_left = True
+            recorder.is_disconnected = True
             raise
 
     async def _work(
-        self, app: App, scope: Scope, body: bytes, keeper: _Keeper, claim: Claim
+        self, app: App, scope: Scope, body: bytes, recorder: _ResponseRecorder, claim: Claim
     ) -> None:
-        holding = asyncio.create_task(self._hold(claim.name), name="claim of an idempotency key")
+        holding = asyncio.create_task(
+            self._renew_claim(claim.name), name="claim of an idempotency key"
+        )
         try:
-            await app(scope, _given_again(body), keeper)
+            await app(scope, _replay_body(body), recorder)
         finally:
             holding.cancel()
             await asyncio.gather(holding, return_exceptions=True)
-            await keeper.settle()
+            await recorder.finalize()
 
-    async def _settle(self, claim: Claim, answer: bytes | None) -> None:
+    async def _finish_claim(self, claim: Claim, answer: bytes | None) -> None:
         try:
             if answer is not None:
-                await self._store.keep(claim, answer, ttl_s=self._ttl_s)
+                await self._store.store(claim, answer, ttl_s=self._ttl_s)
             else:
-                await self._store.forget(claim.name)
+                await self._store.release(claim.name)
         except errors.Unavailable as e:
             log.warning(
-                "answer under an idempotency key not kept: a repeat will run again error=%s", e
+                "response under an idempotency key not stored: a repeat will run again error=%s", e
             )
 
-    async def _hold(self, name: str) -> None:
+    async def _renew_claim(self, name: str) -> None:
         while True:
             await asyncio.sleep(LEASE_S / 3)
             try:
-                await self._store.hold(name)
+                await self._store.renew(name)
             except errors.Unavailable as e:
                 log.warning("claim of an idempotency key not renewed error=%s", e)
 
     async def aclose(self) -> None:
-        """End what runs for callers who left; their claims lapse."""
+        """Cancel requests whose callers disconnected; their claims lapse."""
         running = list(self._running)
         for task in running:
             task.cancel()
@@ -172,24 +175,24 @@ class Idempotency:
         await self._store.aclose()
 
 
-class _Keeper:
-    """Passes an answer on to the caller while it is there; it is kept before its last part goes
-    out. Owner: one request."""
+class _ResponseRecorder:
+    """Forwards a response to the caller while it is connected, and stores it before the last part
+    is sent. Owner: one request."""
 
-    def __init__(self, request: Request, keep: Callable[[bytes | None], Awaitable[None]]) -> None:
+    def __init__(self, request: Request, store: Callable[[bytes | None], Awaitable[None]]) -> None:
         self._request = request
-        self._keep = keep
+        self._store_answer = store
         self._status = 0
         self._headers: Headers = []
         self._parts: list[bytes] = []
         self._size = 0
-        self._is_whole = self._is_settled = False
-        self.is_left = False
+        self._is_whole = self._is_finalized = False
+        self.is_disconnected = False
 
     async def __call__(self, message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.start":
             self._status, self._headers = message["status"], list(message["headers"])
-            if not self.is_left:
+            if not self.is_disconnected:
                 await self._request.start(self._status, self._headers)
             return
         part, more = message.get("body", b""), message.get("more_body", False)
@@ -198,18 +201,18 @@ class _Keeper:
             self._parts.append(part)
         if not more:
             self._is_whole = True
-            await self.settle()
-        if not self.is_left:
+            await self.finalize()
+        if not self.is_disconnected:
             await self._request.chunk(part, more=more)
 
-    async def settle(self) -> None:
-        """Keep the answer, or give the claim up. Again: nothing."""
-        if not self._is_settled:
-            self._is_settled = True
-            await self._keep(self._answer())
+    async def finalize(self) -> None:
+        """Store the response, or release the claim. Idempotent."""
+        if not self._is_finalized:
+            self._is_finalized = True
+            await self._store_answer(self._answer())
 
     def _answer(self) -> bytes | None:
-        """What is kept; None: nothing, because it failed, was cut off, or is too long."""
+        """Return the response to store; None when it failed, was interrupted, or is too long."""
         if not self._is_whole or not 200 <= self._status < 300 or self._size > MAX_ANSWER_BYTES:
             return None
         headers = [
@@ -232,17 +235,17 @@ async def _replay(request: Request, answer: bytes) -> None:
 
 
 def _fingerprint(request: Request, body: bytes) -> str:
-    told = [
+    parts = [
         request.path.encode(),
         request.scope["query_string"],
-        *(request.headers.get(name, b"") for name in _TELLING),
+        *(request.headers.get(name, b"") for name in _FINGERPRINT_HEADERS),
     ]
-    return hashlib.sha256(b"\0".join(told) + b"\0" + body).hexdigest()
+    return hashlib.sha256(b"\0".join(parts) + b"\0" + body).hexdigest()
 
 
-def _given_again(body: bytes) -> Receive:
-    """A body that was read, and then nothing: whether the caller leaves is no concern of the
-    request."""
+def _replay_body(body: bytes) -> Receive:
+    """Return a `receive` that yields the body once and then waits forever: a disconnect of the
+    caller does not affect the request."""
     waiting = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def again() -> MutableMapping[str, Any]:

@@ -1,4 +1,5 @@
-"""Idempotency keys in this process: for an activator that is alone. They end with it."""
+"""Idempotency keys in the memory of this process, for a single activator. They are lost when it
+ends."""
 
 from __future__ import annotations
 
@@ -9,8 +10,8 @@ from collections.abc import Callable
 from activator.idempotency.store import LEASE_S, OVERHEAD_BYTES, TENANT_BYTES, Claim, Known
 
 MAX_BYTES = 64 * 1024 * 1024
-"""Of answers that are kept; beyond it the oldest of the tenant that has most go. Of requests that
-run none goes."""
+"""Limit of stored responses; beyond it the oldest of the tenant with the most are evicted. Running
+requests are never evicted."""
 
 
 class _Entry:
@@ -30,7 +31,7 @@ class _Entry:
 
 
 class ProcessIdempotency:
-    """See `IdempotencyStore`. Owner: the event loop; no method waits, so none is interrupted."""
+    """`IdempotencyStore` in memory. Owner: the event loop; no method awaits, so each is atomic."""
 
     def __init__(
         self,
@@ -41,7 +42,7 @@ class ProcessIdempotency:
     ) -> None:
         self._entries: dict[str, _Entry] = {}
         self._answers: dict[str, dict[str, None]] = {}
-        """By tenant: names whose answers are kept, the oldest first."""
+        """By tenant: names whose responses are stored, the oldest first."""
         self._bytes_of: Counter[str] = Counter()
         self._max_bytes = max_bytes
         self._tenant_bytes = tenant_bytes
@@ -58,18 +59,18 @@ class ProcessIdempotency:
         self._put(name, _Entry(fingerprint, self._clock() + LEASE_S))
         return None
 
-    async def hold(self, name: str) -> None:
+    async def renew(self, name: str) -> None:
         entry = self._entries.get(name)
         if entry is not None and entry.answer is None:
             entry.ends_at = self._clock() + LEASE_S
 
-    async def keep(self, claim: Claim, answer: bytes, *, ttl_s: float) -> None:
+    async def store(self, claim: Claim, answer: bytes, *, ttl_s: float) -> None:
         self._put(
             claim.name,
             _Entry(claim.fingerprint, self._clock() + ttl_s, tenant=claim.tenant, answer=answer),
         )
 
-    async def forget(self, name: str) -> None:
+    async def release(self, name: str) -> None:
         entry = self._entries.get(name)
         if entry is not None and entry.answer is None:
             self._drop(name)
@@ -93,7 +94,8 @@ class ProcessIdempotency:
         return next(iter(self._answers[tenant]))
 
     def _dispensable(self, name: str) -> tuple[bool, int]:
-        """What has ended goes first, then what is of the tenant that has most."""
+        """Sort key for eviction: expired entries first, then those of the tenant with the most
+        bytes."""
         entry = self._entries[name]
         return entry.ends_at <= self._clock(), self._bytes_of[entry.tenant]
 

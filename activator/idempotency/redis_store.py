@@ -1,12 +1,12 @@
-"""Idempotency keys in Redis, for several activators: one key each, a hash of the request's
-fingerprint and its answer, sealed.
+"""Idempotency keys in Redis, for several activators: each is a hash of the request's fingerprint
+and its sealed response.
 
-`pilotlight:{<platform>}:once:<name>` (the braces keep them on one slot of a Redis Cluster). What
-answers take is counted beside them: `…:once-of:<tenant>` has a tenant's names and sizes by the time
-at which they end, `…:once-bytes` each tenant's sum, `…:once-ends` when the first of each tenant's
-ends, `…:once-total` the sum of all. EVAL is atomic
-(https://redis.io/docs/latest/develop/programmability/). While Redis is away nobody knows whether a
-request ran: it is refused with 503."""
+`pilotlight:{<platform>}:once:<name>` (the braces keep them on one slot of a Redis Cluster). Sizes
+of responses are counted in: `…:once-of:<tenant>`, a tenant's names and sizes by expiry time,
+`…:once-bytes`, each tenant's sum, `…:once-ends`, the first expiry of each tenant, and
+`…:once-total`, the sum of all. EVAL is atomic
+(https://redis.io/docs/latest/develop/programmability/). While Redis does not answer, requests are
+refused with 503, because it is unknown whether they ran."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from pilotlight import errors
 from pilotlight.seal import SealBroken, Sealer
 
 CLAIM = """
--- Returns the fingerprint and the answer ('' while it runs) of what is there; nothing: it was claimed. KEYS: name. ARGV: fingerprint, ms.
+-- Returns the fingerprint and the response ('' while it runs) of an existing entry; nothing when the name was claimed. KEYS: name. ARGV: fingerprint, ms.
 local known = redis.call('HMGET', KEYS[1], 'fingerprint', 'answer')
 if known[1] then return {known[1], known[2] or ''} end
 redis.call('HSET', KEYS[1], 'fingerprint', ARGV[1])
@@ -41,14 +41,14 @@ HOLD = (
     "ARGV[1]) end return 1"
 )
 KEEP = """
--- The tenant's oldest answers make room, then those of the tenant that has most.
+-- Evicts the tenant's oldest responses, then those of the tenant with the most bytes.
 -- KEYS: name, names of the tenant, bytes by tenant, earliest ends by tenant, bytes of all.
 -- ARGV: fingerprint, answer, ms, name, tenant, prefix of names, prefix of tenants' names, bound of a tenant, bound of all, overhead.
 local time = redis.call('TIME')
 local now, ttl, own = time[1] * 1000 + math.floor(time[2] / 1000), tonumber(ARGV[3]), ARGV[5]
 local function bytes_of(tenant) return tonumber(redis.call('ZSCORE', KEYS[3], tenant) or 0) end
 local function count(tenant, change)
-  change = math.max(change, -bytes_of(tenant)) -- what an earlier release kept was not counted
+  change = math.max(change, -bytes_of(tenant)) -- entries of an earlier release were not counted
   if change == 0 then return end
   redis.call('ZINCRBY', KEYS[3], change, tenant)
   redis.call('INCRBY', KEYS[5], change)
@@ -56,7 +56,7 @@ end
 local function gone(tenant, member)
   if redis.call('ZREM', ARGV[7] .. tenant, member) == 1 then count(tenant, -tonumber(string.match(member, '^%d+'))) end
 end
-local function settle(tenant) -- what has ended takes no room
+local function settle(tenant) -- removes expired entries
   for _, member in ipairs(redis.call('ZRANGEBYSCORE', ARGV[7] .. tenant, '-inf', now, 'LIMIT', 0, 1000)) do gone(tenant, member) end
   local first = redis.call('ZRANGE', ARGV[7] .. tenant, 0, 0, 'WITHSCORES')[2]
   if first then redis.call('ZADD', KEYS[4], first, tenant) return end
@@ -97,7 +97,7 @@ FORGET = (
 
 
 class RedisIdempotency:
-    """See `IdempotencyStore`. Owner: the event loop."""
+    """`IdempotencyStore` in Redis. Owner: the event loop."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class RedisIdempotency:
         tenant_bytes: int = TENANT_BYTES,
         total_bytes: int = TOTAL_BYTES,
     ) -> None:
-        """Connects with the first claim. Raises ValueError when the URL is none."""
+        """Connects with the first claim. Raises ValueError for an invalid URL."""
         self._where = address_of(url)
         self._platform = f"pilotlight:{{{platform}}}:"
         self._prefix = f"{self._platform}once:"
@@ -130,10 +130,10 @@ class RedisIdempotency:
             fingerprint=str(found[0]), answer=self._opened(str(found[1])) if found[1] else None
         )
 
-    async def hold(self, name: str) -> None:
+    async def renew(self, name: str) -> None:
         await self._eval(HOLD, [name], self._lease_ms)
 
-    async def keep(self, claim: Claim, answer: bytes, *, ttl_s: float) -> None:
+    async def store(self, claim: Claim, answer: bytes, *, ttl_s: float) -> None:
         sealed = self._sealer.seal(base64.b64encode(answer).decode())
         names, *counts = (
             f"{self._platform}once-{kind}" for kind in ("of:", "bytes", "ends", "total")
@@ -153,7 +153,7 @@ class RedisIdempotency:
             OVERHEAD_BYTES,
         )
 
-    async def forget(self, name: str) -> None:
+    async def release(self, name: str) -> None:
         await self._eval(FORGET, [name])
 
     async def aclose(self) -> None:
@@ -164,18 +164,18 @@ class RedisIdempotency:
             return base64.b64decode(self._sealer.open(sealed))
         except SealBroken as e:
             raise errors.Conflict(
-                f"the answer kept under this idempotency key cannot be read: {e}"
+                f"the response stored under this idempotency key cannot be decrypted: {e}"
             ) from e
 
     async def _eval(self, script: str, keys: list[str], *args: Any) -> Any:
-        """`keys`: a name, and keys as they are behind it."""
+        """`keys`: a name, which gets the prefix, followed by complete keys."""
         try:
             return await self._redis.eval(
                 script, len(keys), self._prefix + keys[0], *keys[1:], *args
             )
         except (RedisError, OSError) as e:
             raise errors.Unavailable(
-                f"idempotency keys are kept in Redis at {self._where}, which does not answer: "
-                f"nobody knows whether this request ran before",
+                f"idempotency keys are stored in Redis at {self._where}, which does not answer: it "
+                f"is unknown whether this request ran before",
                 retry_after_s=1,
             ) from e

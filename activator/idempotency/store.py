@@ -1,11 +1,12 @@
-"""What a store of idempotency keys promises: of all who claim a name at once, one runs, and the
-others are told what came of it.
+"""The store of idempotency keys: of concurrent claims of a name one runs, and the others get its
+response.
 
-A claim ends with its answer (`keep`), by being given up (`forget`), or LEASE_S after its owner said
-last that it still runs (`hold`): a process that died does not close a key for good.
+A claim ends when its response is stored (`store`), when it is released (`release`), or LEASE_S
+after its owner last renewed it (`renew`), so that a process that died does not block a key.
 
-Answers of one tenant have a bound in bytes: beyond it its own oldest go, and a repeat of theirs is
-a new request. All together have one, too: beyond it the oldest of the tenant that has most go."""
+The responses of one tenant are limited in bytes: beyond it its oldest are evicted, and a repeat of
+those runs again. All tenants together are limited, too: beyond it the oldest of the tenant with the
+most are evicted."""
 
 from __future__ import annotations
 
@@ -13,20 +14,20 @@ from dataclasses import dataclass
 from typing import Protocol
 
 LEASE_S = 30.0
-"""Of a claim whose owner is silent; one that lives says so each third of it."""
+"""Seconds until a claim lapses without renewal; its owner renews it each third of that."""
 TENANT_BYTES = 64 * 1024 * 1024
-"""Of one tenant's answers, as they are stored."""
+"""Limit of one tenant's responses, in stored bytes."""
 TOTAL_BYTES = 256 * 1024 * 1024
-"""Of all tenants' in Redis: half of what the chart gives it, which rewrites its log and holds
-quotas, too."""
+"""Limit of all tenants' responses in Redis: half of the memory that the chart gives it, which also
+holds quotas and rewrites its log."""
 OVERHEAD_BYTES = 768
-"""Of an entry beside its answer, as measured in Redis 7: names, fingerprint, what counts them."""
+"""Size of an entry without its response, as measured in Redis 7: names, fingerprint, counters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """A name that is ours, whose it is, and the request that it stands for. Name and fingerprint
-    are hashes."""
+    """A claimed name, its tenant, and the fingerprint of its request. Name and fingerprint are
+    hashes."""
 
     name: str
     tenant: str
@@ -35,11 +36,11 @@ class Claim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """What there is under a name.
+    """The entry under a name.
 
     Attributes:
-        fingerprint: of the request that came first.
-        answer: what it was answered; None: it still runs.
+        fingerprint: of the first request.
+        answer: its response; None = it still runs.
     """
 
     fingerprint: str
@@ -47,24 +48,25 @@ class Known:
 
 
 class IdempotencyStore(Protocol):
-    """Names are hashes; answers are opaque. Each method raises Unavailable while the store cannot
-    be asked."""
+    """Stores claims and responses. Names are hashes; responses are opaque. Each method raises
+    Unavailable while the store does not answer."""
 
     async def claim(self, name: str, fingerprint: str) -> Known | None:
-        """Claim a name; None: it is the caller's to run now, otherwise what is known of it."""
+        """Claim a name. Returns None when the caller must run the request, else the existing
+        entry."""
         ...
 
-    async def hold(self, name: str) -> None:
-        """The request of this name still runs."""
+    async def renew(self, name: str) -> None:
+        """Renew the claim of a request that still runs."""
         ...
 
-    async def keep(self, claim: Claim, answer: bytes, *, ttl_s: float) -> None:
-        """What a request that was claimed was answered, for so long; older answers make room for
-        it."""
+    async def store(self, claim: Claim, answer: bytes, *, ttl_s: float) -> None:
+        """Store the response of a claimed request for `ttl_s`, evicting older ones where a limit is
+        reached."""
         ...
 
-    async def forget(self, name: str) -> None:
-        """A request that was claimed came to nothing that is kept: who comes next runs it."""
+    async def release(self, name: str) -> None:
+        """Release the claim of a request without a response to store: the next request runs."""
         ...
 
     async def aclose(self) -> None:

@@ -467,7 +467,7 @@ class KnativeFleet(PodFleetLimits):
                 self._held[claim.life] = OwnedPod(pod, InstanceId(claim.instance))
                 self._by_instance[claim.instance] = claim.life
 
-    def most_of(self, key: str) -> int | None:
+    def max_instances_of(self, key: str) -> int | None:
         """See Fleet: the autoscaler of the cluster decides how many pods there are."""
         return sum(
             pod.is_usable and (pod.is_ready or pod.life in self._held) for pod in self.pods.of(key)

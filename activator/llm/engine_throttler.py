@@ -138,7 +138,7 @@ class EngineThrottler(Throttler):
         peaks = [view.peak_prompt_tokens_per_s for view in views if view.peak_prompt_tokens_per_s]
         return EngineLoad(
             slots=sum(view.slots for view in views) / len(views),
-            queued_tokens=self._line.tokens
+            queued_tokens=self._wait_queue.tokens
             + sum(int(view.waiting * view.mean_prompt_tokens) for view in views),
             tokens_per_s=sum(peaks) / len(peaks) if peaks else None,
             first_tokens=int(first.count) if first is not None else 0,
@@ -159,7 +159,7 @@ class EngineThrottler(Throttler):
         return together
 
     # -- which instance ----------------------------------------------------------------------------
-    def settle_on(self, wanted: int) -> None:
+    def set_desired_instances(self, wanted: int) -> None:
         """The autoscaler wants to keep so many: calls go to those that have been there longest."""
         self._wanted = wanted
 
@@ -168,7 +168,7 @@ class EngineThrottler(Throttler):
         now = self._clock()
         health = self.health
         if (
-            self._line.places
+            self._wait_queue.places
             or (health is not None and not health.breaker.admits(now))
             or not self._has_stream()
         ):
@@ -177,18 +177,20 @@ class EngineThrottler(Throttler):
         if instance is None:
             return None
         if health is not None:
-            health.breaker.go(now)
+            health.breaker.record_start(now)
         self.load.add(now)
         instance.in_flight += 1
         instance.held_s -= now
         return Reservation(self, instance, WARM, 0.0)
 
-    def _hand_out(self, now: float, fresh: Instance | None = None, start_ms: float = 0.0) -> None:
-        while self._line.places and self._has_stream():
+    def _assign_free_slots(
+        self, now: float, fresh: Instance | None = None, start_ms: float = 0.0
+    ) -> None:
+        while self._wait_queue.places and self._has_stream():
             if not any(instance.has_slot(now) for instance in self.instances.values()):
-                self._look_again_when_unblocked(now)
+                self._schedule_retry_when_unblocked(now)
                 return
-            waiter = self._line.next()
+            waiter = self._wait_queue.next()
             if waiter is None:
                 return
             instance = (
@@ -197,7 +199,7 @@ class EngineThrottler(Throttler):
                 else self._choose(now, waiter.affinity)
             )
             assert instance is not None  # one has a slot
-            self._give(waiter, instance, now, start_ms if instance is fresh else None)
+            self._assign(waiter, instance, now, start_ms if instance is fresh else None)
 
     def _has_stream(self) -> bool:
         """Whether one more call may run beside the others (`TokenLimits.max_streams`); of several

@@ -239,7 +239,7 @@ class _Captured:
             )
             raise errors.TooLarge(text, limit_bytes=MAX_ANSWER_BYTES)
         if self._room is not None and piece:
-            self._room.take(len(piece))
+            self._room.acquire(len(piece))
         self._pieces.append(piece)
 
 

@@ -1,5 +1,5 @@
-"""What keeps a failure small: breakers, ejection, retries with a budget, and what answers when a
-function cannot.
+"""Failure containment: circuit breakers, outlier ejection, retry budgets, and the response cache
+for fallbacks.
 
-Decisions are pure (`breaker`, `outliers`, `retries`, `retry_budget`, `fallback_rules`); `retry` and
-`fallback` carry them out around the dispatcher."""
+Decisions are pure functions (`breaker`, `outliers`, `retries`, `retry_budget`,
+`calls.fallback_rules`); `calls.retry` and `calls.fallback` apply them around the call runner."""

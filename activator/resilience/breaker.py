@@ -1,9 +1,9 @@
-"""A circuit breaker: calls are kept from what fails, and a probe now and then finds out whether it
-works again.
+"""A circuit breaker: stops calls to a failing target, and probes it from time to time.
 
-    CLOSED ── too many of the last 10 s failed ──► OPEN ── its pause is over ──► HALF_OPEN ── the probe was answered ──► CLOSED
-                                                    ▲                              │
-                                                    └── the probe failed: a pause twice as long ◄──┘
+    CLOSED ── too many of the last 10 s failed ──► OPEN
+    OPEN ── its pause has ended ──► HALF_OPEN (one probe)
+    HALF_OPEN ── the probe succeeded ──► CLOSED
+    HALF_OPEN ── the probe failed ──► OPEN, with a pause twice as long
 
 (M. Nygard, "Release It!", 2007, ch. 5.) Pure: `now` is an argument, in seconds of any monotonic
 clock."""
@@ -15,16 +15,16 @@ import random
 from dataclasses import dataclass
 
 WINDOW_S = 10
-"""Calls that ended longer ago say nothing of now."""
+"""Calls that ended longer ago do not count."""
 MAX_DOUBLINGS = 5
-"""The pause doubles this often at most: 32 times the first one."""
+"""Most doublings of the pause: up to 32 times the first one."""
 JITTER = 0.2
-"""Share of a pause that is drawn at random, so that the breakers of several activators do not probe
-in step."""
+"""Random share of a pause, so that the breakers of several activators do not probe at the same
+time."""
 
 
 class State(enum.StrEnum):
-    """Where a breaker is."""
+    """State of a breaker."""
 
     CLOSED = "closed"
     OPEN = "open"
@@ -32,12 +32,12 @@ class State(enum.StrEnum):
 
 
 class Outcome(enum.Enum):
-    """How an attempt ended, as far as blame goes.
+    """How an attempt ended, for breakers and outlier detection.
 
-    ANSWERED: the worker answered. RAISED: it answered that user code failed: the function's own
-    word, no reason to keep calls from a revision, but a reason to leave *one* instance of which
-    only it says so. FAILED: crashed, cut off, or out of its execution clock. NEITHER: the caller
-    left, or the worker was busy: nothing was learnt."""
+    ANSWERED: the worker answered. RAISED: it answered that user code failed, which does not open
+    the breaker of a revision, but makes an instance an outlier if only that one does. FAILED:
+    crashed, interrupted, or over its execution clock. NEITHER: the caller disconnected, or the
+    worker was busy: it counts for nothing."""
 
     ANSWERED = enum.auto()
     RAISED = enum.auto()
@@ -46,8 +46,8 @@ class Outcome(enum.Enum):
 
 
 ANSWERED = Outcome.ANSWERED
-"""By a name of its own for the hot path: looking a member up on its enum takes as long as five
-attributes (Python 3.11)."""
+"""Module constant for the hot path: an enum member lookup takes as long as five attribute lookups
+(Python 3.11)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +55,8 @@ class BreakerTerms:
     """When a breaker opens and for how long.
 
     Attributes:
-        error_ratio: failed share from which on it opens.
-        min_calls: calls in the window below which nothing is concluded.
+        error_ratio: failed share at which it opens.
+        min_calls: calls in the window below which it stays closed.
         open_s: the first pause.
     """
 
@@ -66,8 +66,8 @@ class BreakerTerms:
 
 
 class Window:
-    """How many of the calls of the last WINDOW_S seconds failed, to the second. A quiet one costs
-    nothing."""
+    """Counts calls and failures of the last WINDOW_S seconds, by second. Costs nothing without
+    calls."""
 
     __slots__ = ("_calls", "_failed", "_second")
 
@@ -80,36 +80,36 @@ class Window:
         return f"<Window {sum(self._failed)} of {sum(self._calls)} failed>"
 
     def add(self, now: float, *, failed: bool) -> None:
-        """One more has ended."""
+        """Count one ended call."""
         self._turn(now)
         slot = self._second % WINDOW_S
         self._calls[slot] += 1
         self._failed[slot] += failed
 
     def counts(self, now: float) -> tuple[int, int]:
-        """(calls, failed)."""
+        """Return (calls, failed)."""
         self._turn(now)
         return sum(self._calls), sum(self._failed)
 
     def clear(self) -> None:
-        """Begin anew."""
+        """Reset all counts."""
         self._calls = [0] * WINDOW_S
         self._failed = [0] * WINDOW_S
 
     def _turn(self, now: float) -> None:
         second = int(now)
         if second <= self._second:
-            return  # the same second, or a clock that jumped back: nothing is forgotten for it
+            return  # the same second, or a clock that jumped back: keep all counts
         for passed in range(max(self._second + 1, second - WINDOW_S + 1), second + 1):
             self._calls[passed % WINDOW_S] = self._failed[passed % WINDOW_S] = 0
         self._second = second
 
 
 class Breaker:
-    """See the module. Owner: the event loop; every method is synchronous.
+    """A circuit breaker. Owner: the event loop; every method is synchronous.
 
     Attributes:
-        error_ratio: failed share of the calls that made it open last.
+        error_ratio: failed share of the calls that opened it last.
     """
 
     __slots__ = (
@@ -137,26 +137,26 @@ class Breaker:
         return f"<Breaker {self.state} {self._window!r}>"
 
     def admits(self, now: float) -> bool:
-        """Whether one more call may go; asking changes nothing."""
+        """Return whether one more call may start; changes no state."""
         if self.state is State.CLOSED:
             return True
         return not self._is_probing if self.state is State.HALF_OPEN else now >= self._until
 
-    def go(self, now: float) -> None:
-        """One that was admitted goes: it is the probe, unless the breaker is closed."""
+    def record_start(self, now: float) -> None:
+        """An admitted call starts: it is the probe, unless the breaker is closed."""
         if self.state is State.OPEN and now >= self._until:
             self.state = State.HALF_OPEN
         self._is_probing = self.state is State.HALF_OPEN
 
-    def ended(self, ending: Outcome, now: float) -> None:
-        """A call ended. Whatever was under way when the breaker opened tells nothing new while it
-        is open."""
+    def record_outcome(self, ending: Outcome, now: float) -> None:
+        """Record the outcome of a call. Calls in flight when the breaker opened are ignored while
+        it is open."""
         if self.state is State.HALF_OPEN:
             self._probed(ending, now)
         elif self.state is State.CLOSED and ending is not Outcome.NEITHER:
             self._window.add(now, failed=ending is Outcome.FAILED)
             if ending is Outcome.FAILED:
-                self._look(now)
+                self._open_if_failing(now)
 
     def _probed(self, ending: Outcome, now: float) -> None:
         self._is_probing = False
@@ -167,7 +167,7 @@ class Breaker:
             self.state, self._doublings = State.CLOSED, 0
             self._window.clear()
 
-    def _look(self, now: float) -> None:
+    def _open_if_failing(self, now: float) -> None:
         calls, failed = self._window.counts(now)
         if calls >= self._terms.min_calls and failed >= calls * self._terms.error_ratio:
             self.error_ratio = failed / calls
@@ -179,10 +179,10 @@ class Breaker:
         self.state = State.OPEN
 
     def retry_after_s(self, now: float) -> float:
-        """Seconds until it is worth while to come again; at least one, because then a probe may
-        still be out."""
+        """Return the seconds until a retry makes sense; at least one, because a probe may still be
+        running."""
         return max(1.0, self._until - now)
 
     def is_quiet(self, now: float) -> bool:
-        """Whether there is nothing to watch: closed, and nothing failed of late."""
+        """Return whether it is closed without a failure in the window."""
         return self.state is State.CLOSED and not self._window.counts(now)[1]

@@ -1,8 +1,7 @@
-"""What speaks against a revision and its instances. It exists only while something does: where all
-is well there is none.
+"""Health tracking of a revision and its instances, which exists only while there are failures.
 
-Watching begins with the first failure and ends once ten seconds passed without one, so a revision
-that never fails pays for none of it."""
+Tracking begins with the first failure and ends after ten seconds without one, so a revision that
+never fails has no cost."""
 
 from __future__ import annotations
 
@@ -14,18 +13,18 @@ from activator.resilience.outliers import Tally, Timed, is_outlier, may_eject, s
 from activator.routing.call_target import CallTarget
 from pilotlight import errors
 
-LOOK_S = 10.0
-"""How often instances are compared by the time that their calls take."""
-SLOW_LOOKS = 2
-"""One that is much slower this often in a row is left."""
+CHECK_S = 10.0
+"""Interval at which instances are compared by the latency of their calls."""
+SLOW_CHECKS = 2
+"""An instance that is much slower in this many consecutive checks is ejected."""
 MAX_PAST = 16
-"""Instances that are gone and still remembered: a revision that crashes has many."""
+"""Ended instances that are still tracked: a crashing revision has many."""
 BAD = frozenset({Outcome.FAILED, Outcome.RAISED})
-"""What speaks against an instance."""
+"""Outcomes that count against an instance."""
 
 
 class RevisionHealth:
-    """The breaker of a revision, and what its instances did of late. Owner: its Throttler."""
+    """The breaker of a revision, and recent outcomes of its instances. Owner: its Throttler."""
 
     __slots__ = ("_ejections", "_instances", "_quiet_from", "breaker")
 
@@ -38,10 +37,10 @@ class RevisionHealth:
     def __repr__(self) -> str:
         return f"<Health {self.breaker!r} {len(self._ejections)} ejected>"
 
-    def ended(self, instance_id: str, ending: Outcome, now: float) -> None:
-        """A call ended; `instance_id`: "" where it never got to one, because no instance came
-        up."""
-        self.breaker.ended(ending, now)
+    def record_outcome(self, instance_id: str, ending: Outcome, now: float) -> None:
+        """Record the outcome of a call; `instance_id`: "" where it reached none, because no
+        instance started."""
+        self.breaker.record_outcome(ending, now)
         if ending is Outcome.NEITHER:
             return
         is_bad = ending in BAD
@@ -53,28 +52,29 @@ class RevisionHealth:
                 window = self._instances[instance_id] = Window()
             window.add(now, failed=is_bad)
 
-    def let_wait(self, target: CallTarget, now: float) -> None:
-        """A call that found no free slot waits, as the probe where one is due. Raises
+    def require_admission(self, target: CallTarget, now: float) -> None:
+        """Admit a call that must wait for a slot, as the probe where one is due. Raises
         CircuitOpen."""
         breaker = self.breaker
         if not breaker.admits(now):
             ratio = breaker.error_ratio
             raise errors.CircuitOpen(
-                f"{target.app}/{target.function} failed {ratio:.0%} of its calls of late: it is "
-                f"tried again now and then",
+                f"{target.app}/{target.function} failed {ratio:.0%} of its recent calls: calls are "
+                f"refused except for occasional probes",
                 retry_after_s=breaker.retry_after_s(now),
                 revision=target.revision,
                 error_ratio=round(ratio, 3),
             )
-        breaker.go(now)
+        breaker.record_start(now)
 
     def is_over(self, now: float) -> bool:
-        """Whether nothing speaks against anything any more."""
+        """Return whether tracking can end: the breaker is closed, and there was no recent
+        failure."""
         return now >= self._quiet_from and self.breaker.state is State.CLOSED
 
     def should_eject(self, instance_id: str, live: Collection[str], now: float) -> bool:
-        """Whether this instance is an outlier among those that take calls, and may be left; then it
-        counts as left."""
+        """Return whether this instance is an outlier among those that take calls, and may be
+        ejected; then it is counted as ejected."""
         self._ejections = [at for at in self._ejections if now - at < WINDOW_S]
         if len(self._instances) > 2 * len(live) + MAX_PAST:
             self._instances = {
@@ -106,41 +106,43 @@ def noted(
     ending: Outcome,
     now: float,
 ) -> RevisionHealth | None:
-    """What is to be kept of a revision after one of its calls ended: None while all is well."""
+    """Return the health of a revision after one of its calls ended; None while there are no
+    failures."""
     if health is None:
         if ending not in BAD:
             return None
         health = RevisionHealth(terms)
-    health.ended(instance_id, ending, now)
+    health.record_outcome(instance_id, ending, now)
     return None if ending is Outcome.ANSWERED and health.is_over(now) else health
 
 
 def is_its_own(error: BaseException) -> bool:
-    """Whether a call that got no slot failed by the revision's own fault: not for want of room, and
-    not because its caller left."""
+    """Return whether a call without a slot failed because of the revision: not for lack of
+    capacity, and not because its caller disconnected."""
     if isinstance(error, errors.DeadlineExceeded):
         return error.detail.get("clock") == "startup"
     return isinstance(error, errors.StartFailed)
 
 
 class LatencyOutliers:
-    """Compares instances by the time that their calls take, each LOOK_S. Owner: a Throttler."""
+    """Compares instances by the latency of their calls, each CHECK_S. Owner: a Throttler."""
 
-    __slots__ = ("_looked_at", "_marks", "_slow")
+    __slots__ = ("_checked_at", "_marks", "_slow")
 
     def __init__(self, now: float) -> None:
-        self._looked_at = now
+        self._checked_at = now
         self._marks: dict[str, tuple[int, float]] = {}
         self._slow: dict[str, int] = {}
 
     def __repr__(self) -> str:
         return f"<Pace {len(self._marks)} instances, slow {self._slow}>"
 
-    def look(self, instances: Collection[Instance], now: float) -> Instance | None:
-        """The instance that has been much slower than the others for a while; None mostly."""
-        if now - self._looked_at < LOOK_S:
+    def find_slow_instance(self, instances: Collection[Instance], now: float) -> Instance | None:
+        """Return the instance that has been much slower than the others in SLOW_CHECKS checks; None
+        otherwise."""
+        if now - self._checked_at < CHECK_S:
             return None
-        self._looked_at = now
+        self._checked_at = now
         before, self._marks = (
             self._marks,
             {one.id: (one.calls, one.held_s + one.in_flight * now) for one in instances},
@@ -155,7 +157,7 @@ class LatencyOutliers:
             self._slow.clear()
             return None
         self._slow = {worst: self._slow.get(worst, 0) + 1}
-        if self._slow[worst] < SLOW_LOOKS or not may_eject(live=len(instances), ejected=0):
+        if self._slow[worst] < SLOW_CHECKS or not may_eject(live=len(instances), ejected=0):
             return None
         self._slow.clear()
         return next(one for one in instances if one.id == worst)

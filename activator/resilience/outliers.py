@@ -1,8 +1,8 @@
-"""Which instance of a revision is worse than its siblings. Pure.
+"""Outlier detection among the instances of a revision. Pure functions.
 
-A failure that all instances share is the revision's, or the function's own: leaving one of them
-would not help. So an instance is judged by what the others did in the same seconds, and never more
-than half of them are left."""
+Failures that all instances share are caused by the revision or the function: ejecting an instance
+would not help. So an instance is compared with the others in the same seconds, and at most half of
+them are ejected."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 MIN_CALLS = 5
-"""Calls of the instance, and of the others together, below which nothing is concluded."""
+"""Calls of the instance, and of the others together, below which it is no outlier."""
 BAD_RATIO = 0.5
-"""An instance that fails less than this is not left."""
+"""Failed share below which an instance is not ejected."""
 TIMES_WORSE = 4.0
-"""And it fails so many times as often as the others."""
+"""Factor by which an outlier fails more often than the others."""
 TIMES_SLOWER = 5.0
-"""The mean time of an outlier's calls, against the median of the others'; and SLOWER_BY_S more at
-least: a factor of nothing is nothing."""
+"""Factor of the mean call time of an outlier over the median of the others; it must also be slower
+by SLOWER_BY_S, because a factor of a tiny time means little."""
 SLOWER_BY_S = 0.1
 MIN_TIMED_CALLS = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """Calls of an instance, and those of them that failed or that user code raised in."""
+    """Calls of an instance, and those that failed or in which user code raised."""
 
     calls: int
     failed: int
@@ -32,7 +32,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """An instance's calls of the last while, and the seconds that they took together."""
+    """An instance's calls since the last check, and their total seconds."""
 
     instance: str
     calls: int
@@ -40,7 +40,7 @@ class Timed:
 
 
 def is_outlier(mine: Tally, others: Tally) -> bool:
-    """Whether an instance fails where its siblings do not."""
+    """Return whether an instance fails far more often than the others."""
     if mine.calls < MIN_CALLS or others.calls < MIN_CALLS:
         return False
     ratio = mine.failed / mine.calls
@@ -48,12 +48,12 @@ def is_outlier(mine: Tally, others: Tally) -> bool:
 
 
 def may_eject(*, live: int, ejected: int) -> bool:
-    """Whether one more may be left: at most half of those that there were."""
+    """Return whether one more instance may be ejected: at most half of all."""
     return 2 * (ejected + 1) <= live + ejected
 
 
 def slowest(timed: Sequence[Timed]) -> str | None:
-    """The instance that is much slower than the others; None when none is."""
+    """Return the instance that is much slower than the others; None when there is none."""
     means = {one.instance: one.seconds / one.calls for one in timed if one.calls >= MIN_TIMED_CALLS}
     if len(means) < 2:
         return None

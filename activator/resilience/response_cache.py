@@ -1,8 +1,7 @@
-"""Good answers that are kept for worse times, of functions that declare `cached_answer()` as a
-fallback.
+"""LRU cache of successful responses, for functions that declare `cached_answer()` as a fallback.
 
-Bounded in bytes; the one used longest ago goes first. One answer per function, method, caller's
-tenant and arguments, to the byte."""
+Limited in bytes. It stores one response per function, method, caller's tenant and exact argument
+bytes."""
 
 from __future__ import annotations
 
@@ -17,24 +16,24 @@ if TYPE_CHECKING:
     from activator.calls.runner import Call
 
 MAX_BYTES = 64 * 1024 * 1024
-"""Of all answers that an activator keeps."""
+"""Limit of all responses that an activator stores."""
 OVERHEAD_BYTES = 512
-"""What an entry costs beside its body and its headers: its key and the table's own."""
+"""Size of an entry besides its body and headers: its key and the table's overhead."""
 HEADER_OVERHEAD_BYTES = 160
-"""What a header costs beside its text: two byte strings and their pair."""
+"""Size of a header besides its text: two byte strings and their tuple."""
 
 Key = tuple[str, str, str, bytes, bytes]
 
 
 class CachedResponse(NamedTuple):
-    """An answer, and when it was given, in monotonic seconds."""
+    """A response and its time, in monotonic seconds."""
 
     answer: WorkerResponse
     at: float
 
     @property
     def size(self) -> int:
-        """Bytes that it takes."""
+        """Size in bytes."""
         headers = sum(
             len(name) + len(value) + HEADER_OVERHEAD_BYTES for name, value in self.answer.headers
         )
@@ -42,43 +41,46 @@ class CachedResponse(NamedTuple):
 
 
 class ResponseCache:
-    """See the module. Owner: the event loop."""
+    """LRU cache of successful responses. Owner: the event loop."""
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self._max_bytes = max_bytes
-        self._kept: OrderedDict[Key, CachedResponse] = OrderedDict()
+        self._entries: OrderedDict[Key, CachedResponse] = OrderedDict()
         self.bytes = 0
 
     def __repr__(self) -> str:
-        return f"<Answers {len(self._kept)} kept, {self.bytes}/{self._max_bytes} bytes>"
+        return (
+            f"<ResponseCache {len(self._entries)} responses, {self.bytes}/{self._max_bytes} bytes>"
+        )
 
-    def keep(self, call: Call, answer: WorkerResponse, now: float) -> None:
-        """Keep a good answer, in the place of an older one."""
-        kept = CachedResponse(_bare(answer), now)
-        if answer.body is None or kept.size > self._max_bytes:
+    def store(self, call: Call, answer: WorkerResponse, now: float) -> None:
+        """Store a successful response, replacing an older one."""
+        entry = CachedResponse(_bare(answer), now)
+        if answer.body is None or entry.size > self._max_bytes:
             return
         key = _key(call)
-        before = self._kept.pop(key, None)
+        before = self._entries.pop(key, None)
         if before is not None:
             self.bytes -= before.size
-        self._kept[key] = kept
-        self.bytes += kept.size
+        self._entries[key] = entry
+        self.bytes += entry.size
         while self.bytes > self._max_bytes:
-            _, oldest = self._kept.popitem(last=False)
+            _, oldest = self._entries.popitem(last=False)
             self.bytes -= oldest.size
 
     def find(self, call: Call, *, max_age_s: float, now: float) -> WorkerResponse | None:
-        """The last good answer to the same arguments; None when there is none, or none so young."""
+        """Return the last successful response to the same arguments; None when there is none, or it
+        is older than `max_age_s`."""
         key = _key(call)
-        kept = self._kept.get(key)
-        if kept is None or now - kept.at > max_age_s:
+        entry = self._entries.get(key)
+        if entry is None or now - entry.at > max_age_s:
             return None
-        self._kept.move_to_end(key)
-        return kept.answer
+        self._entries.move_to_end(key)
+        return entry.answer
 
 
 def _bare(answer: WorkerResponse) -> WorkerResponse:
-    """Without what its worker said of that very call, and without its connection."""
+    """Return the response without headers of the individual call, and without its connection."""
     return WorkerResponse(
         None,
         answer.status,
@@ -91,6 +93,6 @@ def _key(call: Call) -> Key:
     target = call.target
     asked = hashlib.blake2b(b"%d:%b" % (len(call.accept), call.accept), digest_size=16)
     asked.update(call.body)
-    # a caller without a key shares with its like alone
+    # callers without a key share entries only among themselves
     caller = call.caller or (target.tenant if call.key_id else "")
     return (target.function_id, call.place, caller, call.content_type, asked.digest())

@@ -1,8 +1,8 @@
-"""Whether a failed call is tried again, and after how long. Pure.
+"""Whether and when a failed call is retried. Pure functions.
 
-A function that declares `retries=` consents to its calls being run more than once. Even so nothing
-is tried again after its first streamed byte, past its deadline, or when what failed is not a
-failure: a refusal (4xx), a breaker that is open, a spent budget."""
+A function that declares `retries=` allows its calls to run more than once. Calls are still not
+retried after the first streamed byte, past their deadline, or when the error is not a failure: a
+refusal (4xx), an open breaker, a spent budget."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from pilotlight.spec import FunctionSpec
 
 
 class TriedTarget(Protocol):
-    """What was called."""
+    """The target of a call."""
 
     @property
     def spec(self) -> FunctionSpec:
-        """Its declaration, with its retries."""
+        """Its declaration, with its retry policy."""
         ...
 
 
 class Tried(Protocol):
-    """A call that failed (`dispatch.Call`).
+    """A call that failed (`calls.call.Call`).
 
     Attributes:
-        retries: how often it was tried again by its policy so far.
+        retries: number of retries so far by its policy.
     """
 
     retries: int
 
     @property
     def target(self) -> TriedTarget:
-        """What was called."""
+        """The target of the call."""
         ...
 
 
 def delay_s(policy: RetryPolicy, attempt: int, rng: random.Random) -> float:
-    """Seconds before retry number `attempt`, from 1: exponential, capped, and drawn down by the
-    policy's jitter (0 to 1)."""
-    exponent = min(attempt - 1, 1023)  # beyond is no float
+    """Return the seconds before retry number `attempt`, from 1: exponential, capped, and reduced by
+    the policy's random jitter (0 to 1)."""
+    exponent = min(attempt - 1, 1023)  # larger exponents overflow a float
     try:
         whole_s = min(
             policy.max_delay_s, policy.initial_delay_s * policy.backoff_coefficient**exponent
@@ -53,18 +53,19 @@ def delay_s(policy: RetryPolicy, attempt: int, rng: random.Random) -> float:
 
 
 def may_retry(error: BaseException, call: Tried) -> bool:
-    """Whether the function's policy has a further attempt for a call that failed with `error`.
+    """Return whether the function's policy allows another attempt for a call that failed with
+    `error`.
 
-    Says nothing of time: `pause_s` does. An attempt that user code failed is
+    It does not check the time left: `pause_s` does. An attempt in which user code raised is
     `errors.FunctionRaised`."""
     policy = call.target.spec.retries
     return policy is not None and call.retries < policy.max_retries and is_failure(error)
 
 
 def is_failure(error: BaseException) -> bool:
-    """Whether another attempt could end otherwise: not a refusal, and not a breaker's word."""
+    """Return whether another attempt could succeed: not after a refusal or an open breaker."""
     if isinstance(error, errors.DeadlineExceeded):
-        return error.detail.get("clock") != "queue"  # it waited as long as it may: it would again
+        return error.detail.get("clock") != "queue"  # it used up its queue time: a retry would, too
     if isinstance(error, errors.CircuitOpen):
         return False
     return isinstance(
@@ -79,8 +80,8 @@ def is_failure(error: BaseException) -> bool:
 
 
 def pause_s(call: Tried, *, left_s: float, rng: random.Random) -> float | None:
-    """Seconds to wait before the next attempt; None when nothing would be left of the caller's
-    deadline then."""
+    """Return the seconds to wait before the next attempt; None when the caller's deadline would
+    have passed by then."""
     policy = call.target.spec.retries
     if policy is None:
         return None

@@ -1,5 +1,5 @@
-"""Which function, revision and instance group a request is for, and who sent it: routes, keys,
-traffic splits, cutovers.
+"""Resolution of requests to a caller, function and revision: routes, keys, traffic splits,
+cutovers.
 
-All of it comes from the controller by `config_feed`.
+All of this state comes from the controller through `config_feed`.
 """

@@ -1,8 +1,8 @@
-"""What is known of a call before it comes: a caller at a revision, with the quotas, the priority
-and the bounds that hold there.
+"""Access grants: the quotas, priorities and limits of a caller at a revision, computed ahead of
+calls.
 
-Making one costs some tens of microseconds and is done once for a way; passing it costs what the
-quota store costs."""
+Creating a grant costs some tens of microseconds, once for each caller and revision; using it costs
+what the quota store costs."""
 
 from __future__ import annotations
 
@@ -23,20 +23,23 @@ from pilotlight.quotas import MAX_RATE, Quotas
 from pilotlight.types import Priority
 
 MAX_ENTRIES = 16_384
-"""Entries that are remembered; each is small, and a flood of keys must not fill the memory."""
+"""Most cached entries; each is small, but a flood of keys must not fill the memory."""
 
 
 class AccessGrant:
-    """One way in. Immutable.
+    """Access of one caller to one revision. Immutable.
 
     Attributes:
-        foreign: the caller's tenant where it is not the function's own, else ""; "" of an anonymous
-        caller, too. accepts_pickle: whether its calls may be pickles: the caller has a key of the
-        function's own tenant. gate: what its calls have to pass; None = nothing is counted.
-        body_bytes: the largest body that may come. raw_body_bytes: the same for raw HTTP, where
-        only quotas bound it; None = nothing does. ranks: a call's rank by what it says in
-        `Pilotlight-Priority`; None = it says nothing. token_bound: the smallest bucket of tokens
-        that its calls have to fit into; None = tokens are not counted.
+        foreign: the caller's tenant where it is not the function's own, else ""; "" for an
+            anonymous caller, too.
+        accepts_pickle: whether its calls may be pickles: the caller has a key of the function's own
+            tenant.
+        gate: quotas that its calls must pass; None = nothing is counted.
+        body_bytes: the largest body.
+        raw_body_bytes: the same for raw HTTP, which only quotas limit; None = no limit.
+        ranks: a call's rank by its `Pilotlight-Priority` header; None = without the header.
+        token_bound: the smallest token bucket that its calls must fit into; None = tokens are not
+            counted.
     """
 
     __slots__ = (
@@ -74,24 +77,24 @@ class AccessGrant:
         self.token_bound = token_bound_of(rules)
 
     def __repr__(self) -> str:
-        return f"<Entry {self.caller!r} {self.target!r} {self.gate!r}>"
+        return f"<AccessGrant {self.caller!r} {self.target!r} {self.gate!r}>"
 
     async def admit(self, *, holds: int = 1, tokens: int = 0) -> Admission | None:
-        """Let one call in; None where nothing is counted. Raises OverQuota, Unavailable."""
+        """Admit one call; None where nothing is counted. Raises OverQuota, Unavailable."""
         return await admit(self.gate, holds=holds, tokens=tokens)
 
     def content_type(self, headers: dict[bytes, bytes]) -> bytes:
-        """`payloads.JSON` or `payloads.PICKLE`: what the body of a call is. Raises
-        UnsupportedMediaType for a pickle not accepted here."""
+        """Return the type of a call's body, `payloads.JSON` or `payloads.PICKLE`. Raises
+        UnsupportedMediaType for a pickle that is not accepted here."""
         return checked_type(headers.get(CONTENT_TYPE), accepts=self.accepts_pickle)
 
     def rank(self, headers: dict[bytes, bytes]) -> QueuePriority:
-        """The call's rank. Raises InvalidInput when it asks for a priority that there is not."""
+        """Return the call's rank. Raises InvalidInput for an unknown priority."""
         asked = headers.get(_PRIORITY)
         rank = self.ranks.get(asked.lower() if asked is not None else None)
         if rank is None:
             raise errors.InvalidInput(
-                f"header {HEADER_PRIORITY}: write one of {', '.join(Priority)}",
+                f"header {HEADER_PRIORITY}: must be one of {', '.join(Priority)}",
                 parameter=HEADER_PRIORITY,
             )
         return rank
@@ -101,7 +104,7 @@ _PRIORITY = HEADER_PRIORITY.encode()
 
 
 class AccessCache:
-    """Makes entries, and remembers them until anything that they rest on changes. Owner: the event
+    """Creates access grants, and caches them until the route table changes. Owner: the event
     loop."""
 
     def __init__(
@@ -118,20 +121,20 @@ class AccessCache:
         return f"<AccessCache {len(self._entries)} entries, {self.store!r}>"
 
     def entry(self, caller: Principal, target: CallTarget, address: str = "") -> AccessGrant:
-        """The way of this caller, who is at `address`, to this revision. Raises Forbidden when
+        """Return the grant of this caller, at `address`, for this revision. Raises Forbidden when
         either tenant is suspended, or by scope."""
-        self._forget_outdated()
+        self._evict_outdated()
         entry = self._entries.get((caller.key_id, target))
         if entry is None:
             entry = self._make(caller, target, address)
-            if not caller.is_anonymous:  # each address has an entry of its own
+            if not caller.is_anonymous:  # anonymous callers have a grant per address
                 self._entries[caller.key_id, target] = entry
         return entry
 
     def before(self, caller: Principal, address: str) -> tuple[QuotaCheck | None, int]:
-        """What a request whose function is not known yet has to pass, and the largest body that it
-        may have: by the caller alone."""
-        self._forget_outdated()
+        """Return the quotas and the body limit of a request whose function is not known yet, by its
+        caller alone."""
+        self._evict_outdated()
         known = self._gates.get(caller.key_id)
         if known is None:
             if caller.is_anonymous:
@@ -157,7 +160,7 @@ class AccessCache:
                 self._gates[caller.key_id] = known
         return known
 
-    def _forget_outdated(self) -> None:
+    def _evict_outdated(self) -> None:
         if (
             self._made_at != self._table.generation
             or max(len(self._entries), len(self._gates)) >= MAX_ENTRIES
@@ -180,7 +183,7 @@ class AccessCache:
         )
 
     def check_not_suspended(self, *tenants: str) -> None:
-        """Raises Forbidden when one of them is."""
+        """Raise Forbidden when one of the tenants is suspended."""
         for tenant in tenants:
             if self._table.tenants.is_suspended(tenant):
                 raise errors.Forbidden(
@@ -243,8 +246,8 @@ class AccessCache:
     def _ranks(
         self, caller: Principal, target: CallTarget, rules: Rules
     ) -> dict[bytes | None, QueuePriority]:
-        """A foreign caller has the turn and the weight of its own tenant, and the lower priority of
-        both plans."""
+        """Return the ranks by priority header. A foreign caller queues with the weight of its own
+        tenant, and gets the lower priority of both plans."""
         own = self._table.plan_of(caller.tenant)
         plans = (
             (own,) if caller.tenant == target.tenant else (own, self._table.plan_of(target.tenant))
@@ -262,8 +265,8 @@ class AccessCache:
 
 
 def parse_tenant_prefix(path: str) -> tuple[str | None, str]:
-    """The tenant's name in `/t/{tenant}/rest`, and `/rest`; None and the path where no tenant is
-    named."""
+    """Split `/t/{tenant}/rest` into the tenant's name and `/rest`; None and the path where it names
+    no tenant."""
     if not path.startswith(TENANT_PATH):
         return None, path
     name, slash, rest = path[len(TENANT_PATH) :].partition("/")
@@ -271,8 +274,8 @@ def parse_tenant_prefix(path: str) -> tuple[str | None, str]:
 
 
 def split_function(name: str) -> tuple[str | None, str]:
-    """The tenant's name in `t/{tenant}/{app}/{function}`, and the rest; None and the name where
-    there is none."""
+    """Split `t/{tenant}/{app}/{function}` into the tenant's name and the rest; None and the name
+    where it names no tenant."""
     parts = name.split("/", 2)
     is_theirs = len(parts) == 3 and parts[0] == TENANT_PATH.strip("/")
     return (parts[1], parts[2]) if is_theirs else (None, name)

@@ -1,7 +1,7 @@
-"""Who is calling: API keys as the feed tells them, and how far each one reaches.
+"""API keys from the feed, and the functions that each may access.
 
-Owner: the event loop, through `RouteTable`. A key's secret is never here: only its hash, and
-headers that were found valid before."""
+Owner: the event loop, through `RouteTable`. The secret of a key is not stored here, only its hash
+and headers that were validated before."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from pilotlight.types import Scope
 
 
 class Principal:
-    """A key's tenant, scope and reach; or nobody in particular, at a public function. Immutable.
+    """A caller: its key's tenant, scope and reach, or an anonymous caller of a public function.
+    Immutable.
 
     Attributes:
-        key_id, tenant, tenant_name: "" of a caller without a key.
-        environment, app, function: the only one that the key reaches; None = all.
-        quotas: of this key alone.
+        key_id, tenant, tenant_name: "" for a caller without a key.
+        environment, app, function: the only one that the key may access; None = all.
+        quotas: quotas of this key.
     """
 
     __slots__ = (
@@ -36,7 +37,7 @@ class Principal:
     )
 
     def __init__(self, record: KeyRecord, *, tenant_name: str = "") -> None:
-        """Raises ValueError for a scope or a quota that there is not."""
+        """Raises ValueError for an unknown scope or quota."""
         self.key_id = record.id
         self.tenant = record.tenant
         self.tenant_name = tenant_name
@@ -48,16 +49,16 @@ class Principal:
         self.quotas: Quotas = parse_quotas(record.quotas)
 
     def __repr__(self) -> str:
-        return f"<Caller {self.key_id or 'anonymous'} {self.scope}>"
+        return f"<Principal {self.key_id or 'anonymous'} {self.scope}>"
 
     @property
     def is_anonymous(self) -> bool:
-        """Whether there was no key."""
+        """Whether the caller has no key."""
         return not self.key_id
 
     def check_reach(self, *, environment: str, app: str, function: str) -> None:
-        """Raises Forbidden, naming what the key is for, when it does not reach this function;
-        whether that exists is another question."""
+        """Raise Forbidden when the key may not access this function, whether or not the function
+        exists."""
         if self.environment is not None and environment != self.environment:
             raise errors.Forbidden(f"this API key is for environment {self.environment!r} only")
         if self.app is not None and app != self.app:
@@ -74,7 +75,7 @@ class Principal:
         )
 
     def check_may_call(self) -> None:
-        """Raises Forbidden for a key that may only read."""
+        """Raise Forbidden for a key that may only read."""
         if not self.scope.reaches(Scope.INVOKE):
             raise errors.Forbidden(
                 f"this API key has scope {self.scope.value!r}: calling functions needs 'invoke'"
@@ -86,21 +87,20 @@ ANONYMOUS = Principal(KeyRecord(id="", hash="", tenant="", scope=Scope.INVOKE.va
 
 
 MAX_KEY_BYTES = 1024
-"""Ours are far shorter; what is longer is not hashed, so that a look-up costs the same whatever
-came."""
+"""Longest key that is hashed: valid keys are far shorter, and this bounds the cost of a lookup."""
 _AS_WRITTEN = (b"Bearer ", b"bearer ")
 _SCHEME_BYTES = 7
 
 
 class ApiKeyIndex:
-    """Keys by their hash, and callers by the header that proved to be theirs."""
+    """Keys by their hash, and callers by their validated Authorization header."""
 
     def __init__(self) -> None:
         self._records: dict[str, KeyRecord] = {}
         self._by_hash: dict[str, KeyRecord] = {}
         self._by_token: dict[bytes, Principal] = {}
         self._tokens: dict[str, set[bytes]] = {}
-        """By key: its headers in `_by_token`, which are few."""
+        """By key: its few headers in `_by_token`."""
 
     def __repr__(self) -> str:
         return f"<ApiKeyIndex {len(self._records)}, {len(self._by_token)} in use>"
@@ -109,52 +109,51 @@ class ApiKeyIndex:
         return len(self._records)
 
     def apply(self, key_id: str, value: Any) -> None:
-        """Take in a document; None = revoked. Raises TypeError or ValueError, and has changed
-        nothing then."""
+        """Apply a key document; None = revoked. Raises TypeError or ValueError, without changes."""
         record = KeyRecord(**value) if value is not None else None
         if record is not None:
-            Principal(record)  # refuses a broken one
+            Principal(record)  # validates it
         old = self._records.pop(key_id, None)
         if old is not None:
             self._by_hash.pop(old.hash, None)
-            self._forget(key_id)
+            self._evict(key_id)
         if record is not None:
             self._records[key_id] = record
             self._by_hash[record.hash] = record
 
-    def forget_proofs(self, tenant: str) -> None:
-        """Look this tenant's keys up again: something that its callers were made of has changed."""
+    def evict_callers(self, tenant: str) -> None:
+        """Drop the cached callers of a tenant, because its data has changed."""
         for key_id in {
             caller.key_id for caller in self._by_token.values() if caller.tenant == tenant
         }:
-            self._forget(key_id)
+            self._evict(key_id)
 
-    def _forget(self, key_id: str) -> None:
+    def _evict(self, key_id: str) -> None:
         for authorization in self._tokens.pop(key_id, ()):
             del self._by_token[authorization]
 
     def clear(self) -> None:
-        """Forget all."""
+        """Remove all keys."""
         self._records.clear()
         self._by_hash.clear()
         self._by_token.clear()
         self._tokens.clear()
 
     def is_known(self, authorization: bytes) -> bool:
-        """Whether this header was found valid before, so that no look-up is needed."""
+        """Return whether this header was validated before, so that no lookup is needed."""
         return authorization in self._by_token
 
     def record(self, key_id: str) -> KeyRecord | None:
-        """A key by its id."""
+        """Return a key by its id."""
         return self._records.get(key_id)
 
-    def proven(self, authorization: bytes) -> Principal | None:
-        """Whose header this is, if it was found valid before."""
+    def cached_caller(self, authorization: bytes) -> Principal | None:
+        """Return the caller of this header, if it was validated before."""
         return self._by_token.get(authorization)
 
-    def prove(self, authorization: bytes) -> KeyRecord:
-        """The key in an Authorization header. Raises Unauthenticated, never saying which part was
-        wrong."""
+    def validate(self, authorization: bytes) -> KeyRecord:
+        """Return the key in an Authorization header. Raises Unauthenticated, without saying which
+        part is wrong."""
         scheme, _, token = authorization.partition(b" ")
         if not token or scheme.lower() != b"bearer":
             raise errors.Unauthenticated(
@@ -170,9 +169,9 @@ class ApiKeyIndex:
             raise errors.Unauthenticated("this API key is not valid: it is wrong, or was revoked")
         return record
 
-    def remember(self, authorization: bytes, caller: Principal) -> None:
-        """This header is this caller's, until its key changes. Written as it should be only: there
-        are endless ways to write one key."""
+    def cache_caller(self, authorization: bytes, caller: Principal) -> None:
+        """Cache the caller of a header until its key changes. Only the canonical spelling is
+        cached, because one key can be written in many ways."""
         if (
             authorization.startswith(_AS_WRITTEN)
             and authorization[_SCHEME_BYTES:].strip() == authorization[_SCHEME_BYTES:]

@@ -1,5 +1,4 @@
-"""What is called: one revision of one function, with its argument checks compiled and its price
-known."""
+"""A call target: one revision of one function, with compiled argument checks and its price."""
 
 from __future__ import annotations
 
@@ -20,9 +19,10 @@ class CallTarget:
     """One revision of one function, ready to be called. Immutable once made.
 
     Attributes:
-        is_stable: the way back of a rollout: it keeps room for all of the function's traffic.
-        is_shadow: it gets copies of calls, and answers nobody who does not ask for it. batched:
-        methods whose calls are gathered, each with the greatest size of its batches; mostly none.
+        is_stable: the rollback target of a rollout: it keeps capacity for all of the function's
+            traffic.
+        is_shadow: it gets copies of calls, and answers only callers that name it.
+        batched: methods whose calls are batched, each with its maximum batch size; mostly none.
     """
 
     __slots__ = (
@@ -57,8 +57,8 @@ class CallTarget:
         is_shadow: bool = False,
         min_instances: int | None = None,
     ) -> None:
-        """`min_instances`: 0 for a revision that nobody is sent to unasked, at least so many for
-        any other; None = as its spec says."""
+        """`min_instances`: 0 for a revision without default traffic, else the minimum; None = as
+        its spec says."""
         document = route.revisions[revision]
         self.spec: FunctionSpec = _kept(from_json(FunctionSpec, document["spec"]), min_instances)
         self.is_stable = is_stable
@@ -110,7 +110,7 @@ class CallTarget:
         return f"{self.tenant}/{self.environment}/{self.app}/{self.function}"
 
     def check(self, method: str) -> ArgumentCheck:
-        """The argument check of a method. Raises NotFound, naming the methods there are."""
+        """Return the argument check of a method. Raises NotFound with the existing methods."""
         check = self._checks.get(method)
         if check is None:
             spec = self.spec.method(method)

@@ -1,9 +1,9 @@
-"""Following the controller: routes and keys arrive as a feed of changes, and are kept on disk for
-the next start.
+"""Watches the controller's configuration: routes and keys arrive as a feed of changes, which is
+stored on disk for the next start.
 
-`routes.ndjson` is a log: each change is appended as it arrives, and written anew from the start
-when the feed resets or the log has grown well past what it holds. It is a copy, so it is not
-synced: a torn last line is left out, and the controller has the truth."""
+`routes.ndjson` is a log: each change is appended as it arrives, and the log is rewritten when the
+feed resets or it has grown far beyond its live entries. It is a copy, so it is not synced: a torn
+last line is ignored, and the controller is authoritative."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from weight_cache.cookies import no_cookies
 log = logging.getLogger(__name__)
 
 POLL_S = 25.0
-"""How long the controller may hold a poll open: below common proxies' 30 s."""
+"""Long poll timeout: below the 30 s of common proxies."""
 RETRY_S = (0.1, 0.2, 0.5, 1.0, 2.0)
-"""Waits after the first, second, … failed poll; the last one repeats."""
+"""Seconds to wait after the first, second, … failed poll; the last one repeats."""
 CATCH_UP_S = 1.0
-"""How long the answer to a change may wait for the feed: a poll takes milliseconds, and a broken
-feed must not hold up deploys."""
+"""How long the response to a change may wait for the feed: a poll takes milliseconds, and a broken
+feed must not block deployments."""
 COMPACT_FACTOR = 4
-"""The log is written anew once it holds this many lines for each live key."""
+"""The log is rewritten once it has this many lines for each live key."""
 
 
 class ConfigCache:
-    """The feed on disk. Memory holds where each live line stands, not the line. Owner: the follower
-    task."""
+    """The feed on disk. Memory has the position of each live line, not the line. Owner: the
+    watcher's task."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -48,8 +48,8 @@ class ConfigCache:
         self._file: BinaryIO | None = None
 
     def load(self) -> Iterator[FeedChange]:
-        """The changes on disk, oldest first; an unreadable tail is cut off. Exhaust it before
-        `append`."""
+        """Yield the changes on disk, oldest first; an unreadable tail is truncated. Exhaust it
+        before `append`."""
         self._live.clear()
         self._lines = self._size = 0
         self._file = self._open("ab+")
@@ -59,16 +59,18 @@ class ConfigCache:
                 change = FeedChange(**json.loads(line))
             except (ValueError, TypeError):
                 log.warning(
-                    "routes on disk end in a torn line path=%s after=%d", self._path, self._lines
+                    "routes on disk end in a torn line, which is ignored path=%s after=%d",
+                    self._path,
+                    self._lines,
                 )
                 break
-            self._note(change, len(line))
+            self._record_line(change, len(line))
             yield change
         self._file.truncate(self._size)
-        self._compact_if_worth()
+        self._compact_if_needed()
 
     def append(self, changes: list[FeedChange]) -> None:
-        """Keep these changes too."""
+        """Append changes to the log."""
         if self._file is None:
             return
         for change in changes:
@@ -84,12 +86,12 @@ class ConfigCache:
                 + b"\n"
             )
             self._file.write(line)
-            self._note(change, len(line))
+            self._record_line(change, len(line))
         self._file.flush()
-        self._compact_if_worth()
+        self._compact_if_needed()
 
     def reset(self) -> None:
-        """Forget what is on disk."""
+        """Delete all changes on disk."""
         if self._file is not None:
             self._file.truncate(0)
         self._live.clear()
@@ -102,12 +104,12 @@ class ConfigCache:
             self._file = None
 
     def _open(self, mode: str) -> BinaryIO:
-        # 0600: it holds sealed secrets and hashes of keys
+        # 0600: it contains sealed secrets and hashes of keys
         return cast(
             BinaryIO, open(self._path, mode, opener=lambda path, flags: os.open(path, flags, 0o600))
         )
 
-    def _note(self, change: FeedChange, length: int) -> None:
+    def _record_line(self, change: FeedChange, length: int) -> None:
         if change.value is None:
             self._live.pop((change.kind, change.key), None)
         else:
@@ -115,7 +117,7 @@ class ConfigCache:
         self._lines += 1
         self._size += length
 
-    def _compact_if_worth(self) -> None:
+    def _compact_if_needed(self) -> None:
         if self._file is None or self._lines <= COMPACT_FACTOR * (len(self._live) + 256):
             return
         fresh_path = self._path.with_suffix(".new")
@@ -146,7 +148,7 @@ def _is_sealed(change: FeedChange) -> bool:
 
 
 class ConfigWatcher:
-    """Keeps a RouteTable equal to the controller's state."""
+    """Keeps a RouteTable in sync with the controller."""
 
     def __init__(
         self,
@@ -157,8 +159,8 @@ class ConfigWatcher:
         log_path: Path,
         needs_seals: bool = False,
     ) -> None:
-        """`needs_seals`: the node agent takes sealed launch documents only; routes on disk from
-        before there were seals are of no use."""
+        """`needs_seals`: the node agent accepts only sealed launch documents, so unsealed routes on
+        disk are discarded."""
         self._table = table
         self._needs_seals = needs_seals
         self._log = ConfigCache(log_path)
@@ -171,7 +173,7 @@ class ConfigWatcher:
         )
         self.first_answer = asyncio.Event()
         self.is_connected = False
-        self._taken = asyncio.Event()
+        self._applied = asyncio.Event()
 
     def __repr__(self) -> str:
         return (
@@ -180,14 +182,14 @@ class ConfigWatcher:
         )
 
     def load(self) -> int:
-        """Take in what the last run left on disk; returns how many changes."""
+        """Apply the changes that the last process left on disk; returns their number."""
         count, are_sealed = 0, True
         for change in self._log.load():
             self._table.apply(change)
             count += 1
             are_sealed = are_sealed and _is_sealed(change)
         if self._needs_seals and not are_sealed:
-            log.info("routes on disk have no seals; all of them are asked for again")
+            log.info("routes on disk have no seals; discarding them and fetching all again")
             self._table.clear()
             self._table.version = 0
             self._log.reset()
@@ -195,8 +197,7 @@ class ConfigWatcher:
         return count
 
     async def follow(self) -> None:
-        """Poll forever; a controller that is down is asked again, and the last routes stay in
-        force."""
+        """Poll forever; while the controller is down, retry and keep the last routes."""
         failures = 0
         while True:
             try:
@@ -205,7 +206,8 @@ class ConfigWatcher:
             except (httpx.HTTPError, ValueError, KeyError, TypeError) as e:
                 if failures == 0:
                     log.warning(
-                        "controller does not answer; going on with routes version=%d error=%r",
+                        "controller does not answer; continuing with the current routes version=%d "
+                        "error=%r",
                         self._table.version,
                         e,
                     )
@@ -214,8 +216,8 @@ class ConfigWatcher:
                 failures += 1
 
     async def catch_up(self) -> None:
-        """Return once the table has all that the controller holds at this moment; after CATCH_UP_S,
-        or without a controller, give up."""
+        """Return once the table has all current changes of the controller, or after CATCH_UP_S, or
+        when the controller does not answer."""
         try:
             async with asyncio.timeout(CATCH_UP_S):
                 response = await self._client.get(
@@ -224,13 +226,13 @@ class ConfigWatcher:
                 response.raise_for_status()
                 position = int(response.json()["seq"])
                 while self._table.version < position:
-                    await self._taken.wait()
+                    await self._applied.wait()
         except (httpx.HTTPError, TimeoutError, ValueError, KeyError, TypeError) as e:
-            log.warning("routes may be behind version=%d error=%r", self._table.version, e)
+            log.warning("routes may be stale version=%d error=%r", self._table.version, e)
 
     async def _poll(self) -> None:
-        """One answer, all its pages: a fresh start is taken in at once, so that no function is
-        missing in the middle of it."""
+        """Fetch all pages of one response and apply them at once, so that no function is missing
+        during a reset."""
         position, is_reset = self._table.version, False
         changes: list[FeedChange] = []
         wait_s, has_more = (POLL_S if self.is_connected else 0.0), True
@@ -244,11 +246,11 @@ class ConfigWatcher:
                 is_reset, changes = True, []
             changes += [FeedChange(**change) for change in body["changes"]]
             position, has_more, wait_s = int(body["seq"]), bool(body.get("more")), 0.0
-        self._take(changes, position, is_reset=is_reset)
+        self._apply(changes, position, is_reset=is_reset)
         self.is_connected = True
         self.first_answer.set()
 
-    def _take(self, changes: list[FeedChange], position: int, *, is_reset: bool) -> None:
+    def _apply(self, changes: list[FeedChange], position: int, *, is_reset: bool) -> None:
         if is_reset:
             self._table.clear()
             self._log.reset()
@@ -256,8 +258,8 @@ class ConfigWatcher:
             self._table.apply(change)
         self._log.append(changes)
         self._table.version = position
-        taken, self._taken = self._taken, asyncio.Event()
-        taken.set()
+        applied, self._applied = self._applied, asyncio.Event()
+        applied.set()
 
     async def aclose(self) -> None:
         """Close the connection and the log."""

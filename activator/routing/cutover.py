@@ -1,18 +1,18 @@
-"""Make before break: a revision that is given traffic gets it when it has an instance; until then,
-who answered before goes on.
+"""Make before break: a revision that is assigned traffic gets it once it has an instance; until
+then the previous revision answers.
 
-A route document that moves traffic is followed at once by a revision that has an instance. For one
-that has none, instances are begun, as many as its part of the traffic needs, and the units that it
-is given stay where they were until they are there, at most as long as its start may take. Who
-answered before is not retired meanwhile. What asks for a revision (a tag, a pin) gets it, and waits
-for it. A change that goes back (`TrafficDocument.at_once`) is another matter: rather wait for a
-good answer than have a bad one.
+When a route document moves traffic to a revision with an instance, it takes effect at once. For a
+revision without one, the instances that its share of the traffic needs are started, and its units
+stay with the previous revision until they are ready, at most for its startup clock. The previous
+revision is not retired meanwhile. Calls that name a revision (by tag or pin) go to it, and wait for
+it. A rollback (`TrafficDocument.at_once`) takes effect at once: calls wait for a good response
+instead of getting a bad one.
 
-Where there is no room for both (GPUs, above all), the new revision's `rollout.strategy` says what
-is done. SURGE lets its startup clock run out, and then the calls go to it, so that the old one
-makes room. WAIT goes on for as long as room is lacking. SWAP drains the old one's instances, the
-idlest first and one at a time, as long as that is what the new one lacks; should it then fail for
-another reason, calls go back to the old one until it comes up.
+Where there is no capacity for both (mostly GPUs), `rollout.strategy` of the new revision decides.
+SURGE lets the startup clock run out, then calls go to the new revision, so that the old one is
+scaled down. WAIT continues while capacity is missing. SWAP drains the old revision's instances, the
+most idle first and one at a time, while the new one lacks capacity; if it then fails for another
+reason, calls go back to the old revision until it starts.
 
 Owner: the event loop, through `RouteTable`.
 """
@@ -43,12 +43,11 @@ AGAIN_S = 1.0
 
 
 class Cutover:
-    """One function's: `previous` answers for those that are `awaited`, by the key of their
-    revision.
+    """The cutover of one function: `previous` answers for the `awaited` revisions, by revision key.
 
     Attributes:
-        lacking: keys of those whose last start was refused for want of room.
-        broken: keys of those whose last start failed for another reason.
+        lacking: keys of revisions whose last start was refused for lack of capacity.
+        broken: keys of revisions whose last start failed for another reason.
     """
 
     __slots__ = ("_serves", "awaited", "broken", "held", "lacking", "previous", "ticker", "timer")
@@ -60,7 +59,7 @@ class Cutover:
         held: tuple[CallTarget, ...],
         serves: Callable[[CallTarget], bool],
     ) -> None:
-        """`serves`: whether a revision has an instance now, and may be sent calls."""
+        """`serves`: returns whether a revision has an instance now, and may get calls."""
         self._serves = serves
         self.previous = previous
         self.awaited = dict(awaited)
@@ -73,10 +72,11 @@ class Cutover:
     def __repr__(self) -> str:
         return f"<Cutover to {', '.join(sorted(self.awaited))}>"
 
-    def instead(
+    def decide(
         self, choice: RoutingDecision, caller: Principal, headers: Mapping[bytes, bytes]
     ) -> RoutingDecision:
-        """Who answers meanwhile; a unit of an experiment waits for its arm's own revision."""
+        """Return the decision during the cutover; a unit of an experiment waits for its arm's own
+        revision."""
         if choice.is_override or choice.arm or choice.target.key not in self.awaited:
             return choice
         before = self.previous.choose(caller, headers)
@@ -90,8 +90,8 @@ class Cutover:
 
 
 class CutoverTracker:
-    """Begins and ends them. `finish`: is told the function whose handover is over; `again_s`:
-    between two starts, where one failed."""
+    """Begins and ends cutovers. `finish`: called with the function whose cutover has ended;
+    `again_s`: seconds between two starts after a failure."""
 
     def __init__(
         self,
@@ -109,8 +109,8 @@ class CutoverTracker:
         return f"<CutoverTracker {len(self._running)}>"
 
     def begin(self, name: str, routed: FunctionRouter, before: FunctionRouter) -> None:
-        """A function that was answered by `before` is to be answered by `routed`: hand it over,
-        where that takes time."""
+        """Move a function from `before` to `routed`, with a cutover where new instances are
+        needed."""
         if (old := self._running.pop(name, None)) is not None:
             _stop(old)
             for target in old.awaited.values():
@@ -144,41 +144,41 @@ class CutoverTracker:
         self._set_timer(name, handover)
         handover.ticker = asyncio.get_running_loop().call_later(self.again_s, self._tick, name)
         log.info(
-            "handover begins function=%s to=%s",
+            "cutover begins function=%s to=%s",
             name,
             ",".join(target.revision for target in awaited.values()),
         )
 
     def _set_timer(self, name: str, handover: Cutover) -> None:
         patience_s = max(target.spec.clocks.startup_s for target in handover.awaited.values())
-        handover.timer = asyncio.get_running_loop().call_later(patience_s, self._give_up, name)
+        handover.timer = asyncio.get_running_loop().call_later(patience_s, self._on_timeout, name)
 
     def cancel(self, name: str) -> None:
-        """The function is gone, or its route was made anew: nothing is handed over any more."""
+        """Cancel the cutover of a function that was removed or whose route was replaced."""
         if (old := self._running.pop(name, None)) is not None:
             _stop(old)
             for target in old.awaited.values():
                 self._throttler_of(target).is_awaited = False
 
     def clear(self) -> None:
-        """All functions are gone."""
+        """Cancel all cutovers."""
         for name in list(self._running):
             self.cancel(name)
 
     async def aclose(self) -> None:
-        """No handover ends any more."""
+        """Cancel all cutovers."""
         self.clear()
 
     def started(self, target: CallTarget, failed: str | None = None) -> None:
-        """An instance of the revision came up, or a start of it `failed` with that code: soon its
-        turn may have come."""
+        """An instance of the revision started, or a start `failed` with that code: check whether
+        its cutover can end."""
         handover = self._running.get(target.name)
         if handover is not None and target.key in handover.awaited:
             _mark(handover.lacking, target.key, is_so=failed == NoCapacity.code)
             _mark(handover.broken, target.key, is_so=failed not in (None, NoCapacity.code))
-            asyncio.get_running_loop().call_soon(self._look, target.name)
+            asyncio.get_running_loop().call_soon(self._check_ready, target.name)
 
-    def _look(self, name: str) -> None:
+    def _check_ready(self, name: str) -> None:
         handover = self._running.get(name)
         if handover is None:
             return
@@ -192,8 +192,7 @@ class CutoverTracker:
             self._end(name, "done")
 
     def _tick(self, name: str) -> None:
-        """Starts that failed are made again, and the old revision makes room where the strategy
-        says so."""
+        """Retry failed starts, and drain the old revision where the strategy requires it."""
         handover = self._running.get(name)
         if handover is None:
             return
@@ -201,26 +200,26 @@ class CutoverTracker:
             if target.spec.rollout.strategy is RolloutStrategy.SWAP and self._lacks_room(
                 handover, target
             ):
-                self._give_way(handover, target)
+                self._yield_instance(handover, target)
             if not self._throttler_of(target).starting:
                 self._start(target, 1)
         handover.ticker = asyncio.get_running_loop().call_later(self.again_s, self._tick, name)
 
     def _lacks_room(self, handover: Cutover, target: CallTarget) -> bool:
-        """Its last start was refused, or those under way all wait for a quota or for room on the
-        node."""
+        """Return whether its last start was refused, or all starts in progress wait for a quota or
+        for room on the node."""
         throttler = self._throttler_of(target)
-        return target.key in handover.lacking or 0 < throttler.starting <= throttler.held_up
+        return target.key in handover.lacking or 0 < throttler.starting <= throttler.blocked_starts
 
-    def _give_way(self, handover: Cutover, target: CallTarget) -> None:
-        """The idlest instance of those who answered before goes; the next one when that was not
-        enough."""
+    def _yield_instance(self, handover: Cutover, target: CallTarget) -> None:
+        """Drain the most idle instance of the previous revisions, unless one is already
+        draining."""
         before = [
             self._throttler_of(old)
             for old in handover.previous.answering
             if old.key not in handover.awaited
         ]
-        if any(throttler.is_making_room for throttler in before):
+        if any(throttler.is_yielding for throttler in before):
             return
         live = [
             (instance.in_flight, instance.idle_since, n)
@@ -234,14 +233,14 @@ class CutoverTracker:
             throttler.live(), key=lambda instance: (instance.in_flight, instance.idle_since)
         )
         log.info(
-            "instance makes room for the next revision instance=%s function=%s to=%s",
+            "draining instance for the next revision instance=%s function=%s to=%s",
             victim.id,
             target.name,
             target.revision,
         )
         throttler.drain(victim)
 
-    def _give_up(self, name: str) -> None:
+    def _on_timeout(self, name: str) -> None:
         handover = self._running[name]
         waits = [
             target
@@ -250,7 +249,7 @@ class CutoverTracker:
         ]
         if any(self._lacks_room(handover, target) for target in waits):
             log.info(
-                "handover waits for room function=%s to=%s",
+                "cutover waits for capacity function=%s to=%s",
                 name,
                 ",".join(target.revision for target in waits),
             )
@@ -259,7 +258,7 @@ class CutoverTracker:
         self._end(name, "out of time")
 
     def _end(self, name: str, why: str) -> None:
-        log.info("handover ends function=%s why=%s", name, why)
+        log.info("cutover ends function=%s why=%s", name, why)
         self.cancel(name)
         self._finish(name)
 
@@ -267,15 +266,15 @@ class CutoverTracker:
         return {target.key: target for target in targets if not self._is_ready(target)}
 
     def _is_ready(self, target: CallTarget) -> bool:
-        """It has an instance, and none comes that it need wait for."""
+        """Return whether it has an instance, and no further start to wait for."""
         throttler = self._throttler_of(target)
-        return self._live(target) > 0 and throttler.starting <= throttler.held_up
+        return self._live(target) > 0 and throttler.starting <= throttler.blocked_starts
 
     def _live(self, target: CallTarget) -> int:
         return sum(1 for _ in self._throttler_of(target).live())
 
     def _serves(self, target: CallTarget) -> bool:
-        """It has an instance, and its calls do not fail."""
+        """Return whether it has an instance, and its calls do not fail."""
         health = self._throttler_of(target).health
         return self._live(target) > 0 and (health is None or health.breaker.state is State.CLOSED)
 
@@ -300,19 +299,19 @@ def _stop(handover: Cutover) -> None:
 
 
 class CutoverStartObserver:
-    """A `StartObserver` that tells another one, and the handovers."""
+    """A `StartObserver` that notifies another one, and the cutovers."""
 
     def __init__(self, observer: StartObserver, handovers: CutoverTracker) -> None:
         self._observer = observer
         self._handovers = handovers
 
     def instance_ready(self, target: CallTarget, info: InstanceInfo, seconds: float) -> None:
-        """An instance came up."""
+        """An instance started."""
         self._observer.instance_ready(target, info, seconds)
         self._handovers.started(target)
 
     def instance_lost(self, target: CallTarget, reason: str) -> None:
-        """An instance ended unasked."""
+        """An instance exited unexpectedly."""
         self._observer.instance_lost(target, reason)
 
     def start_failed(self, target: CallTarget, code: str) -> None:

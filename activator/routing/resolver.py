@@ -1,9 +1,9 @@
-"""Who is calling, and what: the first two steps of every request, the same for calls, raw HTTP and
+"""Resolves the caller and the function of a request: the first two steps of calls, raw HTTP and
 WebSockets.
 
 A caller of the function's own tenant may name a tag or a revision: in the path
 (`app/function@tag`), in the header `Pilotlight-Tag`, or, for calls, as `?tag=`; of several the
-first one here counts. The query of what follows `/fn/` is the function's own, and is not looked at.
+first in this order applies. The query of `/fn/` requests belongs to the function, and is not read.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from pilotlight.types import DEFAULT_ENVIRONMENT, FunctionAddress, TenantId, par
 RAW = "/fn/"
 TAG = b"pilotlight-tag"
 NOBODY = "-"
-"""Stands for the id of a tenant that there is not."""
+"""Placeholder for the id of a tenant that does not exist."""
 
 
 class RequestResolver:
-    """Finds callers, functions, and the way of the one into the other. Owner: the event loop; every
-    method is synchronous."""
+    """Resolves callers, functions and access grants. Owner: the event loop; every method is
+    synchronous."""
 
     def __init__(
         self, *, table: RouteTable, entrance: AccessCache, strangers: UnauthenticatedRateLimiter
@@ -41,8 +41,8 @@ class RequestResolver:
         return f"<RequestResolver {self._table!r}>"
 
     def authenticate(self, request: Request) -> Principal:
-        """Who is calling. Raises Unauthenticated, or TooManyRequests for an address that keeps
-        guessing."""
+        """Return the caller. Raises Unauthenticated, or TooManyRequests after too many failed
+        attempts from its address."""
         try:
             return self._table.authenticate(request.headers.get(b"authorization", b""), time.time())
         except errors.Unauthenticated:
@@ -50,22 +50,23 @@ class RequestResolver:
             raise
 
     def identify(self, request: Request, owner: str | None) -> Principal:
-        """`authenticate`, but that a public function of a tenant that is named may be called
-        without a key."""
+        """Return the caller, which may be anonymous where the path names a tenant, for public
+        functions."""
         if owner is not None and b"authorization" not in request.headers:
             return ANONYMOUS
         return self.authenticate(request)
 
     def reader(self, request: Request) -> Principal:
-        """Who asks for a submitted call. Raises Forbidden for a key that may not call, and for a
-        suspended tenant's."""
+        """Return the caller of a request about a submitted call. Raises Forbidden for a key that
+        may not call, and for a suspended tenant."""
         caller = self.authenticate(request)
         caller.check_may_call()
         self._entrance.check_not_suspended(caller.tenant)
         return caller
 
     def before(self, request: Request, caller: Principal) -> tuple[QuotaCheck | None, int]:
-        """See `AccessCache.before`. Raises Forbidden for a suspended tenant's key."""
+        """Return the quotas and the body limit by the caller alone (`AccessCache.before`). Raises
+        Forbidden for a suspended tenant."""
         self._entrance.check_not_suspended(caller.tenant)
         request.tenant = caller.tenant
         return self._entrance.before(caller, request.address)
@@ -73,8 +74,8 @@ class RequestResolver:
     def routed(
         self, request: Request, caller: Principal, path: str, owner: str | None = None
     ) -> tuple[FunctionRouter, str, str]:
-        """The function at `path`, the method and the tag that the path names. Raises NotFound,
-        Forbidden, Unauthenticated, Unavailable."""
+        """Return the function at `path`, and the method and the tag that the path names. Raises
+        NotFound, Forbidden, Unauthenticated, Unavailable."""
         path, _, tag = path.partition("@")
         try:
             app, function, method = parse_function_path(path)
@@ -99,19 +100,19 @@ class RequestResolver:
 
     @staticmethod
     def environment_of(request: Request, caller: Principal) -> str:
-        """The environment that a request is about: the one it names, else its key's own."""
+        """Return the environment of a request: the one it names, else its key's own."""
         asked = request.headers.get(b"pilotlight-environment", b"").decode("latin-1")
         return asked or caller.environment or DEFAULT_ENVIRONMENT
 
     def stranger(self, request: Request) -> errors.PilotlightError:
-        """The error for a caller without a key who asks for what is not public. Raises
-        TooManyRequests where it keeps asking."""
+        """Return the error for a caller without a key that requests a non-public function. Raises
+        TooManyRequests after too many attempts."""
         self._count(request)
         return errors.Unauthenticated("no API key: send the header 'Authorization: Bearer <key>'")
 
     def _count(self, request: Request) -> None:
-        """One more failed attempt. Raises TooManyRequests; who has a valid key is never counted,
-        whoever else shares its address."""
+        """Count a failed attempt. Raises TooManyRequests; requests with a valid key are never
+        counted."""
         now = time.monotonic()
         self._strangers.guard(request.address, now)
         self._strangers.check(request.address, now)
@@ -126,11 +127,11 @@ class RequestResolver:
         is_raw: bool = False,
         unasked: str = "",
     ) -> AccessGrant:
-        """The way in, of which the answer tells the quotas whatever becomes of the request. Raises
-        Forbidden, NotFound.
+        """Return the access grant, and set it on the request so that every response has quota
+        headers. Raises Forbidden, NotFound.
 
-        `unasked`: the revision for a caller of the function's own tenant who names none; "" =
-        whatever the traffic says."""
+        `unasked`: the revision for a caller of the function's own tenant that names none; "" = by
+        the traffic split."""
         if not tag and (asked := request.headers.get(TAG)) is not None:
             tag = asked.decode("latin-1")
         if not tag and not is_raw:
@@ -146,7 +147,7 @@ class RequestResolver:
         return entry
 
     def raw_entry(self, request: Request) -> AccessGrant:
-        """`/fn/{app}/{function}/rest`, also under `/t/{tenant}`: the caller at the function."""
+        """Return the access grant for `/fn/{app}/{function}/rest`, also under `/t/{tenant}`."""
         owner, place = parse_tenant_prefix(request.path)
         app, _, rest = place.removeprefix(RAW).partition("/")
         caller = self.identify(request, owner)
@@ -155,6 +156,6 @@ class RequestResolver:
 
 
 def tag_in_query(request: Request) -> str:
-    """What `?tag=` says; "" where it is not there."""
+    """Return the `?tag=` query parameter; "" where it is missing."""
     query: bytes = request.scope["query_string"]
     return parse_qs(query.decode("latin-1")).get("tag", [""])[0] if b"tag=" in query else ""

@@ -1,9 +1,9 @@
-"""What route and authenticate found for a path and a key, remembered until anything that it rests
-on changes.
+"""Cache of the routing and authentication results by path and key, valid until the route table
+changes.
 
-Owner: the event loop; every method is synchronous. Its other use is the warm way: a call whose path
-and key are known here may go without a task (`activator.gateway.fast_path`), if nothing of it
-depends on anything else."""
+Owner: the event loop; every method is synchronous. It also serves the fast path: a call whose path
+and key are cached here can run without a task (`activator.gateway.fast_path`), if nothing else
+affects it."""
 
 from __future__ import annotations
 
@@ -20,18 +20,26 @@ from pilotlight import errors
 
 FUNCTIONS = "/v1/functions/"
 MAX_RESOLVED = 16_384
-"""Answers of route and authenticate that are remembered; each is small, and a flood of paths must
-not fill the memory."""
+"""Most cached results; each is small, but a flood of paths must not fill the memory."""
 MAX_PATH_LENGTH = 512
-"""Of a path that is remembered, in characters: five names of the greatest length fit."""
+"""Longest cached path, in characters: fits five names of the maximum length."""
 
 Handler = Callable[[Request, AccessGrant, str], Awaitable[None]]
 
 
 class CachedRoute:
-    """What route and authenticate found for one path and key."""
+    """The routing and authentication result for one path and key."""
 
-    __slots__ = ("caller", "handler", "method", "routed", "tag", "unasked", "way", "ways")
+    __slots__ = (
+        "caller",
+        "fast_route",
+        "fast_routes",
+        "handler",
+        "method",
+        "routed",
+        "tag",
+        "unasked",
+    )
 
     def __init__(
         self, handler: Handler, caller: Principal, routed: FunctionRouter, method: str, tag: str
@@ -42,72 +50,84 @@ class CachedRoute:
         self.method = method
         self.tag = tag
         self.unasked = ""
-        self.way: FastPathRoute | None = None
-        self.ways: dict[RoutingDecision | CallTarget, FastPathRoute | None] | None = None
+        self.fast_route: FastPathRoute | None = None
+        self.fast_routes: dict[RoutingDecision | CallTarget, FastPathRoute | None] | None = None
 
     @property
     def is_lasting(self) -> bool:
-        """Whether it holds for further requests: not for a key that expires, nor for a caller who
-        is known by its address only."""
+        """Whether it is valid for further requests: not for a key that expires, nor for an
+        anonymous caller."""
         return self.caller.expires_at is None and not self.caller.is_anonymous
 
     @property
     def is_real(self) -> bool:
-        """Whether some revision of the function has the method: there are no other paths, and a
-        caller may make up any number of those."""
+        """Whether some revision of the function has the method: other paths are not cached, because
+        callers can invent any number of them."""
         return any(
             target.spec.method(self.method) is not None for target in self.routed.targets.values()
         )
 
-    def let_warm(self, entrance: AccessCache) -> None:
-        """From now on its calls may go without a task, where that is possible: `way` is for all of
-        them, else `ways` by their choice."""
+    def enable_fast_path(self, entrance: AccessCache) -> None:
+        """Enable the fast path for its calls, where possible: `fast_route` is for all calls,
+        else `fast_routes` has a route by decision."""
         routed, caller = self.routed, self.caller
         only = routed.choose(caller, {}, self.tag) if self.tag else routed.only
         if only is None:
-            self.ways = {}
+            self.fast_routes = {}
         else:
-            self.way = _way(
-                entrance, caller, only, self.method, is_told=bool(self.tag) or not routed.is_plain
+            self.fast_route = _fast_route(
+                entrance,
+                caller,
+                only,
+                self.method,
+                has_choice=bool(self.tag) or not routed.is_plain,
             )
 
-    def warm_way(self, entrance: AccessCache, headers: dict[bytes, bytes]) -> FastPathRoute | None:
-        """The way of a call whose revision depends on the call; None when it cannot go without a
-        task."""
-        ways = self.ways
-        if ways is None:
+    def fast_route_for(
+        self, entrance: AccessCache, headers: dict[bytes, bytes]
+    ) -> FastPathRoute | None:
+        """Return the fast path route of a call whose revision depends on the call; None when it
+        needs a task."""
+        fast_routes = self.fast_routes
+        if fast_routes is None:
             return None
         choice = self.routed.choose(self.caller, headers)
-        # there are many units, and what is remembered of them is bounded elsewhere
+        # there are many units, whose cache is bounded elsewhere
         key = choice.target if choice.unit else choice
-        if key in ways:
-            way = ways[key]
+        if key in fast_routes:
+            fast_route = fast_routes[key]
         else:
             try:
-                way = ways[key] = _way(entrance, self.caller, choice, self.method)
-            except errors.PilotlightError:  # as an ordinary request it is told why
-                way = ways[key] = None
-        return way if way is None or way.choice is choice else way.told(choice)
+                fast_route = fast_routes[key] = _fast_route(
+                    entrance, self.caller, choice, self.method
+                )
+            except errors.PilotlightError:  # the slow path answers with the reason
+                fast_route = fast_routes[key] = None
+        return (
+            fast_route
+            if fast_route is None or fast_route.choice is choice
+            else fast_route.with_choice(choice)
+        )
 
 
-def _way(
+def _fast_route(
     entrance: AccessCache,
     caller: Principal,
     choice: RoutingDecision,
     method: str,
     *,
-    is_told: bool = True,
+    has_choice: bool = True,
 ) -> FastPathRoute | None:
     if choice.target.spec.engine is not None:
-        return None  # its tokens are counted
+        return None  # its tokens must be counted
     entry = entrance.entry(caller, choice.target)
     if entry.gate is not None and not entry.gate.is_immediate:
         return None
-    return FastPathRoute(entry, method, choice if is_told else None)
+    return FastPathRoute(entry, method, choice if has_choice else None)
 
 
 class RouteCache:
-    """See the module."""
+    """Caches routing and authentication results."""
 
     def __init__(
         self,
@@ -117,7 +137,7 @@ class RouteCache:
         entrance: AccessCache,
         verbs: Mapping[str, Handler],
     ) -> None:
-        """`verbs`: what handles `POST …:<verb>`."""
+        """`verbs`: handlers of `POST …:<verb>`."""
         self._table = table
         self._reception = reception
         self._entrance = entrance
@@ -129,8 +149,8 @@ class RouteCache:
         return f"<RouteCache {len(self._known)}>"
 
     def find_warm(self, url: bytes, headers: dict[bytes, bytes]) -> FastPathRoute | None:
-        """What is known of a call that may go without a task; None when it must not, or was never
-        resolved."""
+        """Return the fast path route of a call; None when it needs a task, or was not resolved
+        before."""
         if self._known_at != self._table.generation:
             return None
         asked = (
@@ -141,15 +161,15 @@ class RouteCache:
         resolved = self._known.get(asked)
         if resolved is None or TAG in headers:
             return None
-        way = resolved.way or resolved.warm_way(self._entrance, headers)
-        if way is None or not is_simple(headers, max_body_bytes=way.entry.body_bytes):
+        fast_route = resolved.fast_route or resolved.fast_route_for(self._entrance, headers)
+        if fast_route is None or not is_simple(headers, max_body_bytes=fast_route.entry.body_bytes):
             return None
-        return way
+        return fast_route
 
     def resolve(self, request: Request, owner: str | None, place: str) -> CachedRoute | None:
-        """Route and authenticate a request below FUNCTIONS; None when it is no call of ours.
+        """Route and authenticate a request below FUNCTIONS; None when it is not a call.
 
-        Raises what `RequestResolver.routed` raises.
+        Raises the errors of `RequestResolver.routed`.
         """
         if self._known_at != self._table.generation or len(self._known) > MAX_RESOLVED:
             self._known.clear()
@@ -170,12 +190,14 @@ class RouteCache:
             routed, method, tag = self._reception.routed(request, caller, address, owner)
             resolved = CachedRoute(handler, caller, routed, method, tag)
             if tag:
-                # what is remembered is there: nobody fills the memory with names of nothing
+                # raises for an unknown tag, so that unknown names are not cached
                 routed.choose(caller, {}, tag)
             if verb == "warmup" and caller.tenant == routed.tenant:
-                resolved.unasked = routed.document.heaviest()  # not who answers until it is there
+                resolved.unasked = (
+                    routed.document.heaviest()
+                )  # not the revision that answers during a cutover
             if verb == "invoke" and resolved.is_lasting:
-                resolved.let_warm(self._entrance)
+                resolved.enable_fast_path(self._entrance)
             is_worth_it = (
                 resolved.is_lasting and resolved.is_real and len(request.path) <= MAX_PATH_LENGTH
             )

@@ -1,10 +1,10 @@
-"""What the data plane knows: functions, tenants, secrets and keys, as the controller's feed told
-it.
+"""The state of the data plane from the controller's feed: functions, tenants, secrets and keys.
 
-The table is memory only and holds documents packed (a kilobyte or so each); a `Target` (parsed
-spec, compiled argument checks) is made when a revision is first called, so thousands of functions
-at zero cost their documents and nothing else. Owner: the event loop; every method is synchronous,
-so no lock is needed. A broken document is refused whole, and the last good one stays."""
+The table is in memory only and stores compressed documents (about a kilobyte each); a `CallTarget`
+(parsed spec, compiled argument checks) is created when a revision is first called, so thousands of
+functions at zero instances cost only their documents. Owner: the event loop; every method is
+synchronous, so no lock is needed. An invalid document is refused as a whole, and the last valid one
+is kept."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ log = logging.getLogger(__name__)
 class RouteTable:
     """Functions, keys, tenants, quotas and secrets by name.
 
-    `version` is the position in the feed; `generation` changes with everything that could make an
-    earlier answer wrong. `on_function` is told the name of a function that changed, and the keys of
-    the revisions that could be called before and cannot any more. `on_budget` is told the id of a
-    budget and what it is now, None when it is gone. `handovers`: None: whoever is given traffic has
-    it at once. `engines`: the functions that are language models."""
+    `version` is the position in the feed; `generation` changes with every change that can
+    invalidate cached results. `on_function` is called with the name of a changed function, and the
+    keys of the revisions that can no longer be called. `on_budget` is called with the id of a
+    budget and its new state, None when it was deleted. `handovers`: None = traffic moves at once.
+    `engines`: the functions that are language models."""
 
     def __init__(self, lists: Mapping[str, Rates], secrets: Sealer) -> None:
-        """`lists`: price lists by their version, the platform's own first. `secrets`: opens secrets
-        of functions."""
+        """`lists`: price lists by version, the platform's own first. `secrets`: decrypts secrets of
+        functions."""
         self._lists = lists
         self._own_rates = next(iter(lists.values()))
         self._sealer = secrets
@@ -52,8 +52,8 @@ class RouteTable:
         self._names: dict[str, str] = {}
         self._kept_warm: set[str] = set()
         self._access: dict[str, frozenset[frozenset[str]]] = {}
-        """Of each function: with whom the revisions that answer are shared. Others are refused
-        without a look at its document."""
+        """By function: with whom its answering revisions are shared. Other callers are refused
+        without parsing its document."""
         self._routed: dict[str, FunctionRouter] = {}
         self._keys = ApiKeyIndex()
         self.tenants = Tenants()
@@ -75,9 +75,10 @@ class RouteTable:
             f"{len(self._keys)} keys, {self.refused} refused>"
         )
 
-    # -- the feed's side ---------------------------------------------------------------------------
+    # -- changes from the feed ---------------------------------------------------------------------
     def apply(self, change: FeedChange) -> bool:
-        """Take in one change; False when its document was refused (and the last good one kept)."""
+        """Apply one change; returns False when its document was refused (and the last valid one
+        kept)."""
         self.version = max(self.version, change.seq)
         self.generation += 1
         try:
@@ -95,7 +96,7 @@ class RouteTable:
         return True
 
     def clear(self) -> None:
-        """Forget everything: the feed is about to be told anew."""
+        """Remove everything, before the feed starts again."""
         self.generation += 1
         if self.handovers is not None:
             self.handovers.clear()
@@ -125,7 +126,7 @@ class RouteTable:
             self._kept_warm.discard(name)
         else:
             route = FunctionRoute.from_json(value)
-            # refuses a broken one; made again when called
+            # validates the document; created again when called
             routed = FunctionRouter(route, self.rates_of(route.tenant))
             self._access[name] = frozenset(
                 frozenset(target.spec.access) for target in routed.answering
@@ -144,8 +145,8 @@ class RouteTable:
         self.on_function(name, _callable(before) - _callable(route))
 
     def _hand_over(self, name: str, routed: FunctionRouter | None) -> None:
-        """From who answered the function's calls, if anybody called it, to `routed`; None: nobody
-        answers them any more."""
+        """Begin a cutover to `routed` if the function was called before; None = the function can no
+        longer be called."""
         known = self._routed.pop(name, None)
         if self.handovers is None:
             return
@@ -157,7 +158,7 @@ class RouteTable:
             self._routed[name] = routed
 
     def handed_over(self, name: str) -> None:
-        """A handover is over: who answered before takes no calls any more."""
+        """End a cutover: the previous revisions get no more calls."""
         self.generation += 1
         self._routed.pop(name, None)
         self.on_function(name, frozenset())
@@ -168,10 +169,10 @@ class RouteTable:
     def _apply_tenant(self, tenant: str, value: Any) -> None:
         before = self.rates_of(tenant)
         self.tenants.apply(tenant, value)
-        self._keys.forget_proofs(tenant)
+        self._keys.evict_callers(tenant)
         if self.rates_of(tenant) is not before:
             for name in [name for name in self._routed if name.startswith(f"{tenant}/")]:
-                del self._routed[name]  # priced anew
+                del self._routed[name]  # its prices have changed
                 self.on_function(name, frozenset())
 
     def _apply_quota(self, name: str, value: Any) -> None:
@@ -194,15 +195,15 @@ class RouteTable:
         else:
             self._secrets[name] = str(value["sealed"] if isinstance(value, Mapping) else value)
 
-    # -- the request's side ------------------------------------------------------------------------
+    # -- lookups by requests -----------------------------------------------------------------------
     def authenticate(self, authorization: bytes, now: float) -> Principal:
-        """The caller behind an Authorization header. Raises Unauthenticated, never saying which
-        part was wrong."""
-        caller = self._keys.proven(authorization)
+        """Return the caller of an Authorization header. Raises Unauthenticated, without saying
+        which part is wrong."""
+        caller = self._keys.cached_caller(authorization)
         if caller is None:
-            record = self._keys.prove(authorization)
+            record = self._keys.validate(authorization)
             caller = Principal(record, tenant_name=self.tenants.name_of(record.tenant))
-            self._keys.remember(authorization, caller)
+            self._keys.cache_caller(authorization, caller)
         if caller.expires_at is not None and now >= caller.expires_at:
             raise errors.Unauthenticated(
                 "this API key has expired: create another with `pilotlight token create`"
@@ -210,11 +211,11 @@ class RouteTable:
         return caller
 
     def is_known(self, authorization: bytes) -> bool:
-        """Whether this header was found valid before, so that no look-up is needed."""
+        """Return whether this header was validated before, so that no lookup is needed."""
         return self._keys.is_known(authorization)
 
     def caller_of(self, key_id: str) -> Principal | None:
-        """The caller with this key, if the key is still there."""
+        """Return the caller with this key; None if the key was deleted."""
         record = self._keys.record(key_id)
         return (
             Principal(record, tenant_name=self.tenants.name_of(record.tenant))
@@ -223,54 +224,53 @@ class RouteTable:
         )
 
     def plan_of(self, tenant: str) -> Plan:
-        """A tenant's plan, its overrides included; UNLIMITED where none is known."""
+        """Return a tenant's plan with its overrides; UNLIMITED where none is known."""
         return self.tenants.plan_of(tenant)
 
     def rates_of(self, tenant: str) -> Rates:
-        """The price list of a tenant's plan; the platform's own where it names none, or one that
-        there is not."""
+        """Return the price list of a tenant's plan; the platform's own where it names none, or an
+        unknown one."""
         version = self.tenants.plan_of(tenant).prices
         if version is None or version in self._lists:
             return self._own_rates if version is None else self._lists[version]
         if version not in self._unpriced:
             self._unpriced.add(version)
             log.error(
-                "a plan names prices that there are not; the platform's own apply prices=%s "
-                "tenant=%s",
+                "plan names an unknown price list; using the platform's own prices=%s tenant=%s",
                 version,
                 tenant,
             )
         return self._own_rates
 
     def quotas_of(self, name: str) -> Quotas:
-        """A function's own quotas, by `<tenant>/<environment>/<app>/<function>`."""
+        """Return a function's own quotas, by `<tenant>/<environment>/<app>/<function>`."""
         return self._quotas.get(name, _NO_QUOTAS)
 
     def reserved(self) -> Mapping[str, int]:
-        """Bytes of a node's instance memory that are kept free, by tenant."""
+        """Return the bytes of a node's instance memory that are reserved, by tenant."""
         return self.tenants.reserved()
 
     def tenant_named(self, name: str) -> str | None:
-        """Id of the tenant of that name."""
+        """Return the id of the tenant of that name."""
         return self.tenants.named(name)
 
     def tenant_name(self, tenant: str) -> str:
-        """A tenant's name; "" when unknown."""
+        """Return a tenant's name; "" when unknown."""
         return self.tenants.name_of(tenant)
 
     def tenant_names(self) -> Mapping[str, str]:
-        """All names by id."""
+        """Return all names by id."""
         return self.tenants.names()
 
     def routed_for(self, caller: Principal, address: FunctionAddress) -> FunctionRouter:
-        """`routed` for a caller that may be another tenant's. What it may not call does not exist
-        for it. Raises NotFound, Unavailable."""
+        """Return `routed` for a caller that may be of another tenant. Functions that it may not
+        call are not found. Raises NotFound, Unavailable."""
         if caller.tenant != address.tenant and not self._is_open_to(caller, address):
             raise _no_function(address)
         return self.routed(address)
 
     def _is_open_to(self, caller: Principal, address: FunctionAddress) -> bool:
-        """Whether every revision that may answer it is public, or shared with the caller's
+        """Return whether every revision that may answer is public, or shared with the caller's
         tenant."""
         name = _name_of(address)
         if (known := self._routed.get(name)) is not None:
@@ -283,13 +283,13 @@ class RouteTable:
         return all(not names.isdisjoint(access) for access in shared)
 
     def routed(self, address: FunctionAddress) -> FunctionRouter:
-        """The function's revisions, and the choice between them. Raises NotFound or Unavailable."""
+        """Return the router of a function. Raises NotFound or Unavailable."""
         name = _name_of(address)
         return self._routed.get(name) or self._make_routed(name, address)
 
     def target(self, address: FunctionAddress, revision: str = "") -> CallTarget:
-        """`revision` while it can be called, else the one that serves this call, by weight. Raises
-        NotFound or Unavailable."""
+        """Return `revision` while it can be called, else one by weight. Raises NotFound or
+        Unavailable."""
         return self.routed(address).any(revision)
 
     def _make_routed(self, name: str, address: FunctionAddress) -> FunctionRouter:
@@ -312,11 +312,11 @@ class RouteTable:
         )
 
     def targets_of(self, name: str) -> tuple[CallTarget, ...]:
-        """The revisions of `<tenant>/<environment>/<app>/<function>` that can be called; empty when
-        gone or stopped.
+        """Return the revisions of `<tenant>/<environment>/<app>/<function>` that can be called;
+        empty when it was removed or stopped.
 
-        Made for this answer only unless the function was called: thousands that are merely deployed
-        must not be kept parsed."""
+        They are not cached unless the function was called: thousands of functions that are only
+        deployed must not stay parsed."""
         known = self._routed.get(name)
         if known is not None:
             return (
@@ -329,20 +329,20 @@ class RouteTable:
         return tuple(FunctionRouter(route, self.rates_of(route.tenant)).targets.values())
 
     def target_keyed(self, tenant: str, key: str) -> CallTarget | None:
-        """The tenant's revision with that platform-wide key, while it can be called; not for each
-        call."""
+        """Return the tenant's revision with that platform-wide key, while it can be called. Not for
+        the hot path."""
         name = self._names.get(key.rpartition("@")[0], "")
         if not name.startswith(f"{tenant}/"):
             return None
         return next((target for target in self.targets_of(name) if target.key == key), None)
 
     def kept_warm(self) -> list[str]:
-        """Names of functions that want instances without being asked (`min_instances`)."""
+        """Return the names of functions that need instances without calls (`min_instances`)."""
         return sorted(self._kept_warm)
 
-    def keeps_previous_s(self, name: str) -> float:
-        """How long a revision that has just lost the function's traffic stays warm; 0 for one that
-        was gone back from, or is gone."""
+    def previous_retention_s(self, name: str) -> float:
+        """Return how long a revision that has just lost the function's traffic stays warm; 0 after
+        a rollback, or when the function was removed."""
         route = self._route(name)
         if route is None or route.stopped or document_of(route).at_once:
             return 0.0
@@ -351,8 +351,8 @@ class RouteTable:
         )
 
     def secret_env(self, target: CallTarget) -> dict[str, str]:
-        """A function's secrets, opened: environment variables for its next start. Raises
-        Unavailable naming a missing one."""
+        """Return a function's decrypted secrets as environment variables for its next start. Raises
+        Unavailable for a missing one."""
         values: dict[str, str] = {}
         for name in target.spec.secrets:
             sealed = self._secrets.get(f"{target.tenant}/{target.environment}/{name}")
@@ -365,13 +365,13 @@ class RouteTable:
                 values.update(_as_variables(name, self._sealer.open(sealed)))
             except SealBroken as e:
                 raise errors.Unavailable(
-                    f"secret {name!r} cannot be opened: {e}: store its values again",
+                    f"secret {name!r} cannot be decrypted: {e}: store its values again",
                     retry_after_s=30,
                 ) from e
         return values
 
     def statistics(self) -> Mapping[str, int]:
-        """Sizes, for metrics."""
+        """Return sizes, for metrics."""
         return {
             "functions": len(self._functions),
             "keys": len(self._keys),
@@ -384,11 +384,11 @@ _NO_QUOTAS = Quotas()
 
 
 def _ignore(name: str, left: frozenset[str]) -> None:
-    """Nobody follows the table yet."""
+    """Default of `on_function`."""
 
 
 def _ignore_budget(budget: str, record: BudgetRecord | None) -> None:
-    """Nobody keeps budgets yet."""
+    """Default of `on_budget`."""
 
 
 def _name_of(address: FunctionAddress) -> str:
@@ -408,8 +408,7 @@ def _no_function(address: FunctionAddress) -> errors.NotFound:
 
 
 def _callable(route: FunctionRoute | None) -> frozenset[str]:
-    """Keys of the revisions that can be called: those with a weight, and those that are only
-    named."""
+    """Return the keys of the revisions that can be called: by weight or by name."""
     if route is None or route.stopped:
         return frozenset()
     return frozenset(
@@ -419,7 +418,8 @@ def _callable(route: FunctionRoute | None) -> frozenset[str]:
 
 
 def _as_variables(name: str, text: str) -> dict[str, str]:
-    """A secret is a JSON object of variables, or one value named like the secret."""
+    """Return the variables of a secret: a JSON object of them, or one value with the secret's
+    name."""
     try:
         values = json.loads(text)
     except ValueError:

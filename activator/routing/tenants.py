@@ -1,5 +1,4 @@
-"""Tenants as the feed tells them: their names, and the plan under which each one's calls and
-functions run.
+"""Tenants from the feed: their names and plans.
 
 Owner: the event loop, through `RouteTable`.
 """
@@ -15,8 +14,8 @@ from pilotlight.types import Priority
 
 
 class Tenants:
-    """Looked up by id and by name. What is not known has no bounds: an older controller tells no
-    plans."""
+    """Tenants by id and by name. Unknown tenants have no limits, because an older controller sends
+    no plans."""
 
     def __init__(self) -> None:
         self._records: dict[str, TenantRecord] = {}
@@ -33,8 +32,8 @@ class Tenants:
         return len(self._records)
 
     def apply(self, tenant: str, value: Any) -> None:
-        """Take in a document; None = removed. Raises TypeError or ValueError, and has changed
-        nothing then."""
+        """Apply a tenant document; None = removed. Raises TypeError or ValueError, without
+        changes."""
         record = TenantRecord(**value) if value is not None else None
         plan = Plan(**record.plan) if record is not None and record.plan else UNLIMITED
         old = self._records.pop(tenant, None)
@@ -47,36 +46,36 @@ class Tenants:
             self._ids[record.name] = tenant
 
     def clear(self) -> None:
-        """Forget all."""
+        """Remove all tenants."""
         self._records.clear()
         self._plans.clear()
         self._ids.clear()
 
     def plan_of(self, tenant: str) -> Plan:
-        """The plan with the tenant's own overrides; UNLIMITED where nothing is known."""
+        """Return the plan with the tenant's own overrides; UNLIMITED for an unknown tenant."""
         return self._plans.get(tenant, UNLIMITED)
 
     def named(self, name: str) -> str | None:
-        """Id of the tenant of that name."""
+        """Return the id of the tenant of that name."""
         return self._ids.get(name)
 
     def name_of(self, tenant: str) -> str:
-        """Its name; "" when unknown."""
+        """Return its name; "" when unknown."""
         record = self._records.get(tenant)
         return record.name if record is not None else ""
 
     def names(self) -> Mapping[str, str]:
-        """All names by id."""
+        """Return all names by id."""
         return {tenant: record.name for tenant, record in self._records.items()}
 
     def is_suspended(self, tenant: str) -> bool:
-        """Whether its calls are to be refused."""
+        """Return whether its calls must be refused."""
         record = self._records.get(tenant)
         return record is not None and record.suspended
 
     def reserved(self) -> Mapping[str, int]:
-        """Bytes of a node's instance memory that are kept free, by the id of each tenant whose plan
-        says so."""
+        """Return the reserved bytes of a node's instance memory, by tenant id, for plans with a
+        reservation."""
         return {
             tenant: plan.reserved_memory_bytes
             for tenant, plan in self._plans.items()
@@ -85,8 +84,8 @@ class Tenants:
 
 
 def priority_of(asked: Priority | None, declared: Priority | None, *plans: Plan) -> Priority:
-    """A call's priority: what it asks for, or its function declares, or STANDARD; at most what each
-    of the plans allows."""
+    """Return a call's priority: the requested one, else the function's, else STANDARD; limited by
+    each plan."""
     priority = asked or declared or Priority.STANDARD
     for plan in plans:
         priority = priority.at_most(plan.priority)

@@ -1,10 +1,8 @@
-"""Which revision answers a call: a function's traffic document, made ready to be asked for each
-call.
+"""Selects the revision that answers a call, from the function's traffic document.
 
-The order: the tag or revision that the caller asked for, the pin of its tenant, the experiment that
-it is in, the weights. A unit (what is assigned as one: a key, a tenant, the value of a header)
-always gets the same answer from the same document; what was found for it is remembered. A request
-that has no unit draws anew."""
+The order: the tag or revision that the caller named, the pin of its tenant, its experiment, the
+weights. A unit of assignment (a key, a tenant, the value of a header) always gets the same decision
+from the same document; decisions are cached by unit. A request without a unit gets a random one."""
 
 from __future__ import annotations
 
@@ -33,23 +31,23 @@ from pilotlight.traffic import (
 from pilotlight.types import MAX_NAME_LENGTH
 
 MAX_UNITS: Final = 4096
-"""Units of a function whose choice is remembered: making one anew costs microseconds, and a flood
-of user ids must not fill the memory."""
+"""Most units of a function with a cached decision: computing one costs microseconds, and a flood of
+user ids must not fill the memory."""
 MAX_NAME_BYTES: Final = 256
-"""Longer names of units are hashed each time: headers may have some tens of KiB."""
+"""Longer names of units are not cached: headers may have some tens of KiB."""
 _HALF: Final = 4
-"""Bytes of a unit's digest that say whether it is in the experiment; the others say in which arm,
-so that neither moves the other."""
+"""Bytes of a unit's digest that decide whether it is in the experiment; the others decide its arm,
+so that the two are independent."""
 _HALF_PERCENT: Final = WHOLE / (1 << (8 * _HALF))
 _ARM: Final = HEADER_ARM.encode()
 
 
 class ShadowTarget:
-    """Where copies of calls go. Immutable.
+    """Target of copies of calls. Immutable.
 
     Attributes:
-        percent: of the calls.
-        max_compute: the greatest share of the function's execution time that copies may take.
+        percent: share of the calls that are copied.
+        max_compute: largest share of the function's execution time that copies may use.
     """
 
     __slots__ = ("max_compute", "percent", "target")
@@ -64,14 +62,16 @@ class ShadowTarget:
 
 
 class RoutingDecision:
-    """What was decided for a call, or for all calls of a unit. Immutable; compared by identity.
+    """The routing decision for a call, or for all calls of a unit. Immutable; compared by identity.
 
     Attributes:
-        experiment, arm: where it is in one, else "". unit: 16 hex digits that stand for the unit in
-        the experiment; "" where every request is one of its own. is_override: the caller, or a pin,
-        named the revision. shadow: who gets a copy of the call; None = nobody. mark: what the
-        call's records say of it; `head`, what its answer does; `line`, what its worker is told
-        (begins with CRLF).
+        experiment, arm: where it is in one, else "".
+        unit: 16 hex digits that identify the unit in the experiment; "" without a unit.
+        is_override: the caller, or a pin, named the revision.
+        shadow: target of a copy of the call; None = no copy.
+        mark: mark in the call's usage record.
+        head: header line of its response.
+        line: header line of its request to the worker (begins with CRLF).
     """
 
     __slots__ = (
@@ -108,32 +108,32 @@ class RoutingDecision:
 
     def __repr__(self) -> str:
         arm = f" arm {self.arm} of {self.experiment}" if self.experiment else ""
-        return f"<Choice {self.target!r}{arm}>"
+        return f"<RoutingDecision {self.target!r}{arm}>"
 
 
 def document_of(route: FunctionRoute) -> TrafficDocument:
-    """The route's traffic document. Raises KeyError, TypeError, ValueError or InvalidInput: broken,
-    or not what the route says."""
+    """Return the route's traffic document. Raises KeyError, TypeError, ValueError or InvalidInput
+    when it is invalid, or differs from the route."""
     weights = {name: weight for name, weight in route.traffic if weight}
     if not route.document:
         return traffic.reweighted(TrafficDocument(salt=route.id), weights)
     document = traffic.checked(traffic.from_json(route.document), revisions=route.revisions)
     if document.weights != weights:
         raise ValueError(
-            f"the document of {route.app}/{route.function} has other weights than its route"
+            f"the traffic document of {route.app}/{route.function} has other weights than its route"
         )
     return document
 
 
 class FunctionRouter:
-    """One function's revisions and the choice between them. Immutable, but for what it remembers of
+    """One function's revisions and the choice between them. Immutable, except for its cache of
     units. Owner: the event loop.
 
     Attributes:
-        targets: every revision that can be called, by its name. only: the choice for every call
-        that asks for nothing; None = it depends on the call. answering: the revisions that answer
-        calls that ask for nothing. handover: who answers until a revision that was given traffic
-        has an instance; None = there is nothing to wait for.
+        targets: every revision that can be called, by its name.
+        only: the decision for every call that names no revision; None = it depends on the call.
+        answering: the revisions that answer calls that name none.
+        handover: the cutover in progress; None = none.
     """
 
     __slots__ = (
@@ -149,7 +149,7 @@ class FunctionRouter:
     )
 
     def __init__(self, route: FunctionRoute, rates: Rates) -> None:
-        """Raises what `document_of` and `Target` raise."""
+        """Raises the errors of `document_of` and `CallTarget`."""
         self.document = document = document_of(route)
         self.targets: Mapping[str, CallTarget] = {
             name: _target(route, document, name, rates) for name in sorted(document.named())
@@ -184,28 +184,27 @@ class FunctionRouter:
 
     @property
     def tenant(self) -> str:
-        """Whose function it is."""
+        """The function's tenant."""
         return next(iter(self.targets.values())).tenant
 
     @property
     def is_plain(self) -> bool:
-        """Whether there is nothing to say of a call that asks for nothing: one revision answers
-        all, and nobody gets copies."""
+        """Whether all calls that name no revision get the same one, without copies."""
         return self.only is not None and self.only.shadow is None
 
     def choose(
         self, caller: Principal, headers: Mapping[bytes, bytes], asked: str = ""
     ) -> RoutingDecision:
-        """The choice for a call. `request`: the tag or revision that it names. Raises NotFound,
-        Forbidden for another tenant's caller."""
+        """Return the decision for a call. `asked`: the tag or revision that it names. Raises
+        NotFound, Forbidden for another tenant's caller."""
         if asked:
-            return self._asked(caller, asked)
+            return self._named(caller, asked)
         if self.only is not None:
             return self.only
-        choice = self._unasked(caller, headers)
-        return choice if self.handover is None else self.handover.instead(choice, caller, headers)
+        choice = self._default(caller, headers)
+        return choice if self.handover is None else self.handover.decide(choice, caller, headers)
 
-    def _unasked(self, caller: Principal, headers: Mapping[bytes, bytes]) -> RoutingDecision:
+    def _default(self, caller: Principal, headers: Mapping[bytes, bytes]) -> RoutingDecision:
         if self._pins and (pinned := self._pins.get(caller.tenant_name)) is not None:
             return pinned
         if self._arms is not None and (in_arm := self._arms.of(caller, headers)) is not None:
@@ -213,10 +212,10 @@ class FunctionRouter:
         return self._weights.of(caller, headers)
 
     def any(self, revision: str = "") -> CallTarget:
-        """`revision` where it can still be called, else one by weight."""
+        """Return `revision` where it can still be called, else one by weight."""
         return self.targets.get(revision) or self._weights.at(random.random() * WHOLE).target
 
-    def _asked(self, caller: Principal, asked: str) -> RoutingDecision:
+    def _named(self, caller: Principal, asked: str) -> RoutingDecision:
         some = next(iter(self.targets.values()))
         where = f"{some.app}/{some.function}"
         if len(asked) > MAX_NAME_LENGTH:
@@ -226,8 +225,7 @@ class FunctionRouter:
             )
         if caller.tenant != some.tenant:
             raise errors.Forbidden(
-                f"only callers of its own tenant may ask for a revision of {where}: leave "
-                f"{asked!r} out"
+                f"only callers of its own tenant may name a revision of {where}: remove {asked!r}"
             )
         choice = self._tags.get(asked)
         if choice is None:
@@ -259,12 +257,12 @@ def _target(route: FunctionRoute, document: TrafficDocument, name: str, rates: R
 
 
 def _for(shadow: ShadowTarget | None, target: CallTarget) -> ShadowTarget | None:
-    """A revision gets no copies of the calls that it answers itself."""
+    """Return the shadow, unless it is the target itself."""
     return shadow if shadow is not None and shadow.target is not target else None
 
 
 class _Units:
-    """What a unit is, and the choices that were found for those seen lately."""
+    """Derives the unit of a call, and caches decisions by unit."""
 
     __slots__ = ("_find", "_header", "_known", "_may_be_tenant", "_salt")
 
@@ -278,7 +276,7 @@ class _Units:
         self._known: dict[str | bytes, RoutingDecision | None] = {}
 
     def name(self, caller: Principal, headers: Mapping[bytes, bytes]) -> str | bytes:
-        """What the unit of a call is called; empty for one that has none."""
+        """Return the name of a call's unit; empty without one."""
         if self._header:
             return headers.get(self._header, b"")
         if self._may_be_tenant is None:
@@ -286,7 +284,7 @@ class _Units:
         return caller.tenant if self._may_be_tenant else caller.key_id
 
     def choice(self, name: str | bytes) -> RoutingDecision | None:
-        """The choice for a unit."""
+        """Return the decision for a unit."""
         known = self._known
         if name in known:
             return known[name]
@@ -299,13 +297,13 @@ class _Units:
 
 
 class _Weights:
-    """The weights: whose each point is."""
+    """The weights: maps points to revisions."""
 
     __slots__ = ("_ends", "_units", "choices")
 
     def __init__(self, document: TrafficDocument, by_name: Mapping[str, RoutingDecision]) -> None:
         self._ends = [segment.end for segment in document.segments]
-        self._ends[-1] = float(WHOLE)  # it may be a hair less
+        self._ends[-1] = float(WHOLE)  # rounding may leave it slightly below
         self.choices = [by_name[segment.revision] for segment in document.segments]
         self._units = _Units(
             document.sticky,
@@ -314,17 +312,17 @@ class _Weights:
         )
 
     def at(self, point: float) -> RoutingDecision:
-        """The choice for a point."""
+        """Return the decision for a point."""
         return self.choices[bisect_right(self._ends, point)]
 
     def of(self, caller: Principal, headers: Mapping[bytes, bytes]) -> RoutingDecision:
-        """The choice for a call."""
+        """Return the decision for a call."""
         name = self._units.name(caller, headers)
         return (self._units.choice(name) if name else None) or self.at(random.random() * WHOLE)
 
 
 class _Arms:
-    """An experiment: which units are in it, and in which arm."""
+    """An experiment: assigns units to arms."""
 
     __slots__ = ("_ends", "_experiment", "_plain", "_shadow", "_targets", "_units")
 
@@ -343,7 +341,7 @@ class _Arms:
         self._units = _Units(experiment.unit, salt=experiment.salt, find=self._found)
 
     def of(self, caller: Principal, headers: Mapping[bytes, bytes]) -> RoutingDecision | None:
-        """The choice for a call; None when it is not in the experiment."""
+        """Return the decision for a call; None when it is not in the experiment."""
         name = self._units.name(caller, headers)
         if name:
             return self._units.choice(name)

@@ -137,7 +137,7 @@ class _Spans:
             "pilotlight.method": call.method or None,
             "pilotlight.start_kind": call.start_kind.value,
             "pilotlight.priority": call.rank.priority.value,
-            "pilotlight.degraded": call.lessened or None,
+            "pilotlight.degraded": call.degradation or None,
             "pilotlight.attempts": len(ended.attempts) or None,
             "pilotlight.cost": ended.cost,
             "pilotlight.kept_for": ended.kept_for,

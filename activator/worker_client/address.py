@@ -1,9 +1,9 @@
-"""Where a worker is reached: the path of a Unix socket on this machine, or `tcp:<host>:<port>`, a
-pod's address.
+"""Address of a worker: the path of a Unix socket on this machine, or `tcp:<host>:<port>`, a pod's
+address.
 
-A pod may vanish with its node, without a word: connecting has a bound of its own, and a connection
-whose other end has fallen silent is noticed by the kernel (tcp(7): TCP_USER_TIMEOUT, keep-alive),
-so that a call on it breaks instead of waiting for its clock."""
+A pod may vanish with its node without closing its connections: connecting has a timeout, and the
+kernel detects connections whose peer is silent (tcp(7): TCP_USER_TIMEOUT, keep-alive), so that a
+call on them fails instead of waiting for its clock."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from typing import Final, TypeVar
 
 TCP: Final = "tcp:"
 CONNECT_S: Final = 3.0
-"""One lost SYN is repeated after a second, and again two later (RFC 6298); who has not answered by
-then is not there."""
+"""Connect timeout: a lost SYN is repeated after one second, and again two seconds later (RFC 6298);
+a host that has not answered by then is unreachable."""
 SILENT_MS: Final = 30_000
-"""Bytes that nobody acknowledged for so long: the other end is gone."""
+"""Time without acknowledgement of sent bytes after which the kernel closes the connection."""
 PROBE_AFTER_S: Final = 10
 PROBE_EVERY_S: Final = 5
 PROBES: Final = 4
@@ -26,17 +26,17 @@ P = TypeVar("P", bound=asyncio.BaseProtocol)
 
 
 def tcp_address(host: str, port: int) -> str:
-    """How an instance's `socket` says it; an IPv6 address stands in brackets."""
+    """Format the `socket` value of a TCP instance; an IPv6 address is put in brackets."""
     return f"{TCP}[{host}]:{port}" if ":" in host else f"{TCP}{host}:{port}"
 
 
 def is_tcp(where: str) -> bool:
-    """Whether it is a pod's address, and no path."""
+    """Return whether it is a pod's address, not a path."""
     return where.startswith(TCP)
 
 
 def host_and_port(where: str) -> tuple[str, int]:
-    """Of a `tcp:` address. Raises ValueError where it is none."""
+    """Parse a `tcp:` address. Raises ValueError for another one."""
     host, _, port = where.removeprefix(TCP).rpartition(":")
     if not is_tcp(where) or not host or not port.isdigit():
         raise ValueError(f"{where!r}: not tcp:<host>:<port>")
@@ -44,7 +44,8 @@ def host_and_port(where: str) -> tuple[str, int]:
 
 
 async def connect(loop: asyncio.AbstractEventLoop, make: Callable[[], P], where: str) -> P:
-    """A new connection. Raises OSError (TimeoutError is one) when nobody listens."""
+    """Open a new connection. Raises OSError (TimeoutError is one) when it is refused or not
+    answered."""
     if not is_tcp(where):
         _, made = await loop.create_unix_connection(make, where)
         return made
@@ -56,8 +57,8 @@ async def connect(loop: asyncio.AbstractEventLoop, make: Callable[[], P], where:
 
 
 def configure_tcp(transport: asyncio.BaseTransport) -> None:
-    """Small pieces go out at once, and an end that vanished is noticed. Of other sockets than
-    TCP's: nothing."""
+    """Set TCP options that send small pieces at once and detect vanished peers. Does nothing for
+    other sockets."""
     own = transport.get_extra_info("socket")
     if own is None or own.family not in (socket.AF_INET, socket.AF_INET6):
         return

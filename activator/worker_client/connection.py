@@ -1,10 +1,9 @@
 """HTTP/1.1 to a worker over its Unix socket, or to a pod (`address`): pooled connections, one
 exchange at a time on each.
 
-An answer whose length is known and small is collected whole (one future, no queue, the hot path);
-anything else streams with back-pressure: reading from the worker pauses while the caller does not
-read. An exchange that is abandoned closes its connection, which is how the worker learns that the
-caller left."""
+A response with a known, small length is collected whole (one future, no queue: the hot path);
+others stream with back-pressure: reading from the worker pauses while the caller does not read. An
+abandoned exchange closes its connection, which tells the worker that the caller disconnected."""
 
 from __future__ import annotations
 
@@ -19,27 +18,27 @@ from activator.worker_client.address import connect
 from pilotlight.protocol import HEADER_FINISH, HEADER_SPANS
 
 WHOLE_BODY_BYTES: Final = 256 * 1024
-"""An answer up to this long is collected before it is passed on, so that its cost can stand in its
+"""Largest response that is collected before it is forwarded, so that its cost can be sent in its
 headers."""
 MAX_HEAD_BYTES: Final = 64 * 1024
-"""Of an answer, and of what lies between two pieces of a streamed one (trailers, extensions of
-chunks): a worker runs user code, which must not fill the activator's memory."""
+"""Limit of a response head, and of the bytes between two pieces of a streamed response (trailers,
+chunk extensions): a worker runs user code, which must not exhaust the activator's memory."""
 STREAM_WINDOW_BYTES: Final = 256 * 1024
-"""Bytes held for a caller that reads slowly before reading from the worker pauses."""
+"""Bytes buffered for a slow caller before reading from the worker pauses."""
 JOINED_BYTES: Final = 64 * 1024
-"""Pieces that came in one read go out in one write, up to this many bytes: a worker that is fast
-costs a write for each of ours."""
+"""Pieces that arrived in one read are joined into one write, up to this many bytes, to save writes
+with a fast worker."""
 MAX_IDLE_S: Final = 30.0
-"""Idle connections older than this are not reused: well below the worker's keep-alive of 75 s, so a
-reused one is never just being closed."""
+"""Idle connections older than this are not reused: well below the worker's keep-alive of 75 s, so
+that a reused connection is not just being closed."""
 _TRAILERS: Final = frozenset({HEADER_FINISH.encode(), HEADER_SPANS.encode()})
-"""What is kept of those behind a stream."""
+"""Trailers of a stream that are stored."""
 
 
 class WorkerConnectionLost(Exception):
-    """Raised when the worker's connection ended before its answer did.
+    """Raised when the worker's connection ended before its response did.
 
-    `sent` tells whether any byte of the request may have reached the worker.
+    `sent`: whether any byte of the request may have reached the worker.
     """
 
     def __init__(self, message: str, *, sent: bool) -> None:
@@ -48,10 +47,10 @@ class WorkerConnectionLost(Exception):
 
 
 class WorkerResponse:
-    """A worker's answer: status, headers (lower-case names), and either `body` or a stream of
+    """A worker's response: status, headers (lower-case names), and either `body` or a stream of
     chunks.
 
-    Of no connection (None): one that no worker gave; then it has its body.
+    Without a connection (None) it was not received from a worker, and has a body.
     """
 
     __slots__ = ("_connection", "body", "headers", "status")
@@ -69,15 +68,15 @@ class WorkerResponse:
         self.body = body
 
     def header(self, name: bytes) -> bytes:
-        """First value of a header, or empty."""
+        """Return the first value of a header, or b""."""
         for key, value in self.headers:
             if key == name:
                 return value
         return b""
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """The body of a streamed answer. Raises WorkerConnectionLost when the worker dies in the
-        middle."""
+        """Yield the body of a streamed response. Raises WorkerConnectionLost when the worker dies
+        before its end."""
         connection = self._connection
         while connection is not None:
             chunk = await connection.next_chunk()
@@ -87,20 +86,20 @@ class WorkerResponse:
 
 
 class ResponseSink(Protocol):
-    """Who waits for an answer: a future, or something as simple. Told once, unless it is `done`
-    before."""
+    """Receiver of a response: a future or a similar object. Called once, unless it is already
+    `done`."""
 
     def done(self) -> bool:
-        """Whether nothing is awaited any more."""
+        """Return whether the response is no longer needed."""
         ...
 
     def set_result(self, result: WorkerResponse, /) -> None:
-        """The answer, or its head if it streams, is there. The exchange may be over: the connection
-        may be used again."""
+        """Called with the response, or its head if it streams. The exchange may have ended, so the
+        connection may be reused."""
         ...
 
     def set_exception(self, exception: WorkerConnectionLost, /) -> None:
-        """There will be none."""
+        """Called when there will be no response."""
         ...
 
 
@@ -155,11 +154,11 @@ class WorkerConnection(asyncio.Protocol):
     def request(
         self, data: bytes, *, loop: asyncio.AbstractEventLoop, is_head: bool = False
     ) -> asyncio.Future[WorkerResponse]:
-        """Send a whole request (or its head); the future is done when the answer, or its head if it
-        streams, is there.
+        """Send a whole request (or its head). The future is done when the response, or its head if
+        it streams, has arrived.
 
-        `is_head`: it is a HEAD request, whose answer ends with its head, whatever that says (RFC
-        9112 §6.3)."""
+        `is_head`: it is a HEAD request, whose response always ends with its head (RFC 9112
+        §6.3)."""
         future: asyncio.Future[WorkerResponse] = loop.create_future()
         if self._transport is None or not self.is_usable:
             future.set_exception(
@@ -171,8 +170,8 @@ class WorkerConnection(asyncio.Protocol):
         return future
 
     def send(self, data: bytes, waiter: ResponseSink) -> None:
-        """`request` on a connection that is usable, for a waiter of the caller's own: it is told
-        from within the event loop's read."""
+        """Send a request on a usable connection for a given `waiter`, which is called from the
+        event loop's read callback."""
         self._waiter = waiter
         self._is_head = False
         self._body = []
@@ -183,7 +182,7 @@ class WorkerConnection(asyncio.Protocol):
         self._transport.write(data)  # type: ignore[union-attr]
 
     async def write(self, data: bytes) -> None:
-        """More of a request's body; waits while the worker does not read. Raises
+        """Send more of a request's body; waits while the worker does not read. Raises
         WorkerConnectionLost."""
         if self._transport is None or not self.is_usable:
             raise WorkerConnectionLost("the worker closed the connection", sent=True)
@@ -192,23 +191,25 @@ class WorkerConnection(asyncio.Protocol):
             await self._writable.wait()
 
     async def next_chunk(self) -> bytes:
-        """The next piece of a streamed body, b"" at its end. Raises WorkerConnectionLost."""
+        """Return the next piece of a streamed body, b"" at its end. Raises WorkerConnectionLost."""
         while not self._chunks:
             if self._ended:
                 return b""
             if not self.is_usable:
-                raise WorkerConnectionLost("the worker died in the middle of its answer", sent=True)
+                raise WorkerConnectionLost(
+                    "the worker died before the end of its response", sent=True
+                )
             self._wakeup = asyncio.Event()
             await self._wakeup.wait()
-        chunk = self._take()
+        chunk = self._pop_chunks()
         self._buffered -= len(chunk)
         if self._paused and self._buffered < STREAM_WINDOW_BYTES and self._transport is not None:
             self._paused = False
             self._transport.resume_reading()
         return chunk
 
-    def _take(self) -> bytes:
-        """What is there, as one piece; nothing is waited for."""
+    def _pop_chunks(self) -> bytes:
+        """Return the buffered chunks as one piece, without waiting."""
         chunks = self._chunks
         chunk = chunks.popleft()
         if not chunks:
@@ -222,17 +223,16 @@ class WorkerConnection(asyncio.Protocol):
 
     @property
     def is_ahead(self) -> bool:
-        """Whether the worker has sent more of its answer than was taken, or all of it: it does not
-        keep anybody waiting."""
+        """Whether the worker has sent more of its response than was read, or all of it."""
         return bool(self._chunks) or self._ended
 
     @property
     def is_idle(self) -> bool:
-        """Whether the last exchange ended cleanly, so that another may follow."""
+        """Whether the last exchange ended cleanly, so that the connection can be reused."""
         return self._ended and self.is_usable and not self._chunks
 
     def close(self) -> None:
-        """End the connection now: an unfinished exchange is cancelled at the worker."""
+        """Close the connection now, which cancels an unfinished exchange at the worker."""
         self.is_usable = False
         if self._transport is not None:
             self._transport.abort()
@@ -242,17 +242,19 @@ class WorkerConnection(asyncio.Protocol):
         self._transport = transport  # type: ignore[assignment]
 
     def data_received(self, data: bytes) -> None:
-        if self._ended:  # nothing was asked
+        if self._ended:  # no request was sent
             self.close()
             return
         self._unanswered += len(data)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as e:
-            self._fail(WorkerConnectionLost(f"the worker's answer is not HTTP: {e}", sent=True))
+            self._fail(
+                WorkerConnectionLost(f"the worker's response is not valid HTTP: {e}", sent=True)
+            )
             self.close()
         ready = self._ready
-        # told only now: the parser is done, so the connection may be used again at once
+        # set the result only now: the parser has finished, so the connection can be reused at once
         if ready is not None:
             self._ready = None
             waiter, self._waiter = self._waiter, None
@@ -268,7 +270,7 @@ class WorkerConnection(asyncio.Protocol):
         self.is_usable = False
         self._fail(
             WorkerConnectionLost(
-                "the worker closed the connection before it answered", sent=self._sent
+                "the worker closed the connection before it responded", sent=self._sent
             )
         )
         if self._writable is not None:
@@ -301,7 +303,7 @@ class WorkerConnection(asyncio.Protocol):
             return
         if self._unanswered > MAX_HEAD_BYTES:
             self._expect_small_head()
-        # the parser goes on to wait for a body, so this connection is not used again
+        # the parser still expects a body, so this connection is not reused
         if self._is_head:
             self._ended, self.is_usable = True, False
             self._answer(b"")
@@ -318,7 +320,7 @@ class WorkerConnection(asyncio.Protocol):
     def _expect_small_head(self) -> None:
         if sum(len(name) + len(value) + 4 for name, value in self._headers) > MAX_HEAD_BYTES:
             self._fail(_too_long())
-            raise ValueError("a head over the limit")
+            raise ValueError("response head over the limit")
 
     def on_body(self, body: bytes) -> None:
         if not self._streaming:
@@ -357,14 +359,14 @@ class WorkerConnection(asyncio.Protocol):
 
 def _too_long() -> WorkerConnectionLost:
     return WorkerConnectionLost(
-        f"the head of the worker's answer, or what follows its body, has more than "
-        f"{MAX_HEAD_BYTES} bytes",
+        f"the head or the trailers of the worker's response have more than {MAX_HEAD_BYTES} bytes",
         sent=True,
     )
 
 
 class ConnectionPool:
-    """Connections to one worker. Most recently used first, so that surplus ones grow old and go."""
+    """Connections to one worker. The most recently used is reused first, so that surplus ones
+    expire."""
 
     __slots__ = ("_idle", "_path")
 
@@ -375,8 +377,8 @@ class ConnectionPool:
     def __repr__(self) -> str:
         return f"<ConnectionPool {self._path} {len(self._idle)} idle>"
 
-    def take_nowait(self, now: float) -> WorkerConnection | None:
-        """An idle connection, or None when one must be opened."""
+    def acquire_nowait(self, now: float) -> WorkerConnection | None:
+        """Return an idle connection, or None when one must be opened."""
         while self._idle:
             connection = self._idle.pop()
             if connection.is_usable and now - connection.idle_since < MAX_IDLE_S:
@@ -385,16 +387,16 @@ class ConnectionPool:
         return None
 
     async def open(self, loop: asyncio.AbstractEventLoop) -> WorkerConnection:
-        """A new connection. Raises WorkerConnectionLost (nothing sent) when nobody listens."""
+        """Open a new connection. Raises WorkerConnectionLost (nothing sent) when it fails."""
         try:
             return await connect(loop, WorkerConnection, self._path)
         except OSError as e:
             raise WorkerConnectionLost(
-                f"no worker on its socket: {e.strerror or e!r}", sent=False
+                f"cannot connect to the worker: {e.strerror or e!r}", sent=False
             ) from e
 
-    def give_back(self, connection: WorkerConnection, now: float) -> None:
-        """Return a connection: kept when its exchange ended cleanly, closed otherwise."""
+    def release(self, connection: WorkerConnection, now: float) -> None:
+        """Return a connection to the pool when its exchange ended cleanly; otherwise close it."""
         if connection.is_idle:
             connection.idle_since = now
             self._idle.append(connection)

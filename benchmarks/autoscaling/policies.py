@@ -3,7 +3,7 @@
 `Pilotlight` feeds the platform's own `decide`, `instances_now`, windows and pauses just as
 `autoscaler.revision_scaler.RevisionScaler` and `balancing.throttler.Throttler` of the activator do.
 `Kpa` is `activator.autoscaler.kpa.step` (held to Knative's own cases, number for number) with what
-is around it there: ticks of 2 s, a poke from zero, `bounds.bound` on the way to zero, starting
+is around it there: ticks of 2 s, a request_scale_up from zero, `bounds.bound` on the way to zero, starting
 instances invisible. Both get what flatters them: one queue for all calls, no network, no lost
 second between a decision and its start."""
 
@@ -127,22 +127,22 @@ class Pilotlight:
 
     def _poke(self) -> None:
         own, start_s = self._scaled, self._starts.expected_s()
-        wanted = self._starts_wanted(start_s, self._call_s())
+        wanted = self._required_starts(start_s, self._call_s())
         own.start(wanted)
-        if start_s is not None and not self._looks_again and wanted < self._starts_wanted():
+        if start_s is not None and not self._looks_again and wanted < self._required_starts():
             self._looks_again = True
-            own.world.at(own.world.now + start_s, lambda: self._look_twice(start_s))
+            own.world.at(own.world.now + start_s, lambda: self._recheck_starts(start_s))
 
-    def _look_twice(self, start_s: float) -> None:
-        """As `Throttler._look_twice`."""
+    def _recheck_starts(self, start_s: float) -> None:
+        """As `Throttler._recheck_starts`."""
         self._looks_again = False
         own = self._scaled
         if own.line and own.world.now - own.line[0][0] >= start_s:
-            own.start(self._starts_wanted())
+            own.start(self._required_starts())
         elif own.line:
             self._poke()
 
-    def _starts_wanted(self, start_s: float | None = None, call_s: float | None = None) -> int:
+    def _required_starts(self, start_s: float | None = None, call_s: float | None = None) -> int:
         own = self._scaled
         each = own.function.max_inputs
         return instances_now(

@@ -70,9 +70,9 @@ async def test_without_keep_asleep_it_is_stopped(rig: Rig) -> None:
 async def test_one_that_has_slept_long_enough_ends_and_its_revision_is_forgotten(rig: Rig) -> None:
     throttler = await slept(rig)
 
-    throttler.end_asleep(rig.clock() + 99 - 14)
+    throttler.stop_expired_suspended(rig.clock() + 99 - 14)
     assert len(throttler.asleep) == 1
-    throttler.end_asleep(rig.clock() + 101)
+    throttler.stop_expired_suspended(rig.clock() + 101)
     await until(lambda: len(rig.fleet.stopped) == 1)
     rig.pass_s(40)
 
@@ -147,7 +147,7 @@ async def test_one_that_dies_in_its_sleep_is_forgotten(rig: Rig) -> None:
     throttler = await slept(rig)
     (name,) = rig.fleet.started
 
-    throttler.gone(name, "killed")
+    throttler.instance_exited(name, "killed")
 
     assert len(throttler.asleep) == 0
     (await throttler.reserve(5.0)).release()

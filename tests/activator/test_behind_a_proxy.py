@@ -142,5 +142,5 @@ def test_a_wrong_network_is_refused_by_name(wrong: str, says: str) -> None:
 
 def test_the_address_of_a_scope_without_a_peer_stays_unknown() -> None:
     scope: dict[str, object] = {"client": None, "headers": [(b"x-forwarded-for", b"203.0.113.1")]}
-    TrustedProxies(["10.0.0.0/8"]).note_caller(scope)
+    TrustedProxies(["10.0.0.0/8"]).record_caller(scope)
     assert scope == {"client": None, "headers": [(b"x-forwarded-for", b"203.0.113.1")]}

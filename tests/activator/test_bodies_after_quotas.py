@@ -251,8 +251,8 @@ async def test_bodies_of_calls_that_wait_have_a_bound_in_bytes(
 
 
 async def test_all_tenants_together_have_a_bound_too(edge: Edge, function: _Gated) -> None:
-    edge.gateway.bodies.take("a", LIMIT)
-    edge.gateway.bodies.take("b", LIMIT // 2)
+    edge.gateway.bodies.acquire("a", LIMIT)
+    edge.gateway.bodies.acquire("b", LIMIT // 2)
 
     refused = await edge.call(json=HALF)
 

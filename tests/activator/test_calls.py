@@ -224,7 +224,7 @@ async def test_what_a_dead_activator_had_accepted_is_run_by_the_next_one(short_t
     call = Call(
         id="req-1", target=target_of(spec_of()), method="", key_id=caller.key_id, body=b'{"x":5}'
     )
-    await first.calls.hold(caller, call, fingerprint="")
+    await first.calls.accept(caller, call, fingerprint="")
     await until(lambda: any(w.requests for w in first.fleet.workers.values()))
     # what the end of the process does to its tasks; the journal is all that is left
     await first.calls.aclose()

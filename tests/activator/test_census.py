@@ -27,7 +27,7 @@ async def test_a_revision_without_an_instance_wants_one_and_with_one_only_what_i
     reservation = await throttler.reserve(5)
     assert desired_pods_hint(throttler) == 0
     assert calls_per_instance([throttler]) == {reservation.instance.id: 1}
-    reservation.give_back()
+    reservation.release_unused()
     throttler.is_retired = True
     assert desired_pods_hint(throttler) == 0
 
@@ -36,9 +36,9 @@ async def test_fewer_than_are_kept_warm_is_a_want(edge: Edge) -> None:
     throttler = edge.scaler.throttler_of(
         target_of(spec_of(scaling=Scaling(min_instances=2, max_instances=2)))
     )
-    (await throttler.reserve(5)).give_back()
+    (await throttler.reserve(5)).release_unused()
     for instance in list(throttler.instances.values())[1:]:
-        throttler.gone(instance.id, "lost")
+        throttler.instance_exited(instance.id, "lost")
     assert desired_pods_hint(throttler) == 1
 
 

@@ -80,7 +80,7 @@ async def test_the_agents_last_word_is_charged_and_the_counter_let_go(rig: Count
     reservation = await throttler.reserve(5.0)
     reservation.release()
     assert rig.open_descriptors() == 1
-    throttler.gone(reservation.instance.id, "exited", 4 * SECOND)
+    throttler.instance_exited(reservation.instance.id, "exited", 4 * SECOND)
     assert (rig.charged(), rig.open_descriptors()) == ([4 * SECOND], 0)
 
 
@@ -91,7 +91,7 @@ async def test_exit_hooks_are_charged_after_the_stop(rig: Counted) -> None:
     rig.count(1)
     rig.pass_s(14)
     await until(lambda: len(rig.fleet.stopped) == 1)
-    throttler.gone(reservation.instance.id, "stopped", 3 * SECOND)
+    throttler.instance_exited(reservation.instance.id, "stopped", 3 * SECOND)
     assert (rig.charged(), rig.open_descriptors()) == ([SECOND, 2 * SECOND], 0)
 
 

@@ -29,10 +29,10 @@ def load(value: float, **rest: object) -> Observed:
     return Observed(stable=value, panic=value, **rest)  # type: ignore[arg-type]
 
 
-# -- the poke from zero ----------------------------------------------------------------------------
+# -- the request_scale_up from zero ----------------------------------------------------------------------------
 
 
-def poke(waiting: int, **changes: object) -> int:
+def request_scale_up(waiting: int, **changes: object) -> int:
     facts = {
         "free_slots": 0,
         "starting_slots": 0,
@@ -45,18 +45,18 @@ def poke(waiting: int, **changes: object) -> int:
 
 
 def test_a_burst_on_a_cold_function_starts_all_its_instances_at_once() -> None:
-    assert poke(100) == 8
-    assert poke(1) == 1
-    assert poke(0) == 0
-    assert poke(100, max_inputs=16) == 7
+    assert request_scale_up(100) == 8
+    assert request_scale_up(1) == 1
+    assert request_scale_up(0) == 0
+    assert request_scale_up(100, max_inputs=16) == 7
 
 
 def test_a_burst_is_not_started_for_twice() -> None:
-    assert poke(8, starting_slots=8, instances=8, max_instances=20) == 0
-    assert poke(10, starting_slots=8, instances=8, max_instances=20) == 2
-    assert poke(3, free_slots=2, instances=2) == 1
-    assert poke(100, instances=8) == 0
-    assert poke(100, instances=9) == 0, "a lowered ceiling is never a negative start"
+    assert request_scale_up(8, starting_slots=8, instances=8, max_instances=20) == 0
+    assert request_scale_up(10, starting_slots=8, instances=8, max_instances=20) == 2
+    assert request_scale_up(3, free_slots=2, instances=2) == 1
+    assert request_scale_up(100, instances=8) == 0
+    assert request_scale_up(100, instances=9) == 0, "a lowered ceiling is never a negative start"
 
 
 @pytest.mark.parametrize("start_s, want", [(0.012, 4), (60.0, 0), (1.0, 2), (None, 4)])
@@ -64,7 +64,7 @@ def test_a_slow_start_is_not_begun_for_a_backlog_that_will_be_gone(
     start_s: float | None, want: int
 ) -> None:
     # Two running slots finish one call each per second: 20 ms buy nothing, 1 s two calls, 60 s all.
-    assert poke(4, instances=2, running_slots=2, start_s=start_s, call_s=1.0) == want
+    assert request_scale_up(4, instances=2, running_slots=2, start_s=start_s, call_s=1.0) == want
 
 
 # -- the layer around the core ---------------------------------------------------------------------

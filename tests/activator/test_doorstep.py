@@ -51,8 +51,8 @@ async def test_both_kinds_are_asked_alike(short_tmp: Path) -> None:
         pool = ConnectionPool(where)
         connection = await pool.open(loop)
         assert (await connection.request(GET, loop=loop)).status == 200
-        pool.give_back(connection, loop.time())
-        assert pool.take_nowait(loop.time()) is connection
+        pool.release(connection, loop.time())
+        assert pool.acquire_nowait(loop.time()) is connection
         connection.close()
     await near.aclose()
     await far.aclose()
@@ -75,6 +75,6 @@ async def test_a_pods_connection_sends_small_pieces_at_once_and_notices_a_node_t
 
 
 async def test_where_nobody_listens_nothing_was_sent() -> None:
-    with pytest.raises(WorkerConnectionLost, match="no worker") as gone:
+    with pytest.raises(WorkerConnectionLost, match="cannot connect to the worker") as gone:
         await ConnectionPool(tcp_address("127.0.0.1", free_port())).open(asyncio.get_running_loop())
     assert not gone.value.sent

@@ -210,10 +210,10 @@ async def test_killed_after_it_wrote_a_call_down_it_asks_before_it_runs_it(
     async with living(short_tmp / "0", desk) as life:
         with desk.store.write() as write:
             (kept,) = due.claim(write, activator="a-0")
-        await life.edge.calls.keep(kept)
+        await life.edge.calls.store(kept)
         assert life.runs == []
     async with living(short_tmp / "0", desk) as life:
-        assert (life.edge.calls.kept(), life.runs) == (["req-1/1"], [])
+        assert (life.edge.calls.stored(), life.runs) == (["req-1/1"], [])
         await life.due.round()
         await until(lambda: desk.state() == "SUCCEEDED")
         assert life.runs == [("req-1", "1")]
@@ -226,7 +226,7 @@ async def test_killed_for_longer_than_its_claim_it_forgets_what_another_runs(
     async with living(short_tmp / "0", desk) as life:
         with desk.store.write() as write:
             (kept,) = due.claim(write, activator="a-0")
-        await life.edge.calls.keep(kept)
+        await life.edge.calls.store(kept)
     desk.now += due.CLAIM_S + 1
     async with living(short_tmp / "1", desk, name="a-1") as other:
         await other.due.round()
@@ -234,7 +234,7 @@ async def test_killed_for_longer_than_its_claim_it_forgets_what_another_runs(
         assert other.runs == [("req-1", "1")]
     async with living(short_tmp / "0", desk) as life:
         await life.due.round()
-        assert (life.edge.calls.kept(), life.runs, len(life.edge.calls._held)) == ([], [], 0)
+        assert (life.edge.calls.stored(), life.runs, len(life.edge.calls._held)) == ([], [], 0)
         assert life.edge.books.journal.statistics().held_calls == 0
 
 
@@ -250,7 +250,7 @@ async def test_killed_when_the_controllers_word_was_lost_it_asks_again_and_runs_
     desk.now += 10 * due.CLAIM_S
     async with living(short_tmp / "1", desk, name="a-1") as other:
         await other.due.round()
-        assert other.edge.calls.kept() == []  # it was taken for good
+        assert other.edge.calls.stored() == []  # it was taken for good
     async with living(short_tmp / "0", desk) as life:
         await life.due.round()
         await until(lambda: desk.state() == "SUCCEEDED")
@@ -335,16 +335,16 @@ class Refusing:
         self.begun: list[str] = []
         self._kept: list[str] = []
 
-    async def keep(self, kept: dict[str, Any]) -> None:
+    async def store(self, kept: dict[str, Any]) -> None:
         if kept["record"]["tenant"] == self.full:
             self.refused += 1
             raise self.error
         self._kept.append(kept["due"])
 
-    def kept(self) -> list[str]:
+    def stored(self) -> list[str]:
         return list(self._kept)
 
-    def begin_kept(self, asked: Collection[str], ours: Collection[str]) -> None:
+    def begin_stored(self, asked: Collection[str], ours: Collection[str]) -> None:
         self.begun += [name for name in asked if name in ours]
         self._kept = [name for name in self._kept if name not in asked]
 

@@ -132,7 +132,7 @@ async def test_a_revision_that_does_not_come_up_in_time_gets_its_traffic_all_the
     split(site, {V2: 100}, spec={"clocks": Clocks(startup_s=300.0)})
     handover = site.handovers._running[NAME]
     assert handover.timer is not None
-    site.handovers._give_up(NAME)  # as its timer will
+    site.handovers._on_timeout(NAME)  # as its timer will
     call = asyncio.create_task(revision(site))
     await until(lambda: throttler(site, V2).waiting == 1)
     site.fleet.gate.set()
@@ -235,7 +235,7 @@ async def test_swap_goes_back_to_the_old_one_while_the_new_one_does_not_start(si
 
 async def test_wait_leaves_the_old_one_alone_for_as_long_as_there_is_no_room(site: Edge) -> None:
     await refuse_once(site, RolloutStrategy.WAIT)
-    site.handovers._give_up(NAME)  # as its timer will
+    site.handovers._on_timeout(NAME)  # as its timer will
     assert await revision(site) == V1
     assert site.fleet.stopped == []
     site.fleet.gate.set()

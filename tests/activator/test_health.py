@@ -35,40 +35,40 @@ async def test_ready_once_nothing_is_missing(journal: Journal) -> None:
     for what in missing:
         health.needs(lambda what=what: what if what in missing else "")  # type: ignore[misc]
     with pytest.raises(errors.Unavailable, match="routes; instances") as refused:
-        await health.expect_ready()
+        await health.require_ready()
     assert refused.value.detail["missing"] == ["routes", "instances"]
-    await health.expect_alive()
+    await health.require_alive()
     missing.remove("routes")
     assert health.missing() == ["instances"]
     missing.clear()
-    await health.expect_ready()
+    await health.require_ready()
 
 
 async def test_what_goes_away_later_takes_no_activator_out() -> None:
     health, missing = Health(), [""]
     health.needs(lambda: missing[0])
-    await health.expect_ready()
+    await health.require_ready()
     missing[0] = "Redis"
-    await health.expect_ready()
+    await health.require_ready()
 
 
 async def test_on_its_way_out_it_is_alive_and_not_ready(journal: Journal) -> None:
     health = Health(journal=journal)
     health.is_draining = True
-    await health.expect_alive()
-    with pytest.raises(errors.Unavailable, match="being stopped"):
-        await health.expect_ready()
+    await health.require_alive()
+    with pytest.raises(errors.Unavailable, match="shutting down"):
+        await health.require_ready()
 
 
 async def test_a_journal_that_takes_no_lines_is_no_life(journal: Journal) -> None:
     health = Health(journal=journal)
     journal._log._deferred.append(b"no room for this\n")
-    with pytest.raises(errors.Unavailable, match="no room on its disk") as refused:
-        await health.expect_alive()
+    with pytest.raises(errors.Unavailable, match="its disk is full") as refused:
+        await health.require_alive()
     assert refused.value.detail["missing"] == ["journal"]
-    await Health(journal=journal, is_served_unbilled=True).expect_alive()
+    await Health(journal=journal, is_served_unbilled=True).require_alive()
     journal._log._deferred.clear()
-    await health.expect_alive()
+    await health.require_alive()
 
 
 async def test_a_disk_that_fails_is_no_life(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ async def test_a_disk_that_fails_is_no_life(tmp_path: Path) -> None:
 
     journal, _ = Failing.open(tmp_path, activator="a-0")
     with pytest.raises(errors.Unavailable, match="the disk failed"):
-        await Health(journal=journal).expect_ready()
+        await Health(journal=journal).require_ready()
     journal.abandon()
 
 

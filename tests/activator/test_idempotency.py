@@ -87,7 +87,7 @@ async def test_a_repeat_while_the_first_runs_is_told_to_come_again(
     function.gate.set()
 
     assert (meanwhile.status_code, meanwhile.headers["retry-after"]) == (409, "1")
-    assert "still runs" in str(problem_of(meanwhile)["detail"])
+    assert "still running" in str(problem_of(meanwhile)["detail"])
     assert ((await first).json(), (await call(edge)).json()) == (1, 1)
 
 
@@ -179,7 +179,7 @@ async def test_requests_that_run_are_never_forgotten_for_want_of_room() -> None:
     assert await store.claim("running", "f") is None
     for n in range(20):
         assert await store.claim(f"n-{n}", "f") is None
-        await store.keep(Claim(name=f"n-{n}", tenant="t", fingerprint="f"), b"x" * 500, ttl_s=60)
+        await store.store(Claim(name=f"n-{n}", tenant="t", fingerprint="f"), b"x" * 500, ttl_s=60)
 
     assert await store.claim("running", "f") == Known(fingerprint="f", answer=None)
     assert (await store.claim("n-19", "f")) == Known(fingerprint="f", answer=b"x" * 500)

@@ -394,7 +394,7 @@ async def test_a_call_that_was_submitted_before_does_not_run_while_its_tenant_is
         street.table.authenticate(f"Bearer {KEY}".encode(), 0.0),
         street.table.targets_of(f"{TENANT}/main/shop/hello")[0],
     )
-    gate = street.calls._attempts._gates.of_all(entry.target)
+    gate = street.calls._attempts._gates.for_revision(entry.target)
     while not gate.locked():
         await gate.acquire()  # the function is busy
     call_id = (await street.call("shop/hello:submit", json={"x": 1})).json()["id"]

@@ -281,7 +281,7 @@ async def test_a_worker_whose_caller_does_not_read_is_read_a_few_messages_ahead(
 
 async def test_a_websocket_whose_messages_have_no_room_is_closed_and_told_so(edge: Edge) -> None:
     async with chatting(edge, side=lambda worker: worker.send(b"x" * 1000)):
-        edge.gateway.bodies.take(TENANT, ActivatorSettings().tenant_waiting_bytes)
+        edge.gateway.bodies.acquire(TENANT, ActivatorSettings().tenant_waiting_bytes)
         caller = Unread()
         await caller.connect(edge)
 
@@ -295,7 +295,7 @@ async def test_a_websocket_is_closed_when_a_message_of_its_caller_has_no_room(ed
         chatting(edge, side=lambda worker: worker.wait_closed()) as (url, _),
         connect(url, additional_headers=HEADERS, proxy=None) as socket,
     ):
-        edge.gateway.bodies.take(TENANT, ActivatorSettings().tenant_waiting_bytes)
+        edge.gateway.bodies.acquire(TENANT, ActivatorSettings().tenant_waiting_bytes)
         await socket.send("more")
         with pytest.raises(websockets.ConnectionClosedError) as closed:
             async with asyncio.timeout(PATIENCE_S):

@@ -302,7 +302,7 @@ NO_ENTRANCES = {
         ),
         "a step on the way to a row's handler",
     ),
-    "self._proxies.note_caller": "reads the address that a trusted proxy says",
+    "self._proxies.record_caller": "reads the address that a trusted proxy says",
     **dict.fromkeys(
         ("self._reception.enter", "self._reception.raw_entry", "self._reception.reader"),
         "finds the caller",
@@ -341,7 +341,7 @@ async def test_a_pickle_of_another_tenant_or_without_a_key_is_refused_unopened(
     if answer.status_code == 415:
         problem = problem_of(answer)
         assert problem["type"] == "https://pilotlight.dev/problems/unsupported-media-type"
-        assert "calls to another tenant's function are made with JSON" in str(problem["detail"])
+        assert "calls to another tenant's function must use JSON" in str(problem["detail"])
 
 
 @pytest.mark.parametrize("name", ENTRANCES)
@@ -636,8 +636,8 @@ async def test_an_own_pickle_in_a_journal_runs_also_when_its_key_has_ended(
 async def test_a_dead_letter_sent_again_and_a_call_handed_on_are_checked_again(
     shop: Edge, controller: FakeController, pickled: MarkingPickle, tenant: str, state: str
 ) -> None:
-    await shop.calls.keep(kept_of(pickled, tenant=tenant, key="k-any", due="req-1/1"))
-    shop.calls.begin_kept(["req-1/1"], ["req-1/1"])
+    await shop.calls.store(kept_of(pickled, tenant=tenant, key="k-any", due="req-1/1"))
+    shop.calls.begin_stored(["req-1/1"], ["req-1/1"])
     await until(lambda: controller.calls.get("req-1", {}).get("state") == state)
 
     assert pickled.was_opened == (state == "SUCCEEDED")

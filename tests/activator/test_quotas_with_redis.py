@@ -127,13 +127,13 @@ async def test_without_a_rule_a_call_stays_warm_and_redis_is_not_asked(
     before = trips()
     assert (await shop.call(json={"x": 1})).headers["pilotlight-start"] == "WARM"
     resolved = next(iter(shop.gateway._resolutions._known.values()))
-    assert resolved.way is not None
+    assert resolved.fast_route is not None
     assert trips() == before
 
     shop.add_tenant("acme", requests_per_s=5)
     assert (await shop.call(json={"x": 1})).status_code == 200
     resolved = next(iter(shop.gateway._resolutions._known.values()))
-    assert resolved.way is None
+    assert resolved.fast_route is None
 
 
 async def test_while_redis_is_away_what_is_open_goes_on_and_what_is_closed_is_503(

@@ -282,7 +282,7 @@ def test_a_secret_that_another_key_sealed_is_named_in_the_answer() -> None:
         FeedChange(seq=1, kind="secret", key=f"{TENANT}/main/db", value=TEST_KEY.replies.seal("{}"))
     )
 
-    with pytest.raises(errors.Unavailable, match="secret 'db' cannot be opened"):
+    with pytest.raises(errors.Unavailable, match="secret 'db' cannot be decrypted"):
         table.secret_env(target_of(spec_of(secrets=("db",))))
 
 

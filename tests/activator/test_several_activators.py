@@ -160,7 +160,7 @@ async def test_an_allowance_comes_back_when_a_start_fails_and_when_an_instance_d
 
     reservation = await one.reserve(5.0)
     await members.fleet.kill(reservation.instance.id, "crashed", tell=False)
-    one.gone(reservation.instance.id, "crashed")
+    one.instance_exited(reservation.instance.id, "crashed")
     assert members.states[0].statistics().allowance == {}
     reservation.release()
 
@@ -327,7 +327,7 @@ class Beats:
         self.beats += 1
         return HeartbeatReply(members=frozenset({"a-0"}))
 
-    async def wait_news(self, timeout_s: float) -> None:
+    async def wait_for_changes(self, timeout_s: float) -> None:
         if self.beats > 1:
             raise asyncio.CancelledError
         self.clock.advance(START_GRACE_S + 1)

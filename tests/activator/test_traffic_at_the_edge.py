@@ -155,7 +155,7 @@ async def test_many_units_cost_each_way_nothing(edge: Edge) -> None:
         ] == arm
     assert len({record.unit for record in (await edge.settle()).values()}) == 40
     (resolved,) = edge.gateway._resolutions._known.values()
-    assert len(resolved.ways or ()) == 2
+    assert len(resolved.fast_routes or ()) == 2
 
 
 async def test_a_call_outside_of_experiments_says_nothing_of_arms(edge: Edge) -> None:

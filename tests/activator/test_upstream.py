@@ -35,8 +35,8 @@ async def test_a_small_answer_arrives_whole_and_its_connection_is_used_again(
         connection = await pool.open(loop)
 
         answer = await connection.request(post(b"one"), loop=loop)
-        pool.give_back(connection, now=1.0)
-        again = pool.take_nowait(2.0)
+        pool.release(connection, now=1.0)
+        again = pool.acquire_nowait(2.0)
 
         assert (answer.status, answer.body, answer.header(b"pilotlight-outcome")) == (
             200,
@@ -64,10 +64,10 @@ async def test_the_answer_to_head_ends_with_its_head(short_tmp: Path, head: byte
         answer = await connection.request(
             b"HEAD /x HTTP/1.1\r\nhost: worker\r\n\r\n", loop=loop, is_head=True
         )
-        pool.give_back(connection, now=1.0)
+        pool.release(connection, now=1.0)
 
         assert (answer.status, answer.body) == (200, b"")
-        assert pool.take_nowait(1.0) is None
+        assert pool.acquire_nowait(1.0) is None
 
 
 class _Bodiless(asyncio.Protocol):
@@ -114,9 +114,9 @@ async def test_an_idle_connection_that_grew_old_is_not_used_again(short_tmp: Pat
         loop = asyncio.get_running_loop()
         connection = await pool.open(loop)
         await connection.request(GET, loop=loop)
-        pool.give_back(connection, now=0.0)
+        pool.release(connection, now=0.0)
 
-        assert pool.take_nowait(MAX_IDLE_S + 1) is None
+        assert pool.acquire_nowait(MAX_IDLE_S + 1) is None
 
 
 async def test_a_streamed_answer_is_passed_on_piece_by_piece(short_tmp: Path) -> None:
@@ -343,8 +343,8 @@ async def test_a_connection_in_the_pool_keeps_no_headers(short_tmp: Path) -> Non
                 (b"pilotlight-finish", b"error"),
             ]
             assert connection._headers == []
-            pool.give_back(connection, now=1.0)
-            assert pool.take_nowait(1.0) is connection
+            pool.release(connection, now=1.0)
+            assert pool.acquire_nowait(1.0) is connection
         connection.close()
 
 
@@ -377,8 +377,8 @@ async def test_what_a_worker_says_unasked_closes_its_connection(short_tmp: Path)
         pool = ConnectionPool(str(short_tmp / "w.sock"))
         connection = await pool.open(loop)
         assert (await connection.request(GET, loop=loop)).body == b"x"
-        pool.give_back(connection, now=1.0)
+        pool.release(connection, now=1.0)
         workers[0].data_received(b"")
         await asyncio.sleep(0.05)
 
-        assert pool.take_nowait(1.0) is None
+        assert pool.acquire_nowait(1.0) is None

@@ -227,7 +227,7 @@ async def test_a_functions_max_queued_and_a_tenants_quota_give_places_to_who_ran
             await low
         other = world.call(rank_of("b"))
         await until(lambda: world.throttler.waiting == 2)
-        with pytest.raises(errors.TooManyRequests, match=r"bound \(max_queued\)"):
+        with pytest.raises(errors.TooManyRequests, match=r"limit \(max_queued\)"):
             await world.throttler.reserve(5, rank_of("b"))
         busy.release()
         (await high).release()
@@ -271,12 +271,12 @@ class Story:
             waiting[n % len(waiting)].cancel()
 
     def expire(self, _n: int, _rank: QueuePriority) -> None:
-        for waiter in list(self.world.throttler._line._waiters)[:1]:
+        for waiter in list(self.world.throttler._wait_queue._waiters)[:1]:
             self.world.throttler._expire(waiter, 1.0)
 
     def kill(self, _n: int, _rank: QueuePriority) -> None:
         for instance in list(self.world.throttler.instances)[:1]:
-            self.world.throttler.gone(instance, "crashed")
+            self.world.throttler.instance_exited(instance, "crashed")
 
     def hold_starts(self, _n: int, _rank: QueuePriority) -> None:
         self.world.fleet.gate.clear()

@@ -142,7 +142,7 @@ async def test_an_older_version_of_http_is_answered_in_its_own_way(raw: Raw) -> 
 
 
 async def test_a_call_that_finds_no_free_connection_counts_once(warm_edge: Edge) -> None:
-    ((key, tally),) = warm_edge.gateway.warm.dispatcher.persistence.budgets._tallies.items()
+    ((key, tally),) = warm_edge.gateway.warm.dispatcher.retries.budgets._tallies.items()
     before = tally.calls
     for scaled in warm_edge.scaler._scaled.values():
         for instance in scaled.throttler.instances.values():
@@ -246,7 +246,7 @@ async def test_a_warm_call_that_never_returns_is_cut_off_by_its_clock_and_its_in
     task = asyncio.create_task(edge.call(json={"x": 1}))
     await until(begun(edge, 2))
     for step in list(edge.gateway.warm.clocks._steps):
-        edge.gateway.warm.clocks._ring(step)
+        edge.gateway.warm.clocks._on_timer(step)
     answer = await task
     await until(lambda: edge.fleet.stopped)
 

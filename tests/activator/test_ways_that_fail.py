@@ -127,7 +127,7 @@ def test_a_point_at_the_end_of_the_range_is_somebodys() -> None:
 def half_open(one: Throttler) -> RevisionHealth:
     """Its next call is the probe."""
     one.health = health = RevisionHealth(BreakerTerms(min_calls=1, open_s=0.0))
-    health.breaker.ended(Outcome.FAILED, 0.0)
+    health.breaker.record_outcome(Outcome.FAILED, 0.0)
     assert health.breaker.state is State.OPEN
     return health
 
@@ -140,7 +140,7 @@ async def test_a_slot_that_was_given_back_unused_does_not_close_a_breaker(edge: 
     health = half_open(one)
     reservation = one.reserve_nowait()
     assert reservation is not None
-    reservation.give_back()
+    reservation.release_unused()
     assert health.breaker.state is not State.CLOSED
     assert health.breaker.admits(edge.scaler._clock())  # the next one is the probe
 
@@ -256,7 +256,7 @@ async def _one_and_wait() -> AsyncIterator[bytes]:
 async def test_a_kept_answer_holds_no_more_than_it_is_counted_for() -> None:
     answers, spans = ResponseCache(max_bytes=10_000), b"s" * 8000
     call = Call(id="req-1", target=target_of(spec_of()), method="", key_id="k", body=b"{}")
-    answers.keep(
+    answers.store(
         call,
         WorkerResponse(
             None, 200, [(b"content-type", b"application/json"), (b"pilotlight-spans", spans)], b"1"
@@ -292,7 +292,7 @@ async def test_kept_answers_take_no_more_memory_than_they_are_counted_for(
             body=b"%d" % n,
             accept=b"%04d" % n * 250,
         )
-        answers.keep(
+        answers.store(
             call,
             WorkerResponse(
                 None, 200, [(bytes(name), bytes(value)) for name, value in headers], b"1"
@@ -313,7 +313,7 @@ async def test_a_cached_answer_is_for_those_who_ask_in_the_same_way() -> None:
         )
 
     answers = ResponseCache()
-    answers.keep(called(b"text/plain"), WorkerResponse(None, 200, [], b"1"), 0.0)
+    answers.store(called(b"text/plain"), WorkerResponse(None, 200, [], b"1"), 0.0)
     assert answers.find(called(b"text/plain"), max_age_s=1.0, now=0.0) is not None
     assert answers.find(called(b""), max_age_s=1.0, now=0.0) is None
     assert answers.find(called(b"text/plai", b"n{}"), max_age_s=1.0, now=0.0) is None
@@ -333,13 +333,13 @@ async def test_a_cached_answer_is_shared_within_one_tenant_and_among_callers_wit
         )
 
     answers = ResponseCache()
-    answers.keep(called(key_id="k"), WorkerResponse(None, 200, [], b"the owner's"), 0.0)
+    answers.store(called(key_id="k"), WorkerResponse(None, 200, [], b"the owner's"), 0.0)
     assert answers.find(called(key_id="another-key"), max_age_s=1.0, now=0.0) is not None
     assert answers.find(called(key_id=""), max_age_s=1.0, now=0.0) is None
     assert (
         answers.find(called(key_id="k2", caller="another-tenant"), max_age_s=1.0, now=0.0) is None
     )
-    answers.keep(called(key_id=""), WorkerResponse(None, 200, [], b"public"), 0.0)
+    answers.store(called(key_id=""), WorkerResponse(None, 200, [], b"public"), 0.0)
     found = answers.find(called(key_id=""), max_age_s=1.0, now=0.0)
     assert found is not None
     assert found.body == b"public"

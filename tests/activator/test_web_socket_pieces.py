@@ -99,12 +99,12 @@ def test_nothing_is_parsed_while_messages_wait_to_be_taken() -> None:
     world.pieces.add(b"a" * 9 * PIECE_BYTES)
     world.is_full = True
     world.turn()
-    world.pieces.go_on()
+    world.pieces.resume()
     assert (len(world.parsed), world.due, world.transport.is_paused) == (2, [], True)
 
     world.is_full = False
-    world.pieces.go_on()
-    world.pieces.go_on()
+    world.pieces.resume()
+    world.pieces.resume()
     assert len(world.due) == 1
     world.turn()
     assert len(world.parsed) == 4

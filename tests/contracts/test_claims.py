@@ -284,7 +284,7 @@ async def test_who_finds_no_free_pod_is_heard_by_who_has_more_than_its_share(
             await state.join()
             await state.beat()
         for n in range(2):
-            states[0].hold(REVISION)
+            states[0].record_held(REVISION)
             await claims[0].claim(REVISION, f"i-{n}", [f"p{n}.0"], pods=2)
 
         assert await claims[1].claim(REVISION, "i-9", ["p0.0", "p1.0"], pods=2) is None

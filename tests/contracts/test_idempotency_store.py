@@ -98,7 +98,7 @@ async def test_of_many_who_claim_at_once_one_runs(desk: Desk) -> None:
 async def test_an_answer_is_the_same_for_everybody_until_it_runs_out(desk: Desk) -> None:
     answer = bytes(range(256)) * 10
     await desk.store.claim("n", "print")
-    await desk.store.keep(claim_of("n"), answer, ttl_s=TTL_S)
+    await desk.store.store(claim_of("n"), answer, ttl_s=TTL_S)
     assert await desk.store.claim("n", "other") == Known(fingerprint="print", answer=answer)
     await desk.run_out()
     assert await desk.store.claim("n", "other") is None
@@ -108,12 +108,12 @@ async def test_a_claim_that_is_given_up_is_the_next_ones_and_an_answer_is_not_gi
     desk: Desk,
 ) -> None:
     await desk.store.claim("n", "print")
-    await desk.store.forget("n")
+    await desk.store.release("n")
     assert await desk.store.claim("n", "print") is None
-    await desk.store.keep(claim_of("n"), b"done", ttl_s=60.0)
-    await desk.store.forget("n")
+    await desk.store.store(claim_of("n"), b"done", ttl_s=60.0)
+    await desk.store.release("n")
     assert await desk.store.claim("n", "print") == Known(fingerprint="print", answer=b"done")
-    await desk.store.forget("never claimed")
+    await desk.store.release("never claimed")
 
 
 async def test_the_claim_of_one_who_died_lapses(desk: Desk) -> None:
@@ -124,16 +124,16 @@ async def test_the_claim_of_one_who_died_lapses(desk: Desk) -> None:
 
 async def test_holding_a_claim_keeps_it_and_changes_no_answer(desk: Desk) -> None:
     await desk.store.claim("n", "print")
-    await desk.store.hold("n")
+    await desk.store.renew("n")
     assert await desk.store.claim("n", "print") == Known(fingerprint="print", answer=None)
-    await desk.store.keep(claim_of("n"), b"done", ttl_s=60.0)
-    await desk.store.hold("n")
+    await desk.store.store(claim_of("n"), b"done", ttl_s=60.0)
+    await desk.store.renew("n")
     await desk.lapse()
     assert await desk.store.claim("n", "print") == Known(fingerprint="print", answer=b"done")
 
 
 async def test_an_answer_is_kept_though_its_claim_was_lost(desk: Desk) -> None:
-    await desk.store.keep(claim_of("n"), b"", ttl_s=60.0)
+    await desk.store.store(claim_of("n"), b"", ttl_s=60.0)
     assert await desk.store.claim("n", "print") == Known(fingerprint="print", answer=b"")
 
 
@@ -151,9 +151,9 @@ async def _kept(desk: Desk, *names: str) -> list[str]:
 async def test_a_tenants_oldest_answers_make_room_for_its_newer_ones_and_no_other_tenants_do(
     desk: Desk,
 ) -> None:
-    await desk.store.keep(claim_of("theirs", "other"), b"theirs", ttl_s=60.0)
+    await desk.store.store(claim_of("theirs", "other"), b"theirs", ttl_s=60.0)
     for number in range(8):
-        await desk.store.keep(claim_of(str(number)), b"x" * 3000, ttl_s=60.0)
+        await desk.store.store(claim_of(str(number)), b"x" * 3000, ttl_s=60.0)
 
     kept = await _kept(desk, *map(str, range(8)))
     assert kept == [str(number) for number in range(8 - len(kept), 8)]
@@ -164,20 +164,20 @@ async def test_a_tenants_oldest_answers_make_room_for_its_newer_ones_and_no_othe
 async def test_small_answers_are_not_free(desk: Desk) -> None:
     names = [f"n{number}" for number in range(TENANT_BYTES // 256 + 1)]
     for name in names:
-        await desk.store.keep(claim_of(name), b"", ttl_s=60.0)
+        await desk.store.store(claim_of(name), b"", ttl_s=60.0)
 
     assert await _kept(desk, names[0], names[-1]) == [names[-1]]
 
 
 async def test_an_answer_that_is_kept_again_and_one_that_ran_out_take_no_room(desk: Desk) -> None:
     for _ in range(8):
-        await desk.store.keep(claim_of("again"), b"x" * 3000, ttl_s=60.0)
-    await desk.store.keep(claim_of("first"), b"y", ttl_s=60.0)
+        await desk.store.store(claim_of("again"), b"x" * 3000, ttl_s=60.0)
+    await desk.store.store(claim_of("first"), b"y", ttl_s=60.0)
     for number in range(3):
-        await desk.store.keep(claim_of(f"short{number}", "other"), b"x" * 3000, ttl_s=TTL_S)
+        await desk.store.store(claim_of(f"short{number}", "other"), b"x" * 3000, ttl_s=TTL_S)
     await desk.run_out()
     for number in range(3):
-        await desk.store.keep(claim_of(f"long{number}", "other"), b"x" * 3000, ttl_s=60.0)
+        await desk.store.store(claim_of(f"long{number}", "other"), b"x" * 3000, ttl_s=60.0)
 
     assert await _kept(desk, "again", "first") == ["again", "first"]
     assert await _kept(desk, "long0", "long1", "long2") == ["long0", "long1", "long2"]
@@ -186,10 +186,10 @@ async def test_an_answer_that_is_kept_again_and_one_that_ran_out_take_no_room(de
 async def test_answers_of_all_tenants_have_a_bound_and_the_oldest_of_the_tenant_that_has_most_go(
     desk: Desk,
 ) -> None:
-    await desk.store.keep(claim_of("theirs", "other"), b"x" * 1000, ttl_s=60.0)
+    await desk.store.store(claim_of("theirs", "other"), b"x" * 1000, ttl_s=60.0)
     names = [f"{number}-{tenant}" for number in range(4) for tenant in range(10)]
     for name in names:
-        await desk.store.keep(claim_of(name, name.partition("-")[2]), b"x" * 2000, ttl_s=60.0)
+        await desk.store.store(claim_of(name, name.partition("-")[2]), b"x" * 2000, ttl_s=60.0)
 
     kept = await _kept(desk, *names)
     assert TOTAL_BYTES // 5000 <= len(kept) <= TOTAL_BYTES // 2000
@@ -201,13 +201,13 @@ async def test_answers_of_all_tenants_have_a_bound_and_the_oldest_of_the_tenant_
 async def test_what_ended_takes_no_room_of_others(desk: Desk) -> None:
     for tenant in range(8):
         for number in range(3):
-            await desk.store.keep(
+            await desk.store.store(
                 claim_of(f"{number}-{tenant}", str(tenant)), b"x" * 2000, ttl_s=TTL_S
             )
     await desk.run_out()
     names = [f"new{number}" for number in range(4)]
     for name in names:
-        await desk.store.keep(claim_of(name), b"x" * 2000, ttl_s=60.0)
+        await desk.store.store(claim_of(name), b"x" * 2000, ttl_s=60.0)
 
     assert await _kept(desk, *names) == names
 
@@ -216,7 +216,7 @@ async def test_the_process_forgets_its_oldest_answers_beyond_its_bound() -> None
     store = ProcessIdempotency(max_bytes=3000, clock=ManualClock())
     for number in range(4):
         await store.claim(str(number), "print")
-        await store.keep(claim_of(str(number)), b"x" * 1000, ttl_s=60.0)
+        await store.store(claim_of(str(number)), b"x" * 1000, ttl_s=60.0)
     assert await store.claim("0", "print") is None
     assert await store.claim("3", "print") == Known(fingerprint="print", answer=b"x" * 1000)
 
@@ -225,7 +225,7 @@ async def test_answers_in_redis_are_sealed(redis_url: str) -> None:
     import redis
 
     store = RedisIdempotency(redis_url, platform="sealed", sealer=TEST_KEY.replies)
-    await store.keep(claim_of("n"), b"a secret that nobody may read", ttl_s=60.0)
+    await store.store(claim_of("n"), b"a secret that nobody may read", ttl_s=60.0)
     await store.aclose()
     with redis.Redis.from_url(redis_url) as client:
         assert b"secret" not in (client.hget("pilotlight:{sealed}:once:n", "answer") or b"")

@@ -108,7 +108,7 @@ async def test_all_members_together_never_hold_more_than_the_limit(store: Store)
     members = [await store.member(f"a-{n}") for n in range(4)]
 
     granted = await asyncio.gather(
-        *(m.take_instances(KEY, 1, 5) for m, _ in itertools.product(members, range(3)))
+        *(m.acquire_instances(KEY, 1, 5) for m, _ in itertools.product(members, range(3)))
     )
 
     assert sum(granted) == 5
@@ -119,39 +119,39 @@ async def test_a_grant_may_be_less_than_what_was_wanted_and_is_counted_for_each_
     store: Store,
 ) -> None:
     one, two = await store.member("a-0"), await store.member("a-1")
-    assert await one.take_instances(KEY, 3, 4) == 3
-    assert await two.take_instances(KEY, 3, 4) == 1
-    assert await two.take_instances("f-other@v1", 3, 4) == 3
+    assert await one.acquire_instances(KEY, 3, 4) == 3
+    assert await two.acquire_instances(KEY, 3, 4) == 1
+    assert await two.acquire_instances("f-other@v1", 3, 4) == 3
 
 
 async def test_what_is_given_back_is_there_for_the_others(store: Store) -> None:
     one, two = await store.member("a-0"), await store.member("a-1")
-    await one.take_instances(KEY, 2, 2)
-    assert await two.take_instances(KEY, 1, 2) == 0
+    await one.acquire_instances(KEY, 2, 2)
+    assert await two.acquire_instances(KEY, 1, 2) == 0
 
-    one.give_back(KEY)
+    one.release(KEY)
     await one.beat()
 
-    assert await two.take_instances(KEY, 1, 2) == 1
-    assert await one.take_instances(KEY, 1, 2) == 0
+    assert await two.acquire_instances(KEY, 1, 2) == 1
+    assert await one.acquire_instances(KEY, 1, 2) == 0
 
 
 async def test_instances_that_were_adopted_count_without_being_asked_for(store: Store) -> None:
     one, two = await store.member("a-0"), await store.member("a-1")
-    one.hold(KEY, 2)
+    one.record_held(KEY, 2)
     await one.beat()
-    assert await two.take_instances(KEY, 2, 3) == 1
+    assert await two.acquire_instances(KEY, 2, 3) == 1
 
 
 async def test_the_allowance_of_a_member_that_died_is_free(store: Store) -> None:
     dead = await store.member("a-0", ttl_s=TTL_S)
     two = await store.member("a-1", ttl_s=2 * TTL_S)
-    assert await dead.take_instances(KEY, 2, 2) == 2
-    assert await two.take_instances(KEY, 1, 2) == 0
+    assert await dead.acquire_instances(KEY, 2, 2) == 2
+    assert await two.acquire_instances(KEY, 1, 2) == 0
 
     await store.pass_s(TTL_S + 1)
 
-    assert await two.take_instances(KEY, 1, 2) == 1
+    assert await two.acquire_instances(KEY, 1, 2) == 1
     pulse = await two.beat()
     assert pulse is not None
     assert pulse.members == {"a-1"}
@@ -160,39 +160,39 @@ async def test_the_allowance_of_a_member_that_died_is_free(store: Store) -> None
 async def test_a_member_that_comes_back_in_time_finds_its_allowance_kept(store: Store) -> None:
     before = await store.member("a-0")
     two = await store.member("a-1")
-    await before.take_instances(KEY, 2, 2)
+    await before.acquire_instances(KEY, 2, 2)
     await before.beat()
 
     again = store._make("a-0", 15.0)
     # it has not stated its holdings yet: it is looking which instances are its own
     await again.join()
-    assert await two.take_instances(KEY, 1, 2) == 0
-    again.hold(KEY)
+    assert await two.acquire_instances(KEY, 1, 2) == 0
+    again.record_held(KEY)
     await again.beat()
 
-    assert await two.take_instances(KEY, 1, 2) == 1
+    assert await two.acquire_instances(KEY, 1, 2) == 1
 
 
 async def test_a_member_that_was_forgotten_is_one_again_when_it_asks(store: Store) -> None:
     one = await store.member("a-0", ttl_s=TTL_S)
     await store.pass_s(TTL_S + 1)
-    assert await one.take_instances(KEY, 1, 1) == 1
+    assert await one.acquire_instances(KEY, 1, 1) == 1
     assert one.members() == {"a-0"}
 
 
 async def test_holders_learn_who_wants_and_who_starves(store: Store) -> None:
     one, two = await store.member("a-0"), await store.member("a-1")
-    await one.take_instances(KEY, 2, 3)
-    await two.take_instances(KEY, 1, 3)
-    assert await two.take_instances(KEY, 1, 3) == 0  # it has its share of 1 already
+    await one.acquire_instances(KEY, 2, 3)
+    await two.acquire_instances(KEY, 1, 3)
+    assert await two.acquire_instances(KEY, 1, 3) == 0  # it has its share of 1 already
     pulse = await one.beat()
     assert pulse is not None
     assert pulse.wants == {KEY: InstanceDemand(wanting=1, starving=0)}
 
-    two.give_back(KEY)
+    two.release(KEY)
     await two.beat()
-    await one.take_instances(KEY, 1, 3)
-    await two.take_instances(KEY, 1, 3)
+    await one.acquire_instances(KEY, 1, 3)
+    await two.acquire_instances(KEY, 1, 3)
     pulse = await one.beat()
     assert pulse is not None
     assert pulse.wants == {KEY: InstanceDemand(wanting=1, starving=1)}
@@ -200,11 +200,11 @@ async def test_holders_learn_who_wants_and_who_starves(store: Store) -> None:
 
 async def test_who_got_what_it_wanted_is_not_counted_as_wanting(store: Store) -> None:
     one, two = await store.member("a-0"), await store.member("a-1")
-    await one.take_instances(KEY, 2, 2)
-    await two.take_instances(KEY, 1, 2)
-    one.give_back(KEY)
+    await one.acquire_instances(KEY, 2, 2)
+    await two.acquire_instances(KEY, 1, 2)
+    one.release(KEY)
     await one.beat()
-    await two.take_instances(KEY, 1, 2)
+    await two.acquire_instances(KEY, 1, 2)
     pulse = await one.beat()
     assert pulse is not None
     assert pulse.wants == {}
@@ -247,17 +247,17 @@ async def test_without_redis_a_member_keeps_what_it_has_and_may_replace_it_but_g
     state = RedisState(url, platform="t", member="a-0", clock=clock)
     await state.join()
     await state.beat()
-    assert await state.take_instances(KEY, 2, 4) == 2
+    assert await state.acquire_instances(KEY, 2, 4) == 2
     mortal_redis.kill()
 
-    assert await state.take_instances(KEY, 1, 4) == 0
-    state.give_back(KEY)
-    assert await state.take_instances(KEY, 1, 4) == 1
+    assert await state.acquire_instances(KEY, 1, 4) == 0
+    state.release(KEY)
+    assert await state.acquire_instances(KEY, 1, 4) == 1
     assert not state.statistics().is_reachable
     assert await state.beat() is None
-    state.give_back(KEY)
+    state.release(KEY)
     clock.advance(60.0)  # the others do not count on us any more
-    assert await state.take_instances(KEY, 1, 4) == 0
+    assert await state.acquire_instances(KEY, 1, 4) == 0
     await state.aclose()
 
 
@@ -267,7 +267,7 @@ async def test_a_verb_is_one_quick_round_trip(redis_url: str) -> None:
     await state.beat()
     before = (await state._redis.info("commandstats"))["cmdstat_evalsha"]["calls"]
     for _ in range(20):
-        await state.take_instances(KEY, 1, 100)
+        await state.acquire_instances(KEY, 1, 100)
     after = (await state._redis.info("commandstats"))["cmdstat_evalsha"]["calls"]
     assert 20 <= after - before <= 21  # the first one may load its script
     await state.leave()

@@ -195,7 +195,7 @@ class FakeFleet:
         self.dropped.append(revision)
         self.prepared.discard(revision)
 
-    def most_of(self, key: str) -> int | None:
+    def max_instances_of(self, key: str) -> int | None:
         """See Fleet."""
         return None
 

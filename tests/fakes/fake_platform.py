@@ -167,7 +167,7 @@ class FakePlatform:
         if match[1] != SHARING_TENANT:
             raise NotFound(f"there is no function {match[2]}")
         if asked.headers.get("content-type") == CONTENT_PICKLE:
-            raise UnsupportedMediaType("calls to another tenant's function are made with JSON")
+            raise UnsupportedMediaType("calls to another tenant's function must use JSON")
         return match[2]
 
     def _authenticate(self, asked: Asked) -> None:

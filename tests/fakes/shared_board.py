@@ -83,7 +83,7 @@ class BoardState:
         """See SharedState."""
         return self._board.living()
 
-    async def take_instances(self, key: str, wanted: int, limit: int) -> int:
+    async def acquire_instances(self, key: str, wanted: int, limit: int) -> int:
         """See SharedState."""
         stated = self._board.held.setdefault(self.member, Counter())
         if self._board.is_down:
@@ -105,11 +105,11 @@ class BoardState:
         self._refused += granted < wanted
         return granted
 
-    def hold(self, key: str, count: int = 1) -> None:
+    def record_held(self, key: str, count: int = 1) -> None:
         """See SharedState."""
         self._held[key] += count
 
-    def give_back(self, key: str, count: int = 1) -> None:
+    def release(self, key: str, count: int = 1) -> None:
         """See SharedState."""
         self._held[key] = max(0, self._held[key] - count)
         if not self._board.is_down:

@@ -189,7 +189,9 @@ def _is_empty(end: asyncio.StreamWriter | asyncio.Transport) -> bool:
 
 def _waits(connection: ClientConnection) -> bool:
     cycle: Any = connection.cycle
-    is_parsed = connection._way is None and not connection.pipeline and not connection.flow.unparsed
+    is_parsed = (
+        connection._fast_route is None and not connection.pipeline and not connection.flow.unparsed
+    )
     return is_parsed and (cycle is None or cycle.response_complete)
 
 

@@ -139,7 +139,7 @@ class OpenAIResponseWriter:
         """An answer that is too long to be held, and no stream: its usage is at its end."""
         reading = BodyParser(use, asked, "")
         status, outcome, first_byte_ms = 499, "cancelled", 0.0
-        exchange.on_cut = request.give_up
+        exchange.on_cut = request.abort_if_unread
         try:
             await request.start(exchange.answer.status, header_list(streaming_headers(exchange)))
             async for chunk in exchange.answer.chunks():
@@ -195,7 +195,7 @@ class _Streamed:
         self._request = request
         self._use = use
         self._exchange = exchange
-        exchange.on_cut = request.give_up
+        exchange.on_cut = request.abort_if_unread
         self._reading = StreamParser(use, asked)
         self._first_byte_ms = 0.0
         self._status, self._outcome = 499, "cancelled"
@@ -257,7 +257,7 @@ def end_of(exchange: Exchange, use: TokenReservation, finish: str = "") -> bytes
         cost=exchange.cost,
         exec_ms=exchange.exec_ms,
         start=call.start_kind.value,
-        degraded=call.lessened or None,
+        degraded=call.degradation or None,
         tokens_in=use.tokens_in,
         tokens_out=use.tokens_out,
         tokens_cached=use.tokens_cached,

@@ -44,7 +44,7 @@ async def test_an_engine_with_calls_is_asked_each_time_and_an_idle_one_seldom(wo
     await scraper.look()
     assert len(looks) == 2, "what has just come is looked at once"
 
-    throttler.settle_on(1)
+    throttler.set_desired_instances(1)
     reservation = throttler.reserve_nowait()
     assert reservation is not None
     assert reservation.instance is busy
@@ -102,7 +102,7 @@ async def test_who_ended_while_it_was_asked_is_forgotten(world: World) -> None:
 
     looking = asyncio.create_task(scraper.look())
     await asyncio.sleep(0)
-    throttler.gone(instance.id, "crashed")
+    throttler.instance_exited(instance.id, "crashed")
     await looking
 
     assert scraper.views() == {}

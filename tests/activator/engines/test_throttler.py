@@ -109,7 +109,7 @@ async def test_what_was_known_of_an_instance_goes_with_it(world: World) -> None:
     throttler.saw(first, reading(running=1))
     throttler.saw(second, reading(running=1))
 
-    throttler.gone(first.id, "crashed")
+    throttler.instance_exited(first.id, "crashed")
 
     assert list(throttler.views()) == [second.id]
 
@@ -180,7 +180,7 @@ async def test_calls_keep_to_those_that_the_autoscaler_wants_so_that_the_others_
 ) -> None:
     throttler = world.engine(max_num_seqs=2, scaling=MANY)
     first, *_ = await started(throttler, 3)
-    throttler.settle_on(1)
+    throttler.set_desired_instances(1)
 
     places = []
     for key in range(20):

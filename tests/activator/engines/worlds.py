@@ -106,5 +106,5 @@ async def started(throttler: Throttler, count: int) -> list[Instance]:
     while len(throttler.instances) < count:
         reservations.append(await throttler.reserve(30.0))
     for reservation in reservations:
-        reservation.give_back()
+        reservation.release_unused()
     return list(throttler.instances.values())

@@ -187,7 +187,11 @@ async def test_a_tenants_instances_are_counted_over_all_its_functions_starting_o
     tasks = calls(one, 2) + calls(two, 2)
     await until(lambda: world.gate.headcount.waiting == 1)
 
-    assert (len(world.node.started), one.starting + two.starting, one.held_up + two.held_up) == (
+    assert (
+        len(world.node.started),
+        one.starting + two.starting,
+        one.blocked_starts + two.blocked_starts,
+    ) == (
         3,
         4,
         1,
@@ -477,7 +481,7 @@ async def test_an_instance_that_dies_gives_its_room_to_who_waits(world: World) -
     await until(lambda: world.gate.capacity.waiting == 1)
     lost = busy[0].instance.id
     await world.node.stop(busy[0].instance.info.id, grace_s=0)
-    a.gone(lost, "crashed")
+    a.instance_exited(lost, "crashed")
     (await waiting).release()
     for reservation in busy:
         reservation.release()

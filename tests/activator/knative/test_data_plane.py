@@ -97,7 +97,7 @@ async def _beat(state: RedisState, edge: Edge) -> None:
         pulse = await state.beat()
         if pulse is not None:
             edge.scaler.make_room(pulse)
-        await state.wait_news(0.1)
+        await state.wait_for_changes(0.1)
 
 
 @pytest.fixture

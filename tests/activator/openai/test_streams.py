@@ -86,7 +86,7 @@ async def test_openais_client_raises_what_breaks_a_stream(shop: Shop) -> None:
     await bring_up(shop)
     stream = await shop.client.chat.completions.create(**chat("!crash", max_tokens=9), stream=True)
     seen: list[object] = []
-    with pytest.raises(openai.APIError, match="another takes its place") as broken:
+    with pytest.raises(openai.APIError, match="another one replaces it") as broken:
         await _read_all(stream, seen)
 
     assert len(seen) == 4

@@ -28,7 +28,7 @@ def end(breaker: Breaker, text: str, now: float) -> None:
     """`.` is an answer, `x` a failure, `r` a raise, `-` nothing."""
     kinds = {".": Outcome.ANSWERED, "x": Outcome.FAILED, "r": Outcome.RAISED, "-": Outcome.NEITHER}
     for letter in text:
-        breaker.ended(kinds[letter], now)
+        breaker.record_outcome(kinds[letter], now)
 
 
 def open_at(now: float) -> Breaker:
@@ -79,14 +79,14 @@ def test_after_its_pause_one_probe_goes_and_no_second() -> None:
     assert not breaker.admits(104.9)
     after = 100 + 5 * (1 + JITTER)
     assert breaker.admits(after)
-    breaker.go(after)
+    breaker.record_start(after)
     assert breaker.state is State.HALF_OPEN
     assert not breaker.admits(after)
 
 
 def test_an_answered_probe_closes_it() -> None:
     breaker = open_at(100)
-    breaker.go(110)
+    breaker.record_start(110)
     end(breaker, ".", 111)
     assert breaker.state is State.CLOSED
     assert breaker.admits(111)
@@ -98,7 +98,7 @@ def test_a_failed_probe_opens_it_for_twice_as_long_up_to_a_bound() -> None:
     breaker, now = open_at(100), 100.0
     for failures in range(1, 9):
         now += 1000
-        breaker.go(now)
+        breaker.record_start(now)
         end(breaker, "x", now)
         pause_s = 5 * 2 ** min(failures, MAX_DOUBLINGS)
         assert pause_s <= breaker.retry_after_s(now) <= pause_s * (1 + JITTER)
@@ -106,7 +106,7 @@ def test_a_failed_probe_opens_it_for_twice_as_long_up_to_a_bound() -> None:
 
 def test_a_probe_whose_caller_left_leaves_its_place_to_another() -> None:
     breaker = open_at(100)
-    breaker.go(110)
+    breaker.record_start(110)
     end(breaker, "-", 110)
     assert breaker.state is State.HALF_OPEN
     assert breaker.admits(110)

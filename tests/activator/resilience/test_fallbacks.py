@@ -128,7 +128,7 @@ async def test_fallbacks_that_go_round_are_refused_with_their_way(edge: Edge) ->
     answer = await edge.call("shop/a:invoke", json={"x": 1})
 
     assert answer.status_code == 502
-    assert "go round: shop/a → shop/b → shop/c → shop/a" in str(problem_of(answer)["fallbacks"])
+    assert "form a cycle: shop/a → shop/b → shop/c → shop/a" in str(problem_of(answer)["fallbacks"])
     assert len(edge.fleet.started) == 3
 
 
@@ -148,7 +148,7 @@ async def test_the_rungs_of_one_call_are_bounded_however_they_are_nested(edge: E
     broken(edge, *names)
     answer = await edge.call("shop/f0:invoke", json={"x": 1})
 
-    assert f"no more than {MAX_RUNGS} rungs" in str(problem_of(answer)["fallbacks"])
+    assert f"at most {MAX_RUNGS} fallbacks" in str(problem_of(answer)["fallbacks"])
     assert len(edge.fleet.started) == 1 + MAX_RUNGS
 
 

@@ -15,7 +15,7 @@ from activator.balancing.throttler import Throttler
 from activator.billing.service import BillingService
 from activator.metrics.metrics import Metrics
 from activator.resilience.breaker import WINDOW_S, BreakerTerms, Outcome
-from activator.resilience.outlier_detection import LOOK_S, MAX_PAST, SLOW_LOOKS, RevisionHealth
+from activator.resilience.outlier_detection import CHECK_S, MAX_PAST, SLOW_CHECKS, RevisionHealth
 from activator.resilience.outliers import Tally, Timed, is_outlier, may_eject, slowest
 from activator.routing.call_target import CallTarget
 from pilotlight import errors
@@ -164,7 +164,7 @@ async def test_after_the_pause_one_probe_goes_and_its_answer_lets_all_others_go(
 
 async def test_a_probe_that_gives_up_waiting_leaves_its_place(world: World) -> None:
     for _ in range(4):
-        world.throttler._note("", Outcome.FAILED)
+        world.throttler._record_outcome("", Outcome.FAILED)
     world.now += 7
     world.fleet.gate.clear()
     probe = asyncio.create_task(world.throttler.reserve(60))
@@ -244,14 +244,14 @@ async def test_a_lone_instance_is_never_ejected(world: World) -> None:
 
 async def test_an_instance_that_stays_much_slower_than_the_others_is_replaced(world: World) -> None:
     quick, other, slow = await world.grow(3)
-    for _ in range(SLOW_LOOKS):
+    for _ in range(SLOW_CHECKS):
         for _ in range(20):
             world.call(quick, Outcome.ANSWERED, took_s=0.01)
             world.call(other, Outcome.ANSWERED, took_s=0.012)
             world.call(slow, Outcome.ANSWERED, took_s=0.5)
-        world.now += LOOK_S
+        world.now += CHECK_S
         assert slow in world.live()
-        world.throttler.look_for_slow(world.now)
+        world.throttler.eject_slow_instance(world.now)
 
     assert slow not in world.live()
     assert {quick, other} <= world.live()
@@ -263,8 +263,8 @@ async def test_one_slow_while_is_no_reason(world: World) -> None:
         for _ in range(20):
             world.call(quick, Outcome.ANSWERED, took_s=0.01)
             world.call(slow, Outcome.ANSWERED, took_s=took_s)
-        world.now += LOOK_S
-        world.throttler.look_for_slow(world.now)
+        world.now += CHECK_S
+        world.throttler.eject_slow_instance(world.now)
 
     assert world.live() == {quick, slow}
 
@@ -272,7 +272,7 @@ async def test_one_slow_while_is_no_reason(world: World) -> None:
 def test_a_revision_that_crashes_for_days_is_not_remembered_by_instance() -> None:
     health = RevisionHealth(TERMS)
     for n in range(10_000):
-        health.ended(f"i-{n}", Outcome.FAILED, float(n))
+        health.record_outcome(f"i-{n}", Outcome.FAILED, float(n))
         health.should_eject(f"i-{n}", [f"i-{n}"], float(n))
 
     assert len(health._instances) <= MAX_PAST + 2

@@ -342,7 +342,7 @@ async def test_a_caller_that_leaves_while_a_retry_is_asked_for_leaves_no_slot_ta
     async def again(_: Call) -> Raised:
         raise AssertionError("not begun again")
 
-    task = asyncio.create_task(RetryExecutor(RetryBudgets(0.2)).carry(call, first(), again))
+    task = asyncio.create_task(RetryExecutor(RetryBudgets(0.2)).run(call, first(), again))
     await gate.is_asked.wait()
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

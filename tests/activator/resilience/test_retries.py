@@ -101,39 +101,39 @@ def test_nothing_is_tried_again_past_the_callers_deadline() -> None:
 def test_retries_are_a_share_of_the_calls_of_their_caller() -> None:
     allowed = RetryBudgets(0.2)
     for _ in range(int(BURST)):
-        assert allowed.take("k", 0)
-    assert not allowed.take("k", 0)
-    allowed.of("k", 0).calls += 10
-    assert [allowed.take("k", 0) for _ in range(3)] == [True, True, False]
+        assert allowed.try_acquire("k", 0)
+    assert not allowed.try_acquire("k", 0)
+    allowed.for_caller("k", 0).calls += 10
+    assert [allowed.try_acquire("k", 0) for _ in range(3)] == [True, True, False]
 
 
 def test_one_callers_storm_takes_nothing_from_another() -> None:
     allowed = RetryBudgets(0.2)
-    while allowed.take("storm", 0):
+    while allowed.try_acquire("storm", 0):
         pass
-    assert allowed.take("calm", 0)
+    assert allowed.try_acquire("calm", 0)
 
 
 def test_a_caller_of_few_calls_has_a_retry_now_and_then() -> None:
     allowed = RetryBudgets(0.2)
-    while allowed.take("k", 0):
+    while allowed.try_acquire("k", 0):
         pass
-    assert not allowed.take("k", 5)
-    assert allowed.take("k", 10)
+    assert not allowed.try_acquire("k", 5)
+    assert allowed.try_acquire("k", 10)
 
 
 def test_a_burst_is_all_that_is_kept() -> None:
     allowed = RetryBudgets(1.0)
-    allowed.of("k", 0).calls += 1_000_000
-    assert sum(allowed.take("k", 0) for _ in range(100)) == BURST
+    allowed.for_caller("k", 0).calls += 1_000_000
+    assert sum(allowed.try_acquire("k", 0) for _ in range(100)) == BURST
 
 
 def test_a_share_of_zero_allows_none_at_all() -> None:
-    assert not RetryBudgets(0.0).take("k", 0)
+    assert not RetryBudgets(0.0).try_acquire("k", 0)
 
 
 def test_a_flood_of_callers_does_not_fill_the_memory() -> None:
     allowed = RetryBudgets(0.2)
     for n in range(retry_budget.MAX_CALLERS + 10):
-        allowed.of(f"k-{n}", 0)
+        allowed.for_caller(f"k-{n}", 0)
     assert repr(allowed) == f"<RetryBudgets {retry_budget.MAX_CALLERS} callers, 0.2 per call>"

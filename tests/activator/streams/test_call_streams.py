@@ -363,7 +363,7 @@ async def test_a_stream_survives_the_end_of_its_activator_as_its_next_attempt(
                     key_id=caller.key_id,
                     body=b"{}",
                 )
-                await edge.calls.hold(caller, call, fingerprint="")
+                await edge.calls.accept(caller, call, fingerprint="")
                 held = edge.calls._held.get("req-1")
                 assert held is not None
                 await until(lambda: held.log is not None and held.log.data == b"0\n")  # noqa: B023

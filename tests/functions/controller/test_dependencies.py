@@ -87,7 +87,7 @@ async def test_without_the_database_changes_are_503_until_it_is_back(
                 "application/problem+json",
             )
             assert int(answer.headers["retry-after"]) >= 1
-            assert "functions go on" in answer.json()["detail"]
+            assert "functions still work" in answer.json()["detail"]
         mortal_postgres.start()
         assert (
             await http.post(USAGE_PATH, json={"activator": "a-0", "records": []})
