@@ -419,7 +419,7 @@ class AsyncCalls:
                 self._resume(self._books.journal.payload(call_id), attempts)
             else:
                 self._held.drop(call_id)
-                self._books.journal.forget(call_id)
+                self._books.journal.delete_call(call_id)
 
     async def aclose(self) -> None:
         """Stop: what runs is abandoned here and run again by the next start, because the journal
