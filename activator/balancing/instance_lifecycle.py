@@ -149,15 +149,15 @@ class InstanceLifecycle:
             )
 
     async def _start(self, instance_id: str) -> None:
-        ask = self._asks[instance_id] = self._gate.ask(
+        ask = self._asks[instance_id] = self._gate.new_request(
             instance_id,
             self._target,
             priority=self._owner.priority,
             is_needed=lambda: self._owner.is_needed,
-            on_given_up=self._one_less,
+            on_cancel=self._one_less,
         )
         try:
-            await self._gate.headcount.enter(ask)
+            await self._gate.instance_quota.admit(ask)
             await self._wait_allowances(ask)
             info, began = await self._bring_up(ask)
         except BaseException as e:
@@ -180,7 +180,7 @@ class InstanceLifecycle:
     def _over(self, instance_id: str) -> None:
         self._starts.pop(instance_id, None)
         ask = self._asks.pop(instance_id, None)
-        self._given_up -= ask is not None and ask.is_given_up
+        self._given_up -= ask is not None and ask.is_cancelled
 
     async def _wait_allowances(self, ask: StartRequest) -> None:
         """Until all activators together may hold one instance more. The calls meanwhile wait, each
@@ -216,7 +216,7 @@ class InstanceLifecycle:
     async def _bring_up(self, ask: StartRequest) -> tuple[InstanceInfo, float]:
         """The instance, and when the start that led to it began: what was waited for before is no
         part of it."""
-        await self._gate.capacity.enter(ask)
+        await self._gate.capacity.wait_turn(ask)
         attempt = 0
         while True:
             began = self._clock()
@@ -248,7 +248,7 @@ class InstanceLifecycle:
 
     def adopted(self, instance_id: str) -> None:
         """An instance that was there already counts as well."""
-        self._gate.hold(instance_id, self._target)
+        self._gate.adopt(instance_id, self._target)
         if self._allowance is not None:
             pools = [
                 (self._target.key, 1),
@@ -294,7 +294,7 @@ class InstanceLifecycle:
     def give_back(self, instance_id: str) -> None:
         """An instance is gone: others may have its place."""
         self._give_back_allowances(instance_id)
-        self._gate.left(instance_id)
+        self._gate.release(instance_id)
 
     def _give_back_allowances(self, instance_id: str) -> None:
         for key, amount in self._taken.pop(instance_id, ()):

@@ -169,8 +169,8 @@ class Throttler(InstancePool):
                 self._stop(instance, "drained")
         if self._line.places:
             self._hand_out(now)
-        elif not instance.in_flight and self._gate.is_crowded:
-            self._gate.idle()
+        elif not instance.in_flight and self._gate.has_waiting_starts:
+            self._gate.on_instance_idle()
 
     def retry_slots(self) -> None:
         """Look again: an instance that was busy may be free."""
@@ -358,7 +358,7 @@ class Throttler(InstancePool):
     @property
     def is_crowded(self) -> bool:
         """Whether starts wait for room, of whatever function."""
-        return self._gate.is_crowded
+        return self._gate.has_waiting_starts
 
     def settle_on(self, wanted: int) -> None:
         """The autoscaler wants to keep so many instances: where calls are kept together, they are

@@ -92,7 +92,7 @@ class RetryExecutor:
             return None
         if call.admission is not None:
             try:
-                await call.admission.again()
+                await call.admission.count_retry()
             except (errors.OverQuota, errors.Unavailable):
                 return None  # the caller is told what failed, not that it cannot be tried again
         return wait_s

@@ -236,7 +236,7 @@ class CallRunner:
         """An attempt more is a request more; a worker that was busy is none, because nothing ran.
         Raises OverQuota, Unavailable."""
         if call.admission is not None:
-            await call.admission.again()
+            await call.admission.count_retry()
 
     async def _forward(self, call: Call, reservation: Reservation) -> Exchange:
         instance = reservation.instance
