@@ -58,7 +58,7 @@ def in_process(report: Report, *, batches: int) -> None:
     )
     full = _gate(Quotas(concurrent=0))
     report.rows.append(
-        Row.of("... refused", "µs", _timed(lambda: full.take_nowait(1, 1, 0), batches))
+        Row.of("... refused", "µs", _timed(lambda: full.try_acquire_nowait(1, 1, 0), batches))
     )
 
 
@@ -70,7 +70,7 @@ def _gate(quotas: Quotas) -> QuotaCheck:
 
 
 def _admitted(gate: QuotaCheck) -> None:
-    if gate.take_nowait(1, 1, 0) is not None:
+    if gate.try_acquire_nowait(1, 1, 0) is not None:
         raise AssertionError(f"refused: {gate!r}")
     Admission(gate).release()
 
@@ -141,7 +141,7 @@ async def _admitted_in_redis(gate: QuotaCheck, calls: int) -> list[float]:
     took = []
     for _ in range(calls):
         began = time.perf_counter_ns()
-        if await gate.take(1, 1, 0) is not None:
+        if await gate.try_acquire(1, 1, 0) is not None:
             raise AssertionError(f"refused: {gate!r}")
         took.append((time.perf_counter_ns() - began) / 1000)
         Admission(gate).release()

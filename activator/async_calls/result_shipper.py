@@ -93,7 +93,7 @@ class ResultShipper:
                 del self._held.unsent[record.id]
                 if record.state in FINAL:
                     self._held.drop(record.id)
-                    self._journal.forget(record.id)
+                    self._journal.delete_call(record.id)
         if not self._held.unsent:
             self._held.news.clear()
 

@@ -121,7 +121,7 @@ class AsyncCallRunner:
         call.admission = self._admission(call)
         while call.admission is not None:
             try:
-                await call.admission.again()
+                await call.admission.count_retry()
                 return
             except (errors.OverQuota, errors.Unavailable):
                 if time.time() > held.retry_until:
@@ -202,7 +202,7 @@ class AsyncCallRunner:
                     call.caller or call.target.tenant, call.target.tenant
                 )
                 if call.admission is not None:
-                    await call.admission.hold()
+                    await call.admission.acquire_slot()
                 if held.record.state != "RUNNING":
                     self._held.record_change(
                         held,

@@ -422,7 +422,7 @@ class AsyncCalls:
                 self._resume(self._books.journal.payload(call_id), attempts)
             else:
                 self._held.drop(call_id)
-                self._books.journal.forget(call_id)
+                self._books.journal.delete_call(call_id)
 
     async def aclose(self) -> None:
         """Stop: running calls are cancelled, and the next process runs them again from the

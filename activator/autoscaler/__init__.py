@@ -1,7 +1,7 @@
 """How many instances a revision should have: pure functions of frozen records, and the windows that
-feed them.
+supply their averages.
 
-`target.py` derives numbers from settings, `windows.py` averages what was seen, `kpa.py` is
-Knative's decision number for number, `bounds.py` its floor, ceiling and way to zero, `poke.py`
-sizes the starts for a burst, `decider.py` puts them together with what KPA lacks, `scale_down.py`
-picks who goes. Nothing here reads a clock, waits, or starts anything."""
+`target.py` derives numbers from settings, `windows.py` averages measurements, `kpa.py` reproduces
+Knative's decision, `bounds.py` its floor, ceiling and scale to zero, `burst.py` sizes the starts
+for a burst, `decider.py` combines them and adds what KPA lacks, `scale_down.py` selects the
+instances to drain. None of these reads a clock, waits, or starts anything; `loop.py` does."""

@@ -1,12 +1,12 @@
-"""Floor, ceiling, and the careful way to zero, as a pure function.
+"""Floor, ceiling, and the safe scale to zero, as a pure function.
 
-A wanted scale is clamped, and a zero is applied only when nothing can get lost by it: an active
-revision first becomes inactive after its stable window; an inactive one goes once the activator has
-been in front of it for the grace period and the last instance's own retention is over; one that
-never became ready goes after its deadline.
+A desired scale is clamped. A zero is applied only when no call can be lost by it: an active
+revision first becomes inactive after its stable window; an inactive one goes to zero once the
+activator has been in the request path for the grace period and the retention of the last instance
+is over; one that never became ready goes to zero after its deadline.
 
-Source: knative/serving pkg/reconciler/autoscaling/kpa/scaler.go (Apache-2.0), semantics restated.
-"""
+Source: knative/serving pkg/reconciler/autoscaling/kpa/scaler.go (Apache-2.0), semantics
+restated."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ import enum
 from dataclasses import dataclass
 
 UNKNOWN = -1
-"""A scale that nobody knows yet: nothing is applied."""
+"""An unknown scale: nothing is applied."""
 ACTIVATION_BUFFER_S = 30.0
-"""Added to the progress deadline, so that the reason of a failed start is found before its
-instances are gone."""
+"""Added to the progress deadline, so that the reason of a failed start is known before its
+instances are removed."""
 PROXY_RETRY_S = 3.0
 
 
 class Activity(enum.StrEnum):
-    """ACTIVATING: not ready yet. ACTIVE: takes traffic. INACTIVE: marked for zero."""
+    """ACTIVATING: not ready yet. ACTIVE: receives traffic. INACTIVE: marked for zero."""
 
     ACTIVATING = "activating"
     ACTIVE = "active"
@@ -36,14 +36,13 @@ class BoundsSpec:
     Attributes:
         min_instances, max_instances: floor and ceiling; a ceiling of 0 means none.
         initial_scale: floor until it was reached once.
-        stable_window_s: an active revision stays at least this long.
-        grace_s: time with the activator in front before the last instance goes.
-        retention_s: the last instance's own delay.
-        progress_deadline_s: how long a start may take before it is given up.
-        scale_to_zero: False keeps one instance for ever.
-        always_proxied: the activator never leaves the path, so it needs no probe.
-        reachable: without traffic, floor and retention do not count.
-    """
+        stable_window_s: minimum time that a revision stays active.
+        grace_s: time with the activator in the request path before the last instance is stopped.
+        retention_s: additional delay of the last instance.
+        progress_deadline_s: maximum time of a start.
+        scale_to_zero: False always keeps one instance.
+        always_proxied: the activator never leaves the request path, so no probe is needed.
+        reachable: if False (no traffic), floor and retention do not apply."""
 
     min_instances: int = 0
     max_instances: int = 0
@@ -58,21 +57,20 @@ class BoundsSpec:
 
     @property
     def activation_timeout_s(self) -> float:
-        """From the first start to giving up."""
+        """Time from the first start until the revision is given up."""
         return self.progress_deadline_s + ACTIVATION_BUFFER_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RevisionStatus:
-    """Where a revision stands.
+    """State of a revision.
 
     Attributes:
         instances: the scale that is applied now.
-        activity, for_s: its state, and for how long.
-        proxied_s: how long the activator has been in front; None = it is not.
-        is_probe_ok: the public address answers as the activator; None = not asked.
-        is_initialised: the initial scale was reached once.
-    """
+        activity, for_s: its activity, and for how long.
+        proxied_s: how long the activator has been in the request path; None = it is not.
+        is_probe_ok: the public address answers as the activator; None = not probed.
+        is_initialised: the initial scale was reached once."""
 
     instances: int
     activity: Activity = Activity.ACTIVE
@@ -84,14 +82,13 @@ class RevisionStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoundedScale:
-    """What to do with a wanted scale.
+    """What to do with a desired scale.
 
     Attributes:
         desired: the scale, UNKNOWN when there is none.
-        is_applied: it differs from what is there and may be applied now.
+        is_applied: it differs from the current scale and may be applied now.
         look_again_s: when to decide again, None = at the next change.
-        needs_probe: start asking the public address until the activator answers.
-    """
+        needs_probe: probe the public address until the activator answers."""
 
     desired: int
     is_applied: bool = False

@@ -1,16 +1,16 @@
-"""How many starts a waiting burst deserves right now: no tick lies between a cold request and its
-instance.
+"""How many starts a burst of waiting calls needs now, so that a cold request does not wait for the
+next tick.
 
-A waiting call is *covered* when a free slot is there for it, when an instance that is already
-starting will take it, or when the running instances will have worked it off before a new start
-could be ready. Only the rest is worth starting for."""
+A waiting call is *covered* when there is a free slot for it, when a starting instance will serve
+it, or when the running instances will have served it before a new start could be ready. Only
+uncovered calls need starts."""
 
 from __future__ import annotations
 
 import math
 
 SHORTEST_CALL_S = 1e-9
-"""No call is shorter than the clock's own unit; a mean that says so is rounding."""
+"""No call is shorter than the clock's resolution; a shorter mean is rounding."""
 
 
 def instances_now(
@@ -25,18 +25,17 @@ def instances_now(
     start_s: float | None = None,
     call_s: float | None = None,
 ) -> int:
-    """Starts to begin at once for `waiting` calls, at least 0.
+    """Number of starts to begin at once for `waiting` calls, at least 0.
 
     Args:
         waiting: calls without a slot.
-        free_slots: slots free on running instances.
-        starting_slots: slots of the instances that are starting.
+        free_slots: free slots of running instances.
+        starting_slots: slots of the starting instances.
         max_inputs: slots of one instance.
-        instances, max_instances: running and starting ones, and the ceiling.
-        running_slots: slots of all running instances, busy ones too.
-        start_s: expected time of the rung that a start would take; None = unknown.
-        call_s: mean execution time of a call; None = unknown.
-    """
+        instances, max_instances: running and starting instances, and the ceiling.
+        running_slots: slots of all running instances, including busy ones.
+        start_s: expected duration of the next start; None = unknown.
+        call_s: mean execution time of a call; None = unknown."""
     uncovered = (
         waiting
         - free_slots
@@ -49,8 +48,7 @@ def instances_now(
 
 
 def drained_meanwhile(*, slots: int, start_s: float | None, call_s: float | None) -> int:
-    """Calls that `slots` slots finish while one start is on its way; 0 when either time is
-    unknown."""
+    """Number of calls that `slots` slots finish during one start; 0 when either time is unknown."""
     if start_s is None or not call_s:
         return 0
     return math.floor(slots * start_s / max(call_s, SHORTEST_CALL_S))

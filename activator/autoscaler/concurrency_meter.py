@@ -1,4 +1,4 @@
-"""A revision's load as its autoscaler reads it: the average of the calls that wait or run."""
+"""A revision's load for its autoscaler: the average number of waiting and running calls."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from collections.abc import Callable
 
 
 class ConcurrencyMeter:
-    """The area under the curve of calls over time. Owner: a Throttler.
+    """Integrates the number of calls over time. Owner: a Throttler.
 
     Attributes:
-        last_call_at: when the last call came, in the clock's seconds.
-    """
+        last_call_at: when the last call arrived, in the clock's seconds."""
 
     __slots__ = ("_area", "_at", "_calls", "_peak", "last_call_at")
 
@@ -23,27 +22,28 @@ class ConcurrencyMeter:
         return f"<Load {self._calls} calls>"
 
     def add(self, now: float) -> None:
-        """A call came: it waits, or has a slot."""
-        self._area += self._calls * (now - self._at)  # `_pass`, which a call pays for twice
+        """Count an arriving call, waiting or running."""
+        self._area += self._calls * (now - self._at)  # `_advance`, inlined for speed
         self._at = now
         self._calls += 1
         self._peak = max(self._peak, self._calls)
         self.last_call_at = now
 
     def remove(self, now: float) -> None:
-        """A call ended, or gave up."""
+        """Count the end of a call, or that its caller left."""
         self._area += self._calls * (now - self._at)
         self._at = now
         self._calls -= 1
 
     def take(self, now: float, elapsed_s: float) -> float:
-        """Average calls since the last take, which was `elapsed_s` ago."""
+        """Return the average number of calls since the previous call of this method, `elapsed_s`
+        ago."""
         self._pass(now)
         area, self._area = self._area, 0.0
         return area / elapsed_s if elapsed_s > 0 else float(self._calls)
 
     def take_peak(self) -> int:
-        """Most calls at once since the last time."""
+        """Return the maximum number of concurrent calls since the previous call of this method."""
         peak, self._peak = self._peak, self._calls
         return peak
 

@@ -1,22 +1,23 @@
-"""How many instances a revision should have: Knative's decision plus what it lacks.
+"""How many instances a revision should have: Knative's decision and additional signals.
 
-`decide(now, observed, spec, state)` is pure. Its core is `kpa.step`; around it:
+`decide(now, observed, spec, state)` is pure. Its core is `kpa.step`, with these additions:
 
 * instances that are *starting* count as capacity, so a slow start is neither started twice nor
-  taken for a panic;
-* growth is held back while the running instances would work the load off before a start could help
+  mistaken for a panic;
+* growth is held back while the running instances would finish the load before a start could help
   (`drains`);
-* waiting calls that nothing covers ask for starts of their own (`backlog`), and so does a call that
-  has waited longer than the latency objective, whatever the averages say (`backlog_age`);
-* what binds a language model, and batches, has signals of its own (`kv_memory`, `queued_tokens`,
-  `first_token`, `occupancy`; `llm_signals`);
+* uncovered waiting calls request starts of their own (`backlog`), and so does a call that has
+  waited longer than the latency objective, whatever the averages say (`backlog_age`);
+* language models, and functions that gather calls into batches, have their own signals
+  (`kv_memory`, `queued_tokens`, `first_token`, `occupancy`; `llm_signals`);
 * spare instances while active (`buffer`), floor and ceiling (`min`, `max`);
-* an instance goes only after it was idle for `scaledown_window_s`, the last one after its own delay
-  (`zero_delay`); or, where the window is "auto", when the function's own pauses say that keeping it
-  costs more than starting it again (`pauses`; `gaps`); sooner while other starts wait for room;
-* no data is never zero: without a measurement nothing goes (`no_data`).
+* an instance is stopped only after it was idle for `scaledown_window_s`, the last one after its own
+  delay (`zero_delay`); or, where the window is "auto", when the function's own pauses say that
+  keeping it costs more than starting it again (`pauses`; `idle_histogram`); sooner while other
+  starts wait for room;
+* no data is not zero: without a measurement nothing is stopped (`no_data`).
 
-The decision names the signal that bound, and carries the numbers that explain it.
+The decision names the signal that determined it, and contains the numbers that explain it.
 """
 
 from __future__ import annotations
@@ -41,11 +42,11 @@ from pilotlight.spec import FunctionSpec, Scaling, buffer_count
 
 MAX_STABLE_WINDOW_S = 60.0
 MIN_STABLE_WINDOW_S = 1.0
-"""The stable window follows scaledown_window within these bounds: averages over more than a minute
-react too late, and a bucket is one second."""
+"""The stable window is scaledown_window within these limits: averages over more than a minute react
+too late, and a bucket is one second."""
 AUTO_STABLE_WINDOW_S = 6.0
-"""Knative's shortest: where `gaps` decides what is kept, the averages need not keep anything beside
-it."""
+"""Knative's shortest window: where the idle histogram decides what is kept, the averages need not
+keep anything as well."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,15 +54,18 @@ class DeciderSpec:
     """Settings of one revision.
 
     Attributes:
-        kpa: the core's settings. max_inputs: calls at once on one instance. min_instances,
-        max_instances: floor and ceiling. buffer_instances: spare ones while active: a number, or a
-        share of the busy ones as "15%". scaledown_window_s: idle time before an instance goes.
-        zero_delay_s: idle time before the last one goes. latency_objective_s: a call waiting longer
-        is a signal; None = off. first_token: the objective of a language model's first tokens; None
-        = it declared none. max_batch_size: of a function that gathers calls: the greatest of its
-        methods; 0 = it does not. keep: what decides how long instances stay idle in place of
-        `scaledown_window_s`; None = that does.
-    """
+        kpa: the core's settings.
+        max_inputs: concurrent calls per instance.
+        min_instances, max_instances: floor and ceiling.
+        buffer_instances: spare instances while active: a number, or a share of the busy ones as
+            "15%".
+        scaledown_window_s: idle time before an instance is stopped.
+        zero_delay_s: idle time before the last one is stopped.
+        latency_objective_s: a call that waits longer is a signal; None = off.
+        first_token: the first-token objective of a language model; None = none declared.
+        max_batch_size: the largest batch of a function's methods; 0 = it gathers no batches.
+        keep: decides how long instances stay idle instead of `scaledown_window_s`; None = the
+            window decides."""
 
     kpa: kpa.KpaSpec
     max_inputs: int = 1
@@ -77,7 +81,7 @@ class DeciderSpec:
 
     @classmethod
     def of(cls, spec: FunctionSpec, *, slots: int) -> DeciderSpec:
-        """Of a function whose instances take `slots` calls at once."""
+        """Settings of a function whose instances run `slots` calls at once."""
         own = cls.from_scaling(
             replace(
                 spec.scaling,
@@ -108,8 +112,8 @@ class DeciderSpec:
     def from_scaling(
         cls, scaling: Scaling, *, zero_delay_s: float | None = None, reachable: bool = True
     ) -> DeciderSpec:
-        """From what the user declared. `zero_delay_s` None means the same as the other instances'
-        window."""
+        """Settings from what the user declared. `zero_delay_s` None means the same as the window of
+        the other instances."""
         stable_s = min(MAX_STABLE_WINDOW_S, max(MIN_STABLE_WINDOW_S, scaling.scaledown_window_s))
         keep = None
         if scaling.waiting_cost is not None:
@@ -139,7 +143,7 @@ class DeciderSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeciderState:
-    """What is remembered between decisions."""
+    """State that is kept between decisions."""
 
     kpa: kpa.KpaState = field(default_factory=kpa.KpaState)
     first_token: FirstTokenState | None = None
@@ -150,16 +154,15 @@ class ScaleDecision:
     """How many instances there should be, and why.
 
     Attributes:
-        desired: instances, starting ones included. valid: False when nothing was known and nothing
-        should change. signal: what bound: `stable`, `panic`, `activation`, `delay`, `drains`,
-        `backlog`, `backlog_age`, `buffer`, `min`,
-            `kv_memory`, `queued_tokens`, `first_token`, `occupancy`, `max`, `scaledown_window`,
-            `pauses`, `zero_delay` or `no_data`.
-        capacity: instances that there are (ready and starting) when it was taken.
+        desired: number of instances, including starting ones.
+        valid: False when there was no data and nothing should change.
+        signal: what determined it: `stable`, `panic`, `activation`, `delay`, `drains`, `backlog`,
+            `backlog_age`, `buffer`, `min`, `kv_memory`, `queued_tokens`, `first_token`,
+            `occupancy`, `max`, `scaledown_window`, `pauses`, `zero_delay` or `no_data`.
+        capacity: number of ready and starting instances at the decision.
         excess_burst_capacity, in_panic: of the core; -1 where the activator never leaves the path.
-        want: what each signal asked for, the reason in numbers.
-        look_again_s: when time alone changes the answer; None = only a new measurement does.
-    """
+        want: number of instances that each signal requests.
+        look_again_s: when time alone changes the answer; None = only a new measurement does."""
 
     desired: int
     valid: bool
@@ -172,18 +175,18 @@ class ScaleDecision:
 
     @property
     def wanted(self) -> int:
-        """As many as the load needs, whatever else is held back because it was not idle for long
-        enough."""
+        """The number that the load needs, without instances that are kept only because they were
+        not idle long enough."""
         return max((count for _, count in self.want), default=self.desired)
 
     @property
     def starts(self) -> int:
-        """Instances to start."""
+        """Number of instances to start."""
         return max(0, self.desired - self.capacity)
 
     @property
     def stops(self) -> int:
-        """Instances to drain; `choose_victims` says which."""
+        """Number of instances to drain; `choose_victims` selects them."""
         return max(0, self.capacity - self.desired)
 
     def __str__(self) -> str:
@@ -196,14 +199,14 @@ def _at_most(target: int | None, slots: int) -> int | None:
 
 
 def initial_state(now: float, *, spec: DeciderSpec, ready: int) -> DeciderState:
-    """State of a decider made at `now` over `readiness_probe` instances that are already there."""
+    """Initial state of a decider at `now` with `ready` existing instances."""
     return DeciderState(kpa=kpa.initial_state(now, spec=spec.kpa, ready=ready))
 
 
 def decide(
     now: float, observed: Observed, spec: DeciderSpec, state: DeciderState
 ) -> tuple[ScaleDecision, DeciderState]:
-    """The decision at `now` (seconds) and what to remember for the next one."""
+    """Decide at `now` (seconds). Returns the decision and the state for the next one."""
     first_token = first_token_state(now, observed, spec.first_token, state.first_token)
     load = kpa.KpaLoad(
         stable=observed.stable,
@@ -235,8 +238,8 @@ def decide(
 
 
 def _core_want(core: kpa.KpaDecision, observed: Observed, spec: DeciderSpec) -> tuple[str, int]:
-    """The core's wish; without data what there is; growth that would come too late to help is left
-    out."""
+    """The core's request. Without data it is the current number; growth that would come too late to
+    help is omitted."""
     if not core.valid:
         return "no_data", observed.capacity
     useful = _useful(observed, spec)
@@ -246,11 +249,11 @@ def _core_want(core: kpa.KpaDecision, observed: Observed, spec: DeciderSpec) -> 
 
 
 def _useful(observed: Observed, spec: DeciderSpec) -> int | None:
-    """Instances that the load can still use once a start begun now is ready; None when the times
-    are not known.
+    """Number of instances that the load can still use once a start begun now is ready; None when
+    the times are unknown.
 
-    By Little's law the lasting load is arrivals times call time; beyond it there is only what is
-    here now, plus what arrives, less what the running slots finish meanwhile."""
+    By Little's law the lasting load is arrivals times call time. Beyond it there are only the
+    current calls, plus arrivals, less what the running slots finish meanwhile."""
     if observed.arrivals_per_s is None or observed.call_s is None or observed.start_s is None:
         return None
     drained = drained_meanwhile(
@@ -263,7 +266,7 @@ def _useful(observed: Observed, spec: DeciderSpec) -> int | None:
 
 
 def _own_wants(observed: Observed, spec: DeciderSpec) -> list[tuple[str, int]]:
-    """What the signals that Knative lacks ask for; only those that speak."""
+    """Requests of the signals that Knative lacks, where they apply."""
     wants = []
     if observed.waiting:
         wants.append(("backlog", observed.capacity + _backlog(observed, spec, counting_drain=True)))
@@ -283,7 +286,7 @@ def _own_wants(observed: Observed, spec: DeciderSpec) -> list[tuple[str, int]]:
 def _binding_wants(
     observed: Observed, spec: DeciderSpec, state: FirstTokenState | None
 ) -> list[tuple[str, int]]:
-    """What binds a language model, and a function that gathers calls."""
+    """Requests of the signals of a language model, and of a function that gathers calls."""
     wants = engine_wants(observed, target=spec.kpa.target, terms=spec.first_token, state=state)
     batches = (
         batch_want(observed, max_batch_size=spec.max_batch_size) if spec.max_batch_size else None
@@ -311,7 +314,7 @@ def _backlog(observed: Observed, spec: DeciderSpec, *, counting_drain: bool) -> 
 
 
 def _hold(decision: ScaleDecision, observed: Observed, spec: DeciderSpec) -> ScaleDecision:
-    """Let only instances go that were idle for long enough; the last one has a delay of its own."""
+    """Stop only instances that were idle for long enough; the last one has its own delay."""
     if decision.stops == 0:
         return decision
     if observed.kept is not None and spec.kpa.reachable:
@@ -331,8 +334,8 @@ def _hold(decision: ScaleDecision, observed: Observed, spec: DeciderSpec) -> Sca
 
 
 def _patience_s(window_s: float, observed: Observed) -> float:
-    """While starts wait for room, idling for longer than a start takes costs others more than it
-    can save here."""
+    """The idle window. While starts wait for room, idling for longer than a start takes costs
+    others more than it can save here."""
     return (
         min(window_s, observed.start_s)
         if observed.is_crowded and observed.start_s is not None
@@ -343,8 +346,8 @@ def _patience_s(window_s: float, observed: Observed) -> float:
 def _hold_by_pauses(
     decision: ScaleDecision, observed: Observed, spec: DeciderSpec
 ) -> ScaleDecision:
-    """Keep what the function's pauses say is worth it, and what its calls need now; those that
-    start stand beside the ready ones."""
+    """Keep the instances that are worth it by the function's pauses, and those that its calls need
+    now; starting ones count in addition."""
     assert observed.kept is not None
     needed = math.ceil((observed.in_flight + observed.waiting) / spec.max_inputs)
     floor = min(
@@ -356,8 +359,8 @@ def _hold_by_pauses(
 
 
 def _hold_last(decision: ScaleDecision, observed: Observed, spec: DeciderSpec) -> ScaleDecision:
-    """From one to zero: our activator always proxies and no probe is needed, so only the last
-    instance's retention is left."""
+    """From one to zero: this activator is always in the request path and needs no probe, so only
+    the last instance's retention applies."""
     idle_s = min(observed.idle_s, default=0.0)
     rules = BoundsSpec(
         grace_s=0.0,

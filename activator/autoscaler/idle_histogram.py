@@ -1,18 +1,19 @@
-"""How long an idle instance is worth keeping: what `scaledown_window="auto"` means in numbers.
+"""How long to keep an idle instance: the meaning of `scaledown_window="auto"`.
 
-Remembered is, per level (the first, second, … instance), how long the pauses were in which that
-many were not needed. Keeping an instance for `w` seconds after it was last needed costs w where the
-pause is longer, else the pause; letting it go costs a start where the pause is longer. The window
-is the w with the least expected cost under the pauses seen, older ones counting less; so a function
-that is called each minute keeps its instance for a minute, one with a fast start for a moment, and
-one with pauses of hours not at all. (The idea of a histogram per function: Shahrad et al.,
-"Serverless in the Wild", ATC 2020; a bound on the loss without one is the ski rental's.)
+Per level (the first, second, … instance), a histogram records the length of the pauses in which
+that many instances were not needed. Keeping an instance for `w` seconds after its last use costs w
+where the pause is longer, otherwise the pause; stopping it costs a start where the pause is longer.
+The window is the w with the least expected cost under the recorded pauses, with decaying weights.
+So a function that is called each minute keeps its instance for a minute, one with a fast start for
+a moment, and one with pauses of hours not at all. (A histogram per function: Shahrad et al.,
+"Serverless in the Wild", ATC 2020; the bound on the loss without one is that of the ski rental
+problem.)
 
-Costs are in seconds of one instance. A caller's waiting is weighed by `waiting_cost`: how many idle
-seconds one second of it is worth.
+Costs are in seconds of one instance. `waiting_cost` is how many idle seconds one second of a
+caller's waiting is worth.
 
-Before pauses were seen any length between a second and a day is as likely as any other of its order
-of magnitude. The memory belongs to one Scaled; no lock is needed."""
+Before any pause was recorded, all orders of magnitude between a second and a day are equally
+likely. The data belongs to one RevisionScaler; no lock is needed."""
 
 from __future__ import annotations
 
@@ -23,32 +24,32 @@ from dataclasses import dataclass, field
 
 SHORTEST_S, LONGEST_S = 1.0, 86_400.0
 BLINK_S = 2.0
-"""Less is no pause: what is needed is looked at once a second."""
+"""Shorter gaps are not pauses: usage is sampled once a second."""
 STEP = 1.25
-"""Between a bucket's bounds: a window is chosen to within a quarter, which is finer than pauses
+"""Ratio of a bucket's bounds. A window is chosen to within a quarter, which is finer than pauses
 repeat."""
 BUCKETS = math.ceil(math.log(LONGEST_S / SHORTEST_S, STEP))
 EDGES_S = tuple(SHORTEST_S * STEP**n for n in range(BUCKETS + 1))
 MIDDLES_S = tuple(math.sqrt(low * high) for low, high in itertools.pairwise(EDGES_S))
 PRIOR = 2.0
-"""What is believed before anything was seen weighs as much as this many pauses."""
+"""Weight of the prior distribution, in pauses."""
 DECAY = 0.98
-"""Of a level's older pauses at each new one: the last fifty count for two thirds."""
+"""Factor of the weights of older pauses at each new one: the last fifty count for two thirds."""
 LEVELS = 32
-"""Instances beyond this share a level's memory."""
+"""Instances beyond this share the histogram of the last level."""
 
 FUNCTIONS = 10_000
-"""Remembered at most: a level takes half a kilobyte."""
+"""Maximum number of functions kept; a level takes half a kilobyte."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeepTerms:
-    """What `auto` weighs.
+    """Parameters of `auto`.
 
     Attributes:
         waiting_cost: idle seconds of an instance that one second of a caller's waiting is worth;
-        the greater, the longer it is kept. longest_s: no window is longer.
-    """
+            the greater, the longer it is kept.
+        longest_s: upper limit of a window."""
 
     waiting_cost: float
     longest_s: float
@@ -56,7 +57,7 @@ class KeepTerms:
 
 @dataclass(eq=False, slots=True)
 class Level:
-    """Of the n-th instance: the pauses seen, by length, and when it was last needed."""
+    """The n-th instance: recorded pauses by length, and when it was last needed."""
 
     needed_at: float
     weights: list[float] = field(default_factory=lambda: [PRIOR / BUCKETS] * BUCKETS)
@@ -64,7 +65,7 @@ class Level:
     _window_s: float = 0.0
 
     def pause(self, length_s: float) -> None:
-        """One pause ended."""
+        """Record a pause."""
         bucket = min(
             BUCKETS - 1, max(0, math.floor(math.log(max(length_s, SHORTEST_S) / SHORTEST_S, STEP)))
         )
@@ -73,7 +74,7 @@ class Level:
         self._terms = (0.0, 0.0)
 
     def window_s(self, *, cost_s: float, longest_s: float) -> float:
-        """See `window_s`; computed anew only after a pause, or at another cost."""
+        """The window of least cost, cached until the next pause or other parameters."""
         if self._terms != (cost_s, longest_s):
             self._terms, self._window_s = (
                 (cost_s, longest_s),
@@ -83,7 +84,7 @@ class Level:
 
 
 class Gaps:
-    """The pauses of one function. Owner: a Scaled, and who keeps it between two of them."""
+    """The pauses of one function. Owner: a RevisionScaler, and Pauses between two of them."""
 
     __slots__ = ("_levels",)
 
@@ -94,7 +95,7 @@ class Gaps:
         return f"<Gaps of {len(self._levels)} levels>"
 
     def record(self, now_s: float, needed: int) -> None:
-        """So many instances were needed at once in the second that ends now."""
+        """Record how many instances were needed at once in the second that ends now."""
         while len(self._levels) < min(needed, LEVELS):
             self._levels.append(Level(now_s))
         for level in self._levels[:needed]:
@@ -108,9 +109,9 @@ class Gaps:
         """How many of `instances` are worth keeping.
 
         Args:
-            start_s: what the next start will take. is_crowded: others' starts wait for room: then
-            an idle second costs a caller's waiting, too, and both sides weigh the same.
-        """
+            start_s: expected duration of the next start.
+            is_crowded: starts of others wait for room. Then an idle second costs a caller's waiting
+                as well, and both sides have the same weight."""
         cost_s = start_s if is_crowded else start_s * (1 + terms.waiting_cost)
         for n in range(min(instances, len(self._levels)), 0, -1):
             level = self._levels[n - 1]
@@ -122,8 +123,8 @@ class Gaps:
 
 
 class Pauses:
-    """The Gaps of functions, those at zero included: of the FUNCTIONS that were called last. Owner:
-    the Scaler."""
+    """The Gaps of the FUNCTIONS functions that were called last, including those at zero. Owner:
+    the AutoscalerLoop."""
 
     def __init__(self) -> None:
         self._gaps: OrderedDict[str, Gaps] = OrderedDict()
@@ -132,7 +133,7 @@ class Pauses:
         return f"<Pauses of {len(self._gaps)} functions>"
 
     def of(self, name: str) -> Gaps:
-        """A function's; its revisions share them, because its callers do not change with them."""
+        """The Gaps of a function. Its revisions share them, because they have the same callers."""
         gaps = self._gaps.setdefault(name, Gaps())
         self._gaps.move_to_end(name)
         if len(self._gaps) > FUNCTIONS:
@@ -141,8 +142,8 @@ class Pauses:
 
 
 def window_s(weights: list[float], *, cost_s: float, longest_s: float = LONGEST_S) -> float:
-    """The window of least expected cost: 0, or the end of a bucket. `cost_s`: of letting go what is
-    needed again."""
+    """The window of least expected cost: 0, or the end of a bucket. `cost_s`: cost of stopping an
+    instance that is needed again."""
     beyond = sum(weights)
     waited_s, best_s, least_s = 0.0, 0.0, cost_s * beyond
     for weight, middle_s, end_s in zip(weights, MIDDLES_S, EDGES_S[1:], strict=True):

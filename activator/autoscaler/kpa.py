@@ -1,12 +1,11 @@
 """Knative's pod autoscaler decision, number for number, as a pure function.
 
-Per tick: the averages over a long (stable) and a short (panic) window are divided by the target,
-limited in how fast they may grow or shrink, and while the short one says that load has at least
-doubled (`panic_threshold`) the scale only rises. Excess burst capacity says how much a sudden burst
-the ready instances could still take.
+Per tick, the averages over a long (stable) and a short (panic) window are divided by the target and
+limited in how fast they may grow or shrink. While the short one shows that load has at least
+doubled (`panic_threshold`), the scale only rises. Excess burst capacity is how much of a sudden
+burst the ready instances could still take.
 
-Source: knative/serving pkg/autoscaler/scaling/autoscaler.go (Apache-2.0), semantics restated.
-"""
+Source: knative/serving pkg/autoscaler/scaling/autoscaler.go (Apache-2.0), semantics restated."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from activator.autoscaler.target import UNLIMITED_BURST
 from activator.autoscaler.windows import MaxWindow
 
 DELAY_SLOT_S = 2
-"""The scale-down delay remembers one number per 2 s, Knative's tick."""
+"""The scale-down delay stores one number per 2 s, Knative's tick."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,16 +24,15 @@ class KpaSpec:
     """Settings of one revision.
 
     Attributes:
-        target: load per instance aimed at; > 0.
+        target: desired load per instance; > 0.
         total: capacity of one instance, for the burst capacity.
         stable_window_s: length of the stable window; panic ends that long after its cause.
-        panic_threshold: wanted ÷ ready instances from which it is a panic.
+        panic_threshold: desired ÷ ready instances from which it is a panic.
         max_scale_up_rate, max_scale_down_rate: factors per tick, > 1.
-        target_burst_capacity: 0 none, -1 unlimited, else the calls a burst may bring.
-        activation_scale: at least this many whenever it is not zero; below 2 without effect.
-        scale_down_delay_s: a lower scale counts only once it was wanted for this long.
-        reachable: no traffic can come to an unreachable revision: it may go down at once.
-    """
+        target_burst_capacity: 0 none, -1 unlimited, else the calls of a burst.
+        activation_scale: minimum whenever it is not zero; below 2 without effect.
+        scale_down_delay_s: a lower scale applies only once it was desired for this long.
+        reachable: an unreachable revision gets no traffic and may scale down at once."""
 
     target: float
     total: float
@@ -50,8 +48,8 @@ class KpaSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KpaState:
-    """What is remembered between ticks: since when it is a panic (None: it is not), its highest
-    scale, the delay's window."""
+    """State between ticks: start of the panic (None: no panic), its highest scale, the window of
+    the delay."""
 
     panic_at: float | None = None
     max_panic: int = 0
@@ -60,13 +58,13 @@ class KpaState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KpaLoad:
-    """What is seen at a tick.
+    """Measurements of a tick.
 
     Attributes:
         stable, panic: load averaged over the two windows, summed over all instances; None = no
-        data. ready: instances that take calls. starting: instances on their way; Knative has no
-        such number, 0 gives its decision exactly.
-    """
+            data.
+        ready: instances that accept calls.
+        starting: starting instances. Knative has no such number; 0 gives its exact decision."""
 
     stable: float | None
     panic: float | None
@@ -76,14 +74,13 @@ class KpaLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KpaDecision:
-    """`valid` is False when there was no data: then nothing else in it means anything.
+    """The decision. If `valid` is False there was no data, and the other fields have no meaning.
 
     Attributes:
-        want_stable, want_panic: what each window asked for, limited by the rates.
+        want_stable, want_panic: what each window requests, limited by the rates.
         excess_burst_capacity: calls beyond the target burst that ready instances could take;
-        negative = keep buffering. signal: `stable`, `panic`, `activation` or `delay`: which of them
-        set `desired`.
-    """
+            negative = keep buffering.
+        signal: `stable`, `panic`, `activation` or `delay`: which of them set `desired`."""
 
     valid: bool
     desired: int = 0
@@ -95,15 +92,15 @@ class KpaDecision:
 
 
 def initial_state(now: float, *, spec: KpaSpec, ready: int) -> KpaState:
-    """State of a decider made at `now`: with two or more ready instances it starts in panic, so
-    that a restart keeps the scale."""
+    """Initial state at `now`. With two or more ready instances it starts in panic, so that a
+    restart keeps the scale."""
     slots = math.ceil(spec.scale_down_delay_s / DELAY_SLOT_S)
     delay = MaxWindow(size=slots) if slots else None
     return KpaState(panic_at=now if ready > 1 else None, max_panic=ready, delay=delay)
 
 
 def step(now: float, load: KpaLoad, spec: KpaSpec, state: KpaState) -> tuple[KpaDecision, KpaState]:
-    """One tick. `now` in seconds; returns the decision and what to remember."""
+    """Run one tick at `now` (seconds). Returns the decision and the new state."""
     if load.stable is None or load.panic is None:
         return KpaDecision(valid=False), state
     capacity = max(1, load.ready + load.starting)
@@ -136,8 +133,8 @@ def step(now: float, load: KpaLoad, spec: KpaSpec, state: KpaState) -> tuple[Kpa
 
 
 def burst_capacity(*, ready: int, panic_load: float, spec: KpaSpec) -> int:
-    """Capacity of the ready instances less the target burst and the present load, rounded down; 0
-    and -1 mean themselves."""
+    """Capacity of the ready instances less the target burst and the current load, rounded down.
+    Targets of 0 and -1 are returned as they are."""
     if spec.target_burst_capacity == 0:
         return 0
     if spec.target_burst_capacity < 0:
@@ -146,7 +143,7 @@ def burst_capacity(*, ready: int, panic_load: float, spec: KpaSpec) -> int:
 
 
 def _limited(wanted: int, capacity: int, spec: KpaSpec) -> tuple[int, bool]:
-    """`wanted` within what the rates allow from `capacity`, and whether the activation scale raised
+    """Limit `wanted` by the rates from `capacity`. Also returns whether the activation scale raised
     it."""
     ceiling = math.ceil(spec.max_scale_up_rate * capacity)
     floor = math.floor(capacity / spec.max_scale_down_rate) if spec.reachable else 0

@@ -1,16 +1,16 @@
-"""What binds a language model, and a function that gathers calls: none of it is CPU. Pure functions
-beside the decider.
+"""Scaling signals of language models, and of functions that gather calls; none of them is CPU. Pure
+functions.
 
-* `kv_memory`: an instance holds as many calls at once as its KV memory allows, which its engine
-  says (`engines.views`);
-* `queued_tokens`: the prompts that wait are more than the instances work off while another one
+* `kv_memory`: an instance runs as many calls at once as its KV memory allows, as reported by its
+  engine (`engine_state`);
+* `queued_tokens`: the waiting prompts are more than the instances can process while another one
   starts, or within the objective;
-* `first_token`: first tokens come late. The calls at once that an instance may have are then cut by
-  a quarter, and rise again slowly while they come in time (additive increase, multiplicative
+* `first_token`: first tokens are late. The allowed concurrency per instance is then cut by a
+  quarter, and rises again slowly while they are in time (additive increase, multiplicative
   decrease: Chiu and Jain 1989), so that it settles where the objective holds;
-* `occupancy`: batches leave full, so calls wait for the next one.
+* `occupancy`: batches are full, so calls wait for the next one.
 
-Each speaks only where it was told something: without a measurement there is no signal.
+Without a measurement there is no signal.
 """
 
 from __future__ import annotations
@@ -21,23 +21,25 @@ from dataclasses import dataclass
 from activator.autoscaler.observation import EngineLoad, Observed
 
 MIN_FIRST_TOKENS = 5
-"""Answers below which nothing is concluded of their first tokens."""
+"""Minimum number of answers to evaluate first tokens."""
 CUT = 0.75
 RISE_PER_S = 0.01
-"""Of the target, relative: doubled after 70 s in time."""
+"""Relative rise of the target: doubled after 70 s in time."""
 SETTLE_S = 10.0
-"""After a cut, before the next: what is measured must have seen the first
-(`engines.views.RECENT_S`)."""
+"""Minimum interval between two cuts: the measurement must include the effect of the first
+(`engine_state.RECENT_S`)."""
 FULL = 0.8
-"""Occupancy of batches from which more instances are wanted: full on average would mean that most
-calls wait for the next one."""
+"""Occupancy of batches from which more instances are requested: at an average of 1 most calls would
+wait for the next batch."""
 MOST = 2
-"""Growth at once for queued tokens: they are an estimate, and the next look is two seconds away."""
+"""Maximum growth at once for queued tokens: they are an estimate, and the next decision is two
+seconds away."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstTokenTerms:
-    """`objective_s`: a first token that took longer is late; `late`: the share that may be."""
+    """`objective_s`: a first token that took longer is late; `late`: the share that may be
+    late."""
 
     objective_s: float
     late: float
@@ -45,8 +47,8 @@ class FirstTokenTerms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstTokenState:
-    """Calls at once on one instance with which first tokens came in time; `cut_at`, `at`: when it
-    was cut last, and set last."""
+    """Concurrency per instance at which first tokens are in time. `cut_at`: when it was last cut;
+    `at`: when it was last set."""
 
     target: float
     cut_at: float
@@ -56,7 +58,7 @@ class FirstTokenState:
 def first_token_state(
     now: float, observed: Observed, terms: FirstTokenTerms | None, state: FirstTokenState | None
 ) -> FirstTokenState | None:
-    """The target after this look; None while first tokens set no bound."""
+    """The target after this decision; None while first tokens set no limit."""
     engine = observed.engine
     if terms is None or engine is None or observed.stable is None:
         return state
@@ -86,8 +88,8 @@ def engine_wants(
     terms: FirstTokenTerms | None,
     state: FirstTokenState | None,
 ) -> list[tuple[str, int]]:
-    """What a language model's own signals ask for; only those that speak. `target`: calls at once
-    on one instance as declared."""
+    """Requests of a language model's own signals, where they apply. `target`: declared concurrency
+    per instance."""
     engine, wants = observed.engine, []
     if engine is None:
         return []
@@ -104,8 +106,8 @@ def engine_wants(
 def _for_tokens(
     engine: EngineLoad, observed: Observed, terms: FirstTokenTerms | None
 ) -> int | None:
-    """Instances that work the waiting prompts off in time: within the objective, or before one that
-    starts now could help."""
+    """Number of instances that process the waiting prompts in time: within the objective, or before
+    an instance that starts now could help."""
     within_s = max(terms.objective_s if terms is not None else 0.0, observed.start_s or 0.0)
     if not engine.queued_tokens or not engine.tokens_per_s or not within_s:
         return None
@@ -114,8 +116,8 @@ def _for_tokens(
 
 
 def batch_want(observed: Observed, *, max_batch_size: int) -> tuple[str, int] | None:
-    """What full batches ask for: so many instances that they would be FULL, and no more than there
-    are batches in the calls at once."""
+    """Request of full batches: enough instances to reduce the occupancy to FULL, at most one per
+    batch of the concurrent calls."""
     if observed.occupancy is None or observed.stable is None or not observed.ready:
         return None
     wanted = math.ceil(observed.ready * observed.occupancy / FULL)

@@ -1,8 +1,8 @@
-"""The loop around the decider: gather, decide, apply. It owns the throttlers.
+"""The autoscaler loop: measure, decide, apply. It owns the throttlers.
 
-Each second the load of every active revision is recorded in its windows; each two seconds
-(Knative's tick) `decider.decide` says how many instances there should be, and the difference is
-started or drained. A revision without instances, calls or starts is forgotten, so thousands of
+Each second the load of every active revision is recorded in its windows. Each two seconds
+(Knative's tick) `decider.decide` computes how many instances there should be, and the difference is
+started or drained. A revision without instances, calls or starts is dropped, so thousands of
 functions at zero cost nothing here. Calls do not wait for a tick: see `Throttler.poke`."""
 
 from __future__ import annotations
@@ -44,37 +44,37 @@ RECORD_S = 1.0
 DECIDE_EVERY = 2
 """Ticks of RECORD_S between decisions (Knative: 2 s)."""
 SETTLE_EVERY = 60
-"""Ticks between settlements of idle time: what an idle instance owes is in the ledger within a
+"""Ticks between settlements of idle time: the idle cost of an instance is in the ledger within a
 minute."""
 FORGET_S = 30.0
-"""A revision at zero is forgotten after this long without a call: its windows would be silent
+"""A revision at zero is dropped after this long without a call: its windows would be empty
 anyway."""
 REWATCH_S = (0.05, 0.1, 0.5, 1.0, 2.0)
 ORPHAN_GRACE_S = 5.0
-"""An instance that nobody routes to has no caller who waits; it gets this long for its exit
-hooks."""
+"""An instance without a route has no waiting caller; it gets this long for its exit hooks."""
 
 
 def _always(_target: CallTarget) -> bool:
-    """No budgets."""
+    """Default of `may_run`: there are no budgets."""
     return True
 
 
 def _unbatched(_key: str) -> None:
-    """No function gathers its calls."""
+    """Default of `occupancy`: no function gathers calls."""
 
 
 def _ignore(_stage: str) -> None:
-    """Nobody looks."""
+    """Default of `stage`: do nothing."""
 
 
 class AutoscalerLoop:
     """All throttlers of this activator. Owner: the event loop.
 
-    `gate`: what the throttlers' starts pass; room is made among their instances. `may_run`: False
-    for a function whose budget is spent: nothing is started or kept for it unasked. `occupancy`:
-    how full the batches of a revision (by `Target.key`) were of late, 0 to 1; None = there were
-    none. `freeze_idle_s`: after how long instances without calls stand still; None = never."""
+    `gate`: admits the throttlers' starts, and may drain their instances to make room. `may_run`:
+    False for a function whose budget is spent: nothing is started or kept for it without a call.
+    `occupancy`: how full the recent batches of a revision (by `Target.key`) were, 0 to 1; None =
+    there were none. `freeze_idle_s`: after how long instances without calls are frozen; None =
+    never."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class AutoscalerLoop:
         return f"<AutoscalerLoop {len(self._scaled)} active revisions>"
 
     def throttler_of(self, target: CallTarget) -> Throttler:
-        """The throttler of a revision, made when it is first called."""
+        """The throttler of a revision, created when it is first called."""
         scaled = self._scaled.get(target.key)
         if scaled is None:
             name = f"{target.tenant}/{target.environment}/{target.app}/{target.function}"
@@ -122,7 +122,7 @@ class AutoscalerLoop:
         return scaled.throttler
 
     def active(self, key: str) -> Throttler | None:
-        """The throttler of a revision that was called, by its key; none is made."""
+        """The throttler of a called revision, by its key; None otherwise."""
         scaled = self._scaled.get(key)
         return scaled.throttler if scaled is not None else None
 
@@ -130,13 +130,13 @@ class AutoscalerLoop:
         self, target: CallTarget, stage: Callable[[str], None] = _ignore, *, snapshot: bool = True
     ) -> Mapping[str, Any]:
         """Make a revision's next starts fast: a Template, a proven snapshot unless `snapshot` is
-        False, and one instance brought up.
+        False, and one running instance.
 
-        The snapshot is made of a Template before an instance runs beside it, else a worker would be
-        booted for it alone. `stage` is told `template`, `snapshot`, `instance` as they begin; where
-        there is no Template `snapshot` is the last. What stands in the way of a snapshot is part of
-        the report, and no failure: FORK and COLD remain. Raises like `Throttler.reserve`. Warm-ups
-        at once are one on the node."""
+        The snapshot is made of a Template before an instance runs beside it; otherwise a worker
+        would be booted only for it. `stage` is called with `template`, `snapshot`, `instance` as
+        they begin; without a Template `snapshot` is the last. Reasons against a snapshot are part
+        of the report, and no failure: FORK and COLD remain. Raises like `Throttler.reserve`.
+        Concurrent warm-ups share one on the node."""
         began = self._clock()
         report: dict[str, Any] = {"revision": target.revision}
         if target.launch.forkable and self._fleet.has_templates:
@@ -166,9 +166,10 @@ class AutoscalerLoop:
         return report
 
     async def _checkpoint(self, target: CallTarget) -> Mapping[str, Any]:
-        """`SnapshotInfo`, or `{"refused": [reasons]}`, `{"off": why}`, `{"failed": message}`."""
+        """Make a snapshot. Returns `SnapshotInfo`, or `{"refused": [reasons]}`, `{"off": why}`,
+        `{"failed": message}`."""
         if not target.spec.snapshot:
-            return {"off": "the function says snapshot=False"}
+            return {"off": "the function sets snapshot=False"}
         if not target.launch.snapshot:
             return {
                 "off": f"switched off: `pilotlight snapshot enable "
@@ -192,18 +193,17 @@ class AutoscalerLoop:
             self.throttler_of(target).start_times.snapshot_proven(info.restore_ms / 1000)
         return info.to_json()
 
-    # -- reconciling with what others decide -------------------------------------------------------
+    # -- reconciliation ----------------------------------------------------------------------------
     def route_changed(self, name: str, left: frozenset[str] = frozenset()) -> None:
-        """A function was deployed, stopped or removed: revisions without traffic are drained,
-        wanted ones made.
+        """Handle a function that was deployed, stopped or removed: drain revisions without traffic,
+        create the ones that need instances.
 
-        `left`: keys of the revisions that lost their last traffic. What makes their starts fast
-        goes with their last instance; changes from before the first reconciliation are left to it.
-        """
+        `left`: keys of the revisions that lost their last traffic. Their Templates are dropped with
+        their last instance. The first reconciliation handles changes from before it."""
         targets = {target.key: target for target in self._table.targets_of(name)}
         for key, scaled in self._scaled.items():
             if scaled.name == name and key in targets:
-                scaled.throttler.is_retired = False  # rolled back to, while its last calls ended
+                scaled.throttler.is_retired = False  # rolled back to while its last calls ended
                 scaled.throttler.retarget(targets[key])
             elif scaled.name == name:
                 if not scaled.throttler.is_retired:
@@ -222,8 +222,8 @@ class AutoscalerLoop:
         return self._scaled[target.key]
 
     async def reconcile(self) -> None:
-        """Compare notes with the node: take back what is ours, note what is gone, stop what nobody
-        routes to any more."""
+        """Compare state with the node: adopt our instances, remove missing ones, stop those without
+        a route."""
         throttlers = self.throttlers()
         known = {
             instance_id: throttler
@@ -251,8 +251,8 @@ class AutoscalerLoop:
                     self._drop_template(template.revision)
 
     def _drop_template(self, key: str) -> None:
-        """In a task. Should it fail, the next reconciliation does it; should a call come for it
-        after all, it starts COLD once."""
+        """Drop a Template in a task. If it fails, the next reconciliation repeats it; if a call
+        comes for it after all, it starts COLD once."""
         if not self.reconciled.is_set():
             return
 
@@ -267,12 +267,12 @@ class AutoscalerLoop:
         task.add_done_callback(self._drops.discard)
 
     def _is_handled(self, instance_id: str) -> bool:
-        """Whether a throttler has it by now, or is about to."""
+        """Whether a throttler has the instance, or is starting it."""
         throttlers = [scaled.throttler for scaled in self._scaled.values()]
         return any(t.is_starting(instance_id) or instance_id in t.instances for t in throttlers)
 
     def make_room(self, pulse: HeartbeatReply) -> None:
-        """Other activators lack instances that are ours: give up what is fair."""
+        """Release instances that other activators lack, where that is fair."""
         for key, scaled in self._scaled.items():
             scaled.throttler.make_room(pulse.wants.get(key), len(pulse.members))
         self._holdings.make_room(pulse, self._gate.terms.plan_of)
@@ -290,11 +290,11 @@ class AutoscalerLoop:
         try:
             return await self._sleep_mode.is_half_asleep(target.spec, info.socket)
         except agent_errors.SnapshotterError as e:
-            log.warning("engine does not say whether it sleeps instance=%s error=%s", info.id, e)
+            log.warning("cannot read whether the engine sleeps instance=%s error=%s", info.id, e)
             return False
 
     def _target_of(self, info: InstanceInfo | TemplateInfo) -> CallTarget | None:
-        """The target that it serves; None when nobody routes to it."""
+        """The target of an instance or Template; None when it has no route."""
         labels = info.labels
         name = "/".join(
             labels.get(part, "") for part in ("tenant", "environment", "app", "function")
@@ -302,7 +302,7 @@ class AutoscalerLoop:
         return next((t for t in self._table.targets_of(name) if t.key == str(info.revision)), None)
 
     async def watch(self) -> None:
-        """Follow the agent's events forever; after a lost connection compare notes with it."""
+        """Follow the agent's events until cancelled; reconcile after a lost connection."""
         failures = 0
         while True:
             try:
@@ -312,7 +312,9 @@ class AutoscalerLoop:
                     self._take(event)
             except agent_errors.SnapshotterError as e:
                 if failures == 0:
-                    log.warning("node agent does not answer; running instances go on error=%s", e)
+                    log.warning(
+                        "node agent does not answer; running instances continue error=%s", e
+                    )
                 await asyncio.sleep(REWATCH_S[min(failures, len(REWATCH_S) - 1)])
                 failures += 1
 
@@ -335,8 +337,8 @@ class AutoscalerLoop:
 
     # -- the loop ----------------------------------------------------------------------------------
     async def run(self) -> None:
-        """Record and decide, forever; from the first reconciliation on, because what looks missing
-        before may be there."""
+        """Record and decide, until cancelled. Begins after the first reconciliation, because
+        instances that look missing before may exist."""
         await self.reconciled.wait()
         for name in self._table.kept_warm():
             self.route_changed(name)
@@ -357,9 +359,9 @@ class AutoscalerLoop:
                     scaled.throttler.settle_idle()
 
     def record(self, now: float) -> None:
-        """Take every revision's load since the last time. A rollout's way back is scaled as if all
-        calls of its function were its own: when the candidate is taken back, there is room for
-        them. Copies are no calls."""
+        """Record every revision's load since the last time. The stable revision of a rollout is
+        scaled as if it got all calls of its function, so that there is capacity when the candidate
+        is rolled back. Mirrored calls do not count."""
         loads = {key: scaled.measure(now) for key, scaled in self._scaled.items()}
         for key, scaled in self._scaled.items():
             load = loads[key]
@@ -424,15 +426,15 @@ class AutoscalerLoop:
                 self._drop_template(throttler.target.key)
 
     def throttlers(self) -> list[Throttler]:
-        """Of all active revisions."""
+        """The throttlers of all active revisions."""
         return [scaled.throttler for scaled in list(self._scaled.values())]
 
     def concurrency(self) -> Mapping[str, float]:
-        """Average calls at once in the last second, by revision key."""
+        """Average concurrent calls in the last second, by revision key."""
         return {key: scaled.concurrency for key, scaled in self._scaled.items()}
 
     def states(self) -> Mapping[tuple[str, str, str, str], int]:
-        """Instances and calls by (tenant, app, function, state), for metrics."""
+        """Number of instances and calls by (tenant, app, function, state), for metrics."""
         counts: Counter[tuple[str, str, str, str]] = Counter()
         for scaled in self._scaled.values():
             target, throttler = scaled.throttler.target, scaled.throttler
@@ -450,8 +452,8 @@ class AutoscalerLoop:
         return counts
 
     async def aclose(self) -> None:
-        """Close every throttler. Instances stay: they belong to the node, and the next activator of
-        this name adopts them."""
+        """Close every throttler. Instances keep running: they belong to the node, and the next
+        activator with this name adopts them."""
         for scaled in self._scaled.values():
             scaled.throttler.settle_idle()
         self._gate.close()

@@ -1,5 +1,5 @@
-"""What the decider is told of a revision: frozen records of one moment. What is not known is None,
-which is not zero."""
+"""The decider's input for a revision: frozen records of one moment. Unknown values are None, which
+is not zero."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLoad:
-    """What the engines of a language model say, those of its ready instances that could be asked.
+    """What the engines of a language model report; only ready instances whose engine answered.
 
     Attributes:
-        slots: calls at once that one instance takes, by its KV memory: the average. queued_tokens:
-        prompt tokens of the calls that wait, for a slot or inside an engine. tokens_per_s: prompt
-        tokens that one instance works off, answers included: the best of late; None = unknown.
-        first_tokens: answers that began lately, since the newest instance came. late: the share of
-        them that began later than the objective; None = there is no objective.
-    """
+        slots: average concurrent calls of one instance, by its KV memory.
+        queued_tokens: prompt tokens of the calls that wait, for a slot or inside an engine.
+        tokens_per_s: prompt tokens that one instance processes, including generation: the recent
+            peak; None = unknown.
+        first_tokens: number of recent first tokens since the newest instance started.
+        late: the share of them that exceeded the objective; None = there is no objective."""
 
     slots: float
     queued_tokens: int = 0
@@ -27,21 +27,23 @@ class EngineLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """What is seen of a revision now.
+    """Measurements of a revision.
 
     Attributes:
-        stable, panic: calls at once (executing and waiting), averaged over the two windows; None =
-        no data. ready, starting: instances that take calls, and that are on their way; draining
-        ones are neither. in_flight, waiting: calls executing, and calls without a slot. idle_s: for
-        each ready instance without a call, for how long. oldest_wait_s: age of the oldest waiting
-        call. start_s: expected time of the rung that the next start will take; None = unknown.
-        call_s, arrivals_per_s: mean execution time and rate of calls; None = unknown. engine: of a
-        language model's server, what its engines say; None = it is none, or they said nothing
-        lately. kept: how many instances the function's pauses say are worth keeping (`gaps`); None
-        = a fixed window decides. is_crowded: starts wait for room, of whatever function: what idles
-        here is waited for elsewhere. occupancy: of a function that gathers calls, how full its
-        batches are: size ÷ the greatest size, 0 to 1; None = there were none.
-    """
+        stable, panic: concurrent calls (executing and waiting), averaged over the two windows; None
+            = no data.
+        ready, starting: instances that accept calls, and starting ones; draining ones are neither.
+        in_flight, waiting: executing calls, and calls without a slot.
+        idle_s: idle time of each ready instance without a call.
+        oldest_wait_s: age of the oldest waiting call.
+        start_s: expected duration of the next start; None = unknown.
+        call_s, arrivals_per_s: mean execution time and rate of calls; None = unknown.
+        engine: report of a language model's engines; None = not one, or no recent report.
+        kept: how many instances are worth keeping by the function's pauses (`idle_histogram`); None
+            = a fixed window decides.
+        is_crowded: starts of any function wait for room that idle instances occupy.
+        occupancy: how full the batches of a function that gathers calls are: size ÷ the maximum
+            size, 0 to 1; None = there were none."""
 
     stable: float | None
     panic: float | None
@@ -66,9 +68,9 @@ class Observed:
 
     @property
     def busy(self) -> int:
-        """Ready instances with calls."""
+        """Number of ready instances with calls."""
         return max(0, self.ready - len(self.idle_s))
 
     def free_slots(self, max_inputs: int) -> int:
-        """Slots of ready instances without a call."""
+        """Free slots of ready instances."""
         return max(0, self.ready * max_inputs - self.in_flight)

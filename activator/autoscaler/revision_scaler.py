@@ -1,5 +1,5 @@
-"""One revision as the autoscaler remembers it: its windows, its decider's state, and what was
-decided last."""
+"""The autoscaler's state of one revision: its windows, its decider's state, and the last
+decision."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ PANIC_WINDOW_PERCENT = 10.0
 
 
 class RevisionScaler:
-    """One revision's throttler with its windows and the decider's memory. Owner: the Scaler.
-    `gaps`: what is known of its function's pauses; they outlive it."""
+    """One revision's throttler with its windows and the decider's state. Owner: the AutoscalerLoop.
+    `gaps`: the recorded pauses of its function, which outlive it."""
 
     __slots__ = (
         "concurrency",
@@ -64,17 +64,17 @@ class RevisionScaler:
 
     @property
     def is_shadow(self) -> bool:
-        """Whether it gets copies of calls."""
+        """Whether it receives mirrored calls."""
         return self.throttler.target.is_shadow
 
     def measure(self, now: float) -> float:
-        """Average calls at once since the last time."""
+        """Average concurrent calls since the last call of this method."""
         self.concurrency = self.throttler.load.take(now, now - self.recorded_at)
         self.recorded_at = now
         return self.concurrency
 
     def record(self, now: float, concurrency: float) -> None:
-        """Take a load into both windows."""
+        """Record a load in both windows."""
         self.stable.record(now, concurrency)
         self.panic.record(now, concurrency)
         if self.spec.keep is not None:
@@ -88,7 +88,8 @@ class RevisionScaler:
             )
 
     def decide(self, now: float, occupancy: float | None = None) -> ScaleDecision:
-        """What there should be now. `occupancy`: of its batches, None = there were none."""
+        """Decide how many instances there should be now. `occupancy`: of its batches, None = there
+        were none."""
         throttler = self.throttler
         live = list(throttler.live())
         observed = Observed(
@@ -108,7 +109,8 @@ class RevisionScaler:
             is_crowded=throttler.is_crowded,
         )
         spec = self.spec
-        # a budget is spent, activators share it, or a rollout keeps it as the way back
+        # min_instances changes when a budget is spent, activators share it, or a rollout keeps the
+        # revision for a rollback
         if spec.min_instances != throttler.min_instances:
             spec = replace(spec, min_instances=throttler.min_instances)
         decision, self.state = decide(now, observed, spec, self.state)

@@ -1,10 +1,9 @@
-"""How long the next start will take: which rung of the ladder it will be, and what starts by that
-rung took so far.
+"""Estimates the duration of the next start: which start kind it will use, and the average of
+earlier starts of that kind.
 
-Each rung has its own moving average, because they lie three orders of magnitude apart: a mean over
-all of them says nothing about any. Which rung comes next follows from what is known of the node:
-FORK while a Template is resident; without one RESTORE where a snapshot is known to work, else COLD.
-Pure but for its own memory. Owner: a Throttler."""
+Each kind has its own moving average, because they differ by three orders of magnitude. The next
+kind follows from the state of the node: FORK while a Template is resident; otherwise RESTORE where
+a snapshot is known to work, else COLD. Pure except for its own state. Owner: a Throttler."""
 
 from __future__ import annotations
 
@@ -13,15 +12,15 @@ from collections.abc import Collection
 from snapshotter.types import StartKind
 
 WEIGHT = 0.3
-"""Of the newest start: half of the average is the last two, so that a node that became slower is
-believed after two starts."""
+"""Weight of the newest start: half of the average are the last two, so that it follows a node that
+became slower after two starts."""
 _LADDER = tuple(StartKind)
 _FORKED = frozenset({"fork", "assign"})
-"""Phases of a start that was forked from a Template, whatever rung brought that Template up."""
+"""Phases of a start that was forked from a Template, however that Template was started."""
 
 
 class StartTimeEstimator:
-    """What starts of one revision took."""
+    """Durations of the starts of one revision."""
 
     def __init__(self) -> None:
         self._average_s: dict[StartKind, float] = {}
@@ -35,7 +34,7 @@ class StartTimeEstimator:
         return f"<StartTimeEstimator next {self.next_rung()}: {known or 'nothing known'}>"
 
     def took(self, kind: StartKind, seconds: float, phases: Collection[str]) -> None:
-        """A start by `kind` took `seconds`; `phases` are the names of its phases."""
+        """Record that a start by `kind` took `seconds`; `phases` are the names of its phases."""
         before = self._average_s.get(kind)
         self._average_s[kind] = seconds if before is None else before + WEIGHT * (seconds - before)
         if kind in (StartKind.RESTORE, StartKind.COLD):
@@ -44,21 +43,21 @@ class StartTimeEstimator:
             self._has_template = True
 
     def template(self, *, is_resident: bool) -> None:
-        """A Template came or went."""
+        """Set whether a Template is resident."""
         self._has_template = is_resident
 
     def snapshot_proven(self, restore_s: float) -> None:
-        """A snapshot answered after `restore_s` when it was proven: what is expected of it until it
+        """Record that a snapshot was proven and restored in `restore_s`: the estimate until a start
         is measured here."""
         self._average_s.setdefault(StartKind.RESTORE, restore_s)
         self._from_nothing = StartKind.RESTORE
 
     def next_rung(self) -> StartKind:
-        """The rung that the next start will take."""
+        """The kind of the next start."""
         return StartKind.FORK if self._has_template else self._from_nothing
 
     def expected_s(self) -> float | None:
-        """Seconds that it will take; by the next slower rung that was seen where it was not; None =
-        unknown."""
+        """Expected duration of the next start in seconds. Falls back to the next slower kind with
+        measurements; None = unknown."""
         at_least = _LADDER[_LADDER.index(self.next_rung()) :]
         return next((self._average_s[kind] for kind in at_least if kind in self._average_s), None)

@@ -1,5 +1,5 @@
-"""What the settings of a revision mean in numbers: target per instance, panic window, first scale,
-first burst capacity.
+"""Derives numbers from the settings of a revision: target per instance, panic window, initial
+scale, initial burst capacity.
 
 Source: knative/serving pkg/reconciler/autoscaling/{resources,kpa} and pkg/autoscaler/scaling
 (Apache-2.0), restated."""
@@ -12,12 +12,13 @@ from dataclasses import dataclass
 
 MIN_TARGET = 0.01
 UNLIMITED_BURST = -1
-"""Target burst capacity that keeps the activator in the request path for ever; ours always is."""
+"""Target burst capacity that always keeps the activator in the request path, as on this
+platform."""
 MIN_ACTIVATORS = 2
 
 
 class Metric(enum.StrEnum):
-    """What the target counts: calls at once, or requests per second."""
+    """What the target counts: concurrent calls, or requests per second."""
 
     CONCURRENCY = "concurrency"
     RPS = "rps"
@@ -25,13 +26,12 @@ class Metric(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetDefaults:
-    """What holds where a revision says nothing.
+    """Defaults of revisions.
 
     Attributes:
         concurrency: target of an instance without a limit of its own.
-        concurrency_utilisation, rps_utilisation: share of the capacity aimed at.
-        rps: requests per second aimed at.
-    """
+        concurrency_utilisation, rps_utilisation: desired share of the capacity.
+        rps: desired requests per second."""
 
     concurrency: float = 100.0
     concurrency_utilisation: float = 0.7
@@ -73,20 +73,21 @@ def resolve_target(
 
 
 def panic_window_s(stable_window_s: float, percentage: float) -> int:
-    """Length of the panic window: a share of the stable one, half up to whole seconds, at least
-    1."""
+    """Length of the panic window: a share of the stable one, rounded half up to whole seconds, at
+    least 1."""
     return max(1, math.floor(stable_window_s * percentage / 100 + 0.5))
 
 
 def initial_scale(*, wanted: int | None, default: int = 1, allow_zero: bool = False) -> int:
-    """How many instances a new revision starts with; a wanted 0 counts only where it is allowed."""
+    """Number of instances that a new revision starts with. 0 counts only where it is allowed."""
     if wanted is None or (wanted == 0 and not allow_zero):
         return default
     return wanted
 
 
 def initial_burst_capacity(*, scale: int, total: float, target_burst_capacity: float) -> int:
-    """Excess burst capacity before the first measurement: 0 and -1 mean themselves."""
+    """Excess burst capacity before the first measurement. Targets of 0 and -1 are returned as they
+    are."""
     if target_burst_capacity in (0, UNLIMITED_BURST):
         return int(target_burst_capacity)
     return int(scale * total - target_burst_capacity)
@@ -95,7 +96,7 @@ def initial_burst_capacity(*, scale: int, total: float, target_burst_capacity: f
 def activator_count(
     *, ready: int, total: float, target_burst_capacity: float, activator_capacity: float
 ) -> int:
-    """How many activators should share a revision, at least two so that one may die."""
+    """Number of activators that should share a revision, at least two so that one may fail."""
     if target_burst_capacity == 0:
         return MIN_ACTIVATORS
     load = ready * total + max(0.0, target_burst_capacity)

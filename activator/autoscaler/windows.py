@@ -1,11 +1,10 @@
-"""Averages and maxima over sliding time, with the semantics of Knative's aggregation package.
+"""Averages and maxima over sliding windows, with the semantics of Knative's aggregation package.
 
-Time is in seconds since any fixed origin; it is cut to whole buckets of `granularity_s`. Values
-recorded into the same bucket add up (several reporters). The mutable windows belong to one scaler
-task; no lock is needed.
+Time is in seconds since any fixed origin, in whole buckets of `granularity_s`. Values recorded into
+the same bucket add up (several reporters). The mutable windows belong to one scaler task; no lock
+is needed.
 
-Source: knative/serving pkg/autoscaler/aggregation (Apache-2.0), semantics restated.
-"""
+Source: knative/serving pkg/autoscaler/aggregation (Apache-2.0), semantics restated."""
 
 from __future__ import annotations
 
@@ -13,19 +12,19 @@ import math
 from dataclasses import dataclass
 
 _DIGITS = 10**6
-"""Averages are cut (floor) to six digits, so that float dust in the running total never asks for
-one more instance."""
+"""Averages are rounded down to six digits, so that rounding errors in the running total never
+request another instance."""
 _MIN_SMOOTHING = 0.2
 _WEIGHT_OUTSIDE = 0.0001
-"""What the weights beyond the window may add up to: the smoothing coefficient follows from it."""
+"""Sum of the weights beyond the window; determines the smoothing coefficient."""
 
 
 class TimeWindow:
     """Linear average over the last `window_s` seconds in buckets of `granularity_s`.
 
-    The divisor is the number of buckets since the first write, at most the window, less the silent
-    ones at the end: a reporter that stopped talking does not dilute the average, and a window
-    without any write is 0 (`is_empty` tells that apart from a measured 0)."""
+    The divisor is the number of buckets since the first write, at most the window, without the
+    empty ones at the end: a reporter that stopped does not lower the average. A window without any
+    write is 0 (`is_empty` distinguishes that from a measured 0)."""
 
     def __init__(self, window_s: float, *, granularity_s: int = 1) -> None:
         self._granularity_s = granularity_s
@@ -42,8 +41,8 @@ class TimeWindow:
         )
 
     def record(self, now_s: float, value: float) -> None:
-        """Add `value` to the bucket of `now_s`; later buckets in between become 0. Older than the
-        window: ignored."""
+        """Add `value` to the bucket of `now_s`; buckets in between become 0. Values older than the
+        window are ignored."""
         index = self._index(now_s)
         if self._last is None:
             self._first = self._last = index
@@ -73,12 +72,12 @@ class TimeWindow:
         return 0.0 if silent >= self._size else self._sum_without(silent)
 
     def is_empty(self, now_s: float) -> bool:
-        """True when nothing was written for more than a window: there is no data, which is not the
+        """Whether nothing was written for more than a window: there is no data, which is not the
         same as zero."""
         return self._last is None or self._index(now_s) - self._last > self._size
 
     def resize(self, window_s: float, *, now_s: float) -> None:
-        """Change the window's length, keeping the buckets that fit."""
+        """Change the window's length and keep the buckets that fit."""
         size = math.ceil(window_s / self._granularity_s)
         if size == self._size:
             return
@@ -136,35 +135,34 @@ class WeightedWindow(TimeWindow):
         return result
 
     def resize(self, window_s: float, *, now_s: float) -> None:
-        """Change the window's length and the smoothing that follows from it."""
+        """Change the window's length and the smoothing derived from it."""
         super().resize(window_s, now_s=now_s)
         self.smoothing = smoothing(self._size)
 
 
 def smoothing(buckets: int) -> float:
-    """Weight of the newest of `buckets` buckets: at least 0.2, else long windows would be plain
-    averages."""
+    """Weight of the newest of `buckets` buckets: at least 0.2, because long windows would be plain
+    averages otherwise."""
     return max(_MIN_SMOOTHING, 1 - float(_WEIGHT_OUTSIDE ** (1 / buckets)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaxWindow:
-    """The greatest of the values recorded at the last `size` indexes, as an immutable descending
+    """The maximum of the values recorded at the last `size` indexes, as an immutable descending
     list.
 
-    Indexes never fall. A value recorded at the same index keeps the larger of the two.
-    """
+    Indexes never decrease. Of two values at the same index the larger one counts."""
 
     size: int
     entries: tuple[tuple[int, int], ...] = ()
 
     @property
     def current(self) -> int | None:
-        """The maximum, None before the first record."""
+        """The maximum; None before the first value."""
         return self.entries[0][1] if self.entries else None
 
     def record(self, index: int, value: int) -> MaxWindow:
-        """The window after `value` was seen at `index`."""
+        """The window after recording `value` at `index`."""
         kept = [e for e in self.entries if e[1] > value and index - e[0] < self.size]
         if kept and kept[-1][0] == index:
             return MaxWindow(size=self.size, entries=tuple(kept))

@@ -148,15 +148,15 @@ class InstanceLifecycle:
             )
 
     async def _start(self, instance_id: str) -> None:
-        request = self._requests[instance_id] = self._gate.ask(
+        request = self._requests[instance_id] = self._gate.new_request(
             instance_id,
             self._target,
             priority=self._owner.priority,
             is_needed=lambda: self._owner.is_needed,
-            on_given_up=self._on_cancelled,
+            on_cancel=self._on_cancelled,
         )
         try:
-            await self._gate.headcount.enter(request)
+            await self._gate.instance_quota.admit(request)
             await self._wait_allowances(request)
             info, began = await self._start_instance(request)
         except BaseException as e:
@@ -179,7 +179,7 @@ class InstanceLifecycle:
     def _over(self, instance_id: str) -> None:
         self._starts.pop(instance_id, None)
         request = self._requests.pop(instance_id, None)
-        self._cancelled -= request is not None and request.is_given_up
+        self._cancelled -= request is not None and request.is_cancelled
 
     async def _wait_allowances(self, request: StartRequest) -> None:
         """Wait until all activators together may hold one more instance. Calls wait meanwhile, each
@@ -215,7 +215,7 @@ class InstanceLifecycle:
     async def _start_instance(self, request: StartRequest) -> tuple[InstanceInfo, float]:
         """Start the instance. Returns it and when the successful attempt began: earlier waiting
         does not count."""
-        await self._gate.capacity.enter(request)
+        await self._gate.capacity.wait_turn(request)
         attempt = 0
         while True:
             began = self._clock()
@@ -247,7 +247,7 @@ class InstanceLifecycle:
 
     def adopted(self, instance_id: str) -> None:
         """Count an instance that existed before."""
-        self._gate.hold(instance_id, self._target)
+        self._gate.adopt(instance_id, self._target)
         if self._allowance is not None:
             pools = [
                 (self._target.key, 1),
@@ -295,7 +295,7 @@ class InstanceLifecycle:
     def release(self, instance_id: str) -> None:
         """Release the allowances and quotas of an ended instance."""
         self._release_allowances(instance_id)
-        self._gate.left(instance_id)
+        self._gate.release(instance_id)
 
     def _release_allowances(self, instance_id: str) -> None:
         for key, amount in self._allowances.pop(instance_id, ()):

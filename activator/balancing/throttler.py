@@ -169,8 +169,8 @@ class Throttler(InstancePool):
                 self._stop(instance, "drained")
         if self._wait_queue.places:
             self._assign_free_slots(now)
-        elif not instance.in_flight and self._gate.is_crowded:
-            self._gate.idle()
+        elif not instance.in_flight and self._gate.has_waiting_starts:
+            self._gate.on_instance_idle()
 
     def retry_slots(self) -> None:
         """Assign free slots again: an instance that was busy may be free."""
@@ -363,7 +363,7 @@ class Throttler(InstancePool):
     @property
     def is_crowded(self) -> bool:
         """Whether starts of any function wait for room."""
-        return self._gate.is_crowded
+        return self._gate.has_waiting_starts
 
     def set_desired_instances(self, wanted: int) -> None:
         """Set the number of instances that the autoscaler wants to keep; subclasses concentrate

@@ -1,7 +1,7 @@
-"""From a running call to a line in the ledger: measured, written down before anything runs,
-shipped, never lost or doubled.
+"""Metering and billing of calls: measure a call, record it durably before it runs, ship the record
+to the ledger exactly once.
 
-`meter.py` shares an instance's time among its calls, `usage.py` formats records,
-`instance_meter.py` joins both to the journal, `segments.py` and `journal_format.py` are the
-journal's files and format, `journal.py` its only writer, `recovery.py` reads what a dead process
-left, `shipping.py` brings records to the ledger."""
+`meter.py` divides an instance's time among its calls, `usage.py` formats records,
+`instance_meter.py` connects both to the journal, `segments.py` and `journal_format.py` define the
+journal's files and format, `journal.py` is its only writer, `recovery.py` reads the journal of a
+dead process, `shipping.py` sends records to the ledger."""

@@ -1,15 +1,15 @@
-"""One hard budget's money in the period that runs, in picounits: what is known to be spent, what is
-held here, what is left of that.
+"""The balance of one hard budget in the current period, in picounits.
 
-`held` is what this activator may dispose of and no other: without others all that the ledger has
-not seen spent, else what was borrowed (`budget_leases.py`). It is always own + reserved + left:
+`held` is the money that only this activator may spend: without other activators, everything that
+the ledger does not count as spent; otherwise what it has borrowed (`budget_leases.py`). It is
+always own + reserved + left:
 
-- own: cost of records that were written here and are not part of `ledger` yet,
-- reserved: worst cases of the calls that run,
+- own: cost of local records that are not part of `ledger` yet,
+- reserved: worst cases of the running calls,
 - left: what the next call may reserve.
 
-Owner: the event loop; every method is synchronous, so no lock is needed. A refused method changes
-nothing."""
+Owner: the event loop; every method is synchronous, so no lock is needed. A method that raises
+changes nothing."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ from pilotlight.protocol import BudgetRecord, BudgetState
 
 
 class BudgetBalance:
-    """See the module.
+    """The balance of one budget in its current period.
 
     Attributes:
-        since: the `turn` of all budgets at which this period began here: calls that were opened
-        before it belong to the one before. is_shared: other activators spend from the same budget.
-        is_stale: the ledger was not asked yet for what was spent before this budget was heard of.
-        tenant_mark: stands in every record of its tenant. mark: records before this place of the
-        journal are not in `own` yet, those behind it are; None = all are.
-    """
+        since: the `turn` of all budgets at which this period began here. Calls opened before it
+            belong to the previous period.
+        is_shared: other activators spend from the same budget.
+        is_stale: the ledger has not reported yet what was spent before this budget was added.
+        tenant_mark: text that occurs in every record of its tenant.
+        mark: records before this journal position are not in `own` yet, later ones are; None = all
+            are."""
 
     __slots__ = (
         "amount",
@@ -51,7 +52,7 @@ class BudgetBalance:
     def __init__(
         self, record: BudgetRecord, *, at_ns: int, turn: int, is_shared: bool, mark: Cursor | None
     ) -> None:
-        """Raises ValueError for an amount or a period that is none."""
+        """Raises ValueError for an invalid amount or period."""
         self.record = record
         self.amount = _amount(record)
         self.is_shared = is_shared
@@ -69,7 +70,7 @@ class BudgetBalance:
 
     @property
     def spent(self) -> int:
-        """What is known to be spent: by the ledger, and by our records on their way to it."""
+        """Known spending: that in the ledger, and that of local records not shipped yet."""
         return self.ledger + self.own
 
     @property
@@ -78,27 +79,26 @@ class BudgetBalance:
         return self.held - self.own - self.left
 
     def begin(self, period: Period, turn: int) -> None:
-        """A new period: nothing is spent, and what still runs belongs to the one before."""
+        """Begin a new period with nothing spent. Running calls belong to the previous one."""
         self.period = period
         self.since = turn
         self.ledger = self.own = 0
         self.held = self.left = 0 if self.is_shared else self.amount
 
     def change(self, record: BudgetRecord) -> None:
-        """The same budget with other terms: another amount, of the same period and scope. Raises
-        ValueError."""
+        """Change the amount of the budget; period and scope stay the same. Raises ValueError."""
         amount = _amount(record)
         if not self.is_shared:
             self.held += amount - self.amount
             self.left += amount - self.amount
         elif amount < self.amount:
-            self.give_back()  # it may not be there any more: to be borrowed anew
+            self.release_unused()  # may exceed the new amount: borrow again
         self.amount, self.record = amount, record
 
     def covers(
         self, *, tenant: str, environment: str, app: str, function: str, currency: str
     ) -> bool:
-        """Whether records of this function are paid from it."""
+        """Whether records of this function are charged to this budget."""
         mine = self.record
         return (
             (mine.tenant, mine.currency) == (tenant, currency)
@@ -107,57 +107,56 @@ class BudgetBalance:
             and mine.function in ("", function)
         )
 
-    def pay(self, picos: int) -> None:
-        """A record of this period was written that no reservation stood for."""
+    def charge(self, picos: int) -> None:
+        """Charge a record of this period that had no reservation."""
         self.own += picos
         self.left -= picos
 
     def shipped(self, picos: int, ledger: int) -> None:
-        """The ledger has `picos` of our own more than before, and `ledger` in all."""
+        """Record that `picos` of our own reached the ledger, which now has `ledger` in total."""
         if self.mark is not None:
-            picos = 0  # sent before this budget was heard of, so never counted as its own
+            picos = 0  # sent before this budget was added, so never part of `own`
         picos = max(0, min(picos, self.own))
         self.own -= picos
         self.ledger, self.is_stale = ledger, False
         if self.is_shared:
             self.held -= picos
             if ledger + self.held > self.amount:
-                self.give_back()  # borrowed before it was known that others had spent so much
+                self.release_unused()  # borrowed before the spending of others was known
         else:
             self.left += self.amount - ledger - self.held + picos
             self.held = self.amount - ledger
 
-    def moved(self, picos: int) -> None:
-        """`picos` of our own have reached the ledger, which did not say what it has in all."""
+    def record_shipped(self, picos: int) -> None:
+        """Record that `picos` of our own reached the ledger, whose total is unknown."""
         is_stale = self.is_stale
         self.shipped(picos, self.ledger + picos)
         self.is_stale = is_stale
 
-    def lend(self, picos: int) -> None:
-        """This much more is held."""
+    def grant(self, picos: int) -> None:
+        """Add this much to what is held."""
         self.held += picos
         self.left += picos
 
-    def give_back(self) -> None:
-        """All that is left is held no more."""
+    def release_unused(self) -> None:
+        """Return all unused money."""
         if self.left > 0:
-            self.lend(-self.left)
+            self.grant(-self.left)
 
-    def hold_debt(self) -> None:
-        """What was paid beyond all that is held is held too: it is spent, nobody else may spend
-        it."""
+    def record_debt(self) -> None:
+        """Add debt to what is held: it is spent already, so others must not spend it."""
         if self.left < 0:
-            self.lend(-self.left)
+            self.grant(-self.left)
 
 
 def spent_of(state: BudgetState) -> tuple[int, int]:
-    """`spent` and `batch` in picounits. Raises ValueError for what cannot be true."""
+    """`spent` and `batch` in picounits. Raises ValueError for invalid amounts."""
     return as_picos(state.spent), as_picos(state.batch)
 
 
 def is_same_money(one: BudgetRecord, other: BudgetRecord) -> bool:
-    """Whether numbers of one mean the same for the other: only the amount, or whether it is hard,
-    differs."""
+    """Whether the balance of one budget is valid for the other: they differ only in amount and
+    hardness."""
     return replace(one, amount="0", hard=True) == replace(other, amount="0", hard=True)
 
 

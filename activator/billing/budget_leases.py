@@ -1,25 +1,25 @@
-"""Hard budgets that several activators spend from: each borrows money before it spends it, and all
-together never hold more than there is.
+"""Hard budgets shared by several activators: each borrows money before it spends it, and together
+they never hold more than the budget's amount.
 
-For each budget and period the store keeps `base`, the most that any activator has heard from the
-ledger, and what each activator claims beyond it: its own costs on their way to the ledger, what its
-running calls reserve, and what it borrowed and has left. A claim is granted, atomically, only while
-base + all claims <= amount; so whatever activators do afterwards without asking, they spend no more
-together. A cost that reaches the ledger leaves its activator's claim in the same step in which
-`base` takes it up.
+For each budget and period the store keeps `base`, the highest spending that any activator has read
+from the ledger, and each activator's claim beyond it: its own costs not yet in the ledger, the
+reservations of its running calls, and its unused borrowed money. A claim is granted, atomically,
+only while base + all claims <= amount, so the activators together cannot overspend between two
+claims. A cost that reaches the ledger leaves its activator's claim in the same step in which `base`
+includes it.
 
-Money is borrowed some dozens of calls at once, so that a call seldom asks; what was not needed
-between two beats is given back. What an activator claims does not lapse when it dies: its unshipped
-records are real money, and its next life states anew.
+An activator borrows for some dozens of calls at once, so that few calls need a round trip. It
+returns what was not used between two rounds. The claim of a dead activator does not expire: its
+unshipped records are real costs, and its next process states them again.
 
-A store that lost its memory grants nothing until `grace_s` after its first word, while every living
-activator states its claims again with its beat. (An activator that is dead in that moment is missed
-until its next life: its unshipped records alone.) A store that does not answer grants nothing:
-calls go on with what is left here, and then are answered 503, or (`without_redis.budget: open`)
-each activator goes on as if it were alone.
+A store that lost its data grants nothing until `grace_s` after the first claim, while every living
+activator states its claims again in its next round. (The claim of an activator that is dead at that
+time, its unshipped records, is missing until it restarts.) While the store does not answer, nothing
+is granted: calls use the money that is left here and are then answered 503, or
+(`without_redis.budget: open`) each activator continues as if it were the only one.
 
-Numbers are whole micro-units there, because the store counts in binary floating point; claims are
-rounded up, amounts down."""
+The store uses whole micro-units, because it computes in binary floating point. Claims are rounded
+up, amounts down."""
 
 from __future__ import annotations
 
@@ -38,25 +38,24 @@ from pilotlight import errors
 log = logging.getLogger(__name__)
 
 PICOS_PER_MICRO = 10**6
-BEAT_S = 0.5
-"""Between two statements of what changed."""
+ROUND_S = 0.5
+"""Interval between two rounds that state changed claims."""
 CALLS_AT_ONCE = 64
-"""Worst cases that are borrowed together, where there is enough: a round trip for so many calls."""
+"""Number of worst-case costs that are borrowed in one round trip, if there is enough money."""
 MAX_YOUNG_WAITS = 3
-AWAY_S = 0.5
-"""After the store did not answer it is not asked for so long: a call must not wait for each
+UNREACHABLE_PAUSE_S = 0.5
+"""After a failed request the store is not asked for this long, so that calls do not each wait for a
 timeout."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetClaim:
-    """What a member states of one budget, and asks for. In micro-units.
+    """A member's claim on one budget, and its request for more. In micro-units.
 
     Attributes:
-        held: what the member holds now, in place of what it said before.
-        need, want: the least and the most that it asks for on top; 0 = it only states.
-        ends_ns: the period's end in wall time: afterwards nobody needs it.
-    """
+        held: the member's claim now, which replaces its previous one.
+        need, want: the least and the most that it requests in addition; 0 = none.
+        ends_ns: the period's end in wall time; the claim is not needed after it."""
 
     budget: str
     period: str
@@ -70,14 +69,13 @@ class BudgetClaim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetGrant:
-    """The answer.
+    """The store's answer to a claim.
 
     Attributes:
         granted: 0, or between `need` and `want`.
-        base: the most that anybody heard from the ledger.
-        wait_s: the store lost its memory, and grants nothing for so long.
-        epoch: changes when the store loses its memory.
-    """
+        base: the highest spending that any member has read from the ledger.
+        wait_s: how long the store, after a loss of data, grants nothing.
+        epoch: changes when the store loses its data."""
 
     granted: int
     base: int
@@ -86,11 +84,11 @@ class BudgetGrant:
 
 
 class BudgetLeaseStore(Protocol):
-    """What members share; one verb, atomic."""
+    """The store that members share. It has one atomic operation."""
 
     async def claim(self, claim: BudgetClaim) -> BudgetGrant:
-        """State, and ask. Raises SharedStateUnreachable; then it may have been heard all the same,
-        and the next statement mends it."""
+        """State a claim and request more. Raises SharedStateUnreachable; the store may have
+        processed the claim nevertheless, and the next claim corrects that."""
         ...
 
     async def aclose(self) -> None:
@@ -99,8 +97,8 @@ class BudgetLeaseStore(Protocol):
 
 
 class BudgetLeaser:
-    """A member's borrowing (`retry_budget.Lender`). Owner: the event loop; a lock for each budget
-    keeps its statements in order."""
+    """Borrows for one member (`budgets.Lender`). Owner: the event loop. One lock per budget keeps
+    its claims in order."""
 
     def __init__(
         self,
@@ -121,7 +119,7 @@ class BudgetLeaser:
         self._stated: dict[str, tuple[str, int, int, int]] = {}
         self._seen: dict[str, tuple[int, int]] = {}
         self._epoch = ""
-        self._away_until = -1.0
+        self._paused_until = -1.0
         self.is_reachable = True
 
     def __repr__(self) -> str:
@@ -132,28 +130,29 @@ class BudgetLeaser:
 
     # -- calls -------------------------------------------------------------------------------------
     async def borrow(self, cover: ApplicableBudgets, purse: BudgetBalance, worst: int) -> None:
-        """See budgets.Lender."""
+        """Borrow until `worst` is available in the balance. Raises OverBudget, BudgetReserved,
+        Unavailable."""
         for _ in range(MAX_YOUNG_WAITS):
             async with self._lock(purse):
                 if purse.left >= worst:
                     return
                 try:
-                    grant = await self._ask(purse, worst)
+                    grant = await self._request(purse, worst)
                 except SharedStateUnreachable as e:
-                    self._go_on_alone(cover, purse, worst, e)
+                    self._borrow_without_store(cover, purse, worst, e)
                     return
                 if purse.left >= worst:
                     return
                 if not grant.wait_s:
                     raise self._refusal(cover, purse, worst, grant)
-            # without the lock: what this budget claims is to be stated meanwhile
+            # without the lock: this budget's claim must be stated meanwhile
             await asyncio.sleep(grant.wait_s)
         raise errors.Unavailable(
-            "the activators state their budgets anew: try again", retry_after_s=1
+            "the activators are restoring their budget claims: try again", retry_after_s=1
         )
 
-    async def _ask(self, purse: BudgetBalance, worst: int) -> BudgetGrant:
-        purse.hold_debt()
+    async def _request(self, purse: BudgetBalance, worst: int) -> BudgetGrant:
+        purse.record_debt()
         need = worst - purse.left
         return await self._claim(purse, need=_up(need), want=_up(max(need, CALLS_AT_ONCE * worst)))
 
@@ -165,7 +164,7 @@ class BudgetLeaser:
             return over_budget(purse, worst, spent=spent)
         return cover.reserved(purse, worst, self._wall_ns())
 
-    def _go_on_alone(
+    def _borrow_without_store(
         self,
         cover: ApplicableBudgets,
         purse: BudgetBalance,
@@ -174,7 +173,7 @@ class BudgetLeaser:
     ) -> None:
         if not self._is_open:
             raise errors.Unavailable(
-                f"what is left of a budget is shared by several activators and not known now: "
+                f"the activators cannot agree on what is left of a shared budget: "
                 f"{why} (activator.without_redis.budget)",
                 retry_after_s=1,
             ) from why
@@ -185,18 +184,18 @@ class BudgetLeaser:
                 if purse.spent + worst > purse.amount
                 else cover.reserved(purse, worst, self._wall_ns())
             )
-        purse.lend(worst - purse.left)
+        purse.grant(worst - purse.left)
 
-    # -- beats -------------------------------------------------------------------------------------
+    # -- rounds ------------------------------------------------------------------------------------
     async def run(self) -> None:
-        """State what changed, and give back what is not needed, until cancelled."""
+        """State changed claims and return unused money, until cancelled."""
         while True:
-            await self.beat()
-            await asyncio.sleep(BEAT_S)
+            await self.state_claims()
+            await asyncio.sleep(ROUND_S)
 
-    async def beat(self) -> None:
-        """One round over the budgets; everything is stated when the store has lost its memory, and
-        one at least to find that out."""
+    async def state_claims(self) -> None:
+        """One round over the budgets. At least one claim is stated, to detect a loss of the store's
+        data; after a loss, all are."""
         epoch = self._epoch
         purses = list(self._budgets.purses.values())
         for gone in self._seen.keys() - self._budgets.purses.keys():
@@ -205,7 +204,7 @@ class BudgetLeaser:
             self._locks.pop(gone, None)
         try:
             for purse in purses:
-                self._rest(purse)
+                self._release_if_unused(purse)
                 if self._stated.get(purse.record.id) != _statement(purse):
                     await self._state(purse, is_due=False)
             if purses and epoch == self._epoch:
@@ -216,26 +215,28 @@ class BudgetLeaser:
                 for purse in purses:
                     await self._state(purse, is_due=True)
         except SharedStateUnreachable:
-            return  # said once by `_claim`; the next beat tries again
+            return  # logged once by `_claim`; the next round retries
 
-    def _rest(self, purse: BudgetBalance) -> None:
-        """Give back what is left of a budget that nobody used since the last beat."""
+    def _release_if_unused(self, purse: BudgetBalance) -> None:
+        """Return the unused money of a budget that did not change since the last round."""
         used = (purse.spent, purse.reserved)
         lock = self._locks.get(purse.record.id)
         if self._seen.get(purse.record.id) == used and not (lock is not None and lock.locked()):
-            purse.give_back()
+            purse.release_unused()
         self._seen[purse.record.id] = used
 
     async def _state(self, purse: BudgetBalance, *, is_due: bool) -> None:
         async with self._lock(purse):
-            purse.hold_debt()
+            purse.record_debt()
             if is_due or self._stated.get(purse.record.id) != _statement(purse):
                 await self._claim(purse, need=0, want=0)
 
     # -- the store ---------------------------------------------------------------------------------
     async def _claim(self, purse: BudgetBalance, *, need: int, want: int) -> BudgetGrant:
-        if self._clock() < self._away_until and need:
-            raise SharedStateUnreachable("the store of shared budgets did not answer a moment ago")
+        if self._clock() < self._paused_until and need:
+            raise SharedStateUnreachable(
+                "the store of shared budgets did not answer the previous request"
+            )
         period, statement = purse.period, _statement(purse)
         claim = BudgetClaim(
             budget=purse.record.id,
@@ -251,21 +252,23 @@ class BudgetLeaser:
             grant = await self._store.claim(claim)
         except SharedStateUnreachable as e:
             self._stated.pop(purse.record.id, None)
-            self._away_until = self._clock() + AWAY_S
+            self._paused_until = self._clock() + UNREACHABLE_PAUSE_S
             if self.is_reachable:
-                log.warning("budgets are not shared now; we spend what we have error=%s", e)
+                log.warning(
+                    "budget store unreachable, spending only money already borrowed error=%s", e
+                )
             self.is_reachable = False
             raise
-        self.is_reachable, self._away_until = True, -1.0
-        # the store has forgotten what it was told, whoever finds out
+        self.is_reachable, self._paused_until = True, -1.0
+        # the store has lost its data: all claims must be stated again
         if grant.epoch != self._epoch:
             self._epoch = grant.epoch
             self._stated.clear()
         if purse.period == period:
             picos = grant.granted * PICOS_PER_MICRO
-            purse.lend(picos)
-            # What was said and is known there; what has changed while the answer was on its way is
-            # still to be said.
+            purse.grant(picos)
+            # The claim as the store knows it. Changes made while the answer was on its way must
+            # still be stated.
             self._stated[purse.record.id] = *statement[:-1], statement[-1] + picos
         return grant
 
@@ -273,16 +276,16 @@ class BudgetLeaser:
         return self._locks.setdefault(purse.record.id, asyncio.Lock())
 
     async def aclose(self) -> None:
-        """Give everything back that is left, if the store hears it, and close."""
+        """Return the unused money, if the store is reachable, and close."""
         for purse in self._budgets.purses.values():
-            purse.give_back()
-        await self.beat()
+            purse.release_unused()
+        await self.state_claims()
         await self._store.aclose()
 
 
 def granted(*, room: int, need: int, want: int) -> int:
-    """What a store grants of `room`: nothing below the need, and beyond it an eighth of the room at
-    most, so that others get theirs."""
+    """How much a store grants of `room`: nothing when it is below `need`; beyond `need` at most an
+    eighth of the room, so that others get a share."""
     return 0 if room < need else min(room, max(need, min(want, room // 8)))
 
 

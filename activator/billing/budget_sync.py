@@ -1,8 +1,8 @@
-"""Keeps budgets and ledger together: asked at the start, after each batch, and now and then; kept
-on disk for a start without a controller.
+"""Keeps budgets consistent with the ledger: reads their state at the start, after each batch, and
+periodically, and stores it on disk for a start without a controller.
 
-`retry_budget.json` is a copy of the ledger's last answers, written before the checkpoint that goes
-with them: dying in between counts a batch twice until it is sent again, and never not at all."""
+`budgets.json` is a copy of the ledger's last answers, written before the checkpoint that belongs to
+them. A crash in between counts a batch twice until it is sent again; it never omits one."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ log = logging.getLogger(__name__)
 
 STATES_NAME = "budgets.json"
 FIRST_STATES_S = 2.0
-"""How long a start waits for the ledger's word before it goes on with what is on disk."""
+"""How long a start waits for the ledger before it uses the states on disk."""
 REFRESH_S = 30.0
-"""What others spend, and corrections, are heard of with our own next batch; without one, after this
-long."""
+"""Spending of other activators and corrections arrive with the next own batch, or without one after
+this long."""
 RETRY_S = 1.0
 
 
 class BudgetSource(Protocol):
-    """Who knows where all budgets stand."""
+    """Source of the state of all budgets."""
 
     async def budgets(self) -> Mapping[str, BudgetState]:
-        """By id. Raises LedgerUnavailable."""
+        """States by budget id. Raises LedgerUnavailable."""
         ...
 
 
 class BudgetStates:
-    """See the module. `lock` is the shipper's: who holds it has no records on their way. Owner: the
-    event loop."""
+    """Synchronizes budgets with the ledger. `lock` is the shipper's: while it is held, no records
+    are being sent. Owner: the event loop."""
 
     def __init__(
         self, budgets: Budgets, *, journal: Journal, source: BudgetSource, lock: asyncio.Lock
@@ -57,11 +57,10 @@ class BudgetStates:
 
     def __repr__(self) -> str:
         stale = sum(purse.is_stale for purse in self._budgets.purses.values())
-        return f"<BudgetStates {len(self._budgets.purses)} budgets, {stale} not heard of>"
+        return f"<BudgetStates {len(self._budgets.purses)} budgets, {stale} stale>"
 
     async def load(self) -> None:
-        """At the start, before there are calls: the ledger's word, or else the last one that is on
-        disk."""
+        """Load the states before calls are served: from the ledger, or else from disk."""
         async with self._lock:
             try:
                 async with asyncio.timeout(FIRST_STATES_S):
@@ -69,17 +68,19 @@ class BudgetStates:
             except (LedgerUnavailable, TimeoutError) as e:
                 states = load_states(self._path)
                 log.warning(
-                    "budgets go on as they were last known budgets=%d error=%s", len(states), e
+                    "ledger unreachable, using the last known budget states budgets=%d error=%s",
+                    len(states),
+                    e,
                 )
-                self._budgets.take_states(states)
+                self._budgets.apply_states(states)
                 for purse in self._budgets.purses.values():
                     purse.is_stale = True
             else:
-                self._budgets.take_states(states)
+                self._budgets.apply_states(states)
             await self.count_own()
 
     async def run(self) -> None:
-        """Ask again when there are new budgets, and every REFRESH_S, until cancelled."""
+        """Read the states when there are new budgets, and every REFRESH_S, until cancelled."""
         while True:
             if not any(purse.is_stale for purse in self._budgets.purses.values()):
                 self._news.clear()
@@ -87,25 +88,25 @@ class BudgetStates:
                 async with asyncio.timeout(REFRESH_S):
                     await self._news.wait()
             except TimeoutError:
-                pass  # time to ask again
+                pass  # refresh is due
             if self._budgets.purses and not await self.refresh():
                 await asyncio.sleep(RETRY_S)
 
     async def refresh(self) -> bool:
-        """Ask the ledger. False when it does not answer, or has not heard of a budget yet."""
+        """Read the states from the ledger. Returns False when it does not answer, or does not know
+        a budget yet."""
         async with self._lock:
             await self.count_own()
             try:
-                self._budgets.take_states(await self._source.budgets())
+                self._budgets.apply_states(await self._source.budgets())
             except LedgerUnavailable as e:
-                log.warning("the ledger does not say where budgets stand: %s", e)
+                log.warning("cannot read budget states from the ledger: %s", e)
                 return False
             await self._save()
         return not any(purse.is_stale for purse in self._budgets.purses.values())
 
     async def count_own(self) -> None:
-        """Count what budgets that were just heard of owe for the records before them that were not
-        shipped."""
+        """Charge new budgets for the unshipped records that were written before them."""
         for end in sorted(
             {purse.mark for purse in self._budgets.purses.values() if purse.mark is not None}
         ):
@@ -117,12 +118,12 @@ class BudgetStates:
                     for picos, purse in zip(owed, new, strict=True)
                 ]
             for purse, picos in zip(new, owed, strict=True):
-                purse.pay(picos)
+                purse.charge(picos)
                 purse.mark = None
 
     async def accepted(self, states: Mapping[str, BudgetState], records: Sequence[bytes]) -> None:
-        """The ledger took these records."""
-        self._budgets.take_answer(states, records)
+        """Apply the states that the ledger returned when it accepted these records."""
+        self._budgets.apply_answer(states, records)
         if states:
             await self._save()
 
@@ -135,11 +136,11 @@ class BudgetStates:
         try:
             await asyncio.to_thread(save_states, self._path, known)
         except OSError as e:
-            log.warning("states of budgets not kept on disk: %s", e)
+            log.warning("cannot save budget states: %s", e)
 
 
 def parse_states(body: Any) -> dict[str, BudgetState]:
-    """States by budget id from JSON values; what is none is left out, and the rest still counts."""
+    """Parse states by budget id from JSON values. Invalid ones are logged and skipped."""
     states: dict[str, BudgetState] = {}
     for budget, state in body.items() if isinstance(body, dict) else ():
         try:
@@ -149,12 +150,12 @@ def parse_states(body: Any) -> dict[str, BudgetState]:
                 batch=str(state.get("batch", "0")),
             )
         except (KeyError, TypeError, AttributeError) as e:
-            log.error("state of a budget is not understood budget=%s error=%r", budget, e)
+            log.error("invalid budget state budget=%s error=%r", budget, e)
     return states
 
 
 def load_states(path: Path) -> dict[str, BudgetState]:
-    """What `save_states` wrote; nothing when that is missing or damaged."""
+    """Read the file of `save_states`. Empty when it is missing or damaged."""
     try:
         return parse_states(json.loads(path.read_bytes()))
     except (FileNotFoundError, ValueError):
@@ -162,7 +163,7 @@ def load_states(path: Path) -> dict[str, BudgetState]:
 
 
 def save_states(path: Path, states: Mapping[str, Mapping[str, str]]) -> None:
-    """Write them whole or not at all. Blocks on the disk; raises OSError."""
+    """Write the states atomically. Blocks on the disk; raises OSError."""
     fresh = path.with_suffix(".new")
     fresh.write_text(json.dumps(states))
     fresh.replace(path)

@@ -1,13 +1,13 @@
-"""Hard budgets: every call reserves its worst case before it runs and pays what it cost, so money
-that is not there is not spent.
+"""Hard budgets: every call reserves its worst-case cost before it runs and then pays its actual
+cost, so that a budget cannot be overspent.
 
-The worst case of a call is its execution clock (or what is left of its caller's deadline), and the
-step in which clocks are looked at, by the instance's whole rate, with the list's minimum and
-rounding, and the request's own price; of a language model's, besides, the tokens that its prompt
-probably has and all that its answers may have. Processor sharing charges a call for no more than
-its own time, and an engine ends an answer where it was told to, so calls alone never bring a budget
-above its amount, but for what a prompt is longer than it was estimated, which nobody knows before
-an engine has read it. What can, then, is what no reservation stands for:
+The worst case of a call is its execution clock (or the rest of its caller's deadline) plus the step
+at which clocks are checked, at the instance's whole rate, with the price list's minimum and
+rounding, plus the price per request. For a language model it includes the estimated tokens of the
+prompt and the maximum of output tokens. Processor sharing charges a call for no more than its own
+time, and an engine stops at the requested token limit, so calls alone never exceed a budget, except
+for prompt tokens beyond the estimate, which are not known before an engine has read the prompt.
+Only costs without a reservation can exceed it:
 
     overshoot <= sum over instances: rate * max(idle_factor, reserved_factor) * (SETTLE_S + drain)
                + sum over instances: cpu_core_s * cpu_factor * cores that it can get * (SETTLE_S +
@@ -16,22 +16,22 @@ an engine has read it. What can, then, is what no reservation stands for:
                + sum over calls:     rate * (lateness of the execution clock beyond its step + 1 ns for each call beside it)
                + sum over prompts:   token_in * (tokens beyond the estimate; at most max_model_len less the estimate)
                + sum over WebSockets:  rate * 2 s, where one was ended by its clock and its function
-               does not answer the close + an hour of storage, and, under a budget that is new, the
+               does not answer the close + an hour of storage, and, under a new budget, the
                calls that ran when it was made and those that began before
                  the ledger said what had been spent by then (a round trip)
 
-where SETTLE_S (60 s, `loop.SETTLE_EVERY`) is how often idle time is written down, drain how long an
+where SETTLE_S (60 s, `loop.SETTLE_EVERY`) is how often idle time is recorded, drain how long an
 idle instance takes to end, and the clock is late only when the event loop is. Such costs count as
 soon as they are written, so the next call sees them.
 
-A call whose worst case fits in what is neither spent nor reserved runs. If it would fit once the
-running ones have settled, it is answered 429 and when the first of them must have ended; if not
-even then, the budget is spent: 402.
+A call runs if its worst case fits in what is neither spent nor reserved. If it would fit once the
+running calls have settled, it is answered 429 with the time at which the first of them must have
+ended; otherwise the budget is spent: 402.
 
-What is spent = what the ledger says + what is written here and not in the ledger yet. A period is a
-day or month of the calendar in UTC, begins with the first call (or cost) in it, and is never left
-for an earlier one: a clock that steps back stays in the later period. Owner: the event loop; every
-method is synchronous, so no lock is needed."""
+Spent = what the ledger reports + local records that are not in the ledger yet. A period is a
+calendar day or month in UTC. It begins with the first call (or cost) in it, and never reverts to an
+earlier one: if a clock steps back, the later period stays. Owner: the event loop; every method is
+synchronous, so no lock is needed."""
 
 from __future__ import annotations
 
@@ -57,19 +57,18 @@ from pilotlight.protocol import BudgetRecord, BudgetState
 log = logging.getLogger(__name__)
 
 CLOCK_STEP_NS = 50_000_000
-"""Execution clocks are looked at this often (`warm.CLOCK_STEP_S`): a call may run so much longer
-than it should."""
+"""Interval at which execution clocks are checked (`warm.CLOCK_STEP_S`): a call may exceed its limit
+by this much."""
 MAX_RETRY_S = 3600.0
 MAX_LOOKED_AT = 128
-"""Of a function's running calls, the oldest: the first to end is among them, unless callers gave
-later ones less time."""
+"""Number of a function's oldest running calls to inspect: the first to end is among them, unless
+callers gave later ones less time."""
 MAX_KNOWN_WORST = 64
-"""Worst cases that are remembered for a function: each revision has one, and each deadline of a
-caller another."""
+"""Worst cases cached per function: one for each revision and caller deadline."""
 
 
 class Subject(NamedTuple):
-    """Whose costs they are: what budgets are told apart by."""
+    """Whose costs these are: the fields that select budgets."""
 
     tenant: str
     environment: str
@@ -79,31 +78,31 @@ class Subject(NamedTuple):
 
 
 class Priced(Protocol):
-    """What is asked of a target."""
+    """The properties of a target that determine its price."""
 
     @property
     def key(self) -> str:
-        """Its revision's key."""
+        """Key of its revision."""
         ...
 
     @property
     def footprint(self) -> Footprint:
-        """What an instance of it occupies."""
+        """Resources that an instance of it occupies."""
         ...
 
 
 class Lender(Protocol):
-    """Who lends what all activators share."""
+    """Lends money of budgets that all activators share."""
 
     async def borrow(self, cover: ApplicableBudgets, purse: BudgetBalance, worst: int) -> None:
-        """Have at least `worst` left in the purse. Raises OverBudget, BudgetReserved,
+        """Borrow until at least `worst` is left in the balance. Raises OverBudget, BudgetReserved,
         Unavailable."""
         ...
 
 
 class ApplicableBudgets:
-    """The budgets over one function, as of one `generation`; `open` are its running calls by the
-    wall time at which they must end."""
+    """The budgets that apply to one function, as of one `generation`. `open`: its running calls,
+    and the wall time at which each must end."""
 
     __slots__ = ("_budgets", "_worst", "generation", "open", "purses", "subject")
 
@@ -123,7 +122,7 @@ class ApplicableBudgets:
 
     def __repr__(self) -> str:
         return (
-            f"<Cover {self.subject.app}/{self.subject.function} {len(self.purses)} budgets, "
+            f"<ApplicableBudgets {self.subject.app}/{self.subject.function} {len(self.purses)} budgets, "
             f"{len(self.open)} calls>"
         )
 
@@ -131,16 +130,16 @@ class ApplicableBudgets:
         """Raises what `reserve` would raise now."""
         for purse in self.purses:
             if at_ns >= purse.period.ends_ns:
-                self._budgets.turn_over(purse, at_ns)
+                self._budgets.roll_period(purse, at_ns)
             if purse.left < worst:
                 self._refuse(purse, worst, at_ns)
 
     def reserve(self, name: str, worst: int, *, at_ns: int, ends_ns: int) -> int:
-        """Set the worst case of a call aside in all of them, or in none; returns the `turn` to give
-        back to `settle`.
+        """Reserve the worst case of a call in all budgets, or in none. Returns the `turn` to pass
+        to `settle`.
 
-        Raises OverBudget (402), BudgetReserved (429), and AllowanceNeeded where the others must be
-        asked first."""
+        Raises OverBudget (402), BudgetReserved (429), and AllowanceNeeded where money must be
+        borrowed first."""
         self.check(worst, at_ns)
         for purse in self.purses:
             purse.left -= worst
@@ -148,39 +147,40 @@ class ApplicableBudgets:
         return self._budgets.turn
 
     def settle(self, name: str, worst: int, actual: int, *, turn: int, at_ns: int) -> None:
-        """The call that began at `at_ns` has ended, and its record was written: it cost
-        `actual`."""
+        """Release the reservation of a call that began at `at_ns` and charge its `actual` cost,
+        whose record was written."""
         self.open.pop(name, None)
         for purse in self.purses:
             if turn >= purse.since:
                 purse.left += worst - actual
                 purse.own += actual
         if self.generation != self._budgets.generation:
-            self._budgets.pay_newer(self, actual, at_ns)
+            self._budgets.charge_later_budgets(self, actual, at_ns)
 
     def release(self, name: str, worst: int, *, turn: int) -> None:
-        """The call did not run after all, and there is no record of it."""
+        """Release the reservation of a call that did not run and has no record."""
         self.open.pop(name, None)
         for purse in self.purses:
             if turn >= purse.since:
                 purse.left += worst
 
-    def pay(self, picos: int, at_ns: int) -> None:
-        """A record that began at `at_ns` was written for which nothing was reserved."""
+    def charge(self, picos: int, at_ns: int) -> None:
+        """Charge a record that began at `at_ns` and had no reservation."""
         for purse in self.purses:
             if at_ns >= purse.period.ends_ns:
-                self._budgets.turn_over(purse, at_ns)
+                self._budgets.roll_period(purse, at_ns)
             if at_ns >= purse.period.starts_ns:
-                purse.pay(picos)
+                purse.charge(picos)
 
     async def borrow(self, worst: int) -> None:
-        """Have `worst` at hand in each of them. Raises OverBudget, BudgetReserved, Unavailable."""
+        """Borrow until `worst` is left in each budget. Raises OverBudget, BudgetReserved,
+        Unavailable."""
         for purse in self.purses:
             if purse.left < worst and self._budgets.lender is not None:
                 await self._budgets.lender.borrow(self, purse, worst)
 
     def worst_picos(self, target: Priced, rates: Rates, limit_ns: int) -> int:
-        """The most that a call of this target can cost within `limit_ns`. Raises KeyError when its
+        """The maximum cost of a call of this target within `limit_ns`. Raises KeyError when its
         accelerator has no price."""
         asked = (target.key, rates.version, limit_ns)
         known = self._worst.get(asked)
@@ -201,10 +201,10 @@ class ApplicableBudgets:
         raise self.reserved(purse, worst, at_ns)
 
     def reserved(self, purse: BudgetBalance, worst: int, at_ns: int) -> errors.BudgetReserved:
-        """The answer while running calls may use up what is left."""
+        """The error while running calls may use up what is left."""
         retry_s = self._budgets.earliest_end_s(purse, at_ns)
         return errors.BudgetReserved(
-            f"what is left of {_name(purse)} is set aside for calls that still run; try again "
+            f"what is left of {_name(purse)} is reserved for running calls; try again "
             f"when one has ended",
             retry_after_s=retry_s,
             reserved=cost_text(purse.reserved),
@@ -214,13 +214,14 @@ class ApplicableBudgets:
 
 
 class Budgets:
-    """All hard budgets. `generation` changes with them, `turn` with every period that begins."""
+    """All hard budgets. `generation` changes with every change of a budget, `turn` with every
+    period that begins."""
 
     def __init__(
         self, *, is_shared: bool = False, wall_ns: Callable[[], int] = time.time_ns
     ) -> None:
-        """`is_shared`: other activators spend too, so money is borrowed before it is spent
-        (`budget_leases.py`)."""
+        """`is_shared`: other activators spend from the same budgets, so money is borrowed before it
+        is spent (`budget_leases.py`)."""
         self._is_shared = is_shared
         self._wall_ns = wall_ns
         self._purses: dict[str, BudgetBalance] = {}
@@ -238,21 +239,21 @@ class Budgets:
     def __repr__(self) -> str:
         return f"<Budgets {len(self._purses)} hard, generation {self.generation}>"
 
-    # -- the feed's side ---------------------------------------------------------------------------
+    # -- updates from the feed ---------------------------------------------------------------------
     def apply(self, id: str, record: BudgetRecord | None) -> None:
-        """A budget is new, was changed, or (None) is gone; soft ones are not kept, they stop
-        nothing. Raises ValueError: it is broken."""
+        """Add, change or (None) remove a budget. Soft budgets are ignored: they stop nothing.
+        Raises ValueError for an invalid budget."""
         self.generation += 1
         if record is None or not record.hard:
             self._retire(id)
             return
-        known = self._purses.get(id) or self._revived(id)
+        known = self._purses.get(id) or self._restore_retired(id)
         if known is not None and is_same_money(known.record, record):
             known.change(record)
-            self._keep(id, known)
+            self._store(id, known)
         else:
             mark = self.end_of_journal()
-            self._keep(
+            self._store(
                 id,
                 BudgetBalance(
                     record,
@@ -264,7 +265,7 @@ class Budgets:
             )
         self.on_news()
 
-    def _keep(self, id: str, purse: BudgetBalance) -> None:
+    def _store(self, id: str, purse: BudgetBalance) -> None:
         self._purses[id] = self._of_tenant.setdefault(purse.record.tenant, {})[id] = purse
 
     def _retire(self, id: str) -> None:
@@ -275,32 +276,32 @@ class Budgets:
             self._retired[id] = gone
             del self._of_tenant[gone.record.tenant][id]
 
-    def _revived(self, id: str) -> BudgetBalance | None:
-        """A budget that was just taken away because the feed is told anew: nothing was written or
-        shipped since, so it still adds up."""
+    def _restore_retired(self, id: str) -> BudgetBalance | None:
+        """Restore a budget that was removed because the feed restarts. Nothing was written or
+        shipped since, so its balance is still correct."""
         return self._retired.pop(id, None) if self._retired_at == self._moment() else None
 
     def _moment(self) -> tuple[Cursor, int]:
         return self.end_of_journal(), self._answers
 
-    # -- the calls' side ---------------------------------------------------------------------------
+    # -- calls -------------------------------------------------------------------------------------
     def cover(self, subject: Subject) -> ApplicableBudgets:
-        """The budgets over a function."""
+        """The budgets that apply to a function."""
         known = self._covers.get(subject)
         if known is None or known.generation != self.generation:
-            its = self._of_tenant.get(subject.tenant, {})
-            purses = tuple(purse for purse in its.values() if purse.covers(**subject._asdict()))
+            by_id = self._of_tenant.get(subject.tenant, {})
+            purses = tuple(purse for purse in by_id.values() if purse.covers(**subject._asdict()))
             known = self._covers[subject] = ApplicableBudgets(
                 self, subject, purses, known.open if known is not None else {}
             )
         return known
 
     def is_spent(self, subject: Subject, target: Priced, rates: Rates, *, limit_ns: int) -> bool:
-        """Whether not even one call of this target could run in this period, were nothing reserved:
-        then nothing is kept warm for it."""
+        """Whether not even one call of this target could run in this period with nothing reserved.
+        Then nothing is kept warm for it."""
         cover = self.cover(subject)
         for purse in cover.purses:
-            self._turn_over_if_due(purse)
+            self._roll_period_if_due(purse)
         return bool(cover.purses) and cover.worst_picos(target, rates, limit_ns) > min(
             p.amount - p.spent for p in cover.purses
         )
@@ -314,29 +315,29 @@ class Budgets:
         limit_ns: int,
         tokens: TokenReservation | None = None,
     ) -> None:
-        """Refuse a call before it waits for a slot, or has an instance started. Raises OverBudget,
+        """Refuse a call before it waits for a slot or has an instance started. Raises OverBudget,
         BudgetReserved."""
         cover = self.cover(subject)
         if cover.purses:
-            with contextlib.suppress(AllowanceNeeded):  # asked for when there is a slot
+            with contextlib.suppress(AllowanceNeeded):  # borrowed when there is a slot
                 worst = cover.worst_picos(target, rates, limit_ns)
                 if tokens is not None:
                     worst += token_picos(rates, tokens.estimated_in, tokens.max_out)
                 cover.check(worst, self._wall_ns())
 
-    def turn_over(self, purse: BudgetBalance, at_ns: int) -> None:
-        """The period of `at_ns` begins."""
+    def roll_period(self, purse: BudgetBalance, at_ns: int) -> None:
+        """Begin the period that contains `at_ns`."""
         self.turn += 1
         purse.begin(period_at(purse.record.period, at_ns), self.turn)
 
-    def pay_newer(self, older: ApplicableBudgets, picos: int, at_ns: int) -> None:
-        """A call ended whose cover is not the newest: budgets that came while it ran pay it too."""
+    def charge_later_budgets(self, older: ApplicableBudgets, picos: int, at_ns: int) -> None:
+        """Charge an ended call to the budgets that were added while it ran."""
         for purse in self.cover(older.subject).purses:
             if purse not in older.purses and at_ns >= purse.period.starts_ns:
-                purse.pay(picos)
+                purse.charge(picos)
 
     def earliest_end_s(self, purse: BudgetBalance, at_ns: int) -> float:
-        """Seconds until the first running call under this budget must have ended: 1 at least."""
+        """Seconds until the first running call under this budget must have ended, at least 1."""
         firsts = [
             min(islice(c.open.values(), MAX_LOOKED_AT))
             for c in self._covers.values()
@@ -344,60 +345,60 @@ class Budgets:
         ]
         return min(MAX_RETRY_S, max(1.0, (min(firsts) - at_ns) / 1e9)) if firsts else 1.0
 
-    # -- the ledger's side -------------------------------------------------------------------------
+    # -- ledger ------------------------------------------------------------------------------------
     @property
     def purses(self) -> Mapping[str, BudgetBalance]:
-        """By budget id."""
+        """The balances, by budget id."""
         return self._purses
 
-    def take_answer(self, states: Mapping[str, BudgetState], records: Sequence[bytes]) -> None:
-        """The ledger accepted `records` and says where the budgets that they fall under stand."""
+    def apply_answer(self, states: Mapping[str, BudgetState], records: Sequence[bytes]) -> None:
+        """Apply the budget states that the ledger returned when it accepted `records`."""
         self._answers += 1
         for budget, purse in self._purses.items():
             state = states.get(budget)
-            self._turn_over_if_due(purse)
+            self._roll_period_if_due(purse)
             if state is not None and state.period == purse.period.name:
                 try:
                     ledger, batch = spent_of(state)
                 except (ValueError, TypeError) as e:
-                    log.error("state of a budget is not understood budget=%s error=%s", budget, e)
+                    log.error("invalid budget state budget=%s error=%s", budget, e)
                 else:
                     purse.shipped(batch, ledger)
                     continue
-            # one clock is past midnight and the other is not: our part is what we sent
+            # only one of the clocks is past midnight: our part is what we sent
             if state is not None or purse.own:
-                purse.moved(sum(picos_under(purse, record) for record in records))
+                purse.record_shipped(sum(picos_under(purse, record) for record in records))
 
-    def take_states(self, states: Mapping[str, BudgetState]) -> None:
-        """Where all budgets stand, asked while no records were on their way."""
+    def apply_states(self, states: Mapping[str, BudgetState]) -> None:
+        """Apply the states of all budgets, read while no records were being sent."""
         for budget, purse in self._purses.items():
-            self._turn_over_if_due(purse)
+            self._roll_period_if_due(purse)
             state = states.get(budget)
             if state is None or state.period != purse.period.name:
-                # asked again later: the controller has not heard of it, or is on the other side of
-                # midnight
+                # read again later: the controller does not know the budget yet, or only one of the
+                # clocks is past midnight
                 continue
             try:
                 purse.shipped(0, spent_of(state)[0])
             except (ValueError, TypeError) as e:
-                log.error("state of a budget is not understood budget=%s error=%s", budget, e)
+                log.error("invalid budget state budget=%s error=%s", budget, e)
 
-    def _turn_over_if_due(self, purse: BudgetBalance) -> None:
+    def _roll_period_if_due(self, purse: BudgetBalance) -> None:
         now_ns = self._wall_ns()
         if now_ns >= purse.period.ends_ns:
-            self.turn_over(purse, now_ns)
+            self.roll_period(purse, now_ns)
 
 
 def token_picos(rates: Rates, tokens_in: int, tokens_out: int) -> int:
-    """What so many tokens cost."""
+    """Price of these tokens in picounits."""
     return as_picos(
         str(price(0, Decimal(0), tokens_in * rates.token_in + tokens_out * rates.token_out))
     )
 
 
 def picos_under(purse: BudgetBalance, record: bytes) -> int:
-    """What a usage record (as JSON) costs this budget in its period; 0 when it does not fall under
-    it."""
+    """Cost of a usage record (as JSON) to this budget in its period; 0 when the budget does not
+    apply to it."""
     if purse.tenant_mark not in record:
         return 0  # unparsed: most records are other tenants'
     body = json.loads(record)
@@ -412,7 +413,7 @@ def picos_under(purse: BudgetBalance, record: bytes) -> int:
 
 
 def over_budget(purse: BudgetBalance, worst: int, *, spent: int) -> errors.OverBudget:
-    """The answer when no wait within the period helps."""
+    """The error when waiting within the period does not help."""
     why = (
         "is spent"
         if spent >= purse.amount
@@ -445,4 +446,4 @@ def _detail(purse: BudgetBalance, spent: int) -> dict[str, Any]:
 
 
 def _ignore() -> None:
-    """Nobody asked."""
+    """Default of `on_news`: do nothing."""

@@ -1,13 +1,12 @@
-"""The CPU time that one instance uses while no call runs on it: its start, its pauses, commands
-beside it, its end.
+"""Measures the CPU time that one instance uses outside calls: its start, its pauses, commands run
+in it, its end.
 
-The counter is read where the first call begins and GRACE_S after the last one has ended, so a pause
-shorter than that counts as part of the calls around it, and calls that follow each other closely
-cost no reading at all. The grace is there because the kernel counts late
-(`snapshotter.cpu_counter`): without it the end of a call would be charged twice, as the call's time
-and as the pause's.
+The counter is read when the first call begins and GRACE_S after the last one has ended. So a
+shorter pause counts as part of the calls around it, and calls in close succession cost no reading.
+The grace period is needed because the kernel updates the counter late (`snapshotter.cpu_counter`):
+without it the end of a call would be charged twice, as call and as pause.
 
-What cannot be read is not charged. A reading that fails is made up by the next one, because the
+Time that cannot be read is not charged. The next reading makes up for a failed one, because the
 counter only grows."""
 
 from __future__ import annotations
@@ -18,26 +17,26 @@ from collections.abc import Callable
 from typing import Protocol
 
 GRACE_S = 0.01
-"""One tick of a kernel with 100 ticks a second, the slowest there are."""
+"""One tick of a kernel with 100 ticks a second, the slowest in use."""
 
 
 class Counter(Protocol):
-    """What counts an instance's CPU time (`snapshotter.cpu_counter.CpuCounter`)."""
+    """Counter of an instance's CPU time (`snapshotter.cpu_counter.CpuCounter`)."""
 
     def read_ns(self) -> int | None:
-        """CPU time so far; None = it cannot be read."""
+        """CPU time so far; None = unreadable."""
         ...
 
     def close(self) -> None:
-        """It is not read any more."""
+        """Release the counter."""
         ...
 
 
 class Timer(Protocol):
-    """A timer that can be stopped (`asyncio.TimerHandle`)."""
+    """A cancellable timer (`asyncio.TimerHandle`)."""
 
     def cancel(self) -> None:
-        """Stop it."""
+        """Cancel the timer."""
         ...
 
 
@@ -50,8 +49,8 @@ def _in_loop(seconds: float, function: Callable[[], None]) -> Timer:
 
 
 class PauseCpuMeter:
-    """See the module. Owner: the instance's account; every method is synchronous, so no lock is
-    needed."""
+    """Meters CPU time in the pauses between calls. Owner: the instance's account; every method is
+    synchronous, so no lock is needed."""
 
     __slots__ = (
         "_busy",
@@ -72,8 +71,8 @@ class PauseCpuMeter:
         later: Later = _in_loop,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`from_ns`: the reading from which on CPU time counts; None = as it is now (the instance
-        was there before its meter)."""
+        """`from_ns`: the reading from which CPU time counts; None = the current one (the instance
+        existed before its meter)."""
         self._counter = counter
         self._later = later
         self._clock = clock
@@ -91,33 +90,33 @@ class PauseCpuMeter:
         )
 
     def calls_begin(self) -> None:
-        """The first call begins."""
+        """Handle the begin of the first call."""
         self._busy = True
         if self._mark is not None:
             self._count(self._counter.read_ns())
             self._mark = None
 
     def calls_ended(self) -> None:
-        """The last call has ended."""
+        """Handle the end of the last call."""
         self._busy = False
         self._ended_at = self._clock()
         if self._timer is None and self._mark is None:
             self._timer = self._later(GRACE_S, self._on_timer)
 
-    def take(self) -> int:
-        """Nanoseconds since the last time, up to now."""
+    def consume(self) -> int:
+        """Return the nanoseconds since the previous call of this method, and reset them."""
         if self._mark is not None:
             self._count(self._counter.read_ns())
         used, self._used_ns = self._used_ns, 0
         return used
 
     def end(self, last_ns: int | None) -> int:
-        """The instance is gone; `last_ns`: where its counter stood then, None = nobody knows. What
-        is left to charge."""
+        """Stop metering and return the nanoseconds left to charge. `last_ns`: last reading of the
+        ended instance; None = unknown."""
         if self._mark is not None:
             self._count(last_ns)
         self._mark = None
-        self._busy = True  # nothing is read any more
+        self._busy = True  # no more readings
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

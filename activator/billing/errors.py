@@ -1,4 +1,4 @@
-"""Errors of the money path."""
+"""Errors of billing."""
 
 from __future__ import annotations
 
@@ -11,46 +11,43 @@ if TYPE_CHECKING:
 
 
 class JournalFull(StorageFull):
-    """Raised when the journal's disk did not take a line: the call is refused before dispatch, so
-    nothing runs unbilled."""
+    """Raised when the journal's disk does not accept a line. The call is refused before dispatch,
+    so that nothing runs unbilled."""
 
     type = "journal-full"
     status = 503
 
 
 class JournalInUse(PilotlightError):
-    """Raised when another process owns the journal's directory; the message names directory and
-    process."""
+    """Raised when another process owns the journal's directory. The message names both."""
 
     type = "journal-in-use"
 
 
 class LedgerUnavailable(PilotlightError):
-    """Raised by a `Ledger` that could not be reached or could not answer: the same records are sent
-    again later."""
+    """Raised by a `Ledger` that cannot be reached or cannot answer. The same records are sent again
+    later."""
 
     type = "ledger-unavailable"
     status = 503
 
 
 class LedgerRefused(PilotlightError):
-    """Raised by a `Ledger` that answered that a record in the batch is wrong: sending it again as
-    it is cannot help."""
+    """Raised by a `Ledger` that rejects a record of the batch. Sending the same batch again cannot
+    succeed."""
 
     type = "ledger-refused"
     status = 502
 
 
 class AllowanceNeeded(PilotlightError):
-    """Raised when a call must wait until money was borrowed from what all activators share. Never
-    leaves the activator."""
+    """Raised when a call must wait until its activator has borrowed from the budget that all
+    activators share. Internal to the activator."""
 
     type = "allowance-needed"
     status = 503
 
     def __init__(self, cover: ApplicableBudgets, worst: int) -> None:
-        super().__init__(
-            "the other activators must be asked for a part of the budget", retry_after_s=1
-        )
+        super().__init__("the activator must first borrow from the shared budget", retry_after_s=1)
         self.cover = cover
         self.worst = worst

@@ -1,5 +1,5 @@
-"""One instance's account: its meter and the journal kept together, so that a call is never measured
-without being written down.
+"""One instance's account: joins its meter and the journal, so that a call is never measured
+without being recorded.
 
 ticket = account.open(call="req-…", attempt=1, key="k-…", method="", start_kind="FORK", …)     # before dispatch
 cost = account.close(ticket, status=200, outcome="ok", …)                                       # at the end
@@ -28,16 +28,16 @@ from activator.llm.token_reservation import TokenReservation
 from pilotlight.pricing import BUSY, ONE_CORE, Footprint, Rates, kind_factor
 
 NO_LIMIT_NS = 7 * 86_400 * 10**9
-"""Of an account that was not told of an execution clock: the longest that there may be
-(`spec.Clocks`)."""
+"""Limit for an account without an execution clock: the longest that is allowed (`spec.Clocks`)."""
 
 
 @dataclass(slots=True)
 class OpenRecord:
-    """An attempt that is being billed. Opaque to the caller, who gives it back to `close`.
+    """An attempt that is being billed. Opaque to the caller, which passes it to `close`.
 
-    `worst` picounits are reserved in the budgets of `cover` since `turn`. `is_billed`: it stands in
-    the journal. `tokens`: of a language model's call, counted until it is closed."""
+    `worst` picounits are reserved in the budgets of `cover` since `turn`. `is_billed`: it is
+    recorded in the journal. `tokens`: token usage of a language model's call, counted until it is
+    closed."""
 
     id: str
     call: str
@@ -57,14 +57,14 @@ class OpenRecord:
 
 
 LEAST_CPU_NS = 1_000_000
-"""CPU time below this waits for more, or for the instance's end, before it becomes a record: a
-worker's own timers need no line each."""
+"""CPU time below this is not recorded until more has accumulated or the instance ends, so that a
+worker's own timers do not cause a record each."""
 
 
 @dataclass(slots=True)
 class Charge:
-    """What an attempt came to: execution in whole ms, its share of the instance, its price as
-    decimal text and in picounits."""
+    """The result of an attempt: execution in whole ms, its share of the instance's time, its price
+    as decimal text and in picounits."""
 
     exec_ms: int
     billed_ns: int
@@ -73,10 +73,10 @@ class Charge:
 
 
 class InstanceAccount:
-    """Owned by the pool that leases the instance. `now_ns` is monotonic time, `at_ns` wall time.
+    """Account of one instance, owned by the pool that leases it. `now_ns` is monotonic time,
+    `at_ns` wall time.
 
-    Close every ticket, on every path: an attempt that stays open is a lost one.
-    """
+    Close every ticket, on every path: an attempt that stays open is recorded as lost."""
 
     __slots__ = (
         "_budgets",
@@ -113,12 +113,12 @@ class InstanceAccount:
         on_unbilled: Callable[[], None] | None = None,
         is_free: bool = False,
     ) -> None:
-        """`subject` without key and method; `free_ns` is the idle time that the platform gives
-        away; `limit_ns` the execution clock.
+        """`subject` without key and method; `free_ns` is the idle time that is not billed;
+        `limit_ns` the execution clock.
 
-        `is_free`: the instance came up for copies of calls: neither its start nor its idle time is
-        billed, until it answers a call. `on_unbilled`: a call that the journal has no room for is
-        served all the same, and this is told. None: it is refused."""
+        `is_free`: the instance was started for mirrored calls. Neither its start nor its idle time
+        is billed until it serves a real call. `on_unbilled`: called when a call is served although
+        the journal has no room for it. None: such a call is refused."""
         self._journal = journal
         self._subject = subject
         self._footprint = footprint
@@ -162,15 +162,15 @@ class InstanceAccount:
         is_shadow: bool = False,
         tokens: TokenReservation | None = None,
     ) -> OpenRecord:
-        """Reserve the worst case, write the attempt down and start metering it; `limit_ns` is less
-        than the execution clock where known.
+        """Reserve the worst case, write the attempt to the journal and start metering it.
+        `limit_ns`: a limit below the execution clock, where known.
 
-        `mark`: what few records say (`usage.marked`). `is_shadow`: it is the copy of a call: it
-        costs nothing, so no budget is asked. `tokens`: what a language model's call may take; its
-        worst case is that, too.
+        `mark`: rarely used fields (`usage.marked`). `is_shadow`: a mirrored call, which costs
+        nothing and needs no budget. `tokens`: the token limits of a language model's call, which
+        are part of its worst case.
 
-        Raises JournalFull, Conflict, OverBudget, BudgetReserved, AllowanceNeeded: then it must not
-        be dispatched."""
+        Raises JournalFull, Conflict, OverBudget, BudgetReserved, AllowanceNeeded; the attempt must
+        then not be dispatched."""
         if self._is_free and not is_shadow:
             self._drop_free(now_ns, at_ns)
         kind = SHADOW if is_shadow else CALL
@@ -251,8 +251,8 @@ class InstanceAccount:
         bytes_in: int = 0,
         bytes_out: int = 0,
     ) -> Charge:
-        """Stop metering, write the complete record and settle. Raises KeyError when the ticket was
-        closed before."""
+        """Stop metering, write the complete record and settle the reservation. Raises KeyError when
+        the ticket was closed before."""
         meter, template, cover = self.meter, ticket.template, ticket.cover
         billed_ns = self._end(ticket.id, now_ns)
         tokens, mark = ticket.tokens, ticket.mark
@@ -302,8 +302,8 @@ class InstanceAccount:
         return Charge(exec_ms, billed_ns, cost, picos)
 
     def started(self, *, start_kind: str, billed_ns: int, at_ns: int) -> None:
-        """The instance came up at `at_ns`: what that took, without waiting for its turn, is a START
-        record of its own."""
+        """Record the start of the instance, which ended at `at_ns`, as a START record. `billed_ns`
+        excludes the time it was queued."""
         if self._is_free:
             return
         self._span(
@@ -315,26 +315,26 @@ class InstanceAccount:
         )
 
     def meter_cpu(self, cpu: PauseCpuMeter, *, at_ns: int) -> None:
-        """Charge the CPU time that the instance uses while no call runs, from now on."""
+        """Charge the CPU time that the instance uses outside calls, from now on."""
         self._cpu = cpu
         self._cpu_since_ns = at_ns
         if self.meter.in_flight:
             cpu.calls_begin()
 
     def start_failed(self, *, cpu_ns: int, at_ns: int) -> None:
-        """The instance never came to be; what its start used of the CPU is owed."""
+        """Charge the CPU time of a start that failed."""
         if not self._is_free:
             self._cpu_since_ns = at_ns - cpu_ns
             self._charge_cpu(cpu_ns, at_ns=at_ns, is_last=True)
 
     def end(self, *, cpu_ns: int | None, now_ns: int, at_ns: int) -> None:
-        """The instance is gone; write down what it still owes. `cpu_ns`: where its counter of CPU
-        time stood; None = nobody knows."""
+        """Record what the ended instance still owes. `cpu_ns`: last reading of its CPU counter;
+        None = unknown."""
         self.settle_idle(now_ns=now_ns, at_ns=at_ns, is_last=True, last_cpu_ns=cpu_ns)
 
     def end_cpu(self, *, cpu_ns: int | None, at_ns: int) -> None:
-        """It was settled when it was stopped or put to sleep, and has ended or gone on since: what
-        it used meanwhile. Idempotent."""
+        """Charge the CPU time used since the settlement at its stop or suspension, once it has
+        ended or resumed. Idempotent."""
         if self._cpu is None:
             return
         used = self._cpu.end(cpu_ns)
@@ -342,19 +342,19 @@ class InstanceAccount:
             self._charge_cpu(used, at_ns=at_ns, is_last=True)
 
     def reserve(self, *, is_reserved: bool, now_ns: int) -> None:
-        """The instance is (no longer) held by min_instances."""
+        """Set whether min_instances reserves the instance."""
         self.meter.reserve(now_ns, is_reserved=is_reserved)
 
     def settle_idle(
         self, *, now_ns: int, at_ns: int, is_last: bool = False, last_cpu_ns: int | None = None
     ) -> int:
-        """Write the idle time up to now down, as IDLE and RESERVED records, and the CPU time
-        outside calls as a CPU record; returns how many records. Call it each minute, and `end` at
-        the end."""
-        spans = self.meter.take_idle(now_ns)
+        """Record the idle time up to now as IDLE and RESERVED records, and the CPU time outside
+        calls as a CPU record. Returns the number of records. Call it each minute, and `end` at the
+        end."""
+        spans = self.meter.consume_idle(now_ns)
         cpu_ns = 0
         if self._cpu is not None:
-            cpu_ns = self._cpu.end(last_cpu_ns) if is_last else self._cpu.take()
+            cpu_ns = self._cpu.end(last_cpu_ns) if is_last else self._cpu.consume()
         if self._is_free:
             return 0
         for span in spans:
@@ -367,8 +367,8 @@ class InstanceAccount:
         return len(spans) + self._charge_cpu(cpu_ns, at_ns=at_ns, is_last=is_last)
 
     def _charge_cpu(self, cpu_ns: int, *, at_ns: int, is_last: bool) -> bool:
-        """A CPU record of what the START, IDLE and RESERVED records since the last settlement do
-        not pay for; False when there is none."""
+        """Write a CPU record of what the START, IDLE and RESERVED records since the last settlement
+        do not cover. Returns False when there is none."""
         self._cpu_kept_ns += max(0, cpu_ns - self._paid_ns)
         self._paid_ns = 0
         owed = self._cpu_kept_ns
@@ -380,10 +380,10 @@ class InstanceAccount:
         return True
 
     def _drop_free(self, now_ns: int, at_ns: int) -> None:
-        """It answers a call of its own for the first time: what it used before stays free."""
-        self.meter.take_idle(now_ns)
+        """Start billing at the first real call. Earlier usage stays free."""
+        self.meter.consume_idle(now_ns)
         if self._cpu is not None:
-            self._cpu.take()
+            self._cpu.consume()
             self._cpu_since_ns = at_ns
         self._is_free = False
 
@@ -417,7 +417,7 @@ class InstanceAccount:
             status=0,
             outcome="span",
         )
-        self._budgets.cover(self._cover.subject).pay(picos, started_ns)
+        self._budgets.cover(self._cover.subject).charge(picos, started_ns)
         self._journal.append_record(record, at_ns=at_ns)
 
     def _make_template(self, key: str, method: str, caller: str, kind: str) -> UsageTemplate:

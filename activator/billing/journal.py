@@ -1,15 +1,15 @@
-"""The activator's journal: what is about to run and what it cost, written down before and after, by
-one owner.
+"""The activator's journal: records each attempt before it runs and its cost afterwards. It has one
+owner.
 
-Hot path: `open_call` and `close_call` are one `write(2)` each, so they survive `kill -9`;
-`fdatasync` is grouped and runs in a thread, at most `sync_s` later (what a power failure can cost);
+Hot path: `open_call` and `close_call` are one `write(2)` each, so they survive `kill -9`.
+`fdatasync` is grouped and runs in a thread, at most `sync_s` later (the loss in a power failure);
 `submit` waits for it. Segments are rotated by size and deleted, oldest first, once they are shipped
-and hold nothing open; what is still open in an old segment that is mostly garbage is carried over
-to the current one, so the journal stays below twice its live content plus a few segments.
+and hold nothing open. Open lines in an old segment that is mostly garbage are copied to the current
+one, so the journal stays below twice its live content plus a few segments.
 
-A close that the disk refuses is kept in memory and written as soon as there is room; until then no
-call is opened. Owner: the activator's event loop; every method that is not `async` is one step, so
-no lock is needed."""
+A close that the disk does not accept is kept in memory and written as soon as there is room; until
+then no call is opened. Owner: the activator's event loop. Methods that are not `async` are atomic,
+so no lock is needed."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ log = logging.getLogger(__name__)
 SEGMENT_BYTES = 64 * 1024**2
 HEARTBEAT_S = 1.0
 GARBAGE_SEGMENTS = 4
-"""An old segment is emptied by carrying its open lines over only when the journal is this many
-segments over twice its live content."""
+"""Open lines are copied out of an old segment only when the journal is this many segments over
+twice its live content."""
 
 
 @dataclass(slots=True)
 class OpenLine:
-    """Where the open line of an attempt stands, and its template."""
+    """Position of the open line of an attempt, and its template."""
 
     segment: int
     offset: int
@@ -56,8 +56,8 @@ class OpenLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalStatistics:
-    """What the journal holds. `deferred`: closes that wait for room on the disk; `unshipped`:
-    closes the ledger does not have."""
+    """State of the journal. `deferred`: closes that wait for disk space; `unshipped`: closes that
+    the ledger does not have."""
 
     segments: int
     size_bytes: int
@@ -73,8 +73,8 @@ class JournalStatistics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovered:
-    """What the process before left: attempts closed as lost, calls to run again, results to deliver
-    again."""
+    """What the previous process left: attempts closed as lost, calls to run again, results to
+    deliver again."""
 
     lost: tuple[UsageRecord, ...]
     unfinished: tuple[HeldCall, ...]
@@ -82,7 +82,8 @@ class Recovered:
 
 
 class Journal:
-    """See the module. Make it with `Journal.open`, run `run()` as a task, `close()` it last."""
+    """The journal in one directory. Create it with `Journal.open`, run `run()` as a task, call
+    `close()` last."""
 
     def __init__(
         self,
@@ -133,7 +134,7 @@ class Journal:
         sync_s: float = 0.05,
         wall_ns: Callable[[], int] = time.time_ns,
     ) -> tuple[Self, Recovered]:
-        """Own `directory`, recover what is in it, and start a new segment. Blocks on the disk.
+        """Lock `directory`, recover its contents, and start a new segment. Blocks on the disk.
 
         Raises JournalInUse when another process owns it, JournalFull when there is no room for a
         segment."""
@@ -182,8 +183,8 @@ class Journal:
         virtual_ns: int,
         mark: str = "",
     ) -> None:
-        """Write down that an attempt is about to be dispatched. Raises JournalFull: then it must
-        not be; Conflict: it is open already."""
+        """Record that an attempt is about to be dispatched. Raises JournalFull (it must then not be
+        dispatched), Conflict (it is open already)."""
         name = f"{call}/{attempt}"
         if name in self._open:
             raise Conflict(f"attempt {name} is open already: call ids must be unique", call=call)
@@ -209,29 +210,27 @@ class Journal:
             held.attempts = max(held.attempts, attempt)
 
     def close_call(self, id: str, record: bytes, *, at_ns: int, virtual_ns: int) -> None:
-        """Write down the complete record of an attempt (`id` = call/attempt). Never fails: without
-        room it is kept until there is some.
+        """Write the complete record of an attempt (`id` = call/attempt). Never fails: without disk
+        space it is kept in memory until there is some.
 
-        Raises KeyError when it was not open.
-        """
+        Raises KeyError when it was not open."""
         opened = self._open.pop(id)
         self._live[opened.segment] -= opened.length
         self._clocks[opened.template.instance] = (at_ns, virtual_ns)
         self._close(journal_format.closed(record, at_ns=at_ns, virtual_ns=virtual_ns), at_ns)
 
     def append_record(self, record: bytes, *, at_ns: int) -> None:
-        """Write down a record that had no open line: an idle span, or what recovery closed. Never
-        fails, like `close_call`."""
+        """Write a record without an open line: an idle span, or an attempt closed by recovery.
+        Never fails, like `close_call`."""
         self._close(journal_format.closed(record, at_ns=at_ns, virtual_ns=0), at_ns)
 
     # -- submitted calls ---------------------------------------------------------------------------
 
     async def submit(self, call: str, payload: Mapping[str, Any]) -> None:
-        """Hold a submitted call; returns once it is on the disk. Raises JournalFull (it is not
-        held), Conflict (it is already).
+        """Store a submitted call; returns once it is on the disk. Raises JournalFull (it is not
+        stored), Conflict (it is stored already).
 
-        Cancelled, it stays held: the caller may have been told nothing, but the call may run.
-        """
+        If cancelled, it stays stored: the caller may have no answer, but the call may run."""
         if call in self._held:
             raise Conflict(f"call {call} was submitted already", call=call)
         line = journal_format.submitted(call, payload)
@@ -243,52 +242,51 @@ class Journal:
         try:
             await self.wait_synced()
         except JournalFull:
-            self.forget(call)
+            self.delete_call(call)
             raise
 
     def finish(self, call: str, result: Mapping[str, Any]) -> None:
-        """Keep a submitted call's result in place of its payload until `forget`. Raises NotFound,
-        JournalFull (then the payload stays)."""
+        """Store a submitted call's result in place of its payload until `delete_call`. Raises
+        NotFound, JournalFull (then the payload stays)."""
         held = self._held_call(call)
         line = journal_format.finished(call, result, attempts=held.attempts)
         self._move_held(held, self._log.append(line), len(line))
         held.is_finished = True
 
-    def forget(self, call: str) -> None:
-        """A submitted call is over: its result was delivered, or nobody wants it. Raises
-        NotFound."""
+    def delete_call(self, call: str) -> None:
+        """Delete a submitted call whose result was delivered or is not needed. Raises NotFound."""
         held = self._held_call(call)
         del self._held[call]
         self._live[held.segment] -= held.length
         self._log.append_or_defer(journal_format.forgotten(call))
 
     def payload(self, call: str) -> Any:
-        """The payload of a held call, or its result once finished; read from the disk. Raises
+        """Read the payload of a stored call from the disk, or its result once finished. Raises
         NotFound."""
         return json.loads(self._read(self._held_call(call)))["p"]
 
     @property
     def directory(self) -> Path:
-        """Where the segments are."""
+        """Directory of the segments."""
         return self._directory
 
     @property
     def current_segment(self) -> int:
-        """The only segment that still grows."""
+        """Number of the segment that is written now."""
         return self._log.number
 
     @property
     def end(self) -> Cursor:
-        """The place behind all that is written."""
+        """Position after everything that is written."""
         return Cursor(segment=self._log.number, offset=self._log.end)
 
     async def wait_unshipped(self) -> None:
-        """Wait until there is a record that was not shipped."""
+        """Wait until there is an unshipped record."""
         await self._unshipped_event.wait()
 
     def mark_shipped(self, cursor: Cursor, *, count: int, oldest_unshipped_ns: int | None) -> None:
-        """The ledger has everything before `cursor`, `count` records more than before, and the
-        checkpoint says so durably."""
+        """Record that the ledger has everything before `cursor`, `count` more records than before,
+        and that the checkpoint is durable."""
         self.shipped = cursor
         self._unshipped -= count
         if self._unshipped <= 0:
@@ -296,10 +294,10 @@ class Journal:
             self._unshipped_event.clear()
         elif oldest_unshipped_ns is not None:
             self._oldest_unshipped_ns = oldest_unshipped_ns
-        self._log.touch()  # something may be deletable now
+        self._log.request_sync()  # a segment may be deletable now
 
     def statistics(self) -> JournalStatistics:
-        """What the journal holds now."""
+        """Current state of the journal."""
         return JournalStatistics(
             segments=len(self._log.older) + 1,
             size_bytes=self._log.size_bytes,
@@ -314,22 +312,22 @@ class Journal:
         )
 
     async def run(self) -> None:
-        """Group commit and heartbeat, until cancelled. Run it as one task beside the server."""
+        """Run group commit and heartbeat until cancelled, as one task next to the server."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._log.run(), name="journal-sync")
-            group.create_task(self._beat_for_ever(), name="journal-heartbeat")
+            group.create_task(self._run_heartbeat(), name="journal-heartbeat")
 
     async def wait_synced(self) -> None:
-        """Wait until what was written so far is on the disk. Raises JournalFull when the disk
+        """Wait until everything written so far is on the disk. Raises JournalFull when the disk
         failed."""
         await self._log.wait_synced()
 
     async def sync(self) -> bool:
-        """One group commit now; `run()` does it by itself. False when the disk failed."""
+        """Sync once now; `run()` does it periodically. Returns False when the disk failed."""
         return await self._log.sync()
 
-    def beat(self) -> None:
-        """Write a proof of life while calls are open, and what had no room before."""
+    def heartbeat(self) -> None:
+        """Write deferred lines and, while calls are open, a heartbeat."""
         try:
             self._log.write_deferred()
             if self._open:
@@ -338,20 +336,20 @@ class Journal:
             log.warning("journal full: %s", e)
 
     def close(self) -> None:
-        """Make everything durable and give the directory up. The task of `run()` must have
+        """Make everything durable and release the directory. The task of `run()` must have
         ended."""
         self._log.close()
         os.close(self._lock)
 
     def abandon(self) -> None:
-        """Give the directory up with nothing more written, as the death of the process would."""
+        """Release the directory without writing anything, as the death of the process would."""
         self._log.abandon()
         os.close(self._lock)
 
-    async def _beat_for_ever(self) -> None:
+    async def _run_heartbeat(self) -> None:
         while True:
             await asyncio.sleep(HEARTBEAT_S)
-            self.beat()
+            self.heartbeat()
 
     def _header(self, number: int) -> bytes:
         return journal_format.header(
@@ -359,7 +357,7 @@ class Journal:
         )
 
     def _template_line(self, template: UsageTemplate) -> bytes:
-        """The template's own line when this segment does not have it yet, else nothing."""
+        """The template's own line when this segment does not have it yet, otherwise empty."""
         if template.segment == self._log.number:
             return b""
         self._templates += 1
@@ -375,7 +373,7 @@ class Journal:
 
     def _held_call(self, call: str) -> HeldCall:
         if call not in self._held:
-            raise NotFound(f"no submitted call {call} is held here", call=call)
+            raise NotFound(f"this activator does not hold a submitted call {call}", call=call)
         return self._held[call]
 
     def _move_held(self, held: HeldCall, offset: int, length: int) -> None:
@@ -387,23 +385,23 @@ class Journal:
         return next(read_segment(self._directory, place.segment, offset=place.offset)).text
 
     def _tidy(self) -> None:
-        """Doom the oldest segments that nobody needs; what is carried over becomes durable by the
-        sync that deletes them."""
+        """Mark the oldest unneeded segments for deletion. Lines copied out of them become durable
+        in the sync that deletes them."""
         for number in self._log.older:
             if self.shipped.segment <= number:
                 return
             if self._live[number] and not self._is_mostly_garbage():
                 return
             try:
-                self._carry(number)
+                self._copy_open_lines(number)
             except JournalFull as e:
-                log.warning("journal cannot tidy up: %s", e)
+                log.warning("journal cannot delete old segments: %s", e)
                 return
             del self._live[number]
-            self._log.doom(number)
-            self._forget_idle_clocks()
+            self._log.delete_after_sync(number)
+            self._delete_idle_clocks()
 
-    def _forget_idle_clocks(self) -> None:
+    def _delete_idle_clocks(self) -> None:
         busy = {opened.template.instance for opened in self._open.values()}
         self._clocks = {
             instance: clock for instance, clock in self._clocks.items() if instance in busy
@@ -415,20 +413,20 @@ class Journal:
             > 2 * sum(self._live.values()) + GARBAGE_SEGMENTS * self._segment_bytes
         )
 
-    def _carry(self, number: int) -> None:
-        """Write again what is open in segment `number`. Twice the same line means the same, so
-        dying in between is harmless."""
+    def _copy_open_lines(self, number: int) -> None:
+        """Copy the open lines of segment `number` to the current one. Duplicate lines are harmless,
+        so a crash in between is too."""
         if not self._live[number]:
             return
         for name, opened in [(name, o) for name, o in self._open.items() if o.segment == number]:
-            self._open[name] = self._carry_open(opened)
+            self._open[name] = self._copy_open_line(opened)
         for held in [h for h in self._held.values() if h.segment == number]:
             body = json.loads(self._read(held))
             make = journal_format.finished if held.is_finished else journal_format.submitted
             line = make(held.id, body["p"], attempts=held.attempts)
             self._move_held(held, self._log.append(line), len(line))
 
-    def _carry_open(self, opened: OpenLine) -> OpenLine:
+    def _copy_open_line(self, opened: OpenLine) -> OpenLine:
         body = json.loads(self._read(opened))
         prefix = self._template_line(opened.template)
         line = journal_format.opened(

@@ -1,10 +1,10 @@
-"""What an activator that is gone for good left in its journal, brought to the controller: `python
--m activator --drain-journal`.
+"""Brings the journal of a permanently removed activator to the controller: `python -m activator
+--drain-journal`.
 
-Opening the journal closes what was open, at the last proof of life. Then usage records go to the
-ledger, results of submitted calls to their records, and submitted calls that were not finished to
-whichever activator asks for them next. Each is forgotten here only once the controller has it, and
-there told apart by what it is, so this may be killed anywhere and run again."""
+Opening the journal closes open attempts at their last proof of life. Then usage records go to the
+ledger, results of submitted calls to their records, and unfinished submitted calls to the next
+activator that requests due calls. Each entry is deleted here only once the controller has it, and
+the controller recognizes duplicates, so this may be killed at any point and run again."""
 
 from __future__ import annotations
 
@@ -30,23 +30,22 @@ from weight_cache.cookies import no_cookies
 log = logging.getLogger(__name__)
 
 PATIENCE_S = 60.0
-"""For a controller that does not answer: it restarts in less, and whoever runs this runs it
-again."""
+"""How long to retry a controller that does not answer. It restarts in less; otherwise run the
+command again."""
 PAUSES_S = (0.2, 0.5, 1.0, 2.0, 5.0)
 ANSWER_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainResult:
-    """What became of a journal.
+    """The result of draining a journal.
 
     Attributes:
-        lost: attempts that were open, closed as lost.
-        records: usage records that the ledger took.
-        results: ends of submitted calls that were delivered.
-        handed_on: submitted calls that others run now.
-        left: what is still there, in words; "" = nothing.
-    """
+        lost: open attempts, closed as lost.
+        records: usage records that the ledger accepted.
+        results: results of submitted calls that were delivered.
+        handed_on: unfinished submitted calls that other activators run now.
+        left: description of what remains; "" = nothing."""
 
     lost: int
     records: int
@@ -70,21 +69,21 @@ async def drain_journal(
     token: str,
     patience_s: float = PATIENCE_S,
 ) -> DrainResult:
-    """Empty the journal in `directory`, which was `activator`'s. Raises JournalInUse,
+    """Drain the journal in `directory`, which belonged to `activator`. Raises JournalInUse,
     JournalFull."""
     journal, found = Journal.open(directory, activator=activator)
     try:
         async with (
-            _served(journal),
-            _Departure(journal, found, activator, controller, token) as departure,
+            _running(journal),
+            _JournalDrain(journal, found, activator, controller, token) as drain,
         ):
-            return await departure.drain(patience_s)
+            return await drain.drain(patience_s)
     finally:
         journal.close()
 
 
 @asynccontextmanager
-async def _served(journal: Journal) -> AsyncIterator[None]:
+async def _running(journal: Journal) -> AsyncIterator[None]:
     running = asyncio.create_task(journal.run(), name="journal")
     try:
         yield
@@ -93,8 +92,8 @@ async def _served(journal: Journal) -> AsyncIterator[None]:
         await asyncio.gather(running, return_exceptions=True)
 
 
-class _Departure:
-    """One run. Owner: the event loop."""
+class _JournalDrain:
+    """One drain of a journal. Owner: the event loop."""
 
     def __init__(
         self, journal: Journal, found: Recovered, activator: str, controller: Address, token: str
@@ -122,17 +121,17 @@ class _Departure:
         await self._ledger.aclose()
 
     async def drain(self, patience_s: float) -> DrainResult:
-        records, results, handed_on, trouble = 0, 0, 0, ""
+        records, results, handed_on, failure = 0, 0, 0, ""
         try:
             async with asyncio.timeout(patience_s) as patience:
-                records = await self._repeated(self._shipper.flush)
-                results = await self._repeated(self._deliver)
-                handed_on = await self._repeated(self._hand_on)
+                records = await self._with_retries(self._shipper.flush)
+                results = await self._with_retries(self._deliver)
+                handed_on = await self._with_retries(self._hand_over)
                 patience.reschedule(None)
         except TimeoutError:
-            trouble = f"the controller did not take it within {patience_s:g} s"
+            failure = f"the controller did not accept it within {patience_s:g} s"
         except httpx.HTTPStatusError as e:
-            trouble = (
+            failure = (
                 f"the controller answered {e.response.status_code} to {e.request.method} "
                 f"{e.request.url.path}"
             )
@@ -141,42 +140,42 @@ class _Departure:
             records=records,
             results=results,
             handed_on=handed_on,
-            left=self._left(trouble),
+            left=self._left(failure),
         )
 
-    def _left(self, trouble: str) -> str:
+    def _left(self, failure: str) -> str:
         held = self._journal.statistics()
         parts = [f"{held.unshipped} usage records"] if held.unshipped else []
         parts += [f"{held.held_calls} submitted calls"] if held.held_calls else []
         refused = self._journal.directory / REFUSED_NAME
         if refused.exists() and refused.stat().st_size:
-            parts.append(f"records that the ledger refused for good, in {refused}")
-        if trouble and not parts:
-            return trouble
-        return ", ".join(parts) + (f": {trouble}" if trouble else "") if parts else ""
+            parts.append(f"records that the ledger refused permanently, in {refused}")
+        if failure and not parts:
+            return failure
+        return ", ".join(parts) + (f": {failure}" if failure else "") if parts else ""
 
-    async def _repeated(self, step: Callable[[], Awaitable[int]]) -> int:
+    async def _with_retries(self, step: Callable[[], Awaitable[int]]) -> int:
         attempt = 0
         while True:
             try:
                 return await step()
             except (LedgerUnavailable, httpx.TransportError, _Busy) as e:
-                log.warning("controller does not answer error=%s", e)
+                log.warning("controller does not answer, retrying error=%s", e)
                 await asyncio.sleep(PAUSES_S[min(attempt, len(PAUSES_S) - 1)])
                 attempt += 1
 
     async def _deliver(self) -> int:
-        """Ends that the controller has not heard of."""
+        """Deliver results that the controller does not have yet."""
         ended = {call_id: self._journal.payload(call_id) for call_id in self._undelivered}
         delivered = 0
         async for ids in self._batches(ended, CALLS_PATH, "POST", {}):
-            self._forget(ids)
+            self._delete_calls(ids)
             delivered += len(ids)
         return delivered
 
-    async def _hand_on(self) -> int:
-        """Calls that others are to run. One that the control plane began, and has given to another
-        since, is none of ours."""
+    async def _hand_over(self) -> int:
+        """Hand unfinished calls over to other activators. Skip calls that the control plane started
+        and has since assigned to another activator."""
         kept = {
             call_id: self._attempted(call_id, attempts)
             for call_id, attempts in self._unfinished.items()
@@ -189,11 +188,11 @@ class _Departure:
             others = [
                 call_id for due, call_id in asked.items() if due not in frozenset(answer["yours"])
             ]
-            self._forget(others)
+            self._delete_calls(others)
             kept = {call_id: call for call_id, call in kept.items() if call_id not in others}
         handed_on = 0
         async for ids in self._batches(kept, DUE_PATH, "PUT", {"activator": self._activator}):
-            self._forget(ids)
+            self._delete_calls(ids)
             handed_on += len(ids)
         return handed_on
 
@@ -205,9 +204,9 @@ class _Departure:
             "record": {**record, "attempt": max(int(record.get("attempt", 0)), attempts)},
         }
 
-    def _forget(self, ids: Sequence[str]) -> None:
+    def _delete_calls(self, ids: Sequence[str]) -> None:
         for call_id in ids:
-            self._journal.forget(call_id)
+            self._journal.delete_call(call_id)
             self._unfinished.pop(call_id, None)
         self._undelivered = [
             call_id for call_id in self._undelivered if call_id not in frozenset(ids)
@@ -241,4 +240,4 @@ class _Departure:
 
 
 class _Busy(Exception):
-    """Raised when the controller cannot take something just now."""
+    """Raised when the controller cannot accept a request at the moment."""

@@ -1,16 +1,16 @@
-"""The journal's lines: one JSON object each, told apart by `t`.
+"""The journal's lines: one JSON object each, distinguished by `t`.
 
 | t | fields | meaning |
 |---|---|---|
 | J | version, activator, life, segment, at | first line of a segment; `life` names the process that wrote it |
 | T | n, request, minimum, step, u | a template: the fixed fields `u` of the records that name `n` in this segment, and prices of a call |
-| O | n, c, a, k, at, q, s, v, m | attempt `a` of call `c` goes out; virtual clock `v` of its instance; `m`: what few records say |
+| O | n, c, a, k, at, q, s, v, m | attempt `a` of call `c` is dispatched; virtual clock `v` of its instance; `m`: rarely used fields |
 | V | i, at, v | the virtual clock of instance `i` was `v` |
 | C | at, v, u | closed: the complete UsageRecord `u` (always last, so that it can be cut out unparsed) |
 | H | at | proof of life |
 | S | n, c, p | a submitted call and its payload; `n` attempts were made |
 | R | n, c, p | its result, which the controller does not have yet |
-| F | c | the submitted call needs nothing any more |
+| F | c | the submitted call is over |
 
 Times `at` are wall nanoseconds.
 """
@@ -44,7 +44,7 @@ def header(*, activator: str, life: str, segment: int, at_ns: int) -> bytes:
 
 
 def template(n: int, usage: UsageTemplate) -> bytes:
-    """The fixed part of records, to be named by `n`."""
+    """The fixed part of records, referenced by `n`."""
     return _line(
         {
             "t": "T",
@@ -69,7 +69,7 @@ def opened(
     virtual_ns: int,
     mark: str = "",
 ) -> bytes:
-    """An attempt is being dispatched. `mark`: see `usage.marked`."""
+    """An attempt is being dispatched. `mark`: rarely used fields, formatted by `usage.marked`."""
     more = f',"m":{{{mark[1:]}}}' if mark else ""
     return (
         f'{{"t":"O","n":{n},"c":{quoted(call)},"a":{attempt},"k":"{start_kind}","at":{at_ns},'
@@ -78,7 +78,7 @@ def opened(
 
 
 def virtual(*, instance: str, at_ns: int, virtual_ns: int) -> bytes:
-    """Where an instance's virtual clock was."""
+    """An instance's virtual clock."""
     return _line({"t": "V", "i": instance, "at": at_ns, "v": virtual_ns})
 
 
@@ -108,18 +108,18 @@ def forgotten(call: str) -> bytes:
 
 
 def record_of(line: bytes) -> bytes:
-    """The usage record inside a close line (without its newline), unparsed."""
+    """Extract the usage record from a close line (without its newline), without parsing it."""
     return line[line.index(_RECORD_MARK) + len(_RECORD_MARK) : -1]
 
 
 def at_of(line: bytes) -> int:
-    """The time of a close line, unparsed."""
+    """Extract the time from a close line, without parsing it."""
     start = len(CLOSE_MARK) + len(b'"at":')
     return int(line[start : line.index(b",", start)])
 
 
 def parse(line: bytes) -> dict[str, Any] | None:
-    """A line as a dictionary; None when it is not one of ours (torn or damaged)."""
+    """Parse a line. Returns None when it is not a journal line (torn or damaged)."""
     try:
         value = json.loads(line)
     except ValueError:

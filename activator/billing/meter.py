@@ -1,13 +1,13 @@
 """Processor sharing: while k calls run on an instance, each is charged 1/k of its time.
 
-A virtual clock runs at 1/k of the real one; a call's charge is how far it went between the call's
-begin and its end. It is kept in whole nanoseconds: what does not divide by k is carried to the next
-event, and with one call left nothing remains. So whatever the overlaps, the charges of an
-instance's calls add up to its busy time exactly, and an event costs the same with 1 or 10,000
-calls.
+A virtual clock runs at 1/k of the real one. The charge of a call is the advance of the virtual
+clock between its begin and its end. It is kept in whole nanoseconds; the remainder of a division by
+k is carried to the next event, and with one call left nothing remains. So the charges of an
+instance's calls add up to its busy time exactly, however they overlap, and an event costs the same
+with 1 or 10,000 calls.
 
-Idle time counts only beyond `free_ns` of each pause, which the platform gives away (IDLE), or from
-its first moment while the instance is held by `min_instances` (RESERVED).
+Idle time counts beyond the free `free_ns` of each pause (IDLE), or from its first moment while
+`min_instances` reserves the instance (RESERVED).
 
 Source of the virtual clock: Parekh and Gallager, "A generalized processor sharing approach to flow
 control", 1993."""
@@ -21,7 +21,7 @@ from pilotlight.errors import Conflict
 
 
 class IdleKind(enum.StrEnum):
-    """IDLE: idle beyond the free window. RESERVED: idle because min_instances holds the
+    """IDLE: idle beyond the free window. RESERVED: idle because min_instances reserves the
     instance."""
 
     IDLE = "IDLE"
@@ -30,8 +30,8 @@ class IdleKind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdleSpan:
-    """Idle time of one kind that was not billed before: it began at `started_ns` on the meter's
-    clock, and may have been interrupted."""
+    """Unbilled idle time of one kind. It began at `started_ns` on the meter's clock and may have
+    been interrupted."""
 
     kind: IdleKind
     started_ns: int
@@ -40,7 +40,7 @@ class IdleSpan:
 
 class InstanceMeter:
     """The meter of one instance. Times are monotonic nanoseconds; a clock that steps back counts as
-    standing still.
+    stopped.
 
     Owned by the activator that leases the instance; every method is synchronous, so no lock is
     needed."""
@@ -78,16 +78,16 @@ class InstanceMeter:
 
     @property
     def in_flight(self) -> int:
-        """Calls that have begun and not ended."""
+        """Number of running calls."""
         return len(self._open)
 
     @property
     def busy_ns(self) -> int:
-        """Time with at least one call, up to the last event."""
+        """Time with at least one running call, up to the last event."""
         return self._busy_ns
 
     def begin(self, call_id: str, now_ns: int) -> int:
-        """A call begins; returns the virtual clock. Raises Conflict when it has begun already."""
+        """Begin a call and return the virtual clock. Raises Conflict when it has begun already."""
         calls = self._open
         if call_id in calls:
             raise Conflict(
@@ -103,8 +103,8 @@ class InstanceMeter:
         return self._virtual
 
     def end(self, call_id: str, now_ns: int) -> int:
-        """A call ends; returns the nanoseconds it is charged. Raises KeyError when it never
-        began."""
+        """End a call and return the nanoseconds to charge. Raises KeyError when it has not
+        begun."""
         calls = self._open
         started = calls[call_id]
         self._advance(now_ns, len(calls))
@@ -119,21 +119,21 @@ class InstanceMeter:
         return self._virtual
 
     def virtual_ns(self, now_ns: int) -> int:
-        """The virtual clock at `now_ns`; it stands while the instance is idle."""
+        """The virtual clock at `now_ns`. It stops while the instance is idle."""
         if self._open:
             self._advance(now_ns, len(self._open))
         return self._virtual
 
     def reserve(self, now_ns: int, *, is_reserved: bool) -> None:
-        """From `now_ns` on the instance is (or is no longer) held by min_instances."""
+        """Set whether min_instances reserves the instance, from `now_ns` on."""
         if is_reserved != self._is_reserved:
             if not self._open:
                 self._cut_idle(now_ns)
             self._is_reserved = is_reserved
 
-    def take_idle(self, now_ns: int) -> list[IdleSpan]:
-        """The idle time up to `now_ns` that was not taken yet, one span per kind; a pause in
-        progress is cut here and goes on."""
+    def consume_idle(self, now_ns: int) -> list[IdleSpan]:
+        """Return the idle time up to `now_ns` that was not returned before, one span per kind. A
+        pause in progress is split here."""
         if not self._open:
             self._cut_idle(now_ns)
         spans, self._spans = self._spans, {}

@@ -1,4 +1,4 @@
-"""Days and months of the calendar in UTC, by wall nanoseconds. Pure."""
+"""Calendar days and months in UTC, computed from wall time in nanoseconds. Pure functions."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from dataclasses import dataclass
 _NS = 10**9
 _DAY_S = 86_400
 _ROUNDING_NS = 500
-"""A record's `started_at` is written to the microsecond, rounded: the last half of one before
+"""`started_at` of a record is rounded to the microsecond, so the last half microsecond before
 midnight belongs to the next day."""
 
 
 @dataclass(frozen=True, slots=True)
 class Period:
-    """One day (`2026-11-21`) or month (`2026-11`): what starts in `starts_ns <= t < ends_ns`
-    belongs to it."""
+    """One day (`2026-11-21`) or month (`2026-11`). It contains `starts_ns <= t < ends_ns`."""
 
     name: str
     starts_ns: int
@@ -24,7 +23,7 @@ class Period:
 
 
 def period_at(kind: str, at_ns: int) -> Period:
-    """The `day` or `month` of a moment. Raises ValueError for another kind."""
+    """Return the `day` or `month` that contains a time. Raises ValueError for another kind."""
     at_s = (at_ns + _ROUNDING_NS) // _NS
     at = time.gmtime(at_s)
     match kind:
@@ -43,5 +42,5 @@ def _span(first_s: int, end_s: int) -> tuple[int, int]:
 
 
 def utc_text(at_ns: int) -> str:
-    """A moment in ISO 8601, to the second."""
+    """Format a time in ISO 8601, to the second."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime((at_ns + _ROUNDING_NS) // _NS))

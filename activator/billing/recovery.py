@@ -1,13 +1,13 @@
-"""What a dead activator left in its journal: calls that were open, calls that were submitted, and
-what was not shipped.
+"""Reads what a dead activator left in its journal: open attempts, submitted calls, and unshipped
+records.
 
 An attempt that was opened and never closed becomes a `lost` record, closed at the last proof of
-life of the process that opened it: the latest time on any line of its segments. Its charge is exact
-processor sharing: the instance's virtual clock stands at its last opening or closing, and since
-then exactly the lost attempts have shared it.
+life of its process: the latest time on any line of its segments. Its charge is exact processor
+sharing: the instance's virtual clock is known at its last open or close, and since then only the
+lost attempts have shared it.
 
-Reading changes nothing, so a recovery that dies is simply done again: ids make the result the same.
-"""
+Reading changes nothing, so an interrupted recovery can be repeated; the ids make the result the
+same."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ LOST = "lost"
 
 @dataclass(slots=True, kw_only=True)
 class HeldCall:
-    """A submitted call that the journal holds: where its latest line stands, how many attempts were
-    opened, whether it has a result."""
+    """A submitted call in the journal: position of its latest line, number of opened attempts, and
+    whether it has a result."""
 
     id: str
     segment: int
@@ -47,8 +47,8 @@ class HeldCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenAttempt:
-    """An attempt that was opened: the fixed fields of its record, its own line, and the life of its
-    process."""
+    """An opened attempt: the fixed fields of its record, its own line, and the id of the process
+    run that opened it."""
 
     fixed: dict[str, Any]
     request_price: str
@@ -60,18 +60,17 @@ class OpenAttempt:
 
 @dataclass(slots=True, kw_only=True)
 class Scan:
-    """Everything that the segments say.
+    """The contents of all segments.
 
     Attributes:
         open: record id → attempt without a close.
         held: call id → submitted call that is not over.
-        proof_ns: life → latest time on its lines.
+        proof_ns: process run → latest time on its lines.
         clocks: instance → (time, virtual clock) at its last event.
         sizes: segment → bytes of complete lines.
-        shipped, unshipped: the checkpoint, and the closes behind it.
-        oldest_unshipped_ns: time of the first of them.
-        damaged: lines that could not be read (not counting torn last ones).
-    """
+        shipped, unshipped: the checkpoint, and the number of closes after it.
+        oldest_unshipped_ns: time of the first of these closes.
+        damaged: number of unreadable lines (without torn last ones)."""
 
     open: dict[str, OpenAttempt] = field(default_factory=dict)
     held: dict[str, HeldCall] = field(default_factory=dict)
@@ -102,8 +101,8 @@ def scan(directory: Path) -> Scan:
 
 
 class _SegmentReader:
-    """Reads the lines of one segment into a scan; templates are known by number within their
-    segment only."""
+    """Reads the lines of one segment into a scan. Template numbers are valid only within their
+    segment."""
 
     def __init__(self, found: Scan, attempts: Counter[str], closed: set[str]) -> None:
         self._found = found
@@ -113,17 +112,17 @@ class _SegmentReader:
         self._life = ""
 
     def read(self, line: Line) -> None:
-        """Take one line in. A damaged one is counted and left out: the ones around it still
-        hold."""
+        """Add one line to the scan. A damaged line is counted and skipped; the lines around it stay
+        valid."""
         body = journal_format.parse(line.text)
         try:
             if body is None:
-                raise ValueError("not a line of ours")
-            self._take(body, line)
+                raise ValueError("not a journal line")
+            self._apply(body, line)
         except (KeyError, TypeError, ValueError):
             self._found.damaged += 1
 
-    def _take(self, body: dict[str, Any], line: Line) -> None:
+    def _apply(self, body: dict[str, Any], line: Line) -> None:
         match body["t"]:
             case "J":
                 self._life = body["life"]
@@ -177,7 +176,8 @@ class _SegmentReader:
 
 
 def lost_records(found: Scan) -> list[UsageRecord]:
-    """The records that close what was left open, each at its process' last proof of life."""
+    """The records that close attempts that were left open, each at its process's last proof of
+    life."""
     sharers = Counter(a.fixed["instance"] for a in found.open.values())
     return [
         _lost(name, attempt, found, sharers[attempt.fixed["instance"]])

@@ -1,10 +1,10 @@
 """`BudgetLeaseStore` in Redis: one script, one round trip (EVAL is atomic:
 https://redis.io/docs/latest/develop/programmability/).
 
-Keys, all under `pilotlight:{<platform>}:money:` (the braces keep them on one slot of a Redis
-Cluster): `epoch` (when this memory began, in ms), and for each budget and period a hash: `base`,
-and for each member `h:<member>` (what it claims) and `s:<member>` (the number of its last word, so
-that one that was delayed cannot undo a later one). Redis must not evict (`maxmemory-policy
+Keys have the prefix `pilotlight:{<platform>}:money:`; the braces keep them in one slot of a Redis
+Cluster. `epoch` is when this data set began, in ms. Each budget and period has a hash with `base`
+and, for each member, `h:<member>` (its claim) and `s:<member>` (the number of its latest claim, so
+that a delayed claim cannot overwrite a later one). Redis must not evict keys (`maxmemory-policy
 noeviction`)."""
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from activator.coordination.redis_state import address_of
 from activator.coordination.state import SharedStateUnreachable
 
 GRACE_S = 2.0
-"""After a loss of memory nothing is granted for so long: four beats, in which every living member
-states its claims."""
+"""For this long after a loss of data nothing is granted: four rounds, in which every living member
+states its claims again."""
 KEPT_MS = 2 * 86_400_000
-"""A period's numbers are kept so long after its end: a member whose clock is behind may still be in
-it."""
+"""How long the numbers of a period are kept after its end: a member whose clock is behind may still
+use them."""
 
 CLAIM = """
--- Returns what is granted (-1: this word, or a later one, was heard already), base, milliseconds to wait, epoch.
+-- Returns what is granted (-1: this claim, or a later one, was processed already), base, milliseconds to wait, epoch.
 -- KEYS: epoch, the budget's hash. ARGV: me, life, n, amount, base, held, need, want, grace_ms, kept until (ms).
 local t = redis.call('TIME'); local now = t[1] * 1000 + math.floor(t[2] / 1000)
 redis.call('SET', KEYS[1], now, 'NX')
@@ -61,15 +61,15 @@ return {string.format('%.0f', granted), string.format('%.0f', base), wait, tostr
 
 
 class RedisMoney:
-    """One member's way to the store. Owner: the event loop."""
+    """Connection of one member to the store. Owner: the event loop."""
 
     def __init__(self, url: str, *, platform: str, member: str, grace_s: float = GRACE_S) -> None:
-        """Connects with the first claim. Raises ValueError when the URL is none."""
+        """Connects with the first claim. Raises ValueError when the URL is invalid."""
         self._where = address_of(url)
         self._prefix = f"pilotlight:{{{platform}}}:money:"
         self._member = member
         self._life = uuid.uuid4().hex
-        self._said = 0
+        self._claims_sent = 0
         self._grace_ms = int(grace_s * 1000)
         self._redis = redis_client(url)
         self._claim = self._redis.register_script(CLAIM)
@@ -78,8 +78,8 @@ class RedisMoney:
         return f"<RedisMoney {self._where} member {self._member}>"
 
     async def claim(self, claim: BudgetClaim) -> BudgetGrant:
-        """See MoneyStore."""
-        self._said += 1
+        """Send the claim to Redis. Raises SharedStateUnreachable."""
+        self._claims_sent += 1
         until_ms = claim.ends_ns // 1_000_000 + KEPT_MS
         numbers = (
             claim.amount,
@@ -93,18 +93,18 @@ class RedisMoney:
         try:
             granted, base, wait_ms, epoch = await self._claim(
                 keys=[f"{self._prefix}epoch", f"{self._prefix}{claim.budget}:{claim.period}"],
-                args=[self._member, self._life, self._said, *numbers],
+                args=[self._member, self._life, self._claims_sent, *numbers],
             )
         except (RedisError, OSError) as e:
             raise SharedStateUnreachable(
                 f"Redis at {self._where} does not answer ({type(e).__name__})"
             ) from e
-        if int(granted) < 0:  # the client sent it twice, and the first answer was lost
+        if int(granted) < 0:  # the client retried it, and the first answer was lost
             return await self.claim(claim)
         return BudgetGrant(
             granted=int(granted), base=int(base), wait_s=int(wait_ms) / 1000, epoch=str(epoch)
         )
 
     async def aclose(self) -> None:
-        """See MoneyStore."""
+        """Close the connections."""
         await self._redis.aclose()

@@ -1,11 +1,12 @@
-"""A durable, append-only log in segments: lines go in at once, reach the disk in groups, and leave
+"""A durable append-only log in segments. Lines are written at once, synced in groups, and deleted
 oldest first.
 
-`append` is one `write(2)`. `sync` rotates when due, calls `fdatasync` in a thread, wakes who waits
-for it, and deletes the segments that were doomed before it, so that whatever replaced their content
-is durable first. Lines that the disk refuses and that must not be lost are deferred: kept in memory
-and written, in order, as soon as there is room. Owner: the activator's event loop; every method
-that is not `async` is one step, so no lock is needed."""
+`append` is one `write(2)`. `sync` rotates the segment when due, calls `fdatasync` in a thread,
+wakes the tasks that wait for it, and deletes the segments that were marked for deletion before it,
+so that the data that replaces them is durable first. Lines that the disk does not accept and that
+must not be lost are deferred: they are kept in memory and written, in order, as soon as there is
+room. Owner: the activator's event loop. Methods that are not `async` are atomic, so no lock is
+needed."""
 
 from __future__ import annotations
 
@@ -25,8 +26,8 @@ RETRY_S = 1.0
 
 
 class SegmentLog:
-    """See the module. `make_header` gives the first line of a segment; `tidy` runs after each
-    successful sync."""
+    """The log in one directory. `make_header` returns the first line of a segment; `tidy` runs
+    after each successful sync."""
 
     def __init__(
         self,
@@ -38,8 +39,8 @@ class SegmentLog:
         make_header: Callable[[int], bytes],
         tidy: Callable[[], None],
     ) -> None:
-        """`sizes`: bytes of the segments that are there already. Raises JournalFull when there is
-        no room for a new one."""
+        """`sizes`: bytes of each existing segment. Raises JournalFull when there is no room for a
+        new segment."""
         self._directory = directory
         self._segment_bytes = segment_bytes
         self._sync_s = sync_s
@@ -60,31 +61,31 @@ class SegmentLog:
 
     @property
     def number(self) -> int:
-        """The segment that grows."""
+        """Number of the segment that is written now."""
         return self._file.number
 
     @property
     def end(self) -> int:
-        """Bytes in it."""
+        """Size of that segment in bytes."""
         return self._file.size
 
     @property
     def older(self) -> list[int]:
-        """The other segments, oldest first, without those that are about to be deleted."""
+        """The other segments, oldest first, without those marked for deletion."""
         return sorted(self._sizes.keys() - set(self._doomed))
 
     @property
     def size_bytes(self) -> int:
-        """Of all segments that stay."""
+        """Total size of all segments that are not marked for deletion."""
         return sum(self._sizes[number] for number in self.older) + self._file.size
 
     @property
     def deferred(self) -> int:
-        """Lines that wait for room."""
+        """Number of lines in memory that wait for disk space."""
         return len(self._deferred)
 
     def append(self, line: bytes) -> int:
-        """Write a line behind what was deferred; returns its offset in segment `number`. Raises
+        """Write a line after the deferred ones and return its offset in segment `number`. Raises
         JournalFull."""
         if self._deferred:
             self.write_deferred()
@@ -94,7 +95,7 @@ class SegmentLog:
         return offset
 
     def append_or_defer(self, line: bytes) -> None:
-        """Write a line now, or as soon as there is room."""
+        """Write a line now, or defer it until there is room."""
         try:
             self.append(line)
         except JournalFull as e:
@@ -104,23 +105,23 @@ class SegmentLog:
             )
 
     def write_deferred(self) -> None:
-        """Write what had no room. Raises JournalFull when there still is none."""
+        """Write the deferred lines. Raises JournalFull when there is still no room."""
         while self._deferred:
             self._file.append(self._deferred[0])
             del self._deferred[0]
         self._dirty.set()
 
-    def doom(self, number: int) -> None:
+    def delete_after_sync(self, number: int) -> None:
         """Delete an older segment after the next sync."""
         self._doomed.append(number)
         self._dirty.set()
 
-    def touch(self) -> None:
-        """Have a sync (and `tidy`) soon although nothing was written."""
+    def request_sync(self) -> None:
+        """Schedule a sync (and `tidy`) although nothing was written."""
         self._dirty.set()
 
     async def wait_synced(self) -> None:
-        """Wait until what was written so far is on the disk. Raises JournalFull when the disk
+        """Wait until everything written so far is on the disk. Raises JournalFull when the disk
         failed."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
@@ -129,20 +130,20 @@ class SegmentLog:
         await waiter
 
     async def run(self) -> None:
-        """Group commit until cancelled: at once when somebody waits for it, else every `sync_s`
-        while something was written."""
+        """Sync until cancelled: at once when a task waits for it, otherwise every `sync_s` after a
+        write."""
         while True:
             await self._dirty.wait()
             try:
                 async with asyncio.timeout(self._sync_s):
                     await self._urgent.wait()
             except TimeoutError:
-                pass  # nobody waits for the disk: the interval groups what came meanwhile
+                pass  # no task waits for the disk: sync the writes of this interval as a group
             if not await self.sync():
                 await asyncio.sleep(RETRY_S)
 
     async def sync(self) -> bool:
-        """One group commit. False when the disk failed: then who waited was told so."""
+        """Sync once. Returns False when the disk failed; waiting tasks then get the error."""
         self._dirty.clear()
         self._urgent.clear()
         waiters, self._waiters = self._waiters, []
@@ -164,7 +165,7 @@ class SegmentLog:
             )
             return False
         except asyncio.CancelledError:
-            # at shutdown: who waits has its answer, and the segment may be closed
+            # at shutdown: waiting tasks get their result, and the segment may be closed
             os.fdatasync(written.fd)
             self._doomed = doomed + self._doomed
             _resolve(waiters, None)
@@ -180,11 +181,11 @@ class SegmentLog:
         return True
 
     def flush(self) -> None:
-        """Make what was written durable now, blocking. Raises OSError."""
+        """Make all writes durable now. Blocks; raises OSError."""
         os.fdatasync(self._file.fd)
 
     def close(self) -> None:
-        """Make everything durable and close the file. Blocks on the disk; `run()` must have
+        """Make everything durable and close the file. Blocks on the disk. `run()` must have
         ended."""
         try:
             self.write_deferred()
@@ -199,7 +200,7 @@ class SegmentLog:
             self.abandon()
 
     def abandon(self) -> None:
-        """Close the file as it is, as the death of the process would."""
+        """Close the file without a sync, as the death of the process would."""
         os.close(self._file.fd)
         _resolve(self._waiters, JournalFull("the journal was closed"))
 
@@ -207,14 +208,14 @@ class SegmentLog:
         return SegmentFile(self._directory, number, header=self._make_header(number))
 
     async def _rotate_if_due(self) -> None:
-        """Go on in a new segment when this one is full. A thread makes it: that waits for the disk;
-        until then, lines go to the old one."""
+        """Switch to a new segment when this one is full. A thread creates it, because that waits
+        for the disk; lines go to the old segment meanwhile."""
         if self._file.size < self._segment_bytes:
             return
         try:
             fresh = await asyncio.to_thread(self._new_segment, self._file.number + 1)
         except JournalFull as e:
-            log.warning("journal cannot rotate, goes on in the old segment: %s", e)
+            log.warning("journal cannot rotate, continuing in the old segment: %s", e)
             return
         self._sizes[self._file.number] = self._file.size
         self._file = fresh

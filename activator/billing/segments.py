@@ -1,9 +1,9 @@
-"""The journal's files: numbered segments, appended to by one process, read by offset, deleted
+"""The journal's files: numbered segments that one process appends to, read by offset, deleted
 oldest first.
 
-A line is written with one `write(2)`: it survives the death of the process the moment the call
-returns, and that of the machine after the next `fdatasync`. A write that fits only in part is taken
-back, so no torn line is ever in the middle."""
+A line is written with one `write(2)`. It survives the death of the process once the call returns,
+and that of the machine after the next `fdatasync`. A partial write is truncated, so a torn line can
+only be the last one."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ CHECKPOINT_NAME = "shipped.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Cursor:
-    """A place in the journal: everything before byte `offset` of segment `segment`, and all older
-    segments."""
+    """A position in the journal: after all older segments and byte `offset` of segment
+    `segment`."""
 
     segment: int = 0
     offset: int = 0
@@ -31,7 +31,7 @@ class Cursor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """A complete line (without its newline) and where it stands."""
+    """A complete line (without its newline) and its position."""
 
     text: bytes
     segment: int
@@ -39,22 +39,22 @@ class Line:
 
     @property
     def end(self) -> Cursor:
-        """The place behind it."""
+        """Position after the line."""
         return Cursor(segment=self.segment, offset=self.offset + len(self.text) + 1)
 
 
 def segment_path(directory: Path, number: int) -> Path:
-    """Where segment `number` lies."""
+    """Path of segment `number`."""
     return directory / f"journal-{number:08d}.ndjson"
 
 
 def segment_numbers(directory: Path) -> list[int]:
-    """Numbers of the segments that are there, oldest first."""
+    """Numbers of the existing segments, oldest first."""
     return sorted(int(p.stem.removeprefix("journal-")) for p in directory.glob("journal-*.ndjson"))
 
 
 def read_segment(directory: Path, number: int, *, offset: int = 0) -> Iterator[Line]:
-    """The complete lines of a segment from `offset`; a torn last line is left out."""
+    """Yield the complete lines of a segment from `offset`, without a torn last line."""
     with segment_path(directory, number).open("rb") as f:
         f.seek(offset)
         for text in f:
@@ -65,10 +65,10 @@ def read_segment(directory: Path, number: int, *, offset: int = 0) -> Iterator[L
 
 
 class SegmentFile:
-    """The segment that is being written. Owned by the journal."""
+    """The segment that is currently written. Owned by the journal."""
 
     def __init__(self, directory: Path, number: int, *, header: bytes) -> None:
-        """Create it with its first line, durably. Raises JournalFull; then nothing is left
+        """Create the file with its first line, durably. Raises JournalFull, and then leaves no file
         behind."""
         self.number = number
         self.size = 0
@@ -77,7 +77,7 @@ class SegmentFile:
             self.fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o600)
         except OSError as e:
             raise JournalFull(
-                f"cannot create {self.path}: {e.strerror}; free some space", retry_after_s=5
+                f"cannot create {self.path}: {e.strerror}; free some disk space", retry_after_s=5
             ) from e
         try:
             self.append(header)
@@ -89,19 +89,20 @@ class SegmentFile:
             raise
 
     def append(self, line: bytes) -> int:
-        """Write a line; returns its offset. Raises JournalFull when the disk does not take all of
-        it; then none of it is there."""
+        """Write a line and return its offset. Raises JournalFull when the disk does not accept the
+        whole line; then none of it remains."""
         try:
             written = os.write(self.fd, line)
         except OSError as e:
             raise JournalFull(
-                f"the journal {self.path} takes no more: {e.strerror}; free some space",
+                f"cannot write to the journal {self.path}: {e.strerror}; free some disk space",
                 retry_after_s=5,
             ) from e
         if written != len(line):
             os.ftruncate(self.fd, self.size)
             raise JournalFull(
-                f"the journal {self.path} took {written} of {len(line)} bytes: free some space",
+                f"only {written} of {len(line)} bytes were written to the journal {self.path}; "
+                f"free some disk space",
                 retry_after_s=5,
             )
         offset = self.size
@@ -110,7 +111,7 @@ class SegmentFile:
 
 
 def lock(directory: Path) -> int:
-    """Become the directory's owner; returns the lock's descriptor, which must stay open. Raises
+    """Lock the directory. Returns the lock's file descriptor, which must stay open. Raises
     JournalInUse."""
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = directory / LOCK_NAME
@@ -127,9 +128,9 @@ def lock(directory: Path) -> int:
 
 
 def require_unused(directory: Path) -> None:
-    """Raises JournalInUse where another process owns the directory. Nothing is made there."""
+    """Raises JournalInUse when another process owns the directory. Creates nothing."""
     try:
-        # we may be root yet
+        # the process may still run as root
         descriptor = os.open(
             directory / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         )
@@ -146,13 +147,13 @@ def require_unused(directory: Path) -> None:
 def _in_use(directory: Path, descriptor: int) -> JournalInUse:
     owner = os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
     return JournalInUse(
-        f"{directory} belongs to process {owner}: stop it, or give this activator an id of its own"
+        f"{directory} belongs to process {owner}: stop it, or give this activator another id"
     )
 
 
 def load_checkpoint(directory: Path) -> Cursor:
-    """Up to where the ledger has everything; the very beginning when that was never written
-    (records are sent again)."""
+    """Read up to which position the ledger has all records. Returns the beginning when there is no
+    valid checkpoint; records are then sent again."""
     try:
         body = json.loads((directory / CHECKPOINT_NAME).read_bytes())
         return Cursor(segment=int(body["segment"]), offset=int(body["offset"]))
@@ -161,7 +162,7 @@ def load_checkpoint(directory: Path) -> Cursor:
 
 
 def save_checkpoint(directory: Path, cursor: Cursor) -> None:
-    """Write the checkpoint durably: complete or not at all. Blocks on the disk; raises OSError."""
+    """Write the checkpoint durably and atomically. Blocks on the disk; raises OSError."""
     fresh = directory / f"{CHECKPOINT_NAME}.new"
     with fresh.open("wb") as f:
         f.write(json.dumps({"segment": cursor.segment, "offset": cursor.offset}).encode())

@@ -1,4 +1,5 @@
-"""The activator's books: one journal, the account of each instance, and the way to the ledger."""
+"""The activator's billing service: one journal, one account per instance, and the connection to the
+ledger."""
 
 from __future__ import annotations
 
@@ -35,17 +36,17 @@ log = logging.getLogger(__name__)
 
 POST_TIMEOUT_S = 30.0
 LAST_FLUSH_S = 5.0
-"""At shutdown the ledger gets this long to take the last records; what it did not take is shipped
-by the next start."""
+"""At shutdown the ledger gets this long to accept the last records. The next start ships the
+rest."""
 UNBILLED_LOG_S = 60.0
-"""Between two lines about calls that run unbilled."""
+"""Minimum interval between two log lines about unbilled calls."""
 
 
 class ClosableLedger(Ledger, BudgetSource, Protocol):
-    """A ledger that holds connections, and knows where budgets stand."""
+    """A ledger that holds connections and reports the state of budgets."""
 
     async def aclose(self) -> None:
-        """Close them."""
+        """Close the connections."""
         ...
 
 
@@ -59,17 +60,18 @@ class _ControllerPool(ConnectionPool):
         self._address = address
 
     async def open(self, loop: asyncio.AbstractEventLoop) -> WorkerConnection:
-        """See ConnectionPool."""
+        """Open a connection. Raises WorkerConnectionLost."""
         try:
             return await self._address.connect(loop, WorkerConnection)
         except OSError as e:
             raise WorkerConnectionLost(
-                f"no controller at {self._address}: {e.strerror or e}", sent=False
+                f"cannot connect to the controller at {self._address}: {e.strerror or e}",
+                sent=False,
             ) from e
 
 
 class ControllerLedger:
-    """The controller's ledger (`ClosableLedger`): a megabyte of records is one write on a pooled
+    """The controller's ledger (`ClosableLedger`). A megabyte of records is one write on a pooled
     connection."""
 
     def __init__(self, *, controller: Address, token: str, activator: str) -> None:
@@ -82,26 +84,26 @@ class ControllerLedger:
         self._get_budgets = f"GET {BUDGETS_PATH} {head}\r\n".encode()
 
     async def accept(self, records: Sequence[bytes]) -> Mapping[str, BudgetState]:
-        """See shipping.Ledger."""
+        """Send the records to the controller. Raises LedgerUnavailable or LedgerRefused."""
         body = usage_body(self._activator, records)
-        answer = await self._ask(self._post_head + b"%d\r\n\r\n" % len(body) + body)
+        answer = await self._request(self._post_head + b"%d\r\n\r\n" % len(body) + body)
         if answer.status in (400, 413, 422):
-            raise LedgerRefused(f"the controller refused usage records: {_start_of(answer)}")
+            raise LedgerRefused(f"the controller refused usage records: {_body_start(answer)}")
         if answer.status >= 400:
             raise LedgerUnavailable(f"the controller answered {answer.status} to usage records")
-        return _states_in(answer)  # the records are taken, whatever it says besides
+        return _parse_states(answer)  # the records are accepted, even if the states are invalid
 
     async def budgets(self) -> Mapping[str, BudgetState]:
-        """See states.BudgetSource."""
-        answer = await self._ask(self._get_budgets)
+        """Read the state of all budgets from the controller. Raises LedgerUnavailable."""
+        answer = await self._request(self._get_budgets)
         if answer.status >= 400:
             raise LedgerUnavailable(
-                f"the controller answered {answer.status} when asked for budgets: "
-                f"{_start_of(answer)}"
+                f"the controller answered {answer.status} to the request for budgets: "
+                f"{_body_start(answer)}"
             )
-        return _states_in(answer)
+        return _parse_states(answer)
 
-    async def _ask(self, request: bytes) -> WorkerResponse:
+    async def _request(self, request: bytes) -> WorkerResponse:
         try:
             async with asyncio.timeout(POST_TIMEOUT_S):
                 return await self._exchange(request)
@@ -127,13 +129,12 @@ class ControllerLedger:
 
 
 class BillingService:
-    """Everything that is written down. Made by `BillingService.open`, which owns the directory;
-    `run()` is a task; `aclose()` comes last.
+    """The billing of an activator. `BillingService.open` creates it and owns the directory; run
+    `run()` as a task and call `aclose()` last.
 
     Attributes:
-        budgets: the hard ones, and what is left of them.
-        unbilled: calls that were served although the journal had no room.
-    """
+        budgets: the hard budgets and their balances.
+        unbilled: number of calls that were served although the journal had no room."""
 
     def __init__(
         self,
@@ -151,10 +152,11 @@ class BillingService:
         """Opens the journal and recovers what the last process left. Raises JournalInUse,
         JournalFull.
 
-        `money`: what several activators share of hard budgets; None = there is no other. While it
-        does not answer, each spends as if it were alone (`is_open_without_money`), or nothing
-        beyond what it has. `is_served_unbilled`: a call that the journal has no room for runs all
-        the same, and `on_unbilled` is told (`journal_full: serve`)."""
+        `money`: the store of hard budgets that several activators share; None = this is the only
+        one. While the store does not answer, each activator spends as if it were alone
+        (`is_open_without_money`), or only what it has borrowed. `is_served_unbilled`: a call that
+        the journal has no room for runs all the same, and `on_unbilled` is called (`journal_full:
+        serve`)."""
         self.journal, self.recovered = Journal.open(directory, activator=activator, sync_s=sync_s)
         self._free_idle_ns = int(free_idle_s * 1e9)
         self._ledger = ledger
@@ -174,7 +176,7 @@ class BillingService:
         self.unbilled = 0
         self._is_served_unbilled = is_served_unbilled
         self._on_unbilled = on_unbilled
-        self._unbilled_said_at = -UNBILLED_LOG_S
+        self._unbilled_logged_at = -UNBILLED_LOG_S
         if self.recovered.lost or self.recovered.unfinished:
             log.warning(
                 "recovered lost=%d unfinished=%d",
@@ -186,7 +188,7 @@ class BillingService:
         return f"<BillingService {self.journal!r} {self._shipper!r} {self.budgets!r}>"
 
     def account(self, target: CallTarget, instance_id: str) -> InstanceAccount:
-        """A new instance's account."""
+        """Create a new instance's account."""
         subject = UsageSubject(
             tenant=target.tenant,
             environment=target.environment,
@@ -205,12 +207,12 @@ class BillingService:
             free_ns=self._free_idle_ns,
             budgets=self.budgets,
             limit_ns=_ns(target.spec.clocks.execution_s),
-            on_unbilled=self._note_unbilled if self._is_served_unbilled else None,
+            on_unbilled=self._count_unbilled if self._is_served_unbilled else None,
             is_free=target.is_shadow,
         )
 
     def is_spent(self, target: CallTarget) -> bool:
-        """Whether a hard budget leaves no room for even one call of this target: then nothing is
+        """Whether a hard budget leaves no room for even one call of this target. Then nothing is
         kept warm or started for it."""
         rates = target.rates
         return self.budgets.is_spent(
@@ -220,23 +222,22 @@ class BillingService:
     def check(
         self, target: CallTarget, limit_s: float, tokens: TokenReservation | None = None
     ) -> None:
-        """Refuse a call that may take `limit_s`, and these tokens, before it waits, or has an
-        instance started.
+        """Refuse a call that may take `limit_s` and these tokens, before it waits for an instance
+        or has one started.
 
-        Raises OverBudget, BudgetReserved.
-        """
+        Raises OverBudget, BudgetReserved."""
         rates = target.rates
         self.budgets.check(
             _subject(target, rates), target, rates, limit_ns=_ns(limit_s), tokens=tokens
         )
 
     async def load_budgets(self) -> None:
-        """Learn what was spent, before calls are served; takes `budget_sync.FIRST_STATES_S` at most
-        without a controller."""
+        """Load what was spent, before calls are served. Without a controller it takes at most
+        `budget_sync.FIRST_STATES_S`."""
         await self._states.load()
         if self._borrower is not None:
-            # what our last life had borrowed is free again, what it spent is not
-            await self._borrower.beat()
+            # release what the previous process borrowed, except what it spent
+            await self._borrower.state_claims()
 
     async def _before_batch(self) -> None:
         await self._states.count_own()
@@ -246,13 +247,13 @@ class BillingService:
     ) -> None:
         await self._states.accepted(states, records)
 
-    def _note_unbilled(self) -> None:
+    def _count_unbilled(self) -> None:
         self.unbilled += 1
         if self._on_unbilled is not None:
             self._on_unbilled()
         now_s = time.monotonic()
-        if now_s - self._unbilled_said_at >= UNBILLED_LOG_S:
-            self._unbilled_said_at = now_s
+        if now_s - self._unbilled_logged_at >= UNBILLED_LOG_S:
+            self._unbilled_logged_at = now_s
             log.error(
                 "the journal is full and journal_full is 'serve': calls run unbilled total=%d",
                 self.unbilled,
@@ -272,7 +273,7 @@ class BillingService:
                 group.create_task(self._borrower.run(), name="budget allowances")
 
     async def aclose(self) -> None:
-        """Ship what is left, if the ledger takes it soon, and close the journal."""
+        """Ship the remaining records, if the ledger accepts them in time, and close the journal."""
         with contextlib.suppress(LedgerUnavailable, TimeoutError, OSError):
             async with asyncio.timeout(LAST_FLUSH_S):
                 await self._shipper.flush()
@@ -290,14 +291,14 @@ def _subject(target: CallTarget, rates: Rates) -> Subject:
     return Subject(target.tenant, target.environment, target.app, target.function, rates.currency)
 
 
-def _start_of(answer: WorkerResponse) -> str:
+def _body_start(answer: WorkerResponse) -> str:
     return (answer.body or b"")[:500].decode(errors="replace")
 
 
-def _states_in(answer: WorkerResponse) -> Mapping[str, BudgetState]:
+def _parse_states(answer: WorkerResponse) -> Mapping[str, BudgetState]:
     try:
         body = json.loads(answer.body or b"{}")
     except ValueError:
-        log.error("the controller's answer about budgets is not JSON: %s", _start_of(answer))
+        log.error("budget states from the controller are not valid JSON: %s", _body_start(answer))
         return {}
     return parse_states(body.get("budgets", {}) if isinstance(body, dict) else {})

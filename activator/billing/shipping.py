@@ -1,10 +1,10 @@
-"""Brings closed records from the journal to the ledger: at least once, in order, with unique ids so
-that twice counts once.
+"""Ships closed records from the journal to the ledger: in order and at least once, with unique ids
+so that duplicates count once.
 
-The shipper reads the journal's files behind its checkpoint, so its memory does not grow while the
-ledger is away, and a new process goes on where the last one was confirmed. The checkpoint is
-written after the ledger has accepted; dying in between sends a batch again. A record that the
-ledger refuses for good is put aside in `refused.ndjson`, never dropped."""
+The shipper reads the journal's files from its checkpoint, so its memory does not grow while the
+ledger is unreachable, and a new process resumes at the last confirmed record. The checkpoint is
+written after the ledger has accepted a batch; a crash in between sends the batch again. A record
+that the ledger rejects permanently is moved to `refused.ndjson`, never dropped."""
 
 from __future__ import annotations
 
@@ -27,35 +27,33 @@ log = logging.getLogger(__name__)
 
 MAX_RECORDS = 1000
 MAX_BYTES = 1024**2
-"""Bounds of a batch: a megabyte is some 1,500 records, and small enough to be sent again without
-regret."""
+"""Limits of a batch. A megabyte is some 1,500 records, and cheap enough to send again."""
 SLICE_BYTES = 64 * 1024
-"""What is read of the journal in one go: some sixty records, a fifth of a millisecond."""
+"""Bytes of the journal read at once: some sixty records, a fifth of a millisecond."""
 GATHER_S = 0.5
 FEW_RECORDS = MAX_RECORDS // 2
-"""A batch costs two commits, whatever is in it: the records of this long go together, and so few
-wait for the next turn."""
+"""A batch costs two commits, whatever its size. Records of GATHER_S are sent together, and fewer
+than FEW_RECORDS left over wait for the next round."""
 FIRST_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 5.0
 REFUSED_NAME = "refused.ndjson"
 
 
 class Ledger(Protocol):
-    """Where records go. Accepting the same id again must change nothing."""
+    """Destination of records. Accepting the same id again must change nothing."""
 
     async def accept(self, records: Sequence[bytes]) -> Mapping[str, BudgetState]:
-        """Take all of `records` (each a UsageRecord as JSON) or none; where the budgets stand that
-        they fall under, by id.
+        """Accept all of `records` (each a UsageRecord as JSON) or none. Returns the state of the
+        budgets that apply to them, by id.
 
-        Raises LedgerUnavailable or LedgerRefused.
-        """
+        Raises LedgerUnavailable or LedgerRefused."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """Records to send, where the journal goes on behind them, and the time of the first record
-    behind (None: none yet)."""
+    """Records to send, the journal position after them, and the time of the next record (None:
+    there is none yet)."""
 
     records: tuple[bytes, ...]
     cursor: Cursor
@@ -64,7 +62,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lag:
-    """How far the ledger is behind: records, and the age of the oldest of them in seconds."""
+    """How far the ledger is behind: number of records, and age of the oldest in seconds."""
 
     records: int
     seconds: float
@@ -76,8 +74,8 @@ def usage_body(activator: str, records: Sequence[bytes]) -> bytes:
 
 
 async def gather_batch(journal: Journal) -> Batch:
-    """A whole batch, read in slices with a turn of the event loop after each: under load calls have
-    the first right to the processor."""
+    """Read a whole batch in slices and yield to the event loop after each, because calls have
+    priority over shipping."""
     records: list[bytes] = []
     cursor, size, next_at_ns = journal.shipped, 0, None
     while len(records) < MAX_RECORDS and size < MAX_BYTES:
@@ -95,8 +93,8 @@ async def gather_batch(journal: Journal) -> Batch:
 
 
 async def unshipped_records(journal: Journal, until: Cursor) -> AsyncIterator[bytes]:
-    """The records between the checkpoint and `until`, with a turn of the event loop now and then.
-    Nothing may be shipped meanwhile."""
+    """Yield the records between the checkpoint and `until`, giving the event loop a turn after each
+    slice. Nothing may be shipped meanwhile."""
     cursor = journal.shipped
     while cursor < until:
         size = (
@@ -123,11 +121,11 @@ def read_batch(
     max_records: int = MAX_RECORDS,
     max_bytes: int = MAX_BYTES,
 ) -> Batch:
-    """The next records behind `cursor` (None: the checkpoint), oldest first; the new cursor also
-    passes over all that is no record.
+    """Read the next records after `cursor` (None: the checkpoint), oldest first. The new cursor
+    also skips lines that are not records.
 
-    Works on a whole piece of a segment at a time, because there are thousands of lines a second.
-    """
+    Processes a whole slice of a segment at a time, because there are thousands of lines a
+    second."""
     cursor = journal.shipped if cursor is None else cursor
     while True:
         text = _whole_lines(journal, cursor, max_bytes)
@@ -142,7 +140,7 @@ def read_batch(
             del closes[max_records:]
         cursor = Cursor(segment=cursor.segment, offset=cursor.offset + len(text))
         if closes:
-            # what comes next is not older than the last line of this batch
+            # the next record is not older than the last line of this batch
             return Batch(
                 records=tuple(map(journal_format.record_of, closes)),
                 cursor=cursor,
@@ -151,8 +149,8 @@ def read_batch(
 
 
 def _whole_lines(journal: Journal, cursor: Cursor, size: int) -> bytes:
-    """About `size` bytes of complete lines from `cursor` on, at least one line; empty at the end of
-    what is written."""
+    """Read about `size` bytes of complete lines from `cursor`, at least one line. Empty at the end
+    of the data."""
     try:
         with segment_path(journal.directory, cursor.segment).open("rb") as f:
             f.seek(cursor.offset)
@@ -163,13 +161,13 @@ def _whole_lines(journal: Journal, cursor: Cursor, size: int) -> bytes:
                     return b""
                 text += more
     except FileNotFoundError:
-        return b""  # before the first segment that is there: all older ones were shipped
+        return b""  # before the first existing segment: all older ones were shipped
     return text[: text.rindex(b"\n") + 1] if text else b""
 
 
 class Shipper:
-    """The task that ships one journal. `run()` until cancelled; `flush()` once at shutdown. Who
-    holds `lock` has no batch on its way."""
+    """The task that ships one journal. Run `run()` until cancelled, `flush()` once at shutdown.
+    While `lock` is held, no batch is being sent."""
 
     def __init__(
         self,
@@ -184,8 +182,8 @@ class Shipper:
         max_backoff_s: float = MAX_BACKOFF_S,
         wall_ns: Callable[[], int] = time.time_ns,
     ) -> None:
-        """`before_batch` is awaited before each batch is gathered, `on_accepted` after the ledger
-        took it and before the checkpoint."""
+        """`before_batch` is awaited before each batch is read, `on_accepted` after the ledger
+        accepted it and before the checkpoint."""
         self._on_accepted = on_accepted
         self._before_batch = before_batch
         self.lock = asyncio.Lock()
@@ -214,7 +212,7 @@ class Shipper:
         return Lag(records=held.unshipped, seconds=age_ns / 1e9)
 
     async def run(self) -> None:
-        """Ship for ever; an unreachable ledger is tried again with a growing pause."""
+        """Ship until cancelled. Retries an unreachable ledger with exponential backoff."""
         backoff_s = self._first_backoff_s
         while True:
             await self._journal.wait_unshipped()
@@ -234,7 +232,7 @@ class Shipper:
                 backoff_s = min(self._max_backoff_s, 2 * backoff_s)
 
     async def flush(self) -> int:
-        """Ship what there is; returns how many records. Raises LedgerUnavailable, or OSError of the
+        """Ship all records and return their number. Raises LedgerUnavailable, or OSError of the
         checkpoint's disk."""
         total = 0
         while shipped := await self._ship():
@@ -258,7 +256,7 @@ class Shipper:
         return len(batch.records)
 
     async def _send(self, records: Sequence[bytes]) -> None:
-        """Send a batch; a refused one is halved until the wrong record stands alone."""
+        """Send a batch. A rejected batch is halved until the invalid record is alone."""
         try:
             states = await self._ledger.accept(records)
             if self._on_accepted is not None:
@@ -266,19 +264,17 @@ class Shipper:
         except LedgerRefused as e:
             if len(records) == 1:
                 await asyncio.to_thread(
-                    _put_aside, self._journal.directory / REFUSED_NAME, records[0]
+                    _move_aside, self._journal.directory / REFUSED_NAME, records[0]
                 )
                 self.refused += 1
-                log.error(
-                    "the ledger refused a usage record, it is kept in %s: %s", REFUSED_NAME, e
-                )
+                log.error("ledger refused a usage record, moved to %s: %s", REFUSED_NAME, e)
                 return
             middle = len(records) // 2
             await self._send(records[:middle])
             await self._send(records[middle:])
 
 
-def _put_aside(path: Path, record: bytes) -> None:
+def _move_aside(path: Path, record: bytes) -> None:
     with path.open("ab") as f:
         f.write(record + b"\n")
         f.flush()

@@ -1,4 +1,4 @@
-"""Usage records as JSON text, fast: what is the same for all calls of a (key, method, instance) is
+"""Formats usage records as JSON text. The part that all calls of a (key, method, instance) share is
 formatted once."""
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from pilotlight.spec import canonical_json
 
 CALL = "CALL"
 CPU = "CPU"
-"""CPU time that an instance used while no call ran on it."""
+"""CPU time that an instance used while it ran no call."""
 SHADOW = "SHADOW"
-"""The copy of a call: it costs nothing."""
+"""The mirrored copy of a call, which costs nothing."""
 PICO = 10**12
-"""Picounits of one unit: costs are kept to them (pricing.COST_QUANTUM)."""
+"""Picounits per unit of currency: the precision of costs (pricing.COST_QUANTUM)."""
 MAX_MAGNITUDE = 15
-"""Power of ten beyond which a number is no amount of money, but a mistake or an attack on our
+"""Largest accepted power of ten of an amount. A larger number is a mistake or an attempt to exhaust
 memory."""
 _PREC = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageSubject:
-    """Whose use is recorded: the fields of a UsageRecord that an instance, a key, a method and a
-    foreign caller fix."""
+    """Identifies whose usage is recorded: the UsageRecord fields that an instance, a key, a method
+    and a caller of another tenant determine."""
 
     tenant: str
     environment: str
@@ -43,11 +43,11 @@ class UsageSubject:
 
 
 class UsageTemplate:
-    """Formats the records of one subject. Immutable but for `segment` and `number`, where the
-    journal notes its own copy.
+    """Formats the records of one subject. Immutable except for `segment` and `number`, in which the
+    journal records where it wrote the template.
 
-    `kind` other than CALL gives the records of spans: their rate is that of their kind, no call is
-    priced, and nothing is rounded up. Those of SHADOW cost nothing."""
+    A `kind` other than CALL formats records of time spans: they use the rate of their kind, have no
+    price per request, and are not rounded up. Records of kind SHADOW cost nothing."""
 
     __slots__ = (
         "_half",
@@ -100,17 +100,17 @@ class UsageTemplate:
 
     @property
     def minimum_ms(self) -> int:
-        """What a call is billed for at least."""
+        """Minimum billed time of a call."""
         return self._rates.minimum_ms
 
     @property
     def rounding_ms(self) -> int:
-        """The step of what it is billed for."""
+        """Step to which the billed time of a call is rounded up."""
         return self._rates.rounding_ms
 
     def picos(self, billed_ns: int, tokens_in: int = 0, tokens_out: int = 0) -> int:
-        """Price in picounits, half to even, as `pricing.cost_of` has it; in integers, which is four
-        times as fast."""
+        """Price in picounits, rounded half to even like `pricing.cost_of`. Integer arithmetic,
+        which is four times as fast."""
         if self._is_stepped:
             billed_ns = billable_ns(billed_ns, self._rates)
         amount = self._per_ns * billed_ns + self._per_request
@@ -119,7 +119,7 @@ class UsageTemplate:
         return self._rounded(amount)
 
     def idle_picos(self, billed_ns: int) -> int:
-        """Price of an attempt in which nothing ran (`pricing.BUSY`): its time alone."""
+        """Price of an attempt in which nothing ran (`pricing.BUSY`): only its time."""
         return self._rounded(self._per_ns * billed_ns)
 
     def _rounded(self, amount: int) -> int:
@@ -153,11 +153,10 @@ class UsageTemplate:
         bytes_out: int = 0,
         mark: str = "",
     ) -> bytes:
-        """A whole UsageRecord as one line of JSON (no newline). `started_ns` is wall time;
-        `outcome` and `start_kind` are our own words.
+        """Format a complete UsageRecord as one line of JSON (no newline). `started_ns` is wall
+        time; `outcome` and `start_kind` are trusted constants and are not escaped.
 
-        `mark`: what few records say (`marked`).
-        """
+        `mark`: rarely used fields, formatted by `marked`."""
         started_us = str((started_ns + 500) // 1000).zfill(7)  # a third of what `:.6f` takes
         return (
             f'{self._prefix},"id":{quoted(id)},"call":{quoted(call)},"attempt":{attempt},"start_kind":"{start_kind}",'
@@ -168,14 +167,14 @@ class UsageTemplate:
 
 
 def marked(**fields: str) -> str:
-    """Fields of a record that few records have, as JSON members that each begin with a comma; those
-    that are "" are left out."""
+    """Format rarely used record fields as JSON members, each with a leading comma. Empty values are
+    left out."""
     return "".join(f',"{name}":{quoted(value)}' for name, value in fields.items() if value)
 
 
 def marked_tokens(*, cached: int, finish: str, first_token_ms: int) -> str:
-    """The same of a language model's call: tokens of its prompt that were there already, why it
-    ended, when it began to answer."""
+    """Like `marked`, for the call of a language model: cached prompt tokens, finish reason, and
+    time to first token."""
     mark = marked(finish=finish)
     if cached:
         mark += f',"tokens_cached":{cached}'
@@ -183,7 +182,7 @@ def marked_tokens(*, cached: int, finish: str, first_token_ms: int) -> str:
 
 
 def cost_text(picos: int) -> str:
-    """Picounits as decimal text in whole units, every digit written."""
+    """Format picounits as decimal text in whole units, with all 12 decimal places."""
     if picos < 0:
         return "-" + cost_text(-picos)
     whole, part = divmod(picos, PICO)
@@ -191,8 +190,8 @@ def cost_text(picos: int) -> str:
 
 
 def as_picos(text: str) -> int:
-    """Decimal text in whole units as picounits. Raises ValueError when it is no finite decimal;
-    digits beyond picounits are cut off."""
+    """Parse decimal text in whole units as picounits. Digits beyond picounits are truncated. Raises
+    ValueError when it is not a finite decimal."""
     try:
         value = Decimal(text)
     except (InvalidOperation, TypeError) as e:
@@ -204,8 +203,8 @@ def as_picos(text: str) -> int:
 
 
 def _as_integers(prices: tuple[Decimal, ...]) -> tuple[list[int], int]:
-    """All prices as whole multiples of one power of ten, and how many of it make a picounit.
-    Exact."""
+    """Express all prices as integers of one power of ten, and return how many of it make a
+    picounit. Exact."""
     exponent = max(12, *(-int(price.as_tuple().exponent) for price in prices))
     with localcontext(prec=_PREC):
         return [int(price.scaleb(exponent)) for price in prices], 10 ** (exponent - 12)

@@ -1,2 +1,2 @@
-"""What finished calls looked like: counted on the hot path, posted to the controller each second
+"""Statistics of finished calls: counted on the hot path, sent to the controller each second
 (`pilotlight.observations`)."""

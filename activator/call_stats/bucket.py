@@ -1,10 +1,10 @@
-"""Counts of one revision and arm between two posts: plain numbers and lists, because every call
+"""Counters of one revision and arm between two posts: plain numbers and lists, because every call
 adds to them.
 
-A finished call is in exactly one of `answered`, `failed`, `refused` and `cancelled`. Of those
-answered, a degraded one is in no clock; each other one is in exactly one of the clocks `cold` (it
-waited for a start), `first_byte` (it streamed) and `warm`, so that no call spends two of the
-budgets that are read from these clocks."""
+A finished call is in exactly one of `answered`, `failed`, `refused` and `cancelled`. Of the
+answered ones, a degraded one is in no clock; each other one is in exactly one of the clocks `cold`
+(it waited for a start), `first_byte` (it streamed) and `warm`, so that no call counts against two
+of the budgets that use these clocks."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from pilotlight.observations import GROWTH, Observation, bucket_of
 from pilotlight.policies import STAGES, Objectives
 
 MAX_BUCKET = bucket_of(7 * 86_400_000)
-"""Of the longest call that there may be; whatever seems longer is in it."""
+"""Bucket of the longest possible call; longer ones are in it, too."""
 BOUNDS = tuple(GROWTH**bucket for bucket in range(MAX_BUCKET))
 """Upper ends of the latency buckets, in milliseconds: `bisect_left(BOUNDS, ms)` is `bucket_of(ms)`
 at a third of its cost."""
 AT_ONCE_MS = 1.0
-"""A call that got to its worker within this had each stage before it in bucket 0: counted as a
-whole, not stage by stage."""
+"""A call that reached its worker within this time had each earlier stage in bucket 0: it is counted
+once, not stage by stage."""
 _BEFORE = ("route", "admit", "queue")
 _WHY = frozenset({"raised", "invalid", "crashed", "late"})
 
 
 class StatsBucket:
-    """Counts of one revision and arm. Owner: the event loop."""
+    """Counters of one revision and arm. Owner: the event loop."""
 
     __slots__ = (
         "answered",
@@ -92,25 +92,25 @@ class StatsBucket:
         )
 
     def clock(self, name: str, ms: float) -> None:
-        """One more call that took so long by this clock."""
+        """Add a call to a clock."""
         buckets = self.clocks.setdefault(name, {})
         bucket = bisect_left(BOUNDS, ms)
         buckets[bucket] = buckets.get(bucket, 0) + 1
 
     def add(self, name: str, counts: Mapping[int, int]) -> None:
-        """Several at once, by bucket."""
+        """Add several calls, by bucket."""
         _add(self.clocks, name, counts)
 
     def stages(self, stages_ms: Mapping[str, float]) -> None:
-        """How long an answered call was in each stage, and which of them it overran."""
+        """Add the stages of an answered call, and count the ones over their budget."""
         for stage, ms in stages_ms.items():
             self.clock(stage, ms)
             if ms > self.budgets_ms[stage]:
                 self.overruns[stage] = self.overruns.get(stage, 0) + 1
 
     def failure(self, why: str) -> None:
-        """A call that the platform or the function did not manage: `raised`, `invalid`, `crashed`,
-        `late`, or for another reason."""
+        """Count a call that failed in the platform or the function: `raised`, `invalid`, `crashed`,
+        `late`, or another reason."""
         self.failed += 1
         if why in _WHY:
             setattr(self, why, getattr(self, why) + 1)
@@ -118,7 +118,7 @@ class StatsBucket:
     def to_observation(
         self, *, tenant: str, function_id: str, revision: str, arm: str, minute: int
     ) -> Observation:
-        """What was counted."""
+        """The counts as an observation."""
         latency = {name: dict(buckets) for name, buckets in self.clocks.items()}
         for name, counts in (("warm", self.warm), ("exec", self.exec)):
             _add(latency, name, {bucket: count for bucket, count in enumerate(counts) if count})

@@ -1,8 +1,8 @@
-"""Indicators of objectives for Prometheus: calls that count and bad ones by function, and which
-share may be bad.
+"""Service level indicators for Prometheus: relevant and bad calls by function, and the allowed
+share of bad ones.
 
-The rules in deploy/monitoring compute burn rates from them: the numbers are those that the
-controller judges by."""
+The rules in deploy/monitoring compute burn rates from them. The controller uses the same
+numbers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ Key = tuple[tuple[str, ...], Sli]
 
 
 class Indicators(Collector):
-    """Sums since the start. Owner: the event loop; the metrics thread may see one a second late."""
+    """Sums since the start. Owner: the event loop; the metrics thread may read them a second
+    late."""
 
     def __init__(self, functions: LabelLimiter) -> None:
         self._functions = functions
@@ -31,8 +32,8 @@ class Indicators(Collector):
         return f"<Indicators {len(self._sums)}>"
 
     def add(self, target: CallTarget, observation: Observation) -> None:
-        """Count what was observed of a revision; functions beyond those that have series of their
-        own are left out."""
+        """Add an observation of a revision. Functions without a series of their own are left
+        out."""
         labels = self._functions.of(target.tenant, target.app, target.function)
         if labels[0] == OTHER or observation.arm == SHADOW_ARM:
             return

@@ -1,7 +1,6 @@
-"""Counts every finished call into tallies, one for each revision and arm, and hands them over as
-observations.
+"""Counts every finished call, by revision and arm, and returns the counts as observations.
 
-The hot path is `answered_warm`: a dictionary look-up, two bisections and some additions. Owner: the
+The hot path is `answered_warm`: a dictionary lookup, two bisections and some additions. Owner: the
 event loop."""
 
 from __future__ import annotations
@@ -21,15 +20,16 @@ if TYPE_CHECKING:
     from activator.routing.call_target import CallTarget
 
 _OWN_WORDS = (501, 503)
-"""Statuses by which a function may say on purpose that it does not do something, or not now."""
+"""Statuses by which a function may deliberately report that it does not do something, or not
+now."""
 _CLIENT_LEFT = 499
 _BY_STATUS = {502: "crashed", 504: "late"}
-"""What the status of an attempt says that has no word of its worker's."""
+"""The outcome by the status of an attempt, if its worker reported none."""
 
 
 class CallStats:
-    """What was counted since the last `take`; `on_taken` is told each observation with whose it
-    is."""
+    """The counts since the last `take`; `on_taken` is called with the target and observation of
+    each."""
 
     def __init__(self, on_taken: Callable[[CallTarget, Observation], None] | None = None) -> None:
         self._on_taken = on_taken
@@ -42,7 +42,8 @@ class CallStats:
     def answered_warm(
         self, call: Call, arm: str, *, ended_ns: int, dispatched_ns: int, picos: int
     ) -> None:
-        """A call that waited for nothing was answered whole, well, and by its own function."""
+        """Count a call that did not wait and was answered completely and successfully by its own
+        function."""
         target = call.target
         tally = (self._plain.get(target) if not arm else None) or self._tally(target, arm)
         exec_ms = (ended_ns - dispatched_ns) / 1e6
@@ -75,15 +76,16 @@ class CallStats:
         completed: bool = True,
         is_awaited: bool = True,
     ) -> None:
-        """A call got a worker's answer.
+        """Count a call that a worker answered.
 
         Args:
-            status: of the answer, 499 where its caller left meanwhile. outcome: the worker's own
-            word (HEADER_OUTCOME); "" where there is none. first_byte_ms: of a stream: milliseconds
-            from the call's beginning to its first bytes; 0: none came. completed: of a stream: it
-            ended by itself. is_awaited: False where how long it took matters to no clock of this
-            function: a submitted call, one in another's place.
-        """
+            status: of the answer, 499 if its caller left meanwhile.
+            outcome: the worker's own outcome (HEADER_OUTCOME); "" if there is none.
+            first_byte_ms: of a stream: milliseconds from the call's beginning to its first bytes;
+                0: none came.
+            completed: of a stream: it ended by itself.
+            is_awaited: False if its duration counts for no clock of this function: a submitted
+                call, or a call in place of another's."""
         tally = self._tally(call.target, arm)
         tally.records += 1
         tally.cost_picos += picos
@@ -111,8 +113,7 @@ class CallStats:
         tally.stages({**_before(call, dispatched_ns), "exec": exec_ms})
 
     def degraded(self, target: CallTarget, status: int = 200, *, arm: str = "") -> None:
-        """A call of `target` was answered in its place: by a variant, or by a rung of its fallback
-        ladder."""
+        """Count a call of `target` that was answered by a variant, or by its fallback ladder."""
         tally = self._tally(target, arm)
         if status >= 400:
             _turn_away(tally, status, "")
@@ -128,7 +129,7 @@ class CallStats:
         *,
         arm: str = "",
     ) -> None:
-        """A call ended without a worker's answer; 499: its caller left."""
+        """Count a call that ended without a worker's answer; 499: its caller left."""
         why = (
             "crashed"
             if isinstance(error, WorkerCrashed)
@@ -139,24 +140,24 @@ class CallStats:
         _turn_away(self._tally(target, arm), status, why)
 
     def started(self, target: CallTarget, *, ok: bool) -> None:
-        """A start ended."""
+        """Count a start that has ended."""
         tally = self._tally(target, "")
         tally.starts += 1
         tally.starts_failed += not ok
 
     def lost(self, target: CallTarget, reason: str) -> None:
-        """An instance ended unasked, for this reason."""
+        """Count an instance that ended unexpectedly, for this reason."""
         if reason == "out_of_memory":
             self._tally(target, "").out_of_memory += 1
 
     def cache_used(self, target: CallTarget, share: float) -> None:
-        """An engine was looked at, and had this share (0 to 1) of its cache in use."""
+        """Record the share (0 to 1) of an engine's cache in use at a scrape."""
         self._tally(target, "").add("kv", {round(min(1.0, max(0.0, share)) * 100): 1})
 
     def shadowed(
         self, target: CallTarget, *, status: int, exec_ms: float, matched: bool | None
     ) -> None:
-        """A copy was answered by a shadow; `matched` None: nothing to compare."""
+        """Count a mirrored call that was answered; `matched` None: there was nothing to compare."""
         tally = self._tally(target, SHADOW_ARM)
         tally.exec_ms += exec_ms
         if status >= 400:
@@ -169,11 +170,11 @@ class CallStats:
             tally.matched += matched
 
     def skipped(self, target: CallTarget) -> None:
-        """A copy for a shadow was not made."""
+        """Count a call that was not mirrored."""
         self._tally(target, SHADOW_ARM).skipped += 1
 
     def take(self, minute: int) -> list[Observation]:
-        """All that was counted since the last time, as of this minute."""
+        """Return and reset the counts since the last call of this method, as of this minute."""
         plain, self._plain = self._plain, {}
         armed, self._armed = self._armed, {}
         found = [(target, "", tally) for target, tally in plain.items()]
@@ -209,7 +210,7 @@ class CallStats:
 
 
 def _count_tokens(tally: StatsBucket, use: TokenReservation, *, is_cold: bool) -> None:
-    """What a language model's call took, however it ended."""
+    """Add the tokens of a language model's call, however it ended."""
     tally.tokens_in += use.tokens_in
     tally.tokens_out += use.tokens_out
     tally.tokens_cached += use.tokens_cached
@@ -228,8 +229,8 @@ def _turn_away(tally: StatsBucket, status: int, why: str, *, is_own_word: bool =
 
 
 def _before(call: Call, dispatched_ns: int) -> dict[str, float]:
-    """The stages of a call up to its worker, in milliseconds: what was spent neither on a start nor
-    before its admission is the queue's."""
+    """The stages of a call before its worker, in milliseconds. Time that was not spent on a start,
+    nor before admission, counts as queued."""
     stages = stages_of(
         route_ms=(call.routed_ns - call.began_ns) / 1e6,
         admit_ms=(call.received_ns - call.routed_ns) / 1e6,

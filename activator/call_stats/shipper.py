@@ -1,9 +1,9 @@
-"""Brings observations to the controller: each second, in numbered batches, so that one that is sent
-twice counts once.
+"""Sends observations to the controller: each second, in numbered batches, so that duplicates count
+once.
 
-While the controller is away what was counted is added up here, by minute, for up to `KEPT_MINUTES`;
-a batch whose answer never came is sent again as it was, under its number. Not money: what the last
-second of a killed process counted is lost."""
+While the controller is unreachable the counts are summed here, by minute, for up to `KEPT_MINUTES`;
+a batch without an answer is sent again unchanged, under its number. This is not billing data: the
+last second of a killed process is lost."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ log = logging.getLogger(__name__)
 
 EVERY_S = 1.0
 KEPT_MINUTES = 15
-"""A controller that was away for longer has missed alarms anyway, and a minute of a thousand
+"""A controller that was unreachable for longer has missed alarms anyway, and a minute of a thousand
 functions is megabytes."""
 BATCH = 1000
-"""Observations of a post, a megabyte or so."""
+"""Maximum observations of a post, about a megabyte."""
 MAX_KEPT = 50_000
-"""Observations in memory altogether."""
+"""Maximum observations in memory."""
 RETRY_S = (1.0, 2.0, 5.0)
 Key = tuple[str, str, str, str, int]
 
 
 class StatsSink(Protocol):
-    """Where observations go."""
+    """Destination of observations."""
 
     async def take(self, body: dict[str, Any]) -> bool:
-        """Count them; False where they were counted before. Raises httpx.HTTPError when they did
-        not arrive, or were not understood."""
+        """Store a batch; returns False if it was stored before. Raises httpx.HTTPError if it did
+        not arrive, or is invalid."""
         ...
 
     async def aclose(self) -> None:
@@ -50,7 +50,7 @@ class StatsSink(Protocol):
 
 
 class ControllerReceiver:
-    """The controller, wherever it is."""
+    """The controller's endpoint."""
 
     def __init__(self, *, controller: Address, token: str) -> None:
         self._client = httpx.AsyncClient(
@@ -62,19 +62,19 @@ class ControllerReceiver:
         )
 
     async def take(self, body: dict[str, Any]) -> bool:
-        """See Receiver."""
+        """Send a batch to the controller."""
         response = await self._client.post(OBSERVATIONS_PATH, json=body)
         response.raise_for_status()
         return bool(response.json()["accepted"])
 
     async def aclose(self) -> None:
-        """See Receiver."""
+        """Close the connections."""
         await self._client.aclose()
 
 
 class PendingStats:
-    """Observations that were not posted yet, added up by revision, arm and minute; the oldest
-    minutes go first when there are too many."""
+    """Observations that were not posted yet, summed by revision, arm and minute. The oldest minutes
+    are dropped if there are too many."""
 
     def __init__(self) -> None:
         self._by_key: dict[Key, Observation] = {}
@@ -83,7 +83,7 @@ class PendingStats:
         return len(self._by_key)
 
     def add(self, observations: Iterable[Observation]) -> None:
-        """Keep them."""
+        """Add observations."""
         for one in observations:
             key = (one.tenant, one.function_id, one.revision, one.arm, one.minute)
             known = self._by_key.get(key)
@@ -93,8 +93,8 @@ class PendingStats:
                 add_to(known, one)
 
     def forget(self, *, before: int) -> int:
-        """Let go of minutes before `before`, and of the oldest beyond MAX_KEPT; returns how many
-        observations that were."""
+        """Drop minutes before `before`, and the oldest observations beyond MAX_KEPT. Returns the
+        number of dropped observations."""
         old = [key for key in self._by_key if key[-1] < before]
         if (beyond := len(self._by_key) - len(old) - MAX_KEPT) > 0:
             old += sorted(
@@ -105,13 +105,14 @@ class PendingStats:
         return len(old)
 
     def take(self, limit: int) -> list[Observation]:
-        """The oldest ones, which are kept no longer."""
+        """Remove and return the oldest observations."""
         keys = sorted(self._by_key, key=lambda key: key[-1])[:limit]
         return [self._by_key.pop(key) for key in keys]
 
 
 class StatsShipper:
-    """The task that posts. `run()` until cancelled; `flush()` once at the end."""
+    """The task that posts statistics. Run `run()` until cancelled, call `aclose()` once at the
+    end."""
 
     def __init__(
         self,
@@ -155,29 +156,30 @@ class StatsShipper:
             await self.post()
 
     def _until_next_s(self) -> float:
-        """To the next whole second of the clock, so that a minute's last calls are that
-        minute's."""
+        """Time to the next whole second of the clock, so that a minute's last calls count for that
+        minute."""
         return self._every_s - self._clock() % self._every_s
 
     def count(self) -> None:
-        """Keep what was counted since the last time as of the minute in which that began, and
-        forget what is too old."""
+        """Store the counts since the last time for the minute in which that began, and drop old
+        ones."""
         now = self._clock()
         since, self._counted_since = self._counted_since, now
         self._kept.add(self._observer.take(int(min(since, now) // 60)))
         oldest = int(now // 60) - KEPT_MINUTES
         lost = self._kept.forget(before=oldest)
-        # if it arrived after all, the rest of it is not taken either
+        # if it arrived nevertheless, the rest of it is not stored either
         lost += sum(one.minute < oldest for one in self._sent)
         self._sent = [one for one in self._sent if one.minute >= oldest]
         if lost:
             self.lost += lost
             log.error(
-                "event=observations_lost count=%d: the controller has been away for too long", lost
+                "event=observations_lost count=%d: the controller was unreachable for too long",
+                lost,
             )
 
     async def post(self) -> None:
-        """Post what is kept, until there is nothing left or a post fails."""
+        """Post the stored observations, until none is left or a post fails."""
         while self._sent or self._kept:
             if not self._sent:
                 self._sent = self._kept.take(BATCH)
@@ -196,7 +198,7 @@ class StatsShipper:
         try:
             await self._receiver.take(body)
         except httpx.HTTPStatusError as e:
-            if e.response.status_code < 500:  # it will never be understood: the next one may
+            if e.response.status_code < 500:  # a retry cannot succeed, but the next batch may
                 log.error(
                     "event=observations_refused count=%d status=%d",
                     len(self._sent),
@@ -219,7 +221,7 @@ class StatsShipper:
         return False
 
     async def aclose(self) -> None:
-        """Post what there is, once, and close the connection."""
+        """Post the remaining observations once, and close the connections."""
         self.count()
         await self.post()
         await self._receiver.aclose()

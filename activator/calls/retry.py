@@ -92,7 +92,7 @@ class RetryExecutor:
             return None
         if call.admission is not None:
             try:
-                await call.admission.again()
+                await call.admission.count_retry()
             except (errors.OverQuota, errors.Unavailable):
                 return None  # the caller gets the failure, not the reason why it cannot be retried
         return wait_s

@@ -239,7 +239,7 @@ class CallRunner:
         """Count another attempt as a request of its quotas; not after "busy", because nothing ran.
         Raises OverQuota, Unavailable."""
         if call.admission is not None:
-            await call.admission.again()
+            await call.admission.count_retry()
 
     async def _forward(self, call: Call, reservation: Reservation) -> Exchange:
         instance = reservation.instance

@@ -1,2 +1,2 @@
-"""Who goes first when there is not enough for all: the order of those who wait, who is shed, and
-whose idle instances make room."""
+"""Fair sharing of scarce capacity: the order of waiting calls and starts, load shedding, and
+preemption of idle instances."""

@@ -1,14 +1,14 @@
-"""The order of those who wait. Pure; every operation is O(1) in the number that wait.
+"""A fair queue. Pure; every operation is O(1) in the number of entries.
 
-Strict by priority. Within one priority tenants take turns by deficit round robin (Shreedhar &
+Priorities are strict. Within one priority, tenants are served by deficit round robin (Shreedhar &
 Varghese, "Efficient Fair Queuing using Deficit Round Robin", SIGCOMM 1995; ToN 4(3), 1996): at its
 turn a tenant is credited its weight times the largest cost seen, and is served while its credit
-covers the cost of its first. A tenant that has nothing left loses its credit. Within one tenant:
-first in, first out. A tenant of which nothing waited has its first turn before those that wait
-already (as new flows have in FQ-CoDel, RFC 8290 §4.2), and is one of them afterwards, also when it
-has nothing left meanwhile. So a tenant that waits with a thousand calls delays another's one call
-by what is being handed out in that moment, and one that always has some waiting by the part of a
-turn that its weight is."""
+covers the cost of its first entry. A tenant with no entries left loses its credit. Within one
+tenant the order is first in, first out. A tenant that had no entries gets its first turn before the
+waiting tenants (like new flows in FQ-CoDel, RFC 8290 §4.2), and is one of them afterwards, even if
+it runs empty meanwhile. So a tenant with a thousand waiting calls delays another's single call only
+by what is being served at that time, and a tenant that always waits gets the share of a round that
+its weight gives it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class Entry(Generic[T]):
-    """Somebody's place in a FairQueue; compared by identity."""
+    """An entry of a FairQueue, compared by identity."""
 
     __slots__ = ("cost", "item", "rank")
 
@@ -34,11 +34,11 @@ class Entry(Generic[T]):
         self.cost = cost
 
     def __repr__(self) -> str:
-        return f"<Place {self.rank.priority} {self.rank.tenant or '-'} {self.item!r}>"
+        return f"<Entry {self.rank.priority} {self.rank.tenant or '-'} {self.item!r}>"
 
 
 class _Flow(Generic[T]):
-    """One tenant's places within one priority, oldest first, and its credit."""
+    """One tenant's entries within one priority, oldest first, and its credit."""
 
     __slots__ = ("credit", "is_at_turn", "places", "weight")
 
@@ -50,13 +50,13 @@ class _Flow(Generic[T]):
 
 
 class _Ring(Generic[T]):
-    """The flows of one priority: those that just came, then the others in the order of their turns.
+    """The flows of one priority: new ones first, then the others in the order of their turns.
 
     Attributes:
-        fresh: had nothing waiting, and no turn since. flows: the others. One that has nothing left
-        after its turn as a fresh one rests here until it would be at turn again. waiting: places in
-        all of them.
-    """
+        fresh: flows that had no entries, and no turn since.
+        flows: the others. A flow that is empty after its turn as a fresh one stays here until its
+            next turn would come.
+        waiting: number of entries in all flows."""
 
     __slots__ = ("flows", "fresh", "quantum", "waiting")
 
@@ -70,7 +70,7 @@ class _Ring(Generic[T]):
         if not self.waiting:
             self.flows.clear()
             self.quantum = 0.0
-        # so that one turn always suffices for one item: O(1)
+        # so that one turn always suffices for one entry: O(1)
         self.quantum = max(self.quantum, place.cost)
         tenant = place.rank.tenant
         flow = self.flows.get(tenant) or self.fresh.get(tenant)
@@ -133,28 +133,28 @@ class _Ring(Generic[T]):
         self.waiting -= 1
         if not flow.places:
             flow.credit = 0.0
-        # else its turn is over
+        # otherwise its turn is over
         flow.is_at_turn = bool(flow.places) and flow.credit >= next(iter(flow.places)).cost
 
     def first(self) -> Entry[T] | None:
-        """The first of one of them."""
+        """The first entry of one of the flows."""
         for flow in chain(self.fresh.values(), self.flows.values()):
             if flow.places:
                 return next(iter(flow.places))
         return None
 
 
-def _anybody(_item: object) -> bool:
+def _any_item(_item: object) -> bool:
     return True
 
 
 class FairQueue(Generic[T]):
-    """See the module. Owner: one event loop; it never awaits.
+    """A queue with strict priorities and fair turns of tenants. Owner: one event loop; it never
+    awaits.
 
     Attributes:
-        places: of all who wait, in the order of arrival. To read: who asks for each call whether
-        anybody waits need not call `len`.
-    """
+        places: all entries in the order of arrival, read-only. Testing it is faster than `len` on
+            the path of each call."""
 
     def __init__(self) -> None:
         self._rings: dict[Priority, _Ring[T]] = {
@@ -166,7 +166,7 @@ class FairQueue(Generic[T]):
         return len(self.places)
 
     def __iter__(self) -> Iterator[T]:
-        """In the order of arrival."""
+        """Iterate in the order of arrival."""
         return (place.item for place in self.places)
 
     def __repr__(self) -> str:
@@ -178,19 +178,19 @@ class FairQueue(Generic[T]):
     def push(
         self, item: T, rank: QueuePriority, *, cost: float = 1.0, is_first: bool = False
     ) -> Entry[T]:
-        """At the end of its tenant's line, or at its head. `cost` > 0: what it takes of what is
-        handed out, in any unit."""
+        """Add an entry at the end of its tenant's flow, or at its head. `cost` > 0: the amount of
+        the shared resource that it needs, in any unit."""
         place = Entry(item, rank, cost)
         self._rings[rank.priority].push(place, is_first=is_first)
         self.places[place] = None
         return place
 
-    def pop(self, is_wanted: Callable[[T], bool] = _anybody) -> T | None:
-        """Take out whose turn it is; None when nobody waits.
+    def pop(self, is_wanted: Callable[[T], bool] = _any_item) -> T | None:
+        """Remove and return the item whose turn it is; None when the queue is empty.
 
-        `is_wanted`: asked about the first of each tenant; a tenant whose first is not wanted is
-        passed over, and keeps its credit. Only then the time is linear in the number of tenants.
-        """
+        `is_wanted`: called with the first item of each tenant. A tenant whose first item is not
+        wanted is skipped, and keeps its credit. Only then the time is linear in the number of
+        tenants."""
         for ring in self._rings.values():
             place = ring.pop(is_wanted) if ring.waiting else None
             if place is not None:
@@ -199,18 +199,18 @@ class FairQueue(Generic[T]):
         return None
 
     def remove(self, place: Entry[T]) -> bool:
-        """Give up a place; False when it was handed out before."""
+        """Remove an entry. Returns False when it is not in the queue."""
         if place not in self.places:
             return False
         del self.places[place]
         return self._rings[place.rank.priority].remove(place)
 
     def oldest(self) -> T | None:
-        """Who waits longest."""
+        """The item that waits longest."""
         return next(iter(self.places)).item if self.places else None
 
     def first(self) -> T | None:
-        """One of those with the highest priority, without taking it out; not necessarily the one
+        """An item with the highest priority, which stays in the queue; not necessarily the one
         whose turn it is."""
         for ring in self._rings.values():
             if ring.waiting and (place := ring.first()) is not None:

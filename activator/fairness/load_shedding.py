@@ -1,12 +1,13 @@
-"""Which waiting call gives its place when there are no more places: a pure choice over an index of
-all that wait.
+"""Chooses which waiting call is shed when the queue is full: a pure choice over an index of all
+waiting calls.
 
 Places are shared by weight: a tenant's share of `limit` places is its weight over the weights of
-all tenants that wait, at least one. Who goes first: batch calls (of tenants over their share before
-others'), then standard calls of tenants over their share, then their realtime ones, then standard
-calls, realtime ones last. An arriving call takes the place of the newest of those that go first, if
-they go strictly before itself; otherwise it is turned away. So a tenant never sheds its own calls
-for equal ones, and one within its share never loses a place to one that is over."""
+all waiting tenants, at least one place. Order of shedding: batch calls (of tenants over their share
+before others), then standard calls of tenants over their share, then their realtime ones, then
+standard calls, realtime ones last. An arriving call replaces the newest call of the first class in
+this order, if that class comes strictly before its own; otherwise it is rejected. So a tenant never
+sheds its own calls for equal ones, and a tenant within its share never loses a place to one over
+its share."""
 
 from __future__ import annotations
 
@@ -27,22 +28,23 @@ _LEVELS = {
 
 
 def level(priority: Priority, *, is_over: bool) -> int:
-    """Who goes first: the lower. `is_over`: its tenant has more places than its share."""
+    """Shedding order: the lowest level is shed first. `is_over`: its tenant has more places than
+    its share."""
     return _LEVELS[priority, is_over]
 
 
 class Prioritized(Protocol):
-    """Anything with a rank; told apart by identity."""
+    """An object with a rank, compared by identity."""
 
     @property
     def rank(self) -> QueuePriority:
-        """Its place in the order."""
+        """Its rank in the queue."""
         ...
 
 
 class SheddingIndex:
-    """All that wait, by tenant and priority. Owner: the event loop; adding and removing is O(1), a
-    choice O(tenants that wait)."""
+    """All waiting calls, by tenant and priority. Owner: the event loop. Adding and removing is
+    O(1), a choice O(waiting tenants)."""
 
     def __init__(self) -> None:
         self._lines: dict[str, dict[Priority, OrderedDict[Prioritized, None]]] = {}
@@ -60,7 +62,7 @@ class SheddingIndex:
         return f"<SheddingIndex {len(self)} of {len(self._sizes)} tenants>"
 
     def add(self, waiting: Prioritized) -> None:
-        """One more waits."""
+        """Add a waiting call."""
         rank = waiting.rank
         self._lines.setdefault(rank.tenant, {}).setdefault(rank.priority, OrderedDict())[
             waiting
@@ -70,7 +72,7 @@ class SheddingIndex:
         self._weights[rank.tenant] = rank.weight
 
     def remove(self, waiting: Prioritized) -> bool:
-        """It waits no more; False when it was not here."""
+        """Remove a call. Returns False when it is not in the index."""
         if waiting not in self:
             return False
         tenant, priority = waiting.rank.tenant, waiting.rank.priority
@@ -85,12 +87,12 @@ class SheddingIndex:
         return True
 
     def of_tenant(self, tenant: str) -> int:
-        """How many of one tenant wait."""
+        """Number of waiting calls of one tenant."""
         return self._sizes[tenant]
 
     def counts(self) -> dict[tuple[str, str], int]:
-        """How many wait, by tenant and priority. May be asked from another thread, which sees each
-        line as it is in that moment."""
+        """Number of waiting calls by tenant and priority. May be called from another thread, which
+        may see the queues at slightly different times."""
         lines = [
             (tenant, priority, line)
             for tenant, found in list(self._lines.items())
@@ -99,8 +101,8 @@ class SheddingIndex:
         return {(tenant, priority.value): len(line) for tenant, priority, line in lines}
 
     def victim(self, arriving: QueuePriority, limit: int) -> Prioritized | None:
-        """Who gives its place to `arriving` when `limit` places are taken; None: `arriving` goes
-        away itself."""
+        """The waiting call to replace by `arriving` when all `limit` places are taken; None:
+        `arriving` is rejected."""
         total = self._weight if arriving.tenant in self._weights else self._weight + arriving.weight
         per_weight = limit / max(1, total)
         own_share = max(1.0, arriving.weight * per_weight)

@@ -1,15 +1,15 @@
-"""Room on the node: starts that it has no memory for wait for it in a fair order, and idle
-instances are given up for them.
+"""Memory on the node: starts that do not fit wait for it in a fair order, and idle instances are
+released for them.
 
-The node agent decides what fits, because it alone knows all claims. Until it refuses one nobody
-waits here. From then on starts wait in a FairQueue, whose costs are bytes, and go on as room
-becomes free: what the agent said is unclaimed, less what was let through since, plus what has left.
-`preemption` says which instances make room. As what others on the node do is not seen here, the
-first in line asks the agent again every RETRY_S. A refusal of what waiting cannot change (a node
-for other tenants, more than the node has) is no matter of waiting. Where GPUs are lacking, idle
-instances that hold some are given up. A start waits while GPUs are on their way: of instances that
-end, or claimed by what does not take calls (a start, a proof); where instances that work have them
-all, the refusal stands."""
+The node agent decides what fits, because only it knows all claims. No start waits here until the
+agent has refused one. From then on starts wait in a FairQueue, whose costs are bytes, and are
+admitted as memory becomes free: the unclaimed memory that the agent reported, less what was
+admitted since, plus what has been released. `preemption` selects the instances to release. Other
+changes on the node are not visible here, so the first start in the queue asks the agent again every
+RETRY_S. A start does not wait when waiting cannot help (a node for other tenants, more than the
+node has). For missing GPUs, idle instances that hold some are released. A start waits while GPUs
+are becoming free: of instances that are ending, or claimed by something that does not accept calls
+(a start, a snapshot proof). When instances that accept calls have them all, the refusal stands."""
 
 from __future__ import annotations
 
@@ -39,33 +39,33 @@ from snapshotter.errors import NoCapacity
 log = logging.getLogger(__name__)
 
 RETRY_S = 1.0
-"""Between looks while somebody waits: for turns, for callers that left, and for what others on the
-node gave back."""
+"""Interval between checks while starts wait: for turns, for callers that left, and for memory
+released by others on the node."""
 
 
 class NodeCapacity:
-    """See the module. Owner: the event loop; decisions (`look`) do not await.
+    """Admits starts to the node's memory. Owner: the event loop; decisions (`dispatch`) do not
+    await.
 
     Attributes:
-        places: of the starts that wait for room; to read.
-        gpu_pause_s: between two asks for a GPU that is on its way.
-    """
+        places: the starts that wait for memory; read-only.
+        gpu_pause_s: interval between two requests for a GPU that is becoming free."""
 
     def __init__(self, terms: SharePolicy, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._terms = terms
         self._clock = clock
-        self.estate: InstanceInventory = EmptyInventory()
+        self.inventory: InstanceInventory = EmptyInventory()
         self._line: FairQueue[StartRequest] = FairQueue()
         self.places: Mapping[Entry[StartRequest], None] = self._line.places
         self._held: dict[str, tuple[str, int]] = {}
         self._use: Counter[str] = Counter()
-        self._leaving: dict[str, bool] = {}
-        self._leaving_gpus: set[str] = set()
+        self._draining: dict[str, bool] = {}
+        self._draining_gpus: set[str] = set()
         self.gpu_pause_s = RETRY_S
         self._free_bytes = 0
         self._total_bytes = 0
         self._ticks = PeriodicTimer(self.retry, every_s=RETRY_S)
-        self._soon = Debouncer(self.look)
+        self._soon = Debouncer(self.dispatch)
 
     def __repr__(self) -> str:
         return (
@@ -75,75 +75,77 @@ class NodeCapacity:
 
     @property
     def waiting(self) -> int:
-        """Starts that wait for room."""
+        """Number of starts that wait for memory."""
         return len(self._line)
 
-    async def enter(self, ask: StartRequest) -> None:
-        """Before the node is asked: nobody overtakes those who wait. Raises StartCancelled."""
+    async def wait_turn(self, request: StartRequest) -> None:
+        """Wait behind the starts that already wait, before the node is asked. Raises
+        StartCancelled."""
         if not self._line:
-            self._hold(ask.id, ask.target)
+            self._add(request.id, request.target)
             return
-        if not ask.is_needed():
+        if not request.is_needed():
             raise StartCancelled
-        await self._wait(ask)
+        await self._wait(request)
 
     async def wait_for_room(
-        self, ask: StartRequest, refusal: NoCapacity, answer: errors.PilotlightError
+        self, request: StartRequest, refusal: NoCapacity, answer: errors.PilotlightError
     ) -> None:
-        """The node refused: wait until it may be asked again. `answer`: what callers are told at
-        their deadline.
+        """Wait until the node may be asked again after it refused a start. `answer`: the error for
+        callers at their deadline.
 
-        Raises the refusal where waiting is no use, StartCancelled.
-        """
-        self._drop(ask.id)
+        Raises the refusal where waiting cannot help, StartCancelled."""
+        self._drop(request.id)
         detail = refusal.detail
-        if detail.get("resource") == "gpu" and not ask.is_needed():
-            raise StartCancelled  # nobody's instance is given up for it
+        if detail.get("resource") == "gpu" and not request.is_needed():
+            raise StartCancelled  # no instance is released for it
         if detail.get("resource") == "gpu" and (
-            self._give_up_gpus(ask, detail) or self._has_others(detail)
+            self._release_gpus(request, detail) or self._has_others(detail)
         ):
-            ask.obstacle = answer
-            # nothing tells when a GPU's memory is free: the node is asked again
+            request.obstacle = answer
+            # no event reports that a GPU's memory is free: ask the node again
             await asyncio.sleep(self.gpu_pause_s)
-            ask.obstacle = None
-            self._hold(ask.id, ask.target)
+            request.obstacle = None
+            self._add(request.id, request.target)
             return
-        if detail.get("resource") != "memory" or ask.memory_bytes > detail.get("total", 0):
+        if detail.get("resource") != "memory" or request.memory_bytes > detail.get("total", 0):
             raise refusal
         self._total_bytes = int(detail["total"])
         self._free_bytes = self._total_bytes - int(detail["claimed"])
-        if not ask.is_needed():
+        if not request.is_needed():
             raise StartCancelled
-        await self._wait(ask, answer)
+        await self._wait(request, answer)
 
-    async def _wait(self, ask: StartRequest, answer: errors.PilotlightError | None = None) -> None:
-        ask.since = self._clock() if answer is None else min(ask.since, self._clock())
-        ask.obstacle = answer or _no_room(ask)
+    async def _wait(
+        self, request: StartRequest, answer: errors.PilotlightError | None = None
+    ) -> None:
+        request.since = self._clock() if answer is None else min(request.since, self._clock())
+        request.obstacle = answer or _no_room(request)
         self._ticks.begin()
-        await ask.wait_in(
+        await request.wait_in(
             self._line,
-            ask.rank,
-            cost=float(max(1, ask.memory_bytes)),
-            look=self.look_soon,
+            request.rank,
+            cost=float(max(1, request.memory_bytes)),
+            on_queued=self.schedule_dispatch,
             is_first=answer is not None,
         )
 
-    # -- what is held ------------------------------------------------------------------------------
-    def hold(self, instance_id: str, target: CallTarget) -> None:
-        """An instance that was there already (adopted)."""
+    # -- accounting --------------------------------------------------------------------------------
+    def adopt(self, instance_id: str, target: CallTarget) -> None:
+        """Count an instance that existed before (adopted)."""
         if instance_id not in self._held:
-            self._hold(instance_id, target)
+            self._add(instance_id, target)
 
-    def left(self, instance_id: str) -> None:
-        """It is gone, or never came."""
+    def release(self, instance_id: str) -> None:
+        """Stop counting an instance that has ended or failed to start."""
         freed = self._drop(instance_id)
-        self._leaving.pop(instance_id, None)
-        self._leaving_gpus.discard(instance_id)
+        self._draining.pop(instance_id, None)
+        self._draining_gpus.discard(instance_id)
         if freed and self._line:
             self._free_bytes += freed
-            self.look_soon()
+            self.schedule_dispatch()
 
-    def _hold(self, instance_id: str, target: CallTarget) -> None:
+    def _add(self, instance_id: str, target: CallTarget) -> None:
         self._held[instance_id] = target.tenant, target.launch.memory_bytes
         self._use[target.tenant] += target.launch.memory_bytes
 
@@ -155,37 +157,38 @@ class NodeCapacity:
                 del self._use[tenant]
         return held
 
-    # -- handing out -------------------------------------------------------------------------------
-    def look_soon(self, delay_s: float = 0.0) -> None:
-        """Look once for all that happens until then."""
+    # -- admission ---------------------------------------------------------------------------------
+    def schedule_dispatch(self, delay_s: float = 0.0) -> None:
+        """Schedule one check of the waiting starts. Calls in between are merged."""
         if self._line:
-            self._soon.ask(delay_s)
+            self._soon.schedule(delay_s)
 
-    def look(self) -> None:
-        """Let through whoever fits now, in their order, and make room for the others where that is
-        fair."""
+    def dispatch(self) -> None:
+        """Admit the waiting starts that fit now, in order, and make room for the others where that
+        is fair."""
         cancel_unneeded(self._line)
         promised = Counter[str]()
-        for ask in self._line:
-            promised[ask.tenant] += ask.memory_bytes if ask.is_first and ask.is_waiting else 0
+        for request in self._line:
+            promised[request.tenant] += (
+                request.memory_bytes if request.is_first and request.is_waiting else 0
+            )
         while (
             fitting := self._line.pop(
-                lambda ask: not ask.is_waiting or self._lacking(ask, promised) <= 0
+                lambda request: not request.is_waiting or self._shortfall(request, promised) <= 0
             )
         ) is not None:
             promised[fitting.tenant] -= (
                 fitting.memory_bytes if fitting.is_first and fitting.is_waiting else 0
             )
-            self._let_through(fitting)
+            self._admit(fitting)
         self._make_room(promised)
 
     def make_room_for(self, tenant: str, detail: Mapping[str, Any]) -> None:
-        """Another activator's start of this tenant was refused (event `room_wanted`): give up what
-        is idle here, where that is fair.
+        """Release idle instances, where that is fair, for another activator's refused start of this
+        tenant (event `room_wanted`).
 
-        One round at a time: it asks again until it gets on.
-        """
-        if self._leaving:
+        One round at a time: the other activator asks again until its start is admitted."""
+        if self._draining:
             return
         lacking = int(detail["asked"]) - int(detail["free"])
         need = ResourceShortfall(
@@ -203,140 +206,146 @@ class NodeCapacity:
             floors=self._terms.reserved(),
             total_bytes=int(detail["total"]),
         )
-        self._give_up(victims(self.estate.tenures(), need, balance), tenant)
+        self._release_instances(victims(self.inventory.tenures(), need, balance), tenant)
 
-    def _let_through(self, ask: StartRequest) -> None:
-        if ask.is_waiting:
-            self._hold(ask.id, ask.target)
-            self._free_bytes -= ask.memory_bytes
-            ask.go_on()
+    def _admit(self, request: StartRequest) -> None:
+        if request.is_waiting:
+            self._add(request.id, request.target)
+            self._free_bytes -= request.memory_bytes
+            request.admit()
 
-    def _lacking(self, ask: StartRequest, promised: Counter[str]) -> int:
-        """Bytes that have to become free before it fits: beyond what is promised to others, and
-        what is reserved for them."""
-        others = promised.total() - (ask.memory_bytes if ask.is_first else 0)
+    def _shortfall(self, request: StartRequest, promised: Counter[str]) -> int:
+        """Bytes that must become free before the start fits, beyond what is promised to other
+        starts and reserved for other tenants."""
+        others = promised.total() - (request.memory_bytes if request.is_first else 0)
         floors = self._terms.reserved()
         kept = sum(
             max(0, floor - self._use[tenant])
             for tenant, floor in floors.items()
-            if tenant != ask.tenant
+            if tenant != request.tenant
         )
-        return ask.memory_bytes + others + kept - self._free_bytes
+        return request.memory_bytes + others + kept - self._free_bytes
 
     def _make_room(self, promised: Counter[str]) -> None:
-        """By priority, and of who holds less for its weight before others, until there is nothing
-        to be had for a tenant."""
+        """Release instances for waiting starts, by priority and then by the tenant's usage for its
+        weight, until nothing more can be released for a tenant."""
         tenures: list[PreemptionCandidate] | None = None
         in_vain: set[str] = set()
-        for ask in sorted(
+        for request in sorted(
             self._line,
-            key=lambda ask: (ask.rank.priority.rank, self._use[ask.tenant] / ask.rank.weight),
+            key=lambda request: (
+                request.rank.priority.rank,
+                self._use[request.tenant] / request.rank.weight,
+            ),
         ):
-            if not ask.is_waiting or ask.tenant in in_vain:
+            if not request.is_waiting or request.tenant in in_vain:
                 continue
             if tenures is None:
                 tenures = [
-                    tenure for tenure in self.estate.tenures() if tenure.id not in self._leaving
+                    tenure for tenure in self.inventory.tenures() if tenure.id not in self._draining
                 ]
-            need = self._need(ask, promised)
+            need = self._need(request, promised)
             chosen = (
-                victims(tenures, need, self._balance(ask, promised))
+                victims(tenures, need, self._balance(request, promised))
                 if need.lacking_bytes > 0
                 else []
             )
             if chosen or need.lacking_bytes <= 0:
-                promised[ask.tenant] += 0 if ask.is_first else ask.memory_bytes
-                ask.is_first = True
+                promised[request.tenant] += 0 if request.is_first else request.memory_bytes
+                request.is_first = True
             else:
-                in_vain.add(ask.tenant)
-            self._give_up(chosen, ask.tenant)
-            tenures = [tenure for tenure in tenures if tenure.id not in self._leaving]
+                in_vain.add(request.tenant)
+            self._release_instances(chosen, request.tenant)
+            tenures = [tenure for tenure in tenures if tenure.id not in self._draining]
 
-    def _give_up(self, chosen: list[PreemptionCandidate], tenant: str) -> None:
+    def _release_instances(self, chosen: list[PreemptionCandidate], tenant: str) -> None:
         for victim in chosen:
             log.info(
-                "instance given up for room instance=%s of=%s for=%s",
+                "instance released for memory instance=%s of=%s for=%s",
                 victim.id,
                 victim.tenant,
                 tenant,
             )
-            self._leaving[victim.id] = victim.idle_s is not None
-            self.estate.give_up(victim.id)
+            self._draining[victim.id] = victim.idle_s is not None
+            self.inventory.give_up(victim.id)
 
-    def _give_up_gpus(self, ask: StartRequest, detail: Mapping[str, Any]) -> bool:
-        """Whether GPUs are on their way: idle instances were asked to go for it, now or before."""
-        if self._leaving_gpus:
+    def _release_gpus(self, request: StartRequest, detail: Mapping[str, Any]) -> bool:
+        """Whether GPUs are becoming free: idle instances were released for this start, now or
+        before."""
+        if self._draining_gpus:
             return True
         chosen = spare_gpus(
-            self.estate.tenures(),
-            tenant=ask.tenant,
-            lacking=int(detail.get("asked", ask.gpus)) - int(detail.get("free", 0)),
+            self.inventory.tenures(),
+            tenant=request.tenant,
+            lacking=int(detail.get("asked", request.gpus)) - int(detail.get("free", 0)),
         )
-        self._leaving_gpus = {tenure.id for tenure in chosen}
+        self._draining_gpus = {tenure.id for tenure in chosen}
         for victim in chosen:
             log.info(
-                "instance given up for its GPU instance=%s of=%s for=%s",
+                "instance released for its GPU instance=%s of=%s for=%s",
                 victim.id,
                 victim.tenant,
-                ask.tenant,
+                request.tenant,
             )
-            self.estate.give_up(victim.id)
+            self.inventory.give_up(victim.id)
         return bool(chosen)
 
     def _has_others(self, detail: Mapping[str, Any]) -> bool:
-        """Whether the node counts more GPUs as claimed than the instances here that take calls
+        """Whether the node reports more claimed GPUs than the instances here that accept calls
         have."""
-        return int(detail.get("claimed", 0)) > sum(tenure.gpus for tenure in self.estate.tenures())
+        return int(detail.get("claimed", 0)) > sum(
+            tenure.gpus for tenure in self.inventory.tenures()
+        )
 
-    def _need(self, ask: StartRequest, promised: Counter[str]) -> ResourceShortfall:
+    def _need(self, request: StartRequest, promised: Counter[str]) -> ResourceShortfall:
         leaving_soon = sum(
-            self._held.get(name, ("", 0))[1] for name, is_idle in self._leaving.items() if is_idle
+            self._held.get(name, ("", 0))[1] for name, is_idle in self._draining.items() if is_idle
         )
         return ResourceShortfall(
-            tenant=ask.tenant,
-            asked_bytes=ask.memory_bytes,
-            lacking_bytes=self._lacking(ask, promised) - leaving_soon,
-            waited_s=self._clock() - ask.since,
-            may_take_busy=all(self._leaving.values()),
+            tenant=request.tenant,
+            asked_bytes=request.memory_bytes,
+            lacking_bytes=self._shortfall(request, promised) - leaving_soon,
+            waited_s=self._clock() - request.since,
+            may_take_busy=all(self._draining.values()),
         )
 
-    def _balance(self, ask: StartRequest, promised: Counter[str]) -> TenantUsage:
-        """As it will be when all that leave have left, and all that were promised room have it."""
+    def _balance(self, request: StartRequest, promised: Counter[str]) -> TenantUsage:
+        """Usage after all draining instances have ended and all promised memory is used."""
         use = Counter(self._use)
         use.update(promised)
-        use[ask.tenant] -= ask.memory_bytes if ask.is_first else 0
-        for name in self._leaving:
+        use[request.tenant] -= request.memory_bytes if request.is_first else 0
+        for name in self._draining:
             tenant, held = self._held.get(name, ("", 0))
             use[tenant] -= held
-        weights = {tenant: self._terms.plan_of(tenant).weight for tenant in {*use, ask.tenant}}
+        weights = {tenant: self._terms.plan_of(tenant).weight for tenant in {*use, request.tenant}}
         return TenantUsage(
             use=use, weights=weights, floors=self._terms.reserved(), total_bytes=self._total_bytes
         )
 
     def retry(self) -> bool:
-        """Time has passed: look again, and have the first in line ask the node. Whether anybody
-        waits."""
-        self.look()
-        first = self._line.pop(lambda ask: ask.is_waiting and not ask.is_first)
+        """Check again because time has passed, and let the first start in the queue ask the node.
+        Returns whether starts wait."""
+        self.dispatch()
+        first = self._line.pop(lambda request: request.is_waiting and not request.is_first)
         if first is not None:
-            self._let_through(first)  # the node says whether there is room
+            self._admit(first)  # the node decides whether there is memory
         return bool(self._line)
 
     def close(self) -> None:
-        """No more looks."""
+        """Stop the checks."""
         self._ticks.close()
         self._soon.close()
 
 
-def _no_room(ask: StartRequest) -> errors.Unavailable:
-    """What is said of a start that waits behind others: nothing of theirs."""
+def _no_room(request: StartRequest) -> errors.Unavailable:
+    """The error for a start that waits behind others. It reveals nothing about them."""
     wanted = (
-        f"{ask.memory_bytes >> 20} MiB wanted, and other starts wait for memory of this node "
-        f"already"
+        f"{request.memory_bytes >> 20} MiB requested, and other starts already wait for memory of "
+        f"this node"
     )
     return errors.Unavailable(
-        f"no room for {ask.target.app}/{ask.target.function}: {wanted}",
+        f"no room for {request.target.app}/{request.target.function}: {wanted}",
         retry_after_s=5,
         resource="memory",
-        asked=ask.memory_bytes,
+        asked=request.memory_bytes,
     )

@@ -1,11 +1,11 @@
-"""Whose instances make room for a start: a pure choice.
+"""Selects the instances to release for a start: a pure choice.
 
-Idle ones of tenants over their share go first, the furthest over before others, and among those the
-ones idle longest; a tenant that the start would take beyond its own share gets them only from
-tenants further beyond. Then idle ones of anybody, once nobody has called them for SPARE_S. A
-tenant's own idle ones are always open to it. What `min_instances` keeps, and what a tenant has
-reserved, is never taken from it. Busy instances go only to a tenant within its share that has
-waited for TURN_S, and only from tenants over theirs: they finish their calls and take no more."""
+Idle instances of tenants over their share go first, of the tenant furthest over its share and among
+those the longest idle. A start that would take its own tenant over its share gets them only from
+tenants further over. Next are idle instances of any tenant that had no call for SPARE_S. A tenant
+may always use its own idle instances. Instances kept by `min_instances`, and memory that a tenant
+has reserved, are never taken. Busy instances go only to a tenant within its share that has waited
+for TURN_S, and only from tenants over theirs: they finish their calls and accept no more."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 SPARE_S = 5.0
-"""Time without a call after which an instance may go to anybody, though its scaledown_window is not
-over."""
+"""Time without a call after which an instance may be released for any tenant, although its
+scaledown_window is not over."""
 TURN_S = 2.0
-"""How long a start waits for others' idle instances before busy ones have to finish: long against a
-FORK, short against patience."""
+"""How long a start waits for idle instances of other tenants before busy ones are drained: long
+compared to a FORK, short for a caller."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreemptionCandidate:
-    """An instance that takes calls, as far as giving it up goes.
+    """An instance that accepts calls, as a candidate for release.
 
     Attributes:
-        key: its revision's.
+        key: its revision's key.
         function: its function's name, `<tenant>/<environment>/<app>/<function>`.
         idle_s: time without a call; None while it has one.
-        in_flight: calls in it.
-        is_spare: one of those that its revision has beyond `min_instances`: the first to go.
-    """
+        in_flight: number of running calls.
+        is_spare: it is one of those that its revision has beyond `min_instances`, which go
+            first."""
 
     id: str
     tenant: str
@@ -46,15 +46,14 @@ class PreemptionCandidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResourceShortfall:
-    """What a start lacks.
+    """What is missing for a start.
 
     Attributes:
-        tenant: whose it is.
-        asked_bytes: what it will take.
-        lacking_bytes: what has to become free for that.
-        waited_s: for how long it has been held up.
-        may_take_busy: False while busy instances are on their way out for it.
-    """
+        tenant: its tenant.
+        asked_bytes: memory that it needs.
+        lacking_bytes: memory that must become free for that.
+        waited_s: how long it has waited.
+        may_take_busy: False while busy instances are draining for it."""
 
     tenant: str
     asked_bytes: int
@@ -65,14 +64,13 @@ class ResourceShortfall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantUsage:
-    """Who holds how much, and may.
+    """What tenants use, and what they may use.
 
     Attributes:
-        use: bytes by tenant, what is starting and ending included.
-        weights: by tenant; 1 where it says nothing.
-        floors: bytes that are reserved, by tenant.
-        total_bytes: what there is to share.
-    """
+        use: bytes by tenant, including starting and ending instances.
+        weights: by tenant; default 1.
+        floors: reserved bytes by tenant.
+        total_bytes: memory to share."""
 
     use: Mapping[str, int]
     weights: Mapping[str, int]
@@ -80,7 +78,7 @@ class TenantUsage:
     total_bytes: int
 
     def shares(self, *asking: str) -> dict[str, float]:
-        """Bytes that each tenant who holds or asks for some may hold."""
+        """Fair share in bytes of each tenant that uses or requests memory."""
         tenants = {tenant for tenant, held in self.use.items() if held} | set(asking)
         weight = sum(self.weights.get(tenant, 1) for tenant in tenants)
         return {
@@ -91,7 +89,7 @@ class TenantUsage:
 def victims(
     tenures: Iterable[PreemptionCandidate], need: ResourceShortfall, balance: TenantUsage
 ) -> list[PreemptionCandidate]:
-    """The instances to give up, enough for the need; none where there are not enough."""
+    """The instances to release for the shortfall; empty when there are not enough."""
     shares = balance.shares(need.tenant)
     use = Counter(balance.use)
     own_excess = (use[need.tenant] + need.asked_bytes) / shares[need.tenant]
@@ -136,11 +134,11 @@ def victims(
 def pick_within_quota(
     tenures: Iterable[PreemptionCandidate], key: str, *, waited_s: float, needs_gpu: bool
 ) -> PreemptionCandidate | None:
-    """Within one tenant, whose quota is used up: the instance that makes room for one more of
-    revision `key`.
+    """Select the instance of the same tenant to release for one more of revision `key`, when the
+    tenant's quota is used up.
 
-    The one idle longest; a busy one only for a revision that has none and has waited for TURN_S: of
-    the revision that has most."""
+    The longest idle one. A busy one only for a revision that has no instance and has waited for
+    TURN_S: of the revision that has most."""
     usable = [tenure for tenure in tenures if tenure.is_spare and (tenure.gpus or not needs_gpu)]
     idle = [tenure for tenure in usable if tenure.idle_s is not None]
     if idle:
@@ -154,11 +152,11 @@ def pick_within_quota(
 def spare_gpus(
     tenures: Iterable[PreemptionCandidate], *, tenant: str, lacking: int
 ) -> list[PreemptionCandidate]:
-    """Idle instances to give up for `lacking` GPUs: the tenant's own, and those that nobody has
-    called for SPARE_S; longest idle first.
+    """Select idle instances to release for `lacking` GPUs: the tenant's own, and those without a
+    call for SPARE_S, longest idle first.
 
-    What `min_instances` keeps is never taken. All that there is, should it not be enough: the rest
-    may come free elsewhere."""
+    Instances kept by `min_instances` are never taken. Returns all candidates even if they are not
+    enough: the rest may become free elsewhere."""
     idle = [
         one
         for one in tenures

@@ -1,5 +1,5 @@
-"""A call's place in the order: its priority, whose it is, and whose bounds on waiting calls it
-counts towards. Pure."""
+"""A call's priority in the queue: its priority class, its tenant, and the limits on waiting calls
+that apply to it. Pure."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ class QueueBound(NamedTuple):
 
     Attributes:
         of: `tenant`, `key` or `function`: whose quota it is, for the caller's error.
-        subject: the tenant's, key's or function's id, told apart from others by `of`.
-        limit: calls, 0 or more.
-    """
+        subject: id of the tenant, key or function; unique together with `of`.
+        limit: calls, 0 or more."""
 
     of: str
     subject: str
@@ -25,16 +24,15 @@ class QueueBound(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueuePriority:
-    """What decides when a call's turn comes, and whether it gives its place to another.
+    """Determines when a call is served, and whether it is shed for another.
 
     Attributes:
-        priority: the call's, already bounded by the plan of its tenant. tenant: id of the tenant
-        that calls; calls of one tenant share one turn. weight: the tenant's share of what several
-        want at once, 1 or more (`Plan.weight`). queued: every `queued` quota that the call counts
-        towards; empty where none bounds it. cost: what it takes of what is handed out: 1 of a call,
-        and of a language model's the tokens that it reserved. Calls that wait for
-            the same slots have costs of one kind.
-    """
+        priority: the call's priority, already limited by its tenant's plan.
+        tenant: id of the calling tenant; calls of one tenant share one turn.
+        weight: the tenant's share under contention, 1 or more (`Plan.weight`).
+        queued: every `queued` quota that counts the call; empty where there is none.
+        cost: what it needs: 1 for a call, and for a language model's call the tokens that it
+            reserved. Calls that wait for the same slots have costs of one kind."""
 
     priority: Priority
     tenant: str
@@ -44,5 +42,4 @@ class QueuePriority:
 
 
 DEFAULT_RANK = QueuePriority(priority=Priority.STANDARD, tenant="", weight=1)
-"""Of calls that nobody told anything about, the platform's own among them: a warm-up for
-example."""
+"""Priority of calls without any settings, such as the platform's own warm-ups."""

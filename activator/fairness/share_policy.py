@@ -1,4 +1,4 @@
-"""What the fair shares of starts are made of: the plans of tenants, and the quotas of functions."""
+"""The inputs for fair shares of starts: the plans of tenants, and the quotas of functions."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from snapshotter.types import Share
 
 
 class SharePolicy(Protocol):
-    """The part of the routes that starts need. Nothing here raises: who is unknown is unbounded."""
+    """The part of the routing table that starts need. Nothing here raises: unknown names are
+    unlimited."""
 
     def plan_of(self, tenant: str) -> Plan:
-        """A tenant's plan, its overrides included."""
+        """A tenant's plan, including its overrides."""
         ...
 
     def quotas_of(self, name: str) -> Quotas:
@@ -22,7 +23,7 @@ class SharePolicy(Protocol):
         ...
 
     def reserved(self) -> Mapping[str, int]:
-        """Bytes of a node's instance memory that are kept free, by tenant."""
+        """Bytes of a node's instance memory that are reserved, by tenant."""
         ...
 
     def tenant_name(self, tenant: str) -> str:
@@ -31,27 +32,27 @@ class SharePolicy(Protocol):
 
 
 class UnlimitedShares:
-    """Terms of a platform that says nothing."""
+    """The policy of a platform without plans."""
 
     def plan_of(self, tenant: str) -> Plan:
-        """See Terms."""
+        """Return the unlimited plan."""
         return UNLIMITED
 
     def quotas_of(self, name: str) -> Quotas:
-        """See Terms."""
+        """Return unlimited quotas."""
         return UNLIMITED
 
     def reserved(self) -> Mapping[str, int]:
-        """See Terms."""
+        """Return no reservations."""
         return {}
 
     def tenant_name(self, tenant: str) -> str:
-        """See Terms."""
+        """Return "": no names are known."""
         return ""
 
 
 def share_of(terms: SharePolicy, tenant: str) -> Share:
-    """What the node agent is told of a start's tenant."""
+    """The share of a start's tenant, as sent to the node agent."""
     plan = terms.plan_of(tenant)
     return Share(
         tenant=tenant,

@@ -1,5 +1,5 @@
-"""What every start passes on its way to the node: the quotas of its tenant, then room on the node.
-One for all throttlers."""
+"""Admission of starts: first the quotas of the tenant, then memory on the node. One instance serves
+all throttlers."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from activator.routing.route_table import CallTarget
 from pilotlight.types import Priority
 
 INSTANCES, GPUS = "tenant", "gpus"
-"""What keys of allowances begin with that are a tenant's (`<kind>:<tenant>`) and not a
-revision's."""
+"""Prefixes of allowance keys that belong to a tenant (`<kind>:<tenant>`) rather than to a
+revision."""
 
-IDLE_LOOK_S = 0.01
-"""How long an instance has been idle when starts that wait are told: looks are many otherwise,
-where calls are short."""
+IDLE_CHECK_S = 0.01
+"""How long an instance must be idle before waiting starts are checked: with short calls there would
+be many checks otherwise."""
 
 
 class StartAdmission:
-    """See the module. Owner: the event loop."""
+    """Admits starts. Owner: the event loop."""
 
     def __init__(
         self, terms: SharePolicy | None = None, *, clock: Callable[[], float] = time.monotonic
@@ -32,26 +32,26 @@ class StartAdmission:
         self.terms = terms or UnlimitedShares()
         self._is_counted = terms is not None
         self._clock = clock
-        self.headcount = InstanceQuota(self.terms, clock=clock)
+        self.instance_quota = InstanceQuota(self.terms, clock=clock)
         self.capacity = NodeCapacity(self.terms, clock=clock)
 
     def __repr__(self) -> str:
-        return f"<Gate {self.headcount!r} {self.capacity!r}>"
+        return f"<StartAdmission {self.instance_quota!r} {self.capacity!r}>"
 
-    def serve(self, estate: InstanceInventory) -> None:
-        """Make room among these instances."""
-        self.headcount.estate = self.capacity.estate = estate
+    def serve(self, inventory: InstanceInventory) -> None:
+        """Set the instances that may be released for starts."""
+        self.instance_quota.inventory = self.capacity.inventory = inventory
 
-    def ask(
+    def new_request(
         self,
         instance_id: str,
         target: CallTarget,
         *,
         priority: Priority,
         is_needed: Callable[[], bool],
-        on_given_up: Callable[[], None],
+        on_cancel: Callable[[], None],
     ) -> StartRequest:
-        """One start that wants to go through."""
+        """Create the request of one start."""
         rank = QueuePriority(
             priority=priority, tenant=target.tenant, weight=self.terms.plan_of(target.tenant).weight
         )
@@ -60,13 +60,13 @@ class StartAdmission:
             target,
             rank=rank,
             is_needed=is_needed,
-            on_given_up=on_given_up,
+            on_cancel=on_cancel,
             since=self._clock(),
         )
 
     def pools(self, target: CallTarget) -> list[tuple[str, int, int | None]]:
-        """What all activators count together, besides the revision: key, how many of it one start
-        takes, and the bound."""
+        """What all activators count together in addition to the revision: key, amount of one start,
+        and limit."""
         if not self._is_counted:
             return []
         plan = self.terms.plan_of(target.tenant)
@@ -76,28 +76,28 @@ class StartAdmission:
         ]
         return [*pools, (f"{GPUS}:{target.tenant}", gpus, plan.gpus)] if gpus else pools
 
-    def hold(self, instance_id: str, target: CallTarget) -> None:
-        """An instance that was there already (adopted)."""
-        self.headcount.hold(instance_id, target)
-        self.capacity.hold(instance_id, target)
+    def adopt(self, instance_id: str, target: CallTarget) -> None:
+        """Count an instance that existed before (adopted)."""
+        self.instance_quota.add(instance_id, target)
+        self.capacity.adopt(instance_id, target)
 
-    def left(self, instance_id: str) -> None:
-        """An instance is gone, or its start did not make one; more than once is fine."""
-        self.headcount.left(instance_id)
-        self.capacity.left(instance_id)
+    def release(self, instance_id: str) -> None:
+        """Stop counting an instance that has ended or failed to start. Idempotent."""
+        self.instance_quota.remove(instance_id)
+        self.capacity.release(instance_id)
 
-    def idle(self) -> None:
-        """An instance has nothing to do: a start may want its place, if no call comes for it
-        meanwhile."""
-        self.capacity.look_soon(IDLE_LOOK_S)
-        self.headcount.look_soon(IDLE_LOOK_S)
+    def on_instance_idle(self) -> None:
+        """Check the waiting starts soon, because an instance has become idle and may be released,
+        unless a call comes for it."""
+        self.capacity.schedule_dispatch(IDLE_CHECK_S)
+        self.instance_quota.schedule_dispatch(IDLE_CHECK_S)
 
     @property
-    def is_crowded(self) -> bool:
+    def has_waiting_starts(self) -> bool:
         """Whether starts wait here."""
-        return bool(self.capacity.places or self.headcount.lines)
+        return bool(self.capacity.places or self.instance_quota.lines)
 
     def close(self) -> None:
-        """No more looks."""
-        self.headcount.close()
+        """Stop the checks."""
+        self.instance_quota.close()
         self.capacity.close()

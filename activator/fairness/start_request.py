@@ -1,5 +1,5 @@
-"""A start that wants to go through: whose it is, what it takes, whether anybody still needs it, and
-how it waits."""
+"""A start that requests admission: its tenant, its size, whether it is still needed, and how it
+waits."""
 
 from __future__ import annotations
 
@@ -13,30 +13,32 @@ from pilotlight import errors
 
 
 class StartCancelled(Exception):
-    """Raised when a start that had to wait is not needed any more, or was none that calls wait
-    for."""
+    """Raised when a waiting start is no longer needed, or when no call waits for a start that would
+    have to wait."""
 
 
 class StartRequest:
     """One start on its way to the node. Owner: the task that starts it.
 
     Attributes:
-        id: the instance's. rank: priority of the calls that wait for it; tenant and weight of the
-        function's owner. is_needed: asked whenever it would go on waiting, or go through after it
-        waited. since: when it began to wait, in the clock's seconds. obstacle: why it waits now, as
-        its callers will be told at their deadline; None while it does not. is_first: instances were
-        asked to go for it, so nobody else gets their place. is_given_up: nobody needs it any more,
-        and its task is about to find out; `on_given_up` was told.
-    """
+        id: the instance's id.
+        rank: priority of the calls that wait for it; tenant and weight of the function's owner.
+        is_needed: called whenever it would continue to wait, or be admitted after waiting.
+        since: when it began to wait, in the clock's seconds.
+        obstacle: why it waits now, the error for its callers at their deadline; None while it does
+            not.
+        is_first: instances were released for it, so no other start gets their place.
+        is_cancelled: it is no longer needed, `on_cancel` was called, and its task is about to
+            end."""
 
     __slots__ = (
         "future",
         "id",
+        "is_cancelled",
         "is_first",
-        "is_given_up",
         "is_needed",
         "obstacle",
-        "on_given_up",
+        "on_cancel",
         "rank",
         "since",
         "target",
@@ -49,7 +51,7 @@ class StartRequest:
         *,
         rank: QueuePriority,
         is_needed: Callable[[], bool],
-        on_given_up: Callable[[], None],
+        on_cancel: Callable[[], None],
         since: float,
     ) -> None:
         self.id = id
@@ -59,43 +61,43 @@ class StartRequest:
         self.since = since
         self.obstacle: errors.PilotlightError | None = None
         self.is_first = False
-        self.is_given_up = False
-        self.on_given_up = on_given_up
+        self.is_cancelled = False
+        self.on_cancel = on_cancel
         self.future: asyncio.Future[None] | None = None
 
     def __repr__(self) -> str:
-        return f"<Ask {self.id} {self.target!r}{' held up' if self.obstacle else ''}>"
+        return f"<StartRequest {self.id} {self.target!r}{' held up' if self.obstacle else ''}>"
 
     @property
     def tenant(self) -> str:
-        """The function's owner."""
+        """Tenant of the function's owner."""
         return self.target.tenant
 
     @property
     def memory_bytes(self) -> int:
-        """Of one instance."""
+        """Memory of one instance."""
         return self.target.launch.memory_bytes
 
     @property
     def gpus(self) -> int:
-        """Of one instance."""
+        """GPUs of one instance."""
         return self.target.footprint.gpu_count if self.target.footprint.gpu else 0
 
     @property
     def is_waiting(self) -> bool:
-        """False once it went through, or was abandoned in this very moment."""
+        """False once it was admitted or cancelled."""
         return self.future is not None and not self.future.done()
 
-    def go_on(self) -> None:
-        """Let it through."""
+    def admit(self) -> None:
+        """Admit the start."""
         if self.is_waiting and self.future is not None:
             self.future.set_result(None)
 
-    def give_up(self) -> None:
-        """Nobody needs it any more."""
+    def cancel(self) -> None:
+        """Cancel the start, because it is no longer needed."""
         if self.is_waiting and self.future is not None:
-            self.is_given_up = True
-            self.on_given_up()
+            self.is_cancelled = True
+            self.on_cancel()
             self.future.set_exception(StartCancelled())
 
     async def wait_in(
@@ -104,15 +106,15 @@ class StartRequest:
         rank: QueuePriority,
         *,
         cost: float,
-        look: Callable[[], None],
+        on_queued: Callable[[], None],
         is_first: bool = False,
     ) -> None:
-        """Wait in a line until it is let through. `look`: what hands out, called once it stands
-        there. Raises StartCancelled."""
+        """Wait in a queue until admitted. `on_queued`: called once it is in the queue. Raises
+        StartCancelled."""
         self.future = asyncio.get_running_loop().create_future()
         place = line.push(self, rank, cost=cost, is_first=is_first)
         try:
-            look()
+            on_queued()
             await self.future
         finally:
             line.remove(place)
@@ -121,7 +123,7 @@ class StartRequest:
 
 
 def cancel_unneeded(line: FairQueue[StartRequest]) -> None:
-    """Those that nobody needs leave, the newest first."""
-    for ask in reversed(list(line)):
-        if ask.is_waiting and not ask.is_needed():
-            ask.give_up()
+    """Cancel the starts that are no longer needed, the newest first."""
+    for request in reversed(list(line)):
+        if request.is_waiting and not request.is_needed():
+            request.cancel()

@@ -1,5 +1,4 @@
-"""When to look: again and again for as long as somebody waits, and once for all that happens in the
-same moment."""
+"""Timers for checks: repeated while needed, or once for several requests."""
 
 from __future__ import annotations
 
@@ -8,13 +7,13 @@ from collections.abc import Callable
 
 
 class PeriodicTimer:
-    """Calls `look` every `every_s` seconds from `begin` on, until it answers False. Owner: the
+    """Calls `callback` every `every_s` seconds after `begin`, until it returns False. Owner: the
     event loop."""
 
-    __slots__ = ("_every_s", "_look", "_timer")
+    __slots__ = ("_callback", "_every_s", "_timer")
 
-    def __init__(self, look: Callable[[], bool], *, every_s: float) -> None:
-        self._look = look
+    def __init__(self, callback: Callable[[], bool], *, every_s: float) -> None:
+        self._callback = callback
         self._every_s = every_s
         self._timer: asyncio.TimerHandle | None = None
 
@@ -22,36 +21,36 @@ class PeriodicTimer:
         return f"<PeriodicTimer {'on' if self._timer is not None else 'off'}>"
 
     def begin(self) -> None:
-        """Tick, unless it does."""
+        """Start the timer unless it runs."""
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self._every_s, self._tick)
 
     def close(self) -> None:
-        """No more."""
+        """Stop the timer."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def _tick(self) -> None:
         self._timer = None
-        if self._look():
+        if self._callback():
             self.begin()
 
 
 class Debouncer:
-    """Calls `look` once, shortly after it was first asked to. Owner: the event loop."""
+    """Calls `callback` once for several requests, soon after the first. Owner: the event loop."""
 
-    __slots__ = ("_handle", "_look")
+    __slots__ = ("_callback", "_handle")
 
-    def __init__(self, look: Callable[[], object]) -> None:
-        self._look = look
+    def __init__(self, callback: Callable[[], object]) -> None:
+        self._callback = callback
         self._handle: asyncio.Handle | None = None
 
     def __repr__(self) -> str:
-        return f"<Soon {'asked' if self._handle is not None else 'idle'}>"
+        return f"<Debouncer {'scheduled' if self._handle is not None else 'idle'}>"
 
-    def ask(self, delay_s: float = 0.0) -> None:
-        """Look after `delay_s`, unless it was asked before."""
+    def schedule(self, delay_s: float = 0.0) -> None:
+        """Schedule the call after `delay_s`, unless one is scheduled."""
         if self._handle is None:
             loop = asyncio.get_running_loop()
             self._handle = (
@@ -59,11 +58,11 @@ class Debouncer:
             )
 
     def close(self) -> None:
-        """Do not look any more."""
+        """Cancel the scheduled call."""
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None
 
     def _now(self) -> None:
         self._handle = None
-        self._look()
+        self._callback()

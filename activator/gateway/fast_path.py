@@ -191,7 +191,7 @@ class FastPath:
         gate = route.entry.gate
         if gate is None:
             return self._begin(connection, route, headers, body, None, began_ns=began_ns)
-        refusal = gate.take_nowait(1, 1, 0)
+        refusal = gate.try_acquire_nowait(1, 1, 0)
         if refusal is not None:
             self._refuse(connection, route, refusal)
             return True

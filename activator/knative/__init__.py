@@ -1,2 +1,2 @@
-"""Instances that are pods of a cluster: `fleet.KnativeFleet` and its parts. What speaks to
-Kubernetes itself is `pilotlight.cluster`."""
+"""Instances that are pods of a cluster: `fleet.KnativeFleet` and its parts. Communication with
+Kubernetes is in `pilotlight.cluster`."""

@@ -1,11 +1,12 @@
-"""Requests that wake a revision, for Knative's own autoscaler: as many as calls wait here, each
-held until it is answered.
+"""Requests that scale a revision up through Knative's own autoscaler: as many as calls wait here,
+each open until it is answered.
 
-Our activators stand where Knative's own would: they hold the calls. KPA counts what its activators
-and the queue-proxies hold, so a call that waits here is shown to it as a request that waits there:
-with the headers that Knative's ingress would set it names the revision, Knative's activator counts
-it, tells the autoscaler at once, and holds it until a pod answers. Once there are pods they answer
-at once, and are asked again more and more seldom. None of this is a call to the API server."""
+Our activators take the place of Knative's: they hold the calls. KPA counts the calls held by its
+activators and queue-proxies, so each call that waits here is represented by a request that waits
+there. With the headers that Knative's ingress would set it names the revision; Knative's activator
+counts it, notifies the autoscaler at once, and holds it until a pod answers. Once there are pods
+the requests are answered at once, and are repeated at growing intervals. None of this calls the API
+server."""
 
 from __future__ import annotations
 
@@ -28,11 +29,11 @@ MOST = 100
 """Requests held for one revision: KPA adds up to 1000 % a tick, and the next tick sees what still
 waits."""
 MOST_ALL = 2000
-"""Of all revisions together; each has one in any case."""
+"""Requests held for all revisions together; each revision has at least one."""
 LOOK_S = 0.25
-"""Between looks at how many calls wait."""
+"""Interval between checks of how many calls wait."""
 PAUSES_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
-"""Between a request that ended and the next in its place; the last one repeats."""
+"""Pauses between the end of a request and the next one; the last one repeats."""
 CONNECT_S = 3.0
 NAMESPACE, REVISION = "Knative-Serving-Namespace", "Knative-Serving-Revision"
 
@@ -43,7 +44,7 @@ Whereabouts = Callable[[CallTarget], Place]
 
 @dataclass(slots=True)
 class _Wake:
-    """What is held for one revision."""
+    """The requests held for one revision."""
 
     place: Place
     starts: int = 0
@@ -52,10 +53,10 @@ class _Wake:
 
 
 class ActivationRequests:
-    """`scale_request.ScaleRequester` by requests.
+    """`scale_request.ScaleRequester` by requests to Knative's activator.
 
-    Owner: the event loop. `waiting_of`: calls of a revision (by key) that wait here for an
-    instance."""
+    Owner: the event loop. `waiting_of`: number of calls of a revision (by key) that wait here for
+    an instance."""
 
     def __init__(
         self,
@@ -65,7 +66,7 @@ class ActivationRequests:
         waiting_of: Callable[[str], int],
         most: int = MOST,
     ) -> None:
-        """`url`: of Knative's activator. `most`: held for one revision."""
+        """`url`: of Knative's activator. `most`: maximum held for one revision."""
         self._most = most
         self._whereabouts = whereabouts
         self._waiting_of = waiting_of
@@ -90,7 +91,7 @@ class ActivationRequests:
 
     @asynccontextmanager
     async def asked(self, target: CallTarget) -> AsyncIterator[None]:
-        """See ScaleRequester."""
+        """Hold requests for the revision while a start waits."""
         wake = self._wakes.get(target.key)
         if wake is None:
             wake = self._wakes[target.key] = _Wake(self._whereabouts(target))
@@ -109,11 +110,11 @@ class ActivationRequests:
                 _let_go(wake)
 
     def said(self, key: str) -> str:
-        """See ScaleRequester."""
+        """Result of the last request, for error messages; "" when there is none."""
         return self._said.get(key, "")
 
     async def _keep(self, key: str, wake: _Wake) -> None:
-        """As many as calls wait, from now on."""
+        """Hold as many requests as calls wait, until cancelled."""
         while True:
             wanted = min(
                 self._most, self._waiting_of(key), max(1, MOST_ALL - self._elsewhere(wake))
@@ -133,7 +134,7 @@ class ActivationRequests:
         return sum(len(other.held) for other in self._wakes.values() if other is not wake)
 
     async def _hold(self, key: str, wake: _Wake) -> None:
-        """One request, and another in its place, until cancelled."""
+        """Send a request, and another after it ends, until cancelled."""
         namespace, revision = wake.place
         ended = 0
         while True:
@@ -141,14 +142,14 @@ class ActivationRequests:
                 answer = await self._client.get(
                     WORKER_STATUS, headers={NAMESPACE: namespace, REVISION: revision}
                 )
-                self._said[key] = f"the request that wakes it was answered {answer.status_code}"
+                self._said[key] = f"the activation request was answered {answer.status_code}"
             except httpx.HTTPError as e:
-                self._said[key] = f"the request that wakes it failed: {e or type(e).__name__}"
+                self._said[key] = f"the activation request failed: {e or type(e).__name__}"
             await asyncio.sleep(PAUSES_S[min(ended, len(PAUSES_S) - 1)])
             ended += 1
 
     async def aclose(self) -> None:
-        """See ScaleRequester."""
+        """Cancel all requests and close the connections."""
         for wake in self._wakes.values():
             _let_go(wake)
         self._wakes.clear()

@@ -1,4 +1,4 @@
-"""What a fleet of pods is made of, in the order in which it is made; nothing runs yet."""
+"""Creates the parts of a fleet of pods, in dependency order. Nothing runs yet."""
 
 from __future__ import annotations
 
@@ -25,10 +25,9 @@ class FleetContext:
     Attributes:
         redis_url: where claims are shared; None = this is the only activator.
         platform: its name in that Redis.
-        demand: with our own autoscaler: who is told how many pods are wanted.
-        waiting_of: calls of a revision (by key) that wait for an instance here.
-        in_flight: calls in each of our instances, by its id.
-    """
+        demand: with our own autoscaler: receives the number of desired pods.
+        waiting_of: number of calls of a revision (by key) that wait for an instance here.
+        in_flight: number of calls in each of our instances, by its id."""
 
     member: str
     table: RouteTable
@@ -41,7 +40,7 @@ class FleetContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterParts:
-    """A fleet, and what runs beside it."""
+    """A fleet and its companion tasks."""
 
     fleet: KnativeFleet
     costs: Costs
@@ -49,7 +48,7 @@ class ClusterParts:
 
 
 def cluster_parts(settings: ClusterSettings, around: FleetContext) -> ClusterParts:
-    """Make them. Raises ValueError where our own autoscaler is asked for and nobody takes its
+    """Create the parts. Raises ValueError where our own autoscaler is configured and there is no
     demand."""
     table = around.table
 
@@ -73,8 +72,8 @@ def cluster_parts(settings: ClusterSettings, around: FleetContext) -> ClusterPar
         summons = ReportedDemand(around.demand)
     else:
         raise ValueError(
-            "cluster.autoscaler = 'pilotlight': needs activator.redis_url, where activators say "
-            "what they want"
+            "cluster.autoscaler = 'pilotlight': needs activator.redis_url, through which "
+            "activators report their demand"
         )
     fleet = KnativeFleet(
         cluster=cluster,

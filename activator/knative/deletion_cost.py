@@ -1,9 +1,9 @@
-"""Which pods a Deployment gives up first when it shrinks: the idle ones that nobody has, then idle
-ones, the busiest last.
+"""Which pods a Deployment deletes first when it shrinks: idle pods that no activator has claimed,
+then idle ones, the busiest last.
 
-Kubernetes takes the lowest `controller.kubernetes.io/pod-deletion-cost` first (0 where nothing is
-said), among pods that are equally ready. Written beside the request path, only where the order
-changed, and never for the only pod of its revision."""
+Kubernetes deletes the lowest `controller.kubernetes.io/pod-deletion-cost` first (default 0), among
+pods that are equally ready. The cost is written outside the request path, only where it changed,
+and never for the only pod of its revision."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ from pilotlight.cluster.kinds import POD, Kind
 log = logging.getLogger(__name__)
 
 LOOK_S = 5.0
-"""Between looks: a write for each pod that changed its rank is the most that this costs."""
+"""Interval between updates; one costs at most a write for each pod whose rank changed."""
 GIVEN_BACK = "-100"
 CLAIMED = 100
-"""Of one that is claimed and idle; each doubling of its calls in flight adds STEP."""
+"""Cost of a claimed, idle pod; each doubling of its calls in flight adds STEP."""
 STEP = 10
 
 
 class Patching(Protocol):
-    """The part of `pilotlight.cluster.api.Cluster` that is needed here."""
+    """The part of `pilotlight.cluster.api.Cluster` that is used here."""
 
     async def patch(
         self, kind: Kind, name: str, namespace: str | None, body: Any
     ) -> Mapping[str, Any]:
-        """A merge patch."""
+        """Send a merge patch."""
         ...
 
 
 def cost_of(in_flight: int | None) -> str:
-    """`in_flight`: calls in it; None = nobody has it."""
+    """Deletion cost. `in_flight`: calls in the pod; None = no activator has claimed it."""
     return GIVEN_BACK if in_flight is None else str(CLAIMED + STEP * in_flight.bit_length())
 
 
 class Costs:
-    """The loop. Owner: the event loop; `load_of`: calls in flight of each instance that is ours, by
-    the pod's uid."""
+    """Updates deletion costs. Owner: the event loop. `load_of`: calls in flight of each of our
+    instances, by the pod's uid."""
 
     def __init__(
         self, pods: Pods, cluster: Patching, *, load_of: Callable[[], Mapping[str, tuple[str, int]]]
@@ -58,18 +58,18 @@ class Costs:
         return f"<Costs {len(self._released)} given back>"
 
     def given_back(self, pod: Pod) -> None:
-        """It is nobody's for the moment."""
+        """Mark a pod as released."""
         self._released[pod.uid] = pod.key
 
     async def run(self) -> None:
-        """Look, for ever."""
+        """Update the costs periodically, until cancelled."""
         while True:
             await asyncio.sleep(LOOK_S)
             await self.look()
 
     async def look(self) -> None:
-        """Write what changed. What cannot be written now is written later: nothing depends on it
-        but an order."""
+        """Write changed costs. A failed write is repeated later: only the order of deletion depends
+        on it."""
         loads = self._load_of()
         wanted = {
             uid: (key, cost_of(None)) for uid, key in self._released.items() if uid not in loads

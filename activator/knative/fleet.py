@@ -1,11 +1,11 @@
-"""`Fleet` on a cluster: instances are pods that Knative makes and ends; here they are found,
-claimed and given back.
+"""`Fleet` on a cluster: instances are pods that Knative creates and deletes. This module finds,
+claims and releases them.
 
-A start takes a pod that is ready and nobody's, else it has one made
-(`scale_request.ScaleRequester`) and waits for it. Nothing on that way asks the API server: what it
-knows came by watches, beforehand. A stop gives the pod back, for the next start or for the
-autoscaler to take away; only a pod with a call in it that does not end is deleted. While the API
-server is away pods go on serving: nothing is gone because nobody can say that it is there."""
+A start claims a pod that is ready and unclaimed; otherwise it requests one
+(`scale_request.ScaleRequester`) and waits for it. Nothing on that path calls the API server: all
+state comes from watches. A stop releases the pod, for the next start or for the autoscaler to
+remove; a pod is deleted only if its calls do not end. While the API server is unreachable pods
+continue to serve: missing information never counts as a missing pod."""
 
 from __future__ import annotations
 
@@ -43,22 +43,22 @@ from snapshotter.types import (
 log = logging.getLogger(__name__)
 
 BEAT_S = 1.0
-"""Between statements of what is ours; a fifteenth of a membership."""
+"""Interval between statements of our claims; a fifteenth of a membership."""
 LOOK_S = 0.25
-"""While a start waits: between attempts at pods that were others' when it looked last. Changes of
-pods are told, and not waited for."""
+"""While a start waits: interval between attempts at pods that were claimed by others. Changes of
+pods are events and not polled."""
 FIRST_WORD_S = 0.25
-"""How long the worker of a pod that Kubernetes calls ready may take to say so, before another pod
-is asked for."""
+"""How long the worker of a pod that Kubernetes reports ready may take to answer, before another pod
+is requested."""
 RUNNING_S = 0.5
-"""Between looks whether the last calls of a pod have ended, before it is given back."""
+"""Interval between checks whether the last calls of a pod have ended, before it is released."""
 ADOPT_S = 10.0
-"""After a restart: how long what the cluster has is waited for, before this says that it is
-away."""
+"""After a restart: how long to wait for the cluster's state before it is reported as
+unavailable."""
 
 
 class KnativeFleet(PodFleetLimits):
-    """See the module. Owner: the event loop."""
+    """Instances that are pods. Owner: the event loop."""
 
     def __init__(
         self,
@@ -74,8 +74,8 @@ class KnativeFleet(PodFleetLimits):
         grace_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`target_of`: what a pod serves; None of one that nobody routes to. `port`: of pods, where
-        calls go. `grace_s`: see verdict."""
+        """`target_of`: the target of a pod; None when it has no route. `port`: of pods, where calls
+        go. `grace_s`: see start_failure."""
         self._cluster = cluster
         self.pods = pods
         self._claims = claims
@@ -105,14 +105,14 @@ class KnativeFleet(PodFleetLimits):
             f"{self.pods!r}>"
         )
 
-    # -- up ----------------------------------------------------------------------------------------
+    # -- starts ------------------------------------------------------------------------------------
     async def start(
         self, target: CallTarget, instance_id: InstanceId, secret_env: Mapping[str, str]
     ) -> InstanceInfo:
-        """See Fleet. Secrets reach a pod by its own namespace's Secrets; `secret_env` says nothing
-        here.
+        """Start an instance in a pod. Secrets reach a pod through its own namespace's Secrets;
+        `secret_env` is ignored.
 
-        Raises StartFailed, StartTimeout, NoCapacity. Cancelling it gives back what it may have
+        Raises StartFailed, StartTimeout, NoCapacity. If cancelled, it releases what it may have
         claimed."""
         if (life := self._by_instance.get(instance_id)) is not None:
             return self._info(target, self._held[life].pod, instance_id, StartKind.WARM, {})
@@ -160,8 +160,8 @@ class KnativeFleet(PodFleetLimits):
     async def _take_warm(
         self, target: CallTarget, instance_id: InstanceId, began: float, others: set[str]
     ) -> InstanceInfo | None:
-        """One that is there already. What Kubernetes calls ready, and was not asked yet, gets a
-        moment to say so itself."""
+        """Claim an existing pod. A pod that Kubernetes reports ready, but that was not probed yet,
+        gets a moment to answer."""
         changed = self.pods.changed(target.key)
         info = await self._take(target, instance_id, began, others)
         unasked = [
@@ -179,8 +179,8 @@ class KnativeFleet(PodFleetLimits):
     async def _take(
         self, target: CallTarget, instance_id: InstanceId, began: float, others: set[str]
     ) -> InstanceInfo | None:
-        """A pod that is ready and nobody's, from now on ours. `others`: lives that were somebody
-        else's, added to."""
+        """Claim a pod that is ready and unclaimed. Adds the lives that others have claimed to
+        `others`."""
         async with self._waiting[target.key].lock:
             pods = self.pods.of(target.key)
             candidates = {
@@ -204,7 +204,7 @@ class KnativeFleet(PodFleetLimits):
                 others |= set(ready)
                 return None
             found = self.pods.alive(life)
-            if found is None or not found.is_usable:  # it went while we asked
+            if found is None or not found.is_usable:  # it ended during the claim
                 await self._claims.release(life)
                 return None
             return self._mine(
@@ -241,7 +241,7 @@ class KnativeFleet(PodFleetLimits):
         )
 
     def _check(self, target: CallTarget, began: float, others: set[str]) -> None:
-        """Raises where there is no use in waiting."""
+        """Raises where waiting cannot help."""
         crashed_at, crash = self._crashes.get(target.key, (-1.0, None))
         if crash is not None and crashed_at >= began:
             raise crash
@@ -294,10 +294,10 @@ class KnativeFleet(PodFleetLimits):
             gpu_count=launch.gpu_count,
         )
 
-    # -- out ---------------------------------------------------------------------------------------
+    # -- stops -------------------------------------------------------------------------------------
     async def stop(self, instance_id: InstanceId, *, grace_s: float) -> None:
-        """See Fleet: the pod is given back. One whose calls have not ended after `grace_s` is
-        deleted, and another comes in its place."""
+        """Release the pod. A pod whose calls have not ended after `grace_s` is deleted, and another
+        one replaces it."""
         life = self._by_instance.get(instance_id)
         held = self._held.get(life) if life is not None else None
         if life is None or held is None:
@@ -311,15 +311,15 @@ class KnativeFleet(PodFleetLimits):
         await self._let_go(life)
 
     async def _is_idle(self, held: OwnedPod, grace_s: float) -> bool | None:
-        """Whether its calls have ended, waited for; None: its end, or its calls, are another's
-        matter."""
+        """Wait until its calls have ended and return whether they have. None: the pod has ended, or
+        another activator has it."""
         until = self._clock() + grace_s
         while (
             not (held.is_lost or held.pod.is_ending) and self.pods.alive(held.pod.life) is not None
         ):
             running = await self.readiness.running(held.pod)
             if running is None:
-                self.readiness.forget(held.pod.life)  # whoever wants it next has it answer first
+                self.readiness.forget(held.pod.life)  # the next start must probe it again
             if not running:
                 return True
             if self._clock() >= until:
@@ -340,9 +340,9 @@ class KnativeFleet(PodFleetLimits):
             self._by_instance.pop(held.instance, None)
             await self._claims.release(life)
 
-    # -- what happens ------------------------------------------------------------------------------
+    # -- events ------------------------------------------------------------------------------------
     def _changed(self, before: Pod | None, after: Pod | None, ended: WorkerExit | None) -> None:
-        """See pods.Listener."""
+        """Handle a change of a pod, see pods.Listener."""
         if before is not None and before.ending is None and (ended is not None or after is None):
             self._over(before, ended or WorkerExit("deleted", "the pod was deleted"))
         if after is None:
@@ -355,10 +355,10 @@ class KnativeFleet(PodFleetLimits):
         held.pod = after
         if after.is_ending and not held.is_told:
             held.is_told = True
-            self._tell("instance_stopping", held.instance, "stopping", "its pod was asked to go")
+            self._tell("instance_stopping", held.instance, "stopping", "its pod is being deleted")
 
     def _over(self, pod: Pod, ending: WorkerExit) -> None:
-        """A life ended."""
+        """Handle the end of a pod's life."""
         was_ready = pod.is_ready or self.readiness.of(pod.life) is not None
         self.readiness.forget(pod.life)
         held = self._held.get(pod.life)
@@ -381,12 +381,12 @@ class KnativeFleet(PodFleetLimits):
         )
 
     async def watch(self) -> AsyncIterator[AgentEvent]:
-        """See Fleet."""
+        """Yield events of instances."""
         while True:
             yield await self._events.get()
 
     async def run(self) -> None:
-        """Follow the cluster, and state with each beat what is ours, for ever."""
+        """Follow the cluster and state our claims periodically, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.pods.follow(self._cluster), name="pods")
             tasks.create_task(self._beat(), name="claims")
@@ -397,8 +397,8 @@ class KnativeFleet(PodFleetLimits):
             await self.state()
 
     async def state(self) -> None:
-        """One beat. What others took while we were away gets no more calls here. Before what was
-        ours is known again nothing is stated: it would be given up by that."""
+        """State our claims once. Pods that others claimed meanwhile get no more calls here. Does
+        nothing before our claims are restored: that would release them."""
         if not self._is_taken_back:
             return
         try:
@@ -415,7 +415,7 @@ class KnativeFleet(PodFleetLimits):
             if not held.is_told:
                 held.is_told = True
                 log.warning(
-                    "another activator took a pod of ours instance=%s pod=%s",
+                    "another activator claimed our pod instance=%s pod=%s",
                     held.instance,
                     held.pod.name,
                 )
@@ -425,19 +425,19 @@ class KnativeFleet(PodFleetLimits):
 
     def _unheard(self, error: ClaimsUnreachable) -> None:
         if self._is_heard:
-            log.warning("pods cannot be claimed; those that are ours serve on error=%s", error)
+            log.warning("pods cannot be claimed; claimed pods continue to serve error=%s", error)
         self._is_heard = False
 
-    # -- what is there -----------------------------------------------------------------------------
+    # -- state -------------------------------------------------------------------------------------
     async def adopt(self) -> list[InstanceInfo]:
-        """See Fleet. Raises AgentUnavailable while the cluster, or what activators share, does not
-        say."""
+        """Return our instances. Raises AgentUnavailable while the cluster, or the claim store, does
+        not answer."""
         try:
             async with asyncio.timeout(ADOPT_S):
                 await self.pods.synced.wait()
         except TimeoutError as e:
             raise errors.AgentUnavailable(
-                "the cluster's API server does not answer: its pods are not known yet"
+                "the cluster's API server does not answer: its pods are unknown"
             ) from e
         if not self._is_taken_back:
             await self._take_back()
@@ -451,7 +451,7 @@ class KnativeFleet(PodFleetLimits):
         return infos
 
     async def _take_back(self) -> None:
-        """What was this member's before its restart."""
+        """Restore the claims of this member from before its restart."""
         try:
             claims = await self._claims.mine()
         except ClaimsUnreachable as e:
@@ -459,7 +459,7 @@ class KnativeFleet(PodFleetLimits):
         self._is_taken_back = True
         for claim in claims:
             if claim.life in self._held:
-                continue  # a start has it by now
+                continue  # already claimed by a start
             pod = self.pods.alive(claim.life)
             if pod is None or pod.ip is None:
                 await self._claims.release(claim.life)
@@ -474,7 +474,7 @@ class KnativeFleet(PodFleetLimits):
         )
 
     def held(self) -> Mapping[str, tuple[str, str]]:
-        """Instance and revision key of each pod of ours, by its uid."""
+        """Instance and revision key of each of our pods, by its uid."""
         return {held.pod.uid: (held.instance, held.pod.key) for held in self._held.values()}
 
     def _run(self, work: Coroutine[Any, Any, None], name: str) -> None:
@@ -483,8 +483,8 @@ class KnativeFleet(PodFleetLimits):
         task.add_done_callback(self._tasks.discard)
 
     async def aclose(self) -> None:
-        """Ask nobody any more. Claims stay: whoever ends for good leaves the members, and its pods
-        are free."""
+        """Stop all requests. Claims remain: when this member leaves for good, its pods become
+        free."""
         await self._summons.aclose()
         await self.readiness.aclose()
         await asyncio.gather(*self._tasks, return_exceptions=True)

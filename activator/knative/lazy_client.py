@@ -1,5 +1,5 @@
-"""The cluster as an activator needs it: reached with the first thing that is asked of it, so that
-one whose API server is away starts."""
+"""A client of the cluster that connects with its first use, so that an activator starts without its
+API server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Access(Watching, Patching, Protocol):
-    """The part of `pilotlight.cluster.api.Cluster` that is needed here."""
+    """The part of `pilotlight.cluster.api.Cluster` that is used here."""
 
     async def delete(
         self,
@@ -29,12 +29,12 @@ class Access(Watching, Patching, Protocol):
         uid: str | None = None,
         grace_s: int | None = None,
     ) -> Any:
-        """Have an object go."""
+        """Delete an object."""
         ...
 
 
 class LazyCluster:
-    """See the module. Owner: the event loop. What it raises is a ClusterError."""
+    """A cluster client that connects on first use. Owner: the event loop. Raises ClusterError."""
 
     def __init__(self, settings: ClusterSettings) -> None:
         self._settings = settings
@@ -44,9 +44,9 @@ class LazyCluster:
         return f"<LazyCluster {self._cluster!r}>"
 
     async def connected(self) -> Cluster:
-        """With credentials; nothing is sent yet. Raises BadCredentials."""
+        """The client with credentials; no request is sent yet. Raises BadCredentials."""
         if self._cluster is None:
-            # a second of imports, which activators of one machine do without
+            # this import takes a second, and activators on a single machine do not need it
             from pilotlight.cluster.api import Cluster
 
             self._cluster = await Cluster.connect(
@@ -57,7 +57,7 @@ class LazyCluster:
     async def watch(
         self, kind: Kind, namespace: str | None = None, selector: str = ""
     ) -> AsyncGenerator[Change, None]:
-        """See Cluster."""
+        """Watch objects, see Cluster."""
         cluster = await self.connected()
         async with aclosing(cluster.watch(kind, namespace, selector)) as changes:
             async for change in changes:
@@ -66,7 +66,7 @@ class LazyCluster:
     async def patch(
         self, kind: Kind, name: str, namespace: str | None, body: Any
     ) -> Mapping[str, Any]:
-        """See Cluster."""
+        """Send a merge patch, see Cluster."""
         return await (await self.connected()).patch(kind, name, namespace, body)
 
     async def delete(
@@ -78,12 +78,12 @@ class LazyCluster:
         uid: str | None = None,
         grace_s: int | None = None,
     ) -> Any:
-        """See Cluster."""
+        """Delete an object, see Cluster."""
         return await (await self.connected()).delete(
             kind, name, namespace, uid=uid, grace_s=grace_s
         )
 
     async def aclose(self) -> None:
-        """Close its connections."""
+        """Close the connections."""
         if self._cluster is not None:
             await self._cluster.aclose()

@@ -1,18 +1,18 @@
-"""Which activator a pod belongs to: one, so that its slots and its bill have one owner.
+"""Leases of pods: each pod belongs to one activator, so that its slots and its bill have one owner.
 
-A claim is of one *life* of a pod (`pods.Pod.life`) and lasts until it is given back, the pod's life
-is over, or its owner is no member any more (`activator.coordination`): then whoever wants it may
-have it. Each member states all its claims with every beat, so that an answer that was lost heals
-with the next one: what it holds without knowing is free again, and what others took while it was
-away is told to it.
+A claim is of one *life* of a pod (`pods.Pod.life`). It lasts until it is released, the pod's life
+is over, or its owner is no longer a member (`activator.coordination`); then any member may claim
+it. Each member states all its claims with every heartbeat, so that a lost answer is corrected by
+the next one: claims that it does not know are released, and it learns which ones others took while
+it was unreachable.
 
-A member whose start finds no free pod is noted, as it is for allowances: *starving* while it has
-less than its share of the pods that there are. The others read it in the answer to their next beat,
-and give one up (`activator.balancing.rebalancing`).
+A member whose start finds no free pod is recorded, as for allowances: *starving* while it has less
+than its share of the pods. The others read this in the answer to their next heartbeat, and release
+a pod (`activator.balancing.rebalancing`).
 
-When the store cannot be reached nothing new is claimed, and what is claimed is used on. A member
-that cannot reach the store longer than its membership lasts may find its pods taken by others who
-can: for that long such a pod has two users, and each bills its own calls."""
+While the store is unreachable nothing new is claimed, and claimed pods stay in use. A member that
+cannot reach the store for longer than its membership may lose pods to others that can: such a pod
+has two users meanwhile, and each bills its own calls."""
 
 from __future__ import annotations
 
@@ -22,18 +22,17 @@ from typing import Protocol
 
 
 class ClaimsUnreachable(Exception):
-    """Raised when what activators share does not answer; the message names its address, never its
+    """Raised when the claim store does not answer. The message names its address, never its
     password."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodLease:
-    """One pod of ours.
+    """The lease of one pod.
 
     Attributes:
         revision: key, `<function id>@<revision>`.
-        instance: the id that the start asked for.
-    """
+        instance: the id that the start requested."""
 
     life: str
     revision: str
@@ -41,40 +40,39 @@ class PodLease:
 
 
 class Claims(Protocol):
-    """The verbs, as one member sees them."""
+    """The operations of one member on the claims."""
 
     async def claim(
         self, revision: str, instance: str, lives: Sequence[str], *, pods: int
     ) -> str | None:
-        """The first of `lives` that is free, from now on ours; None when all are others'. `pods`:
-        how many of the revision there are.
+        """Claim the first free one of `lives`; None when others have all of them. `pods`: number of
+        pods of the revision.
 
-        Asked again for the same instance it answers the same. Raises ClaimsUnreachable; what became
-        of it is then unknown until the next `state`, or a `release` of that instance."""
+        Repeated for the same instance it returns the same life. Raises ClaimsUnreachable; the
+        result is then unknown until the next `state`, or a `release` of that instance."""
         ...
 
     async def release(self, life: str) -> None:
-        """Give one back; idempotent, and never another's. Does not raise: what the store could not
-        be told, the next `state` tells."""
+        """Release a claim; idempotent, and never another member's. Does not raise: if the store is
+        unreachable, the next `state` releases it."""
         ...
 
     async def state(self) -> frozenset[str]:
-        """State what is ours; lives that are not any more, because others took them. Raises
-        ClaimsUnreachable."""
+        """State our claims. Returns the lives that others have taken. Raises ClaimsUnreachable."""
         ...
 
     async def mine(self) -> list[PodLease]:
-        """What the store has of this member, after its restart; all of it is ours from now on.
-        Raises ClaimsUnreachable."""
+        """Restore this member's claims from the store after its restart. Raises
+        ClaimsUnreachable."""
         ...
 
     async def aclose(self) -> None:
-        """Close the connections; claims stay."""
+        """Close the connections; claims remain."""
         ...
 
 
 class PodLeaseTable:
-    """Whose each life is. `living`: members that count."""
+    """The owner of each life. `living`: the current members."""
 
     def __init__(self, living: Callable[[], Iterable[str]]) -> None:
         self._living = living
@@ -84,13 +82,13 @@ class PodLeaseTable:
         return f"<PodLeaseTable {len(self.owners)} claims>"
 
     def is_free(self, life: str, member: str) -> bool:
-        """Whether `member` may have it."""
+        """Whether `member` may claim it."""
         owner = self.owners.get(life)
         return owner is None or owner[0] == member or owner[0] not in set(self._living())
 
 
 class ProcessClaims:
-    """`Claims` on a board in this process. A lone activator has one of its own; then every claim is
+    """`Claims` in a table of this process. A single activator has its own; then every claim is
     granted."""
 
     def __init__(self, board: PodLeaseTable | None = None, *, member: str) -> None:
@@ -104,7 +102,7 @@ class ProcessClaims:
     async def claim(
         self, revision: str, instance: str, lives: Sequence[str], *, pods: int
     ) -> str | None:
-        """See Claims."""
+        """Claim the first free one of `lives`."""
         for claim in self._held.values():
             if claim.instance == instance and claim.life in lives:
                 return claim.life
@@ -116,13 +114,13 @@ class ProcessClaims:
         return None
 
     async def release(self, life: str) -> None:
-        """See Claims."""
+        """Release a claim."""
         self._held.pop(life, None)
         if self._board.owners.get(life, ("",))[0] == self._member:
             del self._board.owners[life]
 
     async def state(self) -> frozenset[str]:
-        """See Claims."""
+        """State our claims. Returns the lives that others have taken."""
         lost = frozenset(life for life in self._held if not self._board.is_free(life, self._member))
         for life in lost:
             del self._held[life]
@@ -134,7 +132,7 @@ class ProcessClaims:
         return lost
 
     async def mine(self) -> list[PodLease]:
-        """See Claims."""
+        """Restore this member's claims from the table."""
         self._held = {
             life: claim
             for life, (owner, claim) in self._board.owners.items()
@@ -143,4 +141,4 @@ class ProcessClaims:
         return list(self._held.values())
 
     async def aclose(self) -> None:
-        """See Claims."""
+        """Do nothing: there are no connections."""

@@ -1,4 +1,4 @@
-"""What a fleet of pods keeps of each pod that is its own, and of the starts that wait for one."""
+"""Records of the pods that a fleet has claimed, and of the starts that wait for one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from snapshotter.types import InstanceId
 
 @dataclass(slots=True)
 class OwnedPod:
-    """A pod of ours. `is_told`: that it ends was said; `is_lost`: another activator has it."""
+    """A pod that this activator has claimed. `is_told`: its end was reported; `is_lost`: another
+    activator has it."""
 
     pod: Pod
     instance: InstanceId
@@ -21,7 +22,7 @@ class OwnedPod:
 
 @dataclass(slots=True)
 class PendingStart:
-    """Starts of one revision; they look for pods one after the other."""
+    """The waiting starts of one revision. They claim pods one after the other."""
 
     starts: int = 0
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)

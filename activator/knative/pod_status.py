@@ -1,5 +1,4 @@
-"""What a Pod object says about the worker in it, in our words: pure functions of its `metadata` and
-`status`.
+"""Interprets the status of a Pod object's worker: pure functions of its `metadata` and `status`.
 
 Reasons are those of the kubelet, the scheduler and the disruption conditions (Kubernetes API
 reference, core/v1 Pod, PodStatus)."""
@@ -25,7 +24,7 @@ _IMAGE = frozenset(
     }
 )
 _FIRST_PULL = "ErrImagePull"
-"""Said after each attempt; the kubelet tries again by itself."""
+"""Reported after each attempt; the kubelet retries by itself."""
 _CONFIG = frozenset(
     {
         "CreateContainerConfigError",
@@ -48,7 +47,7 @@ _EVICTED = frozenset(
 )
 _NODE_LOST = frozenset({"NodeLost", "DeletionByTaintManager", "DeletionByPodGC"})
 _KILLED = 137
-"""128 + SIGKILL, as container runtimes say it."""
+"""128 + SIGKILL, as container runtimes report it."""
 
 
 class Blocker(enum.Enum):
@@ -56,7 +55,7 @@ class Blocker(enum.Enum):
 
     UNSCHEDULABLE = "unschedulable"
     PULL = "pull"
-    """An image that could not be pulled once: it is tried again."""
+    """An image that could not be pulled once; the kubelet retries."""
     IMAGE = "image"
     CONFIG = "config"
     CRASH = "crash"
@@ -64,7 +63,7 @@ class Blocker(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class PodBlocker:
-    """What stands in the way, and what the cluster says of it."""
+    """What prevents the start, and the cluster's message about it."""
 
     bar: Blocker
     message: str
@@ -79,7 +78,7 @@ class WorkerExit:
 
 
 def obstacle_of(pod: Object) -> PodBlocker | None:
-    """Why it does not start; None while nothing speaks against it."""
+    """Why the pod does not start; None while there is no reason."""
     status = pod.get("status") or {}
     unscheduled = _condition(status, "PodScheduled")
     if unscheduled.get("status") == "False" and unscheduled.get("reason") == "Unschedulable":
@@ -101,7 +100,7 @@ def obstacle_of(pod: Object) -> PodBlocker | None:
 
 
 def ending_of(pod: Object) -> WorkerExit | None:
-    """How the worker in it ended, if it did; a container that was started again is another life
+    """How its worker ended; None while it has not. A restarted container is another life
     (`restarts_of`)."""
     status = pod.get("status") or {}
     phase = status.get("phase")
@@ -120,12 +119,12 @@ def ending_of(pod: Object) -> WorkerExit | None:
 
 
 def last_ending_of(pod: Object) -> WorkerExit:
-    """How the life before this one ended, of a container that was started again."""
+    """How the previous life ended, of a container that was restarted."""
     return _ended((user_container(pod).get("lastState") or {}).get("terminated") or {})
 
 
 def disruption_of(pod: Object) -> WorkerExit | None:
-    """Who took it away, where the cluster says so: evicted, or its node is gone."""
+    """Why the cluster removed the pod, if it reports it: evicted, or its node is lost."""
     status = pod.get("status") or {}
     target = _condition(status, "DisruptionTarget")
     told = str(target.get("reason") or "") if target.get("status") == "True" else ""
@@ -141,17 +140,17 @@ def disruption_of(pod: Object) -> WorkerExit | None:
 
 
 def restarts_of(pod: Object) -> int:
-    """How often its worker's container was started again."""
+    """How often its worker's container was restarted."""
     return int(user_container(pod).get("restartCount") or 0)
 
 
 def is_ready(pod: Object) -> bool:
-    """Whether Kubernetes calls it ready."""
+    """Whether Kubernetes reports it ready."""
     return bool(_condition(pod.get("status") or {}, "Ready").get("status") == "True")
 
 
 def stage_of(pod: Object) -> str:
-    """How far it is, for people."""
+    """The progress of its start, for error messages."""
     status = pod.get("status") or {}
     if (obstacle := obstacle_of(pod)) is not None:
         return f"{obstacle.bar.value}: {obstacle.message}"
@@ -162,12 +161,12 @@ def stage_of(pod: Object) -> str:
     state = user_container(pod).get("state") or {}
     if "running" not in state:
         reason = (state.get("waiting") or {}).get("reason") or "ContainerCreating"
-        return f"its node makes the container ready ({reason})"
-    return "Kubernetes calls it ready" if is_ready(pod) else "its worker boots"
+        return f"its node is creating the container ({reason})"
+    return "Kubernetes reports it ready" if is_ready(pod) else "its worker is starting"
 
 
 def user_container(pod: Object) -> Object:
-    """Status of the container that is the function's."""
+    """Status of the function's container."""
     containers = (pod.get("status") or {}).get("containerStatuses") or ()
     return next((container for container in containers if container.get("name") != SIDECAR), {})
 
@@ -204,7 +203,7 @@ def _ended(terminated: Object) -> WorkerExit:
         if code == _KILLED or terminated.get("signal") == 9
         else "exited"
     )
-    return WorkerExit(reason, _words(terminated) or "its container was started again")
+    return WorkerExit(reason, _words(terminated) or "its container was restarted")
 
 
 def _words(terminated: Object) -> str:

@@ -1,12 +1,12 @@
-"""What is known of the pods of functions, all tenants', as the cluster tells it.
+"""The pods of all tenants' functions, as reported by the cluster.
 
-Pods say what they are (annotation `pilotlight.dev/key`) and what keeps them from starting;
-EndpointSlices of the revisions' private services say where those are that have an address, ready or
-not; Deployments say why no pod could be made at all. Each is watched; while the API server is away,
-what was known stays: nothing is gone because nobody can say that it is there.
+Pods contain their revision (annotation `pilotlight.dev/key`) and what prevents them from starting.
+EndpointSlices of the revisions' private services contain the addresses, ready or not. Deployments
+contain why no pod could be created. All are watched. While the API server is unreachable the last
+state stays: missing information never counts as a missing pod.
 
-A pod whose container was started again is another *life*: what was known of its worker is void, and
-whoever had it has lost it."""
+A pod whose container was restarted is another *life*: the state of its worker is void, and its
+claim is lost."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from pilotlight.cluster.kinds import Kind
 log = logging.getLogger(__name__)
 
 PRIVATE = "networking.internal.knative.dev/serviceType=Private"
-"""Of the slices that we want: those of the service whose endpoints are the revision's pods."""
+"""Selects the slices of the service whose endpoints are the revision's pods."""
 COST = "controller.kubernetes.io/pod-deletion-cost"
 REFUSED_S = 5.0
-"""Between attempts to watch what we may not."""
+"""Interval between attempts at a watch that was refused."""
 Key = tuple[str, str]
 
 
 class Watching(Protocol):
-    """The part of `pilotlight.cluster.api.Cluster` that is needed here."""
+    """The part of `pilotlight.cluster.api.Cluster` that is used here."""
 
     def watch(
         self, kind: Kind, namespace: str | None = None, selector: str = ""
     ) -> AsyncGenerator[Change, None]:
-        """List, then changes, for ever."""
+        """List objects, then yield changes, forever."""
         ...
 
 
@@ -50,16 +50,15 @@ class Pod:
     """One pod, in one life.
 
     Attributes:
-        life: names this life of it: `<uid>.<restarts>`.
-        key: of the revision: `<function id>@<revision>`.
-        ip: None until it has one.
-        is_ending: it was asked to go, and gets no more calls.
+        life: identifies this life: `<uid>.<restarts>`.
+        key: key of the revision: `<function id>@<revision>`.
+        ip: None until it has an address.
+        is_ending: it is being deleted, and gets no more calls.
         ending: how its worker ended; None while it lives.
         obstacle: why it does not start.
         obstacle_since: monotonic time since which that is so.
         seen_at: monotonic time at which this life was first seen.
-        cost: what it says of the order in which pods are deleted; None = nothing.
-    """
+        cost: its annotation for the order of pod deletion; None = none."""
 
     uid: str
     life: str
@@ -80,34 +79,33 @@ class Pod:
 
     @property
     def is_usable(self) -> bool:
-        """Whether it may be, or become, an instance."""
+        """Whether it can be, or become, an instance."""
         return self.ip is not None and not self.is_ending and self.ending is None
 
     @property
     def is_coming(self) -> bool:
-        """Whether an instance may come of it."""
+        """Whether it may become an instance."""
         return not self.is_ending and self.ending is None
 
 
 Listener = Callable[[Pod | None, Pod | None, WorkerExit | None], None]
-"""Told of each change: the pod before and after (None: it was not, or is not there), and how the
-life before ended, if it did."""
+"""Called with each change: the pod before and after (None: it did not or does not exist), and how
+the previous life ended, if it did."""
 
 
 def _ignore(_before: Pod | None, _after: Pod | None, _ending: WorkerExit | None) -> None:
-    """Nobody looks."""
+    """Default listener: do nothing."""
 
 
 class Pods:
-    """See the module. Owner: the event loop; `take_*` are synchronous.
+    """The current pods. Owner: the event loop; `apply_*` are synchronous.
 
     Attributes:
-        synced: set once everything that is there was told.
-        listener: see Listener.
-    """
+        synced: set once the initial lists are complete.
+        listener: see Listener."""
 
     def __init__(self, *, selector: str, clock: Callable[[], float] = time.monotonic) -> None:
-        """`selector`: of labels that our functions' objects have."""
+        """`selector`: labels of our functions' objects."""
         self._selector = selector
         self._clock = clock
         self._pods: dict[str, Pod] = {}
@@ -120,38 +118,38 @@ class Pods:
         self.listener: Listener = _ignore
 
     def __repr__(self) -> str:
-        missing = f", {', '.join(sorted(self._unsynced))} not told yet" if self._unsynced else ""
+        missing = f", {', '.join(sorted(self._unsynced))} not synced" if self._unsynced else ""
         return f"<Pods {len(self._pods)} of {len(self._by_key)} revisions{missing}>"
 
-    # -- asked -------------------------------------------------------------------------------------
+    # -- queries -----------------------------------------------------------------------------------
     def of(self, key: str) -> list[Pod]:
-        """Pods of a revision, those that were seen first in front."""
+        """Pods of a revision, in the order in which they were first seen."""
         return sorted(self._by_key.get(key, {}).values(), key=lambda pod: (pod.seen_at, pod.name))
 
     def alive(self, life: str) -> Pod | None:
-        """The pod in that life, unless that is over."""
+        """The pod in that life; None when the life is over."""
         pod = self._pods.get(life.rpartition(".")[0])
         return pod if pod is not None and pod.life == life and pod.ending is None else None
 
     def failure(self, namespace: str, revision: str) -> tuple[str, float] | None:
-        """Why no pod of a revision (its name in the cluster) could be made, and since when
-        (monotonic); None when nothing is said."""
+        """Why no pod of a revision (its name in the cluster) could be created, and since when
+        (monotonic); None when there is no such report."""
         return self._failures.get((namespace, revision))
 
     def changed(self, key: str) -> asyncio.Event:
-        """Set with the next change of that revision's pods: take it before looking, wait for it
-        after."""
+        """An event that is set by the next change of that revision's pods. Get it before reading
+        the pods, wait for it afterwards."""
         return self._changed.setdefault(key, asyncio.Event())
 
     def ring(self, key: str) -> None:
-        """Wake whoever waits for a change."""
+        """Wake the tasks that wait for a change."""
         event = self._changed.pop(key, None)
         if event is not None:
             event.set()
 
-    # -- told --------------------------------------------------------------------------------------
+    # -- changes -----------------------------------------------------------------------------------
     def take_pod(self, change: Change) -> None:
-        """A Pod came, changed or went."""
+        """Apply a change of a Pod."""
         uid = str(change.object["metadata"]["uid"])
         before = self._pods.get(uid)
         if change.type == "DELETED":
@@ -172,7 +170,7 @@ class Pods:
         self._put(before, after, ended)
 
     def take_slice(self, change: Change) -> None:
-        """An EndpointSlice came, changed or went."""
+        """Apply a change of an EndpointSlice."""
         metadata = change.object["metadata"]
         place = (str(metadata["namespace"]), str(metadata["name"]))
         before = self._slices.pop(place, {})
@@ -185,7 +183,7 @@ class Pods:
                 self._put(pod, replace(pod, ip=now[uid]), None)
 
     def take_deployment(self, change: Change) -> None:
-        """A Deployment came, changed or went."""
+        """Apply a change of a Deployment."""
         metadata = change.object["metadata"]
         revision = str((metadata.get("labels") or {}).get(names.KNATIVE_REVISION) or "")
         place = (str(metadata["namespace"]), revision)
@@ -215,7 +213,7 @@ class Pods:
         self.ring(after.key)
 
     def _parsed(self, body: Object, before: Pod | None) -> Pod | None:
-        """None of one that is none of ours."""
+        """Parse a Pod object. None when it is not a function's pod."""
         metadata, status = body["metadata"], body.get("status") or {}
         annotations = metadata.get("annotations") or {}
         key = annotations.get(names.KEY)
@@ -259,7 +257,7 @@ class Pods:
 
     # -- watching ----------------------------------------------------------------------------------
     async def follow(self, cluster: Watching) -> None:
-        """Watch, for ever."""
+        """Watch the cluster until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             for name, kind, selector, take in (
                 ("pods", kinds.POD, self._selector, self.take_pod),
@@ -299,8 +297,8 @@ class Pods:
 
 
 def _remembered(obstacle: PodBlocker | None, before: Pod | None) -> PodBlocker | None:
-    """While the kubelet backs off it no longer says why a pull failed: what it said before
-    stays."""
+    """Keep the message of a failed pull: while the kubelet backs off it no longer reports the
+    reason."""
     known = before.obstacle if before is not None else None
     if (
         obstacle is not None
@@ -313,7 +311,7 @@ def _remembered(obstacle: PodBlocker | None, before: Pod | None) -> PodBlocker |
 
 
 def _addresses(body: Object) -> dict[str, str]:
-    """Address by the pod's uid; ready or not is no matter."""
+    """Addresses by pod uid, ready or not."""
     found: dict[str, str] = {}
     for endpoint in body.get("endpoints") or ():
         uid, addresses = (
@@ -329,6 +327,6 @@ def _failure(body: Object) -> str:
     for condition in (body.get("status") or {}).get("conditions") or ():
         if condition.get("type") == "ReplicaFailure" and condition.get("status") == "True":
             return str(
-                condition.get("message") or condition.get("reason") or "its pods cannot be made"
+                condition.get("message") or condition.get("reason") or "its pods cannot be created"
             )
     return ""

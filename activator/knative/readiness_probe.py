@@ -1,9 +1,9 @@
-"""Whether the worker of a pod answers: asked as soon as the pod has an address, and every 50 ms
+"""Probes whether the worker of a pod answers: as soon as the pod has an address, and every 50 ms
 from then on, until it does.
 
-Kubernetes would say the same a second or more later: the kubelet's probe, its report, the
-endpoints. A life of a pod is asked only while a start of its revision waits here, by one task each;
-what was answered once is remembered as long as that life lasts."""
+Kubernetes would report the same a second or more later: the kubelet's probe, its report, the
+endpoints. A life of a pod is probed only while a start of its revision waits here, by one task each.
+A positive answer is kept as long as that life lasts."""
 
 from __future__ import annotations
 
@@ -30,32 +30,32 @@ log = logging.getLogger(__name__)
 
 WORKER_PORT = 8080
 PROXY_PORT = 8012
-"""Of Knative's queue-proxy, which stands in front of the worker where KPA measures."""
+"""Port of Knative's queue-proxy, which is in front of the worker where KPA measures."""
 AGAIN_S = 0.05
-"""Between an answer that was not it and the next ask."""
+"""Interval between a negative answer and the next probe."""
 DEADLINE_S = 2.0
-"""Of one ask: well above a slow network's round trip (70 ms were seen to starve a probe of 300
-ms)."""
+"""Timeout of one probe: well above a slow network's round trip (round trips of 70 ms made a probe
+of 300 ms time out)."""
 AT_ONCE = 64
-"""Asks under way: a burst of a hundred pods is no storm."""
+"""Maximum number of concurrent probes, so that a burst of a hundred pods does not overload the
+node."""
 _LAUNCHER_PHASES = frozenset({"agent", "code", "weights", "gpu", "pod", "restore"})
-"""What the launcher of a pod adds to its worker's phases (`pilotlight.launcher`). A pod's word: no
-other name becomes a metric's label."""
+"""Phases that the launcher of a pod adds to its worker's phases (`pilotlight.launcher`). The pod is
+not trusted: other names do not become a metric's label."""
 _STATUS = f"GET {WORKER_STATUS} HTTP/1.1\r\nhost: worker\r\nconnection: close\r\n\r\n".encode()
 _PROXY = f"GET {WORKER_STATUS} HTTP/1.1\r\nhost: worker\r\nk-network-probe: queue\r\nconnection: close\r\n\r\n".encode()
-"""queue-proxy answers this itself, and counts it as no request
+"""queue-proxy answers this itself, and does not count it as a request
 (knative.dev/networking/pkg/http/header, `K-Network-Probe`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """What a worker said of itself.
+    """A worker's report about itself.
 
     Attributes:
-        running: calls that run in it.
+        running: number of calls that run in it.
         at: monotonic time of its answer.
-        asks: how many asks it took; 1 = it was ready before.
-    """
+        asks: number of probes it took; 1 = it was ready before."""
 
     start_kind: StartKind
     phases_ms: Mapping[str, float] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class Ready:
 
 
 class Readiness:
-    """See the module. Owner: the event loop."""
+    """Probes pods. Owner: the event loop."""
 
     def __init__(
         self,
@@ -75,8 +75,8 @@ class Readiness:
         again_s: float = AGAIN_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`port`: where calls go; with queue-proxy's, that is asked too. `on_ready`: told when one
-        has answered."""
+        """`port`: where calls go; if it is queue-proxy's, queue-proxy is probed too. `on_ready`:
+        called when a pod has answered."""
         self._port = port
         self._on_ready = on_ready
         self._again_s = again_s
@@ -90,15 +90,15 @@ class Readiness:
         return f"<Readiness {len(self._ready)} ready, {len(self._asking)} asked>"
 
     def of(self, life: str) -> Ready | None:
-        """What the worker said; None while it has not."""
+        """The worker's report; None while there is none."""
         return self._ready.get(life)
 
     def said(self, life: str) -> str:
-        """What came instead of its word, for people; "" when nothing was asked."""
+        """Result of the last failed probe, for error messages; "" when there was none."""
         return self._said.get(life, "")
 
     def ask(self, pod: Pod) -> None:
-        """Ask until it answers; no more than one task for each life."""
+        """Probe a pod until it answers, in one task per life."""
         if pod.life in self._ready or pod.life in self._asking or pod.ip is None:
             return
         task = asyncio.create_task(self._ask(pod), name=f"is {pod.name} ready")
@@ -106,17 +106,17 @@ class Readiness:
         task.add_done_callback(lambda done: self._asked(pod.life, done))
 
     def _asked(self, life: str, task: asyncio.Task[None]) -> None:
-        if self._asking.get(life) is task:  # one that was left ends later than the next one begins
+        if self._asking.get(life) is task:  # a cancelled task may end after the next one begins
             del self._asking[life]
 
     def leave(self, life: str) -> None:
-        """Nobody waits for it any more."""
+        """Stop probing."""
         task = self._asking.pop(life, None)
         if task is not None:
             task.cancel()
 
     def forget(self, life: str) -> None:
-        """That life is over."""
+        """Delete the state of a life that is over."""
         self.leave(life)
         self._ready.pop(life, None)
         self._said.pop(life, None)
@@ -149,7 +149,7 @@ class Readiness:
         return None
 
     async def running(self, pod: Pod) -> int | None:
-        """Calls that run in it now; None when it does not say."""
+        """Number of calls that run in it now; None when it does not answer."""
         if pod.ip is None:
             return None
         try:
@@ -160,7 +160,7 @@ class Readiness:
         return _parsed(answer, self._clock(), 1).running if answer.status == 200 else None
 
     async def aclose(self) -> None:
-        """Ask no more."""
+        """Stop all probes."""
         tasks = list(self._asking.values())
         for task in tasks:
             task.cancel()
@@ -168,8 +168,8 @@ class Readiness:
 
 
 async def exchange(where: str, request: bytes) -> WorkerResponse:
-    """One request on a connection of its own; the answer's body is here, where it is short. Raises
-    OSError, WorkerConnectionLost."""
+    """Send one request on its own connection. A short answer has its body. Raises OSError,
+    WorkerConnectionLost."""
     loop = asyncio.get_running_loop()
     connection = await connect(loop, WorkerConnection, where)
     try:
@@ -179,7 +179,8 @@ async def exchange(where: str, request: bytes) -> WorkerResponse:
 
 
 def _parsed(answer: WorkerResponse, now: float, asks: int) -> Ready:
-    """What it does not say, or not in this way, is left out: it answered, and that counts."""
+    """Parse a report. Missing or invalid fields are left out: the worker answered, and that is what
+    counts."""
     try:
         body: Any = json.loads(answer.body or b"{}")
         kind = StartKind(body.get("start_kind", StartKind.COLD))
@@ -192,5 +193,5 @@ def _parsed(answer: WorkerResponse, now: float, asks: int) -> Ready:
             asks=asks,
         )
     except (ValueError, AttributeError, TypeError, OverflowError, RecursionError) as e:
-        log.warning("a worker says of itself what nobody understands: %s", e)
+        log.warning("invalid readiness report of a worker: %s", e)
         return Ready(start_kind=StartKind.COLD, at=now, asks=asks)

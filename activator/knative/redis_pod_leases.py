@@ -1,4 +1,4 @@
-"""`Claims` in Redis: one script, one round trip for each verb. Members are those of
+"""`Claims` in Redis: one script and one round trip per operation. Members are those of
 `activator.coordination.redis_state`."""
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from activator.knative.pod_leases import ClaimsUnreachable, PodLease
 log = logging.getLogger(__name__)
 
 KEEP_S = 600.0
-"""What nobody states any more is forgotten after this long: far above a membership, which is what
-decides."""
+"""Claims that no member states are deleted after this long: far above a membership, which is
+decisive."""
 
 
 class RedisClaims:
-    """One member's view. Owner: the event loop. The lock keeps claims, releases and statements from
-    overtaking each other."""
+    """The claims of one member. Owner: the event loop. The lock keeps claims, releases and
+    statements in order."""
 
     def __init__(self, url: str, *, platform: str, member: str) -> None:
-        """Connects with the first verb. Raises ValueError when the URL is none."""
+        """Connects with the first operation. Raises ValueError when the URL is invalid."""
         self._member = member
         self._where = address_of(url)
         self._prefix = f"pilotlight:{{{platform}}}:"
@@ -44,7 +44,8 @@ class RedisClaims:
     async def claim(
         self, revision: str, instance: str, lives: Sequence[str], *, pods: int
     ) -> str | None:
-        """See Claims. None, too, while this activator is no member: its next beat makes it one."""
+        """Claim the first free one of `lives`. Also None while this activator is not a member; its
+        next heartbeat makes it one."""
         wanted = [
             life
             for life in lives
@@ -74,7 +75,7 @@ class RedisClaims:
             return life
 
     async def release(self, life: str) -> None:
-        """See Claims."""
+        """Release a claim."""
         async with self._lock:
             claim = self._held.pop(life, None)
             if claim is None:
@@ -86,13 +87,13 @@ class RedisClaims:
                 )
             except (RedisError, OSError) as e:
                 log.warning(
-                    "a pod could not be given back; it is with the next beat life=%s error=%s",
+                    "pod not released, retrying with the next heartbeat life=%s error=%s",
                     life,
                     type(e).__name__,
                 )
 
     async def state(self) -> frozenset[str]:
-        """See Claims. Nothing is lost, and nothing stated, while this activator is no member."""
+        """State our claims. Does nothing while this activator is not a member."""
         async with self._lock:
             flat = [
                 part
@@ -111,7 +112,7 @@ class RedisClaims:
             return frozenset(answer[1:])
 
     async def mine(self) -> list[PodLease]:
-        """See Claims."""
+        """Restore this member's claims from Redis."""
         async with self._lock:
             try:
                 flat = await self._mine(
@@ -127,7 +128,7 @@ class RedisClaims:
             return list(self._held.values())
 
     async def aclose(self) -> None:
-        """See Claims."""
+        """Close the connections; claims remain."""
         await self._redis.aclose()
 
     @property

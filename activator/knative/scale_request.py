@@ -1,9 +1,8 @@
-"""What makes pods come: whoever decides on their number is told how many are wanted, for as long as
-starts wait.
+"""Requests pods: reports how many are needed to the autoscaler, for as long as starts wait.
 
-With Knative's autoscaler that is `activation_requests.ActivationRequests`: requests that wait, as
-calls would. With ours (class `pilotlight.dev`) each activator states its demand, and the leader
-adds them up."""
+With Knative's autoscaler that is `activation_requests.ActivationRequests`: waiting requests that
+represent calls. With ours (class `pilotlight.dev`) each activator reports its demand, and the
+leader adds it up."""
 
 from __future__ import annotations
 
@@ -16,40 +15,40 @@ from activator.routing.route_table import CallTarget
 
 
 class Demand(Protocol):
-    """What this activator wants, as the leader of the autoscaler sees it. Absolute numbers: a lost
-    message heals with the next one.
+    """This activator's demand, as reported to the leader of the autoscaler. Absolute numbers: a
+    lost message is corrected by the next one.
 
-    Neither method waits for pods, or raises because the store is away: what could not be said is
-    said again."""
+    Neither method waits for pods, or raises when the store is unreachable; the report is then
+    repeated."""
 
     async def ask(self, key: str, wanted: int) -> None:
-        """`wanted` instances of revision `key` are needed here beyond those that this activator
-        has; the leader is poked."""
+        """Report that `wanted` instances of revision `key` are needed here in addition to those
+        that this activator has. Wakes the leader."""
         ...
 
     async def withdraw(self, key: str) -> None:
-        """None is needed any more; idempotent."""
+        """Report that none is needed any longer; idempotent."""
         ...
 
 
 class ScaleRequester(Protocol):
-    """Makes pods come."""
+    """Requests pods."""
 
     def asked(self, target: CallTarget) -> AbstractAsyncContextManager[None]:
-        """One start waits for a pod, from here to the end of the context."""
+        """Request a pod for one start, until the end of the context."""
         ...
 
     def said(self, key: str) -> str:
-        """What came of it of late, for people; "" when there is nothing to say."""
+        """Result of the request so far, for error messages; "" when there is none."""
         ...
 
     async def aclose(self) -> None:
-        """Ask no more."""
+        """Withdraw all requests."""
         ...
 
 
 class ReportedDemand:
-    """`ScaleRequester` by a Demand: counts the starts that wait. Owner: the event loop."""
+    """`ScaleRequester` through a Demand: counts the waiting starts. Owner: the event loop."""
 
     def __init__(self, demand: Demand) -> None:
         self._demand = demand
@@ -60,7 +59,7 @@ class ReportedDemand:
 
     @asynccontextmanager
     async def asked(self, target: CallTarget) -> AsyncIterator[None]:
-        """See ScaleRequester."""
+        """Request a pod for one start, until the end of the context."""
         key = target.key
         self._waiting[key] += 1
         try:
@@ -75,11 +74,11 @@ class ReportedDemand:
                 await self._demand.withdraw(key)
 
     def said(self, key: str) -> str:
-        """See ScaleRequester."""
-        return f"{self._waiting[key]} asked of the autoscaler" if self._waiting[key] else ""
+        """The number of requested pods, for error messages."""
+        return f"{self._waiting[key]} requested from the autoscaler" if self._waiting[key] else ""
 
     async def aclose(self) -> None:
-        """See ScaleRequester: what is still wanted is withdrawn."""
+        """Withdraw all requests."""
         for key in list(self._waiting):
             await self._demand.withdraw(key)
         self._waiting.clear()

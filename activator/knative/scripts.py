@@ -1,10 +1,10 @@
-"""The verbs of claims as Redis scripts (EVAL is atomic:
+"""The operations on claims as Redis scripts (EVAL is atomic:
 https://redis.io/docs/latest/develop/programmability/). Time is the server's, ms.
 
-Keys, all under `pilotlight:{<platform>}:` like those of `activator.coordination.scripts`, whose
+Keys have the prefix `pilotlight:{<platform>}:` like those of `activator.coordination.scripts`, whose
 `members`, `wanting:<revision>` and `starving:<revision>` are used here too: `claims:<revision>`
 (hash: a pod's life → `<member> <instance>`), `claimed:<member>` (hash: a pod's life → `<revision>
-<instance>`). `claimed` is what a member is asked for after its restart; where the two differ,
+<instance>`). `claimed` restores a member's claims after its restart; where the two differ,
 `pod_leases` is right."""
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CLAIM = (
     + """
 -- KEYS: members, claims:<revision>, claimed:<me>, wanting:<revision>, starving:<revision>.
 -- ARGV: me, keep_ms, refusal_ms, revision, instance, held, pods, then lives.
--- Returns a life; '' when none is free; '-' when we are no member.
+-- Returns a life; '' when none is free; '-' when this member is unknown.
 local me, revision, instance = ARGV[1], ARGV[4], ARGV[5]
 if not is_living(me) then return '-' end
 local found = nil

@@ -1,8 +1,8 @@
-"""When a start has waited for a pod long enough, and why: pure functions of what the cluster says.
+"""When a start should stop waiting for a pod, and why: pure functions of the cluster's reports.
 
-What nobody can expect to pass by itself (an image that is not there, a worker that dies) ends a
-start at once. What only needs room is given a grace, because nodes may be on their way. As long as
-one pod may still come of it, a start waits, to the end of its clock."""
+A problem that does not resolve by itself (a missing image, a worker that exits) ends a start at
+once. A lack of room is tolerated for a grace period, because nodes may be starting. As long as one
+pod may still become ready, a start waits until its deadline."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ from activator.knative.pods import Pod
 from snapshotter import errors
 
 PULL_S = 5.0
-"""The kubelet tries an image again after ten seconds, and says that it backs off: one stumble of a
-registry is no failure yet."""
+"""The kubelet retries an image pull after ten seconds, and then reports that it backs off: a single
+failed attempt is not a failure yet."""
 CRASHES = frozenset({"exited", "killed", "out_of_memory"})
-"""Endings that are the worker's own; a pod that was evicted, or lost with its node, is replaced."""
+"""Endings caused by the worker itself; a pod that was evicted, or lost with its node, is
+replaced."""
 
 
 def of_crash(ending: WorkerExit, where: str) -> errors.StartFailed | None:
-    """A worker ended before it was ready."""
+    """The error for a worker that ended before it was ready; None when it is not the worker's
+    failure."""
     if ending.reason not in CRASHES:
         return None
     tail = ending.message.splitlines()
@@ -32,7 +34,7 @@ def of_crash(ending: WorkerExit, where: str) -> errors.StartFailed | None:
 
 
 def of_pods(pods: Sequence[Pod], *, grace_s: float, now: float) -> errors.SnapshotterError | None:
-    """`pods`: of the revision, as far as they are nobody's. None: one of them may still come, or
+    """The error for the unclaimed pods of a revision. None: one of them may still become ready, or
     there is none."""
     verdicts: list[errors.SnapshotterError] = []
     for pod in pods:
@@ -51,13 +53,14 @@ def of_pods(pods: Sequence[Pod], *, grace_s: float, now: float) -> errors.Snapsh
 def of_failure(
     failure: tuple[str, float] | None, *, grace_s: float, now: float
 ) -> errors.SnapshotterError | None:
-    """No pod could even be made: (what the cluster says, since when)."""
+    """The error for a revision whose pods cannot be created. `failure`: the cluster's message, and
+    since when."""
     if failure is None or now - failure[1] < grace_s:
         return None
     message = failure[0]
     if "quota" in message:
         return errors.NoCapacity(
-            f"the namespace's quota has no room: {message}", {"resource": "quota"}
+            f"the namespace's quota is used up: {message}", {"resource": "quota"}
         )
     return errors.StartFailed(
         f"the cluster refuses its pods: {message}", {"log_tail": [message], "reason": "refused"}
@@ -65,11 +68,11 @@ def of_failure(
 
 
 def stage(pods: Sequence[Pod], *, said: str, worker_said: str) -> str:
-    """How far it came, for whoever waited in vain. `said`: what became of the wish for a pod;
-    `worker_said`: of asking its worker."""
+    """The progress of a start, for the error when it times out. `said`: result of the request for a
+    pod; `worker_said`: of probing its worker."""
     coming = [pod for pod in pods if pod.is_coming]
     if not coming:
-        return f"no pod was made{f' ({said})' if said else ''}"
+        return f"no pod was created{f' ({said})' if said else ''}"
     furthest = max(coming, key=lambda pod: (pod.is_ready, pod.ip is not None, pod.obstacle is None))
     told = f"; {worker_said}" if worker_said else ""
     return f"pod {furthest.name}: {furthest.stage}{told}"
@@ -84,7 +87,7 @@ def _of_pod(pod: Pod, *, grace_s: float, now: float) -> errors.SnapshotterError 
         if age_s < grace_s:
             return None
         return errors.NoCapacity(
-            f"no node takes its pod: {obstacle.message}",
+            f"no node can run its pod: {obstacle.message}",
             {"resource": _lacking(obstacle.message), "pod": pod.name},
         )
     if obstacle.bar is Blocker.PULL and age_s < PULL_S:
@@ -95,18 +98,18 @@ def _of_pod(pod: Pod, *, grace_s: float, now: float) -> errors.SnapshotterError 
         "pod": pod.name,
     }
     if obstacle.bar in (Blocker.PULL, Blocker.IMAGE):
-        return errors.BundleUnavailable(f"its image cannot be had: {obstacle.message}", detail)
+        return errors.BundleUnavailable(f"its image cannot be pulled: {obstacle.message}", detail)
     what = (
-        "the worker keeps ending"
+        "the worker exits repeatedly"
         if obstacle.bar is Blocker.CRASH
-        else "its container cannot be made"
+        else "its container cannot be created"
     )
     return errors.StartFailed(f"{what}: {obstacle.message}", detail)
 
 
 def _lacking(message: str) -> str:
-    """What the scheduler lacks, in one word: `0/3 nodes are available: 1 Insufficient memory, 2
-    Insufficient nvidia.com/gpu.`"""
+    """The resource that the scheduler lacks, from its message: `0/3 nodes are available: 1
+    Insufficient memory, 2 Insufficient nvidia.com/gpu.`"""
     named = {name.rstrip(".,") for name in re.findall(r"Insufficient (\S+)", message)}
     if any("gpu" in name for name in named):
         return "gpu"

@@ -1,4 +1,4 @@
-"""What a fleet of pods cannot do, and says so: sleep, keep templates, make snapshots by itself."""
+"""The operations that a fleet of pods does not support: sleep, templates, and its own snapshots."""
 
 from __future__ import annotations
 
@@ -8,28 +8,30 @@ from snapshotter.types import InstanceId, InstanceInfo, RevisionKey, SnapshotInf
 
 
 class PodFleetLimits:
-    """The part of `activator.balancing.fleet.Fleet` that only a node's own agent has."""
+    """The part of `activator.balancing.fleet.Fleet` that only a node agent supports."""
 
     has_templates = False
     can_sleep = False
 
     async def leased(self) -> list[InstanceInfo]:
-        """Nobody ends the instances of an activator that is gone: its pods are free, and found by
-        whoever needs one."""
+        """Return nothing: the pods of a removed activator become free, and other activators claim
+        them."""
         return []
 
     async def sleep(self, instance_id: InstanceId) -> InstanceInfo:
         """Raises Unsupported."""
-        raise errors.Unsupported("pods do not sleep: the autoscaler ends those that nobody needs")
+        raise errors.Unsupported(
+            "pods do not sleep: the autoscaler removes those that are not needed"
+        )
 
     async def wake(self, instance_id: InstanceId) -> InstanceInfo:
         """Raises Unsupported."""
-        raise errors.Unsupported("pods do not sleep, so none can be woken")
+        raise errors.Unsupported("pods do not sleep, so none can be resumed")
 
     async def prepare(self, target: CallTarget) -> TemplateInfo:
         """Raises Unsupported."""
         raise errors.Unsupported(
-            "a cluster keeps no templates: on each node its own agent decides how a pod starts"
+            "a cluster has no templates: the agent of each node decides how a pod starts"
         )
 
     async def checkpoint(self, target: CallTarget) -> SnapshotInfo:
@@ -39,8 +41,8 @@ class PodFleetLimits:
         )
 
     async def templates(self) -> list[TemplateInfo]:
-        """There are none."""
+        """Return nothing."""
         return []
 
     async def drop_template(self, revision: RevisionKey) -> None:
-        """There is none to drop."""
+        """Do nothing."""

@@ -1,7 +1,8 @@
-"""Language models: tokens where calls come in (`request_size` reads a request, `token_estimates`
-knows how long its prompt is, `token_admission` lets it in, `token_reservation` counts until its
-end), and what is known of their engines.
+"""Language models: token accounting of calls, and the state of their engines.
 
-`engine_metrics` reads an engine's own metrics, `engine_state` makes of them what is known of an
-instance, `engine_scraper` asks each now and then; `prefix_affinity` says which instance a prompt's
-beginning belongs to, `engine_throttler` puts both to use."""
+`request_size` measures a request, `token_estimates` estimates the length of its prompt,
+`token_admission` admits it, `token_reservation` counts its tokens until the end.
+
+`engine_metrics` parses an engine's own metrics, `engine_state` derives the state of an instance,
+`engine_scraper` polls the engines; `prefix_affinity` maps the beginning of a prompt to an instance,
+and `engine_throttler` uses both."""

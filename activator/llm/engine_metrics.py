@@ -1,11 +1,10 @@
-"""What an engine says of itself: its Prometheus text, of which only what is needed here is read.
+"""Parses the Prometheus metrics of an engine; only the needed ones.
 
-Names are those of vLLM 0.32 (`vllm/v1/metrics/loggers.py`). An engine that is spread over several
-schedulers says each number once for each: counts are added up, of the shares of KV memory the
-greatest counts. A number that is missing is None, never zero.
+Names are those of vLLM 0.32 (`vllm/v1/metrics/loggers.py`). An engine with several schedulers
+reports each number per scheduler: counts are summed, of the KV memory usage the maximum counts. A
+missing number is None, never zero.
 
-Source: Prometheus text exposition format 0.0.4.
-"""
+Source: Prometheus text exposition format 0.0.4."""
 
 from __future__ import annotations
 
@@ -17,9 +16,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 MOST = 1e15
-"""No engine has counted so many of anything."""
+"""Larger numbers are invalid."""
 MAX_BUCKETS = 128
-"""Of one histogram: vLLM's have some twenty. Each is gone through with every look, and kept."""
+"""Maximum buckets of one histogram: vLLM has some twenty. Each is processed with every scrape, and
+kept."""
 _GAUGES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
 _COUNTERS = (
     "prefix_cache_queries_total",
@@ -39,8 +39,8 @@ _BOUND = re.compile(rb'(?:^|,)le="([^"]*)"')
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Histogram:
-    """Times of one kind. `counts[n]` of them took at most `bounds_s[n]`; the last bound is
-    infinite, so the last count is of all."""
+    """A histogram of durations. `counts[n]` of them took at most `bounds_s[n]`; the last bound is
+    infinite, so the last count is the total."""
 
     bounds_s: tuple[float, ...]
     counts: tuple[float, ...]
@@ -48,26 +48,26 @@ class Histogram:
 
     @property
     def count(self) -> float:
-        """How many there were."""
+        """Total number of durations."""
         return self.counts[-1] if self.counts else 0.0
 
     def since(self, before: Histogram | None) -> Histogram:
-        """Those that were not in `before` yet; all where that one is of other buckets, or counted
-        further."""
+        """The durations that are not in `before` yet; all if its buckets differ or its count is
+        higher."""
         if before is None or before.bounds_s != self.bounds_s or before.count > self.count:
             return self
         counts = tuple(now - then for now, then in zip(self.counts, before.counts, strict=True))
         return Histogram(bounds_s=self.bounds_s, counts=counts, sum_s=self.sum_s - before.sum_s)
 
     def plus(self, other: Histogram) -> Histogram:
-        """Both together; the newer one alone where their buckets differ."""
+        """The sum of both; `other`, the newer one, if their buckets differ."""
         if other.bounds_s != self.bounds_s:
             return other
         counts = tuple(a + b for a, b in zip(self.counts, other.counts, strict=True))
         return Histogram(bounds_s=self.bounds_s, counts=counts, sum_s=self.sum_s + other.sum_s)
 
     def longer_than(self, seconds: float) -> float:
-        """How many took longer than so long; inside a bucket they are taken to lie evenly."""
+        """Estimated number of durations above a limit, by linear interpolation within a bucket."""
         low_s, below = 0.0, 0.0
         for bound_s, count in zip(self.bounds_s, self.counts, strict=True):
             if bound_s >= seconds:
@@ -83,16 +83,16 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineMetrics:
-    """What an engine said at one moment. Counts are since its start, the one that its snapshot was
-    made of included.
+    """An engine's metrics at one moment. Counters are since its start, including the time before
+    its snapshot.
 
     Attributes:
-        running, waiting: requests that are computed, and that wait inside the engine. kv_use: share
-        of its KV memory that is taken, 0 to 1. prefix_queries, prefix_hits: prompt tokens that were
-        looked up among the prefixes in memory, and those found. preemptions: requests that lost
-        their KV memory to others and were begun again. first_token_s, between_tokens_s: times to a
-        first token, and from token to token.
-    """
+        running, waiting: requests that are computed, and that wait inside the engine.
+        kv_use: share of its KV memory in use, 0 to 1.
+        prefix_queries, prefix_hits: prompt tokens that were looked up in the prefix cache, and
+            those found.
+        preemptions: requests that lost their KV memory to others and were restarted.
+        first_token_s, between_tokens_s: times to the first token, and between tokens."""
 
     running: int
     waiting: int
@@ -107,8 +107,8 @@ class EngineMetrics:
 
 
 def parse(text: bytes) -> EngineMetrics | None:
-    """What `text` says; None where it does not even say how many requests there are: it is no
-    engine's, or a broken one's."""
+    """Parse metrics. None if the numbers of requests are missing: the text is not an engine's, or
+    the engine is broken."""
     values: dict[str, list[float]] = defaultdict(list)
     buckets: dict[str, dict[float, float]] = defaultdict(lambda: defaultdict(float))
     for name, labels, number in _samples(text):
@@ -145,11 +145,11 @@ def _bound_s(labels: bytes) -> float | None:
 
 
 def _samples(text: bytes) -> Iterator[tuple[str, bytes, float]]:
-    """Name, labels and number of the lines that are wanted: some fifty of five hundred, so the
-    others are left by their first letters.
+    """Yield name, labels and number of the needed lines: some fifty of five hundred, so other lines
+    are skipped by their prefix.
 
-    What counts nothing that there can be (below zero, beyond MOST, no number) is left out: engines
-    run what tenants made of them."""
+    Impossible numbers (negative, above MOST, NaN) are skipped, because a tenant controls the
+    engine."""
     for line in text.split(b"\n"):
         if line[:5] != b"vllm:":
             continue

@@ -1,8 +1,8 @@
-"""Asks engines for their metrics: those with calls often, idle ones seldom.
+"""Polls the metrics of engines: often while they have calls, rarely while idle.
 
-A look is no call: it takes no slot, is written into no record, keeps no instance awake and has a
-connection of its own, which ends with it. One that gets no answer within its deadline says nothing,
-and holds up no other."""
+A scrape is not a call: it uses no slot, creates no record, does not keep an instance awake, and has
+its own connection. A scrape without an answer within the deadline returns nothing and delays no
+other."""
 
 from __future__ import annotations
 
@@ -26,22 +26,23 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 EVERY_S = 2.0
-"""Between two looks at an engine with calls: the autoscaler decides as often."""
+"""Interval of scrapes of an engine with calls: the same as the autoscaler's decisions."""
 IDLE_EVERY_S = 15.0
 DEADLINE_S = 1.0
 MAX_BYTES = 256 * 1024
-"""Of an answer: vLLM says some 60 KiB for each scheduler; an engine runs a tenant's arguments, and
-must not take the activator's time."""
+"""Maximum size of an answer: vLLM sends some 60 KiB per scheduler. A tenant controls the engine,
+and must not use up the activator's time."""
 AT_ONCE = 16
 _REQUEST = b"GET /metrics HTTP/1.1\r\nhost: worker\r\nconnection: close\r\n\r\n"
 
 
 def _nobody_looks(_target: CallTarget, _view: EngineState) -> None:
-    """Beside the throttlers themselves."""
+    """Default of `seen`: only the throttlers use the state."""
 
 
 class Scraper:
-    """The loop. Owner: the event loop of the activator; `throttlers`: of all active revisions."""
+    """The scrape loop. Owner: the event loop of the activator. `throttlers`: of all active
+    revisions."""
 
     def __init__(
         self,
@@ -52,7 +53,7 @@ class Scraper:
         seen: Callable[[CallTarget, EngineState], None] = _nobody_looks,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`seen`: told of each answer."""
+        """`seen`: called with each answer."""
         self._throttlers = throttlers
         self._every_s = every_s
         self._deadline_s = deadline_s
@@ -64,11 +65,11 @@ class Scraper:
         return f"<Scraper {len(self.views())} engines known>"
 
     def views(self) -> Mapping[str, EngineState]:
-        """What is known of engines, by instance."""
+        """The state of engines, by instance."""
         return {instance_id: view for instance_id, (_, view) in self.known().items()}
 
     def known(self) -> Mapping[str, tuple[CallTarget, EngineState]]:
-        """The same, with the revision that the instance is of."""
+        """The same, with the revision of the instance."""
         return {
             instance_id: (throttler.target, view)
             for throttler in self._engines()
@@ -76,14 +77,14 @@ class Scraper:
         }
 
     async def run(self) -> None:
-        """Look, forever."""
+        """Scrape periodically, until cancelled."""
         while True:
             await asyncio.sleep(self._every_s)
             await self.look()
 
     async def look(self) -> None:
-        """Ask those that are due, all at once; returns when each has answered, or has not in
-        time."""
+        """Scrape the engines that are due, concurrently. Returns when each has answered or timed
+        out."""
         async with asyncio.TaskGroup() as tasks:
             for throttler, instance in self._due():
                 tasks.create_task(
@@ -96,7 +97,7 @@ class Scraper:
         ]
 
     def _due(self) -> list[tuple[EngineThrottler, Instance]]:
-        """Those with calls each time, and once when the last has ended; the others each
+        """Engines with calls are due each time, and once after the last call; others each
         IDLE_EVERY_S."""
         now, due = self._clock(), []
         for throttler in self._engines():
@@ -113,7 +114,7 @@ class Scraper:
         async with self._at_once:
             reading = await read(instance.info.socket, deadline_s=self._deadline_s)
         if reading is None:
-            log.debug("engine said nothing instance=%s", instance.id)
+            log.debug("engine sent no metrics instance=%s", instance.id)
         if not instance.is_gone:
             view = throttler.saw(instance, reading)
             if reading is not None and view is not None:
@@ -121,8 +122,8 @@ class Scraper:
 
 
 async def read(path: str, *, deadline_s: float = DEADLINE_S) -> EngineMetrics | None:
-    """What the engine at `path` (`address`) says; None when it does not in time, or nothing of
-    use."""
+    """Read the metrics of the engine at `path` (an address). None when there is no valid answer in
+    time."""
     try:
         async with asyncio.timeout(deadline_s):
             text = await _fetch(path)
@@ -132,7 +133,7 @@ async def read(path: str, *, deadline_s: float = DEADLINE_S) -> EngineMetrics | 
 
 
 async def _fetch(path: str) -> bytes | None:
-    """The body of its answer; None of one that is no 200, or too long."""
+    """The body of its answer; None if the status is not 200, or it is too long."""
     loop = asyncio.get_running_loop()
     connection = await connect(loop, WorkerConnection, path)
     try:

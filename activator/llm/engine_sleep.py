@@ -1,9 +1,8 @@
-"""An engine on a GPU gives the GPU's memory up while its instance sleeps, and takes it back when it
-wakes.
+"""Releases an engine's GPU memory while its instance is suspended, and restores it on resume.
 
-By vLLM's documented endpoints, in its order (docs: "Sleep Mode"): level 1 keeps the weights in
+Uses vLLM's documented endpoints, in its order (docs: "Sleep Mode"): level 1 keeps the weights in
 DRAM, level 2 drops them, so that they are loaded again from their files. An engine on a CPU has no
-such mode, and other functions have no engine: they only stand still."""
+such mode, and other functions have no engine: they are only frozen."""
 
 from __future__ import annotations
 
@@ -17,15 +16,15 @@ from pilotlight.spec import FunctionSpec
 from snapshotter import errors as agent_errors
 
 SLEEP_S = 60.0
-"""To copy 80 GB from the GPU at 2 GB/s, pessimistically; dropping takes far less."""
+"""Time to copy 80 GB from the GPU at 2 GB/s, a pessimistic rate; dropping is much faster."""
 WAKE_S = 120.0
-"""To read 80 GB from the page cache, pessimistically."""
+"""Time to read 80 GB from the page cache, pessimistically."""
 ASK_S = 10.0
-"""To say whether it sleeps."""
+"""Timeout of the sleep state request."""
 
 
 class EngineSleepMode:
-    """Stateless; the deadlines are of one request each."""
+    """Sleep requests to engines. Stateless; each deadline is that of one request."""
 
     def __init__(self, *, sleep_s: float = SLEEP_S, wake_s: float = WAKE_S) -> None:
         self._sleep_s = sleep_s
@@ -35,12 +34,13 @@ class EngineSleepMode:
         return f"<EngineSleepMode {self._sleep_s:g} s down, {self._wake_s:g} s up>"
 
     async def fall_asleep(self, spec: FunctionSpec, socket: str) -> None:
-        """Give the GPU's memory up. Raises SnapshotterError where the engine does not."""
+        """Release the GPU's memory. Raises SnapshotterError if the engine does not."""
         if spec.engine is not None and spec.resources.gpu:
             await _post(socket, f"/sleep?level={spec.engine.sleep_level}", deadline_s=self._sleep_s)
 
     async def wake_up(self, spec: FunctionSpec, socket: str) -> None:
-        """Take it back, weights first. Raises SnapshotterError where the engine does not."""
+        """Restore the GPU's memory, weights first. Raises SnapshotterError if the engine does
+        not."""
         if spec.engine is None or not spec.resources.gpu:
             return
         await _post(socket, "/wake_up?tags=weights", deadline_s=self._wake_s)
@@ -51,18 +51,17 @@ class EngineSleepMode:
         await _post(socket, "/wake_up?tags=kv_cache", deadline_s=self._wake_s)
 
     async def is_half_asleep(self, spec: FunctionSpec, socket: str) -> bool:
-        """Whether the engine of an instance that stands up has given its memory up: who put it to
-        sleep, or woke it, ended on the way.
+        """Whether the engine of a running instance has released its memory: a suspend or resume was
+        interrupted.
 
-        Raises SnapshotterError where it does not say.
-        """
+        Raises SnapshotterError if the engine does not answer."""
         if spec.engine is None or not spec.resources.gpu:
             return False
         try:
             answer = json.loads(await _ask(socket, "GET", "/is_sleeping", deadline_s=ASK_S))
         except ValueError as e:
             raise agent_errors.SnapshotterError(
-                f"the engine's answer to /is_sleeping is no JSON: {e}"
+                f"the engine's answer to /is_sleeping is not JSON: {e}"
             ) from e
         return isinstance(answer, dict) and answer.get("is_sleeping") is True
 
@@ -76,7 +75,7 @@ async def _post(
 async def _ask(
     socket: str, verb: str, path: str, body: dict[str, Any] | None = None, *, deadline_s: float
 ) -> bytes:
-    """The body of its answer, where that is short; else b""."""
+    """The body of the answer if it is short; otherwise b""."""
     data = json.dumps(body).encode() if body is not None else b""
     lines = (
         f"{verb} {path} HTTP/1.1",

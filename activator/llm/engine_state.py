@@ -1,10 +1,10 @@
-"""What is known of one engine: what it said last, what that means for the calls that it can take,
-and what it did lately.
+"""The state of one engine: its last metrics, the number of calls it can take, and its recent
+performance.
 
-The bound of its calls follows from its KV memory: what one sequence takes of it on average is
-measured (share in use ÷ sequences that run) and smoothed, and as many fit as fill it to
-`kv_target`. A sequence grows as it is written, so the measure lags behind a burst: memory that is
-fuller than the target bounds at once, by what runs."""
+The limit of its calls follows from its KV memory: the average use per sequence is measured (share
+in use ÷ running sequences) and smoothed, and as many sequences fit as fill it to `kv_target`. A
+sequence grows as it is generated, so the measure lags behind a burst: if more memory than the
+target is in use, the limit follows from the running sequences at once."""
 
 from __future__ import annotations
 
@@ -15,34 +15,32 @@ from dataclasses import dataclass
 from activator.llm.engine_metrics import EngineMetrics, Histogram
 
 KV_TARGET = 0.9
-"""Share of KV memory aimed at: what runs still grows, and an engine whose memory is full begins
-sequences again."""
+"""Target share of KV memory: running sequences still grow, and an engine with full memory restarts
+sequences."""
 RISE = 0.5
-"""Weight of a measure that says sequences take more than was thought: believed after two."""
+"""Weight of a measurement above the estimate: adopted after two."""
 FALL = 0.2
-"""… and less: those that have just begun take little."""
+"""Weight of a measurement below it: new sequences use little."""
 RECENT_S = 10.0
-"""First tokens that are this old still say how it is."""
+"""Maximum age of recent first tokens."""
 PEAK_HALVES_S = 300.0
-"""An engine's best pace of late is remembered: half of it after five minutes in which nothing was
-as fast."""
+"""Half-life of the remembered peak throughput of an engine, while nothing was as fast."""
 MAX_MISSED = 3
-"""Scrapes in a row without an answer after which nothing is known of an engine any more."""
+"""Consecutive failed scrapes after which the state of an engine is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineState:
-    """One engine as it was seen last. None = it did not say, or nothing can be said yet.
+    """The state of one engine at its last scrape. None = unknown.
 
     Attributes:
-        at: monotonic seconds of the look.
-        slots: calls that it takes at once: its sequences, and no more than its KV memory allows.
-        running, waiting, kv_use: see `engine_metrics.Reading`.
-        prefix_hit_rate: share of the prompt tokens since the look before that were in memory.
-        prompt_tokens_per_s, generation_tokens_per_s: since the look before.
-        peak_prompt_tokens_per_s: the best of late.
-        reading: all that it said, its counts since its start among it.
-    """
+        at: monotonic seconds of the scrape.
+        slots: concurrent calls: its sequences, limited by its KV memory.
+        running, waiting, kv_use: see `engine_metrics.EngineMetrics`.
+        prefix_hit_rate: share of prompt tokens since the previous scrape that were in the cache.
+        prompt_tokens_per_s, generation_tokens_per_s: since the previous scrape.
+        peak_prompt_tokens_per_s: the recent maximum.
+        reading: all metrics, including counters since its start."""
 
     at: float
     slots: int
@@ -57,7 +55,7 @@ class EngineState:
 
     @property
     def mean_prompt_tokens(self) -> float:
-        """Of the prompts that it has answered; 0 before the first."""
+        """Mean prompt length of the answered requests; 0 before the first."""
         first = self.reading.first_token_s
         return (
             (self.reading.prompt_tokens or 0.0) / first.count
@@ -67,11 +65,10 @@ class EngineState:
 
 
 class EngineTracker:
-    """One engine from look to look. Owner: the throttler of its revision.
+    """Tracks one engine from scrape to scrape. Owner: the throttler of its revision.
 
     Attributes:
-        view: None = nothing is known.
-    """
+        view: None = unknown."""
 
     __slots__ = (
         "_first_tokens",
@@ -98,7 +95,7 @@ class EngineTracker:
         return f"<Watched {self.view.slots if self.view is not None else '?'}/{self._max_num_seqs} slots, missed {self._missed}>"
 
     def saw(self, reading: EngineMetrics, now: float) -> EngineState:
-        """It said this."""
+        """Record the metrics of a scrape."""
         before, self._missed = self.view, 0
         self._share = share_after(self._share, reading)
         elapsed_s = now - before.at if before is not None else 0.0
@@ -129,7 +126,7 @@ class EngineTracker:
         return self.view
 
     def missed(self) -> EngineState | None:
-        """It did not answer; what it said before holds for a while."""
+        """Record a failed scrape. The previous state stays valid for a while."""
         self._missed += 1
         if self._missed >= MAX_MISSED:
             self.view = None
@@ -137,7 +134,7 @@ class EngineTracker:
         return self.view
 
     def first_tokens_since(self, since: float) -> Histogram | None:
-        """Times to first tokens of the last RECENT_S, none from before `since`; None = there were
+        """Times to first tokens of the last RECENT_S and not before `since`; None = there were
         none."""
         found = [histogram for at, histogram in self._first_tokens if at > since]
         if not found:
@@ -156,8 +153,8 @@ class EngineTracker:
     def _take_first_tokens(
         self, before: EngineMetrics | None, reading: EngineMetrics, now: float
     ) -> None:
-        """Those of the first look are not known by their time: they may be from before its snapshot
-        was made."""
+        """Record new first tokens. Those of the first scrape are skipped: they may be from before
+        its snapshot."""
         if before is not None and reading.first_token_s is not None:
             fresh = reading.first_token_s.since(before.first_token_s)
             if fresh.count:
@@ -167,8 +164,7 @@ class EngineTracker:
 
 
 def share_after(before: float | None, reading: EngineMetrics) -> float | None:
-    """The share of KV memory that one sequence takes on average, as it is believed after `parser`;
-    None = not known yet."""
+    """Smoothed average share of KV memory per sequence after a scrape; None = unknown."""
     if reading.kv_use is None or not reading.running or not reading.kv_use:
         return before
     measured = reading.kv_use / reading.running
@@ -180,8 +176,8 @@ def share_after(before: float | None, reading: EngineMetrics) -> float | None:
 def slots(
     reading: EngineMetrics, share: float | None, *, max_num_seqs: int, kv_target: float = KV_TARGET
 ) -> int:
-    """Calls that an engine takes at once: `max_num_seqs`, or what its KV memory allows where that
-    is less; at least one."""
+    """Concurrent calls of an engine: `max_num_seqs`, or fewer if its KV memory allows fewer; at
+    least one."""
     bound = max_num_seqs
     if share:
         bound = math.floor(min(float(bound), kv_target / share))

@@ -1,11 +1,11 @@
-"""The throttler of a language model's server: its instances take what their KV memory allows, and
-calls go where their beginning is known.
+"""The throttler of a language model's server: its instances accept as many calls as their KV memory
+allows, and calls are routed by prompt prefix.
 
-Two things differ from other functions. An instance's slots move with what its engine says
-(`engine_state`), so that calls which would only wait inside the engine wait here instead, in the
-fair order of all that wait. And the instance of a call is not the least loaded one but the one that
-its beginning belongs to (`prefix_affinity`), among as many as the autoscaler wants to keep: the
-others get nothing, so that they grow idle."""
+It differs from other throttlers in two ways. The slots of an instance change with the state of its
+engine (`engine_state`), so that calls that would wait inside the engine wait here instead, in the
+fair queue. And a call is routed not to the least loaded instance but to the one with its prompt's
+prefix (`prefix_affinity`), among as many as the autoscaler keeps: the others get no calls, so that
+they become idle."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from activator.routing.route_table import CallTarget
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineTerms:
-    """`kv_target`: share of its KV memory that an engine's calls are to take; `load`: see
+    """`kv_target`: share of its KV memory that an engine's calls may use; `load`: see
     `prefix_affinity.LOAD`."""
 
     kv_target: float = KV_TARGET
@@ -41,7 +41,7 @@ class EngineTerms:
 
 
 class EngineThrottler(Throttler):
-    """One revision of a language model."""
+    """The throttler of one revision of a language model."""
 
     def __init__(
         self,
@@ -76,9 +76,9 @@ class EngineThrottler(Throttler):
             clock=clock,
         )
 
-    # -- what its engines say ----------------------------------------------------------------------
+    # -- engine state ------------------------------------------------------------------------------
     def watched(self, instance: Instance) -> EngineTracker:
-        """What is known of an instance's engine; those of instances that are gone are forgotten."""
+        """The tracker of an instance's engine. Trackers of removed instances are dropped."""
         found = self._watched.get(instance.id)
         if found is None:
             self._watched = {
@@ -92,11 +92,10 @@ class EngineThrottler(Throttler):
         return found
 
     def saw(self, instance: Instance, reading: EngineMetrics | None) -> EngineState | None:
-        """An engine said this, or (None) did not answer: from now on its instance takes as many
-        calls as follow from it.
+        """Record an engine's metrics, or (None) a failed scrape, and set its instance's capacity
+        accordingly.
 
-        Returns what is known now.
-        """
+        Returns the current state."""
         watched = self.watched(instance)
         view = watched.saw(reading, self._clock()) if reading is not None else watched.missed()
         before = instance.capacity
@@ -106,7 +105,7 @@ class EngineThrottler(Throttler):
         return view
 
     def views(self) -> Mapping[str, EngineState]:
-        """What is known, by instance."""
+        """The state of engines, by instance."""
         found = (
             (instance_id, self._watched[instance_id].view)
             for instance_id in list(self.instances)
@@ -116,8 +115,7 @@ class EngineThrottler(Throttler):
 
     @property
     def slots_each(self) -> int:
-        """See InstancePool: as many as those that are there take on average, for their memory is
-        alike."""
+        """Average slots of the current instances, because new ones have the same memory."""
         views = [
             view for instance in self.live() if (view := self.watched(instance).view) is not None
         ]
@@ -128,7 +126,7 @@ class EngineThrottler(Throttler):
         )
 
     def engine_load(self, now: float) -> EngineLoad | None:
-        """What its engines say together; None when none has said anything lately."""
+        """The aggregated state of its engines; None when none has answered recently."""
         live = list(self.live())
         views = [view for instance in live if (view := self.watched(instance).view) is not None]
         if not views:
@@ -148,8 +146,8 @@ class EngineThrottler(Throttler):
         )
 
     def _first_tokens(self, live: Collection[Instance]) -> Histogram | None:
-        """Of all instances together, since the newest of them came: what was before it came says
-        nothing of now."""
+        """First tokens of all instances together since the newest one started; earlier ones are not
+        representative."""
         since = max(instance.started_at for instance in live)
         together: Histogram | None = None
         for instance in live:
@@ -164,7 +162,7 @@ class EngineThrottler(Throttler):
         self._wanted = wanted
 
     def reserve_nowait(self, affinity: int | None = None) -> Reservation | None:
-        """See Throttler."""
+        """Reserve a slot if one is free, see Throttler."""
         now = self._clock()
         health = self.health
         if (
@@ -202,8 +200,8 @@ class EngineThrottler(Throttler):
             self._assign(waiter, instance, now, start_ms if instance is fresh else None)
 
     def _has_stream(self) -> bool:
-        """Whether one more call may run beside the others (`TokenLimits.max_streams`); of several
-        activators each has its part."""
+        """Whether one more call may run (`TokenLimits.max_streams`). Several activators each have
+        their share."""
         limits = self.target.spec.limits
         if limits is None or limits.max_streams is None:
             return True
@@ -215,7 +213,7 @@ class EngineThrottler(Throttler):
         return self.in_flight < most
 
     def _choose(self, now: float, affinity: int | None) -> Instance | None:
-        """An instance with a free slot: of those that are kept before any other."""
+        """Choose an instance with a free slot; kept instances have priority."""
         live = list(self.live())
         if len(live) < 2:
             return live[0] if live and live[0].has_slot(now) else None
@@ -233,7 +231,7 @@ class EngineThrottler(Throttler):
     def _kept_first(self, live: list[Instance]) -> Iterator[list[Instance]]:
         wanted = self._wanted
         if wanted is not None and wanted < len(live):
-            yield live[: max(1, wanted)]  # in the order in which they came
+            yield live[: max(1, wanted)]  # oldest first
             yield live[max(1, wanted) :]
         else:
             yield live

@@ -1,13 +1,11 @@
-"""Which instance a prompt belongs to: prompts that begin alike meet on one instance, where that
-beginning is in KV memory already.
+"""Routes prompts with the same prefix to the same instance, whose KV memory already contains it.
 
-`key_of` names a beginning, `by_key` picks the instance: each key has an order of its own over the
-instances (highest random weight, Thaler and Ravishankar 1998), so that an instance that comes or
-goes moves its own share of the keys and nobody else's; the first in that order which is not above
-its bound takes the call. The bound is that of consistent hashing with bounded loads (Mirrokni,
-Thorup and Zadimoghaddam 2018): `LOAD` times the average, so that a beginning which everybody shares
-does not drown one instance. What has no key goes to the emptier of two at random (Mitzenmacher
-2001)."""
+`key_of` hashes a prefix, `by_key` selects the instance: each key has its own order of the instances
+(highest random weight, Thaler and Ravishankar 1998), so that an instance that is added or removed
+moves only its own share of the keys. The first instance in that order below its limit gets the
+call. The limit is that of consistent hashing with bounded loads (Mirrokni, Thorup and Zadimoghaddam
+2018): `LOAD` times the average, so that a very common prefix does not overload one instance. Calls
+without a key go to the less loaded of two random instances (Mitzenmacher 2001)."""
 
 from __future__ import annotations
 
@@ -19,35 +17,33 @@ from functools import lru_cache
 from typing import Any, Final, Protocol, TypeVar
 
 BLOCK_CHARS: Final = 256
-"""Beginnings are cut to whole blocks: four or five of an engine's own (16 tokens each), so that
-what is shared is worth a detour."""
+"""Prefixes are cut to whole blocks: four or five of an engine's own (16 tokens each), so that a
+shared prefix is long enough to be worth the routing."""
 BLOCKS: Final = 8
-"""Two thousand characters tell system prompts apart; more would only tell chats apart, which their
-first question does."""
+"""Two thousand characters distinguish system prompts. More would only distinguish chats, which
+their first question already does."""
 LOAD: Final = 1.25
-"""How far above the average an instance may be loaded: c of the paper, which found 1.25 a good
-trade."""
+"""How far above the average an instance may be loaded: c of the paper, which recommends 1.25."""
 EASY: Final = 0.25
-"""Below this share of its slots an instance is never above its bound: where little runs, the
-average is a call or two, and a chat would be sent away from what is known of it because another one
-is there (simulated: 74 % instead of 64 % of its tokens in memory)."""
+"""Below this share of its slots an instance is never above its limit. At low load the average is
+one or two calls, and a second chat would be routed away from its cached prefix (simulated: 74 %
+instead of 64 % of its tokens in memory)."""
 _MAX_CHARS: Final = BLOCK_CHARS * BLOCKS
 _MAX_VISITS: Final = 4 * _MAX_CHARS
-"""Values of a prompt that are looked at for so many characters: most of what there is may be
-empty."""
+"""Maximum number of values of a prompt to visit; most may be empty."""
 _WORD: Final = (1 << 64) - 1
 _LEADING: Final = frozenset({"system", "developer"})
 
 
 class Place(Protocol):
-    """Where a call may go (an `Instance`): at most `node_capacity` at once."""
+    """A routing target (an `Instance`) with at most `capacity` concurrent calls."""
 
     id: str
     capacity: int
     in_flight: int
 
     def has_slot(self, now: float) -> bool:
-        """Whether one more call may go in."""
+        """Whether it accepts one more call."""
         ...
 
 
@@ -55,12 +51,11 @@ P = TypeVar("P", bound=Place)
 
 
 def key_of(body: Mapping[str, Any], adapter: str = "") -> int | None:
-    """What the beginning of a prompt hashes to; None where there is too little of it to be worth
-    anything.
+    """Hash the prefix of a prompt. None when the prompt is too short.
 
-    Of a chat it is its system messages and its first question, so that all turns of a chat have one
-    key; of other prompts their first blocks. `adapter`: the same words mean other KV under another
-    adapter. A body that is no proper request has None: the engine refuses it."""
+    The prefix of a chat is its system messages and its first question, so that all its turns have
+    one key; that of other prompts is their first blocks. `adapter`: the same text has different KV
+    content under another adapter. An invalid body has the key None: the engine rejects it."""
     messages = body.get("messages")
     if isinstance(messages, list):
         text = _chat(messages)
@@ -71,7 +66,7 @@ def key_of(body: Mapping[str, Any], adapter: str = "") -> int | None:
 
 
 def _chat(messages: Sequence[Any]) -> str:
-    """The system messages, and what follows them first: the same in all turns."""
+    """The system messages and the next message: the same in all turns."""
     parts: list[str] = []
     left = _MAX_CHARS
     for message in messages:
@@ -86,15 +81,14 @@ def _chat(messages: Sequence[Any]) -> str:
 
 
 def _whole_blocks(text: str) -> str:
-    """The first 1, 2, 4 or 8 blocks: a prompt that grows from call to call changes its key three
-    times, not with every block."""
+    """The first 1, 2, 4 or 8 blocks: the key of a growing prompt changes three times, not with
+    every block."""
     blocks = len(text) // BLOCK_CHARS
     return text[: BLOCK_CHARS << (blocks.bit_length() - 1)] if blocks else ""
 
 
 def _words(content: Any) -> str:
-    """The beginning of a prompt or of a message, as text: at most _MAX_CHARS of it, however long it
-    is."""
+    """The beginning of a prompt or message as text, at most _MAX_CHARS."""
     found: list[str] = []
     left = _MAX_CHARS
     for piece in _pieces(content):
@@ -106,7 +100,7 @@ def _words(content: Any) -> str:
 
 
 def _pieces(content: Any) -> Iterator[str]:
-    """Texts and token ids of what is nested anyhow: lists are parts of a message, token ids, or
+    """Yield texts and token ids of a nested value: lists are parts of a message, token ids, or
     several prompts."""
     pending: list[Iterator[Any]] = [iter((content,))]
     for _ in range(_MAX_VISITS):
@@ -138,19 +132,18 @@ def _seed_of(instance_id: str) -> int:
 
 
 def _mixed(bits: int) -> int:
-    """64 bits in which each depends on all of `bits` (the finalizer of splitmix64: Steele, Lea and
-    Flood 2014)."""
+    """A 64-bit hash in which each bit depends on all of `bits` (the finalizer of splitmix64:
+    Steele, Lea and Flood 2014)."""
     bits = ((bits ^ bits >> 30) * 0xBF58476D1CE4E5B9) & _WORD
     bits = ((bits ^ bits >> 27) * 0x94D049BB133111EB) & _WORD
     return bits ^ bits >> 31
 
 
 def by_key(key: int, instances: Collection[P], now: float, *, load: float = LOAD) -> P | None:
-    """The instance that calls with this key go to: the first in the key's order that has a free
-    slot and is not above its bound.
+    """Select the instance for a key: the first in the key's order that has a free slot and is below
+    its limit.
 
-    None: none is below its bound. Instances that take fewer calls have a lower bound.
-    """
+    None: none is below its limit. Instances with less capacity have a lower limit."""
     slots = sum(instance.capacity for instance in instances)
     share = (
         max(EASY, load * (sum(instance.in_flight for instance in instances) + 1) / slots)
@@ -168,7 +161,7 @@ def by_key(key: int, instances: Collection[P], now: float, *, load: float = LOAD
 
 
 def of_two(instances: Collection[P], now: float, chance: random.Random) -> P | None:
-    """The emptier of two with a free slot, drawn at random; None when none has one."""
+    """Select the less loaded of two random instances with a free slot; None when there is none."""
     free = [instance for instance in instances if instance.has_slot(now)]
     if len(free) > 2:
         free = chance.sample(free, 2)

@@ -1,8 +1,8 @@
-"""What a request in OpenAI's shape asks for, in numbers: how long its prompts are, how long its
-answers may get, and how many. Pure.
+"""Measures a request in OpenAI's format: length of its prompts, maximum length and number of its
+answers. Pure.
 
-What is not understood counts as nothing: whether a request is well formed is the engine's to say.
-Only numbers that we count with are looked at here."""
+Unknown content counts as nothing: the engine validates requests. Only numbers that are needed for
+accounting are checked here."""
 
 from __future__ import annotations
 
@@ -15,25 +15,24 @@ from pilotlight import errors
 
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 COMPLETIONS_DEFAULT = 16
-"""Tokens of a text completion that does not say (OpenAI's API reference, `completions.max_tokens`;
-vLLM keeps to it)."""
+"""Default tokens of a text completion (OpenAI's API reference, `completions.max_tokens`; the same
+in vLLM)."""
 MAX_CHOICES = 128
-"""`n` at most, as in OpenAI's API reference: each is a sequence of the engine."""
+"""Maximum `n`, as in OpenAI's API reference: each is a sequence of the engine."""
 MAX_PROMPTS = 2048
-"""Prompts of one request, each as often as it is to be answered; OpenAI's API reference has it of
-`embeddings.input`."""
+"""Maximum prompts times answers of one request; OpenAI's limit of `embeddings.input`."""
 _IN_CHAT = "max_completion_tokens"
 _IN_BOTH = "max_tokens"
 
 
 class PromptSize(NamedTuple):
-    """How long one prompt is.
+    """The length of one prompt.
 
     Attributes:
-        text_bytes: of UTF-8.
-        packed_bytes: of these, without runs of white space, of which one token may hold a hundred.
-        tokens: that were given as such.
-    """
+        text_bytes: bytes of UTF-8.
+        packed_bytes: the same without runs of white space, of which one token may contain a
+            hundred.
+        tokens: prompt tokens given as ids."""
 
     text_bytes: int
     packed_bytes: int
@@ -42,15 +41,14 @@ class PromptSize(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenDemand:
-    """One request.
+    """The token demand of one request.
 
     Attributes:
         prompts: sizes of its prompts; a chat is one.
-        max_tokens: of each answer, where it says; None = it does not.
-        default_tokens: what the engine makes of None; None = what the model's length leaves.
-        answers: how many it asks for, of all its prompts together; 0 of embeddings.
-        is_text: its prompts are text and nothing else, so their tokens tell of their bytes.
-    """
+        max_tokens: requested limit of each answer; None = none.
+        default_tokens: the engine's limit for None; None = the rest of the model's length.
+        answers: total number of answers; 0 for embeddings.
+        is_text: its prompts are only text, so their bytes can be compared with their tokens."""
 
     prompts: tuple[PromptSize, ...]
     max_tokens: int | None = None
@@ -60,13 +58,13 @@ class TokenDemand:
 
     @property
     def text_bytes(self) -> int:
-        """Of all prompts together."""
+        """Total bytes of all prompts."""
         return sum(size.text_bytes for size in self.prompts)
 
 
 def asked_of(path: str, body: Mapping[str, Any]) -> TokenDemand:
-    """What a request to `path` with this body asks for. Raises InvalidInput naming key, value and
-    bound."""
+    """The demand of a request to `path` with this body. Raises InvalidInput naming key, value and
+    limit."""
     if path == EMBEDDINGS:
         prompts, is_text = _prompts(body.get("input", body.get("messages")))
         _check_few("input", len(prompts))
@@ -92,7 +90,7 @@ def asked_of(path: str, body: Mapping[str, Any]) -> TokenDemand:
 
 
 def write_cap(path: str, body: MutableMapping[str, Any], cap: int | None) -> None:
-    """Have the engine end each answer after `cap` tokens; None leaves the request as it is."""
+    """Limit each answer to `cap` tokens; None leaves the request unchanged."""
     if cap is None or path == EMBEDDINGS:
         return
     if path == CHAT:

@@ -1,5 +1,5 @@
-"""Where calls of language models come in: read what they ask for, bound it, set it aside in quotas,
-settle it when they have ended."""
+"""Admits calls of language models: measures a request, applies limits, reserves tokens in quotas,
+and settles them at the end."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class TokenAdmission:
     """
 
     def __init__(self, *, waiting_of: Callable[[CallTarget], int]) -> None:
-        """`waiting_of`: how many calls of a revision wait for a slot."""
+        """`waiting_of`: number of calls of a revision that wait for a slot."""
         self._waiting_of = waiting_of
         self._estimates = Estimates()
 
@@ -47,7 +47,7 @@ class TokenAdmission:
         began_ns: int,
         holds: int = 1,
     ) -> TokenReservation:
-        """Let one call in, to a function of kind ENGINE. Whoever gets the answer calls its `leave`
+        """Admit one call of a function of kind ENGINE. The caller must call `leave` of the result
         once.
 
         `holds`: 0 for a call that does not begin to run now. Raises InvalidInput, OverQuota with
@@ -95,8 +95,8 @@ class TokenAdmission:
 async def _admitted(
     entry: AccessGrant, allowed: TokenGrant, *, holds: int
 ) -> tuple[Admission | None, TokenGrant]:
-    """Set aside what it may have, or, where quotas have not so many tokens left, what it may have
-    under pressure."""
+    """Reserve the granted tokens, or, if the quotas have too few left, the reduced amount for load
+    peaks."""
     try:
         return await entry.admit(holds=holds, tokens=allowed.reserve), allowed
     except errors.OverQuota as e:
@@ -113,11 +113,10 @@ async def _admitted(
 def use_of_kept(
     target: CallTarget, path: str, body: Mapping[str, Any], *, began_ns: int
 ) -> TokenReservation:
-    """Of a submitted call that was let in before, by a process that is gone: quotas have counted
-    it, budgets look at it again.
+    """The reservation of a submitted call that a previous process admitted: it is counted in quotas
+    already, and budgets check it again.
 
-    Raises InvalidInput when its function is no language model any more.
-    """
+    Raises InvalidInput when its function is no longer a language model."""
     asked = asked_of(path, body)
     engine = engine_of(target)
     size = Estimate()
@@ -134,10 +133,10 @@ def use_of_kept(
 
 
 def engine_of(target: CallTarget) -> EngineSpec:
-    """The engine that a function is. Raises InvalidInput."""
+    """The engine of a function. Raises InvalidInput."""
     engine = target.spec.engine
     if engine is None:
         raise errors.InvalidInput(
-            f"{target.app}/{target.function} is no language model: call it by its own name"
+            f"{target.app}/{target.function} is not a language model: call it by its own name"
         )
     return engine

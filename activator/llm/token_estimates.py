@@ -1,9 +1,9 @@
-"""How many tokens a prompt has before an engine has counted them: learned, for each revision, from
-what engines counted before.
+"""Estimates the tokens of a prompt before an engine has counted them: learned per revision from
+earlier counts.
 
-A prompt of b bytes has about s·b + c tokens: s is the tokenizer's, c what the chat template adds.
-Both are the least squares through what was seen, older prompts counting less, with two made-up
-prompts (three bytes to a token, as English has at least) while little was."""
+A prompt of b bytes has about s·b + c tokens: s depends on the tokenizer, c is added by the chat
+template. Both are a least-squares fit with decaying weights, with two artificial prompts (three
+bytes per token, the minimum of English) as a prior."""
 
 from __future__ import annotations
 
@@ -12,27 +12,26 @@ from collections import OrderedDict
 from activator.llm.request_size import PromptSize, TokenDemand
 
 BYTES_PER_TOKEN = 3.0
-"""Where nothing was seen; English has 4 to 5, code 3, most other scripts 2 to 3."""
+"""Default without data; English has 4 to 5, code 3, most other scripts 2 to 3."""
 LONG_TOKEN_BYTES = 8.0
-"""No text has so many bytes to a token on average, white space aside; a revision that was seen to
-have more is believed."""
+"""No text has more bytes per token on average, without white space; a revision with a higher
+measured value uses that."""
 _TEMPLATE_TOKENS = 8.0
 _FAR_BYTES = 3000.0
 _DECAY = 0.98
-"""Weight of a prompt beside the next one: the last fifty make up two thirds."""
+"""Decay of a prompt's weight with each further one: the last fifty make up two thirds."""
 _MIN_SLOPE, _MAX_SLOPE = 1 / 64, 2.0
 _MAX_TEMPLATE = 4096.0
 _FIRST_ANSWER = 256.0
 _ANSWER_WEIGHT = 0.05
 _ROOM = 4
-"""An answer without a bound is expected to be at most so many times as long as they are on
-average."""
+"""An answer without a limit is expected to be at most this many times as long as the average."""
 MAX_KNOWN = 4096
-"""Revisions that are remembered, the ones used last."""
+"""Maximum number of revisions kept, by last use."""
 
 
 class Estimate:
-    """Of one revision. Owner: the event loop."""
+    """The estimate of one revision. Owner: the event loop."""
 
     __slots__ = ("_answer", "_const", "_n", "_seen", "_slope", "_sx", "_sxx", "_sxy", "_sy")
 
@@ -49,23 +48,23 @@ class Estimate:
         )
 
     def tokens(self, size: PromptSize) -> int:
-        """Tokens that a prompt probably has."""
+        """Estimated tokens of a prompt."""
         if not size.text_bytes:
             return size.tokens
         return size.tokens + int(size.text_bytes * self._slope + self._const) + 1
 
     def least(self, size: PromptSize) -> int:
-        """Tokens that it has at least, to refuse by."""
+        """Lower bound of the tokens, used for refusals."""
         return size.tokens + int(
             min(size.packed_bytes / LONG_TOKEN_BYTES, size.packed_bytes * self._slope / 2)
         )
 
     def answer(self) -> int:
-        """Tokens that an answer without a bound is expected to have, generously."""
+        """Expected tokens of an answer without a limit, on the high side."""
         return max(1, int(_ROOM * self._answer))
 
     def learn(self, text_bytes: int, tokens: int) -> None:
-        """An engine counted so many tokens of a prompt, its template included."""
+        """Record an engine's token count of a prompt, including the template."""
         self._seen += 1
         self._n = self._n * _DECAY + 1
         self._sx = self._sx * _DECAY + text_bytes
@@ -75,7 +74,7 @@ class Estimate:
         self._solve()
 
     def learn_answer(self, tokens: float) -> None:
-        """An answer that ended by itself had so many."""
+        """Record the length of an answer that was not cut off."""
         self._answer += _ANSWER_WEIGHT * (tokens - self._answer)
 
     def _solve(self) -> None:
@@ -100,7 +99,7 @@ class Estimate:
 
 
 class Estimates:
-    """Of all revisions that were called here lately. Owner: the event loop."""
+    """The estimates of recently called revisions. Owner: the event loop."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[str, Estimate] = OrderedDict()
@@ -109,7 +108,7 @@ class Estimates:
         return f"<Estimates of {len(self._known)} revisions>"
 
     def of(self, revision_key: str) -> Estimate:
-        """That of one revision."""
+        """The estimate of one revision."""
         known = self._known.get(revision_key)
         if known is None:
             known = self._known[revision_key] = Estimate()
@@ -123,7 +122,7 @@ class Estimates:
 def learn(
     estimate: Estimate, asked: TokenDemand, *, tokens_in: int, tokens_out: int, is_ended: bool
 ) -> None:
-    """What an engine counted of a whole call. `is_ended`: its answers ended by themselves."""
+    """Record an engine's counts of a whole call. `is_ended`: its answers were not cut off."""
     if asked.is_text and tokens_in:
         estimate.learn(asked.text_bytes // len(asked.prompts), tokens_in // len(asked.prompts))
     if is_ended and asked.answers:

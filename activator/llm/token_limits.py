@@ -1,9 +1,9 @@
-"""What a call of a language model may have: the bounds of its model, of its function and of quotas,
-put together. Pure.
+"""What a call of a language model may use: combines the limits of its model, of its function and of
+quotas. Pure.
 
-A call is refused here only where no count of the engine's could let it pass; whether its prompt
-fits to the token, the engine says. Before a call is refused that its function would rather answer
-shortly (`pressured_output_tokens`), its answer is cut, and marked."""
+A call is refused here only if no token count of the engine could allow it; whether its prompt fits
+exactly is decided by the engine. Before a call is refused whose function accepts shorter answers
+(`pressured_output_tokens`), its answer is shortened, and marked as degraded."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ NO_LIMITS = TokenLimits()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenGrant:
-    """What one call gets.
+    """The tokens granted to one call.
 
     Attributes:
-        estimated_in: tokens of its prompts, probably. each: the most that one answer may have.
-        answers: how many there are. expected: tokens of all answers together that quotas set aside;
-        what is used beyond them is owed. cap: what the engine has to be told, because the call does
-        not say it; None = nothing. degraded: `output<=N` of an answer that was cut, else "".
-    """
+        estimated_in: estimated tokens of its prompts.
+        each: maximum of one answer.
+        answers: number of answers.
+        expected: tokens of all answers that are reserved in quotas; usage beyond that becomes debt.
+        cap: limit to write into the request, because the call has none; None = no change.
+        degraded: `output<=N` of a shortened answer, otherwise ""."""
 
     estimated_in: int
     each: int
@@ -38,17 +39,17 @@ class TokenGrant:
 
     @property
     def max_out(self) -> int:
-        """The most that all answers together may have."""
+        """Maximum tokens of all answers together."""
         return self.each * self.answers
 
     @property
     def reserve(self) -> int:
-        """What quotas set aside for it."""
+        """Tokens to reserve in quotas."""
         return self.estimated_in + self.expected
 
     def cut(self, limits: TokenLimits) -> TokenGrant | None:
-        """The same with answers as short as under pressure; None where they are that already, or it
-        is not configured."""
+        """The same with answers shortened to the limit under pressure. None if they are that short
+        already, or it is not configured."""
         most = limits.pressured_output_tokens
         if most is None or most >= self.each:
             return None
@@ -65,8 +66,8 @@ def allow(
     bound: TokenBound | None = None,
     waiting: int = 0,
 ) -> TokenGrant:
-    """What a call gets that asks for this while so many wait. Raises InvalidInput naming the bound
-    that it breaks."""
+    """Grant tokens to a call while `waiting` calls wait. Raises InvalidInput naming the exceeded
+    limit."""
     least = [estimate.least(size) for size in asked.prompts]
     _check_prompts(least, engine, limits)
     if asked.max_tokens is not None:
@@ -83,8 +84,8 @@ def allow(
 
 
 def _bounded(allowed: TokenGrant, asked: TokenDemand, least: int, bound: TokenBound) -> TokenGrant:
-    """A call that says no length gets what a full bucket holds: what is used beyond is owed for a
-    minute's worth at most."""
+    """Limit a call without a requested length to a full bucket. Usage beyond it becomes debt of at
+    most one minute's amount."""
     if (
         asked.max_tokens is not None
         or not allowed.answers
@@ -133,8 +134,8 @@ def _check_prompts(least: list[int], engine: EngineSpec, limits: TokenLimits) ->
     room = engine.max_model_len - (1 if engine.task is Task.GENERATE else 0)
     if max(least) > room:
         raise errors.InvalidInput(
-            f"the prompt has more than {max(least)} tokens, and this model takes "
-            f"{engine.max_model_len} of prompt and answer together "
+            f"the prompt has more than {max(least)} tokens, and this model accepts "
+            f"{engine.max_model_len} for prompt and answer together "
             "(max_model_len): shorten it",
             parameter="prompt",
             limit=engine.max_model_len,
@@ -143,7 +144,7 @@ def _check_prompts(least: list[int], engine: EngineSpec, limits: TokenLimits) ->
     most = limits.max_input_tokens
     if most is not None and sum(least) > most:
         raise errors.InvalidInput(
-            f"the prompt has more than {sum(least)} tokens, and this function takes {most} "
+            f"the prompt has more than {sum(least)} tokens, and this function accepts {most} "
             f"(max_input_tokens): shorten it",
             parameter="prompt",
             limit=most,
@@ -158,7 +159,7 @@ def _check_answer(max_tokens: int, engine: EngineSpec, limits: TokenLimits) -> N
     ):
         if most is not None and max_tokens > most:
             raise errors.InvalidInput(
-                f"max_tokens = {max_tokens}: this function gives at most {most} ({name})",
+                f"max_tokens = {max_tokens}: this function generates at most {most} ({name})",
                 parameter="max_tokens",
                 limit=most,
                 bound=name,
@@ -166,8 +167,7 @@ def _check_answer(max_tokens: int, engine: EngineSpec, limits: TokenLimits) -> N
 
 
 def _is_beyond(allowed: TokenGrant, asked: TokenDemand, least: int, bound: TokenBound) -> bool:
-    """Whether it would not fit into a bucket that is full: a call that says no length is given what
-    there is."""
+    """Whether it exceeds a full bucket. A call without a requested length is limited instead."""
     out = allowed.max_out if asked.max_tokens is not None or allowed.degraded else 0
     return least + out > bound.limit
 
@@ -183,8 +183,8 @@ def _never(allowed: TokenGrant, least: int, bound: TokenBound) -> errors.Invalid
         )
     return errors.InvalidInput(
         f"this call can never run: {what} are more than the quota tokens_per_min = "
-        f"{bound.limit:g} of this {bound.of} holds: ask for "
-        "less, or have it raised",
+        f"{bound.limit:g} of this {bound.of} allows: request "
+        "fewer tokens, or ask for a higher quota",
         parameter="max_tokens",
         limit=bound.limit,
         bound="tokens_per_min",

@@ -1,10 +1,10 @@
-"""What one call of a language model reserved of tokens, and what it really took: counted while its
-answer goes by, settled at its end.
+"""The token reservation of one call of a language model and its actual usage: counted while its
+answer streams, settled at its end.
 
-The engine's own count is what counts. Where it did not say (its caller left, or it died) what was
-delivered is; a prompt that an engine had begun with when the caller left is taken as long as it was
-estimated. An attempt that broke before its first token took none. An answer that came without any
-count took its prompt all the same."""
+The engine's own count is authoritative. Without it (the caller left, or the engine died) the
+delivered tokens count; a prompt that an engine had begun with when the caller left counts as
+estimated. An attempt that broke before its first token used none. An answer without any count used
+its prompt."""
 
 from __future__ import annotations
 
@@ -19,25 +19,27 @@ from pilotlight.engines import FINISH_REASONS
 from pilotlight.pricing import BUSY
 
 _ENGINE_WORDS = {"abort": "cancelled", "function_call": "tool_calls"}
-"""What engines call some of FINISH_REASONS."""
+"""Finish reasons of engines that have another name in FINISH_REASONS."""
 _NS_PER_MS = 1_000_000
 
 
 class TokenReservation:
-    """Of one call, over all its attempts. `*_ns` are monotonic. Owner: the call's task.
+    """The tokens of one call, over all its attempts. `*_ns` are monotonic. Owner: the call's task.
 
     Attributes:
-        estimated_in: tokens that its prompt probably has. max_out: tokens that all its answers
-        together may have; 0 of embeddings. expected: of these, what quotas set aside; what is used
-        beyond is owed. cap: what to write as `max_tokens` into the request; None = leave it as it
-        is. degraded: `output<=N` where its answer is shorter than it asked for, else "". tokens_in,
-        tokens_out, tokens_cached: of the attempt that runs, so far. finish: why its answer ended;
-        "" while it has not. is_counted: the engine itself said how many there were. first_token_ns,
-        last_ns: when the first and the latest piece came; 0 = none did. gaps: bucket
-        (`observations.bucket_of`) → times between two pieces. admission: what it holds of quotas;
-        None = nothing is counted. revision: key of the one that answers (`Target.key`), which may
-        be another function's than was asked; "" before any does.
-    """
+        estimated_in: estimated tokens of its prompt.
+        max_out: maximum tokens of all its answers together; 0 for embeddings.
+        expected: the part of it that is reserved in quotas; usage beyond that becomes debt.
+        cap: `max_tokens` to write into the request; None = no change.
+        degraded: `output<=N` if its answer is shorter than requested, otherwise "".
+        tokens_in, tokens_out, tokens_cached: usage of the current attempt so far.
+        finish: why its answer ended; "" while it has not.
+        is_counted: the engine itself reported the counts.
+        first_token_ns, last_ns: time of the first and the latest piece; 0 = none yet.
+        gaps: bucket (`observations.bucket_of`) → number of intervals between two pieces.
+        admission: its share of quotas; None = nothing is counted.
+        revision: key of the answering one (`Target.key`), possibly another function's than
+            requested; "" before any."""
 
     __slots__ = (
         "_by_choice",
@@ -73,7 +75,7 @@ class TokenReservation:
         admission: Admission | None = None,
         on_end: Callable[[TokenReservation], None] | None = None,
     ) -> None:
-        """`expected`: None = all of `max_out`. `on_end`: told when the call has ended."""
+        """`expected`: None = all of `max_out`. `on_end`: called when the call has ended."""
         self.estimated_in = estimated_in
         self.max_out = max_out
         self.expected = max_out if expected is None else expected
@@ -95,7 +97,7 @@ class TokenReservation:
         self._by_choice: dict[int, int] | None = None
 
     def forget_prompt(self) -> None:
-        """Tell nobody at its end: who learns from it would hold the prompt until then."""
+        """Drop `on_end`: it would keep the prompt in memory until the end."""
         self._on_end = None
 
     def __repr__(self) -> str:
@@ -106,17 +108,17 @@ class TokenReservation:
 
     @property
     def reserved(self) -> int:
-        """Tokens that quotas set aside for it."""
+        """Tokens reserved in quotas."""
         return self.estimated_in + self.expected
 
     @property
     def used(self) -> int:
-        """Tokens that all its attempts took, in and out."""
+        """Tokens that all its attempts used, in and out."""
         return self._spent + self.tokens_in + self.tokens_out
 
     @property
     def first_token_ms(self) -> int:
-        """Whole milliseconds from the request to the first token of a stream, 1 at least; 0 without
+        """Whole milliseconds from the request to the first token of a stream, at least 1; 0 without
         one."""
         return (
             max(1, (self.first_token_ns - self.began_ns) // _NS_PER_MS)
@@ -125,19 +127,20 @@ class TokenReservation:
         )
 
     def rank(self, rank: QueuePriority) -> QueuePriority:
-        """Its place among those that wait: it weighs as much as it reserves."""
+        """Its queue priority, with its reserved tokens as cost."""
         return replace(rank, cost=float(max(1, self.reserved)))
 
     # -- while it runs -----------------------------------------------------------------------------
     def begin(self, revision: str) -> None:
-        """An attempt goes to an engine of this revision: what the one before took stays taken."""
+        """Begin an attempt on an engine of this revision. The usage of previous attempts
+        remains."""
         self.revision = revision
         self._spent += self.tokens_in + self.tokens_out
         self._reset()
 
     def on_piece(self, now_ns: int, n_tokens: int = 1) -> None:
-        """A piece of the answer came that holds tokens: `n_tokens` of them, as far as can be seen.
-        Before `on_usage` of the same piece."""
+        """Count a piece of the answer with `n_tokens` tokens, as far as known. Call before
+        `on_usage` of the same piece."""
         if self.last_ns:
             bucket = bisect_left(BOUNDS, (now_ns - self.last_ns) / 1e6)
             self.gaps[bucket] = self.gaps.get(bucket, 0) + 1
@@ -149,8 +152,8 @@ class TokenReservation:
     def on_usage(
         self, prompt: int, completion: int, cached: int = 0, *, choice: int | None = None
     ) -> None:
-        """The engine's own count: of the whole call, or, while a stream runs, of one of its choices
-        so far (`choice`, from 0)."""
+        """Record the engine's own count: of the whole call, or in a stream of one of its choices so
+        far (`choice`, from 0)."""
         self.is_counted = True
         self.tokens_in = prompt
         self.tokens_cached = cached or self.tokens_cached
@@ -163,14 +166,13 @@ class TokenReservation:
         self.tokens_out = sum(self._by_choice.values())
 
     def on_finish(self, reason: str) -> None:
-        """The engine said why the answer, or one of its choices, ended."""
+        """Record the engine's reason for the end of the answer, or of one of its choices."""
         reason = _ENGINE_WORDS.get(reason, reason)
         self.finish = reason if reason in FINISH_REASONS else "stop"
 
     # -- its end -----------------------------------------------------------------------------------
     def close(self, *, status: int, outcome: str) -> None:
-        """An attempt has ended, and is about to be billed: from now on the counts are what it
-        took."""
+        """Finalize the counts of an attempt that has ended and is about to be billed."""
         if outcome == BUSY:
             self._reset()
         elif outcome == "cancelled":
@@ -186,8 +188,7 @@ class TokenReservation:
                 self.finish = "error"
 
     def leave(self) -> None:
-        """The call has ended, on whatever path: its quotas are settled, its slot among the running
-        is free. Again: nothing."""
+        """Settle and release the quotas of a call that has ended in any way. Idempotent."""
         admission, self.admission = self.admission, None
         if admission is not None:
             admission.settle_tokens(self.used)

@@ -1,4 +1,3 @@
-"""What Prometheus reads of an activator.
+"""Prometheus metrics of an activator.
 
-What calls looked like goes to the controller by `call_stats`.
-"""
+Statistics of calls are sent to the controller by `call_stats`."""

@@ -1,9 +1,9 @@
-"""Batches of functions that gather calls, as their workers tell of them on each answer
+"""Metrics of batches of functions that gather calls, from the header of each answer
 (`pilotlight-batch`).
 
-What a worker says is its tenant's word: numbers out of bounds are left out, and nothing that a
-caller pays rests on them. A batch is counted by the one answer that says it is the first of it; how
-long calls waited is counted by each."""
+Workers are not trusted: numbers out of range are dropped, and nothing that a caller pays depends on
+them. A batch is counted by the one answer that is marked as its first; how long calls waited is
+counted by each."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from pilotlight.types import Priority
 
 SIZES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 1024.0)
 REASONS = frozenset({"full", "waited", "enough", "alone", "deadline", "idle", "drained", "retried"})
-"""`pilotlight.worker.batching.rules.Reason`; whatever else a worker says is `other`."""
+"""`pilotlight.worker.batching.rules.Reason`; any other reported reason is `other`."""
 MEMORY_S = 10.0
-"""How long batches count in the occupancy: after so long by a third."""
+"""Decay time of batches in the occupancy: after this long they count about a third."""
 FORGOTTEN = 0.05
-"""Less than this left of a batch is no news any more."""
+"""Below this weight a batch is ignored."""
 MOST_MS = 7 * 86_400_000.0
 _KEYS = ("size", "wait_ms", "held_ms", "compute_ms", "reason", "first")
 
 
 def priority_lines(target: CallTarget, rank: QueuePriority) -> bytes:
-    """What a worker that gathers calls is told of a call's priority, beginning with CRLF; nothing
-    for others, and for the usual one."""
+    """Priority header line for a worker that gathers calls, beginning with CRLF; empty for other
+    workers, and for the standard priority."""
     if not target.batched or rank.priority is Priority.STANDARD:
         return b""
     return b"\r\npilotlight-priority: " + rank.priority.value.encode()
@@ -51,12 +51,12 @@ class Histogram:
         self._total = 0.0
 
     def observe(self, value: float) -> None:
-        """One more value."""
+        """Add a value."""
         self._counts[bisect_left(self._bounds, value)] += 1
         self._total += value
 
     def add_to(self, family: HistogramMetricFamily, labels: tuple[str, ...]) -> None:
-        """Into a family, cumulative as Prometheus wants it."""
+        """Add the histogram to a family, cumulative as Prometheus requires."""
         bounds = [str(bound) for bound in self._bounds] + ["+Inf"]
         family.add_metric(
             labels, list(zip(bounds, accumulate(self._counts), strict=True)), self._total
@@ -64,7 +64,7 @@ class Histogram:
 
 
 class BatchCounters:
-    """What is counted of one function's batches."""
+    """Counters of one function's batches."""
 
     __slots__ = ("compute", "held", "labels", "reasons", "size", "wait")
 
@@ -78,7 +78,7 @@ class BatchCounters:
 
 
 class _Fullness:
-    """A mean that fades: the share of their greatest size that batches had."""
+    """Decaying average of batch sizes as a share of the maximum size."""
 
     __slots__ = ("_at", "_sum", "_weight")
 
@@ -99,7 +99,7 @@ class _Fullness:
 
 
 class Batches(Collector):
-    """Counts batches by function, and knows how full those of each revision are. Owner: the event
+    """Counts batches by function, and tracks how full those of each revision are. Owner: the event
     loop; read by the metrics thread."""
 
     def __init__(self, functions: LabelLimiter) -> None:
@@ -111,8 +111,8 @@ class Batches(Collector):
         return f"<Batches of {len(self._tallies)} functions>"
 
     def answered(self, target: CallTarget, method: str, told: bytes, now: float) -> None:
-        """A call was answered out of a batch; `told`: the header's value, empty where there was
-        none. `now`: monotonic seconds."""
+        """Count an answer out of a batch; `told`: the header's value, empty if missing. `now`:
+        monotonic seconds."""
         parts = _parsed(told)
         if parts is None:
             return
@@ -137,7 +137,7 @@ class Batches(Collector):
             fullness.note(min(1.0, size / most), now)
 
     def occupancy(self, key: str, now: float | None = None) -> float | None:
-        """How full the batches of a revision (by `Target.key`) were of late, 0 to 1; None = there
+        """How full the recent batches of a revision (by `Target.key`) were, 0 to 1; None = there
         were none. `now`: None = now."""
         fullness = self._fullness.get(key)
         return None if fullness is None else fullness.mean(time.monotonic() if now is None else now)
@@ -160,10 +160,12 @@ class Batches(Collector):
             labels=FUNCTION,
         )
         compute = HistogramMetricFamily(
-            "pilotlight_batch_compute_seconds", "What the body took for a batch.", labels=FUNCTION
+            "pilotlight_batch_compute_seconds", "Execution time of a batch.", labels=FUNCTION
         )
         released = CounterMetricFamily(
-            "pilotlight_batch_releases", "Batches, by why they went.", labels=(*FUNCTION, "reason")
+            "pilotlight_batch_releases",
+            "Batches, by the reason of their release.",
+            labels=(*FUNCTION, "reason"),
         )
         for tally in list(self._tallies.values()):
             for family, values in (
@@ -179,8 +181,8 @@ class Batches(Collector):
 
 
 def _parsed(told: bytes) -> tuple[int, float, float, float, str, bool] | None:
-    """(size, wait, held, compute in seconds, reason, whether it is the first answer of its batch),
-    None for what makes no sense."""
+    """(size, wait, held, compute in seconds, reason, whether it is the first answer of its batch);
+    None if invalid."""
     found = dict(part.partition("=")[::2] for part in told.decode("latin-1").split(";"))
     if not all(key in found for key in _KEYS):
         return None

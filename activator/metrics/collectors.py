@@ -1,5 +1,5 @@
-"""What Prometheus is told when it scrapes: read from the activator's own counts then, so that calls
-pay for plain additions only."""
+"""Collectors that Prometheus scrapes. They read the activator's own counters, so that calls only
+pay for plain additions."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ FAST = (
 )
 
 STATUSES_PER_FUNCTION = 24
-"""A web application may answer with any of 500 statuses; what it adds to these is counted by its
-hundred, as `4xx`."""
+"""Maximum distinct statuses: a web application may use any of 500. Further ones are counted by
+their hundred, as `4xx`."""
 
 
 class LabelLimiter:
-    """The first `limit` names that come; all others are `other`. Safe from any thread: known names
-    take no lock, new ones do."""
+    """Passes the first `limit` names; all others become `other`. Thread-safe: known names take no
+    lock, new ones do."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -53,7 +53,7 @@ class LabelLimiter:
         return f"<LabelLimiter {len(self._known)}/{self._limit}>"
 
     def of(self, *labels: str) -> tuple[str, ...]:
-        """The labels themselves, or as many `other`."""
+        """Return the labels themselves, or as many `other`."""
         if labels in self._known:
             return labels
         with self._lock:
@@ -64,8 +64,8 @@ class LabelLimiter:
 
 
 class _Tally:
-    """A histogram that costs a call one bisection: the hot path cannot afford a lock for each of a
-    dozen numbers."""
+    """A histogram that costs a call one bisection: a lock for each of a dozen numbers is too slow
+    for the hot path."""
 
     __slots__ = ("counts", "exemplars", "total")
 
@@ -79,21 +79,19 @@ class _Tally:
         self.total += value
 
     def exemplify(self, value: float, trace_id: str, at: float) -> None:
-        """One of the values in its bucket has a trace that was kept: shown to whoever asks for
-        OpenMetrics."""
+        """Attach a kept trace to a value's bucket, shown in OpenMetrics."""
         self.exemplars[bisect_left(FAST, value)] = Exemplar({"trace_id": trace_id}, value, at)
 
     def buckets(self) -> list[tuple[str, float] | tuple[str, float, Exemplar]]:
-        """Cumulative counts by upper bound, as Prometheus wants them, with the exemplars that there
-        are."""
+        """Cumulative counts by upper bound, as Prometheus requires, with their exemplars."""
         bounds = [str(bound) for bound in FAST] + ["+Inf"]
         pairs = enumerate(zip(bounds, accumulate(self.counts), strict=True))
         return [(*pair, self.exemplars[n]) if n in self.exemplars else pair for n, pair in pairs]
 
 
 class FunctionTally:
-    """What is counted for each call of one function. Owner: the event loop; read by the metrics
-    thread, which may see it a call late."""
+    """Counters of the calls of one function. Owner: the event loop; read by the metrics thread,
+    possibly one call late."""
 
     __slots__ = ("execution", "labels", "queue_wait", "rare", "statuses")
 
@@ -105,7 +103,7 @@ class FunctionTally:
         self.execution = _Tally()
 
     def answered(self, status: int, exec_s: float, queued_s: float = 0.0) -> None:
-        """A call got a worker's answer."""
+        """Count a call that a worker answered."""
         statuses = self.statuses
         if status in statuses:
             statuses[status] += 1
@@ -117,7 +115,7 @@ class FunctionTally:
             self.queue_wait.observe(queued_s)
         else:
             self.queue_wait.counts[0] += 1
-        execution = self.execution  # `observe`, without its call
+        execution = self.execution  # `observe`, inlined
         execution.counts[bisect_left(FAST, exec_s)] += 1
         execution.total += exec_s
 
@@ -167,7 +165,7 @@ class InstanceCollector(Collector):
             "pilotlight_instances",
             "Instances by state; calls_waiting and calls_in_flight are calls, starts_held_up "
             "starts that wait for a quota or for room, "
-            "circuit_open revisions from which calls are kept because they failed.",
+            "circuit_open revisions that get no calls because of failures.",
             labels=(*FUNCTION, "state"),
         )
         return [
@@ -210,7 +208,7 @@ class TenantCollector(Collector):
         self._tenants = tenants
 
     def collect(self) -> list[GaugeMetricFamily]:
-        """Those that have series of their own, and `other`, so that joins keep it (Prometheus' own
+        """Tenants with their own series, and `other`, so that joins keep it (Prometheus' own
         interface)."""
         family = GaugeMetricFamily(
             "pilotlight_tenant", "1 for each tenant, with its name.", labels=("tenant", "name")
@@ -225,7 +223,7 @@ class TenantCollector(Collector):
 def _summed(
     family: GaugeMetricFamily, values: Iterable[tuple[tuple[str, ...], float]]
 ) -> GaugeMetricFamily:
-    """`family` with the sums of `values` by their labels: several may have come to be `other`."""
+    """`family` with the sums of `values` by their labels: several may have become `other`."""
     sums: dict[tuple[str, ...], float] = {}
     for labels, value in values:
         sums[labels] = sums.get(labels, 0) + value
@@ -244,7 +242,7 @@ class SharedCollector(Collector):
         now = self._statistics()
         yield GaugeMetricFamily(
             "pilotlight_activator_members",
-            "Activators that live, as this one sees it.",
+            "Living activators, as seen by this one.",
             value=now.members,
         )
         yield GaugeMetricFamily(

@@ -1,8 +1,8 @@
-"""Metrics of language models: tokens, the time to the first one and between two, why answers end,
-and what engines say of themselves.
+"""Metrics of language models: tokens, time to the first token and between tokens, finish reasons,
+and engine state.
 
-Between tokens there are too many times to give each a lock: a call keeps its own buckets, and they
-are added up when it ends."""
+There are too many intervals between tokens to take a lock for each: a call has its own buckets,
+which are added when it ends."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ GAP_S = (
 )
 _DIRECTIONS = ("in", "out", "cached")
 Views = Callable[[], Mapping[str, tuple[CallTarget, EngineState]]]
-"""Every engine that was looked at lately, by its instance."""
+"""Recently scraped engines, by instance."""
 
 
 class LlmMetrics:
-    """Of calls that carry tokens. Owner: the event loop; read by the metrics thread."""
+    """Metrics of calls with tokens. Owner: the event loop; read by the metrics thread."""
 
     def __init__(self, registry: CollectorRegistry, functions: LabelLimiter) -> None:
         self._registry = registry
@@ -77,14 +77,14 @@ class LlmMetrics:
         )
         self._first = Histogram(
             "pilotlight_first_token_seconds",
-            "From a request to its first token, by how its instance came up.",
+            "From a request to its first token, by the start kind of its instance.",
             (*FUNCTION, "start_kind"),
             buckets=FIRST_TOKEN_S,
             registry=registry,
         )
         self._finished = Counter(
             "pilotlight_finishes",
-            "Answers of language models, by why they ended.",
+            "Answers of language models, by finish reason.",
             (*FUNCTION, "reason"),
             registry=registry,
         )
@@ -101,7 +101,7 @@ class LlmMetrics:
         return f"<LlmMetrics {len(self._gaps)} functions>"
 
     def ended(self, target: CallTarget, use: TokenReservation, start_kind: StartKind) -> None:
-        """A call has ended, and what it took is known."""
+        """Count the usage of a call that has ended."""
         labels = self._labels(target)
         for direction, count in zip(
             _DIRECTIONS, (use.tokens_in, use.tokens_out, use.tokens_cached), strict=True
@@ -120,12 +120,12 @@ class LlmMetrics:
                 known[bucket] = known.get(bucket, 0) + count
 
     def lost(self, target: CallTarget, reason: str) -> None:
-        """An instance ended unasked."""
+        """Count an instance that ended unexpectedly."""
         if reason == "out_of_memory":
             self._lost.labels(*self._labels(target)).inc()
 
     def collect_engines(self, views: Views) -> None:
-        """Export what engines say, read when scraped."""
+        """Export the state of engines, read at each scrape."""
         self._registry.register(_EngineCollector(views, self._functions))
 
     def _labels(self, target: CallTarget) -> tuple[str, ...]:
@@ -137,11 +137,11 @@ class _GapCollector(Collector):
         self._gaps = gaps
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
-        """Current values (Prometheus' own interface). A time counts as the upper end of its bucket,
-        at most a tenth above it."""
+        """Current values (Prometheus' own interface). An interval counts as the upper end of its
+        bucket, at most a tenth more."""
         family = HistogramMetricFamily(
             "pilotlight_token_gap_seconds",
-            "Between two pieces of a language model's answer.",
+            "Interval between two pieces of a language model's answer.",
             labels=FUNCTION,
         )
         for labels, gaps in list(self._gaps.items()):
@@ -156,8 +156,8 @@ class _GapCollector(Collector):
 
 
 class _EngineCollector(Collector):
-    """Sums over the engines of a function; of its shares of memory the greatest, because that one
-    binds."""
+    """Sums over the engines of a function; the maximum of memory shares, because it is the limiting
+    one."""
 
     def __init__(self, views: Views, functions: LabelLimiter) -> None:
         self._views = views
@@ -197,15 +197,15 @@ def _mean(name: str) -> Callable[[list[EngineState]], float | None]:
 _ENGINE_GAUGES: tuple[tuple[str, str, Callable[[list[EngineState]], float | None]], ...] = (
     (
         "pilotlight_engines",
-        "Engines that answered when they were looked at.",
+        "Engines that answered the last scrape.",
         lambda views: float(len(views)),
     ),
     (
         "pilotlight_engine_slots",
-        "Calls that a function's engines take at once, by their sequences and their cache.",
+        "Concurrent calls of a function's engines, by their sequences and their cache.",
         _total("slots"),
     ),
-    ("pilotlight_engine_running", "Sequences that engines write now.", _total("running")),
+    ("pilotlight_engine_running", "Sequences that engines generate now.", _total("running")),
     ("pilotlight_engine_waiting", "Sequences that wait inside engines.", _total("waiting")),
     (
         "pilotlight_engine_cache_use",
@@ -214,17 +214,17 @@ _ENGINE_GAUGES: tuple[tuple[str, str, Callable[[list[EngineState]], float | None
     ),
     (
         "pilotlight_engine_prefix_hit_ratio",
-        "Share of prompt tokens that were in the cache since the look before.",
+        "Share of prompt tokens in the cache since the previous scrape.",
         _mean("prefix_hit_rate"),
     ),
     (
         "pilotlight_engine_prompt_tokens_per_second",
-        "Prompt tokens that engines read.",
+        "Prompt tokens processed per second.",
         _total("prompt_tokens_per_s"),
     ),
     (
         "pilotlight_engine_generated_tokens_per_second",
-        "Tokens that engines write.",
+        "Tokens generated per second.",
         _total("generation_tokens_per_s"),
     ),
 )

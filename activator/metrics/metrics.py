@@ -1,9 +1,8 @@
-"""Every metric that the activator exports, by name, with what it means. Times in seconds, as
-Prometheus wants them.
+"""All metrics that the activator exports. Times in seconds, as Prometheus requires.
 
-How many series there are does not depend on how many tenants and functions there are: the first
-`series` of each have series of their own for as long as the process runs, and what comes after them
-is summed under `other` (activator.metrics_series)."""
+The number of series does not grow with tenants and functions: the first `series` of each have their
+own series for the life of the process, and later ones are summed under `other`
+(activator.metrics_series)."""
 
 from __future__ import annotations
 
@@ -45,11 +44,10 @@ _BATCH = HEADER_BATCH.encode()
 
 
 class Metrics:
-    """The activator's metrics in a registry of their own; `series` tenants and as many functions
-    have some of their own.
+    """The activator's metrics in their own registry; up to `series` tenants and as many functions
+    have their own series.
 
-    `observer` counts the same calls by revision and arm, for the controller.
-    """
+    `observer` counts the same calls by revision and arm, for the controller."""
 
     def __init__(self, *, series: int = DEFAULT_SERIES) -> None:
         self.registry = CollectorRegistry()
@@ -65,20 +63,20 @@ class Metrics:
         self._refusals = _Refusals(self.registry, self.tenants)
         self._cold = Counter(
             "pilotlight_cold_calls",
-            "Calls that waited for a start, by the rung it took.",
+            "Calls that waited for a start, by its start kind.",
             (*FUNCTION, "start_kind"),
             registry=self.registry,
         )
         self._start = Histogram(
             "pilotlight_start_seconds",
-            "Time to bring an instance up, by rung.",
+            "Time to start an instance, by start kind.",
             (*FUNCTION, "start_kind"),
             buckets=FAST,
             registry=self.registry,
         )
         self._start_phase = Counter(
             "pilotlight_start_phase_seconds",
-            "Time spent in each phase of starts, by rung.",
+            "Time spent in each phase of starts, by start kind.",
             ("start_kind", "phase"),
             registry=self.registry,
         )
@@ -126,13 +124,13 @@ class Metrics:
         completed: bool = True,
         is_awaited: bool = True,
     ) -> None:
-        """A call got an answer, and is closed.
+        """Count a call that was answered and closed.
 
         Args:
             first_byte_ms, completed: of a stream: when its first bytes came (0: none did), and
-            whether it ended by itself. is_awaited: its caller waits for it; nobody waits for a
-            submitted call, however long it is queued.
-        """
+                whether it ended by itself.
+            is_awaited: its caller waits for it; False for a submitted call, however long it is
+                queued."""
         call, answer = exchange.call, exchange.answer
         self.answered_warm(
             call.target, status, exec_s=exchange.exec_ms / 1000, queued_s=call.queued_ms / 1000
@@ -146,7 +144,7 @@ class Metrics:
         if call.degraded:
             self.observer.degraded(call.asked or call.target, status)
             if call.asked is None:
-                return  # no worker answered
+                return  # no worker has answered
         self.observer.answered(
             call,
             status=status,
@@ -166,7 +164,7 @@ class Metrics:
     def closed_warm(
         self, call: Call, answer: WorkerResponse, *, dispatched_ns: int, ended_ns: int, picos: int
     ) -> None:
-        """A call that waited for nothing got a worker's answer, whole, and is closed."""
+        """Count a call that did not wait and got a worker's whole answer, and is closed."""
         target = call.target
         tally = self._by_function.get(target.function_id) or self._tally(target)
         tally.answered(answer.status, (ended_ns - dispatched_ns) / 1e9)
@@ -199,8 +197,8 @@ class Metrics:
         completed: bool = True,
         cost: str = "0",
     ) -> None:
-        """A raw HTTP request was answered, or a WebSocket has ended; the function chooses its
-        statuses itself."""
+        """Count a raw HTTP request that was answered, or a WebSocket that has ended; the function
+        chooses its own statuses."""
         self.observer.answered(
             call,
             status=status,
@@ -215,27 +213,27 @@ class Metrics:
         )
 
     def waited(self, priority: str, seconds: float) -> None:
-        """A call of this priority got a slot after waiting for it."""
+        """Count a call of this priority that got a slot after waiting."""
         self._wait.labels(priority).observe(seconds)
 
     def answered_warm(
         self, target: CallTarget, status: int, *, exec_s: float, queued_s: float = 0.0
     ) -> None:
-        """A call that waited for no start got a worker's answer."""
+        """Count a call that did not wait for a start and was answered by a worker."""
         tally = self._by_function.get(target.function_id) or self._tally(target)
         tally.answered(status, exec_s, queued_s)
 
     def exemplify(
         self, target: CallTarget, *, exec_s: float, queued_s: float, trace_id: str, at: float
     ) -> None:
-        """A call of this target took so long, and its trace is kept: the histograms point to it."""
+        """Attach a kept trace to the histograms of a call with these durations."""
         tally = self._by_function.get(target.function_id) or self._tally(target)
         tally.execution.exemplify(exec_s, trace_id, at)
         tally.queue_wait.exemplify(queued_s, trace_id, at)
 
     def refused(self, status: int, target: CallTarget | None = None, arm: str = "") -> None:
-        """A request was answered with an error of the platform's; `target`: it was to be called,
-        and nothing was counted of it yet."""
+        """Count a request that was answered with an error of the platform. `target`: its function,
+        if the call was not counted yet."""
         self._refusals.counted(status)
         if target is not None:
             self.observer.refused(target, status, arm=arm)
@@ -243,19 +241,19 @@ class Metrics:
     def turned_away(
         self, error: PilotlightError, tenant: str, target: CallTarget | None = None, arm: str = ""
     ) -> None:
-        """The same, with the reason: quota, budget or shedding, and whose (the tenant's id; "" when
-        nobody knows)."""
+        """The same with the reason: quota, budget or shedding, and the tenant's id ("" if
+        unknown)."""
         self._refusals.counted(error.status)
         self._refusals.explained(error, tenant)
         if target is not None:
             self.observer.refused(target, error.status, error, arm=arm)
 
     def unbilled(self) -> None:
-        """A call was served without a record of it."""
+        """Count a call that was served without a billing record."""
         self._unbilled.inc()
 
     def instance_ready(self, target: CallTarget, info: InstanceInfo, seconds: float) -> None:
-        """An instance came up."""
+        """Count an instance that has started."""
         self.observer.started(target, ok=True)
         self._start.labels(*self._labels(target), info.start_kind.value).observe(seconds)
         for phase, ms in info.phases_ms.items():
@@ -263,42 +261,42 @@ class Metrics:
                 self._start_phase.labels(info.start_kind.value, phase).inc(min(ms / 1000, seconds))
 
     def instance_lost(self, target: CallTarget, reason: str) -> None:
-        """An instance ended unasked."""
+        """Count an instance that ended unexpectedly."""
         self.observer.lost(target, reason)
         self.language.lost(target, reason)
 
     def engine_seen(self, target: CallTarget, view: EngineState) -> None:
-        """An engine was looked at."""
+        """Count a scrape of an engine."""
         if view.kv_use is not None:
             self.observer.cache_used(target, view.kv_use)
 
     def start_failed(self, target: CallTarget, code: str) -> None:
-        """A start failed."""
+        """Count a failed start."""
         self.observer.started(target, ok=False)
         self._start_failures.labels(*self._labels(target), code).inc()
 
     def collect_journal(self, lag: Callable[[], Lag]) -> None:
-        """Export how far the ledger is behind, read when scraped."""
+        """Export how far the ledger is behind, read at each scrape."""
         self._journal_lag.set_function(lambda: lag().records)
         self._journal_lag_s.set_function(lambda: lag().seconds)
 
     def collect_instances(
         self, states: Callable[[], Mapping[tuple[str, str, str, str], int]]
     ) -> None:
-        """Export instances by state, read when scraped; keys are (tenant, app, function, state)."""
+        """Export instances by state, read at each scrape; keys are (tenant, app, function,
+        state)."""
         self.registry.register(InstanceCollector(states, self.functions))
 
     def collect_waiting(self, waiting: Callable[[], Mapping[tuple[str, str], int]]) -> None:
-        """Export calls that wait for a slot, read when scraped; keys are (tenant, priority)."""
+        """Export waiting calls, read at each scrape; keys are (tenant, priority)."""
         self.registry.register(WaitingCollector(waiting, self.tenants))
 
     def collect_tenants(self, names: Callable[[], Mapping[str, str]]) -> None:
-        """Export names of tenants by their ids, read when scraped: queries join them to what is
-        counted by id."""
+        """Export names of tenants by their ids, read at each scrape, to join with metrics by id."""
         self.registry.register(TenantCollector(names, self.tenants))
 
     def collect_shared(self, statistics: Callable[[], SharedStatistics]) -> None:
-        """Export what several activators share, read when scraped."""
+        """Export the state shared by several activators, read at each scrape."""
         self.registry.register(SharedCollector(statistics, self._series))
 
     def _labels(self, target: CallTarget) -> tuple[str, ...]:
@@ -314,7 +312,7 @@ class Metrics:
 
 
 class _Refusals:
-    """Requests that got no worker's answer, and why."""
+    """Counts requests without a worker's answer, and their reasons."""
 
     def __init__(self, registry: CollectorRegistry, tenants: LabelLimiter) -> None:
         self._tenants = tenants
@@ -332,7 +330,7 @@ class _Refusals:
         )
         self._shed = Counter(
             "pilotlight_shed_calls",
-            "Calls that gave their place in the queue to others.",
+            "Waiting calls that were shed for others.",
             ("tenant", "priority"),
             registry=registry,
         )
@@ -359,5 +357,5 @@ class _Refusals:
 
 
 def _picos(cost: str) -> int:
-    """A cost in picounits: its text has none, or twelve decimals (`usage.cost_text`)."""
+    """A cost in picounits; its text has no decimals, or twelve (`usage.cost_text`)."""
     return int(cost.replace(".", ""))

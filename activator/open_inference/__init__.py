@@ -1,2 +1,1 @@
-"""The Open Inference Protocol (KServe's v2): requests and answers are translated, and nothing else
-happens here."""
+"""The Open Inference Protocol (KServe's v2): only the translation of requests and answers."""

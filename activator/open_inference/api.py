@@ -1,13 +1,12 @@
-"""Model servers' protocols in front of functions: `POST /v1/models/{model}:predict`, and the Open
+"""Protocols of model servers for functions: `POST /v1/models/{model}:predict`, and the Open
 Inference Protocol under `/v2`.
 
-A model is `app/function` (or `app/Class.method`), a version of it a revision, an alias or a tag.
-What comes is turned into a call of the function and its answer back; between the two lies the same
-sentence as for every call: the gateway's `invoke`, with its quotas, its choice of a revision, its
-bill.
+A model is `app/function` (or `app/Class.method`); a version of it is a revision, an alias or a tag.
+A request is translated into a call of the function and its answer back. In between it is treated
+like every call: the gateway's `invoke`, with its quotas, choice of a revision, and billing.
 
-The source of what is written and read: Open Inference Protocol, HTTP/REST (required inference API);
-TensorFlow Serving's predict API for `instances` and `predictions`."""
+Sources of the formats: Open Inference Protocol, HTTP/REST (required inference API); TensorFlow
+Serving's predict API for `instances` and `predictions`."""
 
 from __future__ import annotations
 
@@ -30,8 +29,8 @@ from pilotlight.spec import MethodSpec
 
 V1, V2 = "/v1/models/", "/v2"
 MAX_ANSWER_BYTES = 16 * 1024 * 1024
-"""An answer is turned into tensors whole, and counts until then as the bodies of calls do; a
-function that answers with more is called by its own name, where answers stream."""
+"""Maximum size of an answer: it is translated as a whole, and counts as a buffered body until then.
+A function with larger answers must be called by its own name, where answers are streamed."""
 _FORBIDDEN_HEADERS = frozenset({b"content-length", b"transfer-encoding", b"connection", b"date"})
 _JSON_HEADERS = {b"content-type": b"application/json", b"accept": b"application/json"}
 
@@ -40,8 +39,8 @@ Invoke = Callable[[Request, AccessGrant, str], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferenceRequest:
-    """What a path asks for: the `verb` (`predict`, `infer`, `ready` or "") of a `model` in a
-    `version` ("" = whatever serves)."""
+    """The request of a path: the `verb` (`predict`, `infer`, `ready` or "") of a `model` in a
+    `version` ("" = by traffic split)."""
 
     model: str
     version: str
@@ -54,7 +53,7 @@ def is_model_path(path: str) -> bool:
 
 
 def parse(path: str) -> InferenceRequest | None:
-    """What a path below V1 or V2's models asks for; None when it is none of them."""
+    """Parse a path below V1 or V2's models; None if it does not match."""
     if path.startswith(V1):
         place, _, verb = path[len(V1) :].partition(":")
         parts = place.split("/")
@@ -80,7 +79,7 @@ def parse(path: str) -> InferenceRequest | None:
 
 
 class OpenInferenceApi:
-    """Answers the protocols' requests. Owner: the event loop."""
+    """Handles the protocols' requests. Owner: the event loop."""
 
     def __init__(
         self,
@@ -99,7 +98,7 @@ class OpenInferenceApi:
         return f"<OpenInferenceApi {self._reception!r}>"
 
     async def answer(self, request: Request, owner: str | None, path: str) -> None:
-        """Answer a request whose path `is_model_path`. Raises what calls raise; of `/v2` with the
+        """Answer a request whose path `is_model_path`. Raises what calls raise; for `/v2` with the
         member `error`."""
         try:
             await self._answer(request, owner, path)
@@ -127,15 +126,15 @@ class OpenInferenceApi:
         else:
             hint = f"POST {V1}app/function:predict, or POST {V2}/models/app/function/infer"
             raise errors.NotFound(
-                f"nothing is served at {verb} {path[:200]}: a model is a function's address: {hint}"
+                f"{verb} {path[:200]} does not exist: a model is a function's address: {hint}"
             )
 
     def entry_of(self, request: Request, owner: str | None, path: str) -> AccessGrant:
-        """The way of a call's caller to its function. Raises NotFound where the path asks for no
-        call, and what calls raise."""
+        """The caller's access to the function of a call. Raises NotFound if the path is not a call,
+        and what calls raise."""
         asked = parse(path)
         if asked is None or not asked.verb:
-            raise errors.NotFound(f"no call is made at {path[:200]}")
+            raise errors.NotFound(f"{path[:200]} is not a call")
         caller = self._reception.identify(request, owner)
         routed, _, tag = self._reception.routed(request, caller, asked.model, owner)
         return self._reception.enter(request, caller, routed, asked.version or tag)
@@ -144,7 +143,7 @@ class OpenInferenceApi:
         caller = self._reception.identify(request, owner)
         routed, method, tag = self._reception.routed(request, caller, asked.model, owner)
         entry = self._reception.enter(request, caller, routed, asked.version or tag)
-        entry.target.check(method)  # names the methods that there are
+        entry.target.check(method)  # the error lists the existing methods
         spec = entry.target.spec.method(method)
         assert spec is not None
         told = asked_of(asked.verb, asked.model, spec, revision=entry.target.revision)
@@ -164,7 +163,7 @@ class OpenInferenceApi:
         try:
             await self._invoke(inner, entry, method)
         finally:
-            # what is observed, or told, of an error
+            # used for observations and traces of an error
             request.call, request.target = inner.call, inner.target
         status, body = answer.status, answer.taken()
         if status == 200:
@@ -180,12 +179,12 @@ class OpenInferenceApi:
     async def _describe(
         self, request: Request, owner: str | None, asked: InferenceRequest, *, is_v2: bool
     ) -> None:
-        """Metadata, or readiness: a function at zero instances is ready, since a call brings one
-        up."""
+        """Answer metadata or readiness. A function without instances is ready, because a call
+        starts one."""
         caller = self._reception.identify(request, owner)
         routed, method, tag = self._reception.routed(request, caller, asked.model, owner)
         target = self._reception.enter(request, caller, routed, asked.version or tag).target
-        request.target = None  # no call, whatever becomes of it
+        request.target = None  # not a call, even if it fails
         target.check(method)
         spec = target.spec.method(method)
         assert spec is not None
@@ -204,11 +203,11 @@ class OpenInferenceApi:
 
 
 class _Captured:
-    """The answer of an inner request. Owner: the request's task."""
+    """Captures the answer of an inner request. Owner: the request's task."""
 
     def __init__(self, room: Room | None) -> None:
-        """`room`: the request's, in which the answer counts beside the body, while it waits to be
-        translated."""
+        """`room`: the request's memory budget, in which the answer counts in addition to the body
+        until it is translated."""
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
         self._room = room
@@ -216,12 +215,12 @@ class _Captured:
         self._size = 0
 
     def taken(self) -> bytes:
-        """The body, once."""
+        """Return the body and release it."""
         pieces, self._pieces = self._pieces, []
         return b"".join(pieces)
 
     async def send(self, message: MutableMapping[str, Any]) -> None:
-        """ASGI's send. Raises TooLarge, TooManyRequests where the answer has no room."""
+        """ASGI's send. Raises TooLarge, TooManyRequests if there is no memory for the answer."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
             self.headers = [
@@ -235,7 +234,7 @@ class _Captured:
         if self._size > MAX_ANSWER_BYTES:
             text = (
                 f"the answer has more than {MAX_ANSWER_BYTES} bytes: call the function by its "
-                f"own name, where answers stream"
+                f"own name, where answers are streamed"
             )
             raise errors.TooLarge(text, limit_bytes=MAX_ANSWER_BYTES)
         if self._room is not None and piece:
@@ -246,16 +245,14 @@ class _Captured:
 def _translated(
     request: Request, arguments: Callable[[], Awaitable[bytes]], answer: _Captured
 ) -> Request:
-    """The same request as a call: its body is read, and turned into arguments, when it is asked
-    for."""
+    """The same request as a call: its body is read, and translated into arguments, when it is
+    received."""
 
     async def receive() -> MutableMapping[str, Any]:
         return {"type": "http.request", "body": await arguments(), "more_body": False}
 
     if b"inference-header-content-length" in request.headers:
-        raise errors.InvalidInput(
-            "binary tensor data is not understood here: send the elements in JSON"
-        )
+        raise errors.InvalidInput("binary tensor data is not supported: send the elements as JSON")
     scope = {key: value for key, value in request.scope.items() if key != "connection"}
     headers = {
         name: value for name, value in request.headers.items() if name not in _FORBIDDEN_HEADERS
@@ -269,8 +266,7 @@ def _translated(
 
 
 def _as_error(body: bytes) -> bytes:
-    """What a function raised, as the protocol says it: `{"error": text}`; as it is where it is
-    large."""
+    """A function's error in the protocol's format: `{"error": text}`; unchanged if it is large."""
     if len(body) > SMALL_BYTES:
         return body
     try:

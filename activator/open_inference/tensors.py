@@ -1,8 +1,7 @@
-"""Tensors of the Open Inference Protocol (version 2, HTTP/REST) and JSON values, one made from the
-other. Pure.
+"""Converts between tensors of the Open Inference Protocol (version 2, HTTP/REST) and JSON values.
+Pure.
 
-A tensor has a name, a shape, a datatype and its elements, nested or flat in row-major order.
-"""
+A tensor has a name, a shape, a datatype and its elements, nested or flat in row-major order."""
 
 from __future__ import annotations
 
@@ -16,11 +15,11 @@ from typing import Any
 from pilotlight.errors import InvalidInput
 
 MAX_ELEMENTS = 250_000
-"""Of one tensor, an image of 224 x 224 x 3 with room: making arguments of one takes up to a
+"""Maximum elements of one tensor, more than an image of 224 x 224 x 3 has: each takes up to a
 microsecond of the event loop."""
 MAX_LISTS = 250_000
-"""Of all inputs together: a dimension of 1 is two bytes of a shape, and a list around each
-element."""
+"""Maximum lists of all inputs together: a dimension of 1 is two bytes of a shape, but a list around
+each element."""
 MAX_DIMENSIONS = 32
 _INTEGERS = {
     **{f"INT{bits}": (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) for bits in (8, 16, 32, 64)},
@@ -32,8 +31,8 @@ _JSON_TYPES = {"boolean": "BOOL", "integer": "INT64", "number": "FP64", "string"
 
 
 def value_of(tensor: Any) -> tuple[str, Any]:
-    """Name and value of an input: lists nested as the shape says. Raises InvalidInput naming
-    tensor, bound and what there is."""
+    """Name and value of an input: lists nested as the shape requires. Raises InvalidInput naming
+    tensor, limit and actual value."""
     if (
         not isinstance(tensor, Mapping)
         or not isinstance(tensor.get("name"), str)
@@ -45,11 +44,11 @@ def value_of(tensor: Any) -> tuple[str, Any]:
     name = tensor["name"]
     shape, datatype = _shape(name, tensor.get("shape")), tensor.get("datatype")
     if datatype not in DATATYPES:
-        raise _wrong(name, f"datatype = {datatype!r}: there are {', '.join(DATATYPES)}")
+        raise _wrong(name, f"datatype = {datatype!r}: must be one of {', '.join(DATATYPES)}")
     if not isinstance(tensor.get("data"), list):
         raise _wrong(
             name,
-            "data must be a list, nested or flat; binary data after the JSON is not understood here",
+            "data must be a list, nested or flat; binary data after the JSON is not supported",
         )
     elements = list(_leaves(tensor["data"]))
     if len(elements) != math.prod(shape):
@@ -61,8 +60,8 @@ def value_of(tensor: Any) -> tuple[str, Any]:
 
 
 def expect_few(inputs: Iterable[Any]) -> None:
-    """Raises InvalidInput where the shapes ask for more lists than MAX_LISTS; of what is no shape
-    `value_of` says what is wrong."""
+    """Raises InvalidInput if the shapes require more lists than MAX_LISTS. Invalid shapes are
+    reported by `value_of`."""
     shapes = [
         given["shape"]
         for given in inputs
@@ -71,7 +70,7 @@ def expect_few(inputs: Iterable[Any]) -> None:
     lists = sum(sum(accumulate(shape[:-1], mul)) for shape in shapes)
     if lists > MAX_LISTS:
         raise InvalidInput(
-            f"the shapes of the inputs ask for {_shown(lists)} nested lists: at most {MAX_LISTS}; "
+            f"the shapes of the inputs require {_shown(lists)} nested lists: at most {MAX_LISTS}; "
             f"leave out dimensions of 1, "
             "or call the function by its own name, whose arguments are not translated",
             parameter="inputs",
@@ -79,8 +78,8 @@ def expect_few(inputs: Iterable[Any]) -> None:
 
 
 def tensor_of(name: str, value: Any) -> dict[str, Any]:
-    """A value as an output tensor; what has no rectangular shape of one type travels as JSON text,
-    and says so in its parameters."""
+    """Convert a value to an output tensor. A value without a rectangular shape of one type becomes
+    JSON text, marked by its parameters."""
     shape = _shape_of(value)
     elements = list(_leaves(value)) if isinstance(value, list) else [value]
     datatype = _datatype_of(elements)
@@ -97,14 +96,15 @@ def tensor_of(name: str, value: Any) -> dict[str, Any]:
 
 
 def tensors_of(value: Any) -> list[dict[str, Any]]:
-    """An answer as output tensors: of an object one for each member, else one named `output`."""
+    """Convert an answer to output tensors: one for each member of an object, otherwise one named
+    `output`."""
     if isinstance(value, dict) and value:
         return [tensor_of(name, inner) for name, inner in value.items()]
     return [tensor_of("output", value)]
 
 
 def is_scalar(schema: Any) -> bool:
-    """Whether an argument of that schema is one number, text or truth value."""
+    """Whether an argument with this schema is a single number, text or truth value."""
     if not isinstance(schema, Mapping):
         return False
     if options := schema.get("anyOf"):
@@ -113,7 +113,7 @@ def is_scalar(schema: Any) -> bool:
 
 
 def tensor_metadata(name: str, schema: Any) -> dict[str, Any]:
-    """What a tensor of that JSON Schema looks like, as far as it says; -1 for dimensions of any
+    """The metadata of a tensor with this JSON Schema, as far as known; -1 for dimensions of any
     size."""
     dimensions = 0
     while (
@@ -152,7 +152,7 @@ def _shown(count: int) -> str:
 
 
 def _leaves(value: list[Any]) -> Iterator[Any]:
-    # Not recursively: how deep it is nested is the caller's choice.
+    # Not recursive: the caller chooses the nesting depth.
     pending = [iter(value)]
     while pending:
         for inner in pending[-1]:

@@ -1,8 +1,8 @@
-"""Requests and answers of model servers' protocols as arguments and values of functions, and back.
-Pure.
+"""Translates requests and answers of model servers' protocols to arguments and values of functions,
+and back. Pure.
 
-Of a large body this takes a tenth of a second and more, in which no other Python code of the
-process runs: `ArgumentChecker.translate` does it in a process of its own."""
+For a large body this takes a tenth of a second and more, during which no other Python code of the
+process runs; `ArgumentChecker.translate` runs it in a separate process."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ from pilotlight.json_size import expect_few
 from pilotlight.spec import MethodSpec
 
 MAX_VALUES = 500_000
-"""Of a body or an answer (`json_size`), an image of 224 x 224 x 3 as nested lists with room:
-translating a number takes up to two microseconds."""
+"""Maximum values of a body or an answer (`json_size`), more than an image of 224 x 224 x 3 as
+nested lists: translating a number takes up to two microseconds."""
 SMALL_BYTES = 16 * 1024
-"""Up to which translating takes about two milliseconds at most: sending it to another process would
+"""Size up to which translation takes at most two milliseconds: sending it to another process would
 take longer."""
 TRANSLATION_S = 30.0
-"""What is within the bounds takes a second or two of a processor; a machine under load gives it
-less."""
+"""Timeout: the permitted maximum takes a second or two of a processor, and more on a loaded
+machine."""
 Asked = Mapping[str, Any]
-"""What to translate: `asked_of`, and `memo`, what of the request its answer needs."""
+"""What to translate: the result of `asked_of`, and `memo`, the part of the request that its answer
+needs."""
 
 
 def asked_of(verb: str, model: str, spec: MethodSpec, *, revision: str) -> Asked:
-    """Of a call: `infer` or `predict`."""
+    """The translation of a call: `infer` or `predict`."""
     return {
         "verb": verb,
         "model": model,
@@ -59,9 +60,9 @@ def translated(asked: Asked, body: bytes, *, is_answer: bool) -> tuple[Any, byte
 class Predict:
     """`{"instances": […]}` → `{"predictions": […]}`.
 
-    A function with a parameter `instances`, or with a single one that takes a list, gets all of
-    them in one call; any other takes one instance: an object of its arguments, or the value of its
-    only one."""
+    A function with a parameter `instances`, or with a single one that takes a list, gets all
+    instances in one call. Any other takes one instance: an object of its arguments, or the value of
+    its only one."""
 
     memo = None
 
@@ -117,10 +118,10 @@ class Predict:
 
 
 class Infer:
-    """Input tensors → arguments by their names; the answer → output tensors."""
+    """Input tensors → arguments by name; the answer → output tensors."""
 
     def __init__(self, model: str, spec: MethodSpec, memo: Any) -> None:
-        """`memo`: of the same conversation, once its arguments were made."""
+        """`memo`: of the same exchange, once its arguments were translated."""
         self._model = model
         self._spec = spec
         self._id: str | None
@@ -129,7 +130,7 @@ class Infer:
 
     @property
     def memo(self) -> Any:
-        """The request's id, and the outputs that it wants."""
+        """The request's id, and its requested outputs."""
         return [self._id, self._wanted]
 
     def arguments(self, body: Any) -> Any:
@@ -150,19 +151,19 @@ class Infer:
         tensors.expect_few(body["inputs"])
         for name, value in map(tensors.value_of, body["inputs"]):
             if name in given:
-                raise errors.InvalidInput(f"two inputs are named {name[:80]!r}", parameter="inputs")
+                raise errors.InvalidInput(f"duplicate input name {name[:80]!r}", parameter="inputs")
             given[name] = self._fitting(name, value)
         if "parameters" in names(self._spec) and isinstance(body.get("parameters"), dict):
             given.setdefault("parameters", body["parameters"])
         return given
 
     def answer(self, value: Any, *, revision: str) -> dict[str, Any]:
-        """The answer's body. Raises InvalidInput for an output that there is not."""
+        """The answer's body. Raises InvalidInput for an unknown output."""
         outputs = {tensor["name"]: tensor for tensor in tensors.tensors_of(value)}
         for name in self._wanted or ():
             if name not in outputs:
                 raise errors.InvalidInput(
-                    f"there is no output {name[:80]!r}: there are {', '.join(outputs)}",
+                    f"there is no output {name[:80]!r}: available are {', '.join(outputs)}",
                     parameter="outputs",
                 )
         chosen = (
@@ -174,7 +175,7 @@ class Infer:
         return {**named, **({"id": self._id} if self._id is not None else {}), "outputs": chosen}
 
     def _fitting(self, name: str, value: Any) -> Any:
-        """A tensor of one element is that element, where the argument is a single value."""
+        """Unwrap a tensor of one element if the argument is a single value."""
         if not tensors.is_scalar(properties(self._spec).get(name)):
             return value
         while isinstance(value, list) and len(value) == 1:
@@ -183,11 +184,11 @@ class Infer:
 
 
 def parsed(body: bytes) -> Any:
-    """A body of bounded size. Raises TooLarge, InvalidInput."""
+    """Parse a body of limited size. Raises TooLarge, InvalidInput."""
     expect_few(
         body,
         MAX_VALUES,
-        "call the function by its own name, whose arguments and answers are not translated",
+        "call the function by its own name, where nothing is translated",
     )
     try:
         return json.loads(body.decode("utf-8-sig"))
@@ -206,11 +207,11 @@ def _wanted(outputs: Any) -> list[str] | None:
 
 
 def properties(spec: MethodSpec) -> Mapping[str, Any]:
-    """Of its arguments, by their names."""
+    """Schemas of its arguments, by name."""
     found = (spec.schema or {}).get("properties", {})
     return found if isinstance(found, Mapping) else {}
 
 
 def names(spec: MethodSpec) -> list[str]:
-    """Of its arguments."""
+    """Names of its arguments."""
     return list(dict.fromkeys((*spec.parameters, *properties(spec))))

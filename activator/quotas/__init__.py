@@ -1,5 +1,5 @@
-"""Quotas where calls come in: what applies to a call, whether it may go on, and where that is
+"""Quotas of incoming calls: which ones apply, whether a call is admitted, and where usage is
 counted.
 
-`rules` says what applies, `decision` decides, a store (`process`, `redis_store`) keeps the count,
-`admission` is what a call holds."""
+`rules` selects the quotas that apply, `decision` decides, a store (`process`, `redis_store`)
+counts, `admission` is what a call holds."""

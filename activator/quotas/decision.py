@@ -1,11 +1,10 @@
-"""Whether a call may go on: token buckets (Turner 1986) for rates, counts for what runs at once.
-Pure; `now` in seconds of one clock.
+"""Decides whether a call is admitted: token buckets (Turner 1986) for rates, counters for
+concurrency. Pure; `now` in seconds of one clock.
 
-A call asks for so many requests, holds and tokens of *every* meter that it falls under, and gets
-all of it or nothing (more tokens than a minute's worth are a minute's worth). What it did not get
-is a `Refusal` of the meter on which it would have to wait longest. A clock that steps back adds
-nothing and takes nothing away. `scripts` has the same in Lua, and the contract tests hold both to
-the same answers."""
+A call requests an amount of requests, concurrent calls and tokens from *every* meter that applies,
+and gets all or nothing (a request for more tokens than one minute allows counts as one minute's
+amount). A refusal names the meter with the longest wait. A clock that steps back changes nothing.
+`scripts` has the same decision in Lua, and the contract tests hold both to the same answers."""
 
 from __future__ import annotations
 
@@ -18,21 +17,20 @@ from pilotlight import errors
 from pilotlight.quotas import Quotas
 
 HELD_WAIT_S = 1.0
-"""When a call that found too many at once should come back: nobody knows when one of them ends."""
+"""When to retry after too many concurrent calls: when one of them will end is unknown."""
 _EPSILON = 1e-9
-"""Of a token: what floating point loses on the way must not cost a caller that waited exactly as
-long as it was told."""
+"""Tolerance in tokens, so that rounding errors do not refuse a caller that waited exactly as long
+as required."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """Why a call may not go on.
+    """Why a call is not admitted.
 
     Attributes:
         quota: the name in `Quotas`.
         limit: its value.
-        wait_s: seconds until it may be tried again.
-    """
+        wait_s: seconds until a retry may succeed."""
 
     rule: Rule
     quota: str
@@ -40,11 +38,11 @@ class Refusal:
     wait_s: float
 
     def error(self) -> errors.OverQuota:
-        """As it is answered."""
+        """The error for the caller."""
         rule = self.rule
         if rule.of == "streams":
             return errors.OverQuota(
-                f"this tenant already has {self.limit:g} calls of this function, the bound "
+                f"this tenant already has {self.limit:g} running calls of this function, the limit "
                 f"(max_streams_per_tenant): wait for one to end",
                 retry_after_s=self.wait_s,
                 quota="max_streams_per_tenant",
@@ -59,8 +57,8 @@ class Refusal:
                 of=rule.of,
             )
         return errors.OverQuota(
-            f"quota {self.quota} = {self.limit:g} of this {rule.of} is used up: slow down, or "
-            f"have it raised (`pilotlight quota show`)",
+            f"quota {self.quota} = {self.limit:g} of this {rule.of} is used up: send fewer "
+            f"requests, or ask for a higher quota (`pilotlight quota show`)",
             retry_after_s=self.wait_s,
             quota=self.quota,
             of=rule.of,
@@ -69,14 +67,14 @@ class Refusal:
 
 
 class Meter:
-    """What is left of one subject's quotas. What has no bound is infinite. Owner: the event loop.
+    """What is left of one subject's quotas. Unlimited quotas are infinite. Owner: the event loop.
 
     Attributes:
-        per_s, depth, requests: of the bucket of requests; `requests` are in it, as of `at`.
-        tokens_per_s, token_depth, tokens: of the bucket of a language model's tokens; below 0 where
-        calls used more than they had reserved. concurrent, held, others: calls at once: the bound,
-        those held here, and those that other activators hold, as far as known.
-    """
+        per_s, depth, requests: rate, size and content of the bucket of requests, as of `at`.
+        tokens_per_s, token_depth, tokens: the same of the bucket of language model tokens; the
+            content is negative where calls used more than they had reserved.
+        concurrent, held, others: the limit of concurrent calls, the calls that run here, and those
+            in other activators, as far as known."""
 
     __slots__ = (
         "__weakref__",
@@ -99,7 +97,7 @@ class Meter:
         self.others = 0
         self.requests = self.tokens = inf
         self.depth = self.token_depth = inf
-        self.limit(quotas)
+        self.set_limits(quotas)
 
     def __repr__(self) -> str:
         return (
@@ -107,8 +105,8 @@ class Meter:
             f"{self.held}+{self.others}/{self.concurrent:g} held>"
         )
 
-    def limit(self, quotas: Quotas) -> None:
-        """Bounds from now on. What was used stays used; a bucket that is new, or was unbounded, is
+    def set_limits(self, quotas: Quotas) -> None:
+        """Set new limits. Usage so far stays counted; a bucket that is new, or was unlimited, is
         full."""
         self.quotas = quotas
         self.per_s = quotas.requests_per_s or 0.0
@@ -121,7 +119,7 @@ class Meter:
         self.concurrent = inf if quotas.concurrent is None else float(quotas.concurrent)
 
     def is_idle(self, now: float) -> bool:
-        """Whether a new meter would say the same: then this one need not be remembered."""
+        """Whether the meter equals a new one, so that it need not be kept."""
         elapsed_s = max(0.0, now - self.at)
         return (
             not self.held
@@ -129,9 +127,9 @@ class Meter:
             and self.tokens + elapsed_s * self.tokens_per_s >= self.token_depth
         )
 
-    def lack(self, requests: int, holds: int, tokens: int) -> tuple[str, float, float] | None:
-        """Quota, limit and seconds to wait for what is not there now, the longest wait first; None
-        when all of it is."""
+    def shortfall(self, requests: int, holds: int, tokens: int) -> tuple[str, float, float] | None:
+        """Return the unavailable quota with the longest wait: its name, limit and seconds to wait.
+        None when everything is available."""
         worst: tuple[str, float, float] | None = None
         if holds and self.held + self.others + holds > self.concurrent:
             worst = "concurrent", self.concurrent, HELD_WAIT_S
@@ -155,8 +153,8 @@ def take(  # noqa: PLR0917 - names cost a fifth of the time that a decision may 
     holds: int,
     tokens: int,
 ) -> Refusal | None:
-    """Take all of it from every meter, or nothing from any. `rules` are the meters' own, in the
-    same order."""
+    """Acquire everything from every meter, or nothing. `rules` belong to the meters, in the same
+    order."""
     is_short = False
     for meter in meters:
         elapsed_s = now - meter.at
@@ -189,15 +187,15 @@ def _refusal(
 ) -> Refusal | None:
     worst: Refusal | None = None
     for meter, rule in zip(meters, rules, strict=True):
-        lack = meter.lack(requests, holds, tokens)
-        if lack is not None and (worst is None or lack[2] > worst.wait_s):
-            worst = Refusal(rule=rule, quota=lack[0], limit=lack[1], wait_s=lack[2])
+        missing = meter.shortfall(requests, holds, tokens)
+        if missing is not None and (worst is None or missing[2] > worst.wait_s):
+            worst = Refusal(rule=rule, quota=missing[0], limit=missing[1], wait_s=missing[2])
     return worst
 
 
 def give_back(meters: Sequence[Meter], requests: int, holds: int, tokens: int) -> None:
-    """Put back what was taken: the hold of a call that ended, or all of one that was not made after
-    all."""
+    """Refund what was acquired: the slot of an ended call, or everything of a call that was not
+    made."""
     for meter in meters:
         meter.held = meter.held - holds if meter.held > holds else 0
     if requests or tokens:
@@ -207,8 +205,8 @@ def give_back(meters: Sequence[Meter], requests: int, holds: int, tokens: int) -
 
 
 def settle(meters: Sequence[Meter], reserved: int, used: int) -> None:
-    """Put back the tokens that were reserved and not used, or take those used beyond; what is owed
-    is at most one minute's worth."""
+    """Refund reserved tokens that were not used, or charge those used beyond. The debt is at most
+    one minute's amount."""
     for meter in meters:
         left = meter.tokens + min(reserved, meter.token_depth) - used
         meter.tokens = max(-meter.token_depth, min(meter.token_depth, left))

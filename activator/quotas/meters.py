@@ -1,7 +1,7 @@
-"""The meters of one activator by their subject: each exists once, for as long as it says anything.
+"""The meters of one activator by subject. Each subject has one meter, for as long as it is needed.
 
-A meter that is full and held by nobody says nothing, and is dropped when there are many, unless a
-gate still points at it: no subject ever has two."""
+A meter that is full and has no running calls can be dropped when there are many, unless a quota
+check still refers to it: no subject ever has two meters."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from activator.quotas.rules import Rule
 from activator.quotas.store import Refused
 
 SWEEP_AT = 4096
-"""Meters above which idle ones are dropped; then again whenever they have doubled."""
+"""Number of meters above which idle ones are dropped, and again each time the number has
+doubled."""
 MAX_REFUSED = 10_000
-"""Different refusals that are told apart; the rest is counted for tenant ""."""
+"""Maximum number of distinct refusals counted; further ones are counted for tenant ""."""
 
 
 class Meters:
-    """Owner: the event loop."""
+    """The meters of all subjects. Owner: the event loop."""
 
     def __init__(self) -> None:
         self._kept: dict[str, Meter] = {}
@@ -35,18 +36,18 @@ class Meters:
         return iter(list(self._kept.items()))
 
     def get(self, rule_id: str) -> Meter | None:
-        """The meter of a subject that is known."""
+        """The meter of a known subject."""
         return self._kept.get(rule_id)
 
-    def of(self, rule: Rule, now: float) -> Meter:
-        """The meter of a rule's subject, with the rule's bounds."""
+    def get_or_create(self, rule: Rule, now: float) -> Meter:
+        """Return the meter of a rule's subject with the rule's limits. Creates it if needed."""
         meter = self._kept.get(rule.id)
         if meter is None:
             if len(self._kept) >= self._sweep_at:
                 self._sweep(now)
             meter = self._kept[rule.id] = self._alive[rule.id] = Meter(rule.quotas, now)
         if meter.quotas != rule.quotas:
-            meter.limit(rule.quotas)
+            meter.set_limits(rule.quotas)
         return meter
 
     def _sweep(self, now: float) -> None:
@@ -56,7 +57,7 @@ class Meters:
                 self._kept[name] = pointed_at
         self._sweep_at = max(SWEEP_AT, 2 * len(self._kept))
 
-    def note(self, refusal: Refusal) -> Refusal:
+    def count_refusal(self, refusal: Refusal) -> Refusal:
         """Count a refusal."""
         rule = refusal.rule
         counted = Refused(rule.tenant, rule.of, refusal.quota)

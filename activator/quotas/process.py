@@ -14,9 +14,9 @@ from activator.quotas.store import QuotaStatistics
 
 
 class ProcessGate:
-    """See `Gate`."""
+    """`QuotaCheck` in this process."""
 
-    __slots__ = ("_clock", "_meters", "_note", "_rules", "head")
+    __slots__ = ("_clock", "_count_refusal", "_meters", "_rules", "head")
 
     is_immediate = True
 
@@ -26,43 +26,43 @@ class ProcessGate:
         meters: tuple[Meter, ...],
         *,
         clock: Callable[[], float],
-        note: Callable[[Refusal], Refusal],
+        count_refusal: Callable[[Refusal], Refusal],
     ) -> None:
         self._rules = rules
         self._meters = meters
         self._clock = clock
-        self._note = note
+        self._count_refusal = count_refusal
         self.head = RateLimitHeaders(rules, meters).lines
 
     def __repr__(self) -> str:
         return f"<ProcessGate {', '.join(f'{r.id} {m!r}' for r, m in zip(self._rules, self._meters, strict=True))}>"
 
-    def take_nowait(self, requests: int, holds: int, tokens: int) -> Refusal | None:
-        """See Gate."""
+    def try_acquire_nowait(self, requests: int, holds: int, tokens: int) -> Refusal | None:
+        """Acquire all amounts, or nothing and return why."""
         refusal = decision.take(self._meters, self._rules, self._clock(), requests, holds, tokens)
-        return None if refusal is None else self._note(refusal)
+        return None if refusal is None else self._count_refusal(refusal)
 
-    async def take(self, requests: int, holds: int, tokens: int) -> Refusal | None:
-        """See Gate; it never waits."""
-        return self.take_nowait(requests, holds, tokens)
+    async def try_acquire(self, requests: int, holds: int, tokens: int) -> Refusal | None:
+        """Like `try_acquire_nowait`; it never waits."""
+        return self.try_acquire_nowait(requests, holds, tokens)
 
-    def give_back(self, requests: int, holds: int, tokens: int) -> None:
-        """See Gate."""
+    def refund(self, requests: int, holds: int, tokens: int) -> None:
+        """Refund what was acquired."""
         decision.give_back(self._meters, requests, holds, tokens)
 
-    def leave(self) -> None:
-        """See Gate."""
+    def release(self) -> None:
+        """Release one concurrent call."""
         for meter in self._meters:
             if meter.held:
                 meter.held -= 1
 
     def settle(self, reserved: int, used: int) -> None:
-        """See Gate."""
+        """Settle reserved tokens with those used."""
         decision.settle(self._meters, reserved, used)
 
 
 class ProcessQuotas:
-    """`QuotaStore` of a lone activator. Owner: the event loop."""
+    """`QuotaStore` of a single activator. Owner: the event loop."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -74,22 +74,24 @@ class ProcessQuotas:
         )
 
     def gate(self, rules: Rules) -> ProcessGate | None:
-        """See QuotaStore."""
+        """Return the check of these rules. None when they require no counting."""
         rules = counted(rules)
         if not rules:
             return None
         now = self._clock()
-        meters = tuple(self._meters.of(rule, now) for rule in rules)
-        return ProcessGate(rules, meters, clock=self._clock, note=self._meters.note)
+        meters = tuple(self._meters.get_or_create(rule, now) for rule in rules)
+        return ProcessGate(
+            rules, meters, clock=self._clock, count_refusal=self._meters.count_refusal
+        )
 
     def held(self, rule_id: str) -> int:
-        """See QuotaStore."""
+        """Number of running calls of a subject."""
         meter = self._meters.get(rule_id)
         return meter.held if meter is not None else 0
 
     def statistics(self) -> QuotaStatistics:
-        """See QuotaStore."""
+        """Statistics for metrics."""
         return QuotaStatistics(subjects=len(self._meters), refused=dict(self._meters.refused))
 
     async def aclose(self) -> None:
-        """Nothing to close."""
+        """Do nothing: there are no connections."""

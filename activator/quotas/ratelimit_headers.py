@@ -1,9 +1,9 @@
-"""What callers are told of their quotas: `RateLimit-Policy` and `RateLimit`
+"""Response headers about quotas: `RateLimit-Policy` and `RateLimit`
 (draft-ietf-httpapi-ratelimit-headers-10).
 
-Of a token bucket `q` is its depth, `w` the seconds in which it fills, `r` what is in it, and `t`
-the seconds until it is full again. Of calls at once (`qu="concurrent-requests"`) there is no
-window: `r` is how many more may run."""
+For a token bucket `q` is its size, `w` the seconds to fill it, `r` its content, and `t` the seconds
+until it is full. Concurrency (`qu="concurrent-requests"`) has no window: `r` is how many more calls
+may run."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from pilotlight.quotas import Quotas
 _REQUESTS, _HELD, _TOKENS = 1, 2, 4
 _NEARLY_ONE = 1 - 1e-6
 _Reader = tuple[Meter, Quotas, int, float, float, int]
-"""A meter, the quotas that are shown, which of their kinds, the bucket's depth and seconds for each
-request, calls at once."""
+"""A meter, the quotas shown, which of their kinds, the size of the bucket and seconds per request,
+the limit of concurrent calls."""
 
 
 class RateLimitHeaders:
-    """Formats both header lines of one set of rules, each ending in CRLF: the policies once, what
-    is left each time."""
+    """Formats both header lines of one set of rules, each ending in CRLF. The policies are
+    formatted once, the remaining amounts each time."""
 
     __slots__ = ("_readers", "_template")
 
@@ -45,8 +45,8 @@ class RateLimitHeaders:
         )
 
     def lines(self) -> bytes:
-        """As of the last decision; empty where nothing may be shown, or where the quotas have
-        changed since."""
+        """The header lines as of the last decision. Empty when nothing may be shown, or when the
+        quotas have changed since."""
         if not self._readers:
             return b""
         numbers: list[float] = []

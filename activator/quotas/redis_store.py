@@ -1,14 +1,14 @@
-"""Quotas counted in Redis, for several activators: a decision is one round trip, whatever it looks
-at.
+"""Quotas counted in Redis for several activators. A decision is one round trip, however many meters
+it needs.
 
-One script is under way at a time; calls that come meanwhile go together in the next one. So this
-member always knows what it holds, and states it in absolute numbers: an answer that was lost, or a
-Redis that lost its memory, heals with the next script, at the latest with the next beat. The
-buckets of a Redis that lost its memory are full again. What a dead member held lapses with it.
+One script runs at a time; calls that arrive meanwhile share the next one. So this member always
+knows how many calls it runs, and reports absolute numbers: a lost answer, or a Redis that lost its
+data, is corrected by the next script, at the latest by the next heartbeat. After a loss of data the
+buckets are full. The calls of a dead member expire with it.
 
-When Redis does not answer within ANSWER_S it is away until a beat is answered. Until then each kind
-of bound is either counted here alone (each activator then grants the whole quota), or its calls are
-refused with 503: `activator.without_redis` says which."""
+When Redis does not answer within ANSWER_S it counts as unreachable until a heartbeat succeeds.
+Until then each kind of limit is either counted locally (each activator then grants the whole
+quota), or its calls are refused with 503, as configured by `activator.without_redis`."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ from pilotlight import errors
 log = logging.getLogger(__name__)
 
 MAX_TOGETHER: Final = 256
-"""Calls in one script: it blocks Redis for their decisions, some ten microseconds each."""
-MAX_ASKS: Final = 20_000
-"""Decisions that may wait for a round trip; beyond it calls are refused with 503."""
+"""Calls per script. It blocks Redis for their decisions, some ten microseconds each."""
+MAX_PENDING: Final = 20_000
+"""Decisions that may wait for a round trip. Further calls are refused with 503."""
 GATHER_S: Final = 0.005
-"""Calls that ended are told together after this, or with the next decision."""
+"""Ended calls are reported after this delay, or with the next decision."""
 _TAKE, _GIVE_BACK, _SETTLE = 0, 1, 2
 _QUOTAS = {1: "requests_per_s", 2: "concurrent", 3: "tokens_per_min"}
 _MILLION = 1e6
 
 
-class _Ask:
-    """One call's request to the script, and the future of its answer (None where nobody waits for
-    one)."""
+class _Request:
+    """One call's request to the script, and the future of its answer (None when no caller waits for
+    it)."""
 
     __slots__ = ("answer", "gate", "numbers")
 
@@ -56,25 +56,25 @@ class _Ask:
         self,
         gate: RedisGate,
         numbers: tuple[int, int, int, int],
-        answer: asyncio.Future[_Became | None] | None,
+        answer: asyncio.Future[_Outcome | None] | None,
     ) -> None:
         self.gate = gate
         self.numbers = numbers
         self.answer = answer
 
     @property
-    def is_left(self) -> bool:
-        """Whether who asked does not wait any more."""
+    def is_abandoned(self) -> bool:
+        """Whether the caller no longer waits."""
         return self.answer is not None and self.answer.done()
 
 
-_Became = tuple[int, int, int]
-"""Which rule refused (1 for the first; 0 = none did), which of its quotas, and the microseconds to
+_Outcome = tuple[int, int, int]
+"""Which rule refused (1 for the first; 0 = admitted), which of its quotas, and the microseconds to
 wait."""
 
 
 class RedisGate:
-    """See `Gate`."""
+    """`QuotaCheck` in Redis."""
 
     __slots__ = ("_rules", "_store", "head", "ids", "meters")
 
@@ -90,20 +90,20 @@ class RedisGate:
     def __repr__(self) -> str:
         return f"<RedisGate {', '.join(f'{name} {m!r}' for name, m in zip(self.ids, self.meters, strict=True))}>"
 
-    def take_nowait(self, requests: int, holds: int, tokens: int) -> Refusal | None:
-        """Never: see `is_immediate`."""
-        raise TypeError("a gate in Redis takes a round trip")
+    def try_acquire_nowait(self, requests: int, holds: int, tokens: int) -> Refusal | None:
+        """Not supported, see `is_immediate`. Raises TypeError."""
+        raise TypeError("a quota check in Redis needs a round trip")
 
-    async def take(self, requests: int, holds: int, tokens: int) -> Refusal | None:
-        """See Gate. Raises Unavailable."""
-        became = await self._store.ask(self, requests, holds, tokens)
-        if became is None:
-            return self._store.take_alone(self, self._rules, requests, holds, tokens)
-        at, quota, wait_us = became
+    async def try_acquire(self, requests: int, holds: int, tokens: int) -> Refusal | None:
+        """Acquire all amounts, or nothing and return why. Raises Unavailable."""
+        outcome = await self._store.request_decision(self, requests, holds, tokens)
+        if outcome is None:
+            return self._store.decide_locally(self, self._rules, requests, holds, tokens)
+        at, quota, wait_us = outcome
         if not at:
             return None
         name, quotas = _QUOTAS[quota], self.meters[at - 1].quotas
-        return self._store.note(
+        return self._store.count_refusal(
             Refusal(
                 rule=self._rules[at - 1],
                 quota=name,
@@ -112,22 +112,22 @@ class RedisGate:
             )
         )
 
-    def give_back(self, requests: int, holds: int, tokens: int) -> None:
-        """See Gate."""
-        self._store.give_back(self, requests, holds, tokens)
+    def refund(self, requests: int, holds: int, tokens: int) -> None:
+        """Refund what was acquired."""
+        self._store.refund(self, requests, holds, tokens)
 
-    def leave(self) -> None:
-        """See Gate."""
-        self._store.give_back(self, 0, 1, 0)
+    def release(self) -> None:
+        """Release one concurrent call."""
+        self._store.refund(self, 0, 1, 0)
 
     def settle(self, reserved: int, used: int) -> None:
-        """See Gate."""
+        """Settle reserved tokens with those used."""
         self._store.settle(self, reserved, used)
 
 
 class RedisQuotas:
-    """`QuotaStore` of one of several activators. Owner: the event loop; `_pump` alone talks to
-    Redis."""
+    """`QuotaStore` of one of several activators. Owner: the event loop. Only the task `_pump` sends
+    scripts to Redis."""
 
     def __init__(
         self,
@@ -140,11 +140,10 @@ class RedisQuotas:
         clock: Callable[[], float] = time.monotonic,
         server_clock: Callable[[], float] | None = None,
     ) -> None:
-        """`is_open`: whether bounds of a kind (`requests`, `concurrent`, `tokens`) are counted here
-        while Redis is away.
+        """`is_open`: whether limits of a kind (`requests`, `concurrent`, `tokens`) are counted
+        locally while Redis is unreachable.
 
-        `server_clock`: seconds to count with instead of the server's time.
-        """
+        `server_clock`: seconds to count with instead of the server's time."""
         self._where = address_of(url)
         self._member = member
         self._prefix = f"pilotlight:{{{platform}}}:quota:"
@@ -157,59 +156,63 @@ class RedisQuotas:
             self._redis.register_script(text) for text in (scripts.DECIDE, scripts.LEAVE)
         )
         self._meters = Meters()
-        self._asks: list[_Ask] = []
+        self._pending: list[_Request] = []
         self._ended: dict[str, Meter] = {}
         self._is_full_due = True
-        self._is_away = False
+        self._is_unreachable = False
         self._pump: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
-        state = ", away" if self._is_away else ""
+        state = ", away" if self._is_unreachable else ""
         return (
             f"<RedisQuotas {self._where} {self._member}: {len(self._meters)} subjects, "
             f"{self._meters.refused.total()} refused{state}>"
         )
 
-    # -- the gates' side ---------------------------------------------------------------------------
+    # -- quota checks ------------------------------------------------------------------------------
     def gate(self, rules: Rules) -> RedisGate | None:
-        """See QuotaStore."""
+        """Return the check of these rules. None when they require no counting."""
         rules = counted(rules)
         if not rules:
             return None
         now = self._clock()
-        return RedisGate(self, rules, tuple(self._meters.of(rule, now) for rule in rules))
+        return RedisGate(
+            self, rules, tuple(self._meters.get_or_create(rule, now) for rule in rules)
+        )
 
-    async def ask(self, gate: RedisGate, requests: int, holds: int, tokens: int) -> _Became | None:
-        """The script's answer; None while Redis is away. Cancelled, nothing is held. Raises
-        Unavailable when too many ask."""
-        if self._is_away:
+    async def request_decision(
+        self, gate: RedisGate, requests: int, holds: int, tokens: int
+    ) -> _Outcome | None:
+        """Return the script's answer, or None while Redis is unreachable. If cancelled, nothing
+        stays acquired. Raises Unavailable when too many requests wait."""
+        if self._is_unreachable:
             return None
-        if len(self._asks) >= MAX_ASKS:
+        if len(self._pending) >= MAX_PENDING:
             raise errors.Unavailable(
-                f"{MAX_ASKS} calls wait for their quotas to be looked at", retry_after_s=1
+                f"{MAX_PENDING} calls already wait for a quota decision", retry_after_s=1
             )
-        answer: asyncio.Future[_Became | None] = asyncio.get_running_loop().create_future()
-        self._asks.append(_Ask(gate, (_TAKE, requests, holds, tokens), answer))
+        answer: asyncio.Future[_Outcome | None] = asyncio.get_running_loop().create_future()
+        self._pending.append(_Request(gate, (_TAKE, requests, holds, tokens), answer))
         self._wake()
         try:
-            # what was granted is held already: the pump counts in the order of the answers
+            # a granted call is counted already: the pump counts in the order of the answers
             return await answer
         except asyncio.CancelledError:
             if (
                 answer.done()
                 and not answer.cancelled()
-                and (became := answer.result()) is not None
-                and not became[0]
+                and (outcome := answer.result()) is not None
+                and not outcome[0]
             ):
-                self.give_back(gate, 0, holds, tokens)
+                self.refund(gate, 0, holds, tokens)
             raise
 
-    def take_alone(
+    def decide_locally(
         self, gate: RedisGate, rules: Rules, requests: int, holds: int, tokens: int
     ) -> Refusal | None:
-        """The decision without Redis. Raises Unavailable where a bound that applies may not be
-        counted here."""
+        """Decide without Redis. Raises Unavailable when a limit that applies must not be counted
+        locally."""
         wanted = {"requests": requests, "concurrent": holds, "tokens": tokens}
         for kind, count in wanted.items():
             if (
@@ -222,46 +225,51 @@ class RedisQuotas:
                     "(activator.without_redis)",
                     retry_after_s=2,
                 )
-        self._note_ended(gate)
+        self._mark_ended(gate)
         refusal = decision.take(gate.meters, rules, self._clock(), requests, holds, tokens)
-        return None if refusal is None else self.note(refusal)
+        return None if refusal is None else self.count_refusal(refusal)
 
-    def note(self, refusal: Refusal) -> Refusal:
+    def count_refusal(self, refusal: Refusal) -> Refusal:
         """Count a refusal."""
-        return self._meters.note(refusal)
+        return self._meters.count_refusal(refusal)
 
-    def give_back(self, gate: RedisGate, requests: int, holds: int, tokens: int) -> None:
-        """See Gate."""
+    def refund(self, gate: RedisGate, requests: int, holds: int, tokens: int) -> None:
+        """Refund what was acquired."""
         decision.give_back(gate.meters, requests, holds, tokens)
         if requests or tokens:
-            self._tell(gate, (_GIVE_BACK, requests, 0, tokens))
+            self._enqueue(gate, (_GIVE_BACK, requests, 0, tokens))
         if holds:
-            self._note_ended(gate)
-            if self._ended and not self._is_away and self._timer is None and not self._is_pumping:
-                self._timer = asyncio.get_running_loop().call_later(GATHER_S, self._gathered)
+            self._mark_ended(gate)
+            if (
+                self._ended
+                and not self._is_unreachable
+                and self._timer is None
+                and not self._is_pumping
+            ):
+                self._timer = asyncio.get_running_loop().call_later(GATHER_S, self._on_gather_timer)
 
     def settle(self, gate: RedisGate, reserved: int, used: int) -> None:
-        """See Gate."""
+        """Settle reserved tokens with those used."""
         decision.settle(gate.meters, reserved, used)
-        self._tell(gate, (_SETTLE, 0, reserved, used))
+        self._enqueue(gate, (_SETTLE, 0, reserved, used))
 
-    def _tell(self, gate: RedisGate, numbers: tuple[int, int, int, int]) -> None:
-        if not self._is_away and len(self._asks) < MAX_ASKS:
-            self._asks.append(_Ask(gate, numbers, None))
+    def _enqueue(self, gate: RedisGate, numbers: tuple[int, int, int, int]) -> None:
+        if not self._is_unreachable and len(self._pending) < MAX_PENDING:
+            self._pending.append(_Request(gate, numbers, None))
             self._wake()
 
-    def _note_ended(self, gate: RedisGate) -> None:
+    def _mark_ended(self, gate: RedisGate) -> None:
         self._ended.update(
             (name, meter)
             for name, meter in zip(gate.ids, gate.meters, strict=True)
             if meter.concurrent != _INF
         )
 
-    def _gathered(self) -> None:
+    def _on_gather_timer(self) -> None:
         self._timer = None
         self._wake()
 
-    # -- talking to Redis --------------------------------------------------------------------------
+    # -- communication with Redis ------------------------------------------------------------------
     @property
     def _is_pumping(self) -> bool:
         return self._pump is not None and not self._pump.done()
@@ -269,44 +277,44 @@ class RedisQuotas:
     def _wake(self) -> None:
         if not self._is_pumping:
             self._pump = asyncio.get_running_loop().create_task(
-                self._talk(), name="quotas in Redis"
+                self._run_scripts(), name="quotas in Redis"
             )
 
-    async def _talk(self) -> None:
-        while self._asks or self._ended or self._is_full_due:
-            if not await self._round():
+    async def _run_scripts(self) -> None:
+        while self._pending or self._ended or self._is_full_due:
+            if not await self._run_script():
                 return
 
-    async def _round(self) -> bool:
-        """One script. False when Redis did not answer: then it is away, and who waited decides
-        alone."""
-        asks = [ask for ask in self._asks[:MAX_TOGETHER] if not ask.is_left]
-        del self._asks[:MAX_TOGETHER]
+    async def _run_script(self) -> bool:
+        """Run one script. Returns False when Redis did not answer: it is then unreachable, and
+        waiting calls are decided locally."""
+        requests = [request for request in self._pending[:MAX_TOGETHER] if not request.is_abandoned]
+        del self._pending[:MAX_TOGETHER]
         is_full, self._is_full_due = self._is_full_due, False
         ended, self._ended = self._ended, {}
         meters = {
             name: meter
-            for ask in asks
-            for name, meter in zip(ask.gate.ids, ask.gate.meters, strict=True)
+            for request in requests
+            for name, meter in zip(request.gate.ids, request.gate.meters, strict=True)
         }
         document = self._document(
-            asks, meters, self._meters if is_full else ended.items(), is_full=is_full
+            requests, meters, self._meters if is_full else ended.items(), is_full=is_full
         )
         try:
-            became, left = await self._decide(
+            outcome, left = await self._decide(
                 keys=self._own_keys(), args=[*self._common_args(), document]
             )
         except (RedisError, OSError) as e:
-            self._failed(e, asks)
+            self._on_failure(e, requests)
             return False
-        self._answered(meters, left)
-        for ask, result in zip(asks, became, strict=True):
-            self._resolve(ask, tuple(result))
+        self._on_answer(meters, left)
+        for request, result in zip(requests, outcome, strict=True):
+            self._resolve(request, tuple(result))
         return True
 
     def _document(
         self,
-        asks: list[_Ask],
+        requests: list[_Request],
         meters: dict[str, Meter],
         stated: Iterable[tuple[str, Meter]],
         *,
@@ -321,28 +329,31 @@ class RedisQuotas:
                     for name, meter in stated
                     if meter.concurrent != _INF and (meter.held or not is_full)
                 },
-                "rules": [_as_row(name, meter) for name, meter in meters.items()],
-                "calls": [[*ask.numbers, *(places[name] for name in ask.gate.ids)] for ask in asks],
+                "rules": [_rule_row(name, meter) for name, meter in meters.items()],
+                "calls": [
+                    [*request.numbers, *(places[name] for name in request.gate.ids)]
+                    for request in requests
+                ],
             }
         )
 
-    def _resolve(self, ask: _Ask, became: tuple[Any, ...]) -> None:
-        if ask.answer is None:
+    def _resolve(self, request: _Request, outcome: tuple[Any, ...]) -> None:
+        if request.answer is None:
             return
-        if not became[0]:
-            holds = 0 if ask.is_left else ask.numbers[2]
-            for meter in ask.gate.meters:
+        if not outcome[0]:
+            holds = 0 if request.is_abandoned else request.numbers[2]
+            for meter in request.gate.meters:
                 meter.held += holds
-        if ask.is_left:
-            # Redis counts it as held: told otherwise with the next script
-            self._note_ended(ask.gate)
+        if request.is_abandoned:
+            # Redis counts it as running: the next script corrects that
+            self._mark_ended(request.gate)
         else:
-            ask.answer.set_result((became[0], became[1], became[2]))
+            request.answer.set_result((outcome[0], outcome[1], outcome[2]))
 
-    def _answered(self, meters: dict[str, Meter], left: list[list[int]]) -> None:
-        if self._is_away:
-            log.info("redis answers again; quotas are counted together address=%s", self._where)
-        self._is_away = False
+    def _on_answer(self, meters: dict[str, Meter], left: list[list[int]]) -> None:
+        if self._is_unreachable:
+            log.info("redis is reachable again; quotas are shared address=%s", self._where)
+        self._is_unreachable = False
         now = self._clock()
         for meter, (requests, tokens, others) in zip(meters.values(), left, strict=True):
             meter.at = now
@@ -352,20 +363,20 @@ class RedisQuotas:
             if meter.tokens_per_s:
                 meter.tokens = tokens / _MILLION
 
-    def _failed(self, error: Exception, asks: list[_Ask]) -> None:
-        if not self._is_away:
+    def _on_failure(self, error: Exception, requests: list[_Request]) -> None:
+        if not self._is_unreachable:
             log.warning(
-                "redis does not answer; quotas are counted by each activator address=%s error=%s",
+                "redis does not answer; each activator counts quotas by itself address=%s error=%s",
                 self._where,
                 type(error).__name__,
             )
-        self._is_away = self._is_full_due = True
+        self._is_unreachable = self._is_full_due = True
         for _, meter in self._meters:
             meter.others = 0
-        asks, self._asks = [*asks, *self._asks], []
-        for ask in asks:
-            if ask.answer is not None and not ask.is_left:
-                ask.answer.set_result(None)
+        requests, self._pending = [*requests, *self._pending], []
+        for request in requests:
+            if request.answer is not None and not request.is_abandoned:
+                request.answer.set_result(None)
 
     def _own_keys(self) -> list[str]:
         return [f"{self._prefix}members", f"{self._prefix}held:{self._member}"]
@@ -379,47 +390,47 @@ class RedisQuotas:
         ]
 
     # -- the loop ----------------------------------------------------------------------------------
-    async def beat(self) -> None:
-        """State all that is held, so that it counts although Redis forgot it, and see whether Redis
-        answers."""
-        if self._is_away or any(meter.held for _, meter in self._meters):
+    async def heartbeat(self) -> None:
+        """Report all running calls, so that they count even if Redis lost its data, and check
+        whether Redis answers."""
+        if self._is_unreachable or any(meter.held for _, meter in self._meters):
             self._is_full_due = True
         await self.flush()
 
     async def run(self) -> None:
-        """Beat forever."""
+        """Run heartbeats until cancelled."""
         while True:
-            await self.beat()
+            await self.heartbeat()
             await asyncio.sleep(BEAT_S)
 
     async def flush(self) -> None:
-        """Returns once Redis was told all that is to be told, or is away."""
-        if self._asks or self._ended or self._is_full_due or self._is_pumping:
+        """Wait until Redis has received all reports, or is unreachable."""
+        if self._pending or self._ended or self._is_full_due or self._is_pumping:
             self._wake()
             assert self._pump is not None
             await asyncio.shield(self._pump)
 
     def held(self, rule_id: str) -> int:
-        """See QuotaStore."""
+        """Number of running calls of a subject."""
         meter = self._meters.get(rule_id)
         return meter.held if meter is not None else 0
 
     def statistics(self) -> QuotaStatistics:
-        """See QuotaStore."""
+        """Statistics for metrics."""
         return QuotaStatistics(
             subjects=len(self._meters),
             refused=dict(self._meters.refused),
-            is_reachable=not self._is_away,
+            is_reachable=not self._is_unreachable,
         )
 
     async def aclose(self) -> None:
-        """Hold nothing any more, and close the connections."""
+        """Release everything and close the connections."""
         if self._timer is not None:
             self._timer.cancel()
         if self._pump is not None:
             self._pump.cancel()
             await asyncio.gather(self._pump, return_exceptions=True)
-        if not self._is_away:
+        if not self._is_unreachable:
             with contextlib.suppress(RedisError, OSError):
                 await self._leave(keys=self._own_keys(), args=[self._member])
         await self._redis.aclose()
@@ -427,11 +438,11 @@ class RedisQuotas:
 
 _INF = float("inf")
 _ENDLESS = 1e300
-"""Stands for infinity, which JSON does not have."""
+"""Stands for infinity, which JSON lacks."""
 
 
 def _bounds(meter: Meter, kind: str) -> bool:
-    """Whether a meter bounds this kind."""
+    """Whether a meter limits this kind."""
     return {
         "requests": bool(meter.per_s),
         "concurrent": meter.concurrent != _INF,
@@ -439,7 +450,7 @@ def _bounds(meter: Meter, kind: str) -> bool:
     }[kind]
 
 
-def _as_row(name: str, meter: Meter) -> list[Any]:
+def _rule_row(name: str, meter: Meter) -> list[Any]:
     concurrent = -1 if meter.concurrent == _INF else int(meter.concurrent)
     depth, token_depth = min(meter.depth, _ENDLESS), min(meter.token_depth, _ENDLESS)
     return [name, meter.per_s, depth, concurrent, meter.tokens_per_s, token_depth, meter.held]

@@ -1,9 +1,9 @@
-"""Which quotas a call falls under: those of the function's tenant, of the function, of the key, and
-of the caller's own tenant. Pure.
+"""Selects the quotas that apply to a call: those of the function's tenant, of the function, of the
+key, and of the caller's own tenant. Pure.
 
-From the caller's side `tenant` is always its own. Who calls another tenant's function falls under
-that tenant's quotas too, as `owner`; these are enforced, but neither shown nor told in numbers,
-because they are nobody else's business."""
+`tenant` is always the caller's own tenant. A call to another tenant's function also falls under
+that tenant's quotas, as `owner`. These are enforced, but not shown in headers or errors, because
+they are confidential."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from activator.fairness.queue_priority import QueueBound
 from pilotlight.quotas import Quotas
 
 Of = Literal["tenant", "owner", "function", "key", "address", "streams"]
-"""Whose quotas; `streams` are the calls of one tenant that a language model takes at once
+"""Whose quotas. `streams`: the concurrent calls of one tenant to a language model
 (`TokenLimits.max_streams_per_tenant`)."""
 
 _SUBJECTS = {"owner": "tenant"}
-"""A tenant has one count, whoever asks."""
+"""A tenant has a single counter, as caller and as owner."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,11 +26,12 @@ class Rule:
     """The quotas of one subject.
 
     Attributes:
-        of: whose quotas these are, as seen by the caller. subject: id of the tenant or key,
-        `<tenant>/<environment>/<app>/<function>`, or a network address. quotas: the bounds. tenant:
-        id of the tenant for which refusals are counted; "" = nobody's. is_shown: whether the caller
-        may read them in the answer's headers.
-    """
+        of: whose quotas these are, as seen by the caller.
+        subject: id of the tenant or key, `<tenant>/<environment>/<app>/<function>`, or a network
+            address.
+        quotas: the limits.
+        tenant: id of the tenant for which refusals are counted; "" = none.
+        is_shown: whether response headers may show the limits to the caller."""
 
     of: Of
     subject: str
@@ -40,7 +41,7 @@ class Rule:
 
     @property
     def id(self) -> str:
-        """Names the count: `tenant:t-…`, `function:…`, `key:k-…`, `address:…`."""
+        """Name of the counter: `tenant:t-…`, `function:…`, `key:k-…`, `address:…`."""
         return f"{_SUBJECTS.get(self.of, self.of)}:{self.subject}"
 
 
@@ -48,8 +49,8 @@ Rules = tuple[Rule, ...]
 
 
 def is_counted(quotas: Quotas) -> bool:
-    """Whether a store has to count something for these: other bounds are looked at elsewhere, or
-    need no count."""
+    """Whether a store must count something for these quotas. Other limits are checked elsewhere, or
+    need no counter."""
     return not (
         quotas.requests_per_s is None
         and quotas.concurrent is None
@@ -58,18 +59,17 @@ def is_counted(quotas: Quotas) -> bool:
 
 
 def counted(rules: Rules) -> Rules:
-    """Those of them that a store has to count."""
+    """The rules that a store must count."""
     return tuple(rule for rule in rules if is_counted(rule.quotas))
 
 
 class TokenBound(NamedTuple):
-    """The smallest bucket of tokens that a call has to fit into.
+    """The smallest bucket of tokens that a call must fit into.
 
     Attributes:
-        of: whose it is.
-        limit: tokens that it holds.
-        is_shown: whether the caller may read the number.
-    """
+        of: whose quota it is.
+        limit: size in tokens.
+        is_shown: whether the caller may read the number."""
 
     of: str
     limit: int
@@ -77,7 +77,7 @@ class TokenBound(NamedTuple):
 
 
 def token_bound_of(rules: Rules) -> TokenBound | None:
-    """The smallest quota of tokens among them; None = there is none."""
+    """The smallest token quota among the rules; None = none."""
     bounds = [
         TokenBound(rule.of, rule.quotas.tokens_per_min, rule.is_shown)
         for rule in rules
@@ -87,7 +87,7 @@ def token_bound_of(rules: Rules) -> TokenBound | None:
 
 
 def body_bytes_of(rules: Rules, limit_bytes: int | None) -> int | None:
-    """The smallest bound on a body: of all rules, and `limit_bytes`; None = none."""
+    """The smallest limit on a body, of all rules and `limit_bytes`; None = none."""
     bounds = [rule.quotas.body_bytes for rule in rules if rule.quotas.body_bytes is not None]
     if limit_bytes is not None:
         bounds.append(limit_bytes)
@@ -95,7 +95,7 @@ def body_bytes_of(rules: Rules, limit_bytes: int | None) -> int | None:
 
 
 def queue_bounds_of(rules: Rules) -> tuple[QueueBound, ...]:
-    """Every `queued` quota among them."""
+    """Every `queued` quota among the rules."""
     return tuple(
         QueueBound(
             of=_SUBJECTS.get(rule.of, rule.of), subject=rule.subject, limit=rule.quotas.queued

@@ -1,20 +1,20 @@
-"""The decision of `decision` as a Redis script: many calls in one round trip, each with all that it
-falls under (EVAL is atomic).
+"""The decision of `decision` as a Redis script: many calls in one round trip, each with all rules
+that apply to it (EVAL is atomic).
 
-Time is the server's, in seconds, unless a test brings its own. Keys, all under
-`pilotlight:{<platform>}:quota:`: `members` (sorted set: activator by the ms at which it lapses),
-`held:<activator>` (hash: calls that run there, by subject; lapses with its activator),
-`bucket:<subject>` (hash: `requests`, `tokens` and `at`; lapses when it would be full)."""
+Time is the server's, in seconds, unless a test supplies it. Keys, all under
+`pilotlight:{<platform>}:quota:`: `members` (sorted set: activator by the ms at which it expires),
+`held:<activator>` (hash: calls that run there, by subject; expires with its activator),
+`bucket:<subject>` (hash: `requests`, `tokens` and `at`; expires when it would be full)."""
 
 from __future__ import annotations
 
 DECIDE = """
 -- KEYS: members, held:<me>. ARGV: me, ttl_ms, prefix, now ('' = the server's), document.
 -- document: is_full, held {subject = count},
--- rules [[subject, per_s, depth, concurrent (-1 = no bound), tokens_per_s, token_depth, held]],
--- calls [[verb, a, b, c, rule, rule...]]: verb 0 takes a requests, b holds and c tokens, all or nothing; 1 gives a requests and c
--- tokens back; 2 settles b reserved tokens as c used ones.
--- Returns what became of each call, and what is left of each rule in millionths.
+-- rules [[subject, per_s, depth, concurrent (-1 = no limit), tokens_per_s, token_depth, held]],
+-- calls [[verb, a, b, c, rule, rule...]]: verb 0 acquires a requests, b slots and c tokens, all or nothing; 1 refunds a requests and c
+-- tokens; 2 settles b reserved tokens as c used ones.
+-- Returns the result of each call, and what is left of each rule in millionths.
 local me, ttl, prefix, doc = ARGV[1], ARGV[2], ARGV[3], cjson.decode(ARGV[5])
 local t = redis.call('TIME')
 local server_ms = t[1] * 1000 + math.floor(t[2] / 1000)
@@ -41,7 +41,7 @@ for i, given in ipairs(doc.rules) do
   local elapsed = math.max(0, now - at)
   rule.requests = math.min(rule.depth, tonumber(kept[1] or rule.depth) + elapsed * rule.per_s)
   rule.tokens = math.min(rule.token_depth, tonumber(kept[2] or rule.token_depth) + elapsed * rule.tokens_per_s)
-  rule.is_changed = now ~= at -- a refused call counts the time, too: a clock that steps back afterwards takes none of it away
+  rule.is_changed = now ~= at -- a refused call also advances the time, so that a clock that steps back afterwards changes nothing
   if rule.concurrent >= 0 then
     for _, key in ipairs(others) do rule.others = rule.others + tonumber(redis.call('HGET', key, rule.subject) or 0) end
   end

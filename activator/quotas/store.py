@@ -1,8 +1,9 @@
-"""`QuotaStore`: where what was used is kept; and `Gate`, one set of rules in it.
+"""`QuotaStore` counts usage; `QuotaCheck` applies one set of rules to it.
 
-A gate is made once for a way (a caller at a function) and passed by each of its calls. Gates of the
-same subject count together, whatever else they look at. Two stores keep the contract of
-`tests/contracts/test_quota_store.py`: in the process, which answers at once, and Redis."""
+A check is created once per caller and function, and used by each of its calls. Checks of the same
+subject share its counters. Two stores satisfy the contract of
+`tests/contracts/test_quota_store.py`: one in the process, which answers at once, and one in
+Redis."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from activator.quotas.rules import Rules
 
 
 class Refused(NamedTuple):
-    """What refusals are counted by."""
+    """The key by which refusals are counted."""
 
     tenant: str
     of: str
@@ -24,8 +25,8 @@ class Refused(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotaStatistics:
-    """For metrics: subjects that are counted now, refusals so far, and whether the store
-    answers."""
+    """Statistics for metrics: number of counted subjects, refusals so far, and whether the store is
+    reachable."""
 
     subjects: int
     refused: Mapping[Refused, int] = field(default_factory=dict)
@@ -33,56 +34,56 @@ class QuotaStatistics:
 
 
 class QuotaCheck(Protocol):
-    """What calls of one way have to pass."""
+    """The quotas that calls of one caller to one function must pass."""
 
     @property
     def is_immediate(self) -> bool:
-        """Whether `take_nowait` may be used."""
+        """Whether `try_acquire_nowait` is supported."""
         ...
 
-    def take_nowait(self, requests: int, holds: int, tokens: int) -> Refusal | None:
-        """Take all of it, or nothing and say why. Only where `is_immediate`."""
+    def try_acquire_nowait(self, requests: int, holds: int, tokens: int) -> Refusal | None:
+        """Acquire all amounts, or nothing and return why. Only where `is_immediate`."""
         ...
 
-    async def take(self, requests: int, holds: int, tokens: int) -> Refusal | None:
-        """The same, also where it takes a round trip. Raises Unavailable. Cancelled, it has taken
-        nothing."""
+    async def try_acquire(self, requests: int, holds: int, tokens: int) -> Refusal | None:
+        """The same, with a round trip where needed. Raises Unavailable. If cancelled, it has
+        acquired nothing."""
         ...
 
-    def give_back(self, requests: int, holds: int, tokens: int) -> None:
-        """Put back what was taken. Never waits."""
+    def refund(self, requests: int, holds: int, tokens: int) -> None:
+        """Refund what was acquired. Never waits."""
         ...
 
-    def leave(self) -> None:
-        """One call that was held has ended: `give_back` of that, quickly."""
+    def release(self) -> None:
+        """Release one concurrent call that has ended. Faster than `refund`."""
         ...
 
     def settle(self, reserved: int, used: int) -> None:
-        """Correct tokens that were reserved to those that were used. Never waits."""
+        """Settle reserved tokens with those used. Never waits."""
         ...
 
     @property
     def head(self) -> Callable[[], bytes]:
-        """Makes the header lines that tell the caller what is left, each ending in CRLF."""
+        """Returns the response header lines with the remaining quota, each ending in CRLF."""
         ...
 
 
 class QuotaStore(Protocol):
-    """Keeps what was used. Owner: the event loop."""
+    """Counts usage. Owner: the event loop."""
 
     def gate(self, rules: Rules) -> QuotaCheck | None:
-        """The gate of these rules; None where they leave nothing to count. The bounds of the newest
-        gate of a subject are in force."""
+        """Return the check of these rules. None when they require no counting. The limits of a
+        subject's newest check apply."""
         ...
 
     def held(self, rule_id: str) -> int:
-        """Calls of a subject that run in this activator."""
+        """Number of running calls of a subject in this activator."""
         ...
 
     def statistics(self) -> QuotaStatistics:
-        """For metrics."""
+        """Statistics for metrics."""
         ...
 
     async def aclose(self) -> None:
-        """Give back what is held, and close connections."""
+        """Release everything and close the connections."""
         ...

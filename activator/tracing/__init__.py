@@ -1,2 +1,2 @@
-"""Traces: made after a call has ended, from the clocks that it carries anyway, and only of calls
-whose trace is kept."""
+"""Traces: built after a call has ended, from timestamps that it has anyway, and only for kept
+traces."""

@@ -1,5 +1,4 @@
-"""A call's place in a trace, and the attempts that came before its last one. Both are made for few
-calls: most carry neither."""
+"""A call's trace context, and its earlier attempts. Most calls have neither."""
 
 from __future__ import annotations
 
@@ -16,22 +15,22 @@ if TYPE_CHECKING:
     from activator.calls.call import Call, Exchange
 
 ASKED, DRAWN, ERROR, COLD, SLOW, SHADOWED = "asked", "drawn", "error", "cold", "slow", "shadow"
-"""Why a trace is kept: its caller keeps it; by chance; its call failed, waited for a start, or was
-slow; it is the copy of one."""
+"""Why a trace is kept: requested by its caller; by chance; its call failed, waited for a start, or
+was slow; it is the copy of a kept one."""
 
 MAX_ATTEMPTS = 32
-"""Of one call, that its trace shows."""
+"""Maximum attempts of one call in its trace."""
 
 
 class Trace:
-    """Where a call stands in a trace.
+    """The trace context of a call.
 
     Attributes:
-        id: 32 hex digits. parent: the caller's span, 16 hex digits; "" = the call begins the trace.
-        state: `tracestate`, passed on as it came. kept_for: ASKED or DRAWN when it is known from
-        the start that the trace is kept; "" = its end decides. link: `<trace id>-<span id>` of the
-        call that this one is a copy of; "" for others.
-    """
+        id: 32 hex digits.
+        parent: the caller's span, 16 hex digits; "" = the call begins the trace.
+        state: `tracestate`, passed on unchanged.
+        kept_for: ASKED or DRAWN if the trace will be kept in any case; "" = decided at the end.
+        link: `<trace id>-<span id>` of the call that this one mirrors; "" for others."""
 
     __slots__ = ("id", "kept_for", "link", "parent", "state")
 
@@ -45,12 +44,12 @@ class Trace:
         self.link = link
 
     def to_json(self) -> list[str]:
-        """What a journal holds of it."""
+        """The representation in a journal."""
         return [self.id, self.parent, self.state.decode("latin-1"), self.kept_for]
 
     @classmethod
     def from_json(cls, body: Sequence[str]) -> Trace:
-        """The reverse of `to_json`."""
+        """Parse the result of `to_json`."""
         identity, parent, state, kept_for = body
         return cls(identity, parent, state=state.encode("latin-1"), kept_for=kept_for)
 
@@ -69,13 +68,12 @@ class Attempt(NamedTuple):
 
     Attributes:
         number: from 1.
-        waited_ns: since when it waited for its slot.
-        reserved_ns: when it had one; 0 = it never did.
+        waited_ns: begin of the wait for its slot.
+        reserved_ns: when it got a slot; 0 = never.
         start_ms: the part of the wait that was a start.
-        instance: whose slot it was; None = it had none.
-        dispatched_ns: when it was sent to the worker; 0 = it was not.
-        error: type of what ended it; "" = an answer did.
-    """
+        instance: the instance of its slot; None = it had none.
+        dispatched_ns: when it was sent to the worker; 0 = never.
+        error: type of the error that ended it; "" = it was answered."""
 
     number: int
     waited_ns: int
@@ -88,11 +86,10 @@ class Attempt(NamedTuple):
 
 
 def worker_lines(call: Call) -> bytes:
-    """What a worker is told of the trace, header lines that *begin* with CRLF: nothing where it can
-    tell by the call's id.
+    """Trace header lines for a worker, each *beginning* with CRLF. Empty if the worker can derive
+    the trace from the call's id.
 
-    A call that waited for a start is kept, so its spans are asked for.
-    """
+    The trace of a call that waited for a start is kept, so its spans are requested."""
     trace, waited = call.trace, call.start_kind is not StartKind.WARM
     if trace is None:
         if call.attempt == 1 and not waited:
@@ -102,7 +99,7 @@ def worker_lines(call: Call) -> bytes:
 
 
 def kind_of(error: BaseException) -> str:
-    """What `error.type` says of it: the problem's type where it is one of ours."""
+    """The value of `error.type`: the problem's type for our own errors."""
     if isinstance(error, errors.PilotlightError):
         return error.type
     return {"CancelledError": "cancelled", "WorkerConnectionLost": "worker-gone"}.get(
@@ -113,7 +110,7 @@ def kind_of(error: BaseException) -> str:
 def note(
     call: Call, reservation: Reservation | None, *, dispatched_ns: int, ended_ns: int, error: str
 ) -> None:
-    """An attempt of the call ended without an answer: it is remembered for its trace."""
+    """Record an attempt that ended without an answer, for the call's trace."""
     if len(call.past) < MAX_ATTEMPTS:
         call.past = (
             *call.past,
@@ -124,7 +121,7 @@ def note(
 
 
 def note_answer(exchange: Exchange, error: str) -> None:
-    """An attempt of the call was answered, and closed, and the call is tried again all the same."""
+    """Record an attempt that was answered and closed, and is retried nevertheless."""
     ended_ns = exchange.dispatched_ns + int(exchange.exec_ms * 1e6)
     note(
         exchange.call,

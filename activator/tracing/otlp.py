@@ -1,9 +1,9 @@
-"""Kept traces, told to an OpenTelemetry collector too, by the official exporter in a thread of its
-own (`activator.otlp_endpoint`).
+"""Exports kept traces to an OpenTelemetry collector, with the official exporter in its own thread
+(`activator.otlp_endpoint`).
 
-What the exporter reads from the environment holds here as well (`OTEL_EXPORTER_OTLP_HEADERS` for a
-collector that wants a token). A collector that is down, slow or broken costs a queue of bounded
-length and some counted losses, and never a call anything."""
+The environment variables of the exporter apply (such as `OTEL_EXPORTER_OTLP_HEADERS` for a
+collector that requires a token). A collector that is down, slow or broken costs a bounded queue and
+some counted losses, but never delays a call."""
 
 from __future__ import annotations
 
@@ -25,23 +25,22 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_HELD = 1000
-"""Traces that wait for the collector."""
+"""Maximum number of traces that wait for the collector."""
 BATCH = 50
 TIMEOUT_S = 5.0
-"""For one batch, retries included."""
+"""Timeout of one batch, including retries."""
 PAUSE_S = 5.0
-"""After a batch that was not taken: what waits meanwhile is bounded."""
+"""Pause after a failed batch; the queue is bounded meanwhile."""
 CLOSE_S = 2.0
 PATH = "/v1/traces"
-"""Where a collector takes traces (OTLP/HTTP), unless the endpoint names a path."""
+"""Default path of a collector for traces (OTLP/HTTP)."""
 
 
 class OtlpExport:
-    """Owner of its thread. `put` never waits, from any thread.
+    """The export thread. `put` never waits, from any thread.
 
     Attributes:
-        exported, dropped: traces that the collector has, and that it will never have.
-    """
+        exported, dropped: number of traces that the collector has received, and that are lost."""
 
     def __init__(
         self,
@@ -82,14 +81,14 @@ class OtlpExport:
         )
 
     def put(self, trace: Json) -> None:
-        """Have a trace exported; dropped where there is no room."""
+        """Queue a trace for export; dropped if the queue is full."""
         try:
             self._held.put_nowait(trace)
         except queue.Full:
             self.dropped += 1
 
     def close(self) -> None:
-        """Export what is held, if the collector takes it at once, and end."""
+        """Export the queue, if the collector accepts it at once, and end."""
         self._stopping.set()
         self._thread.join(CLOSE_S)
         self._exporter.shutdown()  # type: ignore[no-untyped-call]  # of the SDK
@@ -125,11 +124,11 @@ class OtlpExport:
             self.exported += len(batch)
         else:
             self.dropped += len(batch)
-        if is_taken == self._is_down:  # only what changed is worth a line
+        if is_taken == self._is_down:  # log only changes
             self._is_down = not is_taken
             log.warning(
                 "collector %s endpoint=%s took_s=%.1f",
-                "is back" if is_taken else "takes nothing",
+                "is back" if is_taken else "rejects traces",
                 self._endpoint,
                 time.monotonic() - began,
             )
@@ -137,7 +136,7 @@ class OtlpExport:
 
 
 def readable(trace: Mapping[str, Any], resource: Resource) -> list[ReadableSpan]:
-    """A trace as OpenTelemetry's SDK has spans that ended."""
+    """Convert a trace to ended spans of OpenTelemetry's SDK."""
     from opentelemetry.sdk.trace import ReadableSpan
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
     from opentelemetry.trace import Link, SpanContext, SpanKind, TraceFlags
@@ -150,7 +149,7 @@ def readable(trace: Mapping[str, Any], resource: Resource) -> list[ReadableSpan]
 
     kinds = {SERVER: SpanKind.SERVER, CLIENT: SpanKind.CLIENT, CONSUMER: SpanKind.CONSUMER}
     scope = InstrumentationScope("pilotlight")
-    at_us = round(trace["at"] * 1e6)  # a float of this age knows no better
+    at_us = round(trace["at"] * 1e6)  # the precision of a float
     own = {span["id"] for span in trace["spans"]}
     return [
         ReadableSpan(

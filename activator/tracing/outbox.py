@@ -1,5 +1,5 @@
-"""Kept traces on their way to the controller. Bounded: traces are told when there is room, calls
-are served in any case."""
+"""Sends kept traces to the controller. Bounded: traces are dropped if there is no room, and never
+delay calls."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from weight_cache.cookies import no_cookies
 log = logging.getLogger(__name__)
 
 MAX_HELD = 1000
-"""Traces; each has some kilobytes, 16 at most."""
+"""Maximum number of traces; each has some kilobytes, at most 16."""
 BATCH = 100
 GATHER_S = 0.5
 BACKOFF_S = (0.5, 1.0, 2.0, 5.0)
-"""Waits while the controller is away; the last one repeats."""
+"""Pauses while the controller is unreachable; the last one repeats."""
 
 
 class TraceStore(Protocol):
-    """Where traces go."""
+    """Destination of traces."""
 
     async def put(self, traces: Sequence[Json]) -> None:
-        """Take them all. Raises httpx.HTTPError."""
+        """Store all traces. Raises httpx.HTTPError."""
         ...
 
 
 class ControllerTraces:
-    """The controller's."""
+    """The trace store of the controller."""
 
     def __init__(self, *, controller: Address, token: str, activator: str) -> None:
         self._activator = activator
@@ -48,7 +48,7 @@ class ControllerTraces:
         )
 
     async def put(self, traces: Sequence[Json]) -> None:
-        """See TraceStore."""
+        """Send the traces to the controller."""
         response = await self._client.post(
             TRACES_PATH, json={"activator": self._activator, "traces": list(traces)}
         )
@@ -60,11 +60,10 @@ class ControllerTraces:
 
 
 class Outbox:
-    """Owner: the event loop. `put` never waits; `run` sends until it is cancelled.
+    """Queue of traces. Owner: the event loop. `put` never waits; `run` sends until cancelled.
 
     Attributes:
-        dropped: traces for which there was no room, or that the controller refused.
-    """
+        dropped: traces for which there was no room, or that the controller refused."""
 
     def __init__(
         self, store: TraceStore, *, max_held: int = MAX_HELD, gather_s: float = GATHER_S
@@ -81,7 +80,7 @@ class Outbox:
         return f"<Outbox {len(self._held)} held, {self.sent} sent, {self.dropped} dropped>"
 
     def put(self, trace: Json) -> None:
-        """Have a trace sent; the oldest one goes where there is no room."""
+        """Queue a trace; drops the oldest one if the queue is full."""
         if len(self._held) >= self._max_held:
             self._held.popleft()
             self.dropped += 1
@@ -89,7 +88,7 @@ class Outbox:
         self._news.set()
 
     async def run(self) -> None:
-        """Send what comes, in batches."""
+        """Send queued traces in batches."""
         failures = 0
         while True:
             await self._news.wait()
@@ -106,7 +105,7 @@ class Outbox:
                 await asyncio.sleep(wait_s)
 
     async def flush(self) -> None:
-        """Send what there is. Raises httpx.HTTPError, and keeps what was not taken."""
+        """Send the queue. Raises httpx.HTTPError, and keeps what was not accepted."""
         while self._held:
             batch = [self._held.popleft() for _ in range(min(BATCH, len(self._held)))]
             try:
@@ -115,7 +114,7 @@ class Outbox:
                 if e.response.status_code >= 500:
                     self._put_back(batch)
                     raise
-                self.dropped += len(batch)  # these it will never take
+                self.dropped += len(batch)  # a retry cannot succeed
                 log.error(
                     "the controller refused traces count=%d status=%d",
                     len(batch),
@@ -129,7 +128,7 @@ class Outbox:
         self._news.clear()
 
     async def flush_or_drop(self) -> None:
-        """`flush` at the end of the process: what the controller does not take now is lost."""
+        """Call `flush` at the end of the process; drop what the controller does not accept."""
         try:
             await self.flush()
         except httpx.HTTPError as e:

@@ -1,4 +1,4 @@
-"""Everything about traces in one activator: what makes them, and the ways that they go."""
+"""The trace pipeline of one activator: the tracer and its destinations."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ from weight_cache.addresses import Address
 
 
 class TracePipeline:
-    """Owner: the event loop.
+    """Tracer and exporters. Owner: the event loop.
 
     Attributes:
-        tracer: makes traces.
-        outbox: brings them to the controller.
-        otlp: and to a collector; None = there is none.
-    """
+        tracer: builds traces.
+        outbox: sends them to the controller.
+        otlp: sends them to a collector; None = there is none."""
 
     def __init__(
         self,
@@ -47,18 +46,18 @@ class TracePipeline:
             self.otlp.put(trace)
 
     async def run(self) -> None:
-        """Bring traces to the controller until cancelled."""
+        """Send traces to the controller until cancelled."""
         await self.outbox.run()
 
     async def aclose(self) -> None:
-        """Tell what is left, where somebody takes it at once."""
+        """Send the remaining traces, if they are accepted at once, and close."""
         await self.outbox.flush_or_drop()
         await self._store.aclose()
         if self.otlp is not None:
             self.otlp.close()
 
     def collect(self, registry: CollectorRegistry) -> None:
-        """Export what became of traces, read when scraped."""
+        """Export trace counters, read at each scrape."""
         registry.register(_DeskCollector(self))
 
 
@@ -70,13 +69,13 @@ class _DeskCollector(Collector):
         """Current values (Prometheus' own interface)."""
         desk = self._desk
         kept = CounterMetricFamily(
-            "pilotlight_traces_kept", "Traces that were kept, by why.", labels=("reason",)
+            "pilotlight_traces_kept", "Traces that were kept, by reason.", labels=("reason",)
         )
         for reason, count in list(desk.tracer.kept.items()):
             kept.add_metric((reason,), count)
         lost = CounterMetricFamily(
             "pilotlight_traces_dropped",
-            "Traces that were not: over the rate of their tenant, or without room on the way to "
+            "Dropped traces: over the rate of their tenant, or without room on the way to "
             "the controller or the collector.",
             labels=("where",),
         )

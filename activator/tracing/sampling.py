@@ -1,24 +1,24 @@
-"""Which traces are kept. Callers and chance decide at the beginning of a call, its end may decide
-better; a rate bounds all of it.
+"""Decides which traces are kept: by the caller or by chance at the begin of a call, or by its end;
+a rate limits all of them.
 
-A flood of calls that ask to be traced, that fail, or that are slow, must not become a flood of
-traces: of each tenant and reason some are kept in a second, and a burst of them."""
+A flood of calls that request a trace, fail, or are slow, must not become a flood of traces: per
+tenant and reason a number per second and a burst are kept."""
 
 from __future__ import annotations
 
 from activator.tracing.context import ASKED, COLD, DRAWN, ERROR, SHADOWED, SLOW
 
 RATES = {ASKED: 10.0, DRAWN: 10.0, ERROR: 5.0, COLD: 5.0, SLOW: 2.0, SHADOWED: 2.0}
-"""Traces in a second, of one tenant: enough to see what goes on, and some kilobytes a second at
-most."""
+"""Traces per second and tenant: enough to observe the system, at most some kilobytes a second."""
 BURST_S = 5.0
-"""What was not kept in so long may be kept at once."""
+"""Unused rate of this long may be used at once."""
 MAX_BUCKETS = 16_384
-"""Each tenant and reason has one; a full one says nothing, so all may be forgotten at any time."""
+"""Maximum number of buckets, one per tenant and reason. A full bucket needs no state, so all may be
+cleared at any time."""
 
 
 class Sampling:
-    """Buckets by tenant and reason. Owner: the event loop. `now` is monotonic seconds."""
+    """Token buckets by tenant and reason. Owner: the event loop. `now` is monotonic seconds."""
 
     def __init__(self) -> None:
         self._buckets: dict[tuple[str, str], tuple[float, float]] = {}
@@ -27,7 +27,7 @@ class Sampling:
         return f"<Sampling {len(self._buckets)} buckets>"
 
     def take(self, tenant: str, reason: str, now: float) -> bool:
-        """Whether one more trace of this tenant may be kept for this reason."""
+        """Whether one more trace of this tenant may be kept for this reason; if so, count it."""
         rate = RATES[reason]
         full = rate * BURST_S
         if len(self._buckets) >= MAX_BUCKETS:

@@ -1,9 +1,9 @@
-"""A call that has ended, as the spans of its trace. Pure: clocks in, a document out.
+"""Builds the spans of an ended call's trace. Pure: timestamps in, a document out.
 
-The root is the call; below it stand `admit`, and for each attempt `queue`, `start` with the phases
-of the node agent, `exec`, the worker's own time, and what user code recorded. Attributes follow
+The root is the call. Below it are `admit`, and for each attempt `queue`, `start` with the phases of
+the node agent, `exec`, the worker's own time, and the spans of user code. Attributes follow
 OpenTelemetry's semantic conventions (https://opentelemetry.io/docs/specs/semconv/: HTTP, FaaS,
-error) where they have a word for it, and begin with `pilotlight.` where they have none."""
+error) where they define one, and otherwise begin with `pilotlight.`."""
 
 from __future__ import annotations
 
@@ -24,17 +24,16 @@ _NONE: Mapping[str, Any] = {}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedCall:
-    """What is known of a call at its end. Times are monotonic nanoseconds.
+    """A call at its end. Times are monotonic nanoseconds.
 
     Attributes:
-        attempts: all of them, the one that answered (or failed) last.
+        attempts: all attempts; the last one answered (or failed).
         status: of the answer.
-        error: type of what the caller was told; "" = nothing of the platform's.
-        reported: what the worker said of the last attempt; None = nothing.
-        verb: HTTP method; `route`: the address without what differs from call to call.
-        is_submitted: nobody waited for its answer.
-        first_byte_ms: of a stream, from its beginning; None for others.
-    """
+        error: type of the error that the caller got; "" = none of the platform.
+        reported: the worker's report of the last attempt; None = none.
+        verb: HTTP method; `route`: the address without the parts that differ between calls.
+        is_submitted: no caller waited for its answer.
+        first_byte_ms: of a stream, from its beginning; None for others."""
 
     call: Call
     kept_for: str
@@ -54,8 +53,8 @@ class FinishedCall:
 
 
 def document(ended: FinishedCall) -> Json:
-    """The trace of a call as JSON: `spans` from its beginning on, times in ms from `at` (wall
-    clock, seconds)."""
+    """The trace of a call as JSON: `spans` from its beginning, times in ms from `at` (wall clock,
+    seconds)."""
     call, target = ended.call, ended.call.target
     spans = list(_Spans(ended).all())
     return {
@@ -76,12 +75,12 @@ def document(ended: FinishedCall) -> Json:
 
 
 def trace_of(call: Call) -> str:
-    """The id of the trace that a call is in."""
+    """The id of a call's trace."""
     return call.trace.id if call.trace is not None else trace_id_of(call.id)
 
 
 class _Spans:
-    """Makes the spans of one call; ids count up from the root's."""
+    """Builds the spans of one call; ids count up from the root's."""
 
     def __init__(self, ended: FinishedCall) -> None:
         self._ended = ended
@@ -91,7 +90,7 @@ class _Spans:
         self._number = 0
 
     def all(self) -> Iterator[Json]:
-        """The root first, parents before their children."""
+        """Yield the root first, parents before their children."""
         call, ended = self._call, self._ended
         trace = call.trace
         name = (
@@ -181,8 +180,8 @@ class _Spans:
             yield from self._execution(attempt, parent, is_last=is_last)
 
     def _start(self, info: InstanceInfo, parent: str, begin_ns: int, end_ns: int) -> Iterator[Json]:
-        """The part of a start that the call waited for; what of it came before the call is left
-        out, and said."""
+        """The part of a start that the call waited for. Phases before the call are left out; the
+        total is an attribute."""
         tiers = {f"pilotlight.weights.{name}": tier for name, tier in info.weights.items()}
         whole_ms = sum(info.phases_ms.values())
         start = self._span(
@@ -200,7 +199,7 @@ class _Spans:
         )
         yield start
         at_ns = end_ns - int(whole_ms * 1e6)
-        # where it took less, the rest is the way to the agent and back
+        # if the phases took less, the rest is the round trip to the agent
         at_ns = min(at_ns, begin_ns)
         for phase, ms in info.phases_ms.items():
             until_ns = at_ns + int(ms * 1e6)
@@ -238,8 +237,8 @@ class _Spans:
             yield from self._reported(self._ended.reported, identity, attempt)
 
     def _reported(self, reported: WorkerSpans, parent: str, attempt: Attempt) -> Iterator[Json]:
-        """The worker's clock is its own: its time is set into the middle of ours, the way there and
-        back around it."""
+        """The worker has its own clock: its time is centered in ours, with the network time around
+        it."""
         took_ns = attempt.ended_ns - attempt.dispatched_ns
         own_ns = min(int(reported.ms * 1e6), took_ns)
         begin_ns = attempt.dispatched_ns + (took_ns - own_ns) // 2
@@ -256,7 +255,7 @@ class _Spans:
         for one in reported.spans:
             at_ns = min(begin_ns + int(one.begin_ms * 1e6), attempt.ended_ns)
             end_ns = min(at_ns + int(one.ms * 1e6), attempt.ended_ns)
-            # of those before it only: no circles
+            # only earlier spans: no cycles
             around = one.parent if one.parent in known else worker["id"]
             yield self._span(
                 one.name,

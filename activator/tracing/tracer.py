@@ -1,8 +1,8 @@
-"""Decides which calls' traces are kept, and makes them. Owner: the event loop.
+"""Decides which calls' traces are kept, and builds them. Owner: the event loop.
 
-A call that is not kept costs one look at its headers and one random number at its beginning, and a
-comparison at its end (`benchmarks/tracing.py` measures them); nothing is made for it. What is kept
-goes to `keep`, a bounded place of somebody else's."""
+A call that is not kept costs one header lookup and one random number at its beginning, and a
+comparison at its end (`benchmarks/tracing.py` measures them); nothing is built for it. Kept traces
+go to `keep`, which is bounded."""
 
 from __future__ import annotations
 
@@ -39,21 +39,21 @@ _random = random.random
 
 
 class Exemplifies(Protocol):
-    """What points from its figures to a trace."""
+    """Attaches exemplars (references to traces) to metrics."""
 
     def exemplify(
         self, target: CallTarget, *, exec_s: float, queued_s: float, trace_id: str, at: float
     ) -> None:
-        """A call of this target took so long, and its trace is kept."""
+        """Attach the kept trace of a call with these durations."""
         ...
 
 
 def forget(trace: Json) -> None:
-    """Keeps nothing."""
+    """Default of `keep`: drop the trace."""
 
 
 class Tracer:
-    """See the module. `share` of the calls whose callers say nothing are kept by chance."""
+    """Builds traces. `share` of the calls without a trace context are kept by chance."""
 
     def __init__(
         self,
@@ -77,10 +77,10 @@ class Tracer:
     def __repr__(self) -> str:
         return f"<Tracer {sum(self.kept.values())} kept, {self.passed_over} over the rate>"
 
-    # -- at a call's beginning ---------------------------------------------------------------------
+    # -- begin of a call ---------------------------------------------------------------------------
     def begin(self, call: Call, headers: Mapping[bytes, bytes]) -> None:
-        """Place a call in its caller's trace, if it is in one, and decide whether it is kept
-        whatever becomes of it."""
+        """Join the caller's trace, if there is one, and decide whether the trace is kept in any
+        case."""
         if b"traceparent" in headers:
             self._join(call, headers)
         elif _random() < self._share:
@@ -88,7 +88,7 @@ class Tracer:
 
     def _join(self, call: Call, headers: Mapping[bytes, bytes]) -> None:
         parent = parse(headers[b"traceparent"])
-        if parent is None:  # broken: a new trace begins, as if nothing had been said (§4.3)
+        if parent is None:  # invalid: begin a new trace, as without the header (§4.3)
             if _random() < self._share:
                 self._draw(call)
             return
@@ -96,7 +96,7 @@ class Tracer:
         trace = call.trace = Trace(
             parent.trace_id, parent.span_id, state=passed_on_state(given) if given else b""
         )
-        # strangers keep nothing
+        # unauthenticated callers cannot keep traces
         if (
             parent.is_sampled
             and call.key_id
@@ -109,8 +109,8 @@ class Tracer:
             call.trace = Trace(trace_of(call), kept_for=DRAWN)
 
     def shadow(self, copy: Call, original: Call) -> None:
-        """`copy` is a shadow of `original`: a trace of its own, linked to the other, kept where the
-        other is."""
+        """Give the mirrored call `copy` a trace of its own, linked to that of `original` and kept
+        if that one is."""
         kept = (
             original.trace is not None
             and original.trace.kept_for
@@ -119,9 +119,9 @@ class Tracer:
         link = f"{trace_of(original)}-{root_span_of(original.id)}"
         copy.trace = Trace(trace_of(copy), kept_for=SHADOWED if kept else "", link=link)
 
-    # -- at its end --------------------------------------------------------------------------------
+    # -- end of a call -----------------------------------------------------------------------------
     def answered(self, exchange: Exchange, status: int, **more: Any) -> None:
-        """A worker's answer went to the caller, or as much of it as there was. `more`: fields of
+        """Trace a call whose answer, or a part of it, went to the caller. `more`: fields of
         `FinishedCall`."""
         ended_ns = exchange.dispatched_ns + int(exchange.exec_ms * 1e6)
         self.ended(
@@ -146,20 +146,20 @@ class Tracer:
         ended_ns: int = 0,
         **more: Any,
     ) -> None:
-        """The same for a call without an exchange. `ended_ns`: 0 = now."""
+        """Trace a call without an exchange. `ended_ns`: 0 = now."""
         ended_ns = ended_ns or self._clock_ns()
         reason = self._reason(call, status, ended_ns, more.get("first_byte_ms"))
         if (reason == SLOW and more.get("is_submitted")) or (
             call.trace is not None and call.trace.link
         ):
-            reason = call.trace.kept_for if call.trace is not None else ""  # nobody waits for it
+            reason = call.trace.kept_for if call.trace is not None else ""  # no caller waits for it
         if reason and self._is_kept(call, reason):
             last = attempt_of(call, reservation, dispatched_ns=dispatched_ns, ended_ns=ended_ns)
             said = worker_spans.parse(answer.header(_SPANS)) if answer is not None else None
             self._make(call, reason, (*call.past, last), status, ended_ns, reported=said, **more)
 
     def failed(self, call: Call, error: str, status: int, **more: Any) -> None:
-        """No worker answered; `error` is the type of what the caller is told instead."""
+        """Trace a call that no worker answered; `error` is the type of the caller's error."""
         ended_ns = self._clock_ns()
         reason = ERROR if status >= 500 else call.trace.kept_for if call.trace is not None else ""
         if reason and self._is_kept(call, reason):

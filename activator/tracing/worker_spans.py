@@ -1,5 +1,5 @@
-"""What a worker says of a call: its own time, and the spans of user code. It runs that code, so
-nothing of it is believed unread."""
+"""Parses a worker's report of a call: its own time, and the spans of user code. The worker runs
+user code, so everything is validated."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ MAX_ATTRIBUTES = 16
 MAX_CHARS = 256
 MAX_MS = 7 * 86_400_000.0
 _RESERVED = ("pilotlight.", "faas.", "http.", "url.")
-"""Attributes that are ours to say: user code's of such names are passed over."""
+"""Reserved attribute prefixes; user code's attributes with them are dropped."""
 _ID = re.compile(r"(?!0{16})[0-9a-f]{16}\Z")
 
 
 class ReportedSpan(NamedTuple):
-    """One span of user code; times in ms from the worker's beginning of the call."""
+    """One span of user code; times in ms from the begin of the call in the worker."""
 
     id: str
     parent: str
@@ -33,7 +33,7 @@ class ReportedSpan(NamedTuple):
 
 
 class WorkerSpans(NamedTuple):
-    """The worker's time with the call, its spans, and how many were too many."""
+    """The worker's time for the call, its spans, and the number of dropped ones."""
 
     ms: float
     spans: tuple[ReportedSpan, ...]
@@ -41,7 +41,7 @@ class WorkerSpans(NamedTuple):
 
 
 def parse(value: bytes) -> WorkerSpans | None:
-    """The header's value; None for one that is broken, or none."""
+    """Parse the header's value; None if it is empty or invalid."""
     if not value or len(value) > MAX_BYTES:
         return None
     try:
@@ -69,7 +69,7 @@ def _span(row: Any) -> ReportedSpan:
 def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError("no text")
-    # it is shown in terminals, too
+    # terminals display it, too
     return "".join(char if char.isprintable() else "?" for char in value[:MAX_CHARS])
 
 

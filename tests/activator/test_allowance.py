@@ -84,7 +84,7 @@ class Member:
         """As the process does: what is spent is known, and stated, before the first call."""
         self.budgets.apply(record.id, record)
         await self.states.load()
-        await self.borrower.beat()
+        await self.borrower.state_claims()
 
     async def open(self) -> OpenRecord:
         """A call, which borrows where it must. Raises OverBudget, BudgetReserved, Unavailable."""
@@ -198,7 +198,7 @@ async def test_what_one_has_borrowed_the_other_cannot_spend_until_it_is_given_ba
     assert refused.value.retry_after_s == 1.0
     one.close(ticket)
     for _ in range(2):
-        await one.borrower.beat()
+        await one.borrower.state_claims()
     platform.pass_s(1)
     two.close(await two.open())
 
@@ -209,7 +209,7 @@ async def test_what_is_spent_anywhere_is_402_everywhere(platform: Platform) -> N
     platform.pass_s(3)
     one.close(ticket)
     await one.shipper.flush()
-    await one.borrower.beat()
+    await one.borrower.state_claims()
     for member in (one, two):
         with pytest.raises(errors.OverBudget) as refused:
             await member.open()
@@ -240,7 +240,7 @@ async def test_members_that_spend_ship_die_and_come_back_never_spend_more_than_t
         elif what < 0.92:
             await member.shipper.flush()
         elif what < 0.98:
-            await member.borrower.beat()
+            await member.borrower.state_claims()
         else:
             # kill -9, and a new life; lost calls are charged to the last proof of life, so end them
             # now
@@ -321,7 +321,7 @@ async def test_a_lost_answer_is_mended_by_the_next_statement(
     with pytest.raises(errors.BudgetReserved):
         await two.open()
     platform.pass_s(1)
-    await one.borrower.beat()
+    await one.borrower.state_claims()
     two.close(await two.open())
 
 
@@ -337,7 +337,7 @@ async def test_without_the_store_calls_go_on_with_what_is_left_and_then_503(
         await one.open()
     assert (away.value.status, away.value.retry_after_s) == (503, 1)
     claims = board.claims
-    with pytest.raises(errors.Unavailable, match="a moment ago"):
+    with pytest.raises(errors.Unavailable, match="previous request"):
         await one.open()
     assert board.claims == claims
     board.is_down = False
@@ -370,9 +370,9 @@ async def test_a_store_that_forgot_hears_all_claims_again_within_a_beat(
 ) -> None:
     one, two = await platform.start(2, budget(amount="0.05"))
     ticket = await one.open()
-    await one.borrower.beat()
+    await one.borrower.state_claims()
     board.flush()
-    await one.borrower.beat()
+    await one.borrower.state_claims()
     with pytest.raises(errors.BudgetReserved):
         await two.open()
     one.close(ticket)
@@ -427,7 +427,7 @@ async def test_a_real_redis_flushed_and_killed_in_the_middle_never_lets_two_over
 
     async def beat(member: Member) -> None:
         while not is_over.is_set():
-            await member.borrower.beat()
+            await member.borrower.state_claims()
             await asyncio.sleep(0.02)
 
     spenders = [asyncio.create_task(spend(member)) for member in members]
@@ -463,7 +463,7 @@ async def test_a_redis_that_does_not_answer_holds_a_call_up_for_a_moment_and_the
     async with asyncio.timeout(30):
         with pytest.raises(errors.Unavailable) as slow:
             await one.open()
-        with pytest.raises(errors.Unavailable, match="a moment ago"):
+        with pytest.raises(errors.Unavailable, match="previous request"):
             await one.open()
     assert "does not answer" in str(slow.value)
     one.journal.abandon()
@@ -505,11 +505,11 @@ async def test_what_reached_the_ledger_while_more_was_borrowed_is_claimed_no_mor
     await one.start(platform.ledger.known["b-1"])
     one.close(await one.open())
     purse = one.budgets.purses["b-1"]
-    purse.give_back()
+    purse.release_unused()
     stores[0].meanwhile.append(one.shipper.flush)
     ticket = await one.open()
     assert purse.own == 0
-    await one.borrower.beat()
+    await one.borrower.state_claims()
     assert board.held["b-1", purse.period.name]["a-0"] == -(-purse.held // 10**6)
     one.close(ticket)
     one.journal.abandon()
@@ -523,12 +523,12 @@ async def test_all_claims_are_stated_anew_whoever_finds_out_that_the_store_forgo
         platform.ledger.known[f"b-{n}"] = budget(f"b-{n}", amount="100")
         await one.start(platform.ledger.known[f"b-{n}"])
     tickets = [await one.open()]
-    await one.borrower.beat()
+    await one.borrower.state_claims()
     board.flush()
     board.clock = lambda: 1.0  # another memory, another epoch
-    one.budgets.purses["b-2"].give_back()
+    one.budgets.purses["b-2"].release_unused()
     tickets.append(await one.open())  # borrows from b-2, and finds out
-    await one.borrower.beat()
+    await one.borrower.state_claims()
 
     held = {budget: claims["a-0"] for (budget, _), claims in board.held.items() if claims["a-0"]}
     assert held == {
@@ -546,12 +546,12 @@ async def test_who_waits_for_a_young_store_does_not_hold_up_what_is_stated(
     ticket = await one.open()
     board.flush()
     board.grace_s = 3600.0
-    one.purse.give_back()
+    one.purse.release_unused()
     waiting = asyncio.create_task(one.open())
     await asyncio.sleep(0.01)
     assert not waiting.done()
     async with asyncio.timeout(30):
-        await one.borrower.beat()
+        await one.borrower.state_claims()
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
     one.close(ticket)

@@ -136,7 +136,7 @@ async def test_a_new_life_knows_what_the_last_one_spent_shipped_or_not(
         at_ns=life.wall.now_ns,
     )
     life.wall.pass_s(1)
-    life.journal.beat()
+    life.journal.heartbeat()
     life.die()
     again = Life(tmp_path, life.ledger, wall=life.wall)
     purse = await again.start(budget(amount="100"))
@@ -159,7 +159,7 @@ async def test_a_start_without_a_controller_goes_on_from_the_last_word_and_asks_
     life.ledger.away = 1
     purse = await again.start(budget(amount="100"))
     assert (purse.ledger, purse.own, purse.is_stale) == (shipped, kept, True)
-    assert repr(again.states) == "<BudgetStates 1 budgets, 1 not heard of>"
+    assert repr(again.states) == "<BudgetStates 1 budgets, 1 stale>"
     assert await again.states.refresh()
     assert (purse.ledger, purse.own, purse.is_stale) == (shipped, kept, False)
     again.die()
@@ -221,7 +221,7 @@ async def test_a_batch_that_was_on_its_way_when_a_budget_was_made_is_counted_onc
     life.budgets.apply("b-2", life.ledger.known["b-2"])
     after = life.call()
     purse = life.budgets.purses["b-2"]
-    life.budgets.take_answer(await life.ledger.accept(batch), batch)
+    life.budgets.apply_answer(await life.ledger.accept(batch), batch)
     assert (purse.ledger, purse.own) == (sent, after)
     life.die()
 
@@ -253,9 +253,9 @@ async def test_an_answer_without_a_budget_moves_what_was_sent_of_it_and_nothing_
     batch = [canonical_json(r) for r in records_on_disk(life.journal.directory)]
     kept = life.call(2)
     foreign = [record.replace(b'"t-1"', b'"t-2"') for record in batch]
-    life.budgets.take_answer({}, foreign)
+    life.budgets.apply_answer({}, foreign)
     assert (purse.ledger, purse.own) == (0, sent + kept)
-    life.budgets.take_answer({}, batch)
+    life.budgets.apply_answer({}, batch)
     assert (purse.ledger, purse.own) == (sent, kept)
     life.die()
 
@@ -295,9 +295,9 @@ async def test_a_poisoned_answer_is_left_aside_and_the_numbers_stay(
     purse = await life.start(budget(amount="100"))
     cost = life.call()
     batch = [canonical_json(r) for r in records_on_disk(life.journal.directory)]
-    life.budgets.take_states(parse_states({"b-1": state}))
+    life.budgets.apply_states(parse_states({"b-1": state}))
     assert (purse.ledger, purse.own) == (0, cost)
-    life.budgets.take_answer(
+    life.budgets.apply_answer(
         parse_states({"b-1": state, "unknown": {"period": "2026-11-21", "spent": "5"}}), batch
     )
     assert (purse.ledger, purse.own) == (cost, 0), "the records were taken, that much is sure"
@@ -309,7 +309,7 @@ async def test_a_batch_larger_than_all_we_had_does_not_make_what_we_owe_negative
 ) -> None:
     purse = await life.start(budget(amount="100"))
     life.call()
-    life.budgets.take_answer({"b-1": BudgetState(period="2026-11-21", spent="7", batch="7")}, [])
+    life.budgets.apply_answer({"b-1": BudgetState(period="2026-11-21", spent="7", batch="7")}, [])
     assert (purse.ledger, purse.own, purse.left) == (7 * 10**12, 0, 93 * 10**12)
     life.die()
 

@@ -84,16 +84,20 @@ def test_pauses_count_and_calls_do_not() -> None:
     meter.calls_ended()
     machine.run(GRACE_S)
     machine.run(4, cores=0.5)
-    assert meter.take() == 4 * SECOND
-    assert meter.take() == 0
+    assert meter.consume() == 4 * SECOND
+    assert meter.consume() == 0
 
 
 def test_the_start_counts_from_where_the_agent_says() -> None:
     machine = Machine()
     machine.used_ns = 7 * SECOND
-    assert machine.meter(from_ns=5 * SECOND).take() == 2 * SECOND
-    assert machine.meter(from_ns=-3 * SECOND).take() == 10 * SECOND, "with the boot of its Template"
-    assert machine.meter(from_ns=None).take() == 0, "adopted: what came before is not its business"
+    assert machine.meter(from_ns=5 * SECOND).consume() == 2 * SECOND
+    assert machine.meter(from_ns=-3 * SECOND).consume() == 10 * SECOND, (
+        "with the boot of its Template"
+    )
+    assert machine.meter(from_ns=None).consume() == 0, (
+        "adopted: what came before is not its business"
+    )
 
 
 def test_calls_that_follow_each_other_closely_are_never_read() -> None:
@@ -106,7 +110,7 @@ def test_calls_that_follow_each_other_closely_are_never_read() -> None:
         meter.calls_ended()
         machine.run(GRACE_S / 2, cores=1)
         meter.calls_begin()
-    assert (machine.reads, meter.take()) == (before, 0)
+    assert (machine.reads, meter.consume()) == (before, 0)
 
 
 def test_the_grace_begins_with_the_last_end() -> None:
@@ -119,9 +123,9 @@ def test_the_grace_begins_with_the_last_end() -> None:
     machine.run(GRACE_S * 0.2, cores=1)
     meter.calls_ended()
     machine.run(GRACE_S * 0.9, cores=1)
-    assert meter.take() == 0
+    assert meter.consume() == 0
     machine.run(GRACE_S, cores=1)
-    assert meter.take() == round(0.9 * GRACE_S * SECOND)
+    assert meter.consume() == round(0.9 * GRACE_S * SECOND)
 
 
 def test_what_cannot_be_read_now_is_made_up_later_and_what_ended_is_not_read() -> None:
@@ -129,14 +133,14 @@ def test_what_cannot_be_read_now_is_made_up_later_and_what_ended_is_not_read() -
     meter = machine.meter()
     machine.run(1, cores=1)
     machine.used_ns, kept = None, machine.used_ns
-    assert meter.take() == 0
+    assert meter.consume() == 0
     machine.used_ns = kept
-    assert meter.take() == SECOND
+    assert meter.consume() == SECOND
     assert meter.end(3 * SECOND) == 2 * SECOND
     assert machine.is_closed
     reads = machine.reads
     meter.calls_ended()
-    assert (meter.take(), meter.end(9 * SECOND), machine.reads) == (0, 0, reads)
+    assert (meter.consume(), meter.end(9 * SECOND), machine.reads) == (0, 0, reads)
 
 
 def test_an_instance_that_ends_in_a_call_owes_no_more_than_the_call() -> None:

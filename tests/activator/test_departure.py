@@ -253,7 +253,7 @@ async def test_without_a_controller_it_says_what_is_left(short_tmp: Path, desk: 
     done = await drained(home, desk, patience_s=0.3)
     assert (
         done.left
-        == "2 usage records, 2 submitted calls: the controller did not take it within 0.3 s"
+        == "2 usage records, 2 submitted calls: the controller did not accept it within 0.3 s"
     )
 
 

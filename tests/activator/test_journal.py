@@ -230,7 +230,7 @@ def test_a_close_without_room_waits_in_memory_and_nothing_new_is_opened(tmp_path
         assert journal.statistics().deferred == 1
         with pytest.raises(JournalFull):
             open_call(journal, "d")
-        journal.beat()
+        journal.heartbeat()
     open_call(journal, "d")
     assert journal.statistics().deferred == 0
     assert [r["id"] for r in records_on_disk(tmp_path)] == ["c/1"]
@@ -240,10 +240,10 @@ def test_a_close_without_room_waits_in_memory_and_nothing_new_is_opened(tmp_path
 def test_the_heartbeat_is_written_only_while_calls_are_open(tmp_path: Path) -> None:
     wall = Wall()
     journal = journal_at(tmp_path, wall=wall)
-    journal.beat()
+    journal.heartbeat()
     open_call(journal, "c")
     wall.pass_s(7)
-    journal.beat()
+    journal.heartbeat()
     texts = segment_path(tmp_path, 1).read_bytes().splitlines()
     assert [journal_format.parse(t) for t in texts if b'"H"' in t] == [
         {"t": "H", "at": 1007 * SECOND}
@@ -261,7 +261,7 @@ async def test_a_submitted_call_is_on_the_disk_when_submit_returns(tmp_path: Pat
         await journal.submit("c7", {})
     journal.finish("c7", {"status": 200})
     assert journal.payload("c7") == {"status": 200}
-    journal.forget("c7")
+    journal.delete_call("c7")
     with pytest.raises(NotFound):
         journal.payload("c7")
     assert journal.statistics().held_calls == 19

@@ -91,7 +91,7 @@ def test_what_is_carried_over_to_a_new_segment_keeps_its_mark(tmp_path: Path) ->
     journal = Journal.open(tmp_path, activator="a-1", sync_s=0.0, wall_ns=Wall(SECOND))[0]
     books = account(journal)
     opened(books, "long", mark=ARM)
-    line = journal._carry_open(journal._open["long/1"])
+    line = journal._copy_open_line(journal._open["long/1"])
     assert json.loads(journal._read(line))["m"] == {
         "experiment": "x-1",
         "arm": 'bold"',

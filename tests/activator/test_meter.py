@@ -91,33 +91,33 @@ def test_the_platform_gives_the_first_idle_seconds_away() -> None:
     meter = InstanceMeter(0, free_ns=60 * SECOND)
     meter.begin("a", 59 * SECOND)
     meter.end("a", 70 * SECOND)
-    assert meter.take_idle(130 * SECOND) == []
-    assert meter.take_idle(140 * SECOND) == [
+    assert meter.consume_idle(130 * SECOND) == []
+    assert meter.consume_idle(140 * SECOND) == [
         IdleSpan(kind=IdleKind.IDLE, started_ns=130 * SECOND, billed_ns=10 * SECOND)
     ]
     meter.begin("b", 145 * SECOND)
-    assert meter.take_idle(150 * SECOND) == [
+    assert meter.consume_idle(150 * SECOND) == [
         IdleSpan(kind=IdleKind.IDLE, started_ns=140 * SECOND, billed_ns=5 * SECOND)
     ]
     meter.end("b", 151 * SECOND)
-    assert meter.take_idle(200 * SECOND) == [], "each pause has its own free window"
+    assert meter.consume_idle(200 * SECOND) == [], "each pause has its own free window"
 
 
 def test_an_instance_held_by_min_instances_pays_from_the_first_moment() -> None:
     meter = InstanceMeter(0, free_ns=60 * SECOND, is_reserved=True)
-    assert meter.take_idle(5 * SECOND) == [
+    assert meter.consume_idle(5 * SECOND) == [
         IdleSpan(kind=IdleKind.RESERVED, started_ns=0, billed_ns=5 * SECOND)
     ]
     meter.reserve(10 * SECOND, is_reserved=False)
     meter.reserve(30 * SECOND, is_reserved=True)
     meter.reserve(30 * SECOND, is_reserved=True)
     meter.begin("a", 40 * SECOND)
-    spans = meter.take_idle(41 * SECOND)
+    spans = meter.consume_idle(41 * SECOND)
     want = IdleSpan(kind=IdleKind.RESERVED, started_ns=5 * SECOND, billed_ns=15 * SECOND)
     assert spans == [want], "one record, however often it pauses"
     meter.reserve(42 * SECOND, is_reserved=False)
     meter.end("a", 43 * SECOND)
-    assert meter.take_idle(104 * SECOND) == [
+    assert meter.consume_idle(104 * SECOND) == [
         IdleSpan(kind=IdleKind.IDLE, started_ns=103 * SECOND, billed_ns=SECOND)
     ]
 
@@ -136,8 +136,8 @@ def test_busy_idle_and_free_time_never_overlap(story: list[tuple[str, int]]) -> 
             now += length
             meter.end(str(i), now)
         elif what == "cut":
-            idle += meter.take_idle(now)
+            idle += meter.consume_idle(now)
         else:
             meter.reserve(now, is_reserved=what == "hold")
-    idle += meter.take_idle(now)
+    idle += meter.consume_idle(now)
     assert meter.busy_ns + sum(s.billed_ns for s in idle) <= now

@@ -223,7 +223,7 @@ async def test_tensors_become_arguments_and_answers_tensors(models: Edge) -> Non
     [
         ({"inputs": []}, "inference request"),
         ({"inputs": [tensor("rows", [1], shape=[2])]}, "shape [2] has 2 elements"),
-        ({"inputs": [tensor("rows", [1]), tensor("rows", [1])]}, "two inputs are named 'rows'"),
+        ({"inputs": [tensor("rows", [1]), tensor("rows", [1])]}, "duplicate input name 'rows'"),
         ({"inputs": [tensor("other", [1])]}, "argument 'other'"),
         ({"inputs": [tensor("rows", [1], shape=[1, 1])], "outputs": ["x"]}, 'write [{"name": …}]'),
         (
@@ -257,7 +257,7 @@ async def test_binary_tensors_are_refused(models: Edge) -> None:
         {"inputs": [tensor("rows", [1])]},
         **{"inference-header-content-length": "9"},
     )
-    assert "send the elements in JSON" in answer.json()["error"]
+    assert "send the elements as JSON" in answer.json()["error"]
 
 
 # -- health and metadata ---------------------------------------------------------------------------

@@ -85,7 +85,7 @@ async def test_both_activators_grant_the_quota_together_and_say_so(
 ) -> None:
     shop.add_tenant("acme", requests_per_s=0.001, burst=4, concurrent=3)
     there = elsewhere(shop, other)
-    assert [await there.take(1, 1, 0) for _ in range(2)] == [None, None]
+    assert [await there.try_acquire(1, 1, 0) for _ in range(2)] == [None, None]
 
     first = await shop.call(json={"x": 1})
     assert first.status_code == 200
@@ -105,7 +105,7 @@ async def test_so_many_run_at_once_over_all_activators(
     running = [asyncio.create_task(shop.call(json={"x": n})) for n in range(2)]
     await until(lambda: shop.quotas.held(f"tenant:{TENANT}") == 2)
     there = elsewhere(shop, other)
-    refusal = await there.take(1, 1, 0)
+    refusal = await there.try_acquire(1, 1, 0)
     assert refusal is not None
     assert refusal.quota == "concurrent"
     for call in running:
@@ -113,7 +113,7 @@ async def test_so_many_run_at_once_over_all_activators(
     await until(lambda: shop.quotas.held(f"tenant:{TENANT}") == 0)
     assert isinstance(shop.quotas, RedisQuotas)
     await shop.quotas.flush()
-    assert await there.take(1, 1, 0) is None
+    assert await there.try_acquire(1, 1, 0) is None
 
 
 async def test_without_a_rule_a_call_stays_warm_and_redis_is_not_asked(

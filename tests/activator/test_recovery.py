@@ -63,7 +63,7 @@ def test_an_open_call_is_closed_at_the_last_proof_of_life(tmp_path: Path) -> Non
     journal = journal_at(tmp_path, wall=wall)
     begin(journal, "c", at_s=1001, books=account(journal))
     wall.now_ns = 1004 * SECOND
-    journal.beat()
+    journal.heartbeat()
     journal.abandon()
     wall.now_ns = 9_000 * SECOND
     journal, recovered = Journal.open(tmp_path, activator="a-1", wall_ns=wall)
@@ -129,7 +129,7 @@ async def test_submitted_calls_come_back_with_their_attempts(tmp_path: Path) -> 
         await submit(journal, name)
     begin(journal, "run", at_s=1001, books=account(journal))
     journal.finish("done", {"status": 200})
-    journal.forget("told")
+    journal.delete_call("told")
     journal.abandon()
     journal, recovered = Journal.open(tmp_path, activator="a-1", wall_ns=Wall())
     assert [(h.id, h.attempts) for h in recovered.unfinished] == [("run", 1), ("wait", 0)]

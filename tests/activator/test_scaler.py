@@ -269,7 +269,7 @@ async def test_no_snapshot_is_asked_for_where_it_is_off_or_not_wanted(rig: Rig) 
     report = await rig.scaler.warm_up(rig.table.targets_of(f"{TENANT}/main/shop/cold")[0])
     assert (report["start_kind"], report["snapshot"]) == (
         "COLD",
-        {"off": "the function says snapshot=False"},
+        {"off": "the function sets snapshot=False"},
     )
     assert rig.fleet.snapshots == {}
 

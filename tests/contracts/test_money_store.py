@@ -189,9 +189,9 @@ async def test_a_word_that_was_delayed_does_not_undo_a_later_one(redis_url: str)
     one, two = (RedisMoney(redis_url, platform="d", member=m, grace_s=0) for m in ("a-0", "a-1"))
     await one.claim(claim(held=10))
     await one.claim(claim(held=900))
-    one._said = 0  # the first word again, late
+    one._claims_sent = 0  # the first word again, late
     assert (await one.claim(claim(held=900))).granted == 0
-    assert one._said == 3, "heard already twice, then said anew"
+    assert one._claims_sent == 3, "heard already twice, then said anew"
     assert (await two.claim(claim(need=200))).granted == 0
     await one.aclose()
     await two.aclose()

@@ -185,9 +185,9 @@ async def test_a_quota_of_zero_lets_nobody_in(stores: Stores) -> None:
 async def test_each_further_attempt_is_one_more_request(stores: Stores) -> None:
     gate = stores.gate(rule(requests_per_s=1, burst=2, concurrent=1))
     admission = await enter(gate)
-    await admission.again()
+    await admission.count_retry()
     with pytest.raises(errors.OverQuota):
-        await admission.again()
+        await admission.count_retry()
     admission.release()
     assert stores.member().held("tenant:t-1") == 0
 
@@ -197,11 +197,11 @@ async def test_a_call_that_waits_counts_as_a_request_and_holds_when_it_runs(stor
     one, two = await enter(gate, holds=0), await enter(gate, holds=0)
     assert stores.member().held("tenant:t-1") == 0
 
-    await one.hold()
+    await one.acquire_slot()
     with pytest.raises(errors.OverQuota):
-        await two.hold()
+        await two.acquire_slot()
     one.release()
-    await two.hold()
+    await two.acquire_slot()
     two.release()
 
 
@@ -248,10 +248,10 @@ async def test_what_is_owed_is_one_minutes_worth_at_most(stores: Stores) -> None
 
 async def test_who_left_before_it_was_let_in_reserved_no_tokens(stores: Stores) -> None:
     gate = stores.gate(rule(tokens_per_min=60))
-    leaving = asyncio.create_task(gate.take(0, 0, 60))
+    leaving = asyncio.create_task(gate.try_acquire(0, 0, 60))
     await asyncio.sleep(0)
     if leaving.done():  # it never waits in a process
-        gate.give_back(0, 0, 60)
+        gate.refund(0, 0, 60)
     leaving.cancel()
     await asyncio.gather(leaving, return_exceptions=True)
     await stores.tell()
@@ -401,7 +401,7 @@ async def play(stores: Stores, steps: list[tuple[Any, ...]], *, members: int) ->
                 await stores.tell()
             case ("again", at) if held:
                 try:
-                    await held[at % len(held)].again()
+                    await held[at % len(held)].count_retry()
                     told.append("again")
                 except errors.OverQuota as e:
                     told.append(f"{e.detail['of']} {e.detail['quota']} {e.retry_after_s:.3f}")
@@ -518,7 +518,7 @@ async def test_without_redis_each_activator_counts_for_itself_where_that_is_allo
 
     mortal_redis.start() if fault == "killed" else mortal_redis.thaw()
     for store in (one, two):
-        await store.beat()
+        await store.heartbeat()
     assert one.statistics().is_reachable
     first.release()
     await one.flush()
@@ -555,7 +555,7 @@ async def test_a_redis_that_lost_its_memory_hears_again_what_is_held(redis_url: 
     with redis.Redis.from_url(redis_url) as client:
         client.flushall()
         client.script_flush()
-    await one.beat()
+    await one.heartbeat()
 
     await refused(gates[1])
     held[0].release()
@@ -582,7 +582,7 @@ async def test_what_an_earlier_life_held_is_forgotten_with_the_first_word_of_the
     await enter(gate_of(before, rule(concurrent=1)))
     await before._redis.aclose()  # dies without a word
     again = store_at(redis_url)
-    await again.beat()
+    await again.heartbeat()
     await enter(gate_of(again, rule(concurrent=1)))
     await again.aclose()
 

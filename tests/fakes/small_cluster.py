@@ -104,7 +104,7 @@ class World:
 
         self._closing.push_async_callback(end)
         # deployments, which no start waits for, are told as well
-        await self.until(lambda: "not told yet" not in repr(fleet.pods))
+        await self.until(lambda: "not synced" not in repr(fleet.pods))
         return fleet
 
     async def start(self, fleet: KnativeFleet, target: CallTarget, number: int = 0) -> InstanceInfo:

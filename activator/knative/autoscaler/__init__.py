@@ -1,6 +1,6 @@
-"""Class `pilotlight.dev` (experimental): one of the activators decides how many pods each revision
-has.
+"""Autoscaler class `pilotlight.dev` (experimental): one of the activators decides how many pods
+each revision has.
 
-What activators say of themselves (`load_report`, `load_report_store`), what it comes to
-(`load_aggregation`), the decision (`scaling`), what Knative is told of it (`podautoscalers`,
-`conditions`, `serverless`), and who does it (`leader`)."""
+`load_report` and `load_report_store` are the reports of activators, `load_aggregation` their sum,
+`scaling` the decision, `podautoscalers`, `conditions` and `serverless` the objects exchanged with
+Knative, and `leader` runs it."""

@@ -1,5 +1,4 @@
-"""The autoscaler of an activator: what it says of itself, and its candidacy for the one who
-decides."""
+"""The autoscaler of an activator: its load reports, and its candidacy for leadership."""
 
 from __future__ import annotations
 
@@ -26,11 +25,11 @@ log = logging.getLogger(__name__)
 
 LEASE_NAME = "pilotlight-autoscaler"
 AGAIN_S = 2.0
-"""Before a candidacy that failed (no credentials, no CRDs) is tried again."""
+"""Pause before a failed candidacy (no credentials, no CRDs) is repeated."""
 
 
 class Connected(Protocol):
-    """`activator.knative.lazy_client.LateCluster`."""
+    """`activator.knative.lazy_client.LazyCluster`."""
 
     async def connected(self) -> Cluster:
         """The cluster. Raises BadCredentials."""
@@ -42,11 +41,12 @@ class Around:
     """What the autoscaler needs of its activator.
 
     Attributes:
-        member: its id; `redis_url`, `platform`: see `activator.knative.app.Surroundings`. loads:
-        what it says of itself; `is_known`: set once it has taken back what was its own, and not
-        before there is anything to say. pods_of: what is known of a revision's pods, by its key.
-        spec_of: of a function, by its tenant and its revision's key; None = no route names it here.
-    """
+        member: its id; `redis_url`, `platform`: see `activator.knative.app.FleetContext`.
+        loads: its load report.
+        is_known: set once its claims are restored; nothing is reported before.
+        pods_of: the pods of a revision, by its key.
+        spec_of: the spec of a function, by its tenant and its revision's key; None = it has no
+            route here."""
 
     member: str
     redis_url: str | None
@@ -58,12 +58,11 @@ class Around:
 
 
 class Autoscaler:
-    """See the module. Owner: the event loop.
+    """Reports loads and runs for leader. Owner: the event loop.
 
     Attributes:
         speaker: the Demand of this activator.
-        leader: while this one leads; None else.
-    """
+        leader: set while this activator leads, otherwise None."""
 
     def __init__(
         self,
@@ -87,7 +86,7 @@ class Autoscaler:
         return f"<Autoscaler {self._around.member} {self.leader or 'follows'}>"
 
     async def run(self) -> None:
-        """Speak, and lead whenever nobody else does, for ever."""
+        """Report loads, and lead whenever there is no other leader, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._speak(), name="loads")
             tasks.create_task(self._candidacy(), name="candidacy")
@@ -102,10 +101,11 @@ class Autoscaler:
                 cluster = await self._cluster.connected()
                 await self._stand(cluster)
             except ClusterError as e:
-                log.warning("no autoscaler here error=%s", e)
+                log.warning("autoscaler not available error=%s", e)
             except (AttributeError, LookupError, TypeError, ValueError):
                 log.critical(
-                    "the autoscaler broke: calls go on, and another may lead", exc_info=True
+                    "autoscaler failed; calls continue, and another activator may lead",
+                    exc_info=True,
                 )
             await asyncio.sleep(AGAIN_S)
 
@@ -135,7 +135,7 @@ class Autoscaler:
                     self.leader = None
 
     async def aclose(self) -> None:
-        """After `run` has ended: nothing is wanted here any more."""
+        """Withdraw all demand. Call after `run` has ended."""
         await self.speaker.aclose()
         await self._board.aclose()
 

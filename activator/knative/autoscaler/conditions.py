@@ -1,10 +1,9 @@
-"""What Knative reads of a PodAutoscaler: its status, as a pure function of what is wanted, what is
-there, and what was said before.
+"""The status of a PodAutoscaler for Knative, as a pure function of the desired scale, the current
+state, and the previous status.
 
 Conditions and reasons are those of knative/serving (pkg/apis/autoscaling/v1alpha1/pa_lifecycle.go,
 pkg/reconciler/autoscaling/kpa/kpa.go): a Revision becomes Ready by ScaleTargetInitialized, and
-shows Active as its own. Times change only with the state that they are of, so what did not change
-is not written."""
+copies Active. Times change only with their state, so that an unchanged status is not written."""
 
 from __future__ import annotations
 
@@ -20,13 +19,12 @@ _WORDS = {True: "True", False: "False", None: "Unknown"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What a status follows from.
+    """The input of a status.
 
     Attributes:
-        wanted, ready: pods.
+        wanted, ready: number of pods.
         has_timed_out: it was given up, because no pod became ready within its deadline.
-        not_owned: a ServerlessService of its name belongs to somebody else.
-    """
+        not_owned: a ServerlessService of its name belongs to another object."""
 
     wanted: int
     ready: int
@@ -37,7 +35,7 @@ class Seen:
 def status_of(
     scalable: Scalable, item: Object, sks: Object | None, seen: Seen, *, now: str
 ) -> dict[str, Any]:
-    """The status of PodAutoscaler `item`, complete. `now`: RFC 3339."""
+    """The complete status of PodAutoscaler `item`. `now`: RFC 3339."""
     old, of_sks = item.get("status") or {}, (sks or {}).get("status") or {}
     service, is_sks_ready = str(of_sks.get("serviceName") or ""), _status(of_sks, "Ready") == "True"
     is_initialised = scalable.is_initialised or (
@@ -71,21 +69,22 @@ def _active(scalable: Scalable, seen: Seen) -> dict[str, Any]:
             "Active",
             False,
             "NotOwned",
-            f"There is a ServerlessService {scalable.name!r} that is not of this revision.",
+            f"The ServerlessService {scalable.name!r} does not belong to this revision.",
         )
     if seen.has_timed_out:
         return _condition(
             "Active", False, "TimedOut", "No pod became ready within the progress deadline."
         )
     if seen.wanted == 0:
-        return _condition("Active", False, "NoTraffic", "Nobody calls it.")
+        return _condition("Active", False, "NoTraffic", "There are no calls.")
     if seen.ready < max(1, scalable.ready_from):
         return _condition("Active", None, "Queued", "Calls wait while its pods start.")
     return _condition("Active", True)
 
 
 def _summary(dependents: Sequence[Object]) -> dict[str, Any]:
-    """Ready: False where one is, else Unknown where one is, with the words of the first such."""
+    """Ready: False where a condition is, otherwise Unknown where one is, with the reason of the
+    first such condition."""
     for status in ("False", "Unknown"):
         for one in dependents:
             if one["status"] == status:

@@ -1,12 +1,12 @@
-"""One of the activators decides for all: it follows PodAutoscalers of class `pilotlight.dev` and
-sets their Deployments' scale.
+"""The elected leader decides for all activators: it follows PodAutoscalers of class
+`pilotlight.dev` and sets their Deployments' scale.
 
-Each second what activators say is read and recorded; each two seconds, and at once when one of them
-pokes, it is decided on, and whatever differs is written: the scale first (calls wait for it), then
-the ServerlessService and the PodAutoscaler's status. Nothing is written where nothing changed, and
-nothing without the Lease. A new leader adopts what there is: it does not shrink before it has
-listened for as long as a member may be silent. While the API server is away, everything stays as it
-is."""
+Each second the reports of activators are read and recorded. Each two seconds, and at once when an
+activator requests it, a decision is made and every difference is written: the scale first (calls
+wait for it), then the ServerlessService and the PodAutoscaler's status. Nothing is written without
+a change or without the Lease. A new leader adopts the current state: it does not shrink anything
+before it has listened for as long as a member may be silent. While the API server is unreachable,
+everything stays as it is."""
 
 from __future__ import annotations
 
@@ -37,35 +37,36 @@ from pilotlight.spec import FunctionSpec
 log = logging.getLogger(__name__)
 
 TICK_S = 1.0
-"""A window's bucket; decisions are taken at every second one (Knative: 2 s)."""
+"""Length of a window's bucket. Decisions are made at every second tick (Knative: 2 s)."""
 DECIDE_EVERY = 2
 AT_ONCE = 16
-"""Revisions that are looked at together at a tick; a poke does not stand behind them."""
+"""Revisions processed concurrently at a tick; a request of an activator does not wait for them."""
 SYNC_S = 60.0
 WRITE_S = 5.0
-"""Of one write, all attempts together: the next look tries again."""
+"""Timeout of one write including retries. The next decision repeats it."""
 SETTLED_S = 5.0
-"""After a scale was written: for so long it counts, though the watch may not have told it."""
+"""For this long after a write the written scale counts, even if the watch has not reported it."""
 
 Place = tuple[str, str]
 Object = Mapping[str, Any]
 
 
 class Leading(Protocol):
-    """The part of `pilotlight.cluster.lease.Election` that is needed here."""
+    """The part of `pilotlight.cluster.lease.Election` that is used here."""
 
     @property
     def is_leader(self) -> bool:
-        """Whether nobody else can lead now."""
+        """Whether this process is the only one that can lead now."""
         ...
 
     async def wait_follower(self) -> None:
-        """Until that is over."""
+        """Wait until the leadership has ended."""
         ...
 
 
 class Leader:
-    """One leadership: made when it begins, closed when it ends. Owner: the event loop."""
+    """One term of leadership: created when it begins, closed when it ends. Owner: the event
+    loop."""
 
     def __init__(
         self,
@@ -82,7 +83,7 @@ class Leader:
         tick_s: float = TICK_S,
     ) -> None:
         """`selector`: of our functions' objects. `spec_of_function`: by tenant and key. `settle_s`:
-        before anything shrinks."""
+        time before anything shrinks."""
         self._cluster = cluster
         self._board = board
         self._election = election
@@ -117,10 +118,10 @@ class Leader:
     def __repr__(self) -> str:
         return f"<Leader of {len(self._scales)} revisions, {self._roll!r}>"
 
-    # -- its life ----------------------------------------------------------------------------------
+    # -- lifecycle ---------------------------------------------------------------------------------
     async def run(self) -> None:
-        """Lead until the Lease is lost. Raises ClusterError where the cluster does not say what
-        there is."""
+        """Lead until the Lease is lost. Raises ClusterError when the cluster's state cannot be
+        read."""
         async with AsyncExitStack() as stack:
             for reflector in (self.autoscalers, self.services, self.deployments):
                 await stack.enter_async_context(reflector)
@@ -158,7 +159,7 @@ class Leader:
                     self._look_soon(_place(item))
 
     def _changed(self, change: Change) -> None:
-        """Something that was ours, or that we follow from, is another: whose status may be, too."""
+        """Handle a change of an object: our PodAutoscalers, or objects that they depend on."""
         if change.type == "SYNCED" or not all(
             one.is_synced for one in (self.autoscalers, self.services, self.deployments)
         ):
@@ -172,8 +173,8 @@ class Leader:
                 self._forget(place)
 
     def _look_soon(self, place: Place) -> None:
-        """One look that has not begun sees whatever happens until it begins: no second one stands
-        behind it."""
+        """Schedule one reconciliation of a revision. A scheduled one that has not begun covers all
+        changes until it begins."""
         if place not in self._soon:
             self._soon.add(place)
             self._keep(self.look(place), f"look at {place[1]}")
@@ -197,20 +198,21 @@ class Leader:
         if (lock := self._locks.get(place)) is not None and not lock.locked():
             del self._locks[place]
 
-    # -- what activators say -----------------------------------------------------------------------
+    # -- reports of activators ---------------------------------------------------------------------
     async def hear(self) -> None:
-        """Read what they said last; who cannot be read was silent. When all were, who speaks first
-        is not all there are: it is listened as at the beginning."""
+        """Read the latest reports; an unreadable store counts as silence. When all members were
+        silent, the first report may not be the only one, so the leader listens again as at the
+        beginning."""
         try:
             self._roll.take(await self._board.read(), self._clock())
         except BoardUnreachable as e:
-            log.warning("what activators want is not known error=%s", e)
+            log.warning("cannot read the reports of activators error=%s", e)
         self._roll.forget_gone(self._clock())
         if self._roll.is_empty:
             self._may_shrink_at = self._clock() + self._settle_s
 
     def record(self) -> None:
-        """A second's loads into the windows."""
+        """Record one second's loads in the windows."""
         now = self._clock()
         for place in self._places():
             scale = self._scales.get(place)
@@ -222,8 +224,8 @@ class Leader:
 
     # -- one revision ------------------------------------------------------------------------------
     async def look(self, place: Place) -> None:
-        """Decide on one revision and write what differs. What the cluster refuses is tried again at
-        the next look."""
+        """Decide on one revision and write what differs. A write that the cluster rejects is
+        repeated with the next decision."""
         async with self._locks.setdefault(place, asyncio.Lock()):
             self._soon.discard(place)
             item = self._latest.of(POD_AUTOSCALER, place, self.autoscalers.get(place[1], place[0]))
@@ -235,7 +237,7 @@ class Leader:
             except TimeoutError:
                 log.warning("revision not written in time revision=%s/%s", *place)
             except NotFound:
-                pass  # it went while we looked: its event comes
+                pass  # it was deleted meanwhile: its event follows
             except ClusterError as e:
                 log.warning("revision not written revision=%s/%s error=%s", *place, e)
 
@@ -243,7 +245,7 @@ class Leader:
         now = self._clock()
         merged = self._roll.merged(scalable.key, now)
         deployment = self.deployments.get(scalable.target, scalable.namespace)
-        if deployment is None:  # Knative makes it; until then nothing can be scaled
+        if deployment is None:  # Knative creates it; until then nothing can be scaled
             await self._report(
                 scalable, item, Decision(wanted=scalable.floor, why="initial"), ready=0
             )
@@ -323,11 +325,10 @@ class Leader:
         self._written[scalable.place] = (decision.wanted, self._clock())
 
     async def _guard(self, merged: RevisionLoad, pods: list[Pod]) -> None:
-        """No claimed pod is among the first to go. Their activators say so themselves
-        (`deletion_cost`), a few seconds later; a scale does not wait for that.
+        """Raise the deletion cost of claimed pods before shrinking. Their activators do that
+        themselves (`deletion_cost`), but a few seconds later, and a scale does not wait for that.
 
-        Raises ClusterError: then nothing shrinks.
-        """
+        Raises ClusterError; then nothing shrinks."""
         for pod in pods:
             calls = merged.held.get(pod.uid)
             if calls is None or pod.is_ending or _rank(pod) >= CLAIMED:
@@ -343,7 +344,7 @@ class Leader:
             except NotFound:
                 continue
 
-    # -- what Knative is told ----------------------------------------------------------------------
+    # -- objects for Knative -----------------------------------------------------------------------
     async def _report(
         self, scalable: Scalable, item: Object, decision: Decision, *, ready: int
     ) -> None:
@@ -374,7 +375,7 @@ class Leader:
     async def _keep_service(
         self, scalable: Scalable, item: Object, *, is_served: bool
     ) -> Object | None:
-        """The ServerlessService of that name, as it should be where it is ours."""
+        """Create or update the ServerlessService of that name, if it is ours."""
         watched = self.services.get(scalable.name, scalable.namespace)
         sks = self._latest.of(SERVERLESS_SERVICE, scalable.place, watched)
         if not self._election.is_leader:
@@ -384,7 +385,7 @@ class Leader:
                 answer = await self._cluster.create(
                     serverless.manifest_of(item, scalable, is_served=is_served), timeout_s=WRITE_S
                 )
-            except AlreadyExists:  # the watch is about to tell, or it is none of ours
+            except AlreadyExists:  # the watch has not reported it yet, or it is not ours
                 return await self._cluster.get(
                     SERVERLESS_SERVICE, scalable.name, scalable.namespace, timeout_s=WRITE_S
                 )
@@ -410,7 +411,7 @@ def _place(item: Object) -> Place:
 
 
 def _rank(pod: Pod) -> int:
-    """What it says of the order in which pods go; 0 where that is no number."""
+    """The pod's deletion cost; 0 if it is not a number."""
     try:
         return int(pod.cost or 0)
     except ValueError:
@@ -418,8 +419,8 @@ def _rank(pod: Pod) -> int:
 
 
 def _concerned(item: Object) -> list[Place]:
-    """PodAutoscalers that something of it follows from: they are called as their Revision is, which
-    owns Deployments."""
+    """PodAutoscalers that depend on an object. They have the name of their Revision, which owns
+    Deployments."""
     namespace, name = _place(item)
     if item.get("kind") == DEPLOYMENT.kind:
         return [

@@ -1,9 +1,8 @@
-"""What all activators together say of a revision.
+"""Aggregates the reports of all activators on a revision.
 
-A member that was silent for a moment still holds and wants what it said last, but its load is not
-known: then nothing shrinks. One that was silent for as long as its membership would last is gone,
-and so is what it said. A statement that vanished (Redis lost its memory) counts as one of a silent
-member."""
+A member that is silent for a moment keeps its claims and demand, but its load is unknown: then
+nothing shrinks. A member that is silent for as long as a membership lasts is gone, and its report
+is dropped. A missing report (Redis lost its data) counts as a silent member."""
 
 from __future__ import annotations
 
@@ -14,19 +13,18 @@ from activator.coordination.state import TTL_S
 from activator.knative.autoscaler.load_report import Load, StoredReport
 
 SILENT_S = 5.0
-"""Statements come each second."""
+"""Reports are sent each second."""
 GONE_S = TTL_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RevisionLoad:
-    """One revision.
+    """The aggregated load of one revision.
 
     Attributes:
-        concurrency: calls at once over all activators; None = not all of them are heard.
+        concurrency: concurrent calls over all activators; None = reports are missing.
         held: calls in flight in each claimed pod, by its uid.
-        asked: pods wanted beyond those.
-    """
+        asked: pods requested in addition."""
 
     concurrency: float | None = None
     in_flight: int = 0
@@ -39,12 +37,12 @@ class RevisionLoad:
 
     @property
     def floor(self) -> int:
-        """Pods that activators have or wait for."""
+        """Number of pods that activators have claimed or wait for."""
         return len(self.held) + self.asked
 
 
 class Members:
-    """The members and their last words. Owner: the leader; times are its monotonic clock's."""
+    """The members and their latest reports. Owner: the leader, by its monotonic clock."""
 
     def __init__(self) -> None:
         self._last: dict[str, tuple[float, StoredReport]] = {}
@@ -53,14 +51,14 @@ class Members:
         return f"<Roll {', '.join(sorted(self._last)) or 'nobody'}>"
 
     def take(self, found: Mapping[str, StoredReport], now: float) -> None:
-        """What the board says now."""
+        """Record the reports in the store."""
         for member, posted in found.items():
             said_at = now - posted.age_s
             if posted.age_s < GONE_S:
                 self._last[member] = (said_at, posted)
 
     def forget_gone(self, now: float) -> None:
-        """Members that were silent for too long."""
+        """Drop members that were silent for too long."""
         self._last = {
             member: (said_at, posted)
             for member, (said_at, posted) in self._last.items()
@@ -69,17 +67,17 @@ class Members:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nobody was heard for as long as a membership lasts."""
+        """Whether no member has reported within the duration of a membership."""
         return not self._last
 
     def is_whole(self, now: float) -> bool:
-        """Whether anybody is there, and all who are were heard of late."""
+        """Whether there are members and all have reported recently."""
         return bool(self._last) and all(
             now - said_at <= SILENT_S for said_at, _ in self._last.values()
         )
 
     def merged(self, key: str, now: float) -> RevisionLoad:
-        """One revision."""
+        """The aggregated load of one revision."""
         loads = [
             load
             for _, posted in self._last.values()

@@ -1,8 +1,7 @@
-"""What one activator says of the revisions that it has something to do with: all of them in one
-statement, in absolute numbers.
+"""One activator's report of its revisions: all of them in one statement, in absolute numbers.
 
-A revision that is missing in a statement has nothing to do there. A statement that is missing says
-nothing: no data is never zero."""
+A revision that is missing in a statement has no load there. A missing statement contains no
+information: no data is not zero."""
 
 from __future__ import annotations
 
@@ -13,21 +12,20 @@ from typing import Any
 
 
 class StatementInvalid(ValueError):
-    """Raised when a text is no statement, such as one of another version of the platform."""
+    """Raised for a text that is not a statement, such as one of another version of the platform."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """One revision at one activator.
+    """The load of one revision at one activator.
 
     Attributes:
-        concurrency: calls at once, waiting ones too, averaged over the last second.
+        concurrency: concurrent calls including waiting ones, averaged over the last second.
         in_flight, waiting: calls with a slot, and without.
-        asked: pods that it wants beyond those that it has.
-        held: calls in flight in each pod that it has claimed, by the pod's uid.
+        asked: pods requested in addition to the claimed ones.
+        held: calls in flight in each claimed pod, by the pod's uid.
         oldest_wait_s: age of its oldest waiting call.
-        start_s, call_s: what its next start and its calls take; None = unknown.
-    """
+        start_s, call_s: expected duration of its next start and of its calls; None = unknown."""
 
     concurrency: float = 0.0
     in_flight: int = 0
@@ -40,25 +38,25 @@ class Load:
 
 
 Statement = Mapping[str, Load]
-"""By revision key, `<function id>@<revision>`."""
+"""Loads by revision key, `<function id>@<revision>`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredReport:
-    """A statement as it was found: `age_s` by the clock of whoever keeps it, so that no two
-    machines' clocks are compared."""
+    """A statement as it was read. `age_s` is by the store's clock, so that no two machines' clocks
+    are compared."""
 
     statement: Statement
     age_s: float
 
 
 def to_text(statement: Statement) -> str:
-    """As it is kept."""
+    """Format a statement."""
     return json.dumps({key: asdict(load) for key, load in statement.items()}, separators=(",", ":"))
 
 
 def from_text(text: str) -> Statement:
-    """As it was meant. Raises StatementInvalid."""
+    """Parse a statement. Raises StatementInvalid."""
     try:
         body: Any = json.loads(text)
         return {
@@ -68,4 +66,4 @@ def from_text(text: str) -> Statement:
             for key, load in body.items()
         }
     except (ValueError, TypeError, KeyError, AttributeError) as e:
-        raise StatementInvalid(f"no statement of an activator: {e}") from e
+        raise StatementInvalid(f"not a statement of an activator: {e}") from e

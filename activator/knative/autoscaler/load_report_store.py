@@ -1,4 +1,4 @@
-"""Where activators leave their statements, and poke whoever decides; in the process for a lone
+"""The store in which activators report loads and request decisions; in the process for a single
 activator."""
 
 from __future__ import annotations
@@ -11,43 +11,42 @@ from typing import Protocol
 from activator.knative.autoscaler.load_report import Statement, StoredReport
 
 MOST_POKES = 10_000
-"""That nobody has read yet: a revision more is found with the next statement."""
+"""Maximum number of unread requests. Further revisions are found with the next statement."""
 
 
 class BoardUnreachable(Exception):
-    """Raised when what activators share does not answer; the message names its address, never its
+    """Raised when the report store does not answer. The message names its address, never its
     password."""
 
 
 class LoadReportStore(Protocol):
-    """The verbs, as one member sees them."""
+    """The operations of one member on the store."""
 
     async def post(self, statement: Statement, pokes: Collection[str] = ()) -> None:
-        """State everything anew; `pokes`: revisions to be decided on at once. Raises
+        """Replace this member's statement; `pokes`: revisions that need a decision at once. Raises
         BoardUnreachable."""
         ...
 
     async def read(self) -> Mapping[str, StoredReport]:
-        """The last statement of every member that has made one and did not leave. Raises
-        BoardUnreachable."""
+        """Read the latest statement of every member that has not left. Raises BoardUnreachable."""
         ...
 
     def pokes(self) -> AsyncGenerator[str, None]:
-        """Keys of revisions to be decided on, as they come, for ever. What is poked while nobody
-        listens is lost: statements are not."""
+        """Yield keys of revisions that need a decision, forever. Requests without a listener are
+        lost; statements are not."""
         ...
 
     async def leave(self) -> None:
-        """Take the own statement away: nothing is wanted or held here any more. Does not raise."""
+        """Delete the own statement: nothing is requested or claimed here. Does not raise."""
         ...
 
     async def aclose(self) -> None:
-        """Close the connections; statements stay."""
+        """Close the connections; statements remain."""
         ...
 
 
 class InMemoryHub:
-    """What a process' boards hang on."""
+    """Shared state of the stores in one process."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
@@ -55,11 +54,11 @@ class InMemoryHub:
         self.listeners: set[asyncio.Queue[str]] = set()
 
     def __repr__(self) -> str:
-        return f"<Wall {len(self.statements)} statements, {len(self.listeners)} listen>"
+        return f"<InMemoryHub {len(self.statements)} statements, {len(self.listeners)} listen>"
 
 
 class ProcessBoard:
-    """`Board` in this process. Owner: the event loop."""
+    """`LoadReportStore` in this process. Owner: the event loop."""
 
     def __init__(self, wall: InMemoryHub | None = None, *, member: str) -> None:
         self._wall = wall or InMemoryHub()
@@ -69,7 +68,7 @@ class ProcessBoard:
         return f"<ProcessBoard of {self._member}: {self._wall!r}>"
 
     async def post(self, statement: Statement, pokes: Collection[str] = ()) -> None:
-        """See Board."""
+        """Replace this member's statement."""
         self._wall.statements[self._member] = (self._wall.clock(), dict(statement))
         for key in pokes:
             for listener in self._wall.listeners:
@@ -77,7 +76,7 @@ class ProcessBoard:
                     listener.put_nowait(key)
 
     async def read(self) -> Mapping[str, StoredReport]:
-        """See Board."""
+        """Read the statements of all members."""
         now = self._wall.clock()
         return {
             member: StoredReport(statement=said, age_s=now - at)
@@ -85,7 +84,7 @@ class ProcessBoard:
         }
 
     async def pokes(self) -> AsyncGenerator[str, None]:
-        """See Board."""
+        """Yield keys of revisions that need a decision."""
         mine: asyncio.Queue[str] = asyncio.Queue()
         self._wall.listeners.add(mine)
         try:
@@ -95,8 +94,8 @@ class ProcessBoard:
             self._wall.listeners.discard(mine)
 
     async def leave(self) -> None:
-        """See Board."""
+        """Delete the own statement."""
         self._wall.statements.pop(self._member, None)
 
     async def aclose(self) -> None:
-        """See Board."""
+        """Do nothing: there are no connections."""

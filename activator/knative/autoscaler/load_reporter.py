@@ -1,5 +1,5 @@
-"""This activator's part in the autoscaler: it states its loads each second, and at once when it
-wants pods (`scale_request.Demand`)."""
+"""Reports this activator's loads to the autoscaler: each second, and at once when it needs pods
+(`scale_request.Demand`)."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ from activator.knative.autoscaler.load_report_store import BoardUnreachable, Loa
 log = logging.getLogger(__name__)
 
 SPEAK_S = 1.0
-"""Between statements: a window's bucket."""
+"""Interval between reports: a window's bucket."""
 NOTHING = Load()
 
 
 class LoadReporter:
-    """See the module. Owner: the event loop.
+    """Sends reports. Owner: the event loop.
 
-    `loads`: of all revisions with calls or instances here, by key, without what is asked for.
-    """
+    `loads`: loads of all revisions with calls or instances here, by key, without requested pods."""
 
     def __init__(self, board: LoadReportStore, *, loads: Callable[[], Statement]) -> None:
         self._board = board
@@ -38,22 +37,22 @@ class LoadReporter:
         )
 
     async def ask(self, key: str, wanted: int) -> None:
-        """See Demand."""
+        """Request pods of a revision and report at once."""
         self._asked[key] = wanted
         await self.speak((key,))
 
     async def withdraw(self, key: str) -> None:
-        """See Demand. Nobody is in a hurry: the next statement says it."""
+        """Withdraw the request. The next report contains it, because it is not urgent."""
         self._asked.pop(key, None)
 
     async def run(self) -> None:
-        """Speak, for ever."""
+        """Send reports until cancelled."""
         while True:
             await self.speak()
             await asyncio.sleep(SPEAK_S)
 
     async def speak(self, pokes: Collection[str] = ()) -> None:
-        """One statement. What could not be said is said with the next one."""
+        """Send one report. A failed one is corrected by the next."""
         said = dict(self._loads())
         for key, wanted in self._asked.items():
             said[key] = replace(said.get(key, NOTHING), asked=wanted)
@@ -61,13 +60,13 @@ class LoadReporter:
             await self._board.post(said, pokes)
         except BoardUnreachable as e:
             if self._is_heard:
-                log.warning("the autoscaler does not hear us error=%s", e)
+                log.warning("load report not delivered to the autoscaler error=%s", e)
             self._is_heard = False
         else:
             self._is_heard = True
 
     async def aclose(self) -> None:
-        """Nothing is wanted here any more; what is held is given back by whoever holds it."""
+        """Withdraw all requests and close. Claims are released by their owners."""
         self._asked.clear()
         await self._board.leave()
         await self._board.aclose()
@@ -79,12 +78,11 @@ def loads_of(
     held: Mapping[str, tuple[str, str]],
     now: float,
 ) -> dict[str, Load]:
-    """Of one activator.
+    """The loads of one activator.
 
     Args:
         concurrency: by revision key, of the last second.
-        held: (instance, revision key) of each claimed pod, by its uid.
-    """
+        held: (instance, revision key) of each claimed pod, by its uid."""
     pods: dict[str, dict[str, int]] = {}
     said: dict[str, Load] = {}
     calls: dict[str, int] = {}

@@ -1,5 +1,5 @@
-"""A PodAutoscaler of our class, as far as we read it. Keys: knative/serving pkg/apis/autoscaling
-(register.go, v1alpha1)."""
+"""Parses PodAutoscalers of our class. Keys: knative/serving pkg/apis/autoscaling (register.go,
+v1alpha1)."""
 
 from __future__ import annotations
 
@@ -28,15 +28,17 @@ Object = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scalable:
-    """One revision to be scaled.
+    """One revision to scale.
 
     Attributes:
-        key: the platform's, `<function id>@<revision>`; "" where its object does not say (it is
-        then kept within its bounds only). tenant: id, for its function's spec. target: name of its
-        Deployment. max_scale: 0 = none. initial_scale: floor until it was reached once. reachable:
-        False of one that no route names: nothing keeps it. is_initialised: the initial scale was
-        reached once.
-    """
+        key: the platform's key, `<function id>@<revision>`; "" where its object has none (it is
+            then only kept within its bounds).
+        tenant: id, for its function's spec.
+        target: name of its Deployment.
+        max_scale: 0 = none.
+        initial_scale: floor until it was reached once.
+        reachable: False when no route names it: it need not be kept.
+        is_initialised: the initial scale was reached once."""
 
     namespace: str
     name: str
@@ -60,20 +62,19 @@ class Scalable:
 
     @property
     def floor(self) -> int:
-        """Pods that it has at least."""
+        """Minimum number of pods."""
         if not self.reachable:
             return 0
         return self.min_scale if self.is_initialised else max(self.min_scale, self.initial_scale)
 
     @property
     def ready_from(self) -> int:
-        """Pods from which on it is active: 0 of one that need not come up at all to be
-        initialised."""
+        """Number of ready pods from which it is active: 0 if it may be initialised without any."""
         return max(self.min_scale, 1 if self.is_initialised else self.initial_scale)
 
 
 def is_ours(item: Object) -> bool:
-    """Whether it is of our class and stays."""
+    """Whether it has our class and is not being deleted."""
     metadata = item["metadata"]
     return (metadata.get("annotations") or {}).get(CLASS_KEY) == CLASS and not metadata.get(
         "deletionTimestamp"
@@ -81,8 +82,7 @@ def is_ours(item: Object) -> bool:
 
 
 def parsed(item: Object) -> Scalable:
-    """What it says. A number that is none counts as not given: Knative's webhook refuses such
-    ones."""
+    """Parse a PodAutoscaler. Invalid numbers count as missing: Knative's webhook rejects them."""
     metadata, spec = item["metadata"], item.get("spec") or {}
     annotations, labels = metadata.get("annotations") or {}, metadata.get("labels") or {}
     said = (item.get("status") or {}).get("conditions") or ()
@@ -110,7 +110,7 @@ def parsed(item: Object) -> Scalable:
 
 
 def seconds(text: Any, default_s: float) -> float:
-    """Of a duration as Go writes them: `90s`, `1m30s`; the default where it is none."""
+    """Parse a duration in Go's format, such as `90s` or `1m30s`. The default if it is invalid."""
     if not isinstance(text, str) or not _DURATION.match(text):
         return default_s
     return sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(text))
@@ -123,5 +123,5 @@ def _whole(annotations: Mapping[str, Any], name: str, other: str, default: int) 
     try:
         return max(0, int(text))
     except ValueError:
-        log.warning("annotation is no number name=%s value=%r", name, text)
+        log.warning("annotation is not a number name=%s value=%r", name, text)
         return default

@@ -1,4 +1,4 @@
-"""`Board` in Redis: one hash of statements, one channel of pokes. Ages are by Redis' own clock.
+"""`LoadReportStore` in Redis: one hash of statements, one channel. Ages are by Redis' own clock.
 
 Keys, under `pilotlight:{<platform>}:` like those of `activator.coordination.scripts`: `stated`
 (hash: member → `<ms> <statement>`), channel `poked`."""
@@ -21,9 +21,9 @@ from activator.knative.autoscaler.load_report_store import BoardUnreachable
 log = logging.getLogger(__name__)
 
 FORGET_MS = 3_600_000
-"""Statements of a platform that is gone are, an hour later."""
+"""Statements of a removed platform are deleted after an hour."""
 LISTEN_S = 0.5
-"""How long one look for pokes waits."""
+"""Timeout of one poll for requests."""
 AGAIN_S = 0.5
 
 _POST = f"""
@@ -39,10 +39,10 @@ return {t[1] * 1000 + math.floor(t[2] / 1000), redis.call('HGETALL', KEYS[1])}
 
 
 class RedisBoard:
-    """See the module. Owner: the event loop."""
+    """The store in Redis. Owner: the event loop."""
 
     def __init__(self, url: str, *, platform: str, member: str) -> None:
-        """Connects with the first verb. Raises ValueError when the URL is none."""
+        """Connects with the first operation. Raises ValueError when the URL is invalid."""
         self._member = member
         self._where = address_of(url)
         prefix = f"pilotlight:{{{platform}}}:"
@@ -57,7 +57,7 @@ class RedisBoard:
         return f"<RedisBoard of {self._member} at {self._where}>"
 
     async def post(self, statement: Statement, pokes: Collection[str] = ()) -> None:
-        """See Board."""
+        """Replace this member's statement. Raises BoardUnreachable."""
         try:
             await self._post(
                 keys=[self._stated], args=[self._member, to_text(statement), self._poked, *pokes]
@@ -66,7 +66,7 @@ class RedisBoard:
             raise self._unreachable(e) from e
 
     async def read(self) -> Mapping[str, StoredReport]:
-        """See Board."""
+        """Read the statements of all members. Raises BoardUnreachable."""
         try:
             now_ms, flat = await self._read(keys=[self._stated])
         except (RedisError, OSError) as e:
@@ -79,8 +79,8 @@ class RedisBoard:
         return found
 
     async def pokes(self) -> AsyncGenerator[str, None]:
-        """See Board. Without Redis it waits for it: what is wanted meanwhile is in the
-        statements."""
+        """Yield keys of revisions that need a decision. Waits for Redis while it is unreachable;
+        the statements contain what was requested meanwhile."""
         while True:
             try:
                 async with self._redis.pubsub() as channel:
@@ -90,18 +90,22 @@ class RedisBoard:
                         async for message in messages:
                             yield message
             except (RedisError, OSError) as e:
-                log.info("pokes are not heard address=%s error=%s", self._where, type(e).__name__)
+                log.info(
+                    "cannot receive decision requests address=%s error=%s",
+                    self._where,
+                    type(e).__name__,
+                )
                 await asyncio.sleep(AGAIN_S)
 
     async def leave(self) -> None:
-        """See Board; when Redis does not answer, it is out of date soon."""
+        """Delete the own statement; if Redis does not answer, it expires soon."""
         try:
             await self._redis.hdel(self._stated, self._member)
         except (RedisError, OSError) as e:
-            log.info("statement not taken away address=%s error=%s", self._where, type(e).__name__)
+            log.info("statement not deleted address=%s error=%s", self._where, type(e).__name__)
 
     async def aclose(self) -> None:
-        """See Board."""
+        """Close the connections."""
         await self._redis.aclose()
 
     def _unreachable(self, error: Exception) -> BoardUnreachable:
@@ -116,10 +120,10 @@ async def _messages(channel: Any) -> AsyncGenerator[str, None]:
 
 
 def _parsed(text: str, now_ms: int) -> StoredReport | None:
-    """None for what another version wrote: its member is as good as silent."""
+    """Parse a stored statement. None for another version's: its member counts as silent."""
     at_ms, _, said = text.partition(" ")
     try:
         return StoredReport(statement=from_text(said), age_s=max(0.0, (now_ms - int(at_ms)) / 1000))
     except ValueError as e:
-        log.warning("a statement is not understood error=%s", e)
+        log.warning("invalid statement error=%s", e)
         return None

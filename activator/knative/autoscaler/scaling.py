@@ -1,9 +1,9 @@
-"""How many pods one revision should have, from what all activators say of it.
+"""How many pods one revision should have, from the reports of all activators.
 
-The platform's own `decide`, on the merged observation: pods that activators have claimed are theirs
-to give back, so only pods that nobody has are idle; starting pods count as capacity as long as
-somebody waits for them. Below what activators have and wait for it never goes, and where not all
-are heard it does not shrink at all."""
+Uses the platform's own `decide` on the aggregated observation. Claimed pods are released only by
+their activators, so only unclaimed pods are idle; starting pods count as capacity as long as calls
+wait for them. The scale is never below what activators have claimed and wait for, and does not
+shrink while reports are missing."""
 
 from __future__ import annotations
 
@@ -21,16 +21,15 @@ from activator.knative.autoscaler.podautoscalers import Scalable
 from pilotlight.spec import FunctionSpec, Scaling
 
 FREE_S = 1e9
-"""How long a pod that nobody has counts as idle: whoever gave it back had its function's window
-pass before."""
+"""Idle time of an unclaimed pod: its last owner released it after the function's window."""
 NO_BOUND = 1000
 GIVEN_UP_S = 60.0
-"""Before a revision that did not come up within its deadline is tried again."""
+"""Pause before a revision that did not start within its deadline is tried again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """What there is: pods asked for by the Deployment, pods that Kubernetes calls ready, and
+    """Current state: pods requested by the Deployment, pods that Kubernetes reports ready, and
     whether one waits for room."""
 
     replicas: int
@@ -40,8 +39,8 @@ class Standing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """`wanted`: pods from now on; `why`: the decider's signal, or `asked`, `held_on`, `timed_out`,
-    `initial`."""
+    """`wanted`: desired number of pods; `why`: the decider's signal, or `asked`, `held_on`,
+    `timed_out`, `initial`."""
 
     wanted: int
     why: str
@@ -49,8 +48,8 @@ class Decision:
 
 
 def spec_of(scalable: Scalable, spec: FunctionSpec | None) -> DeciderSpec:
-    """By the function's own words; where they are not known (a route that has not come yet), by the
-    PodAutoscaler's."""
+    """Settings from the function's spec; if it is unknown (its route has not arrived yet), from the
+    PodAutoscaler."""
     most = scalable.max_scale or NO_BOUND
     if spec is None:
         scaling = Scaling(
@@ -66,8 +65,8 @@ def spec_of(scalable: Scalable, spec: FunctionSpec | None) -> DeciderSpec:
 
 
 class RevisionScale:
-    """One revision's windows, and what its decider remembers. Owner: the leader, while it leads;
-    `now`: its monotonic clock."""
+    """One revision's windows and decider state. Owner: the leader during its term; `now`: its
+    monotonic clock."""
 
     def __init__(self, spec: DeciderSpec, now: float, *, ready: int) -> None:
         self.spec = spec
@@ -82,11 +81,11 @@ class RevisionScale:
         return f"<RevisionScale {self.decision}>"
 
     def respec(self, spec: DeciderSpec) -> None:
-        """It was told anew: what the windows hold is kept."""
+        """Change the settings; the windows are kept."""
         self.spec = spec
 
     def record(self, now: float, concurrency: float | None) -> None:
-        """A second's load; None where it is not known."""
+        """Record one second's load; None = unknown."""
         if concurrency is not None:
             self._stable.record(now, concurrency)
             self._panic.record(now, concurrency)
@@ -100,7 +99,7 @@ class RevisionScale:
         *,
         may_shrink: bool,
     ) -> Decision:
-        """What there should be."""
+        """Decide the desired number of pods."""
         decision = self._bounded(
             scalable, self._wanted(now, scalable, merged, standing, may_shrink=may_shrink)
         )
@@ -162,9 +161,9 @@ class RevisionScale:
     def _within_deadline(
         self, now: float, scalable: Scalable, decision: Decision, *, serves: bool
     ) -> Decision:
-        """A revision of which no pod becomes ready is given up for a while: its pods may hold GPUs
-        that others wait for. `serves`: Kubernetes calls one ready, or an activator, which need not
-        wait for that, has one."""
+        """Give a revision up for a while when no pod becomes ready: its pods may hold GPUs that
+        others need. `serves`: Kubernetes reports a ready pod, or an activator has claimed one,
+        which may happen earlier."""
         if serves or not (decision.wanted or self._given_up_at is not None):
             self._activating_since = self._given_up_at = None
             return decision

@@ -1,8 +1,8 @@
-"""The ServerlessService of a revision: by it Knative makes the public and the private Service, and
-says whom the public one leads to.
+"""The ServerlessService of a revision: Knative creates the public and the private Service from it,
+and routes the public one.
 
-Mode Serve leads to the pods, Proxy to Knative's own activator. Calls of the platform take neither
-way; the mode is right all the same, for whoever reaches the revision through Knative. Fields:
+Mode Serve routes to the pods, Proxy to Knative's own activator. Calls of the platform use neither;
+the mode is still correct for clients that reach the revision through Knative. Fields:
 knative/networking pkg/apis/networking/v1alpha1 (ServerlessServiceSpec)."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NOT_COPIED = "autoscaling.knative.dev/metric"
 
 
 def spec_of(item: Object, scalable: Scalable, *, is_served: bool) -> dict[str, Any]:
-    """What it must say of PodAutoscaler `item`. `is_served`: pods are wanted and ready."""
+    """The spec for PodAutoscaler `item`. `is_served`: pods are desired and ready."""
     spec = item.get("spec") or {}
     target = spec.get("scaleTargetRef") or {
         "apiVersion": "apps/v1",
@@ -35,7 +35,7 @@ def spec_of(item: Object, scalable: Scalable, *, is_served: bool) -> dict[str, A
 
 
 def manifest_of(item: Object, scalable: Scalable, *, is_served: bool) -> dict[str, Any]:
-    """A new one: it goes with its PodAutoscaler."""
+    """The manifest of a new one, owned by its PodAutoscaler."""
     metadata = item["metadata"]
     annotations = {
         key: value
@@ -65,13 +65,13 @@ def manifest_of(item: Object, scalable: Scalable, *, is_served: bool) -> dict[st
 
 
 def is_of(sks: Object, scalable: Scalable) -> bool:
-    """Whether it belongs to that PodAutoscaler, this incarnation of it."""
+    """Whether it belongs to that PodAutoscaler, in this incarnation."""
     return any(
         owner.get("uid") == scalable.uid for owner in sks["metadata"].get("ownerReferences") or ()
     )
 
 
 def difference(sks: Object, wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """What of its spec is not as wanted."""
+    """The fields of its spec that differ from `wanted`."""
     there = sks.get("spec") or {}
     return {key: value for key, value in wanted.items() if there.get(key) != value}

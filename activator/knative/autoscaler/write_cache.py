@@ -1,4 +1,5 @@
-"""What was written a moment ago, until the watch tells it: else the same would be written again."""
+"""Caches written objects until the watch reports them, because they would be written again
+otherwise."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ Object = Mapping[str, Any]
 
 
 class Latest:
-    """Answers to writes. Owner: one event loop."""
+    """The answers to recent writes. Owner: one event loop."""
 
     def __init__(self) -> None:
         self._answers: dict[tuple[Kind, Key], tuple[str, Object]] = {}
@@ -21,12 +22,12 @@ class Latest:
         return f"<Latest {len(self._answers)} answers>"
 
     def wrote(self, kind: Kind, before: Object | None, answer: Object) -> None:
-        """`answer`: what came of a write to `before`; None = there was nothing."""
+        """Store the answer to a write to `before`; None = it was created."""
         self._answers[kind, key_of(answer)] = (version_of(before or {}), answer)
 
     def of(self, kind: Kind, key: Key, watched: Object | None) -> Object | None:
-        """The object: as it was answered while the watch still has what it had before that write,
-        else as the watch has it."""
+        """The current object: the answer while the watch still has the version before that write,
+        otherwise the watched one."""
         before, answer = self._answers.get((kind, key), ("", None))
         if answer is None:
             return watched
@@ -36,6 +37,6 @@ class Latest:
         return watched
 
     def forget(self, key: Key) -> None:
-        """It is gone."""
+        """Delete the answers for an object that is gone."""
         for known in [known for known in self._answers if known[1] == key]:
             del self._answers[known]

@@ -1,6 +1,6 @@
-"""The OpenAI-compatible API: what may be asked of engines by the names that OpenAI's clients use,
-and how their answers are read.
+"""The OpenAI-compatible API: requests in the format of OpenAI's clients, and parsing of engines'
+answers.
 
-What comes is routed by its `model`, checked where that saves a start, and passed on with that
-engine's own name for the model; the answer goes back as the engine gave it, but for what was asked
-of it on our behalf (usage). Errors have OpenAI's shape here."""
+A request is routed by its `model`, validated where that saves a start, and forwarded with the
+engine's own name for the model. The answer is returned as the engine sent it, without the parts
+that were requested for accounting only (usage). Errors have OpenAI's format."""

@@ -1,10 +1,11 @@
-"""The OpenAI-compatible API, from a request to its answer: read → find the model → count → admit →
+"""The OpenAI-compatible API, from request to answer: read → resolve the model → count → admit →
 reserve → forward → meter.
 
 `/v1/chat/completions`, `/v1/completions`, `/v1/embeddings` and `/v1/models`, of the caller's own
 tenant or under `/t/{tenant}`; and the same paths behind `/fn/{app}/{function}`, where the model is
-that function unless an adapter of it is named. Between reading a body and passing an answer on lies
-the sentence of every call: the same quotas, choice of a revision, retries, fallbacks and bill."""
+that function unless one of its adapters is named. Between reading the body and returning the answer
+a request is treated like every call: the same quotas, choice of a revision, retries, fallbacks and
+billing."""
 
 from __future__ import annotations
 
@@ -40,29 +41,29 @@ from pilotlight.protocol import CONTENT_JSON
 
 MODELS = "/v1/models"
 OURS = frozenset({CHAT, COMPLETIONS, EMBEDDINGS, MODELS})
-"""Paths of this API that name their model themselves."""
+"""Paths of this API whose requests name their model."""
 TO_LOOK_AT = frozenset({"/health", "/version", "/metrics"})
-"""What may be read of an engine itself, behind `/fn/`."""
+"""Paths of an engine that may be read behind `/fn/`."""
 MAX_VALUES = 100_000
-"""Of a body (`json_size`): a hundred thousand token ids, ten thousand messages, 20 milliseconds of
-the event loop at most."""
+"""Maximum number of JSON values of a body (`json_size`): a hundred thousand token ids, ten thousand
+messages, at most 20 milliseconds of the event loop."""
 _JSON = CONTENT_JSON.encode()
 
 
 def is_openai_path(path: str) -> bool:
-    """Whether a path belongs to this API. What is below `/v1/models/` belongs to `api` as well,
-    which is asked second."""
+    """Whether a path belongs to this API. Paths below `/v1/models/` belong to `open_inference.api`
+    as well, which is checked second."""
     return path in OURS
 
 
 def is_one_model(request: Request, path: str) -> bool:
-    """Whether a request below `/v1/models/` asks what a model is, and not for its versions or what
-    else model servers have."""
+    """Whether a request below `/v1/models/` is for a model's entry, and not for its versions or
+    other resources of model servers."""
     return request.verb == "GET" and path.startswith(f"{MODELS}/") and "/versions/" not in path
 
 
 class OpenAI:
-    """Answers this API's requests. Owner: the event loop."""
+    """Handles this API's requests. Owner: the event loop."""
 
     def __init__(
         self,
@@ -90,10 +91,10 @@ class OpenAI:
     def __repr__(self) -> str:
         return f"<OpenAI {self._models!r}>"
 
-    # -- where requests come in --------------------------------------------------------------------
+    # -- entry points ------------------------------------------------------------------------------
     async def answer(self, request: Request, owner: str | None, place: str) -> None:
         """Answer a request whose path `is_openai_path`. Raises what calls raise; errors have
-        OpenAI's shape from here on."""
+        OpenAI's format."""
         request.shape = shapes.shape
         if place == MODELS:
             await self._list(request, owner)
@@ -102,7 +103,9 @@ class OpenAI:
             raise errors.NotFound(f"{request.verb} is not served at {place}: POST a body to it")
         caller = self._caller(request, owner)
         if caller.is_anonymous and not self._models.visible(request, caller, owner):
-            raise self._reception.stranger(request)  # nobody reads what a stranger sends to nothing
+            raise self._reception.stranger(
+                request
+            )  # do not read the body of an unauthenticated request without a target
         gate, body_bytes = self._reception.before(request, caller)
         request.gate = gate
         async with counted(gate):
@@ -120,14 +123,14 @@ class OpenAI:
         await self._call(request, entry, asked)
 
     def _caller(self, request: Request, owner: str | None) -> Principal:
-        """Who asks. Raises Unauthenticated, Forbidden for a key that may not call."""
+        """Identify the caller. Raises Unauthenticated, or Forbidden for a key that may not call."""
         caller = self._reception.identify(request, owner)
         caller.check_may_call()
         return caller
 
     async def _read(self, request: Request, limit_bytes: int) -> bytes:
-        """The body. The time that it took to come is the caller's own: no clock of ours counts
-        it."""
+        """Read the body. The time of the upload is the caller's own and excluded from our
+        clocks."""
         _expect_json(request)
         asked_ns = time.monotonic_ns()
         data = await request.body(limit_bytes=limit_bytes, timeout_s=self._settings.body_timeout_s)
@@ -145,16 +148,16 @@ class OpenAI:
         *,
         holds: int = 1,
     ) -> OpenAIRequest:
-        """What is `made` of the body, within the quotas of requests: tokens are counted once it is
-        known how many they may be."""
+        """Read the body and convert it with `made`, within the request quotas. Tokens are counted
+        later, once their number is known."""
         async with counted(entry.gate, holds=holds):
             asked = made(await self._read(request, entry.body_bytes))
             asked.check(entry.target)
             return asked
 
     async def answer_raw(self, request: Request, entry: AccessGrant) -> None:
-        """`/fn/{app}/{function}/…` of an engine: of its own paths those that are listed here, the
-        others do not exist."""
+        """Handle `/fn/{app}/{function}/…` of an engine. Of the engine's paths only the listed ones
+        exist."""
         request.shape = shapes.shape
         path = subpath(request.scope).partition(b"?")[0].decode("latin-1")
         if request.verb == "POST" and path in PATHS:
@@ -166,7 +169,7 @@ class OpenAI:
 
             await self._call(request, entry, await self._read_admitted(request, entry, made))
         elif request.verb == "GET" and path == MODELS:
-            request.target = None  # no call of it
+            request.target = None  # not a call
             await _respond_list(request, served_by(entry.target))
         elif (
             request.verb == "GET"
@@ -176,13 +179,13 @@ class OpenAI:
             await self._passthrough.http(request, entry)
         else:
             raise errors.NotFound(
-                f"nothing is served at {request.verb} {path[:200]}: an engine is called at "
+                f"{request.verb} {path[:200]} does not exist: an engine is called at "
                 f"{', '.join(sorted(PATHS))}"
             )
 
     async def describe(self, request: Request, owner: str | None, model: str) -> bool:
-        """`GET /v1/models/{model}`, where that is an engine: answered, and True. Raises
-        ModelNotFound where no function is meant."""
+        """Handle `GET /v1/models/{model}` if that is an engine; returns whether it was answered.
+        Raises ModelNotFound if the name is not a function's."""
         caller = self._caller(request, owner)
         found = self._models.described(request, caller, owner, model)
         if found is not None:
@@ -206,10 +209,10 @@ class OpenAI:
             ],
         )
 
-    # -- by the names of functions -----------------------------------------------------------------
+    # -- calls by function name --------------------------------------------------------------------
     async def invoke(self, request: Request, entry: AccessGrant) -> None:
-        """`POST …:invoke` of an engine with `{"path", "body"}`: the same call by the function's own
-        name. Raises what calls raise."""
+        """Handle `POST …:invoke` of an engine with `{"path", "body"}`: the same call by the
+        function's own name. Raises what calls raise."""
         await self._call(
             request,
             entry,
@@ -217,15 +220,16 @@ class OpenAI:
         )
 
     async def admit_later(self, request: Request, entry: AccessGrant) -> EngineCall:
-        """The same to be run later: it counts as a request now, and among those that run at once
-        when it runs."""
+        """Admit a call to run later. It counts as a request now, and as a concurrent call when it
+        runs."""
 
         def made(data: bytes) -> OpenAIRequest:
             asked = wrapped(data, entry.target)
             asked.said = data
             if not asked.counts:
                 raise errors.InvalidInput(
-                    f"path = {asked.path}: submitted can be {', '.join(TASKS)}", parameter="path"
+                    f"path = {asked.path}: only these can be submitted: {', '.join(TASKS)}",
+                    parameter="path",
                 )
             return asked
 
@@ -237,9 +241,9 @@ class OpenAI:
             use.leave()
             raise
 
-    # -- the sentence ------------------------------------------------------------------------------
+    # -- calls -------------------------------------------------------------------------------------
     async def _call(self, request: Request, entry: AccessGrant, asked: OpenAIRequest) -> None:
-        """One that was checked."""
+        """Run a validated request."""
         if not asked.counts:
             await self._call_uncounted(request, entry, asked)
             return
@@ -253,8 +257,7 @@ class OpenAI:
     async def _enter(
         self, request: Request, entry: AccessGrant, asked: OpenAIRequest, *, holds: int = 1
     ) -> TokenReservation:
-        """Let it in as what it is; one that asks for what there is not counts as a request all the
-        same."""
+        """Admit a request. An invalid one counts as a request as well."""
         try:
             return await self._desk.enter(
                 entry, asked.path, asked.body, began_ns=request.began_ns, holds=holds
@@ -266,7 +269,8 @@ class OpenAI:
     async def _call_uncounted(
         self, request: Request, entry: AccessGrant, asked: OpenAIRequest
     ) -> None:
-        """The model does not run for it: a tokenizer's word costs its time alone."""
+        """Run a request that does not use the model, such as tokenization: only its time is
+        billed."""
         admission = await entry.admit()
         use = TokenReservation(estimated_in=0, max_out=0, began_ns=request.began_ns)
         try:
@@ -284,7 +288,7 @@ class OpenAI:
         asked: OpenAIRequest,
         use: TokenReservation | None,
     ) -> EngineCall:
-        """The call of an engine that a request has become. Raises InvalidInput."""
+        """Create the engine call of a request. Raises InvalidInput."""
         choice = request.choice
         rank = entry.rank(request.headers)
         if not _is_owner(entry):
@@ -318,8 +322,8 @@ def _is_owner(entry: AccessGrant) -> bool:
 
 
 def _salt_of(entry: AccessGrant) -> str:
-    """Keeps what one tenant asked of a shared function from another's clock: a prompt that is
-    answered sooner was asked before."""
+    """A cache salt per tenant for a shared function: without it, a faster answer would reveal that
+    another tenant sent the same prompt."""
     whose = entry.caller.tenant or "-"
     return hashlib.sha256(f"{entry.target.tenant}\0{whose}".encode()).hexdigest()[:32]
 
@@ -329,7 +333,7 @@ def _expect_json(request: Request) -> None:
     if given != _JSON:
         shown = given[:80].decode("latin-1")
         raise errors.InvalidInput(
-            f"content-type {shown!r} is not understood here: send JSON, as application/json",
+            f"content-type {shown!r} is not supported: send application/json",
             parameter="content-type",
         )
 

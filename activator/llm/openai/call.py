@@ -21,12 +21,11 @@ from pilotlight import errors
 
 
 class EngineCall(Call):
-    """See the module.
+    """A call of an engine through its own API.
 
     Attributes:
-        wanted: what its caller asks of the model.
-        is_kept: it was submitted, and is run until its end, which is that of its `tokens`, too.
-    """
+        wanted: the request to the model.
+        is_kept: it was submitted, and runs until its end, which is also that of its `tokens`."""
 
     __slots__ = ("affinity", "is_kept", "tokens", "wanted")
 
@@ -38,7 +37,7 @@ class EngineCall(Call):
         affinity: int | None = None,
         **call: Any,
     ) -> None:
-        """`call`: as of any Call, but for its body. Raises InvalidInput."""
+        """`call`: arguments of Call, without its body. Raises InvalidInput."""
         super().__init__(body=wanted.written_for(call["target"]), **call)
         self.wanted = wanted
         self.tokens: TokenReservation | None = tokens
@@ -47,40 +46,41 @@ class EngineCall(Call):
 
     @property
     def place(self) -> str:
-        """See Call."""
+        """Path of the engine's API."""
         return self.wanted.path
 
     @property
     def said(self) -> bytes:
-        """See Call."""
+        """The body as the caller sent it."""
         return self.wanted.said or self.body
 
     def body_for(self, target: CallTarget) -> bytes:
-        """See Call. Raises ModelNotFound, InvalidInput."""
+        """The body for an engine. Raises ModelNotFound, InvalidInput."""
         return self.wanted.written_for(target)
 
     def reading(self, answer: WorkerResponse) -> Reading:
-        """See Call."""
+        """The parser of an answer."""
         return reading_of(
             self.wanted, self.tokens, answer, served=self.wanted.adapter or self.target.spec.name
         )
 
     def park(self) -> None:
-        """See Call. What is learned of its size is left out then: that needs the prompt."""
+        """Drop the body from memory. The size is then not learned, because that needs the
+        prompt."""
         super().park()
         self.wanted.body, self.wanted.said = {}, b""
         if self.tokens is not None:
             self.tokens.forget_prompt()
 
     def load(self, body: bytes) -> None:
-        """See Call."""
+        """Restore the body."""
         super().load(body)
         self.wanted.body = parsed(body)
 
     def kept(self) -> dict[str, Any]:
-        """What it needs beside an ordinary call's to be made again (`call_of_kept`)."""
+        """What is stored in addition to an ordinary call to recreate it (`call_of_kept`)."""
         wanted = self.wanted
-        # its body asks for both, on our behalf
+        # the written body always requests both, for accounting
         shows = [wanted.shows_usage, wanted.shows_each_usage]
         return {
             "path": wanted.path,
@@ -90,7 +90,8 @@ class EngineCall(Call):
         }
 
     def request_head(self, execution_s: float) -> bytes:
-        """The request to the engine, up to its body; its log and ours call it by one name."""
+        """The request to the engine, up to its body. The engine's log and ours use the same call
+        id."""
         name = self.id.encode()
         return b"".join(
             (
@@ -113,8 +114,8 @@ class EngineCall(Call):
 
 @contextmanager
 def kept_or_left(call: Call) -> Iterator[None]:
-    """Of a call that is submitted: what it holds of its quotas is given back unless somebody runs
-    it; a repeat of one is not run."""
+    """Release the quotas of a submitted call unless it will be run; a repeated submission is not
+    run."""
     try:
         yield
     finally:
@@ -125,9 +126,9 @@ def kept_or_left(call: Call) -> Iterator[None]:
 def call_of_kept(
     kept: Mapping[str, Any], body: bytes, target: CallTarget, **call: Any
 ) -> EngineCall:
-    """A submitted call from a journal.
+    """Recreate a submitted call from a journal.
 
-    Its body is one that went, or was to go, to an engine; or, of a schedule, `{"path", "body"}`.
+    Its body is one that was or would be sent to an engine; or, for a schedule, `{"path", "body"}`.
     Raises InvalidInput, ModelNotFound."""
     if "path" in kept:
         wanted = OpenAIRequest(kept["path"], parsed(body))
@@ -140,12 +141,14 @@ def call_of_kept(
 
 
 def wrapped(data: bytes, target: CallTarget) -> OpenAIRequest:
-    """What `{"path", "body"}` asks of an engine, by the names of its adapters. Raises InvalidInput,
-    ModelNotFound."""
+    """Parse `{"path", "body"}` into a request to an engine, by the names of its adapters. Raises
+    InvalidInput, ModelNotFound."""
     given = parsed(data)
     path, body = given.get("path"), given.get("body")
     if path not in PATHS or not isinstance(body, dict) or set(given) != {"path", "body"}:
-        hint = f'write {{"path": "{CHAT}", "body": {{…}}}}; paths are {", ".join(sorted(PATHS))}'
+        hint = (
+            f'write {{"path": "{CHAT}", "body": {{…}}}}; valid paths are {", ".join(sorted(PATHS))}'
+        )
         raise errors.InvalidInput(
             f"{target.app}/{target.function} is a language model: {hint}", parameter="path"
         )
@@ -155,8 +158,8 @@ def wrapped(data: bytes, target: CallTarget) -> OpenAIRequest:
 
 
 def adapter_of(model: str, target: CallTarget) -> str:
-    """The adapter that `model` names where the function is known: "" for its own names, or for
-    none. Raises ModelNotFound."""
+    """The adapter that `model` names if the function is known: "" for the function's own names, or
+    for none. Raises ModelNotFound."""
     place, _, adapter = model.partition(":")
     if place.partition("@")[0] in ("", target.function, f"{target.app}/{target.function}"):
         return adapter
@@ -164,4 +167,4 @@ def adapter_of(model: str, target: CallTarget) -> str:
     if model in lora:
         return model
     there = ", ".join((target.function, *sorted(lora)))
-    raise ModelNotFound(f"no model {model[:80]!r}: there are {there}", parameter="model")
+    raise ModelNotFound(f"no model {model[:80]!r}: available are {there}", parameter="model")

@@ -1,5 +1,5 @@
-"""Errors as OpenAI's clients read them: `{"error": {"message", "type", "param", "code"}}`, with the
-same status and `Retry-After`."""
+"""Errors in the format of OpenAI's clients: `{"error": {"message", "type", "param", "code"}}`, with
+the same status and `Retry-After`."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _TYPES = {
 
 
 class ModelNotFound(errors.NotFound):
-    """Raised when `model` names nothing that this key may call; `detail` carries `models`, those
-    with names like it."""
+    """Raised when `model` does not name a model that this key may call; `detail` contains `models`
+    with similar names."""
 
     type = "model_not_found"
 
 
 def error_of(error: errors.PilotlightError) -> dict[str, Any]:
-    """The error's object. `code` is our own problem's type, which programs may rely on."""
+    """The error object. `code` is our own problem type, which programs may rely on."""
     param = error.detail.get("parameter")
     kind = _TYPES.get(
         error.status, "invalid_request_error" if error.status < 500 else "server_error"
@@ -36,10 +36,10 @@ def error_of(error: errors.PilotlightError) -> dict[str, Any]:
 
 
 def shape(error: errors.PilotlightError, _request_id: str) -> tuple[bytes, bytes]:
-    """Content type and body of an answer that is an error (`Request.shape`)."""
+    """Content type and body of an error response (`Request.shape`)."""
     return CONTENT_JSON.encode(), json.dumps(error_of(error)).encode()
 
 
 def error_event(error: errors.PilotlightError) -> bytes:
-    """The same in the middle of a stream: OpenAI's clients raise it, and read no further."""
+    """An error within a stream: OpenAI's clients raise it, and stop reading."""
     return b"data: %b\n\n" % json.dumps(error_of(error)).encode()

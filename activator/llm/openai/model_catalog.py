@@ -1,8 +1,7 @@
-"""Which functions are language models, and by which names they and their adapters can be asked for.
+"""The functions that are language models, and the names of them and their adapters.
 
-Kept beside the route table, which holds its documents packed: a list of models, or a look at what a
-bare name may mean, must not unpack thousands of functions. Owner: the event loop, through
-`RouteTable`."""
+Kept next to the route table, which stores its documents packed: listing models, or resolving a bare
+name, must not unpack thousands of functions. Owner: the event loop, through `RouteTable`."""
 
 from __future__ import annotations
 
@@ -19,11 +18,10 @@ class Engine:
     """One function that is an engine, as of its revision with most of the traffic.
 
     Attributes:
-        adapters: names of the adapters that it serves beside its model.
-        names: tags and aliases that stand for revisions of it.
-        access: of each revision that answers, who may call it besides its own tenant.
-        max_model_len: tokens of prompt and answer together.
-    """
+        adapters: names of the adapters that it serves in addition to its model.
+        names: tags and aliases of its revisions.
+        access: for each active revision, the tenants that may call it besides its own.
+        max_model_len: tokens of prompt and answer together."""
 
     tenant: str
     environment: str
@@ -41,25 +39,25 @@ class Engine:
         return f"{self.app}/{self.function}"
 
     def unversioned(self) -> Iterator[str]:
-        """The same without its revisions'."""
+        """Its model names without those of revisions."""
         yield self.model
         for adapter in self.adapters:
             yield f"{self.model}:{adapter}"
 
     def models(self) -> Iterator[str]:
-        """Every name under which it may be asked for: its own, its adapters', its revisions'."""
+        """All its model names: its own, its adapters', its revisions'."""
         yield from self.unversioned()
         for name in self.names:
             yield f"{self.model}@{name}"
 
     def is_open_to(self, tenant: str, name: str) -> bool:
-        """Whether a caller of this tenant (id and name) may know that it is there."""
+        """Whether a caller of this tenant (id and name) may know of it."""
         names = {PUBLIC, name} - {""}
         return tenant == self.tenant or all(not names.isdisjoint(access) for access in self.access)
 
 
 class Engines:
-    """By `<tenant>/<environment>/<app>/<function>`."""
+    """All engines by `<tenant>/<environment>/<app>/<function>`."""
 
     def __init__(self) -> None:
         self._engines: dict[str, Engine] = {}
@@ -71,11 +69,11 @@ class Engines:
         return len(self._engines)
 
     def clear(self) -> None:
-        """Forget all."""
+        """Remove all."""
         self._engines.clear()
 
     def apply(self, name: str, routed: FunctionRouter | None) -> None:
-        """A function is this now; None: it is gone, or stopped."""
+        """Set a function's routes; None: it was removed or stopped."""
         self._engines.pop(name, None)
         if routed is None:
             return
@@ -95,7 +93,7 @@ class Engines:
             )
 
     def of(self, tenant: str, environment: str) -> Iterable[Engine]:
-        """Those of one tenant's environment, by name."""
+        """The engines of one tenant's environment, by name."""
         place = f"{tenant}/{environment}/"
         return [
             self._engines[name]

@@ -1,8 +1,8 @@
-"""From the text in `model` to the function, the revision and the adapter that it names.
+"""Resolves the text of `model` to a function, a revision and an adapter.
 
 `app/function`, `app/function@tag` (a tag, an alias or a revision), either with `:adapter`; or the
-bare name of a function, or of an adapter, where the key's environment has only one of that name.
-What a caller may not call does not exist for it."""
+bare name of a function or of an adapter if it is unique in the key's environment. What a caller may
+not call is reported as not existing."""
 
 from __future__ import annotations
 
@@ -22,21 +22,22 @@ from activator.routing.route_table import FunctionRouter, RouteTable
 from pilotlight import errors
 
 MAX_KNOWN = 4096
-"""Names whose meaning is remembered: finding one takes some tens of microseconds, and a flood of
+"""Maximum number of cached names: resolving one takes some tens of microseconds, and a flood of
 names must not fill the memory."""
 MAX_NAME = 512
 NEAR = 5
-"""Models that an error names."""
+"""Number of similar models in an error."""
 MAX_COMPARED = 100
-"""Names that a wrong one is compared with, at some 0.15 milliseconds of the event loop each."""
+"""Number of names to compare with an unknown one, at some 0.15 milliseconds of the event loop
+each."""
 MAX_LIKE = 200
-"""A longer name is like none: an app's, a function's and an adapter's are together shorter."""
+"""Longer names are not compared: all valid names are shorter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelName:
     """The parts of a model's name; `place` is a function's address or a bare name, `asked` and
-    `adapter` are "" where it has none."""
+    `adapter` are "" if missing."""
 
     place: str
     asked: str = ""
@@ -44,7 +45,7 @@ class ModelName:
 
 
 def parse(text: str) -> ModelName:
-    """The parts of what `model` says."""
+    """Split the text of `model` into its parts."""
     name, _, adapter = text.partition(":")
     place, _, asked = name.partition("@")
     return ModelName(place=place, asked=asked, adapter=adapter)
@@ -52,8 +53,8 @@ def parse(text: str) -> ModelName:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedModel:
-    """A model: its function's revisions, the one that is asked for ("" = whatever the traffic
-    says), and the adapter ("" = none)."""
+    """A resolved model: its function's revisions, the requested one ("" = by traffic split), and
+    the adapter ("" = none)."""
 
     routed: FunctionRouter
     asked: str
@@ -61,7 +62,7 @@ class ResolvedModel:
 
 
 class Models:
-    """Finds models, and lists them. Owner: the event loop; every method is synchronous."""
+    """Resolves and lists models. Owner: the event loop; every method is synchronous."""
 
     def __init__(self, *, table: RouteTable, reception: RequestResolver) -> None:
         self._table = table
@@ -75,7 +76,7 @@ class Models:
     def find(
         self, request: Request, caller: Principal, owner: str | None, text: str
     ) -> ResolvedModel:
-        """What `text` names for this caller; `owner`: of the tenant that the path names. Raises
+        """Resolve `text` for this caller; `owner`: the tenant that the path names. Raises
         ModelNotFound, Forbidden, Unavailable."""
         if self._known_at != self._table.generation or len(self._known) >= MAX_KNOWN:
             self._known.clear()
@@ -93,7 +94,7 @@ class Models:
     ) -> ResolvedModel:
         if not text:
             raise errors.InvalidInput(
-                "model: write which one, such as app/function", parameter="model"
+                "model: name a model, such as app/function", parameter="model"
             )
         name = parse(text)
         if "/" not in name.place:
@@ -109,8 +110,8 @@ class Models:
     def _by_bare_name(
         self, request: Request, caller: Principal, owner: str | None, name: ModelName
     ) -> ModelName:
-        """The same with the function's whole address. Raises ModelNotFound, InvalidInput for a name
-        that several have."""
+        """Replace a bare name by the function's address. Raises ModelNotFound, or InvalidInput for
+        an ambiguous name."""
         engines = self.visible(request, caller, owner)
         found = [
             ModelName(place=one.model, asked=name.asked, adapter=name.adapter)
@@ -130,7 +131,7 @@ class Models:
                 ]
             )
             raise errors.InvalidInput(
-                f"model: several are named {name.place[:80]!r}: write one of {several}",
+                f"model: the name {name.place[:80]!r} is ambiguous: use one of {several}",
                 parameter="model",
             )
         if not found:
@@ -138,8 +139,8 @@ class Models:
         return found[0]
 
     def visible(self, request: Request, caller: Principal, owner: str | None) -> list[Engine]:
-        """The engines that this caller may call, by name: its own tenant's, or those of the one
-        that the path names."""
+        """The engines that this caller may call, by name: of its own tenant, or of the one that the
+        path names."""
         tenant = caller.tenant if owner is None else self._table.tenant_named(owner)
         environment = self._reception.environment_of(request, caller)
         if tenant is None:
@@ -153,8 +154,8 @@ class Models:
     def described(
         self, request: Request, caller: Principal, owner: str | None, text: str
     ) -> dict[str, Any] | None:
-        """The entry of one model, by its whole name or by a bare one that only one has; None where
-        it is none of these."""
+        """The entry of one model, by its full name or by a unique bare one; None if there is
+        none."""
         engines = self.visible(request, caller, owner)
         found = [one for engine in engines for one in listed(engine) if one["id"] == text]
         if not found and "/" not in text:
@@ -174,8 +175,7 @@ class Models:
     def unknown(
         self, request: Request, caller: Principal, owner: str | None, text: str
     ) -> errors.PilotlightError:
-        """The error for a name that means nothing to this caller: it lists those that it may have
-        meant."""
+        """The error for an unknown name, with similar names that the caller may have meant."""
         if caller.is_anonymous:
             return self._reception.stranger(request)
         near = near_names(
@@ -187,16 +187,15 @@ class Models:
             ),
         )
         hint = (
-            f"there are {', '.join(near)}"
+            f"available are {', '.join(near)}"
             if near
-            else "this key reaches none: `pilotlight app list` shows what is deployed"
+            else "this key can call none: `pilotlight app list` shows the deployed functions"
         )
         return ModelNotFound(f"no model {text[:80]!r}: {hint}", parameter="model", models=near)
 
 
 def near_names(text: str, there: Iterable[str]) -> list[str]:
-    """Of the first MAX_COMPARED names up to NEAR that are like this one; where none is, the first
-    ones."""
+    """Up to NEAR of the first MAX_COMPARED names that are similar; the first ones if none is."""
     some = list(islice(there, MAX_COMPARED))
     near = (
         difflib.get_close_matches(text, some, n=NEAR, cutoff=0.5) if len(text) <= MAX_LIKE else []
@@ -218,7 +217,7 @@ def listed(engine: Engine) -> list[dict[str, Any]]:
 
 
 def served_by(target: CallTarget) -> list[dict[str, Any]]:
-    """The same behind `/fn/`, where a model is one of the engine's own names."""
+    """The entries behind `/fn/`, where a model is one of the engine's own names."""
     engine = target.spec.engine
     if engine is None:
         return []
@@ -229,7 +228,7 @@ def served_by(target: CallTarget) -> list[dict[str, Any]]:
 
 
 def _entry(model: str, root: str, max_model_len: int) -> dict[str, Any]:
-    """In OpenAI's shape, with what vLLM says beside."""
+    """An entry in OpenAI's format, with vLLM's additional fields."""
     return {
         "id": model,
         "object": "model",

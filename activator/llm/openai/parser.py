@@ -1,11 +1,10 @@
-"""Reading an engine's answers: how many tokens they took, why they ended, and what of them was
-asked for on our behalf only.
+"""Parses an engine's answers: their token counts and finish reasons, and removes what was requested
+for accounting only.
 
-An engine says its usage in each event of a stream, because it was asked to (`Asked.written_for`);
-it is taken out again unless the caller asked for it, too. All that costs a few microseconds an
-event: nothing is parsed but the usage itself, which is found by text that cannot stand inside a
-JSON string (there a quote has a backslash before it). What does not look as expected is passed on
-as it is."""
+An engine reports its usage in each event of a stream, because that was requested
+(`OpenAIRequest.written_for`). It is removed again unless the caller requested it. This costs a few
+microseconds per event: only the usage itself is parsed, and found by text that cannot occur inside
+a JSON string (where quotes are escaped). Unexpected content is passed on unchanged."""
 
 from __future__ import annotations
 
@@ -20,8 +19,8 @@ from pilotlight import errors
 from pilotlight.protocol import CONTENT_SSE
 
 USAGE_BYTES: Final = 4096
-"""More than a usage has, or the word on why an answer ended; of an answer that is too long to be
-held no more is kept."""
+"""Upper limit of the size of a usage object or a finish reason; no more is kept of an answer that
+is too long to be buffered."""
 DONE: Final = b"data: [DONE]\n\n"
 _DONE: Final = DONE.rstrip()
 _SSE: Final = CONTENT_SSE.encode()
@@ -38,30 +37,29 @@ _decode = json.JSONDecoder().raw_decode
 
 
 class Counts(Protocol):
-    """Who is told what an answer takes (`tokens.use.TokenUse`)."""
+    """Receives the token counts of an answer (`token_reservation.TokenReservation`)."""
 
     def on_piece(self, now_ns: int, n_tokens: int = 1) -> None:
-        """A piece came that holds tokens; before the usage of the same piece."""
+        """Count a piece with tokens; called before the usage of the same piece."""
         ...
 
     def on_usage(
         self, prompt: int, completion: int, cached: int = 0, *, choice: int | None = None
     ) -> None:
-        """The engine's own count."""
+        """Record the engine's own count."""
         ...
 
     def on_finish(self, reason: str) -> None:
-        """Why the answer, or one of its choices, ended."""
+        """Record why the answer, or one of its choices, ended."""
         ...
 
 
 class StreamParser:
-    """Reads one stream. Owner: the task of its request.
+    """Parses one stream. Owner: the task of its request.
 
     Attributes:
-        is_done: the engine said that this was all.
-        error: what the engine said in place of the rest; None = nothing.
-    """
+        is_done: the engine reported the end.
+        error: the engine's error in place of the rest; None = none."""
 
     __slots__ = (
         "_counts",
@@ -87,17 +85,17 @@ class StreamParser:
 
     @property
     def is_inside(self) -> bool:
-        """Whether a part of an event was passed on, and its end was not."""
+        """Whether only a part of an event was passed on so far."""
         return self._cutter.is_inside
 
     def feed(self, data: bytes, now_ns: int) -> bytes:
-        """What of these bytes the caller gets now; b"" for nothing."""
+        """Parse bytes and return what to send to the caller; b"" for nothing."""
         events = self._cutter.feed(data)
         if not events:
             return b""
         if events.find(_END) == len(events) - len(_END):
             return self._event(events, now_ns)
-        # `rest` is a part of an event that is too long to be held
+        # `rest` is a part of an event that is too long to be buffered
         *whole, rest = events.split(_END)
         return b"".join(
             [self._event(event + _END, now_ns) for event in whole if event]
@@ -105,22 +103,22 @@ class StreamParser:
         )
 
     def collected(self, status: int, body: bytes) -> tuple[int, bytes]:
-        """See `call.Reading`."""
+        """Status and body of a collected stream, see `call.Reading`."""
         if self.error is not None:
             return status_of(self.error), json.dumps({"error": self.error}).encode()
         if not self.is_done:
-            raise WorkerConnectionLost("the engine ended its answer before its end", sent=True)
+            raise WorkerConnectionLost("the engine closed the stream before its end", sent=True)
         return status, body + DONE
 
     def _event(self, event: bytes, now_ns: int) -> bytes:
         if self.error is not None:
-            return b""  # the caller was told that this is no whole answer
+            return b""  # the caller already got the error
         if event.startswith(_ERROR):
             self.error = _error_in(event)
             return b""
         if not event.startswith(_DATA):
             self.is_done = self.is_done or event.startswith(_DONE)
-            # the end is told by us, after what it cost is known
+            # the end event is sent by us, after the cost is known
             return b"" if event.startswith(_DONE) else event
         text = event.decode("utf-8", "replace")
         at = text.rfind(_USAGE)
@@ -152,7 +150,7 @@ class StreamParser:
         self._counts.on_usage(prompt, completion, cached, choice=choice)
 
     def _counted_by_pieces(self, text: str, now_ns: int) -> None:
-        """An engine that says no usage: a piece holds one token at least."""
+        """Count an engine without usage by pieces: a piece has at least one token."""
         if _CHOICE in text and '"role":' not in text:
             self._counts.on_piece(now_ns, 1)
         self._look_for_finish(text)
@@ -164,13 +162,13 @@ class StreamParser:
 
 
 class BodyParser:
-    """Reads an answer that is no stream, when it is over. Behind its usage may stand all of a
-    prompt, where its caller wished it."""
+    """Parses an answer that is not a stream, once complete. The usage may be followed by the whole
+    prompt, if the caller requested that."""
 
     __slots__ = ("_asked", "_counts", "_finish", "_served", "_tail", "_usage")
 
     def __init__(self, counts: Counts, asked: OpenAIRequest, served: str) -> None:
-        """`served`: what the engine calls the model; "" = not known."""
+        """`served`: the engine's name of the model; "" = unknown."""
         self._counts = counts
         self._asked = asked
         self._served = served
@@ -180,7 +178,7 @@ class BodyParser:
         return f"<BodyParser of {self._asked!r}>"
 
     def feed(self, data: bytes, now_ns: int) -> bytes:  # as the protocol says
-        """See `call.Reading`."""
+        """Keep the end of the answer, see `call.Reading`."""
         text = self._tail + data
         if (at := text.rfind(_USAGE_OPENS)) >= 0:
             self._usage = text[at : at + USAGE_BYTES]
@@ -190,7 +188,7 @@ class BodyParser:
         return data
 
     def collected(self, status: int, body: bytes) -> tuple[int, bytes]:
-        """See `call.Reading`."""
+        """Status and body of the answer, see `call.Reading`."""
         if status >= 400:
             return status, as_error(body, status)
         read_whole(body, self._counts)
@@ -199,23 +197,23 @@ class BodyParser:
         return status, body
 
     def end(self) -> None:
-        """All of it has gone by, and nobody collected it."""
+        """Record the counts of an answer that was passed on without being collected."""
         read_whole(self._finish + self._usage, self._counts)
 
 
 class _Nobody:
-    """Who is told what an answer takes where nothing is counted."""
+    """`Counts` that ignores everything."""
 
     def on_piece(self, now_ns: int, n_tokens: int = 1) -> None:
-        """See Counts."""
+        """Do nothing."""
 
     def on_usage(
         self, prompt: int, completion: int, cached: int = 0, *, choice: int | None = None
     ) -> None:
-        """See Counts."""
+        """Do nothing."""
 
     def on_finish(self, reason: str) -> None:
-        """See Counts."""
+        """Do nothing."""
 
 
 NOBODY: Final = _Nobody()
@@ -224,14 +222,14 @@ NOBODY: Final = _Nobody()
 def reading_of(
     asked: OpenAIRequest, counts: Counts | None, answer: WorkerResponse, *, served: str = ""
 ) -> StreamParser | BodyParser:
-    """What reads this answer. `served`: what its engine calls the model."""
+    """The parser for an answer. `served`: the engine's name of the model."""
     if answer.header(b"content-type").startswith(_SSE):
         return StreamParser(counts or NOBODY, asked)
     return BodyParser(counts or NOBODY, asked, served)
 
 
 def status_of(error: dict[str, Any]) -> int:
-    """The status that an engine's error in the middle of a stream would have had."""
+    """The status that corresponds to an engine's error within a stream."""
     code = error.get("code")
     return code if type(code) is int and 400 <= code < 600 else 500
 
@@ -257,8 +255,8 @@ def _error_in(event: bytes) -> dict[str, Any]:
 
 
 def tokens_of(usage: dict[str, Any]) -> tuple[int, int, int]:
-    """Tokens of prompt and answer, and how many of the prompt were known already, as a usage object
-    says; 0 for what it does not say."""
+    """Tokens of prompt and answer, and cached prompt tokens, of a usage object; 0 for missing
+    ones."""
     details = usage.get("prompt_tokens_details")
     cached = details.get("cached_tokens") if isinstance(details, dict) else 0
     return (
@@ -273,8 +271,8 @@ def _count(value: Any) -> int:
 
 
 def read_whole(body: bytes, counts: Counts) -> None:
-    """Tell what a whole answer, or the end of one, says of its tokens and its end. Nothing where it
-    says nothing."""
+    """Record the counts and the finish reason of a whole answer, or of the end of one, if
+    present."""
     text = body.decode("utf-8", "replace")
     if (at := text.rfind('"usage":{')) >= 0:
         try:
@@ -289,15 +287,15 @@ def read_whole(body: bytes, counts: Counts) -> None:
 
 
 def renamed(body: bytes, *, served: str, model: str) -> bytes:
-    """A whole answer that names the model as its caller did; it stands before all that the model
-    said."""
-    # ASCII: what a caller writes may be no text
+    """Replace the model's name in a whole answer by the caller's; it precedes all generated
+    text."""
+    # ASCII: the caller's name may contain invalid text
     mine, theirs = json.dumps(model).encode(), json.dumps(served).encode()
     return body.replace(b'"model":' + theirs, b'"model":' + mine, 1)
 
 
 def as_error(body: bytes, status: int) -> bytes:
-    """An engine's refusal in OpenAI's shape, which most are already."""
+    """An engine's error in OpenAI's format, which most have already."""
     try:
         document = json.loads(body)
     except ValueError:

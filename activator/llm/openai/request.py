@@ -1,9 +1,9 @@
-"""What a caller asks of a language model: its body, looked at once, and written again for the
-engine that answers.
+"""A caller's request to a language model: its body, validated once, and rewritten for the engine
+that answers.
 
-Only what is wrong for every engine is refused here, before anything is started: what is not JSON,
-has another type than the API says, or bounds that no model keeps. Everything else is passed on as
-it came, and the engine's own word on it passed back."""
+Only what is invalid for every engine is rejected here, before anything is started: invalid JSON,
+wrong types, or values that no model supports. Everything else is passed on unchanged, and the
+engine's own error returned."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from pilotlight.schema_cost import pattern_weights
 
 TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
 PATHS: Final = frozenset({CHAT, COMPLETIONS, EMBEDDINGS, TOKENIZE, DETOKENIZE})
-"""Paths of an engine's API that take a model and a body."""
+"""Paths of an engine's API that accept a model and a body."""
 MAX_FORMAT_BYTES: Final = 65_536
 MAX_FORMAT_PATTERNS: Final = 20_000
-"""Of the schema that an answer is to have: checking one takes as long as it is large, and compiling
-its patterns, too."""
+"""Limits of the schema of an answer: the time to check it, and to compile its patterns, grows with
+its size."""
 TASKS: Final = {CHAT: Task.GENERATE, COMPLETIONS: Task.GENERATE, EMBEDDINGS: Task.EMBED}
 
 _NUMBER, _WHOLE, _FLAG, _TEXT = (int, float), (int,), (bool,), (str,)
@@ -40,8 +40,8 @@ _KINDS: Final[Mapping[str, tuple[tuple[type, ...], str]]] = {
     "tools": ((list,), "a list"),
     "stop": ((str, list), "a string, or a list of them"),
 }
-"""Parameters whose type the API fixes; null stands for its default. `tokens.facts` looks at those
-that it counts with."""
+"""Parameters with a fixed type; null is the default. `request_size` validates those that it counts
+with."""
 _INSIDE: Final = (
     "priority",
     "kv_transfer_params",
@@ -49,21 +49,23 @@ _INSIDE: Final = (
     "vllm_xargs",
     "prompt_embeds",
 )
-"""Parameters of vLLM's that reach past its API: before whom others wait, whose memory is read, what
-plug-ins do, prompts nobody counts."""
+"""Parameters of vLLM that have effects beyond one request: queue priority, memory transfer, plug-in
+options, uncounted prompts."""
 
 
 class OpenAIRequest:
     """One request's body.
 
     Attributes:
-        path: of the API. body: what came, as changed since. model: what it names as its model; "" =
-        nothing. adapter: which adapter of the model it wants; "" = none. said: the bytes that its
-        caller wrote, where a repeat has to be known by them; else b"". salt: keeps what engines
-        remember of its prompt from other tenants; "" = nothing does. is_stream: whether the answer
-        comes in pieces. shows_usage, shows_each_usage: whether its caller asked for the usage at a
-        stream's end, and with each piece.
-    """
+        path: of the API.
+        body: as received and modified since.
+        model: the requested model; "" = none.
+        adapter: the requested adapter of the model; "" = none.
+        said: the caller's bytes, if a repeat must be recognized by them; otherwise b"".
+        salt: separates the prefix cache from other tenants; "" = shared.
+        is_stream: whether the answer is streamed.
+        shows_usage, shows_each_usage: whether the caller requested the usage at the end of a
+            stream, and with each piece."""
 
     __slots__ = (
         "adapter",
@@ -78,7 +80,7 @@ class OpenAIRequest:
     )
 
     def __init__(self, path: str, body: dict[str, Any]) -> None:
-        """Raises InvalidInput naming the parameter and what is wrong with it."""
+        """Raises InvalidInput naming the parameter and the problem."""
         self.path = path
         self.body = body
         for name, value in body.items():
@@ -101,17 +103,17 @@ class OpenAIRequest:
 
     @property
     def counts(self) -> bool:
-        """Whether the model runs for it, so that its tokens are counted."""
+        """Whether it uses the model, so that its tokens are counted."""
         return self.path in TASKS
 
     def check(self, target: CallTarget) -> None:
-        """Whether this revision can answer it at all. Raises InvalidInput, or ModelNotFound where
-        it is no engine or lacks the adapter."""
+        """Check that this revision can answer it. Raises InvalidInput, or ModelNotFound if it is
+        not an engine or lacks the adapter."""
         engine = target.spec.engine
         what = f"{target.app}/{target.function}"
         if engine is None:
             raise ModelNotFound(
-                f"{what} is no language model: call it at /v1/functions/{what}:invoke",
+                f"{what} is not a language model: call it at /v1/functions/{what}:invoke",
                 parameter="model",
             )
         if self.adapter and self.adapter not in engine.lora:
@@ -133,14 +135,14 @@ class OpenAIRequest:
             raise errors.InvalidInput(f"{what} {does}: call it at {path}", parameter="model")
 
     def written_for(self, target: CallTarget) -> bytes:
-        """The body for this engine: its own name for the model, and usage in every piece of a
+        """The body for this engine: with its own name of the model, and usage in every piece of a
         stream. Raises as `check`."""
         self.check(target)
         body = self.body
         body["model"] = self.adapter or target.spec.name
         if self.salt and self.counts:
             if inside := next((name for name in _INSIDE if body.get(name) is not None), None):
-                raise _wrong(inside, "only the tenant whose model this is may say it")
+                raise _wrong(inside, "only the tenant that owns the model may set it")
             body["cache_salt"] = self.salt
         if self.is_stream:
             body["stream_options"] = {
@@ -152,18 +154,16 @@ class OpenAIRequest:
             return _encode(body).encode()
         except UnicodeEncodeError as e:
             raise errors.InvalidInput(
-                "the body has half of a surrogate pair, which is no character"
+                "the body contains an unpaired surrogate, which is not a character"
             ) from e
         except ValueError as e:
-            raise errors.InvalidInput(
-                "the body has a number that is beyond all that can be written"
-            ) from e
+            raise errors.InvalidInput("the body contains a number that is out of range") from e
         except RecursionError as e:
             raise _too_deep() from e
 
 
 def parsed(data: bytes) -> dict[str, Any]:
-    """A request's body. Raises InvalidInput where it is no JSON object."""
+    """Parse a request's body. Raises InvalidInput if it is not a JSON object."""
     try:
         body = _decode(data.decode())
     except ValueError as e:  # UnicodeDecodeError is one
@@ -180,12 +180,12 @@ def _too_deep() -> errors.InvalidInput:
 
 
 def _refuse_constant(name: str) -> float:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 _decode = json.JSONDecoder(parse_constant=_refuse_constant).decode
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
-"""Made once: `json.dumps` makes one for each body that is not written as it likes."""
+"""Created once: `json.dumps` creates an encoder for each call with options."""
 
 
 def _fits(value: Any, kinds: tuple[type, ...]) -> bool:
@@ -229,7 +229,7 @@ def _check_chat(body: Mapping[str, Any]) -> None:
 
 
 def _check_texts(name: str) -> Callable[[Mapping[str, Any]], None]:
-    """`name` is a text, texts, token ids, or lists of them; at least one."""
+    """Check that `name` is a text, texts, token ids, or lists of them; at least one."""
 
     def check(body: Mapping[str, Any]) -> None:
         given = body.get(name)
@@ -247,7 +247,7 @@ def _check_texts(name: str) -> Callable[[Mapping[str, Any]], None]:
 
 
 def _check_nothing(body: Mapping[str, Any]) -> None:
-    """The engine looks at it."""
+    """Accept any body: the engine validates it."""
 
 
 _CHECKS: Final = {
@@ -260,7 +260,8 @@ _CHECKS: Final = {
 
 
 def _check_format(given: Mapping[str, Any] | None) -> None:
-    """A schema that is none may take an engine down, or a start with it."""
+    """Check the schema of an answer. An invalid one may crash an engine, or cause a useless
+    start."""
     if given is None or given.get("type") != "json_schema":
         return
     named = given.get("json_schema")
@@ -273,12 +274,12 @@ def _check_format(given: Mapping[str, Any] | None) -> None:
     if len(_encode(schema)) > MAX_FORMAT_BYTES or pattern_weights(schema) > MAX_FORMAT_PATTERNS:
         raise _wrong(
             "response_format",
-            f"json_schema.schema has more than {MAX_FORMAT_BYTES} bytes, or patterns that are too large",
+            f"json_schema.schema has more than {MAX_FORMAT_BYTES} bytes, or patterns that are too complex",
         )
     try:
         check_schema(schema)
-    except ValueError as e:  # ValidationError is one; half a surrogate pair in a name is another
+    except ValueError as e:  # includes ValidationError, and an unpaired surrogate in a name
         text = getattr(e, "message", str(e))
         raise _wrong(
-            "response_format", f"json_schema.schema is no JSON Schema: {text[:300]}"
+            "response_format", f"json_schema.schema is not a valid JSON Schema: {text[:300]}"
         ) from e

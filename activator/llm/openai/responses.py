@@ -1,10 +1,10 @@
-"""How an engine's answer goes to its caller: whole, or as a stream that says at its end what it
-took, and why where it breaks off.
+"""Sends an engine's answer to its caller: whole, or as a stream that ends with its usage, or with
+the reason of its failure.
 
 After the engine's last event comes `data: [DONE]`, where OpenAI's clients stop reading, and after
-it the end event of every stream of ours. A stream that breaks off has an error in OpenAI's shape in
-place of `[DONE]`: their clients raise it. The exchange is closed here, exactly once, whatever
-happens; the tokens that it bills are those that were read up to then."""
+it our end event. A failed stream has an error in OpenAI's format in place of `[DONE]`, which their
+clients raise. The exchange is closed here exactly once, however it ends, and bills the tokens that
+were read until then."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _SSE: Final = CONTENT_SSE.encode()
 
 
 class OpenAIResponseWriter:
-    """Gives callers the answers of engines. Of no state of its own; owner: the event loop."""
+    """Sends the answers of engines to callers. Stateless. Owner: the event loop."""
 
     def __init__(self, *, metrics: Metrics, tracer: Tracer, heartbeat_s: float) -> None:
         self._metrics = metrics
@@ -51,8 +51,8 @@ class OpenAIResponseWriter:
         use: TokenReservation,
         step: Coroutine[Any, Any, Exchange],
     ) -> None:
-        """Give the caller what `step` comes to. Raises what `step` raises, told to the caller
-        already where a stream had begun."""
+        """Send the result of `step` to the caller. Raises what `step` raises; if a stream had
+        begun, the caller already got the error."""
         if not asked.is_stream:
             await self._give(request, asked, use, await step)
             return
@@ -91,7 +91,7 @@ class OpenAIResponseWriter:
         first_byte_ms: float = 0.0,
         is_own_word: bool = False,
     ) -> None:
-        """The exchange is over: billed, counted, traced."""
+        """Close the exchange: bill, count and trace it."""
         is_stream = exchange.answer.body is None
         exchange.close(
             status=status, outcome=outcome, bytes_out=exchange.bytes_out, is_own_word=is_own_word
@@ -118,8 +118,8 @@ class OpenAIResponseWriter:
     def _read(
         self, request: Request, asked: OpenAIRequest, use: TokenReservation, exchange: Exchange
     ) -> tuple[int, bytes]:
-        """Status and body of an answer that is here already, whoever gave it: what no engine gave
-        takes no tokens. The exchange is over."""
+        """Status and body of a complete answer. An answer that did not come from an engine uses no
+        tokens. Closes the exchange."""
         status, body = 502, b""
         reading = BodyParser(
             use if exchange.held is not None else NOBODY,
@@ -136,7 +136,8 @@ class OpenAIResponseWriter:
     async def _pass_on(
         self, request: Request, asked: OpenAIRequest, use: TokenReservation, exchange: Exchange
     ) -> None:
-        """An answer that is too long to be held, and no stream: its usage is at its end."""
+        """Pass on an answer that is too long to be buffered and not a stream; its usage is at its
+        end."""
         reading = BodyParser(use, asked, "")
         status, outcome, first_byte_ms = 499, "cancelled", 0.0
         exchange.on_cut = request.abort_if_unread
@@ -167,7 +168,7 @@ class OpenAIResponseWriter:
         exchange: Exchange,
         stream: SseResponse,
     ) -> None:
-        """A whole answer (a refusal, or what was declared to stand in) for a caller who reads a
+        """Send a whole answer (a refusal, or a declared fallback) to a caller that expects a
         stream."""
         status, body = self._read(request, asked, use, exchange)
         is_well = status < 400
@@ -181,7 +182,7 @@ class OpenAIResponseWriter:
 
 
 class _Streamed:
-    """One stream on its way. A caller that leaves is its ending unless another one comes first."""
+    """A stream in progress. It counts as cancelled by the caller unless it ends in another way."""
 
     def __init__(
         self,
@@ -202,8 +203,8 @@ class _Streamed:
         self._is_own_word = False
 
     async def run(self, stream: SseResponse) -> None:
-        """All of it. Raises WorkerConnectionLost where only a broken connection tells the truth: in
-        the middle of an event."""
+        """Run the stream to its end. Raises WorkerConnectionLost only in the middle of an event,
+        where only a broken connection reports the failure."""
         exchange, reading = self._exchange, self._reading
         last = DONE
         try:
@@ -212,7 +213,7 @@ class _Streamed:
             if reading.error is not None:
                 last = self._failed(reading.error)
             elif not reading.is_done:
-                raise WorkerConnectionLost("the engine ended its answer before its end", sent=True)
+                raise WorkerConnectionLost("the engine closed the stream before its end", sent=True)
             else:
                 self._status, self._outcome = exchange.answer.status, "ok"
         except WorkerConnectionLost:
@@ -243,14 +244,14 @@ class _Streamed:
                 await stream.send(out, is_inside=reading.is_inside)
 
     def _failed(self, error: dict[str, Any]) -> bytes:
-        """The engine said in its stream that it failed; its own status counts where it is one."""
+        """Handle an error in the engine's stream; its own status counts if it is valid."""
         self._status = status_of(error)
         self._outcome, self._is_own_word = "error", True
         return b"data: %b\n\n" % json.dumps({"error": error}).encode()
 
 
 def end_of(exchange: Exchange, use: TokenReservation, finish: str = "") -> bytes:
-    """The last event of an engine's stream: why it ended, what it took and what that cost."""
+    """The last event of an engine's stream: finish reason, usage and cost."""
     call = exchange.call
     return end_event(
         finish_reason=finish or use.finish or "stop",
@@ -273,7 +274,7 @@ def _without_type(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes
 
 
 def as_chunk(body: bytes) -> bytes:
-    """A whole answer as the only piece of a stream."""
+    """Convert a whole answer to a single chunk of a stream."""
     try:
         document = json.loads(body)
     except ValueError:

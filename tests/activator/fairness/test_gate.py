@@ -139,7 +139,7 @@ class World:
     async def pass_s(self, seconds: float) -> None:
         """Time goes by, and the gate looks again."""
         self.clock.advance(seconds)
-        self.gate.headcount.look_everywhere()
+        self.gate.instance_quota.dispatch_all()
         self.gate.capacity.retry()
         for _ in range(20):
             await asyncio.sleep(0)
@@ -153,7 +153,10 @@ async def _world(short_tmp: Path) -> AsyncIterator[World]:
     await world.scaler.aclose()
     await world.node.aclose()
     await world.books.aclose()
-    assert (repr(world.queue), world.gate.is_crowded) == ("<GlobalQueue 0/1000 waiting>", False)
+    assert (repr(world.queue), world.gate.has_waiting_starts) == (
+        "<GlobalQueue 0/1000 waiting>",
+        False,
+    )
 
 
 Call = asyncio.Task[Reservation]
@@ -185,7 +188,7 @@ async def test_a_tenants_instances_are_counted_over_all_its_functions_starting_o
     one, two = world.throttler("a", "one"), world.throttler("a", "two")
     world.node.gate.clear()
     tasks = calls(one, 2) + calls(two, 2)
-    await until(lambda: world.gate.headcount.waiting == 1)
+    await until(lambda: world.gate.instance_quota.waiting == 1)
 
     assert (
         len(world.node.started),
@@ -196,7 +199,7 @@ async def test_a_tenants_instances_are_counted_over_all_its_functions_starting_o
         4,
         1,
     )
-    assert world.gate.headcount.count("a") == (3, 0)
+    assert world.gate.instance_quota.count("a") == (3, 0)
     assert world.scaler.states()["a", "app-a", "two", "starts_held_up"] == 1
     world.node.gate.set()
     await until(lambda: sum(task.done() for task in tasks) == 3)
@@ -215,7 +218,7 @@ async def test_an_idle_instance_of_another_function_gives_its_place_within_the_q
 
     assert (list(one.instances), list(two.instances)) == ([], [reservation.instance.id])
     (waiting,) = calls(one)
-    await until(lambda: world.gate.headcount.waiting == 1)
+    await until(lambda: world.gate.instance_quota.waiting == 1)
     reservation.release()  # now it is idle, and somebody waits for its place
     (await waiting).release()
     assert list(two.instances) == []
@@ -268,8 +271,8 @@ async def test_gpus_are_counted_and_functions_without_them_do_not_wait_for_one(
     )
     reservation = await one.reserve(5)
     tasks = calls(two)
-    await until(lambda: world.gate.headcount.waiting == 1)
-    assert world.gate.headcount.count("a") == (1, 2)
+    await until(lambda: world.gate.instance_quota.waiting == 1)
+    assert world.gate.instance_quota.count("a") == (1, 2)
     await end(calls(world.throttler("a", "plain")))
 
     reservation.release()
@@ -302,11 +305,11 @@ async def test_at_its_deadline_a_call_is_told_of_the_quota(world: World) -> None
 async def test_a_quota_that_grows_lets_starts_through(world: World) -> None:
     world.tenant("a", instances=1)
     tasks = calls(world.throttler("a"), 3)
-    await until(lambda: world.gate.headcount.waiting == 2)
+    await until(lambda: world.gate.instance_quota.waiting == 2)
     world.tenant("a", instances=3)
     await world.pass_s(1.0)
     await asyncio.gather(*tasks)
-    assert world.gate.headcount.waiting == 0
+    assert world.gate.instance_quota.waiting == 0
     await end(tasks)
 
 
@@ -494,7 +497,7 @@ async def test_adopted_instances_count(world: World) -> None:
     other = World(world.node.directory / "again")
     other.tenant("a", instances=1)
     other.throttler("a").add(info)
-    assert other.gate.headcount.count("a") == (1, 0)
+    assert other.gate.instance_quota.count("a") == (1, 0)
     await other.scaler.aclose()
     await other.books.aclose()
 
@@ -733,7 +736,7 @@ async def test_a_call_that_leaves_at_any_point_leaves_nothing_behind(
         len(throttler.instances) + throttler.in_flight + throttler.waiting
         for throttler in (one, two)
     ] == [len(one.instances), len(two.instances)]
-    assert world.gate.headcount.count("a") == (len(one.instances), 0)
+    assert world.gate.instance_quota.count("a") == (len(one.instances), 0)
     assert world.node.claimed_bytes == SIZE * (len(one.instances) + len(two.instances))
     assert world.queue.waiting == 0
 

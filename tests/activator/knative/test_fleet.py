@@ -210,7 +210,7 @@ async def test_the_startup_clock_says_how_far_the_pod_came(world: World) -> None
 async def test_without_any_pod_the_startup_clock_says_what_came_of_waking(world: World) -> None:
     # the wake's answer is part of it
     target, fleet = world.target(clocks=Clocks(startup_s=1.0)), await world.fleet()
-    with pytest.raises(errors.StartTimeout, match=r"no pod was made .*answered 404"):
+    with pytest.raises(errors.StartTimeout, match=r"no pod was created .*answered 404"):
         await world.start(fleet, target)
 
 

@@ -149,7 +149,7 @@ def test_the_sidecar_is_not_the_worker() -> None:
             ),
             "ContainerCreating",
         ),
-        (pod_with(user={"state": {"running": {}}}), "its worker boots"),
+        (pod_with(user={"state": {"running": {}}}), "its worker is starting"),
         (
             pod_with(
                 user={"state": {"running": {}}}, conditions=({"type": "Ready", "status": "True"},)

@@ -86,7 +86,7 @@ async def test_what_is_answered_without_a_pod_for_us_is_asked_again(
     async with wakes.asked(TARGET):
         await until(lambda: knative.held == 1)
         assert knative.seen == 3
-        assert wakes.said(TARGET.key) == f"the request that wakes it was answered {status}"
+        assert wakes.said(TARGET.key) == f"the activation request was answered {status}"
     await wakes.aclose()
 
 

@@ -280,11 +280,11 @@ class SlowGate:
         """See Gate."""
         return b""
 
-    def take_nowait(self, requests: int, calls: int, tokens: int) -> None:
+    def try_acquire_nowait(self, requests: int, calls: int, tokens: int) -> None:
         """See Gate."""
         raise AssertionError("never asked")
 
-    async def take(self, requests: int, calls: int, tokens: int) -> None:
+    async def try_acquire(self, requests: int, calls: int, tokens: int) -> None:
         """See Gate."""
         self.is_asked.set()
         await asyncio.Event().wait()
@@ -292,10 +292,10 @@ class SlowGate:
     def settle(self, reserved: int, used: int) -> None:
         """See Gate."""
 
-    def leave(self) -> None:
+    def release(self) -> None:
         """See Gate."""
 
-    def give_back(self, requests: int, calls: int, tokens: int) -> None:
+    def refund(self, requests: int, calls: int, tokens: int) -> None:
         """See Gate."""
 
 

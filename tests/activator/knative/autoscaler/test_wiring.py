@@ -198,4 +198,4 @@ async def test_a_defect_of_the_autoscaler_does_not_end_its_activator(
         activators = Activators(server, broken, None, closing)
         alone = await activators.one("a-0")
         await activators.until(lambda: alone.leader is not None)
-    assert "the autoscaler broke" in caplog.text
+    assert "autoscaler failed" in caplog.text
