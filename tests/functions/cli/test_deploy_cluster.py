@@ -93,7 +93,7 @@ def test_what_was_said_of_an_earlier_change_says_nothing_of_this_one(
         assert shown(platform)["cluster"] == {
             "phase": "pending",
             "reason": "NotSeen",
-            "message": "its last change is on its way to the cluster",
+            "message": "the latest change has not reached the cluster yet",
             "since": platform.now,
         }
     platform.statuses.set(

@@ -1,1 +1,1 @@
-"""HTTP on top of the nouns: one router per noun, no decisions and no SQL of its own."""
+"""The HTTP API: one router per resource. Routers make no decisions and contain little SQL."""

@@ -1,4 +1,4 @@
-"""Deploying, and what is deployed."""
+"""Routes for deploying, listing, stopping, deleting and pruning apps."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ AppName = Annotated[str, Path(max_length=63)]
 
 
 class PruneRequest(Body):
-    """How many of the newest revisions of each function stay."""
+    """How many of the newest revisions of each function to keep."""
 
     keep: int = Field(default=10, ge=1, le=100_000)
     dry_run: bool = False
 
 
 class PruneResponse(Body):
-    """Revisions that were given up, and the bytes that count no longer; with `dry_run` nothing was
-    changed."""
+    """The number of pruned revisions, and the bytes that no longer count towards the tenant's
+    storage. With `dry_run`, nothing was changed."""
 
     revisions: int
     freed_bytes: int
@@ -61,7 +61,7 @@ class PruneResponse(Body):
 async def deploy(
     context: Ctx, caller: Deployer, request: RequestId, app: AppName, body: models.DeployRequest
 ) -> models.DeployResponse:
-    """Make the app consist of exactly these functions, at once or not at all."""
+    """Replace the app's functions with exactly these functions, in one transaction."""
     caller.demand_app(app)
     if body.override_freeze:
         caller.demand(Scope.ADMIN)
@@ -121,7 +121,7 @@ def _deploy(
 
 def _terms(body: models.DeployRequest) -> Terms:
     if body.no_traffic and body.rollout is not None:
-        text = "no_traffic keeps the traffic as it is, and a rollout moves it: give one of them"
+        text = "no_traffic and rollout exclude each other: set only one of them"
         raise InvalidInput(text, parameter="rollout")
     return Terms(
         told=Told(lineage=body.meta, evaluation=body.evaluation),
@@ -135,7 +135,7 @@ def _terms(body: models.DeployRequest) -> Terms:
 
 @router.get("", response_model=models.AppList)
 def listing(context: Ctx, caller: Deployer) -> dict[str, Any]:
-    """The apps of the environment, as far as the key reaches."""
+    """List the apps of the environment that the key may access."""
     with context.store.read() as sql:
         found = registry.apps(sql, tenant=caller.tenant, environment=caller.environment)
     return {"apps": [app for app in found if caller.may_see(app["name"])]}
@@ -143,7 +143,7 @@ def listing(context: Ctx, caller: Deployer) -> dict[str, Any]:
 
 @router.get("/{app}", response_model=models.AppDetail)
 def detail(context: Ctx, caller: Deployer, app: AppName) -> dict[str, Any]:
-    """One app with its functions."""
+    """Return one app with its functions."""
     caller.narrowed(app, None)
     with context.store.read() as sql:
         found = registry.app(sql, tenant=caller.tenant, environment=caller.environment, name=app)
@@ -156,7 +156,7 @@ def detail(context: Ctx, caller: Deployer, app: AppName) -> dict[str, Any]:
 
 
 def _in_cluster(context: Context, sql: sa.Connection, function: str) -> dict[str, Any] | None:
-    """What the reconciler says of a function's traffic as it is now; None where there is no
+    """Return the reconciler's status of a function's current traffic, or None where there is no
     cluster."""
     status = context.statuses.get(function)
     if status is None:
@@ -168,7 +168,7 @@ def _in_cluster(context: Context, sql: sa.Connection, function: str) -> dict[str
         return {
             "phase": "pending",
             "reason": "NotSeen",
-            "message": "its last change is on its way to the cluster",
+            "message": "the latest change has not reached the cluster yet",
             "since": status.since,
         }
     return {
@@ -182,7 +182,7 @@ def _in_cluster(context: Context, sql: sa.Connection, function: str) -> dict[str
 def history(
     context: Ctx, caller: Deployer, app: AppName, limit: Annotated[int, Query(ge=1, le=1000)] = 100
 ) -> dict[str, Any]:
-    """What changed in an app, newest first."""
+    """List the changes of an app, newest first."""
     caller.demand_app(app)
     with context.store.read() as sql:
         return {
@@ -194,7 +194,7 @@ def history(
 
 @router.post("/{app}:stop")
 def stop(context: Ctx, caller: Deployer, request: RequestId, app: AppName) -> models.Stopped:
-    """Answer 503 for the app's functions until it is deployed again."""
+    """Stop the app: its functions answer 503 until it is deployed again."""
     caller.demand_app(app)
     with context.store.write() as write:
         return models.Stopped(app=app, version=registry.stop(write, place(caller, app, request)))
@@ -202,8 +202,8 @@ def stop(context: Ctx, caller: Deployer, request: RequestId, app: AppName) -> mo
 
 @router.delete("/{app}", status_code=204)
 async def delete(context: Ctx, caller: Deployer, request: RequestId, app: AppName) -> Response:
-    """Remove the app's functions, their snapshots, and the bundles and weights that only they have;
-    its history stays."""
+    """Delete the app's functions, their snapshots, and the bundles and weights that only they refer
+    to. The app's history is kept."""
     caller.demand_app(app)
 
     def remove() -> tuple[tuple[str, ...], set[str]]:
@@ -221,30 +221,29 @@ async def delete(context: Ctx, caller: Deployer, request: RequestId, app: AppNam
 async def prune(
     context: Ctx, caller: Deployer, request: RequestId, app: AppName, body: PruneRequest
 ) -> PruneResponse:
-    """Give up old revisions of an app that goes on, and delete the bundles and weights that only
-    they have.
+    """Delete old revisions of an active app, and the bundles and weights that only they refer to.
 
-    Those that can be called (traffic, tag, alias, pin, rollout, experiment) and the newest `keep`
-    of each function stay."""
+    Revisions that can be called (by traffic, tag, alias, pin, rollout or experiment) and the newest
+    `keep` revisions of each function are kept."""
     caller.demand_app(app)
 
-    def give_up() -> pruning.Pruned:
+    def delete_revisions() -> pruning.Pruned:
         with context.store.write() as write:
             return pruning.prune(
                 write, place(caller, app, request), keep=body.keep, dry_run=body.dry_run
             )
 
-    done = await context.threads.run(caller.tenant, give_up)
+    done = await context.threads.run(caller.tenant, delete_revisions)
     if body.dry_run:
         return PruneResponse(revisions=len(done.revisions), freed_bytes=0, dry_run=True)
-    await _forget_snapshots(context, done)
+    await _delete_snapshots(context, done)
     freed = await deletion.give_up(context, caller, done.digests, request)
     return PruneResponse(revisions=len(done.revisions), freed_bytes=freed.size_bytes, dry_run=False)
 
 
-async def _forget_snapshots(context: Context, done: pruning.Pruned) -> None:
-    """A snapshot cannot start what has no bundle; one that stays here is dropped by the node's own
-    budget."""
+async def _delete_snapshots(context: Context, done: pruning.Pruned) -> None:
+    """Delete the snapshots of pruned revisions: they cannot start without a bundle. If this fails,
+    the node's own storage budget evicts them."""
     with contextlib.suppress(SnapshotterError, TimeoutError):
         async with asyncio.timeout(garbage.DELETE_TIMEOUT_S):
             for function, name in done.revisions:

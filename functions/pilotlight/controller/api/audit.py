@@ -1,4 +1,4 @@
-"""Who changed what, when, and from where."""
+"""Routes for reading the audit log."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ EVERY_TENANT = "*"
 
 
 class AuditEntry(Body):
-    """One change: who (`actor`, a key's id, or `platform`), what, from what, to what, and from
-    where."""
+    """One change: the actor (`actor`, a key's id, or `platform`), the action, its subject, the
+    values before and after, and the request's source address."""
 
     id: int
     at: float
@@ -34,7 +34,8 @@ class AuditEntry(Body):
 
 
 class AuditLog(Body):
-    """Changes, newest first. `before_id` asks for the page after this one; null: there is none."""
+    """Changes, newest first. Pass `before_id` to request the next page; null: this is the last
+    page."""
 
     entries: list[AuditEntry]
     before_id: int | None
@@ -47,33 +48,33 @@ def audit_log(
     caller: Admin,
     actor: Annotated[str | None, Query(description="a key's id, or `platform`")] = None,
     action: Annotated[
-        str | None, Query(description="`key.create`, or `key.*` for all that begin so")
+        str | None, Query(description="`key.create`, or `key.*` for every action with this prefix")
     ] = None,
-    subject: Annotated[str | None, Query(description="what was changed")] = None,
-    address: Annotated[str | None, Query(description="from where")] = None,
+    subject: Annotated[str | None, Query(description="the changed object")] = None,
+    address: Annotated[str | None, Query(description="source address of the request")] = None,
     since: Seconds = None,
     until: Seconds = None,
     tenant: Annotated[
         str | None,
-        Query(description="of another tenant, or `*` of all; for administrators of the platform"),
+        Query(description="another tenant, or `*` for all; platform administrators only"),
     ] = None,
     before_id: Annotated[int | None, Query(ge=0, le=(1 << 63) - 1)] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> dict[str, Any]:
-    """Who changed what, newest first."""
+    """List changes, newest first."""
     caller.demand_whole_tenant()
     if tenant not in (None, caller.tenant_name):
         caller.demand_platform()
     with context.store.read() as sql:
-        whose = (
+        tenant_id = (
             caller.tenant
             if tenant is None
             else None
             if tenant == EVERY_TENANT
             else tenants.find(sql, name=tenant).id
         )
-        wanted = audit.Wanted(
-            tenant=whose,
+        filters = audit.Wanted(
+            tenant=tenant_id,
             actor=actor,
             action=action,
             subject=subject,
@@ -82,5 +83,5 @@ def audit_log(
             address=address,
             before_id=before_id,
         )
-        found = audit.entries(sql, wanted, limit=limit)
+        found = audit.entries(sql, filters, limit=limit)
     return {"entries": found, "before_id": found[-1]["id"] if len(found) == limit else None}

@@ -1,4 +1,4 @@
-"""Blobs in and out."""
+"""Routes for uploading and downloading blobs."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from pilotlight.quotas import Plan
 
 router = APIRouter(prefix="/v1", tags=["blobs"])
 TOUCHES = 4
-"""A question for a blob is noted so often during the grace of `controller.blob_grace_s`: each note
-is a write to the database."""
+"""How often per `controller.blob_grace_s` a HEAD request may refresh a blob's last use: each
+refresh is a database write."""
 _BYTES: dict[str, Any] = {
     "application/octet-stream": {"schema": {"type": "string", "format": "binary"}}
 }
@@ -25,8 +25,8 @@ _BYTES: dict[str, Any] = {
 
 @router.head("/blobs/{digest}")
 async def has_blob(context: Ctx, caller: Deployer, digest: str) -> Response:
-    """200 with Content-Length when this tenant may name the blob, else 404. It is kept for
-    `controller.blob_grace_s` from now on."""
+    """Return 200 with Content-Length if this tenant may refer to the blob, else 404. The blob is
+    kept for at least `controller.blob_grace_s` from now."""
     size = await blobs.owned(context.files, context.store, tenant=caller.tenant, digest=digest)
     due = context.clock() - context.config.settings.blob_grace_s / TOUCHES
     if not await blobs.touch(context.store, tenant=caller.tenant, digest=digest, before=due):
@@ -42,8 +42,8 @@ async def has_blob(context: Ctx, caller: Deployer, digest: str) -> Response:
     response_class=Response,
     responses={
         200: {"description": "The blob", "content": _BYTES},
-        206: {"description": "The part that `Range` asks for", "content": _BYTES},
-        304: {"description": "The caller has it: `If-None-Match` names it"},
+        206: {"description": "The part that `Range` requests", "content": _BYTES},
+        304: {"description": "Not modified: `If-None-Match` matches the blob's ETag"},
     },
 )
 async def get_blob(
@@ -51,19 +51,22 @@ async def get_blob(
     caller: Deployer,
     digest: str,
     *,
-    asked_range: Annotated[
+    requested_range: Annotated[
         str | None, Header(alias="range", description="`bytes=0-16777215`; one range")
     ] = None,
     if_range: Annotated[
-        str | None, Header(description="the part only if this is the blob's ETag, else the whole")
+        str | None,
+        Header(
+            description="return the range only if this matches the blob's ETag, else the whole blob"
+        ),
     ] = None,
     if_none_match: Annotated[str | None, Header()] = None,
 ) -> Response:
-    """A blob that this tenant may name, or a part of it; its ETag is its digest. 416 when no byte
-    of the range exists."""
+    """Return a blob that this tenant may refer to, or a range of it. Its ETag is its digest. 416 if
+    no byte of the range exists."""
     size = await blobs.owned(context.files, context.store, tenant=caller.tenant, digest=digest)
     conditions = downloads.Conditions(
-        range=asked_range, if_range=if_range, if_none_match=if_none_match
+        range=requested_range, if_range=if_range, if_none_match=if_none_match
     )
     return downloads.answer(context.files, digest, size, conditions)
 
@@ -81,11 +84,10 @@ async def put_blob(
     chunked: bool = False,
     content_length: Annotated[int | None, Header(ge=0, include_in_schema=False)] = None,
 ) -> models.BlobInfo:
-    """Store the body under its sha256, or (`chunked`) as a file of weights, whose digest is made of
-    its chunks' hashes.
+    """Store the body under its sha256, or (`chunked`) as a weights file, whose digest is computed
+    from its chunks' hashes.
 
-    Sending it again is cheap.
-    """
+    Uploading a blob again is cheap."""
     blobs.check_digest(digest)
     plan = await context.threads.run(caller.tenant, plan_of, context, caller.tenant)
     size, created = await blobs.store_blob(
@@ -105,6 +107,6 @@ async def put_blob(
 
 
 def plan_of(context: Context, tenant: str) -> Plan:
-    """The tenant's plan."""
+    """Return the tenant's plan."""
     with context.store.read() as sql:
         return accounting.plan_of(sql, context.config.plans, tenant=tenant)

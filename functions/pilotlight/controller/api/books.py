@@ -1,4 +1,4 @@
-"""What was called, and what it cost."""
+"""Routes for call records and billing reports."""
 
 from __future__ import annotations
 
@@ -27,14 +27,15 @@ Grouping = Annotated[
 
 YEAR_10000_S = 253_402_300_800.0
 COLUMNS = tuple(name for name in models.BillLine.model_fields if name != "group")
-"""Of a report as CSV."""
+"""The columns of a billing report as CSV."""
 router = APIRouter(prefix="/v1", tags=["books"])
-Tenant = Annotated[str | None, Query(description="another tenant's, by its name (operator)")]
+Tenant = Annotated[str | None, Query(description="name of another tenant (operator only)")]
 
 
 @router.get("/calls/{call}")
 def get_call(context: Ctx, caller: Invoker, call: str) -> dict[str, Any]:
-    """A call: its record (`pilotlight.protocol.CallRecord`) and its `attempts` (usage records)."""
+    """Return a call: its record (`pilotlight.protocol.CallRecord`) and its `attempts` (usage
+    records)."""
     with context.store.read() as sql:
         found = calls.get(sql, tenant=caller.tenant, call=call)
     if caller.bound_environment not in (None, found["environment"]) or not caller.may_see(
@@ -51,9 +52,9 @@ def billing_report(
     caller: Biller,
     since: Annotated[
         str | None,
-        Query(description="seconds since the epoch, or ISO 8601 (UTC where it names no zone)"),
+        Query(description="seconds since the epoch, or ISO 8601 (UTC if without a time zone)"),
     ] = None,
-    until: Annotated[str | None, Query(description="the same; not included")] = None,
+    until: Annotated[str | None, Query(description="same formats as `since`; exclusive")] = None,
     by: Grouping = "function",
     environment: str | None = None,
     app: str | None = None,
@@ -61,13 +62,13 @@ def billing_report(
     tenant: Tenant = None,
     format: Literal["json", "csv"] = "json",
 ) -> models.Bill | Response:
-    """What was used and what it costs, exact to the last digit."""
+    """Report usage and its exact cost."""
     if caller.bound_environment not in (None, environment or caller.bound_environment):
         raise Forbidden(f"key {caller.key} is bound to environment {caller.bound_environment!r}")
     begin, end = moment("since", since), moment("until", until)
-    chosen = environment or caller.bound_environment
-    reach = dict(zip(("app", "function"), caller.narrowed(app, function), strict=True))
-    where = {name: value for name, value in reach.items() if value is not None}
+    selected = environment or caller.bound_environment
+    scope = dict(zip(("app", "function"), caller.narrowed(app, function), strict=True))
+    where = {name: value for name, value in scope.items() if value is not None}
     with context.store.read() as sql:
         lines = bills.report(
             sql,
@@ -75,7 +76,7 @@ def billing_report(
             by=by,
             since=begin,
             until=end,
-            environment=chosen,
+            environment=selected,
             where=where,
         )
     rows = [_row(line) for line in lines]
@@ -87,12 +88,12 @@ def billing_report(
             headers={"content-disposition": "attachment; filename=bill.csv"},
         )
     return models.Bill(
-        by=by, since=begin, until=end, environment=chosen, rows=rows, totals=_totals(lines)
+        by=by, since=begin, until=end, environment=selected, rows=rows, totals=_totals(lines)
     )
 
 
 def _row(line: Line) -> models.BillLine:
-    # A function is addressed app/function; its environment stands in `group`.
+    # A function is addressed as app/function; its environment is in `group`.
     shown = [value for name, value in line.group.items() if name != "environment"] or list(
         line.group.values()
     )
@@ -112,8 +113,7 @@ def _row(line: Line) -> models.BillLine:
 
 
 def plain(amount: Decimal) -> str:
-    """A decimal as plain digits, without the zeros that carry nothing: "0.0000131", not
-    "1.310E-5"."""
+    """Format a decimal as plain digits without trailing zeros: "0.0000131", not "1.310E-5"."""
     text = format(amount, "f")
     return (text.rstrip("0").rstrip(".") or "0") if "." in text else text
 
@@ -126,7 +126,7 @@ def _totals(lines: Iterable[Line]) -> dict[str, str]:
 
 
 def moment(name: str, text: str | None) -> float | None:
-    """A time of a query. Raises InvalidInput."""
+    """Parse a time in a query. Raises InvalidInput."""
     if text is None:
         return None
     try:
@@ -137,7 +137,7 @@ def moment(name: str, text: str | None) -> float | None:
             parameter=name,
         ) from e
     if not abs(found) < YEAR_10000_S:
-        raise InvalidInput(f"{name} = {text!r}: is beyond the calendar", parameter=name)
+        raise InvalidInput(f"{name} = {text!r}: the date is out of range", parameter=name)
     return found
 
 

@@ -1,4 +1,4 @@
-"""Budgets: what may be spent, what was, and whom to tell."""
+"""Routes for budgets: limits, spending, forecasts and alerts."""
 
 from __future__ import annotations
 
@@ -41,37 +41,37 @@ internal = APIRouter(dependencies=[Depends(platform_token)], include_in_schema=F
 
 
 class BudgetRequest(Body):
-    """A budget, whole: what is not given is as by default. There is one per environment, app,
-    function, period and currency."""
+    """A complete budget: omitted fields take their defaults. There is one budget per environment,
+    app, function, period and currency."""
 
     environment: str = Field(default="", description='"" covers all')
     app: str = Field(default="", description='"" covers all')
-    function: str = Field(default="", description='"" covers all; needs `app`')
-    period: Literal["day", "month"] = Field(default="month", description="of the calendar, in UTC")
-    amount: str = Field(max_length=64, description='a decimal number as text: "250", "0.05"')
+    function: str = Field(default="", description='"" covers all; requires `app`')
+    period: Literal["day", "month"] = Field(default="month", description="calendar period, in UTC")
+    amount: str = Field(max_length=64, description='a decimal number as a string: "250", "0.05"')
     currency: str | None = Field(
-        default=None, max_length=64, description="null: of the tenant's price list"
+        default=None, max_length=64, description="null: the currency of the tenant's price list"
     )
     hard: bool = Field(
         default=True,
-        description="calls are refused (402) when it is spent; otherwise it only warns",
+        description="refuse calls (402) when the budget is spent; otherwise it only warns",
     )
     alerts: list[int] = Field(
         default=list(DEFAULT_ALERTS),
         max_length=MAX_ALERTS,
-        description="percents of the amount, once per period each",
+        description="percentages of the amount; each alerts once per period",
     )
     webhook: str | None = Field(
-        default=None, description="URL that alerts are posted to (Standard Webhooks)"
+        default=None, description="URL to which alerts are posted (Standard Webhooks)"
     )
     new_secret: bool = Field(
-        default=False, description="replace the secret that the webhook's messages are signed with"
+        default=False, description="replace the secret that signs the webhook's messages"
     )
 
 
 class ForecastInfo(Body):
-    """The end of the period at the pace of the last full days: `low` to `high` holds 8 of 10
-    outcomes. Money as text."""
+    """Expected spending at the end of the period, from the last full days: `low` to `high` is an 80
+    % interval. Amounts are strings."""
 
     expected: str
     low: str | None
@@ -82,7 +82,7 @@ class ForecastInfo(Body):
 
 
 class AlertInfo(Body):
-    """A threshold that was reached; `next_attempt_at` null: the webhook is not tried any more."""
+    """A threshold that was reached. `next_attempt_at` null: the webhook is not retried."""
 
     id: str
     percent: int
@@ -96,7 +96,7 @@ class AlertInfo(Body):
 
 
 class BudgetInfo(Body):
-    """A budget, and what became of it in the period that runs (`begins_at` to `ends_at`)."""
+    """A budget and its state in the current period (`begins_at` to `ends_at`)."""
 
     id: str
     environment: str
@@ -107,7 +107,9 @@ class BudgetInfo(Body):
     currency: str
     hard: bool
     alerts: list[int]
-    webhook: str | None = Field(description="whole for administrators, its host for others")
+    webhook: str | None = Field(
+        description="the full URL for administrators, only the host for others"
+    )
     created_at: float
     updated_at: float
     current: str
@@ -117,20 +119,20 @@ class BudgetInfo(Body):
     left: str
     percent: float
     is_spent: bool
-    forecast: ForecastInfo | None = Field(description="null while nothing is known to rest it on")
+    forecast: ForecastInfo | None = Field(description="null while there is too little data")
     alerted: list[AlertInfo]
 
 
 class BudgetSet(BudgetInfo):
-    """A budget that was set. `webhook_secret` is what messages are signed with, shown this once;
-    null: as it was, or no webhook."""
+    """A budget that was set. `webhook_secret` signs its messages and is shown only once; null:
+    unchanged, or there is no webhook."""
 
     created: bool
     webhook_secret: str | None
 
 
 class BudgetList(Body):
-    """Budgets within reach of the key."""
+    """Budgets that the key may access."""
 
     budgets: list[BudgetInfo]
 
@@ -142,7 +144,7 @@ class AlertList(Body):
 
 
 class Tested(Body):
-    """What became of an example that was posted: `error` null means that the receiver took it."""
+    """The result of a test delivery. `error` null: the receiver accepted it."""
 
     status: int | None
     error: str | None
@@ -156,15 +158,15 @@ class Tested(Body):
 def set_budget(
     context: Ctx, caller: Admin, request: RequestId, body: BudgetRequest, response: Response
 ) -> BudgetSet:
-    """Make or change the budget of that environment, app, function, period and currency."""
-    _demand_reach(caller, body.environment, body.app, body.function)
+    """Create or update the budget of this environment, app, function, period and currency."""
+    _require_scope(caller, body.environment, body.app, body.function)
     if body.webhook is not None:
         webhooks.check_url(body.webhook, policy=context.config.settings.webhooks)
     with context.store.write() as write:
         if body.environment:
             tenants.demand_environment(write.sql, tenant=caller.tenant, name=body.environment)
         terms = _terms(context, tenants.get(write.sql, tenant=caller.tenant), body)
-        placed = budgets.put(
+        result = budgets.put(
             write,
             key=context.key,
             tenant=caller.tenant,
@@ -173,50 +175,52 @@ def set_budget(
             new_secret=body.new_secret,
             request=request,
         )
-        seen = budgets.overview(
-            write.sql, tenant=caller.tenant, now=write.now, budget_id=placed.budget.id
+        overview = budgets.overview(
+            write.sql, tenant=caller.tenant, now=write.now, budget_id=result.budget.id
         )[0]
-    response.status_code = 201 if placed.is_new else 200
-    return BudgetSet(**_info(seen, caller), created=placed.is_new, webhook_secret=placed.secret)
+    response.status_code = 201 if result.is_new else 200
+    return BudgetSet(**_info(overview, caller), created=result.is_new, webhook_secret=result.secret)
 
 
 @router.get("")
 def list_budgets(context: Ctx, caller: Biller) -> BudgetList:
-    """The tenant's budgets, the widest first."""
+    """List the tenant's budgets, broadest first."""
     with context.store.read() as sql:
         found = budgets.overview(sql, tenant=caller.tenant, now=context.clock())
     return BudgetList(
         budgets=[
-            BudgetInfo(**_info(seen, caller))
-            for seen in found
-            if _reaches(caller, seen.budget.terms)
+            BudgetInfo(**_info(overview, caller))
+            for overview in found
+            if _covers(caller, overview.budget.terms)
         ]
     )
 
 
 @router.get("/{budget}")
 def get_budget(context: Ctx, caller: Biller, budget: str) -> BudgetInfo:
-    """One budget."""
+    """Return one budget."""
     with context.store.read() as sql:
-        seen = budgets.overview(sql, tenant=caller.tenant, now=context.clock(), budget_id=budget)[0]
-    _demand_sight(caller, seen.budget)
-    return BudgetInfo(**_info(seen, caller))
+        overview = budgets.overview(
+            sql, tenant=caller.tenant, now=context.clock(), budget_id=budget
+        )[0]
+    _require_visible(caller, overview.budget)
+    return BudgetInfo(**_info(overview, caller))
 
 
 @router.get("/{budget}/alerts")
 def list_alerts(context: Ctx, caller: Biller, budget: str) -> AlertList:
-    """Every alert of a budget, of all periods."""
+    """List every alert of a budget, in all periods."""
     with context.store.read() as sql:
-        _demand_sight(caller, budgets.get(sql, tenant=caller.tenant, budget_id=budget))
+        _require_visible(caller, budgets.get(sql, tenant=caller.tenant, budget_id=budget))
         found = alerts.listing(sql, budgets=[budget])
     return AlertList(alerts=[_alert(alert) for alert in found])
 
 
 @router.delete("/{budget}", status_code=204)
 def delete_budget(context: Ctx, caller: Admin, request: RequestId, budget: str) -> Response:
-    """Remove a budget and its alerts."""
+    """Delete a budget and its alerts."""
     with context.store.write() as write:
-        _demand_sight(caller, budgets.get(write.sql, tenant=caller.tenant, budget_id=budget))
+        _require_visible(caller, budgets.get(write.sql, tenant=caller.tenant, budget_id=budget))
         budgets.delete(
             write, tenant=caller.tenant, budget_id=budget, actor=caller.key, request=request
         )
@@ -226,8 +230,8 @@ def delete_budget(context: Ctx, caller: Admin, request: RequestId, budget: str) 
 
 @router.post("/{budget}:test")
 async def test_budget(context: Ctx, caller: Admin, request: RequestId, budget: str) -> Tested:
-    """Post a signed example (`type`: `budget.test`) to the budget's webhook, once, and say what
-    became of it."""
+    """Post a signed example (`type`: `budget.test`) to the budget's webhook once, and return the
+    result."""
     message, url, secret = await context.threads.run(
         caller.tenant, _example, context, caller, budget, request
     )
@@ -247,7 +251,7 @@ async def test_budget(context: Ctx, caller: Admin, request: RequestId, budget: s
 
 @internal.get(BUDGETS_PATH)
 def budget_states(context: Ctx) -> dict[str, dict[str, Any]]:
-    """What the ledger has of every budget's current period."""
+    """Return the ledger's state of every budget's current period."""
     with context.store.read() as sql:
         found = budgets.states(sql, now=context.clock())
     return {"budgets": {budget: to_json(state) for budget, state in found.items()}}
@@ -258,10 +262,10 @@ def _terms(context: Context, tenant: Any, body: BudgetRequest) -> Terms:
     own = lists.get(
         terms_of(tenant, context.config.plans).resolve().prices or "", context.config.prices.rates()
     )
-    wanted = body.model_dump(exclude={"new_secret", "currency"})
+    fields = body.model_dump(exclude={"new_secret", "currency"})
     currencies = {rates.currency for rates in lists.values()}
     return budget_terms.parse(
-        **wanted,
+        **fields,
         currency=own.currency if body.currency is None else body.currency,
         currencies=currencies,
     )
@@ -272,11 +276,11 @@ def _example(
 ) -> tuple[Message, str, str]:
     with context.store.write() as write:
         budget = budgets.get(write.sql, tenant=caller.tenant, budget_id=budget_id)
-        _demand_sight(caller, budget)
+        _require_visible(caller, budget)
         if budget.terms.webhook is None or budget.sealed_secret is None:
             raise Conflict(
                 f"budget {budget_id} has no webhook",
-                hint="Give it one: `pilotlight budget set … --webhook https://…`.",
+                hint="Set one: `pilotlight budget set … --webhook https://…`.",
             )
         audit.record(
             write,
@@ -309,7 +313,7 @@ def _example(
     return message, budget.terms.webhook, context.key.webhooks.open(budget.sealed_secret)
 
 
-def _reaches(caller: Principal, terms: Terms) -> bool:
+def _covers(caller: Principal, terms: Terms) -> bool:
     return caller.covers(
         environment=terms.environment or None,
         app=terms.app or None,
@@ -317,23 +321,23 @@ def _reaches(caller: Principal, terms: Terms) -> bool:
     )
 
 
-def _demand_sight(caller: Principal, budget: Budget) -> None:
-    if not _reaches(caller, budget.terms):
+def _require_visible(caller: Principal, budget: Budget) -> None:
+    if not _covers(caller, budget.terms):
         raise NotFound(f"there is no budget {budget.id}")
 
 
-def _demand_reach(caller: Principal, environment: str, app: str, function: str) -> None:
+def _require_scope(caller: Principal, environment: str, app: str, function: str) -> None:
     if not caller.covers(
         environment=environment or None, app=app or None, function=function or None
     ):
         raise Forbidden(
-            f"key {caller.key} does not reach all that this budget would cover: name its "
+            f"key {caller.key} cannot access everything this budget would cover: name its "
             f"environment, app or function"
         )
 
 
-def _info(seen: Overview, caller: Principal) -> dict[str, Any]:
-    budget, terms = seen.budget, seen.budget.terms
+def _info(overview: Overview, caller: Principal) -> dict[str, Any]:
+    budget, terms = overview.budget, overview.budget.terms
     shown = (
         terms.webhook
         if caller.scope is Scope.ADMIN or terms.webhook is None
@@ -345,15 +349,15 @@ def _info(seen: Overview, caller: Principal) -> dict[str, Any]:
         "id": budget.id,
         "created_at": budget.created_at,
         "updated_at": budget.updated_at,
-        "current": seen.period.name,
-        "begins_at": seen.period.begins_at,
-        "ends_at": seen.period.ends_at,
-        "spent": _money(seen.spent),
-        "left": _money(max(0, terms.picos - seen.spent)),
-        "percent": round(seen.percent, 2),
-        "is_spent": seen.spent >= terms.picos,
-        "forecast": seen.forecast and _forecast(seen.forecast),
-        "alerted": [_alert(alert) for alert in seen.alerts],
+        "current": overview.period.name,
+        "begins_at": overview.period.begins_at,
+        "ends_at": overview.period.ends_at,
+        "spent": _money(overview.spent),
+        "left": _money(max(0, terms.picos - overview.spent)),
+        "percent": round(overview.percent, 2),
+        "is_spent": overview.spent >= terms.picos,
+        "forecast": overview.forecast and _forecast(overview.forecast),
+        "alerted": [_alert(alert) for alert in overview.alerts],
     }
 
 

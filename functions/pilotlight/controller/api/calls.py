@@ -1,5 +1,5 @@
-"""Submitted calls in lists, and dead letters sent again. One call, while it is wanted at once, is
-answered by whoever has it."""
+"""Routes for listing submitted calls and redriving dead letters. The activators answer requests for
+a single call that has not been stored yet."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pilotlight.errors import Conflict
 
 router = APIRouter(prefix="/v1", tags=["submitted calls"])
 MAX_REDRIVEN = 1000
-"""Dead letters that one request sends again; the answer says whether there are more."""
+"""Dead letters that one request redrives at most; the response says whether there are more."""
 State = Literal["QUEUED", "RUNNING", "SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED", "DEAD"]
 
 
@@ -30,18 +30,18 @@ class CallList(Body):
 
 
 class RedriveRequest(Body):
-    """Which dead letters are sent again: all of them, of an app, or of a function."""
+    """Which dead letters to redrive: all of them, those of an app, or those of a function."""
 
     app: str | None = None
-    function: str | None = Field(default=None, description="needs `app`")
+    function: str | None = Field(default=None, description="requires `app`")
     limit: int = Field(default=MAX_REDRIVEN, ge=1, le=MAX_REDRIVEN)
 
 
 class Redriven(Body):
-    """Dead letters that were sent again, under the ids that they had."""
+    """Dead letters that were queued again, under their original ids."""
 
     calls: list[str]
-    more: bool = Field(description="there may be more: ask again")
+    more: bool = Field(description="there may be more: repeat the request")
 
 
 @router.get("/calls")
@@ -51,22 +51,25 @@ def list_calls(
     caller: Invoker,
     state: Annotated[
         State | None,
-        Query(description="DEAD: failed after the last attempt, and waits to be sent again"),
+        Query(description="DEAD: failed on its last attempt and can be redriven"),
     ] = None,
     app: str | None = None,
     function: str | None = None,
     schedule: Annotated[
-        str | None, Query(max_length=100, description="begun by this schedule")
+        str | None, Query(max_length=100, description="started by this schedule")
     ] = None,
     before: Annotated[
-        float | None, Query(description="submitted before (seconds since the epoch): the next page")
+        float | None,
+        Query(
+            description="submitted before this time (seconds since the epoch), for the next page"
+        ),
     ] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> CallList:
-    """Submitted calls of the environment, as far as the key reaches and as long as they are
-    kept."""
+    """List the environment's submitted calls that the key may access and that are still
+    retained."""
     app, function = caller.narrowed(app, function)
-    wanted = Wanted(
+    filters = Wanted(
         tenant=caller.tenant,
         environment=caller.environment,
         app=app,
@@ -76,22 +79,22 @@ def list_calls(
         before=before,
     )
     with context.store.read() as sql:
-        return CallList(calls=calls.listing(sql, wanted, limit=limit))
+        return CallList(calls=calls.listing(sql, filters, limit=limit))
 
 
 @router.post("/calls:redrive", dependencies=[ROOM], status_code=202)
 def redrive_calls(
     context: Ctx, caller: Deployer, request: RequestId, body: RedriveRequest
 ) -> Redriven:
-    """Send dead letters again, the oldest first."""
+    """Queue dead letters again, oldest first."""
     app, function = caller.narrowed(body.app, body.function)
-    wanted = Wanted(
+    filters = Wanted(
         tenant=caller.tenant, environment=caller.environment, app=app, function=function
     )
     with context.store.write() as write:
-        sent, more = due.redrive(write, wanted, limit=body.limit)
+        sent, more = due.redrive(write, filters, limit=body.limit)
         subject = "/".join(part for part in (caller.environment, app, function) if part)
-        _note(write, caller, subject, {"calls": len(sent)}, request)
+        _record_audit(write, caller, subject, {"calls": len(sent)}, request)
     return Redriven(calls=sent, more=more)
 
 
@@ -103,26 +106,26 @@ def redrive_call(
     call: Annotated[str, Path(max_length=128)],
     response: Response,
 ) -> Redriven:
-    """Send one dead letter again, under the id that it has."""
+    """Queue one dead letter again, under its original id."""
     app, function = caller.narrowed(None, None)
-    wanted = Wanted(
+    filters = Wanted(
         tenant=caller.tenant, environment=caller.environment, app=app, function=function, call=call
     )
     with context.store.write() as write:
         calls.get(write.sql, tenant=caller.tenant, call=call)
-        sent, _ = due.redrive(write, wanted, limit=1)
+        sent, _ = due.redrive(write, filters, limit=1)
         if not sent:
             hint = (
-                f"See them: `pilotlight call list --dead`. Its state is listed as {DEAD} once "
-                f"it failed for the last time."
+                f"List dead letters: `pilotlight call list --dead`. A call becomes {DEAD} when it "
+                f"fails on its last attempt."
             )
-            raise Conflict(f"call {call} is no dead letter of this environment", hint=hint)
-        _note(write, caller, call, None, request)
+            raise Conflict(f"call {call} is not a dead letter of this environment", hint=hint)
+        _record_audit(write, caller, call, None, request)
     response.headers["location"] = f"/v1/calls/{call}"
     return Redriven(calls=sent, more=False)
 
 
-def _note(write: Write, caller: Principal, subject: str, after: Any, request: str) -> None:
+def _record_audit(write: Write, caller: Principal, subject: str, after: Any, request: str) -> None:
     audit.record(
         write,
         tenant=caller.tenant,

@@ -1,4 +1,5 @@
-"""Deploying in the words of model servers, and from one environment to another."""
+"""Routes for deploying a model version (in model-server terms) and for promoting between
+environments."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ Environment = Annotated[str, Field(min_length=1, max_length=63)]
 
 
 class PromotionRequest(Body):
-    """What serves in one environment shall serve in another; `function` null: every function of the
+    """Deploy what serves in one environment to another. `function` null: every function of the
     app."""
 
     from_environment: Environment
@@ -39,7 +40,7 @@ class PromotionRequest(Body):
 
 
 class ModelResources(Body):
-    """What one instance may use; what is not said is as the version has it."""
+    """Resources of one instance; omitted fields keep the version's values."""
 
     cpu: float | None = None
     memory_bytes: int | None = None
@@ -48,7 +49,7 @@ class ModelResources(Body):
 
 
 class CanaryPolicy(Body):
-    """Take over step by step: percents of the traffic, and how long each step lasts at least."""
+    """A step-by-step rollout: traffic percentages, and the minimum duration of each step."""
 
     type: Literal["canary"]
     steps: list[int] = Field(min_length=1, max_length=20)
@@ -58,18 +59,18 @@ class CanaryPolicy(Body):
 
 
 class ModelDeployment(Body):
-    """A version of a model that shall serve."""
+    """A model version to serve."""
 
-    modelId: str = Field(max_length=160, description="`app/function`")  # noqa: N815 - the field's name outside
+    modelId: str = Field(max_length=160, description="`app/function`")  # noqa: N815 - the name in the API
     version: Reference
     resources: ModelResources | None = None
-    rolloutPolicy: Literal["all_at_once"] | CanaryPolicy = "all_at_once"  # noqa: N815 - the field's name outside
+    rolloutPolicy: Literal["all_at_once"] | CanaryPolicy = "all_at_once"  # noqa: N815 - the name in the API
 
 
 class ModelDeployed(Body):
-    """What became of it. `version` is the revision's name."""
+    """The result of a deployment. `version` is the revision's name."""
 
-    modelId: str  # noqa: N815 - the field's name outside
+    modelId: str  # noqa: N815 - the name in the API
     version: str
     stage: Literal["live", "waiting", "no_traffic", "rollout"]
     approvals: int
@@ -84,7 +85,7 @@ async def promote_app(
     app: Annotated[str, Path(max_length=63)],
     body: PromotionRequest,
 ) -> models.DeployResponse:
-    """Deploy in one environment what serves in another: the same specs."""
+    """Deploy in one environment the specs that serve in another."""
     if body.function is None:
         caller.demand_app(app)
     else:
@@ -107,7 +108,7 @@ async def promote_app(
 def deploy_model(
     context: Ctx, caller: Deployer, request: RequestId, body: ModelDeployment
 ) -> ModelDeployed:
-    """Let a version of a model serve. Other resources than it has make a revision of their own."""
+    """Serve a model version. Resources that differ from the version's create a new revision."""
     where, function = _model(caller, body.modelId, request)
     policy = body.rolloutPolicy
     steps = (
@@ -122,9 +123,9 @@ def deploy_model(
         references.check_rungs(caller, app=where.app, specs=[spec])
         references.check_egress([spec], context.config.egress)
         if "gpu" in resources:
-            wanted = replace(spec, resources=replace(spec.resources, gpu=tuple(resources["gpu"])))
+            resized = replace(spec, resources=replace(spec.resources, gpu=tuple(resources["gpu"])))
             references.check_prices(
-                [wanted], prices.of_tenant(write.sql, context.config, caller.tenant)
+                [resized], prices.of_tenant(write.sql, context.config, caller.tenant)
             )
         terms = Terms(plan=steps)
         with accounting.deploying(write, context.config.plans, tenant=caller.tenant):
@@ -155,7 +156,7 @@ def _promote(
     promotion.demand_other(origin, target)
     with context.store.read() as sql:
         found = promotion.candidates(sql, origin, function=body.function)
-        specs = [one.spec for one in found]
+        specs = [candidate.spec for candidate in found]
         references.check_rungs(caller, app=app, specs=specs)
         references.check_egress(specs, context.config.egress)
         manifests = promotion.manifests_of(sql, context.files, tenant=caller.tenant, found=found)

@@ -1,4 +1,4 @@
-"""Due calls, for activators: handed out on a claim, and taken. The platform token opens this."""
+"""Routes by which activators claim and acknowledge due calls. They require the platform token."""
 
 from __future__ import annotations
 
@@ -22,33 +22,34 @@ router = APIRouter(dependencies=[Depends(platform_token)], include_in_schema=Fal
 
 
 class DueCalls(Body):
-    """Calls as journals hold them, claimed for who asked."""
+    """Calls in journal format, claimed for the requesting activator."""
 
     calls: list[dict[str, Any]]
 
 
 class TakeRequest(Body):
-    """These (`due` of each) are in the journal of this activator."""
+    """Acknowledges that these calls (the `due` id of each) are in this activator's journal."""
 
     activator: str = Field(max_length=64)
     ids: list[str] = Field(max_length=10_000)
 
 
 class Taken(Body):
-    """Those of them that are its own to run; the others are another's, and must be forgotten."""
+    """The calls that this activator owns and must run. It must delete the others: they belong to
+    another activator."""
 
     yours: list[str]
 
 
 class Inheritance(Body):
-    """Calls as the journal of an activator that is gone holds them."""
+    """Calls from the journal of an activator that no longer exists."""
 
     activator: str = Field(max_length=64)
     calls: list[dict[str, Any]] = Field(max_length=10_000)
 
 
 class Inherited(Body):
-    """How many of them were not known yet."""
+    """The number of calls that were not known yet."""
 
     accepted: int
 
@@ -60,39 +61,39 @@ async def ask(
     wait_s: Annotated[float, Query(ge=0, le=MAX_WAIT_S)] = 0,
     without: Annotated[list[str] | None, Query(max_length=MAX_WITHOUT)] = None,
 ) -> DueCalls:
-    """What this activator shall run, waiting up to `wait_s` for the first of it. `without`: tenants
-    that it has no room for."""
+    """Claim due calls for this activator, waiting up to `wait_s` seconds for the first one.
+    `without`: tenants for which the activator has no capacity."""
     claim = partial(_claim, context, activator, without or [])
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(wait_s) as patience:
+        async with asyncio.timeout(wait_s) as timer:
             while True:
-                ring = context.bell.next_ring()
+                change = context.bell.next_ring()
                 found = await anyio.to_thread.run_sync(claim)
                 if found or context.bell.closed or wait_s == 0:
-                    patience.reschedule(None)
+                    timer.reschedule(None)
                     return DueCalls(calls=found)
-                await ring.wait()
+                await change.wait()
     return DueCalls(calls=await anyio.to_thread.run_sync(claim))
 
 
 @router.post(DUE_PATH)
 def take(context: Ctx, body: TakeRequest) -> Taken:
-    """Take what is in a journal."""
+    """Acknowledge calls that are in an activator's journal."""
     with context.store.write() as write:
         return Taken(yours=due.take(write, activator=body.activator, ids=body.ids))
 
 
 @router.put(DUE_PATH)
 def inherit(context: Ctx, body: Inheritance) -> Inherited:
-    """Take calls over that an activator could not finish: others run them."""
+    """Take over calls that an activator could not finish, so that others run them."""
     with context.store.write() as write:
         return Inherited(
-            accepted=sum(due.inherit(write, held, activator=body.activator) for held in body.calls)
+            accepted=sum(due.inherit(write, call, activator=body.activator) for call in body.calls)
         )
 
 
 def _claim(context: Context, activator: str, without: list[str]) -> list[dict[str, Any]]:
-    with context.store.read() as sql:  # a look takes no lock, and mostly nothing is due
+    with context.store.read() as sql:  # a read takes no lock, and usually nothing is due
         if not due.has_any(sql, activator=activator, now=context.clock(), without=without):
             return []
     with context.store.write() as write:

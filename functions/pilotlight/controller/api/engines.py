@@ -1,4 +1,4 @@
-"""Language models: what they did in the last 24 hours."""
+"""Routes for language-model statistics of the last 24 hours."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ router = APIRouter(prefix="/v1/engines", tags=["language models"])
 
 
 class TimesInfo(Body):
-    """Percentiles of `n` times."""
+    """Percentiles of `n` durations."""
 
     n: int
     p50_ms: float
@@ -26,7 +26,7 @@ class TimesInfo(Body):
 
 
 class ShareInfo(Body):
-    """What one tenant's calls took."""
+    """Usage by one tenant's calls."""
 
     tenant: str
     calls: int
@@ -36,46 +36,50 @@ class ShareInfo(Body):
 
 
 class EngineInfo(Body):
-    """A language model over the last 24 hours; null = nothing was seen."""
+    """A language model's figures for the last 24 hours; null: no data."""
 
     app: str
     function: str
-    revision: str = Field(description="the heaviest one: what is declared is its")
+    revision: str = Field(
+        description="the revision with the most traffic; its declared values are shown"
+    )
     max_model_len: int
     max_num_seqs: int
     adapters: list[str]
-    gpu: str = Field(description="acceptable kinds, best first; empty for a CPU")
+    gpu: str = Field(description="acceptable GPU types, best first; empty for CPU only")
     gpu_count: int
     calls: int
     failed: int
     tokens_in: int
     tokens_out: int
-    cached: float | None = Field(
-        description="share of prompt tokens that were in the engine's cache"
+    cached: float | None = Field(description="share of prompt tokens found in the engine's cache")
+    first_token: TimesInfo | None = Field(
+        description="time to first token, of calls that did not wait for an instance to start"
     )
-    first_token: TimesInfo | None = Field(description="of calls that waited for no start")
     between_tokens: TimesInfo | None
     first_token_by_start: dict[str, TimesInfo] = Field(
-        description="of the newest calls, by how their instance came up"
+        description="time to first token of the newest calls, by start kind of their instance"
     )
     finishes: dict[str, int] = Field(
-        description="why the newest answers ended: `stop`, `length`, `cancelled`, `error`, …"
+        description="finish reasons of the newest calls: `stop`, `length`, `cancelled`, `error`, …"
     )
     streams: int
-    completed: float | None = Field(description="share of the streams that ended by themselves")
+    completed: float | None = Field(description="share of streams that ran to completion")
     out_of_memory: int = Field(description="instances that ran out of memory")
     cache_use: tuple[int, int] | None = Field(
-        description="percent of the KV cache in use: median, and the most"
+        description="percent of the KV cache in use: median and maximum"
     )
-    tokens_per_s: float | None = Field(description="written per second of a busy instance")
+    tokens_per_s: float | None = Field(
+        description="tokens generated per second of busy instance time"
+    )
     tokens_per_gpu_s: float | None
     cost: str
-    price_per_1k: str | None = Field(description="cost by 1,000 tokens, in and out")
+    price_per_1k: str | None = Field(description="cost per 1,000 tokens, input and output")
     tenants: list[ShareInfo]
 
 
 class EngineList(Body):
-    """Language models within reach of the key, by name."""
+    """Language models that the key may access, by name."""
 
     currency: str
     engines: list[EngineInfo]
@@ -88,7 +92,7 @@ def list_engines(
     app: Annotated[str | None, Query(max_length=64)] = None,
     function: Annotated[str | None, Query(max_length=64)] = None,
 ) -> EngineList:
-    """The language models of the environment."""
+    """List the language models of the environment."""
     app, function = caller.narrowed(app, function)
     with context.store.read() as sql:
         currency = rates_of(
@@ -108,12 +112,12 @@ def list_engines(
 
 @router.get("/{app}/{function}")
 def get_engine(context: Ctx, caller: Deployer, app: str, function: str) -> EngineInfo:
-    """One of them."""
+    """Return one language model."""
     caller.demand_function(app, function)
     found = list_engines(context, caller, app, function).engines
     if not found:
         raise NotFound(
-            f"there is no language model {app}/{function} that takes traffic: `pilotlight engine "
-            f"list` shows those that there are"
+            f"there is no language model {app}/{function} with traffic: `pilotlight engine "
+            f"list` shows those that exist"
         )
     return found[0]

@@ -1,4 +1,5 @@
-"""Experiments: arms of a function compared on a fair split of its callers."""
+"""Routes for experiments, which compare revisions of a function on a random split of its
+callers."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ router = APIRouter(prefix="/v1/experiments", tags=["experiments"])
 
 
 class ArmBody(Body):
-    """One side: `share` percent of the units in the experiment are answered by `revision`."""
+    """One arm: `revision` serves `share` percent of the units in the experiment."""
 
     name: str = Field(max_length=63)
     revision: str = Field(max_length=200)
@@ -32,8 +33,8 @@ class ArmBody(Body):
 
 
 class ExperimentRequest(Body):
-    """An experiment. The first arm is what the others are compared with, and gets the share of an
-    arm that is stopped."""
+    """An experiment. The first arm is the baseline; it receives the share of any arm that is
+    stopped."""
 
     app: str = Field(max_length=63)
     function: str = Field(max_length=63)
@@ -42,30 +43,31 @@ class ExperimentRequest(Body):
     unit: str = Field(
         default=BY_KEY,
         max_length=80,
-        description="what meets one arm only: `key`, `tenant`, `header:<name>`",
+        description="unit that is assigned to exactly one arm: `key`, `tenant`, `header:<name>`",
     )
     percent: float = Field(
-        default=float(WHOLE), description="of all units; the rest follow the function's weights"
+        default=float(WHOLE),
+        description="percent of all units; the rest follow the function's weights",
     )
     guardrails: list[str] = Field(
         default=list(design.DEFAULT_GUARDRAILS),
         max_length=64,
         description="`METRIC +BOUND[%]` or `METRIC -BOUND[%]`, against the first arm: an arm that "
-        "is beyond is stopped",
+        "exceeds a bound is stopped",
     )
-    start: bool = Field(default=False, description="let units in at once")
+    start: bool = Field(default=False, description="start the experiment immediately")
 
 
 class StoppedArm(Body):
-    """Since when an arm answers nobody, and why."""
+    """When an arm was stopped, and why."""
 
     at: float
     reason: str
 
 
 class ExperimentInfo(Body):
-    """An experiment. `state`: DRAFT, RUNNING, STOPPED or CONCLUDED; `winner`: the arm that it was
-    concluded with."""
+    """An experiment. `state`: DRAFT, RUNNING, STOPPED or CONCLUDED. `winner`: the arm with which it
+    was concluded."""
 
     id: str
     environment: str
@@ -93,8 +95,8 @@ class ExperimentList(Body):
 
 
 class Bounds(Body):
-    """A value, and between what the true one is with 95 %, at all times together. null: not known,
-    or no bound."""
+    """A value with its 95 % confidence interval, valid at all times simultaneously. null: unknown
+    or unbounded."""
 
     value: float | None
     low: float | None
@@ -102,7 +104,7 @@ class Bounds(Body):
 
 
 class ArmReport(ArmBody):
-    """What an arm showed, by metric."""
+    """An arm's results, by metric."""
 
     stopped: StoppedArm | None
     units: int
@@ -122,8 +124,8 @@ class Comparison(Bounds):
 
 
 class GuardrailReport(Bounds):
-    """How far beyond its bound an arm is: breached (above 0 throughout), within (below), open, or
-    unknown."""
+    """How far an arm exceeds its bound. `state`: breached (the whole interval is above 0), within
+    (below 0), open, or unknown."""
 
     guardrail: str
     arm: str
@@ -131,7 +133,7 @@ class GuardrailReport(Bounds):
 
 
 class SampleRatio(Body):
-    """Units per arm against the plan. `p` holds for any number of looks, `p_single_look`
+    """Observed and planned units per arm. `p` is valid for any number of looks, `p_single_look`
     (chi-square) for one."""
 
     observed: dict[str, int]
@@ -142,7 +144,7 @@ class SampleRatio(Body):
 
 
 class Report(Body):
-    """What an experiment shows. Not `valid`: nothing of it counts, for the reasons in
+    """The results of an experiment. If not `valid`, none of them count, for the reasons in
     `problems`."""
 
     experiment: ExperimentInfo
@@ -158,14 +160,15 @@ class Report(Body):
 
 
 class StopRequest(Body):
-    """Why; and which arm, null = the whole experiment."""
+    """The reason, and the arm to stop; null: the whole experiment."""
 
     reason: str = Field(default="stopped by hand", max_length=lifecycle.MAX_REASON)
     arm: str | None = Field(default=None, max_length=63)
 
 
 class ConcludeRequest(Body):
-    """The arm whose revision gets all traffic; `force`: though the report is invalid."""
+    """The arm whose revision receives all traffic. `force`: conclude although the report is
+    invalid."""
 
     arm: str = Field(max_length=63)
     force: bool = False
@@ -175,7 +178,7 @@ class ConcludeRequest(Body):
 def create_experiment(
     context: Ctx, caller: Deployer, request: RequestId, body: ExperimentRequest
 ) -> ExperimentInfo:
-    """Plan an experiment, and start it if that is asked for."""
+    """Create an experiment, and start it if requested."""
     caller.demand_function(body.app, body.function)
     arms = [arm.model_dump() for arm in body.arms]
     plan = design.parse(
@@ -201,7 +204,7 @@ def list_experiments(
     app: Annotated[str | None, Query(max_length=63)] = None,
     function: Annotated[str | None, Query(max_length=63)] = None,
 ) -> ExperimentList:
-    """Experiments of the environment, as far as the key reaches."""
+    """List the experiments of the environment that the key may access."""
     app, function = caller.narrowed(app, function)
     with context.store.read() as sql:
         found = lifecycle.listing(sql, tenant=caller.tenant, environment=caller.environment)
@@ -216,16 +219,22 @@ def list_experiments(
 
 @router.get("/{experiment}")
 def get_experiment(context: Ctx, caller: Deployer, experiment: str) -> ExperimentInfo:
-    """One experiment."""
+    """Return one experiment."""
     with context.store.read() as sql:
-        return _info(_seen(caller, lifecycle.get(sql, tenant=caller.tenant, experiment=experiment)))
+        return _info(
+            _require_visible(
+                caller, lifecycle.get(sql, tenant=caller.tenant, experiment=experiment)
+            )
+        )
 
 
 @router.get("/{experiment}/report")
 def get_report(context: Ctx, caller: Deployer, experiment: str) -> Report:
-    """What it shows by now; may be looked at as often as one likes."""
+    """Return the current results. They may be requested at any time without biasing the test."""
     with context.store.read() as sql:
-        found = _seen(caller, lifecycle.get(sql, tenant=caller.tenant, experiment=experiment))
+        found = _require_visible(
+            caller, lifecycle.get(sql, tenant=caller.tenant, experiment=experiment)
+        )
         return Report(**report.make(sql, found, now=context.clock()))
 
 
@@ -233,10 +242,12 @@ def get_report(context: Ctx, caller: Deployer, experiment: str) -> Report:
 def start_experiment(
     context: Ctx, caller: Deployer, request: RequestId, experiment: str
 ) -> ExperimentInfo:
-    """Let units in."""
+    """Start the experiment: assign units to its arms."""
 
     def make(write: Write) -> ExperimentInfo:
-        found = _seen(caller, lifecycle.get(write.sql, tenant=caller.tenant, experiment=experiment))
+        found = _require_visible(
+            caller, lifecycle.get(write.sql, tenant=caller.tenant, experiment=experiment)
+        )
         return _info(lifecycle.start(write, _place(caller, found, request), found))
 
     return guards.change(context.store, make)
@@ -246,10 +257,12 @@ def start_experiment(
 def stop_experiment(
     context: Ctx, caller: Deployer, request: RequestId, experiment: str, body: StopRequest
 ) -> ExperimentInfo:
-    """The kill switch: everybody follows the function's weights again, within a second. With `arm`:
-    that arm's share goes to the first."""
+    """Stop the experiment: all callers follow the function's weights again within a second. With
+    `arm`, stop only that arm; its share goes to the first."""
     with context.store.write() as write:
-        found = _seen(caller, lifecycle.get(write.sql, tenant=caller.tenant, experiment=experiment))
+        found = _require_visible(
+            caller, lifecycle.get(write.sql, tenant=caller.tenant, experiment=experiment)
+        )
         where = _place(caller, found, request)
         if body.arm is not None:
             return _info(lifecycle.stop_arm(write, where, found, arm=body.arm, reason=body.reason))
@@ -260,13 +273,15 @@ def stop_experiment(
 def conclude_experiment(
     context: Ctx, caller: Deployer, request: RequestId, experiment: str, body: ConcludeRequest
 ) -> ExperimentInfo:
-    """End it and give all traffic to the revision of an arm. Refused for an invalid report, unless
-    forced."""
+    """End the experiment and give all traffic to one arm's revision. Refused if the report is
+    invalid, unless forced."""
     with context.store.write() as write:
-        found = _seen(caller, lifecycle.get(write.sql, tenant=caller.tenant, experiment=experiment))
+        found = _require_visible(
+            caller, lifecycle.get(write.sql, tenant=caller.tenant, experiment=experiment)
+        )
         problems = report.problems(write.sql, found)
         if problems and not body.force:
-            hint = "Look at `pilotlight experiment report`; `--force` concludes it all the same."
+            hint = "See `pilotlight experiment report`; `--force` concludes it anyway."
             raise Conflict(
                 f"experiment {found.name!r} is invalid: {'; '.join(problems)}",
                 problems=problems,
@@ -275,8 +290,8 @@ def conclude_experiment(
         return _info(lifecycle.conclude(write, _place(caller, found, request), found, arm=body.arm))
 
 
-def _seen(caller: Principal, found: Experiment) -> Experiment:
-    """Raises NotFound for what is out of the key's reach."""
+def _require_visible(caller: Principal, found: Experiment) -> Experiment:
+    """Return the experiment. Raises NotFound if the key may not access it."""
     if caller.bound_environment not in (None, found.environment) or not caller.may_see(
         found.app, found.function
     ):

@@ -1,5 +1,5 @@
-"""Feedback: what became of a call, told by who made it. As frequent as calls are, so it is kept as
-data, and not in the audit log."""
+"""Routes for feedback: outcomes of calls, reported by the caller. Feedback is as frequent as calls,
+so it is stored as data and not in the audit log."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Number = Annotated[float, Field(strict=True)]
 
 
 class FeedbackRequest(Body):
-    """An outcome of one call: a label, numbers, or both. Each counts once; the same again is
-    harmless, another value is refused."""
+    """An outcome of one call: a label, numbers, or both. Each counts once: repeating the same value
+    has no effect, and a different value is refused."""
 
     request_id: str = Field(
         max_length=256,
-        description="X-Request-Id of the call's answer, or the id of a submitted call",
+        description="X-Request-Id of the call's response, or the id of a submitted call",
     )
     label: str | None = Field(
         default=None, description="such as `good` or `thumbs-down`: at most 64 characters"
@@ -35,8 +35,8 @@ class FeedbackRequest(Body):
 
 
 class FeedbackAnswer(Body):
-    """What became of it. `waiting`: the call's record is on its way, and the feedback is joined to
-    it when it comes."""
+    """The result. `waiting`: the call's record has not arrived yet; the feedback is joined to it
+    when it does."""
 
     request_id: str
     replayed: bool
@@ -47,20 +47,20 @@ class FeedbackAnswer(Body):
     "",
     dependencies=[ROOM],
     responses={
-        202: {"model": FeedbackAnswer, "description": "The call's record is still on its way."}
+        202: {"model": FeedbackAnswer, "description": "The call's record has not arrived yet."}
     },
 )
 def give_feedback(
     context: Ctx, caller: Invoker, body: FeedbackRequest, response: Response
 ) -> FeedbackAnswer:
-    """Tell the outcome of a call of yours, as late as some weeks after it."""
-    told = feedback.parse(body.label, body.metrics)
+    """Report the outcome of one of your calls, up to some weeks after it."""
+    outcome = feedback.parse(body.label, body.metrics)
     days = context.config.settings.feedback_window_days
     with context.store.write() as write:
-        given = feedback.give(write, caller, call=body.request_id, told=told, window_days=days)
-    if given.is_replayed:
+        result = feedback.give(write, caller, call=body.request_id, told=outcome, window_days=days)
+    if result.is_replayed:
         response.headers[HEADER_REPLAYED] = "true"
-    response.status_code = 202 if given.is_waiting else 200
+    response.status_code = 202 if result.is_waiting else 200
     return FeedbackAnswer(
-        request_id=body.request_id, replayed=given.is_replayed, waiting=given.is_waiting
+        request_id=body.request_id, replayed=result.is_replayed, waiting=result.is_waiting
     )

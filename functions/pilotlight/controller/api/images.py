@@ -1,4 +1,4 @@
-"""Building images, listing them, and deleting them."""
+"""Routes for building, listing and deleting images."""
 
 from __future__ import annotations
 
@@ -37,23 +37,22 @@ class ImageInfo(Body):
     digest: str
     size_bytes: int
     build_cpu_s: float = Field(
-        description="CPU time of its last build, which is on the bill as BUILD; 0 where nobody "
-        "counted"
+        description="CPU time of its last build, billed as BUILD; 0 if it was not measured"
     )
     steps: int
     created_at: float
-    functions: list[str] = Field(description="`environment/app/function` whose revisions need it")
+    functions: list[str] = Field(description="`environment/app/function` whose revisions use it")
 
 
 class ImageList(Body):
-    """Images of the tenant, newest first."""
+    """The tenant's images, newest first."""
 
     images: list[ImageInfo]
 
 
 @router.get("")
 def list_images(context: Ctx, caller: Deployer) -> ImageList:
-    """Images that this tenant has built."""
+    """List the images that this tenant has built."""
     with context.store.read() as sql:
         return ImageList(
             images=[ImageInfo(**row) for row in images.listing(sql, tenant=caller.tenant)]
@@ -62,12 +61,12 @@ def list_images(context: Ctx, caller: Deployer) -> ImageList:
 
 @router.delete("/{digest}", status_code=204)
 async def delete_image(context: Ctx, caller: Deployer, request: RequestId, digest: str) -> Response:
-    """Delete an image that no revision needs, and the archives that only its steps copied. 409
-    while the tenant builds or uses it."""
+    """Delete an image that no revision uses, and the archives that only its steps copied. 409 while
+    the tenant builds or uses it."""
     caller.demand_whole_environment()
     blobs.check_digest(digest)
 
-    def forget() -> tuple[set[str], bool]:
+    def delete_record() -> tuple[set[str], bool]:
         with context.store.write() as write:
             copied, is_last = images.delete(write, tenant=caller.tenant, digest=digest)
             audit.record(
@@ -84,14 +83,14 @@ async def delete_image(context: Ctx, caller: Deployer, request: RequestId, diges
     with gate.deleting(image_name(digest, caller.tenant)) as is_free:
         if not is_free:
             raise Conflict(
-                f"image {digest[:12]} is being built or deleted: try again when that has ended"
+                f"image {digest[:12]} is being built or deleted: try again when that has finished"
             )
-        copied, is_last = await context.threads.run(caller.tenant, forget)
+        copied, is_last = await context.threads.run(caller.tenant, delete_record)
         if caller.uid is not None:
             await _discard(context, digest, uid=caller.uid)
         elif is_last:
-            with gate.deleting(image_name(digest)) as is_nobodys:
-                if is_nobodys:  # else it stays with who builds it
+            with gate.deleting(image_name(digest)) as is_unused:
+                if is_unused:  # otherwise another tenant is building it
                     await _discard(context, digest, uid=None)
     await deletion.give_up(context, caller, copied, request)
     return Response(status_code=204)
@@ -107,18 +106,18 @@ async def delete_image(context: Ctx, caller: Deployer, request: RequestId, diges
 async def build_image(
     context: Ctx, caller: Deployer, request: RequestId, body: models.ImageSpecBody
 ) -> NdjsonResponse:
-    """Build an environment: lines `{"step", "text"}`, then `{"image": digest, "size_bytes"}` or
-    `{"error": problem}`. The CPU time of its commands is charged as BUILD, also when it fails or
-    its caller leaves.
+    """Build an image. Streams lines `{"step", "text"}`, then `{"image": digest, "size_bytes"}` or
+    `{"error": problem}`. The CPU time of its commands is charged as BUILD, even if the build fails
+    or the caller disconnects.
 
-    429 while as many builds of the tenant run as `builds_at_once` of its plan allows; 507 when it
-    stores as much as it may."""
+    429 while the tenant runs as many builds as `builds_at_once` of its plan allows; 507 if its
+    storage is full."""
     spec = from_json(ImageSpec, body)
     images.check_packages(spec)
     needed = {blobs.check_digest(digest, "a copy step's blob") for digest in images.blobs_of(spec)}
     digest = spec.digest()
 
-    def look() -> tuple[Plan, set[str]]:
+    def check() -> tuple[Plan, set[str]]:
         plan = plan_of(context, caller.tenant)
         with context.store.read() as sql:
             if images.recorded_bytes(sql, tenant=caller.tenant, digest=digest) is None:
@@ -131,15 +130,14 @@ async def build_image(
                 )
             return plan, needed - set(blobs.sizes(sql, tenant=caller.tenant, digests=needed))
 
-    plan, absent = await context.threads.run(caller.tenant, look)
-    if absent:
+    plan, missing = await context.threads.run(caller.tenant, check)
+    if missing:
         raise InvalidInput(
-            f"the image copies blob {min(absent)}, which was not uploaded",
-            missing={"blob": min(absent)},
+            f"the image copies blob {min(missing)}, which was not uploaded",
+            missing={"blob": min(missing)},
         )
-    # an agent that is away is a 503 here; later it could only be a line
+    # Fail here with a status (503, 429): once the stream has begun, an error is only a line.
     await context.agent.capabilities()
-    # later it could only be a line, too
     context.files.gate.require_build(caller.tenant, limit=plan.builds_at_once)
     return NdjsonResponse(_build(context, caller, spec, plan, request), request=request)
 
@@ -179,7 +177,7 @@ async def _finish(
     part: Mapping[str, Any],
     request: str,
 ) -> None:
-    """Record the image; one that does not fit is deleted again. Raises StorageQuotaExceeded."""
+    """Record the image, or delete it again if it does not fit. Raises StorageQuotaExceeded."""
     digest, size_bytes = str(part["image"]), int(part.get("size_bytes", 0))
 
     def register() -> None:
@@ -211,23 +209,22 @@ async def _finish(
                 request=request,
             )
 
-    def is_left() -> bool:
+    def is_in_use() -> bool:
         with context.store.read() as sql:
             return images.is_known(sql, digest=digest)
 
     try:
         await context.threads.run(caller.tenant, register)
     except StorageQuotaExceeded:
-        if caller.uid is not None or not await context.threads.run(caller.tenant, is_left):
+        if caller.uid is not None or not await context.threads.run(caller.tenant, is_in_use):
             await _discard(context, digest, uid=caller.uid)
         raise
 
 
 async def _discard(context: Context, digest: str, *, uid: int | None) -> None:
-    """Delete an image: the tenant's own where tenants have uids, else one that no tenant has.
+    """Delete an image: the tenant's own if tenants have uids, else a shared one that no tenant has.
 
-    Where the node does not answer it stays there, and the next build of it finds it.
-    """
+    If the node does not respond, the image stays there and its next build reuses it."""
     try:
         await context.agent.delete_image(digest, uid=uid)
     except SnapshotterError as e:

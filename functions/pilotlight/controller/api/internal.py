@@ -1,4 +1,5 @@
-"""Paths of our own processes: the feed, usage, calls. The platform token opens them."""
+"""Routes for the platform's own processes: the feed, usage and calls. They require the platform
+token."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ async def follow(
     wait_s: Annotated[float, Query(ge=0, le=MAX_WAIT_S)] = 0,
     limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = DEFAULT_PAGE,
 ) -> Response:
-    """Changes after a position, waiting up to `wait_s` for the first one."""
+    """Return changes after a position, waiting up to `wait_s` seconds for the first one."""
     with context.metrics.feed_followers.track_inprogress():
         page = await _next_page(context, after=after, wait_s=wait_s, limit=limit)
     context.metrics.feed_changes.inc(len(page.changes))
@@ -49,28 +50,28 @@ async def _next_page(context: Context, *, after: int, wait_s: float, limit: int)
         return page if context.grants is None else sealed(page, context.grants)
 
     try:
-        async with asyncio.timeout(wait_s) as patience:
+        async with asyncio.timeout(wait_s) as timer:
             while True:
-                ring = context.bell.next_ring()
+                change = context.bell.next_ring()
                 page = await anyio.to_thread.run_sync(read)
                 if page.changes or page.reset or context.bell.closed or wait_s == 0:
-                    patience.reschedule(None)
+                    timer.reschedule(None)
                     return page
-                await ring.wait()
+                await change.wait()
     except TimeoutError:
         return await anyio.to_thread.run_sync(read)
 
 
 @router.post(USAGE_PATH)
 async def usage(context: Ctx, request: Request) -> UsageAccepted:
-    """Take usage records into the ledger, exactly once by id; the answer comes after they are on
-    disk, and tells what was spent."""
-    return await anyio.to_thread.run_sync(_take_usage, context, await request.body())
+    """Store usage records in the ledger, exactly once by id. The response is sent after they are
+    durable, and reports the affected budgets."""
+    return await anyio.to_thread.run_sync(_ingest_usage, context, await request.body())
 
 
-def _take_usage(context: Context, body: bytes) -> UsageAccepted:
-    """Parsed here and checked by the ledger: thousands of records a second leave no time for a
-    model of each."""
+def _ingest_usage(context: Context, body: bytes) -> UsageAccepted:
+    """Parse the request here and let the ledger validate the records: at thousands of records a
+    second there is no time for a model of each."""
     try:
         records = json.loads(body, parse_constant=_refuse_constant)["records"]
     except (ValueError, KeyError, TypeError) as e:
@@ -89,20 +90,19 @@ def _take_usage(context: Context, body: bytes) -> UsageAccepted:
 
 
 def _refuse_constant(name: str) -> Any:
-    """NaN and the infinities are no JSON, and nothing that can be billed."""
+    """Refuse NaN and the infinities: they are not JSON and cannot be billed."""
     raise ValueError(f"{name} is not a number")
 
 
 @router.post(CALLS_PATH, dependencies=[Depends(room)])
 def put_calls(context: Ctx, body: CallsRequest) -> Accepted:
-    """Keep the newest state of each call; a dead letter comes with its `payload`, what the journal
-    held of it.
+    """Store the newest state of each call. A dead letter includes its `payload` from the journal.
 
-    Below the floor of the disk nothing is taken: activators keep results in their journals, which
-    may use it, and send them again."""
+    Refused while the disk is below its free-space floor: activators keep results in their journals
+    and send them again."""
     payloads = [item.pop("payload", None) for item in body.calls]
     records = [_record(CallRecord, item, f"calls[{i}]") for i, item in enumerate(body.calls)]
-    held = {
+    dead_letters = {
         record.id: payload
         for record, payload in zip(records, payloads, strict=True)
         if isinstance(payload, dict)
@@ -110,7 +110,7 @@ def put_calls(context: Ctx, body: CallsRequest) -> Accepted:
     with context.store.write() as write:
 
         def most_bytes(tenant: str) -> int | None:
-            is_there = (
+            exists = (
                 write.sql.execute(
                     sa.select(tables.tenants.c.id).where(tables.tenants.c.id == tenant)
                 ).first()
@@ -118,11 +118,11 @@ def put_calls(context: Ctx, body: CallsRequest) -> Accepted:
             )
             return (
                 accounting.plan_of(write.sql, context.config.plans, tenant=tenant).result_bytes
-                if is_there
+                if exists
                 else None
             )
 
-        calls.put(write, records, payloads=held, most_bytes=most_bytes)
+        calls.put(write, records, payloads=dead_letters, most_bytes=most_bytes)
     return Accepted(accepted=len(records))
 
 

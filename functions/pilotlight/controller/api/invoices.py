@@ -1,4 +1,4 @@
-"""Invoices, price lists, corrections, and the records themselves."""
+"""Routes for invoices, price lists, corrections and billing records."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from pilotlight.protocol import CONTENT_NDJSON
 from pilotlight.types import Scope
 
 router = APIRouter(prefix="/v1/billing", tags=["billing"])
-Amount = Annotated[str, Field(description="a decimal with twelve places")]
+Amount = Annotated[str, Field(description="a decimal with twelve decimal places")]
 MAX_EXPORT = 10_000_000
 
 
 class InvoiceSummary(Body):
-    """An invoice in a list; a draft has no id yet."""
+    """An invoice in a list. A draft has no id."""
 
     id: str | None
     month: str
@@ -46,14 +46,15 @@ class InvoiceList(Body):
 
 
 class IssueRequest(Body):
-    """Which invoices to issue now: those of a month that is over. `tenant` null: of all tenants."""
+    """Which invoices to issue now: those of a past month. `tenant` null: of all tenants."""
 
-    month: str = Field(description="like 2026-11")
+    month: str = Field(description="such as 2026-11")
     tenant: str | None = None
 
 
 class CorrectionRequest(Body):
-    """What to add to a record's cost; negative gives back. `note`: why, for the invoice."""
+    """An amount to add to a record's cost; negative amounts are credits. `note`: the reason, shown
+    on the invoice."""
 
     record: str
     amount: str
@@ -61,8 +62,8 @@ class CorrectionRequest(Body):
 
 
 class RateLists(Body):
-    """Price lists (`pilotlight.pricing.Rates`): `current` prices what is used now; `lists`: also
-    those that priced anything before."""
+    """Price lists (`pilotlight.pricing.Rates`). `current` prices new usage; `lists` includes those
+    that priced earlier usage."""
 
     current: dict[str, Any]
     lists: list[dict[str, Any]]
@@ -70,7 +71,7 @@ class RateLists(Body):
 
 @router.get("/invoices", response_model=InvoiceList)
 def list_invoices(context: Ctx, caller: Biller, tenant: Tenant = None) -> dict[str, Any]:
-    """The issued invoices, and a draft for every month that is open."""
+    """List the issued invoices, and a draft for every open month."""
     caller.demand_whole_tenant()
     with context.store.read() as sql:
         return {
@@ -88,7 +89,7 @@ def show_invoice(
     tenant: Tenant = None,
     format: Literal["json", "csv"] = "json",
 ) -> Response:
-    """An invoice by its id, or the one of a month (`2026-11`), which is a draft until it is
+    """Return an invoice by its id, or that of a month (`2026-11`), which is a draft until it is
     issued."""
     caller.demand_whole_tenant()
     with context.store.read() as sql:
@@ -108,7 +109,8 @@ def show_invoice(
 def issue_invoices(
     context: Ctx, caller: Admin, request: RequestId, body: IssueRequest
 ) -> dict[str, Any]:
-    """Issue the invoices of a month now, without waiting for `invoice_after_days` (operator)."""
+    """Issue the invoices of a month now, without waiting for `invoice_after_days` (operator
+    only)."""
     caller.demand_platform()
     invoices.month_ends_at(body.month)
     with context.store.write() as write:
@@ -131,8 +133,8 @@ def issue_invoices(
 def correct(
     context: Ctx, caller: Admin, request: RequestId, body: CorrectionRequest
 ) -> dict[str, Any]:
-    """Add an ADJUSTMENT to a record of any tenant (operator); asked again under the same
-    x-request-id, it is the same one."""
+    """Add an ADJUSTMENT to a record of any tenant (operator only). Repeating the request with the
+    same x-request-id returns the same adjustment."""
     caller.demand_platform()
     with context.store.write() as write:
         made = corrections.correct(
@@ -148,8 +150,8 @@ def correct(
 
 @router.get("/rates")
 def rates(context: Ctx, caller: Biller) -> RateLists:
-    """The prices of the caller's plan, and those that priced its records before; all there ever
-    were for the platform's operator."""
+    """Return the prices of the caller's plan and those that priced its earlier records; for the
+    platform operator, every price list ever used."""
     with context.store.read() as sql:
         row = tenants.get(sql, tenant=caller.tenant)
         version = terms_of(row, context.config.plans).resolve().prices
@@ -171,27 +173,27 @@ def export(
     caller: Biller,
     since: Annotated[
         str | None,
-        Query(description="seconds since the epoch, or ISO 8601 (UTC where it names no zone)"),
+        Query(description="seconds since the epoch, or ISO 8601 (UTC if without a time zone)"),
     ] = None,
-    until: Annotated[str | None, Query(description="the same; not included")] = None,
+    until: Annotated[str | None, Query(description="same formats as `since`; exclusive")] = None,
     month: Annotated[
-        str | None, Query(description="only those of this month's invoice, like 2026-11")
+        str | None, Query(description="only records on this month's invoice, such as 2026-11")
     ] = None,
     environment: str | None = None,
     tenant: Tenant = None,
     format: Literal["ndjson", "csv"] = "ndjson",
     cursor: Annotated[
-        str | None, Query(description="id of the last record that arrived: go on after it")
+        str | None, Query(description="id of the last record received: continue after it")
     ] = None,
     limit: Annotated[int | None, Query(ge=1, le=MAX_EXPORT)] = None,
 ) -> StreamingResponse:
-    """The records behind a bill, by time, as many as there are."""
+    """Stream the records behind a bill, ordered by time."""
     caller.demand_whole_environment()
     if caller.bound_environment not in (None, environment or caller.bound_environment):
         raise Forbidden(f"key {caller.key} is bound to environment {caller.bound_environment!r}")
     with context.store.read() as sql:
         owner = tenants.asked_about(sql, caller, name=tenant)
-    wanted = exports.Wanted(
+    filters = exports.Wanted(
         tenant=owner,
         since=moment("since", since),
         until=moment("until", until),
@@ -202,7 +204,7 @@ def export(
     if cursor is not None:
         with context.store.read() as sql:
             after = exports.position(sql, tenant=owner, cursor=cursor)
-    body = _records(context, wanted, after=after, limit=limit, format=format)
+    body = _records(context, filters, after=after, limit=limit, format=format)
     kind = sheets.CONTENT_CSV if format == "csv" else CONTENT_NDJSON
     return StreamingResponse(
         body,
@@ -212,7 +214,7 @@ def export(
 
 
 class LedgerDifference(Body):
-    """A sum that a rollup has otherwise than the records: [how many records, money]."""
+    """A rollup sum that differs from the records: [number of records, amount]."""
 
     table: str
     tenant: str
@@ -223,22 +225,22 @@ class LedgerDifference(Body):
 
 
 class Verification(Body):
-    """How many records were looked at, and where the rollups disagree with them."""
+    """The number of records checked, and where the rollups differ from them."""
 
     records: int
     differences: list[LedgerDifference]
 
 
 class Rebuilt(Body):
-    """Of how many records the rollups were made."""
+    """The number of records from which the rollups were rebuilt."""
 
     records: int
 
 
 @router.get("/verification")
 def verify(context: Ctx, caller: Admin) -> Verification:
-    """Compare the sums that reports read with the records; of all tenants for the platform's
-    operator."""
+    """Compare the rollups that reports read with the records; for the platform operator, of all
+    tenants."""
     caller.demand_whole_tenant()
     tenant = None if _is_operator(caller) else caller.tenant
     with context.store.read() as sql:
@@ -259,7 +261,7 @@ def verify(context: Ctx, caller: Admin) -> Verification:
 
 @router.post("/rollups:rebuild")
 def rebuild(context: Ctx, caller: Admin, request: RequestId) -> Rebuilt:
-    """Make the sums that reports read anew from the records, for all tenants (operator)."""
+    """Rebuild the rollups that reports read from the records, for all tenants (operator only)."""
     caller.demand_platform()
     with context.store.write() as write:
         records = rollups.rebuild(write)
@@ -285,13 +287,13 @@ def _is_operator(caller: Principal) -> bool:
 
 
 def as_csv(document: Mapping[str, Any]) -> str:
-    """An invoice as a table: its lines and corrections, which add up to its total."""
+    """Format an invoice as CSV: its lines and corrections, which add up to its total."""
     return "".join(sheets.lines(invoices.COLUMNS, invoices.rows(document)))
 
 
 def _records(
     context: Context,
-    wanted: exports.Wanted,
+    filters: exports.Wanted,
     *,
     after: tuple[float, str] | None,
     limit: int | None,
@@ -299,7 +301,7 @@ def _records(
 ) -> Iterator[str]:
     if format == "csv" and after is None:
         yield "".join(sheets.lines(exports.FIELDS, []))
-    for page in exports.pages(context.store, wanted, after=after, limit=limit):
+    for page in exports.pages(context.store, filters, after=after, limit=limit):
         if format == "csv":
             yield "".join(sheets.lines(exports.FIELDS, page, with_head=False))
         else:

@@ -1,4 +1,4 @@
-"""API keys: made, looked at, bounded, rotated and ended."""
+"""Routes for API keys: create, list, change, rotate and revoke."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ QuotasBody = Annotated[
 ]
 
 Force = Annotated[
-    bool, Query(description="End the key also where it is the last admin key of its tenant.")
+    bool, Query(description="End the key even if it is the last admin key of its tenant.")
 ]
 
 
 class KeyRequest(Body):
-    """A new key. None in `environment`, `app`, `function`: all of them; in `expires_in_s`: it never
-    ends."""
+    """A new key. null in `environment`, `app`, `function`: all of them; in `expires_in_s`: it never
+    expires."""
 
     scope: Scope = Scope.INVOKE
     environment: str | None = None
@@ -44,21 +44,21 @@ class KeyRequest(Body):
 
 
 class KeyChange(Body):
-    """What shall be otherwise; what is not named stays. `quotas` are replaced as a whole;
-    `expires_in_s` null: it never ends."""
+    """Fields to change; omitted fields stay. `quotas` are replaced as a whole; `expires_in_s` null:
+    the key never expires."""
 
     quotas: QuotasBody | None = None
     expires_in_s: Seconds | None = None
 
 
 class KeyRotation(Body):
-    """How long the old key goes on, in seconds: 0 = not at all."""
+    """How long the old key stays valid, in seconds; 0: it ends immediately."""
 
     grace_s: Seconds = 0.0
 
 
 class KeyInfo(Body):
-    """A key without its text; `replaces`: the one that was rotated into it."""
+    """A key without its secret. `replaces`: the key that was rotated into this one."""
 
     id: str
     scope: Scope
@@ -75,7 +75,7 @@ class KeyInfo(Body):
 
 
 class KeyCreated(KeyInfo):
-    """A new key; `secret` is its text, shown this once."""
+    """A new key. `secret` is its text, shown only once."""
 
     secret: str
 
@@ -88,19 +88,19 @@ class KeyList(Body):
 
 @router.post("", dependencies=[ROOM], status_code=201)
 def create_key(context: Ctx, caller: Admin, request: RequestId, body: KeyRequest) -> KeyCreated:
-    """A new key; its text is in this answer and nowhere else."""
+    """Create a key. Its secret is in this response and cannot be retrieved again."""
     if not caller.covers(environment=body.environment, app=body.app, function=body.function):
         raise Forbidden(
-            f"key {caller.key} can only make keys for what it reaches itself: {reach_of(caller)}"
+            f"key {caller.key} can only create keys within its own scope: {reach_of(caller)}"
         )
     with context.store.write() as write:
-        made = make(write, caller.tenant, body, actor=caller.key, request=request)
-    return created(made, caller.key)
+        new = make(write, caller.tenant, body, actor=caller.key, request=request)
+    return created(new, caller.key)
 
 
 @router.get("")
 def list_keys(context: Ctx, caller: Admin) -> KeyList:
-    """The tenant's keys, as far as this one reaches."""
+    """List the tenant's keys that lie within this key's scope."""
     with context.store.read() as sql:
         found = keys.listing(sql, tenant=caller.tenant)
     return KeyList(keys=[KeyInfo(**entry) for entry in found if _covers(caller, entry)])
@@ -108,7 +108,7 @@ def list_keys(context: Ctx, caller: Admin) -> KeyList:
 
 @router.get("/{key}")
 def get_key(context: Ctx, caller: Admin, key: str) -> KeyInfo:
-    """One of them."""
+    """Return one key."""
     with context.store.read() as sql:
         found = [
             entry
@@ -130,11 +130,11 @@ def change_key(
     body: KeyChange,
     force: Force = False,
 ) -> KeyInfo:
-    """Bound it further or less, or end it at another time. The last admin key of a tenant ends
+    """Change a key's quotas or its expiry. The last admin key of a tenant can be new to expire
     earlier only with `force`: 409 otherwise."""
     expiry = (body.expires_in_s,) if "expires_in_s" in body.model_fields_set else None
     with context.store.write() as write:
-        _demand(write, caller, key)
+        _require_within_scope(write, caller, key)
         changed = keys.change(
             write,
             tenant=caller.tenant,
@@ -152,10 +152,11 @@ def change_key(
 def rotate_key(
     context: Ctx, caller: Admin, request: RequestId, key: str, body: KeyRotation
 ) -> KeyCreated:
-    """A new text for the same reach; the old one ends at once, or after `grace_s`."""
+    """Create a new secret with the same scope. The old key ends immediately, or after `grace_s`
+    seconds."""
     with context.store.write() as write:
-        _demand(write, caller, key)
-        made = keys.rotate(
+        _require_within_scope(write, caller, key)
+        new = keys.rotate(
             write,
             tenant=caller.tenant,
             key_id=key,
@@ -163,17 +164,17 @@ def rotate_key(
             actor=caller.key,
             request=request,
         )
-    return created(made, caller.key)
+    return created(new, caller.key)
 
 
 @router.delete("/{key}", status_code=204)
 def revoke_key(
     context: Ctx, caller: Admin, request: RequestId, key: str, force: Force = False
 ) -> Response:
-    """End a key now, everywhere. The last admin key of a tenant only with `force`: 409
+    """Revoke a key immediately, everywhere. The last admin key of a tenant only with `force`: 409
     otherwise."""
     with context.store.write() as write:
-        _demand(write, caller, key)
+        _require_within_scope(write, caller, key)
         keys.revoke(
             write, tenant=caller.tenant, key_id=key, actor=caller.key, force=force, request=request
         )
@@ -181,7 +182,7 @@ def revoke_key(
 
 
 def make(write: Write, tenant: str, body: KeyRequest, *, actor: str, request: str) -> NewKey:
-    """The key of `tenant` that `body` asks for. Raises InvalidInput, NotFound."""
+    """Create the key of `tenant` that `body` describes. Raises InvalidInput, NotFound."""
     reach = Reach(
         environment=body.environment, app=body.app, function=body.function, quotas=body.quotas
     )
@@ -197,20 +198,18 @@ def make(write: Write, tenant: str, body: KeyRequest, *, actor: str, request: st
     )
 
 
-def created(made: NewKey, actor: str) -> KeyCreated:
-    """A key just made, as it is answered."""
+def created(new: NewKey, actor: str) -> KeyCreated:
+    """Return a new key as the API's response."""
     record = {
-        name: value
-        for name, value in to_json(made.record).items()
-        if name not in ("hash", "tenant")
+        name: value for name, value in to_json(new.record).items() if name not in ("hash", "tenant")
     }
-    late: dict[str, Any] = {"name": made.name, "created_by": actor, "created_at": made.created_at}
-    late |= {"revoked_at": None, "replaces": made.replaces}
-    return KeyCreated(**record, **late, secret=made.secret)
+    late: dict[str, Any] = {"name": new.name, "created_by": actor, "created_at": new.created_at}
+    late |= {"revoked_at": None, "replaces": new.replaces}
+    return KeyCreated(**record, **late, secret=new.secret)
 
 
 def reach_of(caller: Principal) -> str:
-    """What a key is bound to, in words."""
+    """Describe the scope to which a key is bound."""
     pairs = (
         ("environment", caller.bound_environment),
         ("app", caller.bound_app),
@@ -225,9 +224,9 @@ def _covers(caller: Principal, entry: dict[str, Any]) -> bool:
     )
 
 
-def _demand(write: Write, caller: Principal, key: str) -> None:
-    """Raise NotFound for a key that reaches further than the caller's: it could not have been made
-    with it."""
+def _require_within_scope(write: Write, caller: Principal, key: str) -> None:
+    """Raise NotFound for a key whose scope exceeds the caller's: the caller could not have created
+    it."""
     row = keys.find(write.sql, tenant=caller.tenant, key_id=key)
     if not caller.covers(environment=row.environment, app=row.app, function=row.function):
         raise NotFound(f"there is no API key {key}", key=key)

@@ -1,4 +1,4 @@
-"""Bodies of the public API, as the OpenAPI document shows them."""
+"""Request and response bodies of the public API, as shown in the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pilotlight.spec import FunctionSpec, ImageSpec
 
 
 class Body(BaseModel):
-    """A record of this API; unknown keys are refused."""
+    """Base class of the API's bodies; unknown keys are refused."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -49,19 +49,19 @@ class _DocumentedAs:
         return dict(_inlined(schema, schema.get("$defs", {})))
 
 
-# Parsed by pilotlight.spec, which is strict and names key, value and bound; here only documented.
+# Parsed by pilotlight.spec, which reports key, value and bound; documented here.
 FunctionSpecBody = Annotated[dict[str, Any], _DocumentedAs(FunctionSpec)]
 ImageSpecBody = Annotated[dict[str, Any], _DocumentedAs(ImageSpec)]
 
 
 MAX_MEMBERS = 256
-"""Of an object: one of many thousand is refused at once, since each member that is wrong costs tens
-of microseconds to tell."""
+"""Members of an object at most. Objects with thousands are refused at once: each invalid member
+costs tens of microseconds to report."""
 
 
 def _few_members(given: Any) -> Any:
     if isinstance(given, dict) and len(given) > MAX_MEMBERS:
-        raise ValueError(f"it has {len(given)} members: at most {MAX_MEMBERS}")
+        raise ValueError(f"it has {len(given)} members: at most {MAX_MEMBERS} are allowed")
     return given
 
 
@@ -78,23 +78,25 @@ Meta = Annotated[
 
 
 MAX_LABELS_CHARS = 16_384
-"""Of all labels of a deploy together: each deploy keeps its own for as long as the history is
-kept."""
+"""Characters in all labels of a deploy together: each deploy's labels are stored as long as the
+history."""
 MAX_ARGV_BYTES = 131_072
-"""Of a command: what Linux passes as one argument at most (execve(2), MAX_ARG_STRLEN)."""
+"""Bytes in a command at most: the limit for one argument on Linux (execve(2), MAX_ARG_STRLEN)."""
 
 
 def _fit(labels: dict[str, str]) -> dict[str, str]:
     size = sum(len(key) + len(value) for key, value in labels.items())
     if size > MAX_LABELS_CHARS:
-        raise ValueError(f"the labels have {size} characters together: at most {MAX_LABELS_CHARS}")
+        raise ValueError(
+            f"the labels have {size} characters together: at most {MAX_LABELS_CHARS} are allowed"
+        )
     return labels
 
 
 def _fits_one_command(argv: list[str]) -> list[str]:
     size = sum(len(word.encode("utf-8", "surrogatepass")) + 1 for word in argv)
     if size > MAX_ARGV_BYTES:
-        raise ValueError(f"the command has {size} bytes: at most {MAX_ARGV_BYTES}")
+        raise ValueError(f"the command has {size} bytes: at most {MAX_ARGV_BYTES} are allowed")
     return argv
 
 
@@ -102,7 +104,7 @@ Labels = Annotated[Meta, AfterValidator(_fit)]
 
 
 class DeployRequest(Body):
-    """A deploy: the whole app, as it shall be, and how what is new takes over."""
+    """A deploy: the complete desired state of the app, and how new revisions take over."""
 
     functions: Annotated[list[FunctionSpecBody], FailFast()]
     message: str = Field(default="", max_length=2000)
@@ -119,45 +121,45 @@ class DeployRequest(Body):
     evaluation: Numbers = Field(
         default_factory=dict,
         max_length=256,
-        description="numbers of their offline evaluation, by metric",
+        description="offline evaluation results of the new revisions, by metric",
     )
     rollout: dict[str, Any] | None = Field(
-        default=None, description="take over step by step ({'steps': [5, 100], …}); null = at once"
+        default=None, description="roll out step by step ({'steps': [5, 100], …}); null: at once"
     )
     no_traffic: bool = Field(
-        default=False, description="make the revisions, and leave the traffic as it is"
+        default=False, description="create the revisions without changing the traffic"
     )
     tag: str | None = Field(
         default=None,
         max_length=63,
-        description="by which the new revisions can be called, whatever their traffic",
+        description="tag by which the new revisions can be called, independent of their traffic",
     )
     allow_breaking: bool = Field(
-        default=False, description="no caller depends on what a new schema breaks"
+        default=False, description="allow schema changes that break callers"
     )
     override_freeze: bool = Field(
         default=False,
-        description="release although an error budget is spent; needs a key of scope admin",
+        description="release although an error budget is spent; requires a key with scope admin",
     )
 
     _has_few_members = model_validator(mode="before")(_few_members)
 
 
 class DeployedFunction(Body):
-    """One function after a deploy; `created`: its revision is new."""
+    """One function after a deploy. `created`: its revision is new."""
 
     function: str
     revision: str
     created: bool
     stage: Literal["live", "waiting", "no_traffic", "rollout"] = Field(
-        default="live", description="waiting: it needs approvals"
+        default="live", description="waiting: the revision needs approvals"
     )
-    approvals: int = Field(default=0, description="how many it still needs")
-    rollout: str = Field(default="", description="the id of the one that brings it")
+    approvals: int = Field(default=0, description="number of approvals still needed")
+    rollout: str = Field(default="", description="id of the rollout that introduces the revision")
 
 
 class DeployResponse(Body):
-    """The outcome of a deploy."""
+    """The result of a deploy."""
 
     app: str
     environment: str
@@ -166,7 +168,7 @@ class DeployResponse(Body):
 
 
 class BlobInfo(Body):
-    """A stored blob; `created`: this tenant did not have it before."""
+    """A stored blob. `created`: this tenant did not have it before."""
 
     digest: str
     size_bytes: int
@@ -174,7 +176,7 @@ class BlobInfo(Body):
 
 
 class AppSummary(Body):
-    """An app in a list; `functions` is how many it has."""
+    """An app in a list. `functions` is the number of its functions."""
 
     name: str
     version: int
@@ -185,20 +187,20 @@ class AppSummary(Body):
 
 
 class AppList(Body):
-    """Apps of one environment."""
+    """The apps of one environment."""
 
     apps: list[AppSummary]
 
 
 class TrafficShare(Body):
-    """A revision's share of the calls, in percent."""
+    """A revision's share of the traffic, in percent."""
 
     revision: str
     weight: int
 
 
 class ClusterStatus(Body):
-    """How far a function is in a cluster: `ready`, `pending`, or `failed` with the reason and what
+    """A function's state in the cluster: `ready`, `pending`, or `failed` with the reason and what
     to do."""
 
     phase: Literal["ready", "pending", "failed"]
@@ -213,11 +215,11 @@ class AppFunction(Body):
     id: str
     name: str
     created_at: float
-    snapshots: bool = Field(description="the operator's switch; its spec has one of its own")
+    snapshots: bool = Field(description="the operator's switch; the spec has a separate one")
     traffic: list[TrafficShare]
     spec: FunctionSpecBody
     cluster: ClusterStatus | None = Field(
-        default=None, description="how far it is in the cluster; null where there is none"
+        default=None, description="state in the cluster; null where there is no cluster"
     )
 
 
@@ -234,8 +236,8 @@ class AppDetail(Body):
 
 
 class HistoryEntry(Body):
-    """One change of an app: `action` is `deploy`, `rollback`, `promote`, `stop`, `delete`, or
-    another that moved its traffic."""
+    """One change of an app. `action` is `deploy`, `rollback`, `promote`, `stop`, `delete`, or
+    another change of its traffic."""
 
     version: int
     action: str
@@ -260,7 +262,8 @@ class Stopped(Body):
 
 
 class SecretRequest(Body):
-    """A secret's variables; `{"value": "…"}` is short for one variable of the secret's own name."""
+    """A secret's variables. `{"value": "…"}` is short for one variable with the secret's own
+    name."""
 
     values: dict[str, str] | None = None
     value: str | None = None
@@ -276,13 +279,13 @@ class SecretInfo(Body):
 
 
 class SecretList(Body):
-    """Secrets of one environment."""
+    """The secrets of one environment."""
 
     secrets: list[SecretInfo]
 
 
 class NamedRequest(Body):
-    """Something that has only a name."""
+    """An object that has only a name."""
 
     name: str
 
@@ -301,7 +304,8 @@ class EnvironmentList(Body):
 
 
 class BillLine(Body):
-    """One line of a bill: exact `cost` as text; `cpu_core_s` and `memory_gib_s` are for people."""
+    """One line of a bill. `cost` is exact, as a string; `cpu_core_s` and `memory_gib_s` are for
+    display."""
 
     name: str
     group: dict[str, str]
@@ -324,7 +328,7 @@ class BillLine(Body):
 
 
 class Bill(Body):
-    """A bill over since <= time < until (seconds since the epoch; null: unbounded); `totals` by
+    """A bill for since <= time < until (seconds since the epoch; null: unbounded), with `totals` by
     currency."""
 
     by: str
@@ -336,7 +340,7 @@ class Bill(Body):
 
 
 class ExecRequest(Body):
-    """A command to run beside an instance."""
+    """A command to run alongside an instance."""
 
     argv: Annotated[list[str], AfterValidator(_fits_one_command)] = Field(
         min_length=1, max_length=1024, description=f"at most {MAX_ARGV_BYTES} bytes together"
@@ -361,10 +365,8 @@ class Snapshot(Body):
     id: str
     revision: str
     state: Literal["PROVING", "READY", "QUARANTINED"]
-    in_place: bool = Field(
-        description="a server snapshot: a whole process tree, restored one to one"
-    )
-    pages: str = Field(description="how its memory comes back: eager or lazy")
+    in_place: bool = Field(description="a server snapshot: a whole process tree, restored in place")
+    pages: str = Field(description="how its memory is restored: eager or lazy")
     image_bytes: int
     heap_bytes: int
     heap_why: str
@@ -393,8 +395,8 @@ class SnapshotsSwitch(Body):
 
 
 class SnapshotsSwitched(Body):
-    """A switch that was set; `deleted` snapshots went with it, null: the node does not answer, they
-    go later."""
+    """The new state of the switch. `deleted`: how many snapshots were deleted; null: the node did
+    not respond, and they are deleted later."""
 
     app: str
     function: str
@@ -403,13 +405,13 @@ class SnapshotsSwitched(Body):
 
 
 class SnapshotsDeleted(Body):
-    """How many went."""
+    """How many snapshots were deleted."""
 
     deleted: int
 
 
 class FeedAnswer(Body):
-    """A page of the feed. `more`: the next page is ready; apply a `reset` when it is False."""
+    """A page of the feed. `more`: another page is ready. Apply a `reset` when `more` is false."""
 
     seq: int
     reset: bool
@@ -424,13 +426,13 @@ class CallsRequest(Body):
 
 
 class Accepted(Body):
-    """How many records are safe; those that were there already count."""
+    """How many records are stored; records that were already known count."""
 
     accepted: int
 
 
 class UsageAccepted(Accepted):
-    """And what was spent of the budgets that the records fall under, by their ids
+    """The number of stored records, and the state of the budgets that they fall under, by budget id
     (`pilotlight.protocol.BudgetState`)."""
 
     budgets: dict[str, dict[str, str]]

@@ -1,5 +1,5 @@
-"""What runs on the node: instances, Templates, logs, commands. Asked of the node agent, cut to the
-caller's tenant."""
+"""Routes for instances, Templates, logs and commands on the node. Requests go to the node agent,
+limited to the caller's tenant."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from snapshotter.types import InstanceId, InstanceInfo, RevisionKey
 
 MAX_TAIL = 100_000
 MAX_NOTED_BYTES = 4_096
-"""Of a command in the audit log, which nobody can delete."""
+"""Bytes of a command stored in the audit log, whose entries cannot be deleted."""
 NDJSON: dict[int | str, dict[str, Any]] = {200: {"content": {CONTENT_NDJSON: {}}}}
 
 router = APIRouter(prefix="/v1", tags=["node"])
 
 
 def _labels(caller: Principal, app: str | None, function: str | None) -> dict[str, str]:
-    # The tenant comes from the key, never from the question: this is what keeps tenants' things
-    # apart. A key that is bound to an app sees no more than that, either.
+    # The tenant comes from the key, never from the request: this isolates tenants from each other.
+    # A key that is bound to an app sees only that app.
     app, function = caller.narrowed(app, function)
-    asked = {"app": app, "function": function}
+    requested = {"app": app, "function": function}
     return {
         "tenant": caller.tenant,
         "environment": caller.environment,
-        **{k: v for k, v in asked.items() if v},
+        **{k: v for k, v in requested.items() if v},
     }
 
 
@@ -49,7 +49,7 @@ async def _owned(context: Context, caller: Principal, instance: str) -> Instance
     )
 
 
-def _note(
+def _record_audit(
     context: Context,
     caller: Principal,
     *,
@@ -58,7 +58,7 @@ def _note(
     subject: str,
     argv: list[str] | None = None,
 ) -> None:
-    after = {"argv": argv} if argv is None else _noted(argv)
+    after = {"argv": argv} if argv is None else _audited_argv(argv)
     with context.store.write() as write:
         audit.record(
             write,
@@ -71,9 +71,9 @@ def _note(
         )
 
 
-def _noted(argv: list[str]) -> dict[str, Any]:
-    """A command as the audit log keeps it, for ever: whole when it is short, else its beginning and
-    what tells it from others."""
+def _audited_argv(argv: list[str]) -> dict[str, Any]:
+    """Return a command as the audit log stores it: whole if it is short, else its beginning with
+    its length and hash."""
     text = canonical_json(argv)
     if len(text) <= MAX_NOTED_BYTES:
         return {"argv": argv}
@@ -91,7 +91,7 @@ def _noted(argv: list[str]) -> dict[str, Any]:
     }
 
 
-def _demand_known(
+def _require_known(
     context: Context, caller: Principal, *, request: str, app: str, function: str | None
 ) -> None:
     with context.store.read() as sql:
@@ -102,7 +102,7 @@ def _demand_known(
 async def instances(
     context: Ctx, caller: Deployer, app: str | None = None, function: str | None = None
 ) -> dict[str, Any]:
-    """Live instances of the environment."""
+    """List the live instances of the environment."""
     found = await context.agent.instances(_labels(caller, app, function))
     return {"instances": [i.to_json() for i in found]}
 
@@ -115,12 +115,12 @@ async def stop_instance(
     instance: str,
     grace_s: Annotated[float, Query(ge=0, le=3600)] = 10.0,
 ) -> Response:
-    """Stop an instance: it gets SIGTERM and `grace_s` to finish what it is doing; answers when it
-    is gone."""
+    """Stop an instance: it receives SIGTERM and has `grace_s` seconds to finish its work. Responds
+    once it has exited."""
     await _owned(context, caller, instance)
     await context.threads.run(
         caller.tenant,
-        _note,
+        _record_audit,
         context,
         caller,
         request=request,
@@ -141,10 +141,11 @@ async def stop_instance(
 async def exec_beside(
     context: Ctx, caller: Deployer, request: RequestId, instance: str, body: models.ExecRequest
 ) -> NdjsonResponse:
-    """Run a command beside an instance: lines `{"stream", "text"}`, then `{"exit_status"}`."""
+    """Run a command alongside an instance. Streams lines `{"stream", "text"}`, then
+    `{"exit_status"}`."""
     found = await _owned(context, caller, instance)
-    note = partial(
-        _note,
+    record = partial(
+        _record_audit,
         context,
         caller,
         request=request,
@@ -152,7 +153,7 @@ async def exec_beside(
         subject=instance,
         argv=body.argv,
     )
-    await context.threads.run(caller.tenant, note)
+    await context.threads.run(caller.tenant, record)
     return NdjsonResponse(context.agent.exec(found.id, body.argv), request=request)
 
 
@@ -170,12 +171,12 @@ async def logs(
     tail: Annotated[int | None, Query(ge=0, le=MAX_TAIL)] = None,
     follow: bool = False,
 ) -> NdjsonResponse:
-    """Log lines `{"time", "instance", "stream", "call", "text"}`, oldest first, those of dead
-    instances too."""
+    """Stream log lines `{"time", "instance", "stream", "call", "text"}`, oldest first, including
+    those of stopped instances."""
     if app is not None:
         await context.threads.run(
             caller.tenant,
-            _demand_known,
+            _require_known,
             context,
             caller,
             request=request,
@@ -191,11 +192,11 @@ async def logs(
 
 @router.get("/templates", response_model=models.Templates)
 async def templates(context: Ctx, caller: Deployer) -> dict[str, Any]:
-    """Resident Templates of the environment."""
-    wanted = _labels(caller, None, None).items()
+    """List the resident Templates of the environment."""
+    labels = _labels(caller, None, None).items()
     return {
         "templates": [
-            t.to_json() for t in await context.agent.templates() if wanted <= dict(t.labels).items()
+            t.to_json() for t in await context.agent.templates() if labels <= dict(t.labels).items()
         ]
     }
 
@@ -204,11 +205,11 @@ async def templates(context: Ctx, caller: Deployer) -> dict[str, Any]:
 async def drop_template(
     context: Ctx, caller: Deployer, request: RequestId, revision: str
 ) -> Response:
-    """Give up the memory of a Template; its instances go on. The next start is a RESTORE where
+    """Release the memory of a Template; its instances keep running. The next start is a RESTORE if
     there is a snapshot, else COLD."""
-    wanted = _labels(caller, None, None).items()
+    labels = _labels(caller, None, None).items()
     if not any(
-        t.revision == revision and wanted <= dict(t.labels).items()
+        t.revision == revision and labels <= dict(t.labels).items()
         for t in await context.agent.templates()
     ):
         raise NotFound(
@@ -217,7 +218,7 @@ async def drop_template(
         )
     await context.threads.run(
         caller.tenant,
-        _note,
+        _record_audit,
         context,
         caller,
         request=request,
@@ -230,10 +231,10 @@ async def drop_template(
 
 @router.get("/node", dependencies=[Depends(deployer)])
 async def node(context: Ctx) -> dict[str, Any]:
-    """What this machine can do: `{"features": [{"name", "on", "why"}], "node": {…}}`."""
-    told = dict(await context.agent.capabilities())
-    # a refusal names files and lines of somebody's code, perhaps another tenant's
-    if snapshots := told.get("node", {}).get("snapshots"):
+    """Return the machine's capabilities: `{"features": [{"name", "on", "why"}], "node": {…}}`."""
+    capabilities = dict(await context.agent.capabilities())
+    # a refusal names files and lines of user code, possibly another tenant's
+    if snapshots := capabilities.get("node", {}).get("snapshots"):
         public = {key: value for key, value in snapshots.items() if key != "last_refusal"}
-        told["node"] = {**told["node"], "snapshots": public}
-    return told
+        capabilities["node"] = {**capabilities["node"], "snapshots": public}
+    return capabilities

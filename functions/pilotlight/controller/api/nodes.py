@@ -1,4 +1,4 @@
-"""Nodes of a cluster: what their agents say, and who may read it."""
+"""Routes for the reports of a cluster's node agents."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ router = APIRouter(prefix="/v1", tags=["node"])
 
 
 class NodeInfo(Body):
-    """A node as it last reported. `is_fresh`: lately enough for its labels to stand; `at`: seconds
+    """A node's last report. `is_fresh`: recent enough for its labels to be valid. `at`: seconds
     since the epoch."""
 
     node: str
@@ -38,34 +38,34 @@ class NodeInfo(Body):
 
 
 class NodeList(Body):
-    """Nodes by name."""
+    """The nodes, by name."""
 
     nodes: list[NodeInfo]
 
 
 @internal.post(NODES_PATH, status_code=204)
 async def report(context: Ctx, body: dict[str, Any]) -> Response:
-    """Take a node's report."""
+    """Store a node's report."""
     try:
         found = NodeReport.from_json(body)
     except (TypeError, KeyError, ValueError, AttributeError) as e:
-        raise InvalidInput(f"this is no report of a node: {e}") from e
+        raise InvalidInput(f"the body is not a valid node report: {e}") from e
     if not isinstance(found.node, str) or not _NAME.match(found.node):
-        raise InvalidInput(f"{str(found.node)[:80]!r} is no name of a node", parameter="node")
+        raise InvalidInput(f"{str(found.node)[:80]!r} is not a valid node name", parameter="node")
     context.nodes.take(found, now=context.clock())
     return Response(status_code=204)
 
 
 @router.get("/nodes")
 async def nodes(context: Ctx, caller: Admin) -> NodeList:
-    """The cluster's nodes, for the platform's operator; none where the platform runs on one
+    """List the cluster's nodes (platform operator only). Empty if the platform runs on one
     machine."""
     caller.demand_platform()
     now = context.clock()
-    return NodeList(nodes=[_told(known, now) for known in context.nodes.all()])
+    return NodeList(nodes=[_node_info(known, now) for known in context.nodes.all()])
 
 
-def _told(known: Known, now: float) -> NodeInfo:
+def _node_info(known: Known, now: float) -> NodeInfo:
     report = known.report
     return NodeInfo(
         node=report.node,

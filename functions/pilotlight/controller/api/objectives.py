@@ -1,5 +1,5 @@
-"""Objectives: what functions promise, what is left of their error budgets, how fast it goes, and in
-which stage."""
+"""Routes for service level objectives: targets, remaining error budgets, burn rates and latency by
+stage."""
 
 from __future__ import annotations
 
@@ -18,26 +18,28 @@ router = APIRouter(prefix="/v1/slos", tags=["objectives"])
 
 
 class Indicator(Body):
-    """One indicator over the window of the error budgets; null = no data."""
+    """One indicator over the window of the error budgets; null: no data."""
 
     sli: str = Field(
         description="`availability`, `warm_latency`, `first_token`, `cold_latency`, `completion` "
         "or `degraded`"
     )
     target: float = Field(description="share of the calls that must be good")
-    bound_s: float | None = Field(description="of a latency: a good call is not slower")
+    bound_s: float | None = Field(
+        description="for a latency: the maximum of a good call, in seconds"
+    )
     bad: int
     total: int
-    ratio: float | None = Field(description="share that was good")
-    budget_left: float | None = Field(description="1 = untouched, 0 = spent, below 0 = overspent")
+    ratio: float | None = Field(description="share of good calls")
+    budget_left: float | None = Field(description="1 = unspent, 0 = spent, below 0 = overspent")
     is_told: bool = Field(
-        description="alarms of it are raised; not those of a latency that the function never "
-        "promised"
+        description="whether it raises alarms; a latency raises them only if the function declares "
+        "objectives"
     )
 
 
 class BurningIndicator(Indicator):
-    """An indicator with its burn rates; 1 spends exactly the budget of the window."""
+    """An indicator with its burn rates; a rate of 1 spends exactly the budget of the window."""
 
     burn_rates: dict[str, float | None] = Field(
         description="by window: `5m`, `30m`, `1h`, `2h`, `6h`, `1d`, `3d`"
@@ -45,41 +47,45 @@ class BurningIndicator(Indicator):
 
 
 class AlarmInfo(Body):
-    """An alarm, with what its long window said when it was last written down. Times are seconds
+    """An alarm, with the values of its long window when it was last updated. Times are seconds
     since the epoch."""
 
     id: str
     sli: str
     severity: str = Field(description="`page` or `ticket`")
-    window: str = Field(description="long and short window, as `1h/5m`")
-    factor: float = Field(description="the burn rate above which both windows were")
+    window: str = Field(description="long and short window, such as `1h/5m`")
+    factor: float = Field(description="the burn rate that both windows exceeded")
     burn_rate: float | None
-    burn_rate_now: float | None = Field(description="of the short window")
+    burn_rate_now: float | None = Field(description="burn rate of the short window")
     bad: int
     total: int
     budget: float
-    stage: str = Field(description="of a latency: the stage that most calls overran")
+    stage: str = Field(description="for a latency: the stage that most calls overran")
     began_at: float
     ended_at: float | None = Field(description="null while it is open")
 
 
 class SloInfo(Body):
-    """What a function promises and how it stands."""
+    """A function's objectives and their state."""
 
     environment: str
     app: str
     function: str
-    revision: str = Field(description="the heaviest one: its objectives are these")
-    is_declared: bool = Field(description="false: it declares none, and these are the defaults")
+    revision: str = Field(
+        description="the revision with the most traffic, whose objectives these are"
+    )
+    is_declared: bool = Field(
+        description="false: the function declares no objectives, and these are the defaults"
+    )
     window_days: int
-    freeze: bool = Field(description="nothing is released while a budget is spent")
+    freeze: bool = Field(description="whether releases are refused while a budget is spent")
     frozen: bool
     slis: list[Indicator]
-    alarms: list[AlarmInfo] = Field(description="those that are open")
+    alarms: list[AlarmInfo] = Field(description="open alarms")
 
 
 class StageInfo(Body):
-    """One stage of a call's time, over the last day."""
+    """One stage of a call's latency, over the last day."""
 
     stage: str
     budget_s: float
@@ -102,7 +108,7 @@ class SloDetail(SloInfo):
 
 
 class SloList(Body):
-    """Functions within reach of the key, by name."""
+    """Functions that the key may access, by name."""
 
     slos: list[SloInfo]
 
@@ -114,7 +120,7 @@ def list_slos(
     app: Annotated[str | None, Query(max_length=64)] = None,
     function: Annotated[str | None, Query(max_length=64)] = None,
 ) -> SloList:
-    """How the functions of the environment stand."""
+    """List the objectives of the environment's functions."""
     app, function = caller.narrowed(app, function)
     now = context.clock()
     with context.store.read() as sql:
@@ -126,7 +132,7 @@ def list_slos(
 
 @router.get("/{app}/{function}")
 def get_slo(context: Ctx, caller: Deployer, app: str, function: str) -> SloDetail:
-    """One function: burn rates by window, stages, alarms."""
+    """Return one function's objectives, with burn rates by window, stages and alarms."""
     caller.demand_function(app, function)
     with context.store.read() as sql:
         found = views.functions_of(
@@ -134,7 +140,7 @@ def get_slo(context: Ctx, caller: Deployer, app: str, function: str) -> SloDetai
         )
         if not found:
             raise NotFound(
-                f"there is no function {app}/{function} that takes traffic: `pilotlight app list` "
+                f"there is no function {app}/{function} with traffic: `pilotlight app list` "
                 f"shows what is deployed"
             )
         return SloDetail(**views.detail(sql, found[0], now=context.clock()))

@@ -1,4 +1,4 @@
-"""What calls looked like comes in: a path of our own processes."""
+"""The route by which activators report observations of calls."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ internal = APIRouter(dependencies=[Depends(platform_token)], include_in_schema=F
 
 @internal.post(OBSERVATIONS_PATH)
 async def take(context: Ctx, request: Request) -> dict[str, bool]:
-    """Count what an activator observed; `accepted` is False for a post that was counted before."""
-    return {"accepted": await anyio.to_thread.run_sync(_take, context, await request.body())}
+    """Count an activator's observations. `accepted` is false for a report that was already
+    counted."""
+    return {"accepted": await anyio.to_thread.run_sync(_ingest, context, await request.body())}
 
 
-def _take(context: Context, text: bytes) -> bool:
+def _ingest(context: Context, text: bytes) -> bool:
     try:
         body: Any = json.loads(text)
     except ValueError as e:

@@ -1,4 +1,4 @@
-"""Plans, tenants and their terms; and what a tenant may see of its own."""
+"""Routes for plans and tenants, and for the caller's own tenant."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ from snapshotter.types import InstanceState
 
 router = APIRouter(prefix="/v1", tags=["tenants"])
 USE_WINDOW_S = 60.0
-"""Use is told of the last minute, as far as activators have shipped it."""
+"""Usage covers the last minute, as far as activators have reported it."""
 PlanBody = Annotated[
     dict[str, Any],
-    Field(description="`pilotlight.quotas.Plan`: quotas (null = no bound), weight, priority, …"),
+    Field(description="`pilotlight.quotas.Plan`: quotas (null = no limit), weight, priority, …"),
 ]
 Overrides = Annotated[
     dict[str, Any],
-    Field(description="keys of the plan that are otherwise for this tenant; null lifts a bound"),
+    Field(description="keys of the plan that differ for this tenant; null removes a limit"),
 ]
 
 
 class Plans(Body):
-    """Every plan, and the one that new tenants have."""
+    """All plans, and the default for new tenants."""
 
     plans: list[PlanBody]
     default: str
 
 
 class TenantInfo(Body):
-    """A tenant; `uid` is what its workers run as, None = the platform's own."""
+    """A tenant. `uid` is the user id of its workers; null: the platform's own."""
 
     id: str
     name: str
@@ -54,7 +54,7 @@ class TenantInfo(Body):
 
 
 class TenantDetail(TenantInfo):
-    """A tenant and its terms: `terms` is the plan with its overrides applied."""
+    """A tenant and its plan. `terms` is the plan with the overrides applied."""
 
     plan: str
     overrides: Overrides
@@ -64,13 +64,13 @@ class TenantDetail(TenantInfo):
 
 
 class TenantList(Body):
-    """Every tenant of the platform, oldest first."""
+    """All tenants of the platform, oldest first."""
 
     tenants: list[TenantDetail]
 
 
 class TenantRequest(Body):
-    """A new tenant; without a plan it has the platform's default one."""
+    """A new tenant. Without a plan it has the platform's default plan."""
 
     name: str
     plan: str | None = None
@@ -84,8 +84,8 @@ class TenantCreated(TenantDetail):
 
 
 class TenantChange(Body):
-    """What shall be otherwise; what is not named stays. `overrides` are added to those there are,
-    after `clear` took some away."""
+    """Fields to change; omitted fields stay. `overrides` are added to the existing ones, after
+    `clear` has removed some."""
 
     plan: str | None = None
     overrides: Overrides = Field(default_factory=dict)
@@ -94,8 +94,8 @@ class TenantChange(Body):
 
 
 class Use(Body):
-    """What a tenant uses: instances now, the rest over the last minute as far as it has been
-    reported; null: not known now."""
+    """A tenant's usage: instances now, the rest over the last minute as far as it has been
+    reported; null: currently unknown."""
 
     instances: int | None
     gpus: int | None
@@ -109,14 +109,14 @@ class Use(Body):
 
 
 class OwnTenant(TenantDetail):
-    """The caller's tenant, with what it uses."""
+    """The caller's tenant and its usage."""
 
     use: Use
 
 
 @router.get("/plans", dependencies=[Depends(biller)])
 def list_plans(context: Ctx) -> Plans:
-    """Every plan of the platform."""
+    """List the platform's plans."""
     plans = context.config.plans
     return Plans(
         plans=[plan.to_json() for plan in plans.values()],
@@ -126,7 +126,7 @@ def list_plans(context: Ctx) -> Plans:
 
 @router.get("/tenants")
 def list_tenants(context: Ctx, caller: Admin) -> TenantList:
-    """Every tenant; for administrators of the platform."""
+    """List all tenants (platform administrators only)."""
     caller.demand_platform()
     with context.store.read() as sql:
         rows = sql.execute(sa.select(tables.tenants).order_by(tables.tenants.c.created_at)).all()
@@ -137,13 +137,13 @@ def list_tenants(context: Ctx, caller: Admin) -> TenantList:
 def create_tenant(
     context: Ctx, caller: Admin, request: RequestId, body: TenantRequest
 ) -> TenantCreated:
-    """A new tenant with a uid and an admin key of its own; for administrators of the platform."""
+    """Create a tenant with its own uid and admin key (platform administrators only)."""
     caller.demand_platform()
     if context.config.uid_base is None and context.config.trust != "shared":
         raise Forbidden(
             "without root every worker runs under one uid, so tenants could read each other's "
-            "memory: "
-            "run the platform as root, or set platform.trust to 'shared' if they trust each other"
+            "memory: run the platform as root, or set platform.trust to 'shared' if tenants trust "
+            "each other"
         )
     terms = _terms(context, body.plan or context.config.settings.default_plan, body.overrides)
     with context.store.write() as write:
@@ -169,7 +169,7 @@ def create_tenant(
 
 @router.get("/tenants/{name}")
 def get_tenant(context: Ctx, caller: Admin, name: str) -> TenantDetail:
-    """One tenant and its terms; for administrators of the platform."""
+    """Return one tenant and its plan (platform administrators only)."""
     caller.demand_platform()
     with context.store.read() as sql:
         return TenantDetail(**_detail(context, tenants.find(sql, name=name)))
@@ -179,8 +179,8 @@ def get_tenant(context: Ctx, caller: Admin, name: str) -> TenantDetail:
 def change_tenant(
     context: Ctx, caller: Admin, request: RequestId, name: str, body: TenantChange
 ) -> TenantDetail:
-    """Another plan, other overrides, suspended or not; for administrators of the platform.
-    Activators follow within a second."""
+    """Change a tenant's plan, overrides or suspension (platform administrators only). Activators
+    apply the change within a second."""
     caller.demand_platform()
     with context.store.write() as write:
         now = terms_of(
@@ -202,8 +202,8 @@ def change_tenant(
 def create_tenants_key(
     context: Ctx, caller: Admin, request: RequestId, name: str, body: KeyRequest
 ) -> KeyCreated:
-    """A key of another tenant, when it lost its last one; for administrators of the platform. It is
-    in that tenant's audit log."""
+    """Create a key for another tenant that has lost its last one (platform administrators only). It
+    is recorded in that tenant's audit log."""
     caller.demand_platform()
     with context.store.write() as write:
         tenant = tenants.find(write.sql, name=name).id
@@ -212,7 +212,7 @@ def create_tenants_key(
 
 @router.get("/tenant")
 async def own_tenant(context: Ctx, caller: Biller) -> OwnTenant:
-    """The caller's own tenant: its plan, what that means for it, and what it uses."""
+    """Return the caller's tenant: its plan with overrides, and its usage."""
     detail, rates = await context.threads.run(caller.tenant, _own, context, caller)
     return OwnTenant(**detail, use=Use(**rates, **await _instances(context, caller)))
 
@@ -229,8 +229,8 @@ def _own(context: Context, caller: Principal) -> tuple[dict[str, Any], dict[str,
     )
     with context.store.read() as sql:
         row = tenants.get(sql, tenant=caller.tenant)
-        calls, spoken = sql.execute(query).one()
-        keeps = {
+        calls, token_count = sql.execute(query).one()
+        stored = {
             "stored_bytes": accounting.stored(sql, tenant=caller.tenant).total_bytes,
             "pinned_bytes": accounting.pinned_bytes(sql, tenant=caller.tenant),
             "builds_at_once": context.files.gate.builds(caller.tenant),
@@ -239,8 +239,8 @@ def _own(context: Context, caller: Principal) -> tuple[dict[str, Any], dict[str,
         }
     return _detail(context, row), {
         "requests_per_s": calls / USE_WINDOW_S,
-        "tokens_per_min": int(spoken),
-        **keeps,
+        "tokens_per_min": int(token_count),
+        **stored,
     }
 
 
@@ -258,8 +258,8 @@ async def _instances(context: Context, caller: Principal) -> dict[str, Any]:
 
 def _gpus(context: Context, instances: Mapping[str, int]) -> int:
     with context.store.read() as sql:
-        held = registry.gpus_of(sql, list(instances))
-    return sum(held.get(revision, 0) * count for revision, count in instances.items())
+        gpus = registry.gpus_of(sql, list(instances))
+    return sum(gpus.get(revision, 0) * count for revision, count in instances.items())
 
 
 def _detail(context: Context, row: sa.Row[Any]) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""Quotas: the tenant's as its plan says, and those that it sets for its own functions and keys."""
+"""Routes for quotas: those of the tenant's plan, and those that it sets for its functions and
+keys."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ router = APIRouter(prefix="/v1/quotas", tags=["quotas"])
 
 
 class FunctionQuotas(Body):
-    """Quotas of a function; {} = none of its own."""
+    """A function's quotas; {}: it has none of its own."""
 
     app: str
     function: str
@@ -30,7 +31,7 @@ class FunctionQuotas(Body):
 
 
 class KeyQuotas(Body):
-    """Quotas of a key."""
+    """A key's quotas."""
 
     key: str
     name: str
@@ -38,8 +39,8 @@ class KeyQuotas(Body):
 
 
 class AllQuotas(Body):
-    """The tenant's quotas (null = no bound), and its functions' and keys' that have some. All that
-    apply must leave room."""
+    """The tenant's quotas (null = no limit), and those of its functions and keys that have some. A
+    call must satisfy all that apply."""
 
     tenant: QuotasBody
     plan: str
@@ -49,15 +50,15 @@ class AllQuotas(Body):
 
 @router.get("")
 def all_quotas(context: Ctx, caller: Biller) -> AllQuotas:
-    """What bounds this tenant, its functions in this environment, and its keys, as far as the
-    caller's key reaches."""
+    """List the quotas of this tenant, of its functions in this environment, and of its keys, within
+    the scope of the caller's key."""
     with context.store.read() as sql:
         row = tenants.get(sql, tenant=caller.tenant)
         functions = quotas.listing(sql, tenant=caller.tenant, environment=caller.environment)
         bounded = [
             key
             for key in keys.listing(sql, tenant=caller.tenant, bounded=True)
-            if _reaches(caller, key)
+            if _covers(caller, key)
         ]
     plan = terms_of(row, context.config.plans).resolve()
     bounds = {**to_json(plan.quotas()), **{name: getattr(plan, name) for name in STORAGE_KEYS}}
@@ -72,22 +73,24 @@ def all_quotas(context: Ctx, caller: Biller) -> AllQuotas:
 
 @router.get("/functions/{app}/{function}")
 def get_function_quotas(context: Ctx, caller: Biller, app: str, function: str) -> FunctionQuotas:
-    """A function's own quotas."""
+    """Return a function's own quotas."""
     caller.demand_function(app, function)
     with context.store.read() as sql:
-        return _function(caller, app, function, quotas.get(sql, _whose(caller, app, function)))
+        return _function(
+            caller, app, function, quotas.get(sql, _function_ref(caller, app, function))
+        )
 
 
 @router.put("/functions/{app}/{function}", dependencies=[ROOM])
 def put_function_quotas(
     *, context: Ctx, caller: Admin, request: RequestId, app: str, function: str, body: QuotasBody
 ) -> FunctionQuotas:
-    """Bound a function beyond what bounds its tenant; replaces what was there. It outlives deploys,
-    and may come before the first."""
+    """Set a function's quotas, in addition to its tenant's; replaces the previous ones. They
+    persist across deploys and may be set before the first."""
     caller.demand_function(app, function)
     with context.store.write() as write:
         put = quotas.put(
-            write, _whose(caller, app, function), body, actor=caller.key, request=request
+            write, _function_ref(caller, app, function), body, actor=caller.key, request=request
         )
     return _function(caller, app, function, put)
 
@@ -96,14 +99,16 @@ def put_function_quotas(
 def delete_function_quotas(
     context: Ctx, caller: Admin, request: RequestId, app: str, function: str
 ) -> Response:
-    """Take a function's own quotas away."""
+    """Remove a function's own quotas."""
     caller.demand_function(app, function)
     with context.store.write() as write:
-        quotas.put(write, _whose(caller, app, function), {}, actor=caller.key, request=request)
+        quotas.put(
+            write, _function_ref(caller, app, function), {}, actor=caller.key, request=request
+        )
     return Response(status_code=204)
 
 
-def _whose(caller: Principal, app: str, function: str) -> Function:
+def _function_ref(caller: Principal, app: str, function: str) -> Function:
     return Function(
         tenant=caller.tenant, environment=caller.environment, app=app, function=function
     )
@@ -113,5 +118,5 @@ def _function(caller: Principal, app: str, function: str, found: dict[str, Any])
     return FunctionQuotas(app=app, function=function, environment=caller.environment, quotas=found)
 
 
-def _reaches(caller: Principal, key: dict[str, Any]) -> bool:
+def _covers(caller: Principal, key: dict[str, Any]) -> bool:
     return caller.covers(environment=key["environment"], app=key["app"], function=key["function"])

@@ -1,4 +1,4 @@
-"""Revisions of a function: what they are, and how one comes to serve."""
+"""Routes for revisions of a function: list, compare, approve, promote, roll back, pin and alias."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Reference = Annotated[str, Field(min_length=1, max_length=128)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class At:
-    """The function that a request is about, and who asks."""
+    """The function that a request refers to, and the caller."""
 
     place: Place
     function: str
@@ -53,7 +53,7 @@ class RevisionList(Body):
 
 
 class PromoteRequest(Body):
-    """A revision that shall serve: at once, or step by step."""
+    """A revision to serve, at once or step by step."""
 
     revision: Reference
     message: Message = ""
@@ -61,11 +61,11 @@ class PromoteRequest(Body):
     meta: Meta = Field(default_factory=dict, max_length=64)
     evaluation: Numbers = Field(default_factory=dict, max_length=256)
     allow_breaking: bool = False
-    override_freeze: bool = Field(default=False, description="needs a key of scope admin")
+    override_freeze: bool = Field(default=False, description="requires a key with scope admin")
 
 
 class Promoted(Body):
-    """What became of it."""
+    """The result of a promotion."""
 
     app: str
     function: str
@@ -75,21 +75,22 @@ class Promoted(Body):
 
 
 class RollbackRequest(Body):
-    """`to`: a revision; null: the one that served before."""
+    """`to`: the revision to restore; null: the one that served before."""
 
     to: Reference | None = None
     message: Message = ""
 
 
 class PinRequest(Body):
-    """The revision that shall answer a tenant's callers; null: the weights decide."""
+    """The revision that serves a tenant's callers; null: remove the pin, so that the weights
+    decide."""
 
     tenant: str = Field(max_length=63)
     revision: Reference | None
 
 
 class Moved(Body):
-    """A function's traffic after it was moved."""
+    """A function's traffic after a change."""
 
     app: str
     function: str
@@ -98,13 +99,13 @@ class Moved(Body):
 
 
 class ApproveRequest(Body):
-    """Why, if it is to be remembered."""
+    """An optional note for the record."""
 
     note: str = Field(default="", max_length=2000)
 
 
 class Approved(Body):
-    """How many approvals a revision still needs."""
+    """The number of approvals that a revision still needs."""
 
     app: str
     function: str
@@ -113,24 +114,24 @@ class Approved(Body):
 
 
 class AliasRequest(Body):
-    """What an alias shall stand for."""
+    """The revision to which an alias refers."""
 
     revision: Reference
 
 
 class Aliases(Body):
-    """Aliases of a function: name → revision."""
+    """A function's aliases: name → revision."""
 
     aliases: dict[str, str]
 
 
 class PolicyBody(Body):
-    """How an app's releases are guarded."""
+    """An app's release policy."""
 
     approvals: int = Field(
         ge=0,
         le=approvals.MAX_APPROVALS,
-        description="of how many keys a new revision needs before it takes traffic",
+        description="number of keys that must approve a new revision before it takes traffic",
     )
 
 
@@ -138,7 +139,7 @@ class PolicyBody(Body):
 def revision_list(
     context: Ctx, here: Here, limit: Annotated[int, Query(ge=1, le=1000)] = 100
 ) -> RevisionList:
-    """A function's revisions, newest first."""
+    """List a function's revisions, newest first."""
     with context.store.read() as sql:
         return RevisionList(
             revisions=manifests.listing(sql, here.place, here.function, limit=limit)
@@ -152,7 +153,8 @@ def revision_diff(
     before: Annotated[str, Query(alias="from", max_length=128)],
     after: Annotated[str, Query(alias="to", max_length=128)],
 ) -> dict[str, Any]:
-    """What differs between two revisions, and what of it breaks callers of the first."""
+    """Return the differences between two revisions, and which of them break callers of the
+    first."""
     with context.store.read() as sql:
         traffic.find(sql, here.place, here.function)
         names = [aliases.resolve(sql, here.place, here.function, name) for name in (before, after)]
@@ -161,7 +163,7 @@ def revision_diff(
 
 @router.get("/{app}/functions/{function}/revisions/{revision}")
 def revision_manifest(context: Ctx, here: Here, revision: RevisionName) -> dict[str, Any]:
-    """A revision's manifest: what it pins, and what was told of it."""
+    """Return a revision's manifest: what it pins, and its metadata."""
     with context.store.read() as sql:
         traffic.find(sql, here.place, here.function)
         return manifests.manifest(
@@ -174,7 +176,7 @@ def revision_manifest(context: Ctx, here: Here, revision: RevisionName) -> dict[
 
 @router.post("/{app}/functions/{function}/revisions/{revision}:approve")
 def approve(context: Ctx, here: Here, revision: RevisionName, body: ApproveRequest) -> Approved:
-    """Agree that a revision takes traffic. Not by the key that deployed it."""
+    """Approve a revision for traffic. The key that deployed it may not approve it."""
     with context.store.write() as write:
         traffic.find(write.sql, here.place, here.function)
         name = aliases.resolve(write.sql, here.place, here.function, revision)
@@ -186,7 +188,7 @@ def approve(context: Ctx, here: Here, revision: RevisionName, body: ApproveReque
 
 @router.post("/{app}/functions/{function}:promote", dependencies=[ROOM])
 def promote(context: Ctx, here: Here, body: PromoteRequest) -> Promoted:
-    """Let a revision that is there serve."""
+    """Serve an existing revision."""
     if body.override_freeze:
         here.caller.demand(Scope.ADMIN)
     terms = Terms(
@@ -218,7 +220,7 @@ def promote(context: Ctx, here: Here, body: PromoteRequest) -> Promoted:
 
 @router.post("/{app}/functions/{function}:rollback")
 def rollback(context: Ctx, here: Here, body: RollbackRequest) -> Moved:
-    """All traffic to a revision at once: the given one, or the one that served before."""
+    """Move all traffic to a revision at once: the given one, or the one that served before."""
 
     def make(write: Write) -> tuple[str, TrafficDocument]:
         return releases.rollback(
@@ -233,7 +235,7 @@ def rollback(context: Ctx, here: Here, body: RollbackRequest) -> Moved:
 
 @router.post("/{app}/functions/{function}:pin")
 def pin(context: Ctx, here: Here, body: PinRequest) -> Moved:
-    """Let a revision answer a tenant's callers, whatever the weights."""
+    """Pin a tenant's callers to a revision, regardless of the weights."""
 
     def make(write: Write) -> TrafficDocument:
         return releases.pin(
@@ -251,7 +253,7 @@ def pin(context: Ctx, here: Here, body: PinRequest) -> Moved:
 
 @router.get("/{app}/functions/{function}/aliases")
 def alias_list(context: Ctx, here: Here) -> Aliases:
-    """A function's aliases: the platform's, and yours."""
+    """List a function's aliases, both platform and user aliases."""
     with context.store.read() as sql:
         traffic.find(sql, here.place, here.function)
         return Aliases(aliases=aliases.of(sql, here.place.function_id(here.function)))
@@ -259,7 +261,7 @@ def alias_list(context: Ctx, here: Here) -> Aliases:
 
 @router.put("/{app}/functions/{function}/aliases/{alias}", dependencies=[ROOM])
 def alias_set(context: Ctx, here: Here, alias: AppName, body: AliasRequest) -> Aliases:
-    """Let an alias stand for a revision."""
+    """Set an alias to a revision."""
     with context.store.write() as write:
         return Aliases(
             aliases=aliases.move(
@@ -270,7 +272,7 @@ def alias_set(context: Ctx, here: Here, alias: AppName, body: AliasRequest) -> A
 
 @router.delete("/{app}/functions/{function}/aliases/{alias}", status_code=204)
 def alias_delete(context: Ctx, here: Here, alias: AppName) -> Response:
-    """Take an alias away."""
+    """Delete an alias."""
     with context.store.write() as write:
         aliases.move(write, here.place, function=here.function, alias=alias, reference=None)
     return Response(status_code=204)
@@ -278,7 +280,7 @@ def alias_delete(context: Ctx, here: Here, alias: AppName) -> Response:
 
 @router.get("/{app}/policy")
 def policy(context: Ctx, caller: Deployer, app: AppName) -> PolicyBody:
-    """How the app's releases are guarded."""
+    """Return the app's release policy."""
     caller.narrowed(app, None)
     with context.store.read() as sql:
         return PolicyBody(approvals=approvals.policy(sql, place(caller, app, "")).approvals)
@@ -288,7 +290,7 @@ def policy(context: Ctx, caller: Deployer, app: AppName) -> PolicyBody:
 def protect(
     context: Ctx, caller: Admin, request: RequestId, app: AppName, body: PolicyBody
 ) -> PolicyBody:
-    """Let new revisions of the app need approvals before they take traffic."""
+    """Require approvals for new revisions of the app before they take traffic."""
     caller.demand_app(app)
     with context.store.write() as write:
         return PolicyBody(

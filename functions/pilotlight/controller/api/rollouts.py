@@ -1,5 +1,4 @@
-"""Rollouts: where a candidate is, what was decided of it and why, and the hand that overrules
-it."""
+"""Routes for rollouts: their state and decisions, and manual control."""
 
 from __future__ import annotations
 
@@ -39,11 +38,11 @@ class RolloutInfo(Body):
         "`superseded`"
     )
     reason: str
-    steps: list[int] = Field(description="percents of the traffic")
+    steps: list[int] = Field(description="percentages of the traffic")
     step: int = Field(description="index into `steps`")
     weight: int
     every_s: float
-    elapsed_s: float = Field(description="since the step began")
+    elapsed_s: float = Field(description="seconds since the step began")
     created_by: str
     created_at: float
     step_began_at: float
@@ -52,7 +51,8 @@ class RolloutInfo(Body):
 
 
 class GateInfo(Body):
-    """What one gate found; numbers in `unit` (`share`, `ms`, `money` or none), null = no data."""
+    """The result of one gate. Numbers are in `unit` (`share`, `ms`, `money` or none); null: no
+    data."""
 
     metric: str
     kind: str
@@ -66,7 +66,7 @@ class GateInfo(Body):
 
 
 class Judgement(Body):
-    """What would be decided at this moment."""
+    """The decision that would be made now."""
 
     verdict: str
     cause: str
@@ -76,7 +76,7 @@ class Judgement(Body):
 
 
 class DecisionInfo(Judgement):
-    """A decision that was made; one that stays the same is stored once a minute."""
+    """A past decision. A repeated decision is stored once a minute."""
 
     number: int
     at: float
@@ -84,15 +84,16 @@ class DecisionInfo(Judgement):
 
 
 class RolloutDetail(RolloutInfo):
-    """A rollout with its plan, its decisions (newest first), and what would be decided now."""
+    """A rollout with its plan, its decisions (newest first), and the decision that would be made
+    now."""
 
     plan: dict[str, Any]
-    now: Judgement | None = Field(description="null once it is over")
+    now: Judgement | None = Field(description="null once the rollout has ended")
     decisions: list[DecisionInfo]
 
 
 class RolloutList(Body):
-    """Rollouts within reach of the key, newest first."""
+    """Rollouts that the key may access, newest first."""
 
     rollouts: list[RolloutInfo]
 
@@ -110,7 +111,7 @@ def list_rollouts(
     | None = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> RolloutList:
-    """The rollouts of the environment."""
+    """List the rollouts of the environment."""
     app, function = caller.narrowed(app, function)
     with context.store.read() as sql:
         found = ledger.listing(
@@ -135,10 +136,10 @@ def get_rollout(
     rollout: RolloutId,
     limit: Annotated[int, Query(ge=1, le=MAX_DECISIONS)] = 50,
 ) -> RolloutDetail:
-    """One rollout, with up to `limit` decisions."""
+    """Return one rollout, with up to `limit` decisions."""
     with context.store.read() as sql:
         found = ledger.find(sql, tenant=caller.tenant, rollout=rollout)
-        _demand_sight(caller, found)
+        _require_visible(caller, found)
         return RolloutDetail(
             **views.detail(
                 sql, found, now=context.clock(), limit=limit, rates=context.config.prices.rates()
@@ -150,7 +151,7 @@ def get_rollout(
 def pause_rollout(
     context: Ctx, caller: Deployer, request: RequestId, rollout: RolloutId
 ) -> RolloutInfo:
-    """Keep it at its step; what is bad still takes it back."""
+    """Hold the rollout at its current step. A failing gate still rolls it back."""
     return _act(context, caller, request, rollout, lifecycle.pause)
 
 
@@ -158,7 +159,7 @@ def pause_rollout(
 def resume_rollout(
     context: Ctx, caller: Deployer, request: RequestId, rollout: RolloutId
 ) -> RolloutInfo:
-    """Let a paused one go on."""
+    """Resume a paused rollout."""
     return _act(context, caller, request, rollout, lifecycle.resume)
 
 
@@ -166,7 +167,7 @@ def resume_rollout(
 def promote_rollout(
     context: Ctx, caller: Deployer, request: RequestId, rollout: RolloutId
 ) -> RolloutInfo:
-    """All traffic to the candidate now, whatever its gates say."""
+    """Give all traffic to the candidate now, regardless of the gates."""
     return _act(context, caller, request, rollout, lifecycle.promote)
 
 
@@ -174,7 +175,7 @@ def promote_rollout(
 def abort_rollout(
     context: Ctx, caller: Deployer, request: RequestId, rollout: RolloutId
 ) -> RolloutInfo:
-    """All traffic back to stable now."""
+    """Return all traffic to stable now."""
     return _act(context, caller, request, rollout, lifecycle.abort)
 
 
@@ -187,17 +188,17 @@ def _act(
 ) -> RolloutInfo:
     with context.store.write() as write:
         found = ledger.find(write.sql, tenant=caller.tenant, rollout=rollout)
-        _demand_sight(caller, found)
+        _require_visible(caller, found)
         act(write, found, found.place(actor=caller.key, request=request))
         after = ledger.find(write.sql, tenant=caller.tenant, rollout=rollout)
         return RolloutInfo(**views.summary(after, now=write.now))
 
 
-def _demand_sight(caller: Principal, found: Rollout) -> None:
-    """What is out of a key's reach does not exist for it."""
+def _require_visible(caller: Principal, found: Rollout) -> None:
+    """Raise NotFound for a rollout that the key may not access."""
     if caller.bound_environment not in (None, found.environment) or not caller.may_see(
         found.app, found.function
     ):
         raise NotFound(
-            f"there is no rollout {found.id!r} within reach of key {caller.key}", rollout=found.id
+            f"there is no rollout {found.id!r} that key {caller.key} may access", rollout=found.id
         )

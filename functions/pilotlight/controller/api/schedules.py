@@ -1,4 +1,4 @@
-"""Schedules: when functions call themselves; pausing them, and calling at once."""
+"""Routes for schedules: list, pause, resume, and run immediately."""
 
 from __future__ import annotations
 
@@ -19,38 +19,38 @@ from pilotlight.spec import to_json
 router = APIRouter(prefix="/v1/schedules", tags=["schedules"])
 App = Annotated[str, Path(max_length=63)]
 Function = Annotated[str, Path(max_length=63)]
-Number = Annotated[int, Path(ge=0, le=1000, description="as listed")]
+Number = Annotated[int, Path(ge=0, le=1000, description="the schedule's `number`")]
 
 
 class ScheduleInfo(Body):
-    """A schedule of a function. It is declared with the function; what is here can be paused."""
+    """A schedule of a function. It is declared with the function, and can be paused here."""
 
     id: str
     app: str
     function: str
     number: int
-    cron: str = Field(description='"" of a period')
+    cron: str = Field(description='"" if the schedule has a period')
     period_s: float | None
     timezone: str
     missed: str = Field(
-        description="skip: what passed while the platform was down is left out; catch_up: one "
-        "call makes up for all of it"
+        description="skip: times that passed while the platform was down are skipped; catch_up: "
+        "one call replaces all of them"
     )
     method: str
     arguments: Any
     is_paused: bool
     next_at: float | None = Field(description="null: paused, or the app is stopped")
-    last_at: float | None = Field(description="the last time that became a call")
+    last_at: float | None = Field(description="the last scheduled time that started a call")
 
 
 class ScheduleList(Body):
-    """Schedules of the environment, as far as the key reaches."""
+    """The environment's schedules that the key may access."""
 
     schedules: list[ScheduleInfo]
 
 
 class Begun(Body):
-    """A call that was begun."""
+    """A call that was started."""
 
     id: str
     url: str
@@ -60,7 +60,7 @@ class Begun(Body):
 def list_schedules(
     context: Ctx, caller: Deployer, app: str | None = None, function: str | None = None
 ) -> ScheduleList:
-    """The schedules of the environment's functions."""
+    """List the schedules of the environment's functions."""
     app, function = caller.narrowed(app, function)
     with context.store.read() as sql:
         found = schedules.listing(
@@ -79,7 +79,7 @@ def pause_schedule(
     function: Function,
     number: Number,
 ) -> ScheduleInfo:
-    """Call no more until it is resumed, whatever is deployed meanwhile."""
+    """Pause the schedule until it is resumed, across deploys."""
     with context.store.write() as write:
         schedules.pause(
             write,
@@ -101,7 +101,7 @@ def resume_schedule(
     function: Function,
     number: Number,
 ) -> ScheduleInfo:
-    """Go on with the next time; what passed while it was paused is not made up for."""
+    """Resume the schedule at its next time. Times that passed while it was paused are skipped."""
     with context.store.write() as write:
         schedules.pause(
             write,
@@ -124,7 +124,7 @@ def run_schedule(
     number: Number,
     response: Response,
 ) -> Begun:
-    """Make a call at once, beside the plan."""
+    """Start a call now, in addition to the schedule."""
     with context.store.write() as write:
         planned = _planned(write, caller, app, function, number)
         call_id = schedules.run_now(write, planned, actor=caller.key, request=request)

@@ -1,4 +1,4 @@
-"""Snapshots on the node: what is there, proven again, deleted, switched off for a function."""
+"""Routes for snapshots on the node: list, verify, delete, and disable for a function."""
 
 from __future__ import annotations
 
@@ -22,12 +22,11 @@ T = TypeVar("T")
 async def _found(
     context: Context, caller: Principal, *, app: str | None = None, function: str | None = None
 ) -> list[SnapshotInfo]:
-    # The tenant comes from the key, never from the question: this is what keeps tenants' things
-    # apart.
+    # The tenant comes from the key, never from the request: this isolates tenants from each other.
     app, function = caller.narrowed(app, function)
-    asked = {name: value for name, value in (("app", app), ("function", function)) if value}
+    requested = {name: value for name, value in (("app", app), ("function", function)) if value}
     return await context.agent.snapshots(
-        {"tenant": caller.tenant, "environment": caller.environment, **asked}
+        {"tenant": caller.tenant, "environment": caller.environment, **requested}
     )
 
 
@@ -52,15 +51,15 @@ async def _write(context: Context, tenant: str, change: Callable[[Write], T]) ->
 async def snapshots(
     context: Ctx, caller: Deployer, app: str | None = None, function: str | None = None
 ) -> dict[str, Any]:
-    """Snapshots of the environment that are on the node, those of older revisions and quarantined
-    ones too."""
+    """List the environment's snapshots on the node, including those of older revisions and
+    quarantined ones."""
     found = await _found(context, caller, app=app, function=function)
     return {"snapshots": [info.to_json() for info in found]}
 
 
 @router.get("/snapshots/{snapshot}", response_model=models.Snapshot)
 async def snapshot(context: Ctx, caller: Deployer, snapshot: str) -> dict[str, Any]:
-    """One snapshot: its state, times, size and identity."""
+    """Return one snapshot: its state, times, size and identity."""
     return (await _owned(context, caller, snapshot)).to_json()
 
 
@@ -68,10 +67,12 @@ async def snapshot(context: Ctx, caller: Deployer, snapshot: str) -> dict[str, A
 async def prove_snapshot(
     context: Ctx, caller: Deployer, request: RequestId, snapshot: str
 ) -> dict[str, Any]:
-    """Restore it once and have it answer its example; READY again, or QUARANTINED with the reason.
-    Its CPU time is a BUILD record."""
+    """Restore the snapshot once and check its response to the example request. Afterwards it is
+    READY, or QUARANTINED with a reason. The CPU time is charged as BUILD."""
     await _owned(context, caller, snapshot)
-    await _note(context, caller, request=request, action="snapshot.prove", snapshot=snapshot)
+    await _record_audit(
+        context, caller, request=request, action="snapshot.prove", snapshot=snapshot
+    )
     async with BuildBill(context.builds, context.store, context.config, caller, snapshot) as bill:
         return (await context.agent.prove_snapshot(snapshot, bill.hear)).to_json()
 
@@ -80,9 +81,11 @@ async def prove_snapshot(
 async def delete_snapshot(
     context: Ctx, caller: Deployer, request: RequestId, snapshot: str
 ) -> models.SnapshotsDeleted:
-    """Remove one from the node. The function's next deploy or cold start makes another."""
+    """Delete a snapshot from the node. The function's next deploy or cold start creates another."""
     await _owned(context, caller, snapshot)
-    await _note(context, caller, request=request, action="snapshot.delete", snapshot=snapshot)
+    await _record_audit(
+        context, caller, request=request, action="snapshot.delete", snapshot=snapshot
+    )
     return models.SnapshotsDeleted(
         deleted=await context.agent.delete_snapshots(snapshot_id=snapshot)
     )
@@ -92,11 +95,11 @@ async def delete_snapshot(
 async def delete_snapshots(
     context: Ctx, caller: Deployer, request: RequestId, app: str, function: str
 ) -> models.SnapshotsDeleted:
-    """Remove those of all revisions of a function."""
+    """Delete the snapshots of all revisions of a function."""
     caller.demand_function(app, function)
     where = place(caller, app, request)
 
-    def note(write: Write) -> str:
+    def record(write: Write) -> str:
         found = registry.find_function(write.sql, where, function)
         subject = f"{caller.environment}/{app}/{function}"
         audit.record(
@@ -111,7 +114,7 @@ async def delete_snapshots(
 
     return models.SnapshotsDeleted(
         deleted=await context.agent.delete_snapshots(
-            function=await _write(context, caller.tenant, note)
+            function=await _write(context, caller.tenant, record)
         )
     )
 
@@ -126,8 +129,8 @@ async def switch_snapshots(
     function: str,
     body: models.SnapshotsSwitch,
 ) -> models.SnapshotsSwitched:
-    """Allow or forbid snapshots of a function; it outlives deploys. Forbidding deletes what is on
-    the node (`deleted`; null = later)."""
+    """Enable or disable snapshots for a function; the setting persists across deploys. Disabling
+    deletes those on the node (`deleted`; null = later)."""
     caller.demand_function(app, function)
     where = place(caller, app, request)
     switched = await _write(
@@ -143,10 +146,10 @@ async def switch_snapshots(
     )
 
 
-async def _note(
+async def _record_audit(
     context: Context, caller: Principal, *, request: str, action: str, snapshot: str
 ) -> None:
-    def note(write: Write) -> None:
+    def record(write: Write) -> None:
         audit.record(
             write,
             tenant=caller.tenant,
@@ -156,4 +159,4 @@ async def _note(
             request=request,
         )
 
-    await _write(context, caller.tenant, note)
+    await _write(context, caller.tenant, record)

@@ -1,4 +1,4 @@
-"""Freeing what nothing refers to."""
+"""Routes for freeing unreferenced storage."""
 
 from __future__ import annotations
 
@@ -18,27 +18,28 @@ router = APIRouter(prefix="/v1/storage", tags=["storage"])
 
 
 class CollectRequest(Body):
-    """Which blobs go: those to which nothing refers, and which nobody uploaded or asked for in the
-    last `unused_s` seconds."""
+    """Which blobs to free: unreferenced ones that were neither uploaded nor requested in the last
+    `unused_s` seconds."""
 
     unused_s: float | None = Field(
         default=None, ge=0, le=31_536_000, description="null: controller.blob_grace_s"
     )
     dry_run: bool = False
     all_tenants: bool = Field(
-        default=False, description="of every tenant; for administrators of the platform"
+        default=False, description="of all tenants; platform administrators only"
     )
 
 
 class CollectResponse(Body):
-    """What was freed, or with `dry_run` would be. `blobs` are digests, at most a thousand of
-    them."""
+    """What was freed, or would be with `dry_run`. `blobs` lists at most a thousand digests."""
 
     dry_run: bool
     count: int
     size_bytes: int
     blobs: list[str]
-    deleted_blobs: int = Field(description="no tenant had these, so their bytes were deleted")
+    deleted_blobs: int = Field(
+        description="blobs that no tenant owns, tenant_ids bytes were deleted"
+    )
     deleted_bytes: int
 
 
@@ -46,13 +47,13 @@ class CollectResponse(Body):
 async def collect(
     context: Ctx, caller: Admin, request: RequestId, body: CollectRequest
 ) -> CollectResponse:
-    """Free the blobs of this tenant to which nothing refers. With `unused_s` 0 no deploy or push
-    may run: its uploads would go."""
+    """Free this tenant's unreferenced blobs. With `unused_s` 0, no deploy or push may be running:
+    its uploads would be deleted."""
     caller.demand_whole_environment()
-    whose = [caller.tenant]
+    tenant_ids = [caller.tenant]
     if body.all_tenants:
         caller.demand_platform()
-        whose = await anyio.to_thread.run_sync(_all, context)
+        tenant_ids = await anyio.to_thread.run_sync(_all, context)
     unused_s = context.config.settings.blob_grace_s if body.unused_s is None else body.unused_s
     unused_since = context.clock() - unused_s if unused_s else float("inf")
     collect_one = partial(
@@ -62,7 +63,7 @@ async def collect(
         actor=caller.key,
         request=request,
     )
-    found = [await collect_one(tenant=tenant) for tenant in whose]
+    found = [await collect_one(tenant=tenant) for tenant in tenant_ids]
     digests = sorted({digest for one in found for digest in one.digests})
     done = None if body.dry_run else await deletion.delete(context)
     return CollectResponse(

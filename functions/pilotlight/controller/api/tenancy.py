@@ -1,4 +1,4 @@
-"""Secrets, environments, and who am I."""
+"""Routes for secrets, environments, and the caller's identity."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ router = APIRouter(prefix="/v1", tags=["tenancy"])
 
 
 class Whoami(models.Body):
-    """The caller as the platform sees it; null: it is bound to none."""
+    """The caller's identity. `bound_…` null: the key is not bound to one."""
 
     tenant: TenantInfo
     key: str
@@ -32,7 +32,7 @@ class Whoami(models.Body):
 
 @router.get("/whoami")
 def whoami(caller: Known) -> Whoami:
-    """The caller as the platform sees it."""
+    """Return the caller's identity."""
     return Whoami(
         tenant=TenantInfo(id=caller.tenant, name=caller.tenant_name, uid=caller.uid),
         key=caller.key,
@@ -49,7 +49,7 @@ def whoami(caller: Known) -> Whoami:
 def put_secret(
     context: Ctx, caller: Deployer, request: RequestId, name: str, body: models.SecretRequest
 ) -> dict[str, Any]:
-    """Create or replace a secret; running instances keep the old one until they start again."""
+    """Create or replace a secret. Running instances keep the old values until they restart."""
     caller.demand_whole_environment()
     if (body.values is None) == (body.value is None):
         raise InvalidInput(
@@ -72,14 +72,14 @@ def put_secret(
 
 @router.get("/secrets", response_model=models.SecretList)
 def list_secrets(context: Ctx, caller: Deployer) -> dict[str, Any]:
-    """Names and variables; values are never shown."""
+    """List secrets with the names of their variables. Values are never returned."""
     with context.store.read() as sql:
         return {"secrets": vault.listing(sql, tenant=caller.tenant, environment=caller.environment)}
 
 
 @router.delete("/secrets/{name}", status_code=204)
 def delete_secret(context: Ctx, caller: Deployer, request: RequestId, name: str) -> Response:
-    """Remove a secret that nothing uses."""
+    """Delete a secret that nothing uses."""
     caller.demand_whole_environment()
     with context.store.write() as write:
         vault.delete(
@@ -95,7 +95,7 @@ def delete_secret(context: Ctx, caller: Deployer, request: RequestId, name: str)
 
 @router.get("/environments", response_model=models.EnvironmentList)
 def list_environments(context: Ctx, caller: Deployer) -> dict[str, Any]:
-    """The tenant's environments."""
+    """List the tenant's environments."""
     with context.store.read() as sql:
         return {"environments": tenants.environments(sql, tenant=caller.tenant)}
 
@@ -106,7 +106,7 @@ def list_environments(context: Ctx, caller: Deployer) -> dict[str, Any]:
 def create_environment(
     context: Ctx, caller: Admin, request: RequestId, body: models.NamedRequest
 ) -> dict[str, Any]:
-    """A new, empty environment."""
+    """Create an empty environment."""
     caller.demand_whole_tenant()
     with context.store.write() as write:
         return tenants.create_environment(
@@ -116,7 +116,7 @@ def create_environment(
 
 @router.delete("/environments/{name}", status_code=204)
 def delete_environment(context: Ctx, caller: Admin, request: RequestId, name: str) -> Response:
-    """Remove an environment without apps; its secrets and keys go with it."""
+    """Delete an environment without apps, with its secrets and keys."""
     caller.demand_whole_tenant()
     with context.store.write() as write:
         tenants.delete_environment(

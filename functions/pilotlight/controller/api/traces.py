@@ -1,5 +1,4 @@
-"""What happened inside calls: traces that were kept. Whoever may call a function may look at its
-traces."""
+"""Routes for stored traces of calls. A key that may call a function may read its traces."""
 
 from __future__ import annotations
 
@@ -41,7 +40,7 @@ def list_traces(
     arm: Name = None,
     call: Annotated[
         str | None,
-        Query(max_length=MAX_NAME, description="the call's id (X-Request-Id of its answer)"),
+        Query(max_length=MAX_NAME, description="the call's id (X-Request-Id of its response)"),
     ] = None,
     kept_for: Why | None = None,
     start_kind: Annotated[str | None, Query(pattern="^(WARM|WAKE|FORK|RESTORE|COLD)$")] = None,
@@ -50,17 +49,17 @@ def list_traces(
     since: Time = None,
     until: Time = None,
     cursor: Annotated[
-        str | None, Query(max_length=MAX_NAME, description="`cursor` of the page before")
+        str | None, Query(max_length=MAX_NAME, description="`cursor` of the previous page")
     ] = None,
     limit: Annotated[int, Query(ge=1, le=500)] = 100,
 ) -> dict[str, Any]:
-    """Traces of the environment, newest first; `cursor` is where the next page begins, null at the
-    end."""
+    """List the environment's traces, newest first. `cursor` starts the next page; null: this is the
+    last page."""
     if function is not None and "/" in function:
         app, _, function = function.partition("/")
     app, function = caller.narrowed(app, function)
     before, before_call = _position(cursor)
-    wanted = traces.Wanted(
+    filters = traces.Wanted(
         tenant=caller.tenant,
         environment=caller.environment,
         app=app,
@@ -78,7 +77,7 @@ def list_traces(
         before_call=before_call,
     )
     with context.store.read() as sql:
-        found = traces.listing(sql, wanted, limit=limit)
+        found = traces.listing(sql, filters, limit=limit)
     return {
         "traces": found,
         "cursor": f"{found[-1]['at']!r}~{found[-1]['call']}" if len(found) == limit else None,
@@ -94,24 +93,24 @@ def _position(cursor: str | None) -> tuple[float | None, str]:
 
 @router.get("/{trace}")
 def get_trace(context: Ctx, caller: Invoker, trace: str) -> dict[str, Any]:
-    """A trace by its id, or by that of a call in it: its `calls`, and their `spans` with times in
-    ms from its beginning."""
+    """Return a trace by its id, or by the id of a call in it: its `calls` and their `spans`, with
+    times in ms from the trace's start."""
     with context.store.read() as sql:
         return traces.get(sql, caller, trace)
 
 
 @internal.post(TRACES_PATH)
 async def put_traces(context: Ctx, request: Request) -> dict[str, int]:
-    """Take traces of an activator in."""
+    """Store an activator's traces."""
     return {"accepted": await anyio.to_thread.run_sync(_put, context, await request.body())}
 
 
 def _put(context: Context, text: bytes) -> int:
     try:
-        given: Any = json.loads(text)["traces"]
+        received: Any = json.loads(text)["traces"]
     except (ValueError, KeyError, TypeError) as e:
         raise InvalidInput('traces: expected {"activator": id, "traces": [...]}') from e
-    if not isinstance(given, list) or len(given) > MAX_POST:
+    if not isinstance(received, list) or len(received) > MAX_POST:
         raise InvalidInput(f"traces: must be a list of at most {MAX_POST}", parameter="traces")
     with context.store.write() as write:
-        return traces.put(write, given, keep=context.config.settings.traces_per_tenant)
+        return traces.put(write, received, keep=context.config.settings.traces_per_tenant)

@@ -1,7 +1,6 @@
-"""Who is answered by which revision: read, put anew, or changed in part.
+"""Routes for a function's traffic document: read, replace, or change parts of it.
 
-Whoever names the generation that he saw cannot undo another's change unseen.
-"""
+A client that sends the generation it has read cannot overwrite a concurrent change."""
 
 from __future__ import annotations
 
@@ -30,39 +29,36 @@ from pilotlight.types import Scope
 router = APIRouter(prefix="/v1/functions", tags=["traffic"])
 Weights = dict[str, int]
 Sticky = Annotated[
-    str, Field(max_length=80, description="what a unit is: request, key, tenant, or header:<name>")
+    str, Field(max_length=80, description="sticky unit: request, key, tenant, or header:<name>")
 ]
 Names = Annotated[dict[str, str], Field(max_length=documents.MAX_NAMES)]
 Changes = Annotated[dict[str, str | None], Field(max_length=documents.MAX_NAMES)]
 MaxCandidate = Annotated[
     int,
     Field(
-        ge=0, le=WHOLE, description="percent that all revisions but the heaviest may have together"
+        ge=0, le=WHOLE, description="maximum percent of all revisions together except the heaviest"
     ),
 ]
 MayBreak = Annotated[
     bool,
-    Field(
-        description="no caller depends on what the schema of a revision without traffic until now "
-        "breaks"
-    ),
+    Field(description="allow a revision without traffic so far to break callers by its schema"),
 ]
 MayThaw = Annotated[
-    bool, Field(description="though an error budget is spent; needs a key of scope admin")
+    bool, Field(description="allow while an error budget is spent; requires a key with scope admin")
 ]
 Seen = Annotated[
     int | None,
-    Field(description="the generation that this was made for; 409 when it is another by now"),
+    Field(description="the generation on which this change is based; 409 if it has changed"),
 ]
 _ABOUT = {"generation", "message", "allow_breaking", "override_freeze"}
-"""Members that say something about a change, and are no part of the document."""
+"""Fields that describe a change and are not part of the document."""
 _Edit = Callable[[TrafficDocument, Callable[[str], str]], TrafficDocument]
-IfMatch = Annotated[str | None, Header(description="the same, as the ETag that was read")]
+IfMatch = Annotated[str | None, Header(description="same as `generation`: the ETag that was read")]
 
 
 class ShadowBody(Body):
-    """Copies of calls, whose answers are compared and thrown away. They cost nothing, and never
-    more than `max_compute` of the function."""
+    """Copies of calls, whose responses are compared and discarded. They are free of charge and use
+    at most the share `max_compute` of the function's compute."""
 
     revision: str
     percent: float = Field(default=100.0, ge=0, le=WHOLE)
@@ -70,7 +66,7 @@ class ShadowBody(Body):
 
 
 class TrafficBody(Body):
-    """The whole of it, as it shall be. A revision may be named by an alias or a tag."""
+    """The complete traffic document. A revision may be named by an alias or a tag."""
 
     weights: Weights
     tags: Names = Field(default_factory=dict)
@@ -85,8 +81,7 @@ class TrafficBody(Body):
 
 
 class TrafficChange(Body):
-    """What shall be otherwise; the rest stays. A tag or pin that is null goes away, and so does a
-    shadow."""
+    """Fields to change; omitted fields stay. null removes a tag, a pin, or the shadow."""
 
     weights: Weights | None = None
     tags: Changes = Field(default_factory=dict)
@@ -101,25 +96,25 @@ class TrafficChange(Body):
 
 
 class ShadowResult(Body):
-    """What became of a shadow's copies in the last 24 hours."""
+    """A shadow's results of the last 24 hours."""
 
     answered: int
     failed: int
     compared: int = Field(
-        description="answers that were compared with what the caller got; streams and raised "
-        "errors are not"
+        description="responses compared with the caller's; streams and raised "
+        "errors are not compared"
     )
-    matched: int = Field(description="of these, the same (numbers to a millionth)")
+    matched: int = Field(description="compared responses that were equal (numbers to a millionth)")
     skipped: int = Field(
-        description="copies that were not made, for want of room or because of `max_compute`"
+        description="copies not made, for lack of capacity or because of `max_compute`"
     )
     p50_ms: float | None
     p99_ms: float | None
 
 
 class TrafficAnswer(Body):
-    """How it is now. `aliases` can be asked for like tags; `stable` is the way back of a rollout
-    that runs."""
+    """The current traffic. `aliases` can be called like tags; `stable` is the revision to which an
+    active rollout reverts."""
 
     app: str
     function: str
@@ -140,12 +135,14 @@ class TrafficAnswer(Body):
 def get_traffic(
     context: Ctx, caller: Deployer, response: Response, app: str, function: str
 ) -> TrafficAnswer:
-    """A function's traffic; the ETag is its generation."""
+    """Return a function's traffic; the ETag is its generation."""
     caller.demand_function(app, function)
-    asked = _Asked(context=context, caller=caller, where=place(caller, app, ""), function=function)
+    target = _Target(
+        context=context, caller=caller, where=place(caller, app, ""), function=function
+    )
     with context.store.read() as sql:
-        document = traffic.find(sql, asked.where, function)
-    return _answer(response, asked, document)
+        document = traffic.find(sql, target.where, function)
+    return _answer(response, target, document)
 
 
 @router.put("/{app}/{function}/traffic")
@@ -160,7 +157,8 @@ def put_traffic(
     body: TrafficBody,
     if_match: IfMatch = None,
 ) -> TrafficAnswer:
-    """Let it be so, at once; what an experiment or a rollout has decided stays theirs."""
+    """Replace a function's traffic at once. The decisions of an experiment or a rollout are not
+    changed."""
     given = body.model_dump(exclude=_ABOUT)
 
     def edit(document: TrafficDocument, name: Callable[[str], str]) -> TrafficDocument:
@@ -174,10 +172,10 @@ def put_traffic(
             name,
         )
 
-    asked = _Asked(
+    target = _Target(
         context=context, caller=caller, where=place(caller, app, request), function=function
     )
-    return _answer(response, asked, _change(asked, edit, body, if_match))
+    return _answer(response, target, _change(target, edit, body, if_match))
 
 
 @router.patch("/{app}/{function}/traffic")
@@ -192,12 +190,12 @@ def change_traffic(
     body: TrafficChange,
     if_match: IfMatch = None,
 ) -> TrafficAnswer:
-    """Change a part of it, at once."""
+    """Change parts of a function's traffic at once."""
     given = body.model_dump(exclude=_ABOUT, exclude_unset=True)
     for name in ("weights", "sticky", "max_candidate"):
         if name in given and given[name] is None:
             raise InvalidInput(
-                f"{name} cannot be null: leave it out, or say what it shall be", parameter=name
+                f"{name} cannot be null: leave it out, or set a value", parameter=name
             )
 
     def edit(document: TrafficDocument, name: Callable[[str], str]) -> TrafficDocument:
@@ -207,15 +205,15 @@ def change_traffic(
         )
         return _with(document, {**given, "tags": tags, "pins": pins}, name)
 
-    asked = _Asked(
+    target = _Target(
         context=context, caller=caller, where=place(caller, app, request), function=function
     )
-    return _answer(response, asked, _change(asked, edit, body, if_match))
+    return _answer(response, target, _change(target, edit, body, if_match))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
-    """Whose traffic it is, and who asks."""
+class _Target:
+    """The function whose traffic a request concerns, and the caller."""
 
     context: Context
     caller: Principal
@@ -224,12 +222,12 @@ class _Asked:
 
 
 def _change(
-    asked: _Asked, edit: _Edit, body: TrafficBody | TrafficChange, if_match: str | None
+    target: _Target, edit: _Edit, body: TrafficBody | TrafficChange, if_match: str | None
 ) -> TrafficDocument:
-    where, function, expected = asked.where, asked.function, _expected(body.generation, if_match)
-    asked.caller.demand_function(where.app, function)
+    where, function, expected = target.where, target.function, _expected(body.generation, if_match)
+    target.caller.demand_function(where.app, function)
     if body.override_freeze:
-        asked.caller.demand(Scope.ADMIN)
+        target.caller.demand(Scope.ADMIN)
 
     def make(write: Write) -> TrafficDocument:
         def edited(document: TrafficDocument) -> TrafficDocument:
@@ -256,18 +254,18 @@ def _change(
             message=body.message,
         )
 
-    return guards.change(asked.context.store, make)
+    return guards.change(target.context.store, make)
 
 
 def _check(
     sql: sa.Connection, before: TrafficDocument, after: TrafficDocument, function: str
 ) -> None:
-    """What is no document's own business: whether a rollout decides, and whether a pin's tenant is
-    there."""
+    """Check what the document itself cannot: whether a rollout controls the weights, and whether
+    the pins' tenants exist."""
     if before.stable and after.weights != before.weights:
         text = (
-            f"a rollout decides on the weights of {function}: `pilotlight rollout "
-            f"pause|promote|abort {function}` overrules it"
+            f"a rollout controls the weights of {function}: `pilotlight rollout "
+            f"pause|promote|abort {function}` overrides it"
         )
         raise Conflict(text, stable=before.stable)
     if missing := tenants.unknown(sql, set(after.pins) - set(before.pins)):
@@ -279,7 +277,7 @@ def _with(
 ) -> TrafficDocument:
     changes = dict(given)
     if "weights" in changes:
-        changes["weights"] = _weighed(changes["weights"], name)
+        changes["weights"] = _resolved_weights(changes["weights"], name)
     if changes.get("shadow") is not None:
         changes["shadow"] = Shadow(
             **{**changes["shadow"], "revision": name(changes["shadow"]["revision"])}
@@ -287,8 +285,8 @@ def _with(
     return replace(document, **changes)
 
 
-def _weighed(weights: Mapping[str, int], name: Callable[[str], str]) -> dict[str, int]:
-    """Two names may stand for one revision."""
+def _resolved_weights(weights: Mapping[str, int], name: Callable[[str], str]) -> dict[str, int]:
+    """Add up the weights of names that refer to the same revision."""
     out: dict[str, int] = {}
     for one, weight in weights.items():
         revision = name(one)
@@ -311,35 +309,36 @@ def _merged(
 
 
 def _expected(generation: int | None, if_match: str | None) -> int | None:
-    """The generation that the change was made for. Raises InvalidInput."""
+    """Return the generation on which the change is based. Raises InvalidInput."""
     if if_match is None or if_match.strip() == "*":
         return generation
     text = if_match.strip().removeprefix("W/").strip('"')
     if not text.isdecimal():
         raise InvalidInput(
-            f"header If-Match: {if_match!r} is no generation: write the ETag that was read",
+            f"header If-Match: {if_match!r} is not a generation: send the ETag that was read",
             parameter="if-match",
         )
     if generation not in (None, int(text)):
         raise InvalidInput(
-            "If-Match and the member generation name different ones", parameter="generation"
+            "If-Match and the field generation differ: send only one of them",
+            parameter="generation",
         )
     return int(text)
 
 
-def _answer(response: Response, asked: _Asked, document: TrafficDocument) -> TrafficAnswer:
+def _answer(response: Response, target: _Target, document: TrafficDocument) -> TrafficAnswer:
     response.headers["etag"] = f'"{document.generation}"'
-    with asked.context.store.read() as sql:
-        function_id = asked.where.function_id(asked.function)
+    with target.context.store.read() as sql:
+        function_id = target.where.function_id(target.function)
         named = aliases.of(sql, function_id)
         result = (
-            _shadow_result(sql, function_id, document.shadow.revision, asked.context.clock())
+            _shadow_result(sql, function_id, document.shadow.revision, target.context.clock())
             if document.shadow is not None
             else None
         )
     shown = traffic.shown(document)
     return TrafficAnswer(
-        app=asked.where.app, function=asked.function, aliases=named, shadow_result=result, **shown
+        app=target.where.app, function=target.function, aliases=named, shadow_result=result, **shown
     )
 
 

@@ -1,4 +1,4 @@
-"""Named webhooks: who is told of an environment's events, what was told, and trying one out."""
+"""Routes for named webhooks, which receive an environment's events."""
 
 from __future__ import annotations
 
@@ -25,17 +25,15 @@ Name = Annotated[str, Path(max_length=63)]
 
 
 class WebhookRequest(Body):
-    """A webhook, whole."""
+    """A complete webhook."""
 
-    url: str = Field(description="where messages are posted (Standard Webhooks)")
+    url: str = Field(description="URL to which messages are posted (Standard Webhooks)")
     events: list[str] = Field(
         default_factory=list,
-        description="such as `call.finished`, `slo.*`, `*`; none = only the calls that name this "
+        description="such as `call.finished`, `slo.*`, `*`; empty: only calls that name this "
         "webhook",
     )
-    new_secret: bool = Field(
-        default=False, description="replace the secret that messages are signed with"
-    )
+    new_secret: bool = Field(default=False, description="replace the secret that signs messages")
 
 
 class WebhookInfo(Body):
@@ -43,15 +41,15 @@ class WebhookInfo(Body):
 
     name: str
     environment: str
-    url: str = Field(description="whole for administrators, its host for others")
+    url: str = Field(description="the full URL for administrators, only the host for others")
     events: list[str]
     created_by: str
     created_at: float
 
 
 class WebhookSet(WebhookInfo):
-    """A webhook that was set. `secret` is what messages are signed with, shown this once; null: it
-    is as it was."""
+    """A webhook that was set. `secret` signs its messages and is shown only once; null:
+    unchanged."""
 
     secret: str | None
 
@@ -63,7 +61,8 @@ class WebhookList(Body):
 
 
 class DeliveryInfo(Body):
-    """One event for one webhook. `delivered_at` and `next_attempt_at` null: it was given up."""
+    """The delivery of one event to one webhook. `delivered_at` and `next_attempt_at` both null:
+    delivery was abandoned."""
 
     id: str
     webhook: str
@@ -84,7 +83,7 @@ class DeliveryList(Body):
 
 @router.get("")
 def list_webhooks(context: Ctx, caller: Deployer) -> WebhookList:
-    """The webhooks of the environment."""
+    """List the webhooks of the environment."""
     caller.demand_whole_environment()
     with context.store.read() as sql:
         found = endpoints.listing(sql, tenant=caller.tenant, environment=caller.environment)
@@ -95,7 +94,7 @@ def list_webhooks(context: Ctx, caller: Deployer) -> WebhookList:
 def set_webhook(
     context: Ctx, caller: Admin, request: RequestId, name: Name, body: WebhookRequest
 ) -> WebhookSet:
-    """Make or change a webhook."""
+    """Create or update a webhook."""
     caller.demand_whole_environment()
     webhooks.check_url(body.url, policy=context.config.settings.webhooks)
     with context.store.write() as write:
@@ -116,7 +115,7 @@ def set_webhook(
 
 @router.delete("/{name}", status_code=204)
 def delete_webhook(context: Ctx, caller: Admin, request: RequestId, name: Name) -> Response:
-    """Remove a webhook; what it was not told yet it is not told any more."""
+    """Delete a webhook, with its undelivered messages."""
     caller.demand_whole_environment()
     with context.store.write() as write:
         endpoints.delete(
@@ -132,8 +131,7 @@ def delete_webhook(context: Ctx, caller: Admin, request: RequestId, name: Name) 
 
 @router.post("/{name}:test")
 async def test_webhook(context: Ctx, caller: Admin, request: RequestId, name: Name) -> Tested:
-    """Post a signed example (`type`: `webhook.test`) to a webhook, once, and say what became of
-    it."""
+    """Post a signed example (`type`: `webhook.test`) to a webhook once, and return the result."""
     caller.demand_whole_environment()
     message, found = await context.threads.run(
         caller.tenant, _example, context, caller, name, request
@@ -159,11 +157,11 @@ def list_deliveries(
     context: Ctx,
     caller: Deployer,
     name: Name,
-    failed: Annotated[bool | None, Query(description="only those that were given up")] = None,
+    failed: Annotated[bool | None, Query(description="only abandoned deliveries")] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> DeliveryList:
-    """What a webhook was told, or could not be; also one that a call named and that is not
-    there."""
+    """List a webhook's deliveries, including those for a webhook that a call named but that does
+    not exist."""
     caller.demand_whole_environment()
     with context.store.read() as sql:
         found = deliveries.listing(

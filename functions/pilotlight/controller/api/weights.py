@@ -1,5 +1,5 @@
-"""Weights by name: what a name means, where its bytes are, and bringing, checking and keeping them
-on the node."""
+"""Routes for named weights: what a name refers to, where its bytes are, and prefetching, verifying
+and pinning them on the node."""
 
 from __future__ import annotations
 
@@ -33,27 +33,30 @@ T = TypeVar("T")
 
 
 class WeightsRequest(Body):
-    """What a name shall mean: a manifest that was uploaded, and where it came from (for people;
-    addresses lose their secrets)."""
+    """The manifest to which a name refers; it must have been uploaded. `source` is for display;
+    credentials are removed from addresses."""
 
     manifest: str = Field(description="sha256 of the manifest")
     source: str = ""
 
 
 class WeightsInfo(Body):
-    """What a name means. What only the node knows is null while it does not answer."""
+    """The manifest to which a name refers. Fields that only the node knows are null while it does
+    not respond."""
 
     name: str
     manifest: str
     size_bytes: int
     files: int
     source: str
-    app: str | None = Field(description="whose deploy brought it; null: it was pushed")
+    app: str | None = Field(description="app whose deploy created it; null: it was pushed")
     is_pinned: bool
     created_at: float
     updated_at: float
-    tier: Tier | None = Field(description="where its bytes are, for a start on this node")
-    expected_s: float | None = Field(description="what a start would wait for them, predicted")
+    tier: Tier | None = Field(description="storage tier of its bytes, for a start on this node")
+    expected_s: float | None = Field(
+        description="predicted time that a start waits for them, in seconds"
+    )
     instances: int | None = Field(description="running instances of this environment that map it")
 
 
@@ -65,14 +68,14 @@ class WeightsList(Body):
 
 @router.get("")
 async def list_weights(context: Ctx, caller: Deployer) -> WeightsList:
-    """Weights of the environment, and where they are."""
+    """List the weights of the environment, and where they are."""
     rows = await _read(context, caller.tenant, lambda sql: weights.listing(sql, _holder(caller)))
     return WeightsList(weights=await _shown(context, caller, rows))
 
 
 @router.get("/{name}")
 async def get_weights(context: Ctx, caller: Deployer, name: Name) -> WeightsInfo:
-    """One of them."""
+    """Return the weights of one name."""
     return await _info(context, caller, name)
 
 
@@ -80,8 +83,8 @@ async def get_weights(context: Ctx, caller: Deployer, name: Name) -> WeightsInfo
 async def put_weights(
     *, context: Ctx, caller: Deployer, request: RequestId, name: Name, body: WeightsRequest
 ) -> WeightsInfo:
-    """Let a name mean a manifest, which with all its files was uploaded before. A name that meant
-    another is not pinned any more."""
+    """Set a name to a manifest that was uploaded with all its files. A name that referred to
+    another manifest loses its pin."""
     caller.demand_whole_environment()
     digest = blobs.check_digest(body.manifest, "manifest")
     manifest = await context.threads.run(caller.tenant, _manifest_of, context, caller, digest)
@@ -102,8 +105,8 @@ async def put_weights(
 async def delete_weights(
     context: Ctx, caller: Deployer, request: RequestId, name: Name
 ) -> Response:
-    """Forget a name that no function uses, and delete the files of its manifest that no revision or
-    other name refers to."""
+    """Delete a name that no function uses, and the files of its manifest that no revision or other
+    name refers to."""
     caller.demand_whole_environment()
     manifest = await _write(
         context,
@@ -119,8 +122,8 @@ async def delete_weights(
 async def verify_weights(
     context: Ctx, caller: Deployer, request: RequestId, name: Name
 ) -> NdjsonResponse:
-    """Read the node's copy again: lines `{"elapsed_s"}`, then `{"is_here", "corrupt": [paths]}`;
-    they are fetched anew when needed."""
+    """Verify the node's copy. Streams lines `{"elapsed_s"}`, then `{"is_here", "corrupt":
+    [paths]}`; corrupt files are fetched again when needed."""
     manifest = await _manifest(context, caller, name)
     await holdings.demand(context.cache)
     await _write(
@@ -143,8 +146,8 @@ async def verify_weights(
 async def prefetch_weights(
     context: Ctx, caller: Deployer, request: RequestId, name: Name
 ) -> NdjsonResponse:
-    """Bring it to the node's disk: lines `{"done_bytes", "total_bytes", "elapsed_s"}`, then
-    `{"weights": {…}}`."""
+    """Fetch the weights to the node's disk. Streams lines `{"done_bytes", "total_bytes",
+    "elapsed_s"}`, then `{"weights": {…}}`."""
     manifest = await _manifest(context, caller, name)
     await holdings.demand(context.cache)
     await _write(
@@ -153,8 +156,8 @@ async def prefetch_weights(
         lambda write: weights.note(write, _holder(caller, request), "prefetch", name),
     )
 
-    async def work(tell: Tell) -> Mapping[str, Any]:
-        await holdings.prefetch(context.cache, manifest, tell)
+    async def work(report: Tell) -> Mapping[str, Any]:
+        await holdings.prefetch(context.cache, manifest, report)
         return {"weights": (await _info(context, caller, name)).model_dump()}
 
     return NdjsonResponse(holdings.following(work), request=request)
@@ -164,14 +167,15 @@ async def prefetch_weights(
 async def pin_weights(
     context: Ctx, caller: Admin, request: RequestId, name: Name
 ) -> NdjsonResponse:
-    """Bring it to the node's disk and keep it there whoever needs room; lines as of prefetch."""
+    """Fetch the weights to the node's disk and exclude them from eviction. Streams the same lines
+    as prefetch."""
     caller.demand_whole_environment()
-    # Now, because once the answer has begun it is a line only.
+    # Check now: once the stream has begun, an error is only a line.
     await _read(context, caller.tenant, lambda sql: _check_pin(context, sql, _holder(caller), name))
     await holdings.demand(context.cache)
 
-    async def work(tell: Tell) -> Mapping[str, Any]:
-        await _pin(context, _holder(caller, request), name, tell)
+    async def work(report: Tell) -> Mapping[str, Any]:
+        await _pin(context, _holder(caller, request), name, report)
         return {"weights": (await _info(context, caller, name)).model_dump()}
 
     return NdjsonResponse(holdings.following(work), request=request)
@@ -179,7 +183,7 @@ async def pin_weights(
 
 @router.post("/{name}/unpin")
 async def unpin_weights(context: Ctx, caller: Admin, request: RequestId, name: Name) -> WeightsInfo:
-    """Let the node evict it again when it needs room."""
+    """Allow the node to evict the weights again when it needs space."""
     caller.demand_whole_environment()
     manifest = await _write(
         context,
@@ -190,18 +194,18 @@ async def unpin_weights(context: Ctx, caller: Admin, request: RequestId, name: N
     return await _info(context, caller, name)
 
 
-async def _pin(context: Context, holder: Holder, name: str, tell: Tell) -> None:
-    # The row first: a sweep in between must not undo what the cache does next. A pin that fails is
-    # none.
+async def _pin(context: Context, holder: Holder, name: str, report: Tell) -> None:
+    # Write the row first, so that a concurrent sweep does not undo the cache's pin. If pinning
+    # fails, the row is restored.
     was_pinned = (
         await _read(context, holder.tenant, lambda sql: weights.find(sql, holder, name=name))
     )["is_pinned"]
     manifest = await _write(
-        context, holder.tenant, lambda write: _note_pin(context, write, holder, name)
+        context, holder.tenant, lambda write: _record_pin(context, write, holder, name)
     )
     pinned = False
     try:
-        await holdings.pin(context.cache, manifest, tell)
+        await holdings.pin(context.cache, manifest, report)
         pinned = True
     finally:
         if not pinned and not was_pinned:
@@ -222,7 +226,7 @@ def _check_pin(context: Context, sql: sa.Connection, holder: Holder, name: str) 
     )
 
 
-def _note_pin(context: Context, write: Write, holder: Holder, name: str) -> str:
+def _record_pin(context: Context, write: Write, holder: Holder, name: str) -> str:
     _check_pin(context, write.sql, holder, name)
     return weights.pin(write, holder, name=name, pinned=True)
 
@@ -253,15 +257,17 @@ async def _info(context: Context, caller: Principal, name: str) -> WeightsInfo:
 async def _shown(
     context: Context, caller: Principal, rows: list[dict[str, Any]]
 ) -> list[WeightsInfo]:
-    held = await holdings.look(context.cache, {row["manifest"] for row in rows}) if rows else {}
+    predictions = (
+        await holdings.look(context.cache, {row["manifest"] for row in rows}) if rows else {}
+    )
     mapped = await _instances(context, caller) if rows else {}
-    return [WeightsInfo(**row, **_node(row["manifest"], held, mapped)) for row in rows]
+    return [WeightsInfo(**row, **_node(row["manifest"], predictions, mapped)) for row in rows]
 
 
 def _node(
-    manifest: str, held: Mapping[str, Prediction] | None, mapped: Mapping[str, int] | None
+    manifest: str, predictions: Mapping[str, Prediction] | None, mapped: Mapping[str, int] | None
 ) -> dict[str, Any]:
-    found = None if held is None else held[manifest]
+    found = None if predictions is None else predictions[manifest]
     instances = None if mapped is None else mapped.get(manifest, 0)
     return {
         "tier": found and found.tier,
@@ -271,8 +277,8 @@ def _node(
 
 
 async def _instances(context: Context, caller: Principal) -> dict[str, int] | None:
-    # Asked of the agent by the caller's own labels: the cache's leases would tell of other tenants
-    # with the same model.
+    # Query the agent by the caller's own labels: the cache's leases would reveal other tenants with
+    # the same model.
     try:
         found = await context.agent.instances(
             {"tenant": caller.tenant, "environment": caller.environment}
@@ -291,7 +297,7 @@ def _manifest_of(context: Context, caller: Principal, digest: str) -> Manifest:
 def _paths(
     context: Context, caller: Principal, manifest: str, digests: Collection[str]
 ) -> list[str]:
-    """The paths that files of these digests have in the model."""
+    """Return the paths that files with these digests have in the model."""
     if not digests:
         return []
     with context.store.read() as sql:
@@ -299,10 +305,10 @@ def _paths(
     return [file.path for file in found.files if file.digest in set(digests)]
 
 
-async def _read(context: Context, tenant: str, question: Callable[[sa.Connection], T]) -> T:
+async def _read(context: Context, tenant: str, query: Callable[[sa.Connection], T]) -> T:
     def run() -> T:
         with context.store.read() as sql:
-            return question(sql)
+            return query(sql)
 
     return await context.threads.run(tenant, run)
 
