@@ -51,7 +51,7 @@ class EngineCall(Call):
         return self.wanted.path
 
     @property
-    def said(self) -> bytes:
+    def caller_arguments(self) -> bytes:
         """See Call."""
         return self.wanted.said or self.body
 
