@@ -133,7 +133,7 @@ def test_the_last_address_that_is_no_proxys_is_the_callers(
 
 @pytest.mark.parametrize(
     "wrong,says",
-    [("10.0.0.1/8", "host bits"), ("proxy.example", "write networks"), ("::/0", "anyone")],
+    [("10.0.0.1/8", "host bits"), ("proxy.example", "write networks"), ("::/0", "would trust")],
 )
 def test_a_wrong_network_is_refused_by_name(wrong: str, says: str) -> None:
     with pytest.raises(ValueError, match=f"trusted_proxies = '{wrong}': .*{says}"):

@@ -166,6 +166,8 @@ def test_a_bound_that_makes_no_sense_is_refused_by_name(seconds: float) -> None:
 def test_it_is_refused_where_it_has_no_effect(tmp_path: Path) -> None:
     config = tmp_path / "platform.yaml"
     config.write_text("activator: {freeze_idle_s: 5}\n")
-    with pytest.raises(SettingsInvalid, match=r"activator\.freeze_idle_s = 5: pods are not frozen"):
+    with pytest.raises(
+        SettingsInvalid, match=r"activator\.freeze_idle_s = 5: pods cannot be frozen"
+    ):
         _settings(PlatformSettings(fleet="knative"), config)
     assert _settings(PlatformSettings(), config).freeze_idle_s == 5

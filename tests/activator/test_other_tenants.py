@@ -408,8 +408,8 @@ async def test_a_call_that_was_submitted_before_does_not_run_while_its_tenant_is
 def test_a_caller_shows_who_it_is_and_never_a_key(street: Edge) -> None:
     street.add_key("pl_one", app="shop", function="hello")
     caller = street.table.authenticate(b"Bearer pl_one", 0.0)
-    assert repr(caller) == "<Caller k-pl_one deploy>"
+    assert repr(caller) == "<Principal k-pl_one deploy>"
     assert (caller.tenant_name, caller.app, caller.function) == ("acme", "shop", "hello")
-    assert repr(ANONYMOUS) == "<Caller anonymous invoke>"
+    assert repr(ANONYMOUS) == "<Principal anonymous invoke>"
     with pytest.raises(errors.Forbidden):
         caller.check_reach(environment="main", app="shop", function="other")

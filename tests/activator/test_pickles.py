@@ -286,7 +286,7 @@ NO_ENTRANCES = {
     "self._passthrough.websocket": "frames; see the test of its head",
     "self._calls.answer": "questions about calls: nothing of the request reaches a worker",
     "self._control.forward": "the controller's paths: no worker is asked",
-    "self._say_how_it_is": "health",
+    "self._answer_health": "health",
     "self.openai.describe": "GET of a model's description",
     f"openai {MODELS}": "GET of a list",
     **dict.fromkeys(

@@ -50,7 +50,7 @@ class EngineCall(Call):
         return self.wanted.path
 
     @property
-    def said(self) -> bytes:
+    def caller_arguments(self) -> bytes:
         """The body as the caller sent it."""
         return self.wanted.said or self.body
 
