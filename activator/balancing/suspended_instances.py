@@ -105,7 +105,7 @@ class SuspendedInstances:
     async def _lay_down(self, target: CallTarget, sleeper: SuspendedInstance) -> None:
         instance = sleeper.instance
         try:
-            await self._naps.fall_asleep(target.spec, instance.info.socket)
+            await self._naps.suspend(target.spec, instance.info.socket)
             instance.info = await self._fleet.sleep(instance.info.id)
         except agent_errors.SnapshotterError as e:
             log.warning("instance does not sleep instance=%s error=%s", instance.id, e)
@@ -133,7 +133,7 @@ class SuspendedInstances:
         began = self._clock()
         try:
             info = await self._fleet.wake(instance.info.id)
-            await self._naps.wake_up(target.spec, info.socket)
+            await self._naps.resume(target.spec, info.socket)
         except agent_errors.SnapshotterError as e:
             log.warning("instance does not wake instance=%s error=%s", instance.id, e)
             self._waking.pop(instance.id, None)

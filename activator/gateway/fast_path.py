@@ -208,7 +208,7 @@ class FastPath:
         little as can be."""
         error = refusal.error()
         head, body = error_answer(error, new_call_id())
-        self.metrics.turned_away(
+        self.metrics.count_rejected(
             error,
             way.entry.caller.tenant,
             way.target,
@@ -377,7 +377,7 @@ class FastPathCall:
             reservation.release()
             if self._admission is not None:
                 self._admission.release()
-        self._calls.metrics.closed_warm(
+        self._calls.metrics.count_fast_path(
             call, answer, dispatched_ns=self._dispatched_ns, ended_ns=now_ns, picos=bill.picos
         )
         self._connection.answer(
@@ -460,7 +460,7 @@ class FastPathCall:
             self._release()
             self._close(499, "cancelled")
             choice = self._call.choice
-            self._calls.metrics.refused(
+            self._calls.metrics.count_aborted(
                 499, self._call.target, choice.arm if choice is not None else ""
             )
 
