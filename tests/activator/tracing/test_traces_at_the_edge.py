@@ -165,7 +165,7 @@ async def test_a_flood_of_calls_that_ask_is_not_a_flood_of_traces(
     take = warm.tracer._sampling.try_acquire
     # no time passes
     monkeypatch.setattr(
-        warm.tracer._sampling, "take", lambda tenant, reason, _: take(tenant, reason, 1.0)
+        warm.tracer._sampling, "try_acquire", lambda tenant, reason, _: take(tenant, reason, 1.0)
     )
     bound = int(RATES[ASKED] * BURST_S)
     for _ in range(bound + 20):
