@@ -295,7 +295,7 @@ class ActivatorApp:
             table=self.table,
             redis_url=self.settings.redis_url if self.shared is not None else None,
             platform=platform_id(self.site.key.token),
-            demand=None if autoscaler is None else autoscaler.speaker,
+            demand=None if autoscaler is None else autoscaler.reporter,
             waiting_of=lambda key: desired_pods_hint(self.scaler.active(key)),
             in_flight=lambda: calls_per_instance(self.scaler.throttlers()),
         )

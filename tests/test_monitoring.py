@@ -97,13 +97,13 @@ def _activator() -> Iterator[Any]:
         call=call, exec_ms=1, answer=answer, cost="0.000000000001", dispatched_ns=0
     )
     metrics.answered(exchange, 200)
-    metrics.observer.take(0)
+    metrics.observer.drain(0)
     for error in (
         OverQuota("", of="key", quota="concurrent"),
         Shed("", priority="batch"),
         BudgetReserved(""),
     ):
-        metrics.turned_away(error, "t-1")
+        metrics.count_rejected(error, "t-1")
     metrics.waited("batch", 1.0)
     metrics.instance_ready(target, started, 1.0)
     metrics.start_failed(target, "exited")

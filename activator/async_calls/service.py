@@ -259,7 +259,7 @@ class AsyncCalls:
             record = await self._attempts.run(held, call)
         finally:
             if call.tokens is not None:
-                call.tokens.leave()
+                call.tokens.settle()
         self._finish(held, record, ttl_s=call.target.spec.clocks.result_ttl_s)
 
     def _finish(self, held: PendingCall, record: CallRecord, *, ttl_s: float = 0.0) -> None:

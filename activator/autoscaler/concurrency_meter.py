@@ -35,18 +35,18 @@ class ConcurrencyMeter:
         self._at = now
         self._calls -= 1
 
-    def take(self, now: float, elapsed_s: float) -> float:
+    def consume_average(self, now: float, elapsed_s: float) -> float:
         """Return the average number of calls since the previous call of this method, `elapsed_s`
         ago."""
-        self._pass(now)
+        self._advance(now)
         area, self._area = self._area, 0.0
         return area / elapsed_s if elapsed_s > 0 else float(self._calls)
 
-    def take_peak(self) -> int:
+    def consume_peak(self) -> int:
         """Return the maximum number of concurrent calls since the previous call of this method."""
         peak, self._peak = self._peak, self._calls
         return peak
 
-    def _pass(self, now: float) -> None:
+    def _advance(self, now: float) -> None:
         self._area += self._calls * (now - self._at)
         self._at = now

@@ -234,7 +234,9 @@ def decide(
         in_panic=core.in_panic,
         want=tuple(wants),
     )
-    return _hold(decision, observed, spec), replace(state, kpa=core_state, first_token=first_token)
+    return _limit_scale_down(decision, observed, spec), replace(
+        state, kpa=core_state, first_token=first_token
+    )
 
 
 def _core_want(core: kpa.KpaDecision, observed: Observed, spec: DeciderSpec) -> tuple[str, int]:
@@ -313,13 +315,15 @@ def _backlog(observed: Observed, spec: DeciderSpec, *, counting_drain: bool) -> 
     )
 
 
-def _hold(decision: ScaleDecision, observed: Observed, spec: DeciderSpec) -> ScaleDecision:
+def _limit_scale_down(
+    decision: ScaleDecision, observed: Observed, spec: DeciderSpec
+) -> ScaleDecision:
     """Stop only instances that were idle for long enough; the last one has its own delay."""
     if decision.stops == 0:
         return decision
     if observed.kept is not None and spec.kpa.reachable:
-        return _hold_by_pauses(decision, observed, spec)
-    window_s = _patience_s(spec.scaledown_window_s, observed) if spec.kpa.reachable else 0.0
+        return _keep_by_histogram(decision, observed, spec)
+    window_s = _idle_window_s(spec.scaledown_window_s, observed) if spec.kpa.reachable else 0.0
     expired = sum(1 for idle_s in observed.idle_s if idle_s >= window_s)
     floor = min(observed.capacity - expired, spec.max_instances)
     if decision.desired < floor:
@@ -330,10 +334,10 @@ def _hold(decision: ScaleDecision, observed: Observed, spec: DeciderSpec) -> Sca
             signal="scaledown_window",
             look_again_s=min(rests, default=None),
         )
-    return decision if decision.desired else _hold_last(decision, observed, spec)
+    return decision if decision.desired else _delay_scale_to_zero(decision, observed, spec)
 
 
-def _patience_s(window_s: float, observed: Observed) -> float:
+def _idle_window_s(window_s: float, observed: Observed) -> float:
     """The idle window. While starts wait for room, idling for longer than a start takes costs
     others more than it can save here."""
     return (
@@ -343,7 +347,7 @@ def _patience_s(window_s: float, observed: Observed) -> float:
     )
 
 
-def _hold_by_pauses(
+def _keep_by_histogram(
     decision: ScaleDecision, observed: Observed, spec: DeciderSpec
 ) -> ScaleDecision:
     """Keep the instances that are worth it by the function's pauses, and those that its calls need
@@ -358,13 +362,15 @@ def _hold_by_pauses(
     )
 
 
-def _hold_last(decision: ScaleDecision, observed: Observed, spec: DeciderSpec) -> ScaleDecision:
+def _delay_scale_to_zero(
+    decision: ScaleDecision, observed: Observed, spec: DeciderSpec
+) -> ScaleDecision:
     """From one to zero: this activator is always in the request path and needs no probe, so only
     the last instance's retention applies."""
     idle_s = min(observed.idle_s, default=0.0)
     rules = BoundsSpec(
         grace_s=0.0,
-        retention_s=_patience_s(spec.zero_delay_s, observed),
+        retention_s=_idle_window_s(spec.zero_delay_s, observed),
         always_proxied=True,
         reachable=spec.kpa.reachable,
     )

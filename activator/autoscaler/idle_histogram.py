@@ -64,7 +64,7 @@ class Level:
     _terms: tuple[float, float] = (0.0, 0.0)
     _window_s: float = 0.0
 
-    def pause(self, length_s: float) -> None:
+    def record_pause(self, length_s: float) -> None:
         """Record a pause."""
         bucket = min(
             BUCKETS - 1, max(0, math.floor(math.log(max(length_s, SHORTEST_S) / SHORTEST_S, STEP)))
@@ -100,7 +100,7 @@ class Gaps:
             self._levels.append(Level(now_s))
         for level in self._levels[:needed]:
             if now_s - level.needed_at > BLINK_S:
-                level.pause(now_s - level.needed_at)
+                level.record_pause(now_s - level.needed_at)
             level.needed_at = now_s
 
     def kept(
@@ -132,7 +132,7 @@ class Pauses:
     def __repr__(self) -> str:
         return f"<Pauses of {len(self._gaps)} functions>"
 
-    def of(self, name: str) -> Gaps:
+    def get_or_create(self, name: str) -> Gaps:
         """The Gaps of a function. Its revisions share them, because they have the same callers."""
         gaps = self._gaps.setdefault(name, Gaps())
         self._gaps.move_to_end(name)

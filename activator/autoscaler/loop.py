@@ -46,7 +46,7 @@ DECIDE_EVERY = 2
 SETTLE_EVERY = 60
 """Ticks between settlements of idle time: the idle cost of an instance is in the ledger within a
 minute."""
-FORGET_S = 30.0
+DROP_S = 30.0
 """A revision at zero is dropped after this long without a call: its windows would be empty
 anyway."""
 REWATCH_S = (0.05, 0.1, 0.5, 1.0, 2.0)
@@ -115,7 +115,7 @@ class AutoscalerLoop:
         scaled = self._scaled.get(target.key)
         if scaled is None:
             name = f"{target.tenant}/{target.environment}/{target.app}/{target.function}"
-            gaps = self._pauses.of(name)
+            gaps = self._pauses.get_or_create(name)
             scaled = self._scaled[target.key] = RevisionScaler(
                 name, self._make_throttler(target), self._clock(), gaps
             )
@@ -246,7 +246,7 @@ class AutoscalerLoop:
         if self._table.version:  # an empty table knows nothing yet
             for template in await self._fleet.templates():
                 if (scaled := self._scaled.get(str(template.revision))) is not None:
-                    scaled.throttler.start_times.template(is_resident=True)
+                    scaled.throttler.start_times.set_template(is_resident=True)
                 if self._target_of(template) is None and template.revision not in self._scaled:
                     self._drop_template(template.revision)
 
@@ -280,15 +280,15 @@ class AutoscalerLoop:
     async def _adopt(self, info: InstanceInfo) -> None:
         target = self._target_of(info)
         if target is None or (
-            info.state is InstanceState.READY and await self._is_half_asleep(target, info)
+            info.state is InstanceState.READY and await self._is_partially_asleep(target, info)
         ):
             await self._fleet.stop(info.id, grace_s=ORPHAN_GRACE_S)
         else:
             self.throttler_of(target).add(info)
 
-    async def _is_half_asleep(self, target: CallTarget, info: InstanceInfo) -> bool:
+    async def _is_partially_asleep(self, target: CallTarget, info: InstanceInfo) -> bool:
         try:
-            return await self._sleep_mode.is_half_asleep(target.spec, info.socket)
+            return await self._sleep_mode.is_partially_asleep(target.spec, info.socket)
         except agent_errors.SnapshotterError as e:
             log.warning("cannot read whether the engine sleeps instance=%s error=%s", info.id, e)
             return False
@@ -309,7 +309,7 @@ class AutoscalerLoop:
                 await self.reconcile()
                 async for event in self._fleet.watch():
                     failures = 0
-                    self._take(event)
+                    self._on_event(event)
             except agent_errors.SnapshotterError as e:
                 if failures == 0:
                     log.warning(
@@ -318,10 +318,10 @@ class AutoscalerLoop:
                 await asyncio.sleep(REWATCH_S[min(failures, len(REWATCH_S) - 1)])
                 failures += 1
 
-    def _take(self, event: AgentEvent) -> None:
+    def _on_event(self, event: AgentEvent) -> None:
         if event.kind in ("template_ready", "template_gone"):
             if (known := self._scaled.get(event.subject)) is not None:
-                known.throttler.start_times.template(is_resident=event.kind == "template_ready")
+                known.throttler.start_times.set_template(is_resident=event.kind == "template_ready")
             return
         if event.kind == "room_wanted":
             if not self._is_handled(event.subject):  # not our own start
@@ -377,16 +377,16 @@ class AutoscalerLoop:
         throttler = scaled.throttler
         if throttler.is_retired:
             throttler.retire()
-            self._forget_if_over(scaled, now)
+            self._drop_if_idle(scaled, now)
             return
         throttler.is_kept = self._may_run(throttler.target)
         if not throttler.is_kept:
             throttler.drain_idle()
-            self._forget_if_over(scaled, now)
+            self._drop_if_idle(scaled, now)
             return
         decision = scaled.decide(now, self._occupancy(throttler.target.key))
         if not decision.valid:
-            self._forget_if_over(scaled, now)
+            self._drop_if_idle(scaled, now)
             return
         if decision.starts:
             throttler.start(decision.starts)
@@ -402,9 +402,9 @@ class AutoscalerLoop:
             ]
             for victim in choose_victims(candidates, decision.stops):
                 throttler.suspend_or_stop(live[victim])
-        self._forget_if_over(scaled, now)
+        self._drop_if_idle(scaled, now)
 
-    def _forget_if_over(self, scaled: RevisionScaler, now: float) -> None:
+    def _drop_if_idle(self, scaled: RevisionScaler, now: float) -> None:
         throttler = scaled.throttler
         is_kept = (
             throttler.is_kept
@@ -418,7 +418,7 @@ class AutoscalerLoop:
             or throttler.starting
             or is_kept
         )
-        if not throttler.is_retired and now - throttler.load.last_call_at < FORGET_S:
+        if not throttler.is_retired and now - throttler.load.last_call_at < DROP_S:
             return
         if not is_busy:
             self._scaled.pop(throttler.target.key, None)

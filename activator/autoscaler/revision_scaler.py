@@ -69,7 +69,7 @@ class RevisionScaler:
 
     def measure(self, now: float) -> float:
         """Average concurrent calls since the last call of this method."""
-        self.concurrency = self.throttler.load.take(now, now - self.recorded_at)
+        self.concurrency = self.throttler.load.consume_average(now, now - self.recorded_at)
         self.recorded_at = now
         return self.concurrency
 
@@ -83,7 +83,7 @@ class RevisionScaler:
                 now,
                 min(
                     len(list(self.throttler.live())),
-                    math.ceil(self.throttler.load.take_peak() / slots),
+                    math.ceil(self.throttler.load.consume_peak() / slots),
                 ),
             )
 

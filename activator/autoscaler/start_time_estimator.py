@@ -33,7 +33,7 @@ class StartTimeEstimator:
         )
         return f"<StartTimeEstimator next {self.next_rung()}: {known or 'nothing known'}>"
 
-    def took(self, kind: StartKind, seconds: float, phases: Collection[str]) -> None:
+    def observe(self, kind: StartKind, seconds: float, phases: Collection[str]) -> None:
         """Record that a start by `kind` took `seconds`; `phases` are the names of its phases."""
         before = self._average_s.get(kind)
         self._average_s[kind] = seconds if before is None else before + WEIGHT * (seconds - before)
@@ -42,7 +42,7 @@ class StartTimeEstimator:
         if kind is StartKind.FORK or not _FORKED.isdisjoint(phases):
             self._has_template = True
 
-    def template(self, *, is_resident: bool) -> None:
+    def set_template(self, *, is_resident: bool) -> None:
         """Set whether a Template is resident."""
         self._has_template = is_resident
 

@@ -202,7 +202,7 @@ class InstancePool(ABC):
             start_kind=info.start_kind.value, billed_ns=int(billed_s * 1e9), at_ns=time.time_ns()
         )
         try:
-            self.start_times.took(
+            self.start_times.observe(
                 info.start_kind,
                 max(0.0, start_s - _phase_s(info, "weights")),
                 info.phases_ms.keys(),

@@ -106,7 +106,7 @@ class SuspendedInstances:
     async def _suspend(self, target: CallTarget, suspended: SuspendedInstance) -> None:
         instance = suspended.instance
         try:
-            await self._sleep_mode.fall_asleep(target.spec, instance.info.socket)
+            await self._sleep_mode.suspend(target.spec, instance.info.socket)
             instance.info = await self._fleet.sleep(instance.info.id)
         except agent_errors.SnapshotterError as e:
             log.warning("cannot suspend instance instance=%s error=%s", instance.id, e)
@@ -134,7 +134,7 @@ class SuspendedInstances:
         began = self._clock()
         try:
             info = await self._fleet.wake(instance.info.id)
-            await self._sleep_mode.wake_up(target.spec, info.socket)
+            await self._sleep_mode.resume(target.spec, info.socket)
         except agent_errors.SnapshotterError as e:
             log.warning("cannot resume instance instance=%s error=%s", instance.id, e)
             self._waking.pop(instance.id, None)

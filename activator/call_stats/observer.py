@@ -28,7 +28,7 @@ _BY_STATUS = {502: "crashed", 504: "late"}
 
 
 class CallStats:
-    """The counts since the last `take`; `on_taken` is called with the target and observation of
+    """The counts since the last `drain`; `on_taken` is called with the target and observation of
     each."""
 
     def __init__(self, on_taken: Callable[[CallTarget, Observation], None] | None = None) -> None:
@@ -94,7 +94,7 @@ class CallStats:
         if call.tokens is not None:
             _count_tokens(tally, call.tokens, is_cold=call.start_ms > 0)
         if status >= 400 and not (streamed and not completed and status != _CLIENT_LEFT):
-            _turn_away(
+            _count_error(
                 tally, status, outcome or _BY_STATUS.get(status, ""), is_own_word=outcome == "ok"
             )
             return
@@ -116,7 +116,7 @@ class CallStats:
         """Count a call of `target` that was answered by a variant, or by its fallback ladder."""
         tally = self._tally(target, arm)
         if status >= 400:
-            _turn_away(tally, status, "")
+            _count_error(tally, status, "")
             return
         tally.answered += 1
         tally.degraded += 1
@@ -137,7 +137,7 @@ class CallStats:
             if isinstance(error, DeadlineExceeded)
             else ""
         )
-        _turn_away(self._tally(target, arm), status, why)
+        _count_error(self._tally(target, arm), status, why)
 
     def started(self, target: CallTarget, *, ok: bool) -> None:
         """Count a start that has ended."""
@@ -161,7 +161,7 @@ class CallStats:
         tally = self._tally(target, SHADOW_ARM)
         tally.exec_ms += exec_ms
         if status >= 400:
-            _turn_away(tally, status, "")
+            _count_error(tally, status, "")
         else:
             tally.answered += 1
             tally.clock("warm", exec_ms)
@@ -173,7 +173,7 @@ class CallStats:
         """Count a call that was not mirrored."""
         self._tally(target, SHADOW_ARM).skipped += 1
 
-    def take(self, minute: int) -> list[Observation]:
+    def drain(self, minute: int) -> list[Observation]:
         """Return and reset the counts since the last call of this method, as of this minute."""
         plain, self._plain = self._plain, {}
         armed, self._armed = self._armed, {}
@@ -219,7 +219,7 @@ def _count_tokens(tally: StatsBucket, use: TokenReservation, *, is_cold: bool) -
     tally.add("itl", use.gaps)
 
 
-def _turn_away(tally: StatsBucket, status: int, why: str, *, is_own_word: bool = False) -> None:
+def _count_error(tally: StatsBucket, status: int, why: str, *, is_own_word: bool = False) -> None:
     if status == _CLIENT_LEFT:
         tally.cancelled += 1
     elif status < 500 or (is_own_word and status in _OWN_WORDS):

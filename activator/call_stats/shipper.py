@@ -39,7 +39,7 @@ Key = tuple[str, str, str, str, int]
 class StatsSink(Protocol):
     """Destination of observations."""
 
-    async def take(self, body: dict[str, Any]) -> bool:
+    async def accept(self, body: dict[str, Any]) -> bool:
         """Store a batch; returns False if it was stored before. Raises httpx.HTTPError if it did
         not arrive, or is invalid."""
         ...
@@ -61,7 +61,7 @@ class ControllerReceiver:
             cookies=no_cookies(),
         )
 
-    async def take(self, body: dict[str, Any]) -> bool:
+    async def accept(self, body: dict[str, Any]) -> bool:
         """Send a batch to the controller."""
         response = await self._client.post(OBSERVATIONS_PATH, json=body)
         response.raise_for_status()
@@ -92,7 +92,7 @@ class PendingStats:
             else:
                 add_to(known, one)
 
-    def forget(self, *, before: int) -> int:
+    def drop_old(self, *, before: int) -> int:
         """Drop minutes before `before`, and the oldest observations beyond MAX_KEPT. Returns the
         number of dropped observations."""
         old = [key for key in self._by_key if key[-1] < before]
@@ -104,7 +104,7 @@ class PendingStats:
             del self._by_key[key]
         return len(old)
 
-    def take(self, limit: int) -> list[Observation]:
+    def pop(self, limit: int) -> list[Observation]:
         """Remove and return the oldest observations."""
         keys = sorted(self._by_key, key=lambda key: key[-1])[:limit]
         return [self._by_key.pop(key) for key in keys]
@@ -131,7 +131,7 @@ class StatsShipper:
         self._every_s = every_s
         self._life = secrets.token_hex(8)
         self._sequence = 0
-        self._kept = PendingStats()
+        self._pending = PendingStats()
         self._sent: Sequence[Observation] = ()
         self._counted_since = clock()
         self._failures = 0
@@ -139,7 +139,7 @@ class StatsShipper:
 
     def __repr__(self) -> str:
         return (
-            f"<StatsShipper {self._sequence} posts, {len(self._kept) + len(self._sent)} kept, "
+            f"<StatsShipper {self._sequence} posts, {len(self._pending) + len(self._sent)} kept, "
             f"{self.lost} lost>"
         )
 
@@ -165,9 +165,9 @@ class StatsShipper:
         ones."""
         now = self._clock()
         since, self._counted_since = self._counted_since, now
-        self._kept.add(self._observer.take(int(min(since, now) // 60)))
+        self._pending.add(self._observer.drain(int(min(since, now) // 60)))
         oldest = int(now // 60) - KEPT_MINUTES
-        lost = self._kept.forget(before=oldest)
+        lost = self._pending.drop_old(before=oldest)
         # if it arrived nevertheless, the rest of it is not stored either
         lost += sum(one.minute < oldest for one in self._sent)
         self._sent = [one for one in self._sent if one.minute >= oldest]
@@ -180,9 +180,9 @@ class StatsShipper:
 
     async def post(self) -> None:
         """Post the stored observations, until none is left or a post fails."""
-        while self._sent or self._kept:
+        while self._sent or self._pending:
             if not self._sent:
-                self._sent = self._kept.take(BATCH)
+                self._sent = self._pending.pop(BATCH)
                 self._sequence += 1
             if not await self._post():
                 return
@@ -196,7 +196,7 @@ class StatsShipper:
             "observations": observations,
         }
         try:
-            await self._receiver.take(body)
+            await self._receiver.accept(body)
         except httpx.HTTPStatusError as e:
             if e.response.status_code < 500:  # a retry cannot succeed, but the next batch may
                 log.error(
@@ -207,14 +207,14 @@ class StatsShipper:
                 self.lost += len(self._sent)
                 self._sent = ()
                 return True
-            return self._failed(e)
+            return self._on_failure(e)
         except httpx.HTTPError as e:
-            return self._failed(e)
+            return self._on_failure(e)
         self._failures = 0
         self._sent = ()
         return True
 
-    def _failed(self, error: httpx.HTTPError) -> bool:
+    def _on_failure(self, error: httpx.HTTPError) -> bool:
         if not self._failures:
             log.warning("event=observations_not_posted error=%r", error)
         self._failures += 1

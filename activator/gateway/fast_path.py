@@ -205,7 +205,7 @@ class FastPath:
         """Answer 429 at once: a flood of calls over quota must cost as little as possible."""
         error = refusal.error()
         head, body = error_answer(error, new_call_id())
-        self.metrics.turned_away(
+        self.metrics.count_rejected(
             error,
             route.entry.caller.tenant,
             route.target,
@@ -376,7 +376,7 @@ class FastPathCall:
             reservation.release()
             if self._admission is not None:
                 self._admission.release()
-        self._calls.metrics.closed_warm(
+        self._calls.metrics.count_fast_path(
             call, answer, dispatched_ns=self._dispatched_ns, ended_ns=now_ns, picos=bill.picos
         )
         self._connection.answer(
@@ -459,7 +459,7 @@ class FastPathCall:
             self._release()
             self._close(499, "cancelled")
             choice = self._call.choice
-            self._calls.metrics.refused(
+            self._calls.metrics.count_aborted(
                 499, self._call.target, choice.arm if choice is not None else ""
             )
 

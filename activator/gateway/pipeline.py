@@ -214,7 +214,7 @@ class Gateway:
         try:
             await work
         except errors.PilotlightError as e:
-            self._metrics.turned_away(e, request.tenant, request.target, request.arm)
+            self._metrics.count_rejected(e, request.tenant, request.target, request.arm)
             if not request.is_answered:
                 await request.respond_error(e)
                 if request.call is not None:
@@ -227,7 +227,7 @@ class Gateway:
         except asyncio.CancelledError:
             if connection is None or not connection.transport.is_closing():
                 raise
-            self._metrics.refused(499, request.target, request.arm)
+            self._metrics.count_aborted(499, request.target, request.arm)
             if request.call is not None and not request.is_answered:
                 self._tracer.failed(request.call, "cancelled", 499)
         finally:

@@ -98,7 +98,7 @@ class WebSocketProxy:
                 if admission is not None:
                     admission.release()
         except errors.PilotlightError as e:
-            self._metrics.turned_away(e, request.tenant, request.target, request.arm)
+            self._metrics.count_rejected(e, request.tenant, request.target, request.arm)
             await _deny(request, send, e)
             if request.call is not None:
                 self._tracer.failed(

@@ -71,7 +71,7 @@ class ActivationRequests:
         self._whereabouts = whereabouts
         self._waiting_of = waiting_of
         self._wakes: dict[str, _Wake] = {}
-        self._said: dict[str, str] = {}
+        self._results: dict[str, str] = {}
         verify = (
             ssl.create_default_context()
             if url.startswith("https://")
@@ -90,16 +90,16 @@ class ActivationRequests:
         return f"<ActivationRequests {held} held for {len(self._wakes)} revisions>"
 
     @asynccontextmanager
-    async def asked(self, target: CallTarget) -> AsyncIterator[None]:
+    async def requested(self, target: CallTarget) -> AsyncIterator[None]:
         """Hold requests for the revision while a start waits."""
         wake = self._wakes.get(target.key)
         if wake is None:
             wake = self._wakes[target.key] = _Wake(self._whereabouts(target))
-            self._said.pop(target.key, None)
+            self._results.pop(target.key, None)
         wake.starts += 1
         if wake.keeper is None:
             wake.keeper = asyncio.create_task(
-                self._keep(target.key, wake), name=f"wake {wake.place[1]}"
+                self._maintain(target.key, wake), name=f"wake {wake.place[1]}"
             )
         try:
             yield
@@ -107,13 +107,13 @@ class ActivationRequests:
             wake.starts -= 1
             if not wake.starts:
                 self._wakes.pop(target.key, None)
-                _let_go(wake)
+                _cancel(wake)
 
-    def said(self, key: str) -> str:
+    def status(self, key: str) -> str:
         """Result of the last request, for error messages; "" when there is none."""
-        return self._said.get(key, "")
+        return self._results.get(key, "")
 
-    async def _keep(self, key: str, wake: _Wake) -> None:
+    async def _maintain(self, key: str, wake: _Wake) -> None:
         """Hold as many requests as calls wait, until cancelled."""
         while True:
             wanted = min(
@@ -121,7 +121,7 @@ class ActivationRequests:
             )
             while len(wake.held) < wanted:
                 task = asyncio.create_task(
-                    self._hold(key, wake), name=f"held wake of {wake.place[1]}"
+                    self._hold_request(key, wake), name=f"held wake of {wake.place[1]}"
                 )
                 wake.held.add(task)
                 task.add_done_callback(wake.held.discard)
@@ -133,7 +133,7 @@ class ActivationRequests:
     def _elsewhere(self, wake: _Wake) -> int:
         return sum(len(other.held) for other in self._wakes.values() if other is not wake)
 
-    async def _hold(self, key: str, wake: _Wake) -> None:
+    async def _hold_request(self, key: str, wake: _Wake) -> None:
         """Send a request, and another after it ends, until cancelled."""
         namespace, revision = wake.place
         ended = 0
@@ -142,21 +142,21 @@ class ActivationRequests:
                 answer = await self._client.get(
                     WORKER_STATUS, headers={NAMESPACE: namespace, REVISION: revision}
                 )
-                self._said[key] = f"the activation request was answered {answer.status_code}"
+                self._results[key] = f"the activation request was answered {answer.status_code}"
             except httpx.HTTPError as e:
-                self._said[key] = f"the activation request failed: {e or type(e).__name__}"
+                self._results[key] = f"the activation request failed: {e or type(e).__name__}"
             await asyncio.sleep(PAUSES_S[min(ended, len(PAUSES_S) - 1)])
             ended += 1
 
     async def aclose(self) -> None:
         """Cancel all requests and close the connections."""
         for wake in self._wakes.values():
-            _let_go(wake)
+            _cancel(wake)
         self._wakes.clear()
         await self._client.aclose()
 
 
-def _let_go(wake: _Wake) -> None:
+def _cancel(wake: _Wake) -> None:
     for task in (wake.keeper, *wake.held):
         if task is not None:
             task.cancel()

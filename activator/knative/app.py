@@ -92,7 +92,7 @@ def cluster_parts(settings: ClusterSettings, around: FleetContext) -> ClusterPar
         return {uid: (key, calls.get(instance, 0)) for uid, (instance, key) in fleet.held().items()}
 
     costs = Costs(pods, cluster, load_of=loads)
-    fleet.on_given_back = costs.given_back
+    fleet.on_released = costs.on_released
     return ClusterParts(fleet=fleet, costs=costs, cluster=cluster)
 
 

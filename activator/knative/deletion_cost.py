@@ -55,9 +55,9 @@ class Costs:
         self._released: dict[str, str] = {}
 
     def __repr__(self) -> str:
-        return f"<Costs {len(self._released)} given back>"
+        return f"<Costs {len(self._released)} released>"
 
-    def given_back(self, pod: Pod) -> None:
+    def on_released(self, pod: Pod) -> None:
         """Mark a pod as released."""
         self._released[pod.uid] = pod.key
 
@@ -65,9 +65,9 @@ class Costs:
         """Update the costs periodically, until cancelled."""
         while True:
             await asyncio.sleep(LOOK_S)
-            await self.look()
+            await self.update()
 
-    async def look(self) -> None:
+    async def update(self) -> None:
         """Write changed costs. A failed write is repeated later: only the order of deletion depends
         on it."""
         loads = self._load_of()

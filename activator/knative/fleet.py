@@ -47,7 +47,7 @@ BEAT_S = 1.0
 LOOK_S = 0.25
 """While a start waits: interval between attempts at pods that were claimed by others. Changes of
 pods are events and not polled."""
-FIRST_WORD_S = 0.25
+FIRST_ANSWER_S = 0.25
 """How long the worker of a pod that Kubernetes reports ready may take to answer, before another pod
 is requested."""
 RUNNING_S = 0.5
@@ -79,7 +79,7 @@ class KnativeFleet(PodFleetLimits):
         self._cluster = cluster
         self.pods = pods
         self._claims = claims
-        self._summons = summons
+        self._scale_requester = summons
         self._whereabouts = whereabouts
         self._target_of = target_of
         self._member = member
@@ -92,11 +92,13 @@ class KnativeFleet(PodFleetLimits):
         self._waiting: dict[str, PendingStart] = {}
         self._events: asyncio.Queue[AgentEvent] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._is_heard = True
-        self._is_taken_back = False
-        self.on_given_back: Callable[[Pod], None] = lambda _: None
-        self.readiness = Readiness(port=port, on_ready=lambda pod: pods.ring(pod.key), clock=clock)
-        pods.listener = self._changed
+        self._are_claims_reachable = True
+        self._is_restored = False
+        self.on_released: Callable[[Pod], None] = lambda _: None
+        self.readiness = Readiness(
+            port=port, on_ready=lambda pod: pods.notify(pod.key), clock=clock
+        )
+        pods.listener = self._on_pod_change
 
     def __repr__(self) -> str:
         starts = sum(waiting.starts for waiting in self._waiting.values())
@@ -131,39 +133,39 @@ class KnativeFleet(PodFleetLimits):
             ) from e
         except BaseException:
             if (life := self._by_instance.get(instance_id)) is not None:
-                self._run(self._let_go(life), f"give back {instance_id}")
+                self._run(self._release(life), f"give back {instance_id}")
             raise
         finally:
             waiting.starts -= 1
             if not waiting.starts:
                 del self._waiting[target.key]
                 for pod in self.pods.of(target.key):
-                    self.readiness.leave(pod.life)
+                    self.readiness.stop(pod.life)
 
     async def _start(
         self, target: CallTarget, instance_id: InstanceId, began: float
     ) -> InstanceInfo:
         await self.pods.synced.wait()
         others: set[str] = set()
-        if (info := await self._take_warm(target, instance_id, began, others)) is not None:
+        if (info := await self._claim_existing(target, instance_id, began, others)) is not None:
             return info
-        async with self._summons.asked(target):
+        async with self._scale_requester.requested(target):
             while True:
                 changed = self.pods.changed(target.key)
-                if (info := await self._take(target, instance_id, began, others)) is not None:
+                if (info := await self._claim_pod(target, instance_id, began, others)) is not None:
                     return info
                 self._check(target, began, others)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(LOOK_S):
                         await changed.wait()
 
-    async def _take_warm(
+    async def _claim_existing(
         self, target: CallTarget, instance_id: InstanceId, began: float, others: set[str]
     ) -> InstanceInfo | None:
         """Claim an existing pod. A pod that Kubernetes reports ready, but that was not probed yet,
         gets a moment to answer."""
         changed = self.pods.changed(target.key)
-        info = await self._take(target, instance_id, began, others)
+        info = await self._claim_pod(target, instance_id, began, others)
         unasked = [
             pod
             for pod in self.pods.of(target.key)
@@ -172,11 +174,11 @@ class KnativeFleet(PodFleetLimits):
         if info is not None or not unasked:
             return info
         with suppress(TimeoutError):
-            async with asyncio.timeout(FIRST_WORD_S):
+            async with asyncio.timeout(FIRST_ANSWER_S):
                 await changed.wait()
-        return await self._take(target, instance_id, began, others)
+        return await self._claim_pod(target, instance_id, began, others)
 
-    async def _take(
+    async def _claim_pod(
         self, target: CallTarget, instance_id: InstanceId, began: float, others: set[str]
     ) -> InstanceInfo | None:
         """Claim a pod that is ready and unclaimed. Adds the lives that others have claimed to
@@ -187,7 +189,7 @@ class KnativeFleet(PodFleetLimits):
                 pod.life: pod for pod in pods if pod.is_usable and pod.life not in self._held
             }
             for pod in candidates.values():
-                self.readiness.ask(pod)
+                self.readiness.probe(pod)
             ready = [life for life in candidates if self.readiness.of(life) is not None]
             if not ready:
                 return None
@@ -197,9 +199,9 @@ class KnativeFleet(PodFleetLimits):
                     target.key, instance_id, ready, pods=sum(pod.is_coming for pod in pods)
                 )
             except ClaimsUnreachable as e:
-                self._unheard(e)
+                self._on_claims_unreachable(e)
                 return None
-            self._is_heard = True
+            self._are_claims_reachable = True
             if life is None:
                 others |= set(ready)
                 return None
@@ -207,11 +209,11 @@ class KnativeFleet(PodFleetLimits):
             if found is None or not found.is_usable:  # it ended during the claim
                 await self._claims.release(life)
                 return None
-            return self._mine(
+            return self._register(
                 target, found, instance_id, began, asked_at, was_others=life in others
             )
 
-    def _mine(
+    def _register(
         self,
         target: CallTarget,
         pod: Pod,
@@ -263,9 +265,11 @@ class KnativeFleet(PodFleetLimits):
         if not self.pods.synced.is_set():
             return "the cluster's API server does not answer"
         pods = [pod for pod in self.pods.of(target.key) if pod.life not in self._held]
-        worker_said = next((said for pod in pods if (said := self.readiness.said(pod.life))), "")
+        worker_said = next(
+            (error for pod in pods if (error := self.readiness.last_error(pod.life))), ""
+        )
         return start_failure.stage(
-            pods, said=self._summons.said(target.key), worker_said=worker_said
+            pods, said=self._scale_requester.status(target.key), worker_said=worker_said
         )
 
     def _info(
@@ -305,10 +309,10 @@ class KnativeFleet(PodFleetLimits):
         held.is_told = True
         is_idle = await self._is_idle(held, grace_s)
         if is_idle:
-            self.on_given_back(held.pod)
+            self.on_released(held.pod)
         elif is_idle is False:
             await self._delete(held.pod)
-        await self._let_go(life)
+        await self._release(life)
 
     async def _is_idle(self, held: OwnedPod, grace_s: float) -> bool | None:
         """Wait until its calls have ended and return whether they have. None: the pod has ended, or
@@ -319,7 +323,7 @@ class KnativeFleet(PodFleetLimits):
         ):
             running = await self.readiness.running(held.pod)
             if running is None:
-                self.readiness.forget(held.pod.life)  # the next start must probe it again
+                self.readiness.delete(held.pod.life)  # the next start must probe it again
             if not running:
                 return True
             if self._clock() >= until:
@@ -334,48 +338,50 @@ class KnativeFleet(PodFleetLimits):
         except ClusterError as e:
             log.error("pod not deleted pod=%s/%s error=%s", pod.namespace, pod.name, e)
 
-    async def _let_go(self, life: str) -> None:
+    async def _release(self, life: str) -> None:
         held = self._held.pop(life, None)
         if held is not None:
             self._by_instance.pop(held.instance, None)
             await self._claims.release(life)
 
     # -- events ------------------------------------------------------------------------------------
-    def _changed(self, before: Pod | None, after: Pod | None, ended: WorkerExit | None) -> None:
+    def _on_pod_change(
+        self, before: Pod | None, after: Pod | None, ended: WorkerExit | None
+    ) -> None:
         """Handle a change of a pod, see pods.Listener."""
         if before is not None and before.ending is None and (ended is not None or after is None):
-            self._over(before, ended or WorkerExit("deleted", "the pod was deleted"))
+            self._on_life_ended(before, ended or WorkerExit("deleted", "the pod was deleted"))
         if after is None:
             return
         held = self._held.get(after.life)
         if held is None:
             if self._waiting.get(after.key) and after.is_usable:
-                self.readiness.ask(after)
+                self.readiness.probe(after)
             return
         held.pod = after
         if after.is_ending and not held.is_told:
             held.is_told = True
-            self._tell("instance_stopping", held.instance, "stopping", "its pod is being deleted")
+            self._emit("instance_stopping", held.instance, "stopping", "its pod is being deleted")
 
-    def _over(self, pod: Pod, ending: WorkerExit) -> None:
+    def _on_life_ended(self, pod: Pod, ending: WorkerExit) -> None:
         """Handle the end of a pod's life."""
         was_ready = pod.is_ready or self.readiness.of(pod.life) is not None
-        self.readiness.forget(pod.life)
+        self.readiness.delete(pod.life)
         held = self._held.get(pod.life)
         if held is not None:
             held.is_told = True
             reason = "deleted" if ending.reason == "exited" and pod.is_ending else ending.reason
-            self._tell("instance_gone", held.instance, reason, ending.message)
-            self._run(self._let_go(pod.life), f"forget {held.instance}")
+            self._emit("instance_gone", held.instance, reason, ending.message)
+            self._run(self._release(pod.life), f"forget {held.instance}")
         elif (
             not was_ready
             and not pod.is_ending
             and (crash := start_failure.of_crash(ending, pod.name)) is not None
         ):
             self._crashes[pod.key] = (self._clock(), crash)
-            self.pods.ring(pod.key)
+            self.pods.notify(pod.key)
 
-    def _tell(self, kind: str, instance: str, reason: str, message: str) -> None:
+    def _emit(self, kind: str, instance: str, reason: str, message: str) -> None:
         self._events.put_nowait(
             AgentEvent(kind=kind, subject=instance, reason=reason, message=message)
         )
@@ -389,9 +395,9 @@ class KnativeFleet(PodFleetLimits):
         """Follow the cluster and state our claims periodically, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.pods.follow(self._cluster), name="pods")
-            tasks.create_task(self._beat(), name="claims")
+            tasks.create_task(self._run_heartbeat(), name="claims")
 
-    async def _beat(self) -> None:
+    async def _run_heartbeat(self) -> None:
         while True:
             await asyncio.sleep(BEAT_S)
             await self.state()
@@ -399,14 +405,14 @@ class KnativeFleet(PodFleetLimits):
     async def state(self) -> None:
         """State our claims once. Pods that others claimed meanwhile get no more calls here. Does
         nothing before our claims are restored: that would release them."""
-        if not self._is_taken_back:
+        if not self._is_restored:
             return
         try:
             lost = await self._claims.state()
         except ClaimsUnreachable as e:
-            self._unheard(e)
+            self._on_claims_unreachable(e)
             return
-        self._is_heard = True
+        self._are_claims_reachable = True
         for life in lost:
             held = self._held.get(life)
             if held is None:
@@ -419,14 +425,14 @@ class KnativeFleet(PodFleetLimits):
                     held.instance,
                     held.pod.name,
                 )
-                self._tell(
+                self._emit(
                     "instance_stopping", held.instance, "lost", "another activator owns its pod"
                 )
 
-    def _unheard(self, error: ClaimsUnreachable) -> None:
-        if self._is_heard:
+    def _on_claims_unreachable(self, error: ClaimsUnreachable) -> None:
+        if self._are_claims_reachable:
             log.warning("pods cannot be claimed; claimed pods continue to serve error=%s", error)
-        self._is_heard = False
+        self._are_claims_reachable = False
 
     # -- state -------------------------------------------------------------------------------------
     async def adopt(self) -> list[InstanceInfo]:
@@ -439,24 +445,24 @@ class KnativeFleet(PodFleetLimits):
             raise errors.AgentUnavailable(
                 "the cluster's API server does not answer: its pods are unknown"
             ) from e
-        if not self._is_taken_back:
-            await self._take_back()
+        if not self._is_restored:
+            await self._restore_claims()
         infos = []
         for held in list(self._held.values()):
             target = self._target_of(held.pod)
             if target is not None and held.pod.ip is not None:
                 infos.append(self._info(target, held.pod, held.instance, StartKind.WARM, {}))
             else:
-                await self._let_go(held.pod.life)
+                await self._release(held.pod.life)
         return infos
 
-    async def _take_back(self) -> None:
+    async def _restore_claims(self) -> None:
         """Restore the claims of this member from before its restart."""
         try:
             claims = await self._claims.mine()
         except ClaimsUnreachable as e:
             raise errors.AgentUnavailable(str(e)) from e
-        self._is_taken_back = True
+        self._is_restored = True
         for claim in claims:
             if claim.life in self._held:
                 continue  # already claimed by a start
@@ -485,7 +491,7 @@ class KnativeFleet(PodFleetLimits):
     async def aclose(self) -> None:
         """Stop all requests. Claims remain: when this member leaves for good, its pods become
         free."""
-        await self._summons.aclose()
+        await self._scale_requester.aclose()
         await self.readiness.aclose()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._claims.aclose()

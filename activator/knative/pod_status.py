@@ -127,10 +127,10 @@ def disruption_of(pod: Object) -> WorkerExit | None:
     """Why the cluster removed the pod, if it reports it: evicted, or its node is lost."""
     status = pod.get("status") or {}
     target = _condition(status, "DisruptionTarget")
-    told = str(target.get("reason") or "") if target.get("status") == "True" else ""
+    disruption = str(target.get("reason") or "") if target.get("status") == "True" else ""
     for reason, message in (
         (str(status.get("reason") or ""), status.get("message")),
-        (told, target.get("message")),
+        (disruption, target.get("message")),
     ):
         if reason in _NODE_LOST:
             return WorkerExit("node_lost", str(message or reason))

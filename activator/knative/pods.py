@@ -141,20 +141,20 @@ class Pods:
         the pods, wait for it afterwards."""
         return self._changed.setdefault(key, asyncio.Event())
 
-    def ring(self, key: str) -> None:
+    def notify(self, key: str) -> None:
         """Wake the tasks that wait for a change."""
         event = self._changed.pop(key, None)
         if event is not None:
             event.set()
 
     # -- changes -----------------------------------------------------------------------------------
-    def take_pod(self, change: Change) -> None:
+    def apply_pod(self, change: Change) -> None:
         """Apply a change of a Pod."""
         uid = str(change.object["metadata"]["uid"])
         before = self._pods.get(uid)
         if change.type == "DELETED":
             if before is not None:
-                self._forget(
+                self._remove(
                     before,
                     pod_status.disruption_of(change.object) or pod_status.ending_of(change.object),
                 )
@@ -169,7 +169,7 @@ class Pods:
             ended = after.ending
         self._put(before, after, ended)
 
-    def take_slice(self, change: Change) -> None:
+    def apply_slice(self, change: Change) -> None:
         """Apply a change of an EndpointSlice."""
         metadata = change.object["metadata"]
         place = (str(metadata["namespace"]), str(metadata["name"]))
@@ -182,7 +182,7 @@ class Pods:
             if pod is not None and pod.ip is None and uid in now:
                 self._put(pod, replace(pod, ip=now[uid]), None)
 
-    def take_deployment(self, change: Change) -> None:
+    def apply_deployment(self, change: Change) -> None:
         """Apply a change of a Deployment."""
         metadata = change.object["metadata"]
         revision = str((metadata.get("labels") or {}).get(names.KNATIVE_REVISION) or "")
@@ -193,7 +193,7 @@ class Pods:
         elif self._failures.get(place, ("", 0.0))[0] != message:
             self._failures[place] = (message, self._failures.get(place, ("", self._clock()))[1])
 
-    def _forget(self, pod: Pod, ending: WorkerExit | None) -> None:
+    def _remove(self, pod: Pod, ending: WorkerExit | None) -> None:
         del self._pods[pod.uid]
         siblings = self._by_key[pod.key]
         del siblings[pod.uid]
@@ -202,7 +202,7 @@ class Pods:
         self.listener(
             pod, None, ending or pod.ending or WorkerExit("deleted", "the pod was deleted")
         )
-        self.ring(pod.key)
+        self.notify(pod.key)
 
     def _put(self, before: Pod | None, after: Pod, ended: WorkerExit | None) -> None:
         if before == after:
@@ -210,7 +210,7 @@ class Pods:
         self._pods[after.uid] = after
         self._by_key.setdefault(after.key, {})[after.uid] = after
         self.listener(before, after, ended)
-        self.ring(after.key)
+        self.notify(after.key)
 
     def _parsed(self, body: Object, before: Pod | None) -> Pod | None:
         """Parse a Pod object. None when it is not a function's pod."""
@@ -259,13 +259,13 @@ class Pods:
     async def follow(self, cluster: Watching) -> None:
         """Watch the cluster until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            for name, kind, selector, take in (
-                ("pods", kinds.POD, self._selector, self.take_pod),
-                ("slices", kinds.ENDPOINT_SLICE, f"{PRIVATE},{self._selector}", self.take_slice),
-                ("deployments", kinds.DEPLOYMENT, self._selector, self.take_deployment),
+            for name, kind, selector, apply in (
+                ("pods", kinds.POD, self._selector, self.apply_pod),
+                ("slices", kinds.ENDPOINT_SLICE, f"{PRIVATE},{self._selector}", self.apply_slice),
+                ("deployments", kinds.DEPLOYMENT, self._selector, self.apply_deployment),
             ):
                 tasks.create_task(
-                    self._watch(cluster, name, kind, selector, take), name=f"watch {name}"
+                    self._watch(cluster, name, kind, selector, apply), name=f"watch {name}"
                 )
 
     async def _watch(
@@ -274,7 +274,7 @@ class Pods:
         name: str,
         kind: Kind,
         selector: str,
-        take: Callable[[Change], None],
+        apply: Callable[[Change], None],
     ) -> None:
         while True:
             try:
@@ -283,7 +283,7 @@ class Pods:
                         if change.type == "SYNCED":
                             self._is_synced(name)
                         else:
-                            take(change)
+                            apply(change)
             except ClusterError as e:
                 log.error("%s of the cluster cannot be watched error=%s", name, e)
             await asyncio.sleep(REFUSED_S)
@@ -293,7 +293,7 @@ class Pods:
         if not self._unsynced & {"pods", "slices"} and not self.synced.is_set():
             self.synced.set()
             for key in list(self._changed):
-                self.ring(key)
+                self.notify(key)
 
 
 def _remembered(obstacle: PodBlocker | None, before: Pod | None) -> PodBlocker | None:

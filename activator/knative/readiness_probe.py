@@ -82,70 +82,70 @@ class Readiness:
         self._again_s = again_s
         self._clock = clock
         self._ready: dict[str, Ready] = {}
-        self._asking: dict[str, asyncio.Task[None]] = {}
-        self._said: dict[str, str] = {}
+        self._probing: dict[str, asyncio.Task[None]] = {}
+        self._errors: dict[str, str] = {}
         self._at_once = asyncio.Semaphore(AT_ONCE)
 
     def __repr__(self) -> str:
-        return f"<Readiness {len(self._ready)} ready, {len(self._asking)} asked>"
+        return f"<Readiness {len(self._ready)} ready, {len(self._probing)} probed>"
 
     def of(self, life: str) -> Ready | None:
         """The worker's report; None while there is none."""
         return self._ready.get(life)
 
-    def said(self, life: str) -> str:
+    def last_error(self, life: str) -> str:
         """Result of the last failed probe, for error messages; "" when there was none."""
-        return self._said.get(life, "")
+        return self._errors.get(life, "")
 
-    def ask(self, pod: Pod) -> None:
+    def probe(self, pod: Pod) -> None:
         """Probe a pod until it answers, in one task per life."""
-        if pod.life in self._ready or pod.life in self._asking or pod.ip is None:
+        if pod.life in self._ready or pod.life in self._probing or pod.ip is None:
             return
-        task = asyncio.create_task(self._ask(pod), name=f"is {pod.name} ready")
-        self._asking[pod.life] = task
-        task.add_done_callback(lambda done: self._asked(pod.life, done))
+        task = asyncio.create_task(self._probe(pod), name=f"is {pod.name} ready")
+        self._probing[pod.life] = task
+        task.add_done_callback(lambda done: self._on_probe_done(pod.life, done))
 
-    def _asked(self, life: str, task: asyncio.Task[None]) -> None:
-        if self._asking.get(life) is task:  # a cancelled task may end after the next one begins
-            del self._asking[life]
+    def _on_probe_done(self, life: str, task: asyncio.Task[None]) -> None:
+        if self._probing.get(life) is task:  # a cancelled task may end after the next one begins
+            del self._probing[life]
 
-    def leave(self, life: str) -> None:
+    def stop(self, life: str) -> None:
         """Stop probing."""
-        task = self._asking.pop(life, None)
+        task = self._probing.pop(life, None)
         if task is not None:
             task.cancel()
 
-    def forget(self, life: str) -> None:
+    def delete(self, life: str) -> None:
         """Delete the state of a life that is over."""
-        self.leave(life)
+        self.stop(life)
         self._ready.pop(life, None)
-        self._said.pop(life, None)
+        self._errors.pop(life, None)
 
-    async def _ask(self, pod: Pod) -> None:
+    async def _probe(self, pod: Pod) -> None:
         asks = 0
         while True:
             asks += 1
             async with self._at_once:
-                ready = await self._answer(pod, asks)
+                ready = await self._probe_once(pod, asks)
             if ready is not None:
                 self._ready[pod.life] = ready
                 self._on_ready(pod)
                 return
             await asyncio.sleep(self._again_s)
 
-    async def _answer(self, pod: Pod, asks: int) -> Ready | None:
+    async def _probe_once(self, pod: Pod, asks: int) -> Ready | None:
         assert pod.ip is not None
         try:
             async with asyncio.timeout(DEADLINE_S):
-                told = last = await exchange(tcp_address(pod.ip, WORKER_PORT), _STATUS)
-                if told.status == 200 and self._port != WORKER_PORT:
+                report = last = await exchange(tcp_address(pod.ip, WORKER_PORT), _STATUS)
+                if report.status == 200 and self._port != WORKER_PORT:
                     last = await exchange(tcp_address(pod.ip, self._port), _PROXY)
         except (OSError, WorkerConnectionLost) as e:  # TimeoutError is an OSError
-            self._said[pod.life] = str(e) or type(e).__name__
+            self._errors[pod.life] = str(e) or type(e).__name__
             return None
         if last.status == 200:
-            return _parsed(told, self._clock(), asks)
-        self._said[pod.life] = f"it answered {last.status}"
+            return _parsed(report, self._clock(), asks)
+        self._errors[pod.life] = f"it answered {last.status}"
         return None
 
     async def running(self, pod: Pod) -> int | None:
@@ -161,7 +161,7 @@ class Readiness:
 
     async def aclose(self) -> None:
         """Stop all probes."""
-        tasks = list(self._asking.values())
+        tasks = list(self._probing.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

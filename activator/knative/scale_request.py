@@ -21,7 +21,7 @@ class Demand(Protocol):
     Neither method waits for pods, or raises when the store is unreachable; the report is then
     repeated."""
 
-    async def ask(self, key: str, wanted: int) -> None:
+    async def request(self, key: str, wanted: int) -> None:
         """Report that `wanted` instances of revision `key` are needed here in addition to those
         that this activator has. Wakes the leader."""
         ...
@@ -34,11 +34,11 @@ class Demand(Protocol):
 class ScaleRequester(Protocol):
     """Requests pods."""
 
-    def asked(self, target: CallTarget) -> AbstractAsyncContextManager[None]:
+    def requested(self, target: CallTarget) -> AbstractAsyncContextManager[None]:
         """Request a pod for one start, until the end of the context."""
         ...
 
-    def said(self, key: str) -> str:
+    def status(self, key: str) -> str:
         """Result of the request so far, for error messages; "" when there is none."""
         ...
 
@@ -58,22 +58,22 @@ class ReportedDemand:
         return f"<ReportedDemand {self._waiting.total()} starts of {len(self._waiting)} revisions>"
 
     @asynccontextmanager
-    async def asked(self, target: CallTarget) -> AsyncIterator[None]:
+    async def requested(self, target: CallTarget) -> AsyncIterator[None]:
         """Request a pod for one start, until the end of the context."""
         key = target.key
         self._waiting[key] += 1
         try:
-            await self._demand.ask(key, self._waiting[key])
+            await self._demand.request(key, self._waiting[key])
             yield
         finally:
             self._waiting[key] -= 1
             if self._waiting[key]:
-                await self._demand.ask(key, self._waiting[key])
+                await self._demand.request(key, self._waiting[key])
             else:
                 del self._waiting[key]
                 await self._demand.withdraw(key)
 
-    def said(self, key: str) -> str:
+    def status(self, key: str) -> str:
         """The number of requested pods, for error messages."""
         return f"{self._waiting[key]} requested from the autoscaler" if self._waiting[key] else ""
 

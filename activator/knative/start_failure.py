@@ -74,8 +74,8 @@ def stage(pods: Sequence[Pod], *, said: str, worker_said: str) -> str:
     if not coming:
         return f"no pod was created{f' ({said})' if said else ''}"
     furthest = max(coming, key=lambda pod: (pod.is_ready, pod.ip is not None, pod.obstacle is None))
-    told = f"; {worker_said}" if worker_said else ""
-    return f"pod {furthest.name}: {furthest.stage}{told}"
+    worker_part = f"; {worker_said}" if worker_said else ""
+    return f"pod {furthest.name}: {furthest.stage}{worker_part}"
 
 
 def _of_pod(pod: Pod, *, grace_s: float, now: float) -> errors.SnapshotterError | None:

@@ -36,7 +36,7 @@ AT_ONCE = 16
 _REQUEST = b"GET /metrics HTTP/1.1\r\nhost: worker\r\nconnection: close\r\n\r\n"
 
 
-def _nobody_looks(_target: CallTarget, _view: EngineState) -> None:
+def _ignore(_target: CallTarget, _view: EngineState) -> None:
     """Default of `seen`: only the throttlers use the state."""
 
 
@@ -50,7 +50,7 @@ class Scraper:
         *,
         every_s: float = EVERY_S,
         deadline_s: float = DEADLINE_S,
-        seen: Callable[[CallTarget, EngineState], None] = _nobody_looks,
+        seen: Callable[[CallTarget, EngineState], None] = _ignore,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`seen`: called with each answer."""
@@ -80,15 +80,15 @@ class Scraper:
         """Scrape periodically, until cancelled."""
         while True:
             await asyncio.sleep(self._every_s)
-            await self.look()
+            await self.scrape()
 
-    async def look(self) -> None:
+    async def scrape(self) -> None:
         """Scrape the engines that are due, concurrently. Returns when each has answered or timed
         out."""
         async with asyncio.TaskGroup() as tasks:
             for throttler, instance in self._due():
                 tasks.create_task(
-                    self._look_at(throttler, instance), name=f"metrics of {instance.id}"
+                    self._scrape_instance(throttler, instance), name=f"metrics of {instance.id}"
                 )
 
     def _engines(self) -> list[EngineThrottler]:
@@ -110,13 +110,13 @@ class Scraper:
                     due.append((throttler, instance))
         return due
 
-    async def _look_at(self, throttler: EngineThrottler, instance: Instance) -> None:
+    async def _scrape_instance(self, throttler: EngineThrottler, instance: Instance) -> None:
         async with self._at_once:
             reading = await read(instance.info.socket, deadline_s=self._deadline_s)
         if reading is None:
             log.debug("engine sent no metrics instance=%s", instance.id)
         if not instance.is_gone:
-            view = throttler.saw(instance, reading)
+            view = throttler.record_metrics(instance, reading)
             if reading is not None and view is not None:
                 self._seen(throttler.target, view)
 

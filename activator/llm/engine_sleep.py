@@ -19,7 +19,7 @@ SLEEP_S = 60.0
 """Time to copy 80 GB from the GPU at 2 GB/s, a pessimistic rate; dropping is much faster."""
 WAKE_S = 120.0
 """Time to read 80 GB from the page cache, pessimistically."""
-ASK_S = 10.0
+STATE_S = 10.0
 """Timeout of the sleep state request."""
 
 
@@ -33,12 +33,12 @@ class EngineSleepMode:
     def __repr__(self) -> str:
         return f"<EngineSleepMode {self._sleep_s:g} s down, {self._wake_s:g} s up>"
 
-    async def fall_asleep(self, spec: FunctionSpec, socket: str) -> None:
+    async def suspend(self, spec: FunctionSpec, socket: str) -> None:
         """Release the GPU's memory. Raises SnapshotterError if the engine does not."""
         if spec.engine is not None and spec.resources.gpu:
             await _post(socket, f"/sleep?level={spec.engine.sleep_level}", deadline_s=self._sleep_s)
 
-    async def wake_up(self, spec: FunctionSpec, socket: str) -> None:
+    async def resume(self, spec: FunctionSpec, socket: str) -> None:
         """Restore the GPU's memory, weights first. Raises SnapshotterError if the engine does
         not."""
         if spec.engine is None or not spec.resources.gpu:
@@ -50,7 +50,7 @@ class EngineSleepMode:
             )
         await _post(socket, "/wake_up?tags=kv_cache", deadline_s=self._wake_s)
 
-    async def is_half_asleep(self, spec: FunctionSpec, socket: str) -> bool:
+    async def is_partially_asleep(self, spec: FunctionSpec, socket: str) -> bool:
         """Whether the engine of a running instance has released its memory: a suspend or resume was
         interrupted.
 
@@ -58,7 +58,7 @@ class EngineSleepMode:
         if spec.engine is None or not spec.resources.gpu:
             return False
         try:
-            answer = json.loads(await _ask(socket, "GET", "/is_sleeping", deadline_s=ASK_S))
+            answer = json.loads(await _request(socket, "GET", "/is_sleeping", deadline_s=STATE_S))
         except ValueError as e:
             raise agent_errors.SnapshotterError(
                 f"the engine's answer to /is_sleeping is not JSON: {e}"
@@ -69,10 +69,10 @@ class EngineSleepMode:
 async def _post(
     socket: str, path: str, body: dict[str, Any] | None = None, *, deadline_s: float
 ) -> None:
-    await _ask(socket, "POST", path, body, deadline_s=deadline_s)
+    await _request(socket, "POST", path, body, deadline_s=deadline_s)
 
 
-async def _ask(
+async def _request(
     socket: str, verb: str, path: str, body: dict[str, Any] | None = None, *, deadline_s: float
 ) -> bytes:
     """The body of the answer if it is short; otherwise b""."""

@@ -94,7 +94,7 @@ class EngineTracker:
     def __repr__(self) -> str:
         return f"<Watched {self.view.slots if self.view is not None else '?'}/{self._max_num_seqs} slots, missed {self._missed}>"
 
-    def saw(self, reading: EngineMetrics, now: float) -> EngineState:
+    def record(self, reading: EngineMetrics, now: float) -> EngineState:
         """Record the metrics of a scrape."""
         before, self._missed = self.view, 0
         self._share = share_after(self._share, reading)
@@ -103,8 +103,8 @@ class EngineTracker:
         prompt_per_s = _rate(
             then.prompt_tokens if then is not None else None, reading.prompt_tokens, elapsed_s
         )
-        self._take_peak(prompt_per_s, elapsed_s)
-        self._take_first_tokens(then, reading, now)
+        self._update_peak(prompt_per_s, elapsed_s)
+        self._record_first_tokens(then, reading, now)
         self.view = EngineState(
             at=now,
             slots=slots(
@@ -125,7 +125,7 @@ class EngineTracker:
         )
         return self.view
 
-    def missed(self) -> EngineState | None:
+    def record_miss(self) -> EngineState | None:
         """Record a failed scrape. The previous state stays valid for a while."""
         self._missed += 1
         if self._missed >= MAX_MISSED:
@@ -144,13 +144,13 @@ class EngineTracker:
             together = together.plus(histogram)
         return together
 
-    def _take_peak(self, per_s: float | None, elapsed_s: float) -> None:
+    def _update_peak(self, per_s: float | None, elapsed_s: float) -> None:
         if self._peak is not None:
             self._peak *= 0.5 ** (elapsed_s / PEAK_HALVES_S)
         if per_s:
             self._peak = max(per_s, self._peak or 0.0)
 
-    def _take_first_tokens(
+    def _record_first_tokens(
         self, before: EngineMetrics | None, reading: EngineMetrics, now: float
     ) -> None:
         """Record new first tokens. Those of the first scrape are skipped: they may be from before

@@ -91,13 +91,17 @@ class EngineThrottler(Throttler):
             )
         return found
 
-    def saw(self, instance: Instance, reading: EngineMetrics | None) -> EngineState | None:
+    def record_metrics(
+        self, instance: Instance, reading: EngineMetrics | None
+    ) -> EngineState | None:
         """Record an engine's metrics, or (None) a failed scrape, and set its instance's capacity
         accordingly.
 
         Returns the current state."""
         watched = self.watched(instance)
-        view = watched.saw(reading, self._clock()) if reading is not None else watched.missed()
+        view = (
+            watched.record(reading, self._clock()) if reading is not None else watched.record_miss()
+        )
         before = instance.capacity
         instance.capacity = view.slots if view is not None else slots_of(self.target.spec)
         if instance.capacity > before:

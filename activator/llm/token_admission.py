@@ -22,12 +22,12 @@ _ENDED_BY_ITSELF = ("stop", "tool_calls")
 class TokenAdmission:
     """Owner: the event loop.
 
-    use = await desk.enter(entry, path, body, began_ns=request.began_ns)
+    use = await admission.admit(entry, path, body, began_ns=request.began_ns)
     try:
         write_cap(path, body, use.cap)
         ...
     finally:
-        use.leave()
+        use.settle()
     """
 
     def __init__(self, *, waiting_of: Callable[[CallTarget], int]) -> None:
@@ -38,7 +38,7 @@ class TokenAdmission:
     def __repr__(self) -> str:
         return f"<TokenAdmission {self._estimates!r}>"
 
-    async def enter(
+    async def admit(
         self,
         entry: AccessGrant,
         path: str,
@@ -47,7 +47,7 @@ class TokenAdmission:
         began_ns: int,
         holds: int = 1,
     ) -> TokenReservation:
-        """Admit one call of a function of kind ENGINE. The caller must call `leave` of the result
+        """Admit one call of a function of kind ENGINE. The caller must call `settle` of the result
         once.
 
         `holds`: 0 for a call that does not begin to run now. Raises InvalidInput, OverQuota with

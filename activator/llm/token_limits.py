@@ -114,13 +114,13 @@ def _granted(
             expected=each * asked.answers,
         )
     own = leaves if asked.default_tokens is None else min(leaves, asked.default_tokens)
-    told = [
+    configured = [
         most
         for most in (limits.default_output_tokens, limits.max_output_tokens)
         if most is not None
     ]
-    each = min(leaves, limits.default_output_tokens or own, *told)
-    cap = each if told and each != own else None
+    each = min(leaves, limits.default_output_tokens or own, *configured)
+    cap = each if configured and each != own else None
     return TokenGrant(
         estimated_in=estimated_in,
         each=each,

@@ -96,7 +96,7 @@ class TokenReservation:
         self.gaps: dict[int, int] = {}
         self._by_choice: dict[int, int] | None = None
 
-    def forget_prompt(self) -> None:
+    def drop_prompt(self) -> None:
         """Drop `on_end`: it would keep the prompt in memory until the end."""
         self._on_end = None
 
@@ -187,7 +187,7 @@ class TokenReservation:
             if status >= 500:
                 self.finish = "error"
 
-    def leave(self) -> None:
+    def settle(self) -> None:
         """Settle and release the quotas of a call that has ended in any way. Idempotent."""
         admission, self.admission = self.admission, None
         if admission is not None:

@@ -86,7 +86,7 @@ class _Fullness:
         self._at = now
         self._sum = self._weight = 0.0
 
-    def note(self, share: float, now: float) -> None:
+    def record(self, share: float, now: float) -> None:
         left = self._left(now)
         self._at, self._sum, self._weight = now, self._sum * left + share, self._weight * left + 1
 
@@ -110,10 +110,10 @@ class Batches(Collector):
     def __repr__(self) -> str:
         return f"<Batches of {len(self._tallies)} functions>"
 
-    def answered(self, target: CallTarget, method: str, told: bytes, now: float) -> None:
-        """Count an answer out of a batch; `told`: the header's value, empty if missing. `now`:
+    def answered(self, target: CallTarget, method: str, header: bytes, now: float) -> None:
+        """Count an answer out of a batch; `header`: the header's value, empty if missing. `now`:
         monotonic seconds."""
-        parts = _parsed(told)
+        parts = _parsed(header)
         if parts is None:
             return
         labels = self._functions.of(target.tenant, target.app, target.function)
@@ -132,9 +132,9 @@ class Batches(Collector):
         if most and reason != "retried":
             fullness = self._fullness.get(target.key)
             if fullness is None:
-                self._forget(now)
+                self._drop_expired(now)
                 fullness = self._fullness[target.key] = _Fullness(now)
-            fullness.note(min(1.0, size / most), now)
+            fullness.record(min(1.0, size / most), now)
 
     def occupancy(self, key: str, now: float | None = None) -> float | None:
         """How full the recent batches of a revision (by `Target.key`) were, 0 to 1; None = there
@@ -142,7 +142,7 @@ class Batches(Collector):
         fullness = self._fullness.get(key)
         return None if fullness is None else fullness.mean(time.monotonic() if now is None else now)
 
-    def _forget(self, now: float) -> None:
+    def _drop_expired(self, now: float) -> None:
         for key in [key for key, fullness in self._fullness.items() if fullness.mean(now) is None]:
             del self._fullness[key]
 
@@ -180,10 +180,10 @@ class Batches(Collector):
         yield from (size, wait, held, compute, released)
 
 
-def _parsed(told: bytes) -> tuple[int, float, float, float, str, bool] | None:
+def _parsed(header: bytes) -> tuple[int, float, float, float, str, bool] | None:
     """(size, wait, held, compute in seconds, reason, whether it is the first answer of its batch);
     None if invalid."""
-    found = dict(part.partition("=")[::2] for part in told.decode("latin-1").split(";"))
+    found = dict(part.partition("=")[::2] for part in header.decode("latin-1").split(";"))
     if not all(key in found for key in _KEYS):
         return None
     try:

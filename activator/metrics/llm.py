@@ -170,8 +170,8 @@ class _EngineCollector(Collector):
             found.setdefault(
                 self._functions.of(target.tenant, target.app, target.function), []
             ).append(view)
-        for name, told, value in _ENGINE_GAUGES:
-            family = GaugeMetricFamily(name, told, labels=FUNCTION)
+        for name, help_text, value in _ENGINE_GAUGES:
+            family = GaugeMetricFamily(name, help_text, labels=FUNCTION)
             for labels, views in found.items():
                 if (number := value(views)) is not None:
                     family.add_metric(labels, number)

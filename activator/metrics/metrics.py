@@ -161,7 +161,7 @@ class Metrics:
             is_awaited=is_awaited and not call.degraded,
         )
 
-    def closed_warm(
+    def count_fast_path(
         self, call: Call, answer: WorkerResponse, *, dispatched_ns: int, ended_ns: int, picos: int
     ) -> None:
         """Count a call that did not wait and got a worker's whole answer, and is closed."""
@@ -231,14 +231,14 @@ class Metrics:
         tally.execution.exemplify(exec_s, trace_id, at)
         tally.queue_wait.exemplify(queued_s, trace_id, at)
 
-    def refused(self, status: int, target: CallTarget | None = None, arm: str = "") -> None:
+    def count_aborted(self, status: int, target: CallTarget | None = None, arm: str = "") -> None:
         """Count a request that was answered with an error of the platform. `target`: its function,
         if the call was not counted yet."""
         self._refusals.counted(status)
         if target is not None:
             self.observer.refused(target, status, arm=arm)
 
-    def turned_away(
+    def count_rejected(
         self, error: PilotlightError, tenant: str, target: CallTarget | None = None, arm: str = ""
     ) -> None:
         """The same with the reason: quota, budget or shedding, and the tenant's id ("" if

@@ -146,7 +146,7 @@ class OpenInferenceApi:
         entry.target.check(method)  # the error lists the existing methods
         spec = entry.target.spec.method(method)
         assert spec is not None
-        told = asked_of(asked.verb, asked.model, spec, revision=entry.target.revision)
+        translation = asked_of(asked.verb, asked.model, spec, revision=entry.target.revision)
         tenant = request.tenant
         memo: Any = None
         answer = _Captured(request.room)
@@ -156,7 +156,9 @@ class OpenInferenceApi:
             body = await request.body(
                 limit_bytes=entry.body_bytes, timeout_s=self._settings.body_timeout_s
             )
-            memo, made = await self._arguments.translate(told, body, tenant=tenant, is_answer=False)
+            memo, made = await self._arguments.translate(
+                translation, body, tenant=tenant, is_answer=False
+            )
             return made
 
         inner = _translated(request, arguments, answer)
@@ -168,7 +170,7 @@ class OpenInferenceApi:
         status, body = answer.status, answer.taken()
         if status == 200:
             _, body = await self._arguments.translate(
-                {**told, "memo": memo}, body, tenant=tenant, is_answer=True
+                {**translation, "memo": memo}, body, tenant=tenant, is_answer=True
             )
         elif asked.verb == "infer":
             body = _as_error(body)
@@ -273,8 +275,8 @@ def _as_error(body: bytes) -> bytes:
         document = parsed(body)
     except (errors.InvalidInput, errors.TooLarge):
         return body
-    told = document.get("error") if isinstance(document, dict) else None
-    text = f"{told.get('type')}: {told.get('message')}" if isinstance(told, dict) else None
+    raised = document.get("error") if isinstance(document, dict) else None
+    text = f"{raised.get('type')}: {raised.get('message')}" if isinstance(raised, dict) else None
     return (
         json.dumps({**document, "error": text or document.get("detail", "")}).encode()
         if isinstance(document, dict)

@@ -84,12 +84,12 @@ def tensor_of(name: str, value: Any) -> dict[str, Any]:
     elements = list(_leaves(value)) if isinstance(value, list) else [value]
     datatype = _datatype_of(elements)
     if shape is None or datatype is None or len(elements) != math.prod(shape):
-        told = {"content_type": "application/json"}
+        parameters = {"content_type": "application/json"}
         return {
             "name": name,
             "shape": [1],
             "datatype": "BYTES",
-            "parameters": told,
+            "parameters": parameters,
             "data": [json.dumps(value)],
         }
     return {"name": name, "shape": shape, "datatype": datatype, "data": elements}

@@ -49,12 +49,12 @@ def translated(asked: Asked, body: bytes, *, is_answer: bool) -> tuple[Any, byte
         Infer(asked["model"], spec, asked["memo"]) if asked["verb"] == "infer" else Predict(spec)
     )
     value = parsed(body)
-    told = (
+    result = (
         conversation.answer(value, revision=asked["revision"])
         if is_answer
         else conversation.arguments(value)
     )
-    return conversation.memo, json.dumps(told).encode()
+    return conversation.memo, json.dumps(result).encode()
 
 
 class Predict:

@@ -112,7 +112,7 @@ class Outbox:
                 await self._store.put(batch)
             except httpx.HTTPStatusError as e:
                 if e.response.status_code >= 500:
-                    self._put_back(batch)
+                    self._requeue(batch)
                     raise
                 self.dropped += len(batch)  # a retry cannot succeed
                 log.error(
@@ -121,7 +121,7 @@ class Outbox:
                     e.response.status_code,
                 )
             except BaseException:
-                self._put_back(batch)
+                self._requeue(batch)
                 raise
             else:
                 self.sent += len(batch)
@@ -135,7 +135,7 @@ class Outbox:
             self.dropped += len(self._held)
             log.warning("traces lost count=%d error=%r", len(self._held), e)
 
-    def _put_back(self, batch: Sequence[Json]) -> None:
+    def _requeue(self, batch: Sequence[Json]) -> None:
         room = max(0, self._max_held - len(self._held))
         kept = batch[len(batch) - room :] if room < len(batch) else batch
         self.dropped += len(batch) - len(kept)

@@ -26,7 +26,7 @@ class Sampling:
     def __repr__(self) -> str:
         return f"<Sampling {len(self._buckets)} buckets>"
 
-    def take(self, tenant: str, reason: str, now: float) -> bool:
+    def try_acquire(self, tenant: str, reason: str, now: float) -> bool:
         """Whether one more trace of this tenant may be kept for this reason; if so, count it."""
         rate = RATES[reason]
         full = rate * BURST_S

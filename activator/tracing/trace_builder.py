@@ -284,9 +284,9 @@ class _Spans:
         attributes: Mapping[str, Any] = _NONE,
     ) -> Json:
         self._number += 1
-        told = {key: value for key, value in attributes.items() if value is not None}
+        present = {key: value for key, value in attributes.items() if value is not None}
         if error:
-            told["error.type"] = error
+            present["error.type"] = error
         return {
             "id": id or child_of(self._root, self._number),
             "parent": parent,
@@ -295,5 +295,5 @@ class _Spans:
             "begin_ms": round((begin_ns - self._begin_ns) / 1e6, 3),
             "ms": round(max(0, end_ns - begin_ns) / 1e6, 3),
             "error": error,
-            "attributes": told,
+            "attributes": present,
         }

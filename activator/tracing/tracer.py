@@ -100,12 +100,12 @@ class Tracer:
         if (
             parent.is_sampled
             and call.key_id
-            and self._take(call.caller or call.target.tenant, ASKED)
+            and self._try_acquire(call.caller or call.target.tenant, ASKED)
         ):
             trace.kept_for = ASKED
 
     def _draw(self, call: Call) -> None:
-        if self._take(call.target.tenant, DRAWN):
+        if self._try_acquire(call.target.tenant, DRAWN):
             call.trace = Trace(trace_of(call), kept_for=DRAWN)
 
     def shadow(self, copy: Call, original: Call) -> None:
@@ -114,7 +114,7 @@ class Tracer:
         kept = (
             original.trace is not None
             and original.trace.kept_for
-            and self._take(copy.target.tenant, SHADOWED)
+            and self._try_acquire(copy.target.tenant, SHADOWED)
         )
         link = f"{trace_of(original)}-{root_span_of(original.id)}"
         copy.trace = Trace(trace_of(copy), kept_for=SHADOWED if kept else "", link=link)
@@ -155,8 +155,8 @@ class Tracer:
             reason = call.trace.kept_for if call.trace is not None else ""  # no caller waits for it
         if reason and self._is_kept(call, reason):
             last = attempt_of(call, reservation, dispatched_ns=dispatched_ns, ended_ns=ended_ns)
-            said = worker_spans.parse(answer.header(_SPANS)) if answer is not None else None
-            self._make(call, reason, (*call.past, last), status, ended_ns, reported=said, **more)
+            report = worker_spans.parse(answer.header(_SPANS)) if answer is not None else None
+            self._make(call, reason, (*call.past, last), status, ended_ns, reported=report, **more)
 
     def failed(self, call: Call, error: str, status: int, **more: Any) -> None:
         """Trace a call that no worker answered; `error` is the type of the caller's error."""
@@ -187,14 +187,14 @@ class Tracer:
         return call.trace.kept_for if call.trace is not None else ""
 
     def _is_kept(self, call: Call, reason: str) -> bool:
-        return (call.trace is not None and bool(call.trace.kept_for)) or self._take(
+        return (call.trace is not None and bool(call.trace.kept_for)) or self._try_acquire(
             call.target.tenant, reason
         )
 
-    def _take(self, tenant: str, reason: str) -> bool:
-        taken = self._sampling.take(tenant, reason, self._clock_ns() / 1e9)
-        self.passed_over += not taken
-        return taken
+    def _try_acquire(self, tenant: str, reason: str) -> bool:
+        is_acquired = self._sampling.try_acquire(tenant, reason, self._clock_ns() / 1e9)
+        self.passed_over += not is_acquired
+        return is_acquired
 
     def _make(
         self,

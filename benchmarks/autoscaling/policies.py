@@ -123,7 +123,7 @@ class Pilotlight:
         """Remember what its start took."""
         assert pod.held_at is not None
         assert pod.ready_at is not None
-        self._starts.took(StartKind.COLD, pod.ready_at - pod.held_at, ())
+        self._starts.observe(StartKind.COLD, pod.ready_at - pod.held_at, ())
 
     def _poke(self) -> None:
         own, start_s = self._scaled, self._starts.expected_s()
@@ -165,12 +165,12 @@ class Pilotlight:
 
     def _tick(self) -> None:
         own, now = self._scaled, self._scaled.world.now
-        load = self._load.take(now, now - self._recorded_at)
+        load = self._load.consume_average(now, now - self._recorded_at)
         self._recorded_at = now
         self._stable.record(now, load)
         self._panic.record(now, load)
         self._gaps.record(
-            now, min(own.ready, math.ceil(self._load.take_peak() / own.function.max_inputs))
+            now, min(own.ready, math.ceil(self._load.consume_peak() / own.function.max_inputs))
         )
         self._ticks += 1
         if self._ticks % 2 == 0:
@@ -284,7 +284,7 @@ class Kpa:
 
     def _tick(self) -> None:
         own, now = self._scaled, self._scaled.world.now
-        self._report(now, self._load.take(now, now - self._recorded_at))
+        self._report(now, self._load.consume_average(now, now - self._recorded_at))
         self._recorded_at = now
         if int(now) % 2 == 0:
             self._decide(now)

@@ -243,8 +243,8 @@ async def test_an_engine_on_a_gpu_gives_its_memory_up_and_takes_it_back_weights_
 ) -> None:
     spec, served = on_a_gpu(level), await ServedEngine(short_tmp / "e.sock", model="hello").start()
     try:
-        await EngineSleepMode().fall_asleep(spec, str(served.path))
-        await EngineSleepMode().wake_up(spec, str(served.path))
+        await EngineSleepMode().suspend(spec, str(served.path))
+        await EngineSleepMode().resume(spec, str(served.path))
     finally:
         await served.die()
 
@@ -264,7 +264,7 @@ async def test_an_engine_that_was_left_half_asleep_answers_no_calls(
         str((await rig.fleet.start(target, InstanceId(name), {})).id)
         for name in ("i-half", "i-whole")
     ]
-    await EngineSleepMode().fall_asleep(spec, str(rig.fleet.engines[half].path))
+    await EngineSleepMode().suspend(spec, str(rig.fleet.engines[half].path))
 
     await rig.scaler.reconcile()
 
@@ -275,4 +275,4 @@ async def test_an_engine_that_was_left_half_asleep_answers_no_calls(
 async def test_an_engine_that_does_not_answer_says_so_in_time(short_tmp: Path) -> None:
     spec = on_a_gpu(2)
     with pytest.raises(errors.SnapshotterError, match="/sleep"):
-        await EngineSleepMode().fall_asleep(spec, str(short_tmp / "nobody.sock"))
+        await EngineSleepMode().suspend(spec, str(short_tmp / "nobody.sock"))

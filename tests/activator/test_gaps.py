@@ -103,11 +103,11 @@ def test_before_anything_was_seen_it_is_kept_for_less_than_letting_go_costs() ->
 
 def test_the_functions_called_last_are_remembered() -> None:
     pauses = Pauses()
-    first = pauses.of("a")
-    assert pauses.of("a") is first
+    first = pauses.get_or_create("a")
+    assert pauses.get_or_create("a") is first
     for n in range(10_001):
-        pauses.of(f"other-{n}")
-    assert pauses.of("a") is not first
+        pauses.get_or_create(f"other-{n}")
+    assert pauses.get_or_create("a") is not first
     assert repr(pauses) == "<Pauses of 10000 functions>"
 
 

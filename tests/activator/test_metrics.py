@@ -169,7 +169,7 @@ def test_a_refusal_says_why_and_whose(
 ) -> None:
     metrics = Metrics()
 
-    metrics.turned_away(error, "t-1")
+    metrics.count_rejected(error, "t-1")
 
     assert value(metrics, name, tenant="t-1", **labels) == 1
     assert value(metrics, "pilotlight_requests_refused_total", status=str(error.status)) == 1
@@ -178,7 +178,7 @@ def test_a_refusal_says_why_and_whose(
 def test_other_refusals_have_a_status_only() -> None:
     metrics = Metrics()
 
-    metrics.turned_away(NotFound(""), "t-1")
+    metrics.count_rejected(NotFound(""), "t-1")
 
     assert value(metrics, "pilotlight_requests_refused_total", status="404") == 1
     assert not list(samples(metrics, "pilotlight_quota_refusals_total"))
@@ -188,7 +188,7 @@ def test_refusals_of_tenants_beyond_the_bound_are_summed() -> None:
     metrics = Metrics(series=3)
 
     for i in range(50):
-        metrics.turned_away(OverQuota("", quota="concurrent", of="tenant"), f"t-{i}")
+        metrics.count_rejected(OverQuota("", quota="concurrent", of="tenant"), f"t-{i}")
 
     assert (
         value(

@@ -228,7 +228,7 @@ async def test_tensors_become_arguments_and_answers_tensors(models: Edge) -> Non
         ({"inputs": [tensor("rows", [1], shape=[1, 1])], "outputs": ["x"]}, 'write [{"name": …}]'),
         (
             {"inputs": [tensor("rows", [1], shape=[1, 1])], "outputs": [{"name": "x"}]},
-            "no output 'x': there are output",
+            "no output 'x': available are output",
         ),
     ],
 )

@@ -171,7 +171,7 @@ async def test_nothing_is_left_of_calls_that_end_in_any_way(
     assert not edge.books.journal._open
     counted = added(
         o
-        for o in edge.metrics.observer.take(1)
+        for o in edge.metrics.observer.drain(1)
         if o.function_id == "f-shop-hello" and o.arm != SHADOW_ARM
     )
     assert counted is not None

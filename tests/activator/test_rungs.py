@@ -15,36 +15,36 @@ def test_nothing_known_is_not_zero() -> None:
 
 def test_the_rung_that_will_be_used_is_what_counts() -> None:
     times = StartTimeEstimator()
-    times.took(StartKind.COLD, 5.0, ("boot", "fork"))
+    times.observe(StartKind.COLD, 5.0, ("boot", "fork"))
     assert times.next_rung() is StartKind.FORK, "a start that was forked left a Template behind"
     assert times.expected_s() == 5.0, "no fork was measured yet: the next slower rung that was"
-    times.took(StartKind.FORK, 0.02, ("fork",))
+    times.observe(StartKind.FORK, 0.02, ("fork",))
     assert times.expected_s() == 0.02
-    times.template(is_resident=False)
+    times.set_template(is_resident=False)
     assert (times.next_rung(), times.expected_s()) == (StartKind.COLD, 5.0)
 
 
 def test_without_a_template_a_known_snapshot_is_restored() -> None:
     times = StartTimeEstimator()
-    times.took(StartKind.COLD, 5.0, ("boot",))
+    times.observe(StartKind.COLD, 5.0, ("boot",))
     times.snapshot_proven(0.12)
     assert (times.next_rung(), times.expected_s()) == (StartKind.RESTORE, 0.12)
-    times.took(StartKind.RESTORE, 0.22, ("restore", "serve"))
+    times.observe(StartKind.RESTORE, 0.22, ("restore", "serve"))
     assert times.expected_s() == pytest.approx(0.15)
-    times.took(StartKind.COLD, 5.0, ("boot",))
+    times.observe(StartKind.COLD, 5.0, ("boot",))
     assert times.next_rung() is StartKind.COLD, "it fell to COLD: the snapshot is gone, or failed"
 
 
 def test_averages_follow_what_is_new() -> None:
     times = StartTimeEstimator()
     for seconds in (1.0, 2.0, 2.0, 2.0, 2.0, 2.0):
-        times.took(StartKind.COLD, seconds, ("boot",))
+        times.observe(StartKind.COLD, seconds, ("boot",))
     assert 1.8 < (times.expected_s() or 0) < 2.0
     assert repr(times).startswith("<StartTimeEstimator next COLD: COLD 18")
 
 
 def test_a_faster_rung_says_nothing_about_a_slower_one() -> None:
     times = StartTimeEstimator()
-    times.took(StartKind.FORK, 0.02, ("fork",))
-    times.template(is_resident=False)
+    times.observe(StartKind.FORK, 0.02, ("fork",))
+    times.set_template(is_resident=False)
     assert times.expected_s() is None

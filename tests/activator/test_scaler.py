@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from activator.autoscaler.loop import FORGET_S, AutoscalerLoop
+from activator.autoscaler.loop import DROP_S, AutoscalerLoop
 from activator.balancing.admission import GlobalQueue
 from activator.balancing.throttler import Throttler
 from activator.billing.service import BillingService
@@ -94,7 +94,7 @@ async def test_a_call_that_is_cancelled_in_the_moment_of_its_slot_is_no_load_any
     with pytest.raises(asyncio.CancelledError):
         await waiting
 
-    assert throttler.load.take(rig.clock(), 0.0) == 0
+    assert throttler.load.consume_average(rig.clock(), 0.0) == 0
 
 
 @pytest.fixture(name="rig")
@@ -118,7 +118,7 @@ async def test_an_idle_instance_goes_after_its_scaledown_window_and_the_revision
     assert len(throttler.instances) == 1
     rig.pass_s(6)
     assert len(throttler.instances) == 0
-    rig.pass_s(int(FORGET_S) + 4)
+    rig.pass_s(int(DROP_S) + 4)
 
     assert repr(rig.scaler) == "<AutoscalerLoop 0 active revisions>"
     await until(lambda: len(rig.fleet.stopped) == 1)
@@ -290,8 +290,8 @@ async def test_the_expected_start_follows_the_templates_coming_and_going(rig: Ri
     key = throttler.target.key
     watching = asyncio.create_task(rig.scaler.watch())
     throttler.start_times.snapshot_proven(0.12)
-    throttler.start_times.took(StartKind.COLD, 5.4, ())
-    throttler.start_times.took(StartKind.FORK, 0.02, ("fork",))
+    throttler.start_times.observe(StartKind.COLD, 5.4, ())
+    throttler.start_times.observe(StartKind.FORK, 0.02, ("fork",))
     assert throttler.expected_start_s() == pytest.approx(0.02)
 
     rig.fleet.tell("template_gone", key)
@@ -360,7 +360,7 @@ async def test_the_template_of_a_replaced_revision_goes_with_its_last_instance(r
 
 async def test_a_template_that_nobody_called_lately_goes_too(rig: Rig) -> None:
     await warmed(rig, rig.deploy(Scaling(scaledown_window_s=1)))
-    rig.pass_s(int(FORGET_S) + 4)
+    rig.pass_s(int(DROP_S) + 4)
     assert (repr(rig.scaler), rig.fleet.dropped) == ("<AutoscalerLoop 0 active revisions>", [])
 
     rig.table.apply(FeedChange(seq=9, kind="function", key=f"{TENANT}/main/shop/hello", value=None))
@@ -476,7 +476,7 @@ async def test_stable_has_room_for_the_candidates_calls(rig: Rig) -> None:
 
 async def test_a_call_that_was_to_be_served_at_once_and_was_not_gets_an_instance(rig: Rig) -> None:
     throttler = rig.scaler.throttler_of(rig.deploy(Scaling(max_inputs=1, max_instances=3)))
-    throttler.start_times.took(StartKind.COLD, 0.05, ())
+    throttler.start_times.observe(StartKind.COLD, 0.05, ())
     for _ in range(4):  # calls are over long before an instance could be there
         reservation = await throttler.reserve(5.0)
         rig.clock.advance(0.001)

@@ -44,7 +44,7 @@ def test_an_input_is_nested_as_its_shape_says(given: dict[str, Any], value: Any)
         (tensor(shape=None), "whole numbers"),
         (tensor(shape=[1] * 33), "at most 32"),
         (tensor(shape=[100_000, 100_000]), "at most 250000"),
-        (tensor(datatype="INT128"), "there are BOOL, INT8"),
+        (tensor(datatype="INT128"), "must be one of BOOL, INT8"),
         (tensor(datatype="INT8", data=[1, 2, 3, 128]), "128 is not of datatype INT8"),
         (tensor(datatype="UINT8", data=[1, 2, 3, -1]), "-1 is not of datatype UINT8"),
         (tensor(data=[1, 2, 3, 4.5]), "4.5 is not of datatype INT64"),

@@ -332,4 +332,4 @@ async def _live_through(steps: list[tuple[str, int, QueuePriority]]) -> None:
             0,
             0,
         )
-        assert world.throttler.load.take(0.0, 0.0) == 0
+        assert world.throttler.load.consume_average(0.0, 0.0) == 0

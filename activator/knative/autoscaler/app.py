@@ -61,7 +61,7 @@ class Autoscaler:
     """Reports loads and runs for leader. Owner: the event loop.
 
     Attributes:
-        speaker: the Demand of this activator.
+        reporter: the Demand of this activator.
         leader: set while this activator leads, otherwise None."""
 
     def __init__(
@@ -77,7 +77,7 @@ class Autoscaler:
         self._around = around
         self._terms = terms
         self._board = _board(around)
-        self.speaker = LoadReporter(
+        self.reporter = LoadReporter(
             _board(around) if around.redis_url is not None else self._board, loads=around.loads
         )
         self.leader: Leader | None = None
@@ -88,18 +88,18 @@ class Autoscaler:
     async def run(self) -> None:
         """Report loads, and lead whenever there is no other leader, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._speak(), name="loads")
+            tasks.create_task(self._report(), name="loads")
             tasks.create_task(self._candidacy(), name="candidacy")
 
-    async def _speak(self) -> None:
+    async def _report(self) -> None:
         await self._around.is_known().wait()
-        await self.speaker.run()
+        await self.reporter.run()
 
     async def _candidacy(self) -> None:
         while True:
             try:
                 cluster = await self._cluster.connected()
-                await self._stand(cluster)
+                await self._run_election(cluster)
             except ClusterError as e:
                 log.warning("autoscaler not available error=%s", e)
             except (AttributeError, LookupError, TypeError, ValueError):
@@ -109,7 +109,7 @@ class Autoscaler:
                 )
             await asyncio.sleep(AGAIN_S)
 
-    async def _stand(self, cluster: Cluster) -> None:
+    async def _run_election(self, cluster: Cluster) -> None:
         identity = f"{self._around.member}-{secrets.token_hex(4)}"
         election = Election(
             cluster,
@@ -136,7 +136,7 @@ class Autoscaler:
 
     async def aclose(self) -> None:
         """Withdraw all demand. Call after `run` has ended."""
-        await self.speaker.aclose()
+        await self.reporter.aclose()
         await self._board.aclose()
 
 

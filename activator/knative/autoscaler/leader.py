@@ -93,13 +93,13 @@ class Leader:
         self._tick_s = tick_s
         self._settle_s = settle_s
         self._may_shrink_at = clock() + settle_s
-        self._roll = Members()
+        self._members = Members()
         self._scales: dict[Place, RevisionScale] = {}
         self._locks: dict[Place, asyncio.Lock] = {}
         self._written: dict[Place, tuple[int, float]] = {}
         self._latest = Latest()
-        self._looks: set[asyncio.Task[None]] = set()
-        self._soon: set[Place] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._scheduled: set[Place] = set()
         self._at_once = asyncio.Semaphore(AT_ONCE)
         self.autoscalers = Reflector(
             cluster,
@@ -116,7 +116,7 @@ class Leader:
         )
 
     def __repr__(self) -> str:
-        return f"<Leader of {len(self._scales)} revisions, {self._roll!r}>"
+        return f"<Leader of {len(self._scales)} revisions, {self._members!r}>"
 
     # -- lifecycle ---------------------------------------------------------------------------------
     async def run(self) -> None:
@@ -137,26 +137,26 @@ class Leader:
                 for task in done:
                     task.result()
             finally:
-                for task in (*tasks, over, *self._looks):
+                for task in (*tasks, over, *self._tasks):
                     task.cancel()
-                await asyncio.gather(*tasks, over, *self._looks, return_exceptions=True)
+                await asyncio.gather(*tasks, over, *self._tasks, return_exceptions=True)
 
     async def _ticks(self) -> None:
         tick = 0
         while True:
-            await self.hear()
+            await self.read_reports()
             self.record()
             if tick % DECIDE_EVERY == 0:
-                await asyncio.gather(*(self._look_in_turn(place) for place in self._places()))
+                await asyncio.gather(*(self._reconcile_in_turn(place) for place in self._places()))
             tick += 1
             await asyncio.sleep(self._tick_s)
 
     async def _pokes(self) -> None:
         async with aclosing(self._board.pokes()) as pokes:
             async for key in pokes:
-                await self.hear()
+                await self.read_reports()
                 for item in self.autoscalers.by("key", key):
-                    self._look_soon(_place(item))
+                    self._schedule(_place(item))
 
     def _changed(self, change: Change) -> None:
         """Handle a change of an object: our PodAutoscalers, or objects that they depend on."""
@@ -166,49 +166,49 @@ class Leader:
             return
         for place in _concerned(change.object):
             if change.type == "DELETED":
-                self._latest.forget(place)
+                self._latest.delete(place)
             if self.autoscalers.get(place[1], place[0]) is not None:
-                self._look_soon(place)
+                self._schedule(place)
             else:
-                self._forget(place)
+                self._delete(place)
 
-    def _look_soon(self, place: Place) -> None:
+    def _schedule(self, place: Place) -> None:
         """Schedule one reconciliation of a revision. A scheduled one that has not begun covers all
         changes until it begins."""
-        if place not in self._soon:
-            self._soon.add(place)
-            self._keep(self.look(place), f"look at {place[1]}")
+        if place not in self._scheduled:
+            self._scheduled.add(place)
+            self._start_task(self.reconcile(place), f"reconcile {place[1]}")
 
-    def _keep(self, work: Coroutine[Any, Any, None], name: str) -> None:
+    def _start_task(self, work: Coroutine[Any, Any, None], name: str) -> None:
         task = asyncio.create_task(work, name=name)
-        self._looks.add(task)
-        task.add_done_callback(self._looks.discard)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
-    async def _look_in_turn(self, place: Place) -> None:
+    async def _reconcile_in_turn(self, place: Place) -> None:
         async with self._at_once:
-            await self.look(place)
+            await self.reconcile(place)
 
     def _places(self) -> list[Place]:
         return [_place(item) for item in self.autoscalers.items() if podautoscalers.is_ours(item)]
 
-    def _forget(self, place: Place) -> None:
+    def _delete(self, place: Place) -> None:
         self._scales.pop(place, None)
         self._written.pop(place, None)
-        self._latest.forget(place)
+        self._latest.delete(place)
         if (lock := self._locks.get(place)) is not None and not lock.locked():
             del self._locks[place]
 
     # -- reports of activators ---------------------------------------------------------------------
-    async def hear(self) -> None:
+    async def read_reports(self) -> None:
         """Read the latest reports; an unreadable store counts as silence. When all members were
         silent, the first report may not be the only one, so the leader listens again as at the
         beginning."""
         try:
-            self._roll.take(await self._board.read(), self._clock())
+            self._members.record(await self._board.read(), self._clock())
         except BoardUnreachable as e:
             log.warning("cannot read the reports of activators error=%s", e)
-        self._roll.forget_gone(self._clock())
-        if self._roll.is_empty:
+        self._members.drop_gone(self._clock())
+        if self._members.is_empty:
             self._may_shrink_at = self._clock() + self._settle_s
 
     def record(self) -> None:
@@ -219,21 +219,21 @@ class Leader:
             item = self.autoscalers.get(place[1], place[0])
             if scale is not None and item is not None:
                 scale.record(
-                    now, self._roll.merged(podautoscalers.parsed(item).key, now).concurrency
+                    now, self._members.merged(podautoscalers.parsed(item).key, now).concurrency
                 )
 
     # -- one revision ------------------------------------------------------------------------------
-    async def look(self, place: Place) -> None:
+    async def reconcile(self, place: Place) -> None:
         """Decide on one revision and write what differs. A write that the cluster rejects is
         repeated with the next decision."""
         async with self._locks.setdefault(place, asyncio.Lock()):
-            self._soon.discard(place)
-            item = self._latest.of(POD_AUTOSCALER, place, self.autoscalers.get(place[1], place[0]))
+            self._scheduled.discard(place)
+            item = self._latest.get(POD_AUTOSCALER, place, self.autoscalers.get(place[1], place[0]))
             if item is None or not podautoscalers.is_ours(item) or not self._election.is_leader:
                 return
             try:
                 async with asyncio.timeout(WRITE_S):
-                    await self._look(podautoscalers.parsed(item), item)
+                    await self._reconcile(podautoscalers.parsed(item), item)
             except TimeoutError:
                 log.warning("revision not written in time revision=%s/%s", *place)
             except NotFound:
@@ -241,9 +241,9 @@ class Leader:
             except ClusterError as e:
                 log.warning("revision not written revision=%s/%s error=%s", *place, e)
 
-    async def _look(self, scalable: Scalable, item: Object) -> None:
+    async def _reconcile(self, scalable: Scalable, item: Object) -> None:
         now = self._clock()
-        merged = self._roll.merged(scalable.key, now)
+        merged = self._members.merged(scalable.key, now)
         deployment = self.deployments.get(scalable.target, scalable.namespace)
         if deployment is None:  # Knative creates it; until then nothing can be scaled
             await self._report(
@@ -348,7 +348,7 @@ class Leader:
     async def _report(
         self, scalable: Scalable, item: Object, decision: Decision, *, ready: int
     ) -> None:
-        sks = await self._keep_service(scalable, item, is_served=ready > 0)
+        sks = await self._apply_service(scalable, item, is_served=ready > 0)
         is_foreign = sks is not None and not serverless.is_of(sks, scalable)
         seen = conditions.Seen(
             wanted=decision.wanted,
@@ -368,16 +368,16 @@ class Leader:
                 subresource="status",
                 timeout_s=WRITE_S,
             )
-            self._latest.wrote(
+            self._latest.store(
                 POD_AUTOSCALER, self.autoscalers.get(scalable.name, scalable.namespace), answer
             )
 
-    async def _keep_service(
+    async def _apply_service(
         self, scalable: Scalable, item: Object, *, is_served: bool
     ) -> Object | None:
         """Create or update the ServerlessService of that name, if it is ours."""
         watched = self.services.get(scalable.name, scalable.namespace)
-        sks = self._latest.of(SERVERLESS_SERVICE, scalable.place, watched)
+        sks = self._latest.get(SERVERLESS_SERVICE, scalable.place, watched)
         if not self._election.is_leader:
             return sks
         if sks is None:
@@ -402,7 +402,7 @@ class Leader:
                 {"spec": differing},
                 timeout_s=WRITE_S,
             )
-        self._latest.wrote(SERVERLESS_SERVICE, watched, answer)
+        self._latest.store(SERVERLESS_SERVICE, watched, answer)
         return answer
 
 

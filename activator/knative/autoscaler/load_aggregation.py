@@ -48,21 +48,21 @@ class Members:
         self._last: dict[str, tuple[float, StoredReport]] = {}
 
     def __repr__(self) -> str:
-        return f"<Roll {', '.join(sorted(self._last)) or 'nobody'}>"
+        return f"<Members {', '.join(sorted(self._last)) or 'empty'}>"
 
-    def take(self, found: Mapping[str, StoredReport], now: float) -> None:
+    def record(self, found: Mapping[str, StoredReport], now: float) -> None:
         """Record the reports in the store."""
         for member, posted in found.items():
-            said_at = now - posted.age_s
+            reported_at = now - posted.age_s
             if posted.age_s < GONE_S:
-                self._last[member] = (said_at, posted)
+                self._last[member] = (reported_at, posted)
 
-    def forget_gone(self, now: float) -> None:
+    def drop_gone(self, now: float) -> None:
         """Drop members that were silent for too long."""
         self._last = {
-            member: (said_at, posted)
-            for member, (said_at, posted) in self._last.items()
-            if now - said_at < GONE_S
+            member: (reported_at, posted)
+            for member, (reported_at, posted) in self._last.items()
+            if now - reported_at < GONE_S
         }
 
     @property
@@ -73,7 +73,7 @@ class Members:
     def is_whole(self, now: float) -> bool:
         """Whether there are members and all have reported recently."""
         return bool(self._last) and all(
-            now - said_at <= SILENT_S for said_at, _ in self._last.values()
+            now - reported_at <= SILENT_S for reported_at, _ in self._last.values()
         )
 
     def merged(self, key: str, now: float) -> RevisionLoad:

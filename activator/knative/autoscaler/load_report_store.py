@@ -36,7 +36,7 @@ class LoadReportStore(Protocol):
         lost; statements are not."""
         ...
 
-    async def leave(self) -> None:
+    async def delete(self) -> None:
         """Delete the own statement: nothing is requested or claimed here. Does not raise."""
         ...
 
@@ -93,7 +93,7 @@ class ProcessBoard:
         finally:
             self._wall.listeners.discard(mine)
 
-    async def leave(self) -> None:
+    async def delete(self) -> None:
         """Delete the own statement."""
         self._wall.statements.pop(self._member, None)
 

@@ -14,7 +14,7 @@ from activator.knative.autoscaler.load_report_store import BoardUnreachable, Loa
 
 log = logging.getLogger(__name__)
 
-SPEAK_S = 1.0
+REPORT_S = 1.0
 """Interval between reports: a window's bucket."""
 NOTHING = Load()
 
@@ -28,7 +28,7 @@ class LoadReporter:
         self._board = board
         self._loads = loads
         self._asked: dict[str, int] = {}
-        self._is_heard = True
+        self._is_delivered = True
 
     def __repr__(self) -> str:
         return (
@@ -36,10 +36,10 @@ class LoadReporter:
             f"revisions>"
         )
 
-    async def ask(self, key: str, wanted: int) -> None:
+    async def request(self, key: str, wanted: int) -> None:
         """Request pods of a revision and report at once."""
         self._asked[key] = wanted
-        await self.speak((key,))
+        await self.report((key,))
 
     async def withdraw(self, key: str) -> None:
         """Withdraw the request. The next report contains it, because it is not urgent."""
@@ -48,27 +48,27 @@ class LoadReporter:
     async def run(self) -> None:
         """Send reports until cancelled."""
         while True:
-            await self.speak()
-            await asyncio.sleep(SPEAK_S)
+            await self.report()
+            await asyncio.sleep(REPORT_S)
 
-    async def speak(self, pokes: Collection[str] = ()) -> None:
+    async def report(self, pokes: Collection[str] = ()) -> None:
         """Send one report. A failed one is corrected by the next."""
-        said = dict(self._loads())
+        loads = dict(self._loads())
         for key, wanted in self._asked.items():
-            said[key] = replace(said.get(key, NOTHING), asked=wanted)
+            loads[key] = replace(loads.get(key, NOTHING), asked=wanted)
         try:
-            await self._board.post(said, pokes)
+            await self._board.post(loads, pokes)
         except BoardUnreachable as e:
-            if self._is_heard:
+            if self._is_delivered:
                 log.warning("load report not delivered to the autoscaler error=%s", e)
-            self._is_heard = False
+            self._is_delivered = False
         else:
-            self._is_heard = True
+            self._is_delivered = True
 
     async def aclose(self) -> None:
         """Withdraw all requests and close. Claims are released by their owners."""
         self._asked.clear()
-        await self._board.leave()
+        await self._board.delete()
         await self._board.aclose()
 
 
@@ -84,11 +84,11 @@ def loads_of(
         concurrency: by revision key, of the last second.
         held: (instance, revision key) of each claimed pod, by its uid."""
     pods: dict[str, dict[str, int]] = {}
-    said: dict[str, Load] = {}
+    loads: dict[str, Load] = {}
     calls: dict[str, int] = {}
     for throttler in throttlers:
         calls |= {instance.id: instance.in_flight for instance in throttler.instances.values()}
-        said[throttler.target.key] = Load(
+        loads[throttler.target.key] = Load(
             concurrency=concurrency.get(throttler.target.key, 0.0),
             in_flight=throttler.in_flight,
             waiting=throttler.waiting,
@@ -99,6 +99,6 @@ def loads_of(
     for uid, (instance, key) in held.items():
         pods.setdefault(key, {})[uid] = calls.get(instance, 0)
     return {
-        key: replace(said.get(key, NOTHING), held=pods.get(key, {}))
-        for key in said.keys() | pods.keys()
+        key: replace(loads.get(key, NOTHING), held=pods.get(key, {}))
+        for key in loads.keys() | pods.keys()
     }

@@ -97,7 +97,7 @@ class RedisBoard:
                 )
                 await asyncio.sleep(AGAIN_S)
 
-    async def leave(self) -> None:
+    async def delete(self) -> None:
         """Delete the own statement; if Redis does not answer, it expires soon."""
         try:
             await self._redis.hdel(self._stated, self._member)

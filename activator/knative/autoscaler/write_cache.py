@@ -21,11 +21,11 @@ class Latest:
     def __repr__(self) -> str:
         return f"<Latest {len(self._answers)} answers>"
 
-    def wrote(self, kind: Kind, before: Object | None, answer: Object) -> None:
+    def store(self, kind: Kind, before: Object | None, answer: Object) -> None:
         """Store the answer to a write to `before`; None = it was created."""
         self._answers[kind, key_of(answer)] = (version_of(before or {}), answer)
 
-    def of(self, kind: Kind, key: Key, watched: Object | None) -> Object | None:
+    def get(self, kind: Kind, key: Key, watched: Object | None) -> Object | None:
         """The current object: the answer while the watch still has the version before that write,
         otherwise the watched one."""
         before, answer = self._answers.get((kind, key), ("", None))
@@ -36,7 +36,7 @@ class Latest:
         del self._answers[kind, key]
         return watched
 
-    def forget(self, key: Key) -> None:
+    def delete(self, key: Key) -> None:
         """Delete the answers for an object that is gone."""
         for known in [known for known in self._answers if known[1] == key]:
             del self._answers[known]

@@ -238,7 +238,7 @@ class OpenAI:
         try:
             return self.call_of(request, entry, asked, use)
         except BaseException:
-            use.leave()
+            use.settle()
             raise
 
     # -- calls -------------------------------------------------------------------------------------
@@ -250,16 +250,16 @@ class OpenAI:
         use = await self._enter(request, entry, asked)
         try:
             call = self.call_of(request, entry, asked, use)
-            await self._answers.give(request, asked, use, self._dispatcher.begin(call))
+            await self._answers.send(request, asked, use, self._dispatcher.begin(call))
         finally:
-            use.leave()
+            use.settle()
 
     async def _enter(
         self, request: Request, entry: AccessGrant, asked: OpenAIRequest, *, holds: int = 1
     ) -> TokenReservation:
         """Admit a request. An invalid one counts as a request as well."""
         try:
-            return await self._desk.enter(
+            return await self._desk.admit(
                 entry, asked.path, asked.body, began_ns=request.began_ns, holds=holds
             )
         except errors.InvalidInput:
@@ -276,7 +276,7 @@ class OpenAI:
         try:
             call = self.call_of(request, entry, asked, None)
             call.admission = admission
-            await self._answers.give(request, asked, use, self._dispatcher.begin(call))
+            await self._answers.send(request, asked, use, self._dispatcher.begin(call))
         finally:
             if admission is not None:
                 admission.release()

@@ -70,7 +70,7 @@ class EngineCall(Call):
         super().park()
         self.wanted.body, self.wanted.said = {}, b""
         if self.tokens is not None:
-            self.tokens.forget_prompt()
+            self.tokens.drop_prompt()
 
     def load(self, body: bytes) -> None:
         """Restore the body."""
@@ -120,7 +120,7 @@ def kept_or_left(call: Call) -> Iterator[None]:
         yield
     finally:
         if isinstance(call, EngineCall) and not call.is_kept and call.tokens is not None:
-            call.tokens.leave()
+            call.tokens.settle()
 
 
 def call_of_kept(

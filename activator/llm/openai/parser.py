@@ -132,7 +132,7 @@ class StreamParser:
         is_last = _NO_CHOICES in text
         if isinstance(usage, dict):
             self._counted(text, usage, now_ns, is_last=is_last)
-        self._look_for_finish(text)
+        self._record_finish(text)
         if self._is_usage_kept or (is_last and self._is_usage_asked):
             return event
         return b"" if is_last else (text[:at] + text[end:]).encode()
@@ -153,9 +153,9 @@ class StreamParser:
         """Count an engine without usage by pieces: a piece has at least one token."""
         if _CHOICE in text and '"role":' not in text:
             self._counts.on_piece(now_ns, 1)
-        self._look_for_finish(text)
+        self._record_finish(text)
 
-    def _look_for_finish(self, text: str) -> None:
+    def _record_finish(self, text: str) -> None:
         if (at := text.find(_FINISH)) >= 0:
             at += len(_FINISH)
             self._counts.on_finish(text[at : text.find('"', at)])
@@ -302,10 +302,10 @@ def as_error(body: bytes, status: int) -> bytes:
         document = None
     if isinstance(document, dict) and isinstance(document.get("error"), dict):
         return body
-    told = (
+    message = (
         document.get("message") or document.get("detail")
         if isinstance(document, dict)
         else body[:500].decode("utf-8", "replace")
     )
     error = errors.InvalidInput if status < 500 else errors.WorkerCrashed
-    return json.dumps(error_of(error(f"the engine answered {status}: {told}"))).encode()
+    return json.dumps(error_of(error(f"the engine answered {status}: {message}"))).encode()

@@ -44,7 +44,7 @@ class OpenAIResponseWriter:
     def __repr__(self) -> str:
         return f"<Answers with a heartbeat each {self._heartbeat_s:g} s>"
 
-    async def give(
+    async def send(
         self,
         request: Request,
         asked: OpenAIRequest,
@@ -54,7 +54,7 @@ class OpenAIResponseWriter:
         """Send the result of `step` to the caller. Raises what `step` raises; if a stream had
         begun, the caller already got the error."""
         if not asked.is_stream:
-            await self._give(request, asked, use, await step)
+            await self._send_whole(request, asked, use, await step)
             return
         async with SseResponse(
             request, every_s=self._heartbeat_s, head=partial(early_head, request)
@@ -74,7 +74,7 @@ class OpenAIResponseWriter:
             elif stream.is_begun or exchange.answer.status < 400:
                 await self._as_stream(request, asked, use, exchange, stream)
             else:
-                await self._give(request, asked, use, exchange)
+                await self._send_whole(request, asked, use, exchange)
 
     def _waited(self, exchange: Exchange) -> None:
         call = exchange.call
@@ -105,7 +105,7 @@ class OpenAIResponseWriter:
         )
 
     # -- whole -------------------------------------------------------------------------------------
-    async def _give(
+    async def _send_whole(
         self, request: Request, asked: OpenAIRequest, use: TokenReservation, exchange: Exchange
     ) -> None:
         self._waited(exchange)

@@ -157,7 +157,7 @@ def test_an_engine_that_says_nonsense_harms_nobody(line: str, number: str) -> No
         for now in (1.0, 3.0):
             reading = parse(text + buckets + nonsense.encode())
             if reading is not None:
-                view = watched.saw(reading, now)
+                view = watched.record(reading, now)
                 assert 1 <= view.slots <= 4
                 assert 0 <= int(view.waiting * view.mean_prompt_tokens) < 10**40
                 if reading.first_token_s is not None:

@@ -41,7 +41,7 @@ async def test_an_engine_with_calls_is_asked_each_time_and_an_idle_one_seldom(wo
         seen=lambda target, _: looks.append(target),
         clock=world.clock,
     )
-    await scraper.look()
+    await scraper.scrape()
     assert len(looks) == 2, "what has just come is looked at once"
 
     throttler.set_desired_instances(1)
@@ -50,18 +50,18 @@ async def test_an_engine_with_calls_is_asked_each_time_and_an_idle_one_seldom(wo
     assert reservation.instance is busy
     for _ in range(3):
         world.clock.advance(2.0)
-        await scraper.look()
+        await scraper.scrape()
     assert len(looks) == 2 + 3
 
     reservation.release()
     world.clock.advance(2.0)
-    await scraper.look()
+    await scraper.scrape()
     assert len(looks) == 2 + 3 + 1, "once more when its last call has ended"
     world.clock.advance(2.0)
-    await scraper.look()
+    await scraper.scrape()
     assert len(looks) == 2 + 3 + 1
     world.clock.advance(IDLE_EVERY_S)
-    await scraper.look()
+    await scraper.scrape()
     assert len(looks) == 2 + 3 + 1 + 2
 
 
@@ -78,7 +78,7 @@ async def test_a_look_is_no_call_and_what_it_saw_is_told(world: World) -> None:
     )
     world.clock.advance(5.0)
 
-    await scraper.look()
+    await scraper.scrape()
 
     assert (instance.calls, instance.idle_since, throttler.load.last_call_at) == before
     assert instance.in_flight == 0
@@ -90,7 +90,7 @@ async def test_a_look_is_no_call_and_what_it_saw_is_told(world: World) -> None:
 async def test_functions_that_are_no_language_models_are_never_asked(world: World) -> None:
     (instance,) = await started(world.deploy(spec_of(scaling=SCALING)), 1)
 
-    await Scraper(world.scaler.throttlers, deadline_s=PATIENCE_S, clock=world.clock).look()
+    await Scraper(world.scaler.throttlers, deadline_s=PATIENCE_S, clock=world.clock).scrape()
 
     assert world.fleet.workers[instance.id].requests == []
 
@@ -100,7 +100,7 @@ async def test_who_ended_while_it_was_asked_is_forgotten(world: World) -> None:
     (instance,) = await started(throttler, 1)
     scraper = Scraper(world.scaler.throttlers, deadline_s=PATIENCE_S, clock=world.clock)
 
-    looking = asyncio.create_task(scraper.look())
+    looking = asyncio.create_task(scraper.scrape())
     await asyncio.sleep(0)
     throttler.instance_exited(instance.id, "crashed")
     await looking
@@ -117,7 +117,7 @@ async def test_an_engine_that_does_not_answer_is_not_known_and_keeps_its_slots(
     scraper = Scraper(world.scaler.throttlers, deadline_s=PATIENCE_S, clock=world.clock)
 
     for _ in range(5):
-        await scraper.look()
+        await scraper.scrape()
         world.clock.advance(IDLE_EVERY_S)
 
     assert scraper.views() == {}

@@ -48,7 +48,7 @@ async def test_an_instance_takes_what_its_memory_allows_and_more_once_that_grows
 ) -> None:
     throttler = world.engine(scaling=Scaling(max_instances=1))
     (instance,) = await started(throttler, 1)
-    throttler.saw(instance, reading(running=2, kv_use=0.6))
+    throttler.record_metrics(instance, reading(running=2, kv_use=0.6))
     calls = [asyncio.create_task(throttler.reserve(30.0)) for _ in range(5)]
     await asyncio.sleep(0)
 
@@ -57,7 +57,7 @@ async def test_an_instance_takes_what_its_memory_allows_and_more_once_that_grows
     )
 
     for _ in range(5):
-        throttler.saw(instance, reading(running=3, kv_use=0.1))
+        throttler.record_metrics(instance, reading(running=3, kv_use=0.1))
     await asyncio.gather(*calls)
     assert (throttler.in_flight, throttler.waiting) == (5, 0), (
         "more memory is free: those who waited need no other call to end"
@@ -68,7 +68,7 @@ async def test_memory_that_shrinks_takes_no_running_call_away(world: World) -> N
     throttler = world.engine(scaling=Scaling(max_instances=1))
     (instance,) = await started(throttler, 1)
     held = [throttler.reserve_nowait() for _ in range(6)]
-    throttler.saw(instance, reading(running=6, kv_use=1.0))
+    throttler.record_metrics(instance, reading(running=6, kv_use=1.0))
 
     assert instance.capacity == 5
     assert throttler.free_slots == 0
@@ -82,11 +82,11 @@ async def test_memory_that_shrinks_takes_no_running_call_away(world: World) -> N
 async def test_an_engine_that_says_nothing_bounds_nothing(world: World) -> None:
     throttler = world.engine(scaling=Scaling(max_instances=1))
     (instance,) = await started(throttler, 1)
-    throttler.saw(instance, reading(running=2, kv_use=0.9))
+    throttler.record_metrics(instance, reading(running=2, kv_use=0.9))
     assert instance.capacity == 2
 
     for _ in range(MAX_MISSED):
-        throttler.saw(instance, None)
+        throttler.record_metrics(instance, None)
 
     assert instance.capacity == 8
     assert throttler.engine_load(world.clock()) is None
@@ -96,7 +96,7 @@ async def test_an_engine_that_says_nothing_bounds_nothing(world: World) -> None:
 async def test_a_new_instance_is_taken_to_hold_what_its_siblings_do(world: World) -> None:
     throttler = world.engine(scaling=MANY)
     (first,) = await started(throttler, 1)
-    throttler.saw(first, reading(running=2, kv_use=0.6))
+    throttler.record_metrics(first, reading(running=2, kv_use=0.6))
 
     instances = await started(throttler, 2)
 
@@ -106,8 +106,8 @@ async def test_a_new_instance_is_taken_to_hold_what_its_siblings_do(world: World
 async def test_what_was_known_of_an_instance_goes_with_it(world: World) -> None:
     throttler = world.engine(scaling=MANY)
     first, second = await started(throttler, 2)
-    throttler.saw(first, reading(running=1))
-    throttler.saw(second, reading(running=1))
+    throttler.record_metrics(first, reading(running=1))
+    throttler.record_metrics(second, reading(running=1))
 
     throttler.instance_exited(first.id, "crashed")
 
@@ -156,7 +156,7 @@ async def test_who_waits_gets_the_instance_of_its_beginning_where_two_are_free(
     assert len(set(places.values())) == 2
 
     for instance in instances:
-        throttler.saw(instance, reading(running=1, kv_use=0.9))
+        throttler.record_metrics(instance, reading(running=1, kv_use=0.9))
         instance.capacity = 0  # nothing is free
     other = next(key for key in places if places[key] != places[0])
     calls = {
@@ -244,9 +244,9 @@ async def test_a_burst_that_is_over_before_another_instance_came_starts_none(wor
 async def test_late_first_tokens_are_those_since_the_newest_instance_came(world: World) -> None:
     throttler = world.engine(scaling=MANY, objectives=Objectives(first_token_s=0.5))
     (first,) = await started(throttler, 1)
-    throttler.saw(first, reading(first_token_s=histogram()))
+    throttler.record_metrics(first, reading(first_token_s=histogram()))
     world.clock.advance(2.0)
-    throttler.saw(first, reading(first_token_s=histogram(2.0, 2.0, 0.05, 0.05)))
+    throttler.record_metrics(first, reading(first_token_s=histogram(2.0, 2.0, 0.05, 0.05)))
 
     load = throttler.engine_load(world.clock())
     assert load is not None
@@ -269,7 +269,7 @@ async def test_memory_that_binds_starts_instances_and_says_so(world: World) -> N
         assert reservation is not None
         world.clock.advance(1.0)
         reservation.release()
-    throttler.saw(instance, reading(running=2, kv_use=0.9))
+    throttler.record_metrics(instance, reading(running=2, kv_use=0.9))
     calls = [asyncio.create_task(throttler.reserve(300.0)) for _ in range(6)]
     await asyncio.sleep(0)
 

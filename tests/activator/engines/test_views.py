@@ -13,8 +13,8 @@ from tests.activator.engines.samples import histogram, reading
 def test_an_engine_takes_all_its_sequences_until_its_memory_says_otherwise() -> None:
     watched = EngineTracker(16)
 
-    assert watched.saw(reading(), 0.0).slots == 16
-    assert watched.saw(reading(running=4, kv_use=0.1), 2.0).slots == 16, (
+    assert watched.record(reading(), 0.0).slots == 16
+    assert watched.record(reading(running=4, kv_use=0.1), 2.0).slots == 16, (
         "four take a tenth: 36 would fit"
     )
 
@@ -22,10 +22,10 @@ def test_an_engine_takes_all_its_sequences_until_its_memory_says_otherwise() -> 
 def test_memory_bounds_the_calls() -> None:
     watched = EngineTracker(16)
 
-    assert watched.saw(reading(running=4, kv_use=0.45), 0.0).slots == 8, (
+    assert watched.record(reading(running=4, kv_use=0.45), 0.0).slots == 8, (
         "nine tenths of the memory hold eight of these"
     )
-    assert watched.saw(reading(), 2.0).slots == 8, (
+    assert watched.record(reading(), 2.0).slots == 8, (
         "an idle moment says nothing of what sequences take"
     )
 
@@ -33,10 +33,10 @@ def test_memory_bounds_the_calls() -> None:
 def test_memory_that_is_too_full_bounds_at_once() -> None:
     watched = EngineTracker(16)
     for n in range(10):
-        watched.saw(reading(running=8, kv_use=0.1), 2.0 * n)
+        watched.record(reading(running=8, kv_use=0.1), 2.0 * n)
 
-    assert watched.saw(reading(running=16, kv_use=0.99), 20.0).slots == 14
-    assert watched.saw(reading(running=1, waiting=9, kv_use=1.0), 22.0).slots == 1, (
+    assert watched.record(reading(running=16, kv_use=0.99), 20.0).slots == 14
+    assert watched.record(reading(running=1, waiting=9, kv_use=1.0), 22.0).slots == 1, (
         "one call is always taken"
     )
 
@@ -65,21 +65,21 @@ def test_the_bound_lies_between_one_and_all_sequences(
 
 def test_no_answer_is_not_known_and_not_zero() -> None:
     watched = EngineTracker(16)
-    watched.saw(reading(running=4, kv_use=0.45), 0.0)
+    watched.record(reading(running=4, kv_use=0.45), 0.0)
 
     for _ in range(MAX_MISSED - 1):
-        assert watched.missed() is not None, "one lost look changes nothing"
-    assert watched.missed() is None
-    assert watched.saw(reading(running=4, kv_use=0.45), 9.0).slots == 8
+        assert watched.record_miss() is not None, "one lost look changes nothing"
+    assert watched.record_miss() is None
+    assert watched.record(reading(running=4, kv_use=0.45), 9.0).slots == 8
 
 
 def test_rates_and_hits_are_of_the_time_between_two_looks() -> None:
     watched = EngineTracker(16)
-    first = watched.saw(
+    first = watched.record(
         reading(prompt_tokens=100.0, generation_tokens=10.0, prefix_queries=100.0, prefix_hits=0.0),
         10.0,
     )
-    second = watched.saw(
+    second = watched.record(
         reading(
             prompt_tokens=700.0, generation_tokens=50.0, prefix_queries=300.0, prefix_hits=150.0
         ),
@@ -92,7 +92,7 @@ def test_rates_and_hits_are_of_the_time_between_two_looks() -> None:
         20.0,
         0.75,
     )
-    idle = watched.saw(
+    idle = watched.record(
         reading(
             prompt_tokens=700.0, generation_tokens=50.0, prefix_queries=300.0, prefix_hits=150.0
         ),
@@ -106,20 +106,20 @@ def test_rates_and_hits_are_of_the_time_between_two_looks() -> None:
 
 def test_an_engine_that_counts_anew_has_no_rate() -> None:
     watched = EngineTracker(16)
-    watched.saw(reading(prompt_tokens=900.0), 0.0)
+    watched.record(reading(prompt_tokens=900.0), 0.0)
 
-    assert watched.saw(reading(prompt_tokens=5.0), 2.0).prompt_tokens_per_s is None
+    assert watched.record(reading(prompt_tokens=5.0), 2.0).prompt_tokens_per_s is None
 
 
 def test_first_tokens_are_those_of_the_last_seconds() -> None:
     watched = EngineTracker(16)
-    watched.saw(reading(first_token_s=histogram(0.2, 0.2)), 0.0)
+    watched.record(reading(first_token_s=histogram(0.2, 0.2)), 0.0)
     assert watched.first_tokens_since(-1.0) is None, (
         "those of the first look may be from before its snapshot was made"
     )
 
-    watched.saw(reading(first_token_s=histogram(0.2, 0.2, 0.7)), 2.0)
-    watched.saw(reading(first_token_s=histogram(0.2, 0.2, 0.7, 0.8, 0.3)), 4.0)
+    watched.record(reading(first_token_s=histogram(0.2, 0.2, 0.7)), 2.0)
+    watched.record(reading(first_token_s=histogram(0.2, 0.2, 0.7, 0.8, 0.3)), 4.0)
 
     found = watched.first_tokens_since(0.0)
     assert found is not None
@@ -127,5 +127,5 @@ def test_first_tokens_are_those_of_the_last_seconds() -> None:
     found = watched.first_tokens_since(2.0)
     assert found is not None
     assert found.count == 2
-    watched.saw(reading(first_token_s=histogram(0.2, 0.2, 0.7, 0.8, 0.3)), 4.0 + RECENT_S)
+    watched.record(reading(first_token_s=histogram(0.2, 0.2, 0.7, 0.8, 0.3)), 4.0 + RECENT_S)
     assert watched.first_tokens_since(0.0) is None

@@ -36,16 +36,16 @@ async def test_only_what_changed_is_written(world: World) -> None:
     loads = {one.uid: (target.key, 3)}
     costs = Costs(fleet.pods, world.cluster, load_of=lambda: loads)
 
-    await costs.look()
+    await costs.update()
     assert (_written(world, one), _written(world, two)) == (cost_of(3), None)
     await world.until(lambda: any(pod.cost for pod in fleet.pods.of(target.key)))
     world.server.requests.clear()
-    await costs.look()
+    await costs.update()
     assert world.server.requests.writes() == 0
 
     loads.clear()
-    costs.given_back(next(pod for pod in fleet.pods.of(target.key) if pod.uid == one.uid))
-    await costs.look()
+    costs.on_released(next(pod for pod in fleet.pods.of(target.key) if pod.uid == one.uid))
+    await costs.update()
     assert _written(world, one) == cost_of(None)
 
 
@@ -53,7 +53,7 @@ async def test_the_only_pod_of_a_revision_needs_no_order(world: World) -> None:
     target, fleet = world.target(), await world.fleet()
     pod = await world.maker.up(target)
     await world.until(lambda: fleet.pods.of(target.key))
-    await Costs(fleet.pods, world.cluster, load_of=lambda: {pod.uid: (target.key, 3)}).look()
+    await Costs(fleet.pods, world.cluster, load_of=lambda: {pod.uid: (target.key, 3)}).update()
     assert _written(world, pod) is None
 
 
@@ -67,7 +67,7 @@ async def test_while_the_api_server_is_away_nothing_fails(world: World) -> None:
     await world.until(lambda: len(fleet.pods.of(target.key)) == 2)
     await Costs(
         fleet.pods, Away(), load_of=lambda: {pod.uid: (target.key, 1) for pod in pods}
-    ).look()
+    ).update()
     assert [_written(world, pod) for pod in pods] == [None, None]
 
 

@@ -400,7 +400,7 @@ async def test_a_pod_that_another_takes_while_its_last_calls_are_waited_for_is_n
     ]
     await one.adopt()
     given_back: list[str] = []
-    one.on_given_back = lambda pod: given_back.append(pod.name)
+    one.on_released = lambda pod: given_back.append(pod.name)
     target = world.target()
     pod = await world.maker.up(target)
     mine = await world.start(one, target, 1)

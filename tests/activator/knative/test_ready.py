@@ -26,13 +26,13 @@ async def test_who_is_left_and_asked_again_at_once_is_asked_by_one_task_that_can
     def asking() -> list[asyncio.Task[Any]]:  # of the fleet's own are none: nobody starts anything
         return [task for task in asyncio.all_tasks() if task.get_name() == f"is {pod.name} ready"]
 
-    readiness.ask(pod)
+    readiness.probe(pod)
     (left,) = asking()
     await asyncio.sleep(0)
-    readiness.leave(pod.life)
-    readiness.ask(pod)
+    readiness.stop(pod.life)
+    readiness.probe(pod)
     await asyncio.wait([left])
-    readiness.ask(pod)
+    readiness.probe(pod)
     assert len(asking()) == 1
     assert left not in asking()
     await readiness.aclose()

@@ -140,7 +140,7 @@ def test_the_sidecar_is_not_the_worker() -> None:
         ({"status": {"phase": "Pending"}}, "no node yet"),
         (
             pod_with(conditions=({"type": "PodScheduled", "status": "True"},)),
-            "makes the container ready",
+            "is creating the container",
         ),
         (
             pod_with(

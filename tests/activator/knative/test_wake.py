@@ -56,14 +56,14 @@ async def test_as_many_are_held_as_calls_wait_and_none_when_the_starts_are_over(
 ) -> None:
     waiting = [3]
     wakes = ActivationRequests(url, whereabouts=whereabouts, waiting_of=lambda _: waiting[0])
-    async with wakes.asked(TARGET):
+    async with wakes.requested(TARGET):
         await until(lambda: knative.held == 3)
         waiting[0] = 5
         await until(lambda: knative.held == 5)
         waiting[0] = 1
         await until(lambda: knative.held == 1)
         # another start of the same revision: the calls are the same
-        async with wakes.asked(TARGET):
+        async with wakes.requested(TARGET):
             assert knative.held == 1
     await until(lambda: knative.held == 0)
     await wakes.aclose()
@@ -71,7 +71,7 @@ async def test_as_many_are_held_as_calls_wait_and_none_when_the_starts_are_over(
 
 async def test_a_flood_of_calls_wakes_no_flood(knative: Activator, url: str) -> None:
     wakes = ActivationRequests(url, whereabouts=whereabouts, waiting_of=lambda _: 10_000, most=4)
-    async with wakes.asked(TARGET):
+    async with wakes.requested(TARGET):
         await until(lambda: knative.held == 4)
     await wakes.aclose()
     assert knative.most == 4
@@ -83,10 +83,10 @@ async def test_what_is_answered_without_a_pod_for_us_is_asked_again(
 ) -> None:
     knative.answers = [status, status]
     wakes = ActivationRequests(url, whereabouts=whereabouts, waiting_of=lambda _: 1)
-    async with wakes.asked(TARGET):
+    async with wakes.requested(TARGET):
         await until(lambda: knative.held == 1)
         assert knative.seen == 3
-        assert wakes.said(TARGET.key) == f"the activation request was answered {status}"
+        assert wakes.status(TARGET.key) == f"the activation request was answered {status}"
     await wakes.aclose()
 
 
@@ -94,8 +94,8 @@ async def test_somebody_who_does_not_answer_is_asked_again_and_named() -> None:
     wakes = ActivationRequests(
         "http://127.0.0.1:9", whereabouts=whereabouts, waiting_of=lambda _: 1
     )
-    async with wakes.asked(TARGET):
-        await until(lambda: "failed" in wakes.said(TARGET.key))
+    async with wakes.requested(TARGET):
+        await until(lambda: "failed" in wakes.status(TARGET.key))
     await wakes.aclose()
 
 
@@ -105,7 +105,7 @@ class Leader:
     def __init__(self) -> None:
         self.said: list[tuple[str, int]] = []
 
-    async def ask(self, key: str, wanted: int) -> None:
+    async def request(self, key: str, wanted: int) -> None:
         self.said.append((key, wanted))
 
     async def withdraw(self, key: str) -> None:
@@ -114,7 +114,7 @@ class Leader:
 
 async def test_our_own_autoscaler_is_told_how_many_starts_wait() -> None:
     demands = ReportedDemand(leader := Leader())
-    async with demands.asked(TARGET), demands.asked(TARGET):
-        assert demands.said(TARGET.key)
+    async with demands.requested(TARGET), demands.requested(TARGET):
+        assert demands.status(TARGET.key)
     assert [wanted for _, wanted in leader.said] == [1, 2, 1, 0]
-    assert not demands.said(TARGET.key)
+    assert not demands.status(TARGET.key)

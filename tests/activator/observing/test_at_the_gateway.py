@@ -49,7 +49,7 @@ def _behaviour() -> object:
 
 def observed(edge: Edge, function: str = "hello") -> Observation:
     total = added(
-        one for one in edge.metrics.observer.take(7) if one.function_id == f"f-shop-{function}"
+        one for one in edge.metrics.observer.drain(7) if one.function_id == f"f-shop-{function}"
     )
     assert total is not None
     return total
@@ -120,7 +120,7 @@ async def test_a_caller_that_leaves_is_observed_as_one(edge: Edge) -> None:
 
     def both() -> bool:
         nonlocal cancelled, answered
-        for one in edge.metrics.observer.take(7):
+        for one in edge.metrics.observer.drain(7):
             cancelled += one.cancelled
             answered += one.answered
         return cancelled == 2
@@ -184,7 +184,7 @@ async def test_a_submitted_call_is_observed_and_nobody_waits_for_it(
     found: list[Observation] = []
 
     def ended() -> bool:
-        found.extend(edge.metrics.observer.take(7))
+        found.extend(edge.metrics.observer.drain(7))
         total = added(found)
         return total is not None and total.answered + total.failed == 2
 

@@ -23,21 +23,21 @@ def exported(
 
 
 def fail(metrics: Metrics, target: CallTarget) -> None:
-    metrics.turned_away(StartFailed("no"), target.tenant, target)
+    metrics.count_rejected(StartFailed("no"), target.tenant, target)
 
 
 def test_bad_calls_are_exported_with_the_share_that_may_be() -> None:
     metrics, target = Metrics(), target_of(spec_of(objectives=Objectives(availability=0.99)))
     for _ in range(3):
         fail(metrics, target)
-        metrics.observer.take(7)
+        metrics.observer.drain(7)
     assert exported(metrics, target) == (3, 3, 0.01)
 
 
 def test_of_a_latency_that_nobody_promised_nothing_is_exported() -> None:
     metrics, target = Metrics(), target_of(spec_of())
     metrics.observer.degraded(target)
-    metrics.observer.take(7)
+    metrics.observer.drain(7)
     assert exported(metrics, target) == (1, 0, 0.001)
     assert exported(metrics, target, "degraded") == (None, None, None)
 
@@ -51,7 +51,7 @@ def test_shadows_and_functions_beyond_the_bound_are_left_out() -> None:
     metrics.observer.shadowed(first, status=500, exec_ms=1, matched=None)
     for target in (first, second):
         fail(metrics, target)
-    metrics.observer.take(7)
+    metrics.observer.drain(7)
     assert exported(metrics, first) == (1, 1, 0.001)
     assert exported(metrics, second) == (None, None, None)
     of_others = {"tenant": "other", "app": "other", "function": "other", "sli": "availability"}

@@ -51,7 +51,7 @@ def call_of(
 
 
 def seen(observer: CallStats) -> Observation:
-    (one,) = observer.take(7)
+    (one,) = observer.drain(7)
     return one
 
 
@@ -230,7 +230,7 @@ def test_arms_and_shadows_are_apart() -> None:
     observer.skipped(TARGET)
     observer.degraded(TARGET)
     observer.degraded(TARGET, 500)
-    found = {one.arm: one for one in observer.take(7)}
+    found = {one.arm: one for one in observer.drain(7)}
     assert {arm: counted(one) for arm, one in found.items()} == {
         "": {"answered": 1, "failed": 1},
         "blue": {"answered": 2},
@@ -251,7 +251,7 @@ def test_starts_are_counted() -> None:
 def test_what_was_taken_is_not_counted_again() -> None:
     observer = CallStats()
     answer(observer, call_of())
-    assert [len(observer.take(1)), len(observer.take(1))] == [1, 0]
+    assert [len(observer.drain(1)), len(observer.drain(1))] == [1, 0]
 
 
 def test_every_clock_that_is_told_is_one_of_the_door() -> None:
@@ -271,7 +271,7 @@ def test_a_warm_call_costs_little(capsys: pytest.CaptureFixture[str]) -> None:
         for _ in range(rounds):
             observer.answered_warm(call, "", ended_ns=23_456_789, dispatched_ns=300_000, picos=1234)
         best = min(best, (time.perf_counter_ns() - began) / rounds / 1000)
-        observer.take(1)
+        observer.drain(1)
     with capsys.disabled():
         print(f"\nobserving a warm call: {best:.2f} µs")
     assert best < 15  # ten times the budget: a loaded machine is no defect, another algorithm is

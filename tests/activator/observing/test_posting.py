@@ -35,7 +35,7 @@ class Receiver:
         self.posts: dict[tuple[str, int], list[Observation]] = {}
         self.is_closed = False
 
-    async def take(self, body: dict[str, Any]) -> bool:
+    async def accept(self, body: dict[str, Any]) -> bool:
         """See posting.Receiver."""
         if self.failure is not None:
             raise self.failure
@@ -178,5 +178,5 @@ def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         Observation(tenant="t", function_id="f", revision="v", minute=minute, refused=1)
         for minute in (5, 1, 2, 9, 7)
     )
-    assert kept.forget(before=2) == 2
-    assert [one.minute for one in kept.take(10)] == [5, 7, 9]
+    assert kept.drop_old(before=2) == 2
+    assert [one.minute for one in kept.pop(10)] == [5, 7, 9]

@@ -49,7 +49,7 @@ def observed(call: Call, *, status: int = 200, completed: bool = True) -> Observ
         first_byte_ms=5.0,
         outcome="ok",
     )
-    (one,) = observer.take(7)
+    (one,) = observer.drain(7)
     return one
 
 
@@ -91,7 +91,7 @@ def test_an_instance_without_memory_is_counted_and_other_ends_are_not() -> None:
     observer.lost(TARGET, "out_of_memory")
     observer.lost(TARGET, "exited")
 
-    (one,) = observer.take(7)
+    (one,) = observer.drain(7)
     assert one.out_of_memory == 1
 
 
@@ -101,5 +101,5 @@ def test_the_use_of_an_engines_cache_is_kept_in_percent() -> None:
     for share in (0.0, 0.874, 0.874, 1.3):
         observer.cache_used(TARGET, share)
 
-    (one,) = observer.take(7)
+    (one,) = observer.drain(7)
     assert one.latency["kv"] == {0: 1, 87: 2, 100: 1}

@@ -77,7 +77,7 @@ async def test_memory_that_the_engine_says_is_full_keeps_calls_in_our_queue(shop
     await until(lambda: bool(shop.edge.fleet.engines))
     await shop.engine.wait_running(1)
 
-    await Scraper(shop.edge.scaler.throttlers, deadline_s=PATIENCE_S).look()
+    await Scraper(shop.edge.scaler.throttlers, deadline_s=PATIENCE_S).scrape()
 
     (instance,) = throttler.instances.values()
     assert instance.capacity < 4

@@ -159,7 +159,7 @@ def test_what_cannot_answer_it_is_no_stand_in() -> None:
     asked = OpenAIRequest(CHAT, chat())
     asked.adapter = "pirate"
 
-    with pytest.raises(ModelNotFound, match="no language model"):
+    with pytest.raises(ModelNotFound, match="not a language model"):
         asked.written_for(target_of(spec_of()))
     with pytest.raises(ModelNotFound, match="'pirate'; its adapters are poet"):
         asked.written_for(target_of(llm("small", lora=("poet",))))

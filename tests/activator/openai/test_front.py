@@ -226,7 +226,7 @@ async def test_a_bare_name_will_do_while_only_one_has_it(shop: Shop) -> None:
 
     shop.edge.add(route_of(llm(), app="other"))
     with pytest.raises(
-        openai.BadRequestError, match="write one of other/assistant, shop/assistant"
+        openai.BadRequestError, match="use one of other/assistant, shop/assistant"
     ) as several:
         await shop.client.chat.completions.create(**{**chat(), "model": "assistant"})
     assert several.value.param == "model"

@@ -29,7 +29,7 @@ async def only_record(edge: Edge) -> tuple[int, str, str]:
 
 
 def streams_of(edge: Edge) -> tuple[int, int]:
-    (one,) = edge.metrics.observer.take(7)
+    (one,) = edge.metrics.observer.drain(7)
     return one.streams, one.streams_completed
 
 

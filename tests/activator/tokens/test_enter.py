@@ -46,7 +46,7 @@ async def enter(
     path: str = CHAT,
     key: str = "k-1",
 ) -> TokenReservation:
-    return await desk.enter(door.entry(key), path, body if body is not None else chat(), began_ns=0)
+    return await desk.admit(door.entry(key), path, body if body is not None else chat(), began_ns=0)
 
 
 async def refused(
@@ -163,8 +163,8 @@ async def test_what_is_reserved_is_settled_to_what_was_used(desk: TokenAdmission
     use.begin("f-1@v1")
     use.on_usage(20, 30)
     use.close(status=200, outcome="ok")
-    use.leave()
-    use.leave()
+    use.settle()
+    use.settle()
     again = await enter(desk, door, chat(max_tokens=500))
     assert again.admission is not None
     assert b"-tokens" in again.admission.head()
@@ -177,7 +177,7 @@ async def test_tokens_beyond_what_was_reserved_are_owed(desk: TokenAdmission) ->
     body = {"prompt": [1] * 10}
     use = await enter(desk, door, body, path=COMPLETIONS)
     use.on_usage(10, 891)
-    use.leave()
+    use.settle()
     with pytest.raises(errors.OverQuota) as caught:
         await enter(desk, door, body, path=COMPLETIONS)
     assert caught.value.retry_after_s == pytest.approx((301 + use.reserved) / 10)
@@ -186,7 +186,7 @@ async def test_tokens_beyond_what_was_reserved_are_owed(desk: TokenAdmission) ->
 async def test_a_call_that_never_ran_gives_everything_back(desk: TokenAdmission) -> None:
     door = Door(model(), tokens_per_min=600, concurrent=1)
     for _ in range(5):
-        (await enter(desk, door, chat(max_tokens=550))).leave()
+        (await enter(desk, door, chat(max_tokens=550))).settle()
 
 
 @pytest.mark.parametrize("more", [{}, {"n": 1}, {"n": 4}, {"n": 128}])
@@ -225,7 +225,7 @@ async def test_a_call_that_could_run_shortly_is_cut_instead(desk: TokenAdmission
 async def test_another_tenants_numbers_are_not_told(desk: TokenAdmission) -> None:
     door = Door(model(), plan={"tokens_per_min": 300})
     with pytest.raises(errors.InvalidInput) as caught:
-        await desk.enter(
+        await desk.admit(
             door.entry("k-9", tenant="t-other"), CHAT, chat(max_tokens=301), began_ns=0
         )
     assert "300" not in str(caught.value)
@@ -236,12 +236,12 @@ async def test_one_tenants_streams_are_bounded_whatever_its_keys(desk: TokenAdmi
     door = Door(model(max_streams_per_tenant=2))
     uses = [await enter(desk, door, key=key) for key in ("k-1", "k-2")]
     with pytest.raises(
-        errors.OverQuota, match=r"2 calls of this function.*max_streams_per_tenant"
+        errors.OverQuota, match=r"2 running calls of this function.*max_streams_per_tenant"
     ) as caught:
         await enter(desk, door, key="k-3")
     assert (caught.value.status, caught.value.retry_after_s) == (429, 1.0)
-    await desk.enter(door.entry("k-9", tenant="t-other"), CHAT, chat(), began_ns=0)
-    uses[0].leave()
+    await desk.admit(door.entry("k-9", tenant="t-other"), CHAT, chat(), began_ns=0)
+    uses[0].settle()
     await enter(desk, door, key="k-3")
     assert door.store.held(f"streams:{TENANT}/main/shop/hello@{TENANT}") == 2
 
@@ -256,7 +256,7 @@ async def test_estimates_follow_what_engines_count(desk: TokenAdmission) -> None
         use.begin(door.entry().target.key)
         use.on_usage(1000, 10)
         use.on_finish("stop")
-        use.leave()
+        use.settle()
     learned = await enter(desk, door, body)
     assert first == 1342
     assert learned.estimated_in == pytest.approx(1000, rel=0.1)
@@ -273,7 +273,7 @@ async def test_what_another_function_counted_teaches_nothing_of_this_one(
         use = await enter(desk, door)
         use.begin("f-shop-small@v1")
         use.on_usage(500, 10)
-        use.leave()
+        use.settle()
     assert (await enter(desk, door)).estimated_in == before
 
 
@@ -283,7 +283,7 @@ async def test_what_no_engine_counted_teaches_nothing(desk: TokenAdmission) -> N
     for _ in range(20):
         use = await enter(desk, door)
         use.close(status=499, outcome="cancelled")
-        use.leave()
+        use.settle()
     assert (await enter(desk, door)).estimated_in == before
 
 
@@ -292,5 +292,5 @@ def test_a_call_from_a_journal_sets_aside_what_it_may_take_and_no_quota_again() 
     use = use_of_kept(target, CHAT, chat("x" * 300, max_tokens=50, n=2), began_ns=0)
     assert (use.estimated_in, use.max_out, use.admission) == (109, 100, None)
     assert use_of_kept(target, CHAT, chat(), began_ns=0).max_out == 1000
-    with pytest.raises(errors.InvalidInput, match="no language model"):
+    with pytest.raises(errors.InvalidInput, match="not a language model"):
         use_of_kept(target_of(spec_of()), CHAT, chat(), began_ns=0)

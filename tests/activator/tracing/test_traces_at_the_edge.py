@@ -162,10 +162,10 @@ async def test_a_broken_context_is_none(warm: Edge, broken: str) -> None:
 async def test_a_flood_of_calls_that_ask_is_not_a_flood_of_traces(
     warm: Edge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    take = warm.tracer._sampling.take
+    take = warm.tracer._sampling.try_acquire
     # no time passes
     monkeypatch.setattr(
-        warm.tracer._sampling, "take", lambda tenant, reason, _: take(tenant, reason, 1.0)
+        warm.tracer._sampling, "try_acquire", lambda tenant, reason, _: take(tenant, reason, 1.0)
     )
     bound = int(RATES[ASKED] * BURST_S)
     for _ in range(bound + 20):

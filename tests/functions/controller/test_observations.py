@@ -258,7 +258,7 @@ async def test_what_an_activator_counts_is_what_the_controller_takes(
     target = target_of(spec_of())
     observer.refused(target, 429)
     observer.started(target, ok=False)
-    (told,) = observer.take(int(controller.clock.now // 60))
+    (told,) = observer.drain(int(controller.clock.now // 60))
     body = {"activator": "a-0", "life": "a", "sequence": 1, "observations": [told.to_json()]}
     answers = [await controller.internal(OBSERVATIONS_PATH, body) for _ in range(2)]
     assert [answer.json() for answer in answers] == [{"accepted": True}, {"accepted": False}]

@@ -92,8 +92,8 @@ async def test_everybody_reads_the_last_statement_of_everybody(make: Make) -> No
 async def test_who_leaves_says_nothing(make: Make) -> None:
     one, other = make("a-0"), make("a-1")
     await one.post(SAID)
-    await one.leave()
-    await one.leave()
+    await one.delete()
+    await one.delete()
     assert await other.read() == {}
 
 
@@ -126,7 +126,7 @@ async def test_a_redis_that_is_away_is_said_by_its_address_and_nothing_else() ->
         ) as caught:
             await verb
         assert "secret" not in str(caught.value)
-    await board.leave()
+    await board.delete()
     await board.aclose()
 
 
@@ -141,16 +141,16 @@ async def test_what_is_asked_for_is_said_at_once_and_withdrawn_with_the_next_wor
     wall = InMemoryHub()
     board = ProcessBoard(wall, member="a-0")
     speaker = LoadReporter(board, loads=lambda: {"f-2@v1": Load(held={"p": 1})})
-    await speaker.ask("f-1@v1", 2)
+    await speaker.request("f-1@v1", 2)
     assert (await board.read())["a-0"].statement == {
         "f-1@v1": Load(asked=2),
         "f-2@v1": Load(held={"p": 1}),
     }
-    await speaker.ask("f-2@v1", 1)
+    await speaker.request("f-2@v1", 1)
     assert (await board.read())["a-0"].statement["f-2@v1"] == Load(held={"p": 1}, asked=1)
     await speaker.withdraw("f-1@v1")
     await speaker.withdraw("f-1@v1")
-    await speaker.speak()
+    await speaker.report()
     assert "f-1@v1" not in (await board.read())["a-0"].statement
     await speaker.aclose()
     assert await board.read() == {}
@@ -169,9 +169,9 @@ async def test_asking_never_fails_and_what_was_not_heard_is_said_again(
 
     board = Deaf(member="a-0")
     speaker = LoadReporter(board, loads=dict)
-    await speaker.ask("f-1@v1", 2)
-    await speaker.speak()
-    assert caplog.text.count("does not hear us") == 1
+    await speaker.request("f-1@v1", 2)
+    await speaker.report()
+    assert caplog.text.count("not delivered") == 1
     board.is_deaf = False
-    await speaker.speak()
+    await speaker.report()
     assert (await board.read())["a-0"].statement["f-1@v1"].asked == 2

@@ -100,9 +100,9 @@ class Rig:
             ):
                 if said is not None:
                     await board.post(said[1])
-            await leader.hear()
+            await leader.read_reports()
             leader.record()
-        await leader.look(("fn-acme", revision.name))
+        await leader.reconcile(("fn-acme", revision.name))
 
     async def until(self, what: Callable[[], object]) -> None:
         """It is true: what the cluster says takes moments to come."""
@@ -376,7 +376,7 @@ async def test_while_an_activator_is_silent_nothing_shrinks_and_what_is_asked_fo
     leader = await led(rig, revision)
     await told(rig, leader, revision, replicas=2, ready=2)
     rig.now += 6.0  # both are silent
-    await leader.hear()
+    await leader.read_reports()
     await rig.passes(leader, revision)
     assert revision.replicas == 2
     await rig.one.post({revision.key: Load(asked=4)}, (revision.key,))
@@ -392,9 +392,9 @@ async def test_a_board_that_lost_its_memory_shrinks_nothing(rig: Rig) -> None:
     rig.wall.statements.clear()
     for _ in range(3):
         rig.now += 4.0
-        await leader.hear()
+        await leader.read_reports()
         leader.record()
-        await leader.look(("fn-acme", revision.name))
+        await leader.reconcile(("fn-acme", revision.name))
     assert revision.replicas == 2
 
 
@@ -409,7 +409,7 @@ async def test_after_all_were_silent_who_speaks_first_is_not_taken_for_all(rig: 
     assert revision.replicas == 3
     rig.wall.statements.clear()  # what activators share is away
     rig.now += 20.0
-    await leader.hear()
+    await leader.read_reports()
     await rig.one.post({})
     await rig.passes(leader, revision, 14)
     assert revision.replicas == 3
@@ -421,14 +421,14 @@ async def test_however_often_it_is_poked_looks_do_not_queue(rig: Rig) -> None:
     revision = ScaledRevision(rig.server).made(replicas=1)
     leader = await led(rig, revision)
     place = ("fn-acme", revision.name)
-    await rig.until(lambda: not leader._looks)
+    await rig.until(lambda: not leader._tasks)
     async with leader._locks[place]:
         for _ in range(50):
-            leader._look_soon(place)
-        assert len(leader._looks) <= 2
-    await rig.until(lambda: not leader._looks)
-    leader._look_soon(place)
-    assert len(leader._looks) == 1, "the next poke is looked at again"
+            leader._schedule(place)
+        assert len(leader._tasks) <= 2
+    await rig.until(lambda: not leader._tasks)
+    leader._schedule(place)
+    assert len(leader._tasks) == 1, "the next poke is looked at again"
 
 
 async def test_what_a_dead_activator_held_is_free_once_it_is_no_member_any_more(rig: Rig) -> None:
@@ -461,7 +461,7 @@ async def test_a_lease_that_is_lost_while_it_decides_ends_before_the_write(rig: 
     revision = ScaledRevision(rig.server).made()
     leader = await led(rig, revision)
     await rig.one.post({revision.key: Load(asked=1)})
-    await leader.hear()
+    await leader.read_reports()
 
     class Losing(dict[str, list[Pod]]):
         def get(self, key: str, default: object = None) -> list[Pod]:
@@ -469,7 +469,7 @@ async def test_a_lease_that_is_lost_while_it_decides_ends_before_the_write(rig: 
             return []
 
     rig.pods = Losing()
-    await leader.look(("fn-acme", revision.name))
+    await leader.reconcile(("fn-acme", revision.name))
     assert rig.election.is_leader is False
     assert rig.writes() == []
 
@@ -477,7 +477,7 @@ async def test_a_lease_that_is_lost_while_it_decides_ends_before_the_write(rig: 
 async def test_a_leadership_ends_with_its_lease(rig: Rig) -> None:
     revision = ScaledRevision(rig.server).made()
     leader = await led(rig, revision)
-    assert repr(leader) == "<Leader of 1 revisions, <Roll a-0, a-1>>"
+    assert repr(leader) == "<Leader of 1 revisions, <Members a-0, a-1>>"
     rig.election.is_leader = False
     rig.election.lost.set()
     await rig.until(lambda: not rig.wall.listeners)
@@ -488,8 +488,8 @@ async def test_while_the_api_is_away_all_stays_and_is_made_up_for_afterwards(rig
     leader = await led(rig, revision)
     async with away(rig.server):
         await rig.one.post({revision.key: Load(asked=2)})
-        await leader.hear()
-        await leader.look(("fn-acme", revision.name))  # fails, and says so
+        await leader.read_reports()
+        await leader.reconcile(("fn-acme", revision.name))  # fails, and says so
         assert revision.replicas == 0
     await rig.passes(leader, revision)
     await rig.until(lambda: revision.replicas == 2)
@@ -526,7 +526,7 @@ async def test_a_revision_that_goes_meanwhile_is_no_failure(rig: Rig) -> None:
     await rig.cluster.delete(POD_AUTOSCALER, revision.name, "fn-acme")
     await rig.until(lambda: not leader.autoscalers.items())
     await rig.one.post({revision.key: Load(asked=1)}, (revision.key,))
-    await leader.look(("fn-acme", revision.name))
+    await leader.reconcile(("fn-acme", revision.name))
     assert revision.replicas == 0
 
 

@@ -50,18 +50,18 @@ def test_loads_claims_and_asks_add_up() -> None:
     roll = Members()
     one = Load(concurrency=1.5, in_flight=1, asked=2, held={"p": 1}, start_s=2.0)
     other = Load(concurrency=0.5, waiting=3, held={"q": 0}, start_s=3.0)
-    roll.take({"a": posted(one), "b": posted(other)}, 10.0)
+    roll.record({"a": posted(one), "b": posted(other)}, 10.0)
     merged = roll.merged(KEY, 10.0)
     assert merged == RevisionLoad(
         concurrency=2.0, in_flight=1, waiting=3, asked=2, held={"p": 1, "q": 0}, start_s=3.0
     )
     assert merged.floor == 4
-    assert repr(roll) == "<Roll a, b>"
+    assert repr(roll) == "<Members a, b>"
 
 
 def test_a_pod_that_two_claim_for_a_moment_counts_once() -> None:
     roll = Members()
-    roll.take({"a": posted(Load(held={"p": 1})), "b": posted(Load(held={"p": 4}))}, 0.0)
+    roll.record({"a": posted(Load(held={"p": 1})), "b": posted(Load(held={"p": 4}))}, 0.0)
     assert roll.merged(KEY, 0.0).held == {"p": 4}
 
 
@@ -70,19 +70,19 @@ def test_a_member_that_says_nothing_of_a_revision_has_nothing_there_one_that_say
 ):
     roll = Members()
     assert roll.merged(KEY, 0.0).concurrency is None
-    roll.take({"a": posted()}, 0.0)
+    roll.record({"a": posted()}, 0.0)
     assert roll.merged(KEY, 0.0).concurrency == 0.0
     assert roll.merged(KEY, SILENT_S + 0.1).concurrency is None
 
 
 def test_a_silent_member_still_has_what_it_had_until_it_is_gone() -> None:
     roll = Members()
-    roll.take({"a": posted(Load(held={"p": 1}, asked=1)), "b": posted()}, 0.0)
-    roll.take({"b": posted()}, 10.0)
-    roll.forget_gone(10.0)
+    roll.record({"a": posted(Load(held={"p": 1}, asked=1)), "b": posted()}, 0.0)
+    roll.record({"b": posted()}, 10.0)
+    roll.drop_gone(10.0)
     assert (roll.merged(KEY, 10.0).floor, roll.merged(KEY, 10.0).concurrency) == (2, None)
-    roll.take({"a": posted(age_s=GONE_S + 1), "b": posted()}, GONE_S + 1)
-    roll.forget_gone(GONE_S + 1)
+    roll.record({"a": posted(age_s=GONE_S + 1), "b": posted()}, GONE_S + 1)
+    roll.drop_gone(GONE_S + 1)
     assert (roll.merged(KEY, GONE_S + 1).floor, roll.merged(KEY, GONE_S + 1).concurrency) == (
         0,
         0.0,
@@ -335,11 +335,11 @@ def test_what_was_written_counts_until_the_watch_tells_something_newer() -> None
     def at(version: str) -> dict[str, Any]:
         return {"metadata": {"namespace": "n", "name": "r", "resourceVersion": version}}
 
-    latest.wrote(POD_AUTOSCALER, at("1"), at("2"))
-    assert latest.of(POD_AUTOSCALER, place, at("1")) == at("2")
-    assert latest.of(POD_AUTOSCALER, place, at("3")) == at("3")
-    assert latest.of(POD_AUTOSCALER, place, at("1")) == at("1"), "told once, it is forgotten"
-    latest.wrote(POD_AUTOSCALER, None, at("2"))
-    assert latest.of(POD_AUTOSCALER, place, None) == at("2")
-    latest.forget(place)
-    assert latest.of(POD_AUTOSCALER, place, None) is None
+    latest.store(POD_AUTOSCALER, at("1"), at("2"))
+    assert latest.get(POD_AUTOSCALER, place, at("1")) == at("2")
+    assert latest.get(POD_AUTOSCALER, place, at("3")) == at("3")
+    assert latest.get(POD_AUTOSCALER, place, at("1")) == at("1"), "told once, it is forgotten"
+    latest.store(POD_AUTOSCALER, None, at("2"))
+    assert latest.get(POD_AUTOSCALER, place, None) == at("2")
+    latest.delete(place)
+    assert latest.get(POD_AUTOSCALER, place, None) is None

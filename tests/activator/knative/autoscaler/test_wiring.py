@@ -120,7 +120,7 @@ async def test_one_leads_and_what_another_asks_for_comes(activators: Activators)
     first = await activators.one("a-0")
     await activators.until(lambda: revision.sks is not None)
     second = await activators.one("a-1")
-    await second.speaker.ask(revision.key, 2)
+    await second.reporter.request(revision.key, 2)
     await activators.until(lambda: revision.replicas == 2)
     assert (first.leader is not None, second.leader) == (True, None)
     assert repr(second) == "<Autoscaler a-1 follows>"
@@ -138,13 +138,13 @@ async def test_when_the_leader_ends_the_next_one_goes_on_and_adopts_what_there_i
     first = await activators.one("a-0")
     await activators.until(lambda: first.leader is not None)
     second = await activators.one("a-1")
-    await second.speaker.ask(revision.key, 2)
+    await second.reporter.request(revision.key, 2)
     await activators.until(lambda: revision.replicas == 2)
     await activators.end("a-0")
     await activators.until(lambda: second.leader is not None)
-    await second.speaker.withdraw(revision.key)
-    await second.speaker.ask("other@v1", 1)
-    await second.speaker.ask(revision.key, 3)
+    await second.reporter.withdraw(revision.key)
+    await second.reporter.request("other@v1", 1)
+    await second.reporter.request(revision.key, 3)
     await activators.until(lambda: revision.replicas == 3)
 
 
@@ -159,7 +159,7 @@ async def test_an_activator_that_is_alone_needs_no_redis(
         revision = ScaledRevision(server).made()
         alone = await activators.one("a-0")
         await activators.until(lambda: alone.leader is not None)
-        await alone.speaker.ask(revision.key, 1)
+        await alone.reporter.request(revision.key, 1)
         await activators.until(lambda: revision.replicas == 1)
 
 
@@ -172,7 +172,7 @@ async def test_from_a_poke_to_the_scale_there_is_one_request_and_no_tick(
     await activators.until(lambda: revision.condition("Active") and (first.leader or second.leader))
     activators.server.requests.clear()
     began = time.time()
-    await second.speaker.ask(revision.key, 1)
+    await second.reporter.request(revision.key, 1)
     await activators.until(lambda: revision.replicas == 1)
     asked = [one for one in activators.server.requests if one.resource != LEASE.resource]
     assert (asked[0].verb, asked[0].subresource) == ("patch", "scale")
