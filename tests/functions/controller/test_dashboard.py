@@ -494,13 +494,13 @@ async def test_everybody_who_looks_at_a_place_shares_one_question(
     for one in viewers:
         hub.join(place, one)
     for one in viewers:
-        await one.news.wait()
+        await one.changed.wait()
     assert {one.latest for one in viewers} != {None}
     assert len({one.latest for one in viewers}) == 1
     assert sum("usage_hours" in s for s in statements) == 1
     assert repr(hub) == "<Hub 1 places, 5 viewers>"
     for one in viewers:
-        hub.leave(place, one)
+        hub.remove(place, one)
     assert repr(hub) == "<Hub 0 places, 0 viewers>"
 
 
@@ -518,10 +518,10 @@ async def test_a_stream_ends_with_its_session_and_the_others_go_on(controller: C
     for one in (good, out, late, gone):
         hub.join(place, one)
     for one in (good, out, late, gone):
-        await one.news.wait()
+        await one.changed.wait()
     assert [one.is_over for one in (good, out, late, gone)] == [False, True, True, True]
     for one in (good, out, late, gone):
-        hub.leave(place, one)
+        hub.remove(place, one)
 
 
 async def test_one_tenants_pages_leave_streams_for_others(controller: Controller) -> None:
@@ -534,27 +534,27 @@ async def test_one_tenants_pages_leave_streams_for_others(controller: Controller
     other = viewer("theirs")
     hub.join(("t-2", "main", "USD"), other)
     for one in mine:
-        hub.leave(("t-1", "main", "USD"), one)
-    hub.leave(("t-2", "main", "USD"), other)
+        hub.remove(("t-1", "main", "USD"), one)
+    hub.remove(("t-2", "main", "USD"), other)
 
 
 async def test_a_controller_that_stops_ends_its_streams(controller: Controller) -> None:
     hub, place = live.Hub(controller.context), (await controller.tenant(), "main", "USD")
     one = viewer(key=(await controller.http.get("/v1/whoami")).json()["key"])
     hub.join(place, one)
-    await one.news.wait()
-    one.news.clear()
+    await one.changed.wait()
+    one.changed.clear()
     controller.context.bell.close()
-    await one.news.wait()
+    await one.changed.wait()
     assert one.is_over
-    hub.leave(place, one)
+    hub.remove(place, one)
 
 
 def test_who_is_slow_sees_the_newest() -> None:
     one = viewer()
-    one.tell("first")
-    one.tell("second")
-    assert (one.latest, one.news.is_set()) == ("second", True)
+    one.send("first")
+    one.send("second")
+    assert (one.latest, one.changed.is_set()) == ("second", True)
 
 
 async def test_quotas_of_functions_and_keys_stand_beside_the_plans(controller: Controller) -> None:
@@ -606,6 +606,6 @@ async def test_a_ledger_that_fails_for_a_moment_does_not_end_the_streams(
     assert not task.done()
     with controller.context.store.write() as write:
         write.sql.exec_driver_sql("ALTER TABLE away RENAME TO usage_hours")
-    await one.news.wait()
+    await one.changed.wait()
     assert not one.is_over
-    hub.leave(place, one)
+    hub.remove(place, one)

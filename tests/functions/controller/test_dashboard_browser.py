@@ -163,7 +163,7 @@ async def test_every_page_is_reached_by_clicking_and_nothing_is_blocked_or_loade
         await expect(page.get_by_role("link", name="30 d")).to_have_attribute(
             "aria-current", "true"
         )
-        await page.get_by_role("link", name="All its calls").click()
+        await page.get_by_role("link", name="All calls").click()
         await page.get_by_role("link", name="Older calls").click()
         await page.locator("tbody a.mono, tbody td.mono a").first.click()
         await expect(page.get_by_role("heading", name="Attempt 1")).to_be_visible()
@@ -338,7 +338,7 @@ async def test_a_tenant_that_did_nothing_yet_is_told_what_to_do(
             "pilotlight deploy app.py",
             "Nothing was spent",
             "No calls in the last 24 hours",
-            "everything is at zero",
+            "all functions are scaled to zero",
         ):
             await expect(page.locator("main")).to_contain_text(said)
         for path in ("/dashboard/calls", "/dashboard/budgets", "/dashboard/invoices"):
@@ -400,4 +400,4 @@ async def test_another_tenants_things_do_not_exist(browser: Browser, shown: Demo
             answer = await page.goto(path)
             assert answer is not None
             assert answer.status == 404, path
-            await expect(page.get_by_role("heading", level=1)).to_have_text("There is nothing here")
+            await expect(page.get_by_role("heading", level=1)).to_have_text("Not found")

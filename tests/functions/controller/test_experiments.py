@@ -690,7 +690,7 @@ async def test_the_page_shows_intervals_and_says_loudly_when_nothing_counts(lab:
     assert guard.look(lab.controller.context) == [f"{lab.id}/bold"]
     page = await client.get(f"/dashboard/experiments/{made['id']}", headers=headers)
     for said in (
-        "Invalid: nothing below counts.",
+        "Invalid: the results below do not count.",
         "1 calls were answered by another revision",
         "guardrail &#39;latency_mean +5&#39;",
     ):
@@ -705,7 +705,7 @@ def test_an_interval_is_drawn_around_zero() -> None:
     assert (found.left, found.dot, found.right) == pytest.approx(
         (120 - 113 / 3, 120 + 113 / 3, 233)
     )
-    assert found.says == "+1 ms, between \u22121 ms and +3 ms"
+    assert found.alt_text == "+1 ms, between \u22121 ms and +3 ms"
     assert drawn({"value": 0.0, "low": None, "high": None}, "").right == 240
     assert (
         tone_of("latency_p99", "lower"),

@@ -100,7 +100,7 @@ def test_what_a_chart_shows_is_in_its_table_and_its_json_is_harmless_in_a_page()
     assert values == ["$0.2500"]
     assert label.endswith(":00")
     assert "<" not in chart.data()
-    assert charts.requests(used).says == "4 calls in 24 hours, 1 of them failed"
+    assert charts.requests(used).alt_text == "4 calls in 24 hours, 1 of them failed"
 
 
 def observed(**changes: Any) -> Observed:
@@ -145,7 +145,7 @@ def test_kept_instances_that_hardly_work_are_named_with_what_going_without_costs
     )
     (hint,) = hints([idle], rates=RATES, elapsed_s=MONTH_S / 2)
     assert (hint.change, hint.saving) == ("min_instances=0", Decimal("1.8"))
-    assert "2 kept instances work 5 %" in hint.why
+    assert "2 reserved instances are busy 5 %" in hint.why
     assert "0.18 s" in hint.why
     busy = observed(reserved=Sums(picos=9 * 10**11, billed_ns=50), busy=Sums(billed_ns=50))
     assert hints([busy], rates=RATES, elapsed_s=MONTH_S) == []
@@ -197,7 +197,7 @@ def test_quotas_show_their_use_where_it_is_known() -> None:
         for row in tally.quotas(BUILT_IN["free"], {"requests_per_s": 0.024, "instances": 2})
     }
     assert (rows["Instances"].share, rows["Instances"].used) == (1.0, "2")
-    assert (rows["Requests per second"].used, rows["Calls at once"].used) == ("0.024", None)
+    assert (rows["Requests per second"].used, rows["Concurrent calls"].used) == ("0.024", None)
     assert rows["GPUs"].share is None
     assert rows["Size of a request"].bound == "1.0 MiB"
 
@@ -217,7 +217,7 @@ def test_objectives_are_kept_or_missed_or_open(
     (row,) = tally.objectives(
         plan, Usage(span=Span.of("24h", NOW), cells=(cell_of(calls),), currency="USD"), []
     )
-    assert (row.name, row.kept) == ("Calls answered", kept)
+    assert (row.name, row.is_met) == ("Calls answered", kept)
 
 
 def cell_of(calls: Sums) -> Cell:

@@ -209,7 +209,7 @@ async def test_a_bound_key_cannot_make_change_or_see_a_wider_one(controller: Con
         {"environment": "main"},
         {"environment": "main", "app": "other"},
     ):
-        assert "only make keys for what it reaches" in refused(
+        assert "only create keys within its own scope" in refused(
             await bound.post("/v1/keys", json=body), 403
         )
     narrower = await bound.post(

@@ -258,7 +258,7 @@ async def test_traffic_that_stays_cannot_be_rolled_out(controller: Controller) -
     detail = refused(
         await deploy(controller, spec(), no_traffic=True, rollout={"steps": [5, 100]}), 400
     )
-    assert "give one of them" in detail
+    assert "set only one of them" in detail
 
 
 # -- approvals -------------------------------------------------------------------------------------

@@ -127,7 +127,7 @@ def list_slos(
         found = views.functions_of(
             sql, tenant=caller.tenant, environment=caller.environment, app=app, function=function
         )
-        return SloList(slos=[SloInfo(**views.summary(sql, made, now=now)) for made in found])
+        return SloList(slos=[SloInfo(**views.summary(sql, promise, now=now)) for promise in found])
 
 
 @router.get("/{app}/{function}")

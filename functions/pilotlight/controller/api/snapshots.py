@@ -19,7 +19,7 @@ router = APIRouter(prefix="/v1", tags=["snapshots"])
 T = TypeVar("T")
 
 
-async def _found(
+async def _list_snapshots(
     context: Context, caller: Principal, *, app: str | None = None, function: str | None = None
 ) -> list[SnapshotInfo]:
     # The tenant comes from the key, never from the request: this isolates tenants from each other.
@@ -31,7 +31,7 @@ async def _found(
 
 
 async def _owned(context: Context, caller: Principal, snapshot: str) -> SnapshotInfo:
-    for found in await _found(context, caller):
+    for found in await _list_snapshots(context, caller):
         if found.id == snapshot:
             return found
     raise NotFound(
@@ -53,7 +53,7 @@ async def snapshots(
 ) -> dict[str, Any]:
     """List the environment's snapshots on the node, including those of older revisions and
     quarantined ones."""
-    found = await _found(context, caller, app=app, function=function)
+    found = await _list_snapshots(context, caller, app=app, function=function)
     return {"snapshots": [info.to_json() for info in found]}
 
 

@@ -39,18 +39,18 @@ MaxCandidate = Annotated[
         ge=0, le=WHOLE, description="maximum percent of all revisions together except the heaviest"
     ),
 ]
-MayBreak = Annotated[
+AllowBreaking = Annotated[
     bool,
     Field(description="allow a revision without traffic so far to break callers by its schema"),
 ]
-MayThaw = Annotated[
+OverrideFreeze = Annotated[
     bool, Field(description="allow while an error budget is spent; requires a key with scope admin")
 ]
-Seen = Annotated[
+BaseGeneration = Annotated[
     int | None,
     Field(description="the generation on which this change is based; 409 if it has changed"),
 ]
-_ABOUT = {"generation", "message", "allow_breaking", "override_freeze"}
+_CHANGE_FIELDS = {"generation", "message", "allow_breaking", "override_freeze"}
 """Fields that describe a change and are not part of the document."""
 _Edit = Callable[[TrafficDocument, Callable[[str], str]], TrafficDocument]
 IfMatch = Annotated[str | None, Header(description="same as `generation`: the ETag that was read")]
@@ -74,10 +74,10 @@ class TrafficBody(Body):
     pins: Names = Field(default_factory=dict)
     max_candidate: MaxCandidate = WHOLE
     shadow: ShadowBody | None = None
-    generation: Seen = None
+    generation: BaseGeneration = None
     message: str = Field(default="", max_length=2000)
-    allow_breaking: MayBreak = False
-    override_freeze: MayThaw = False
+    allow_breaking: AllowBreaking = False
+    override_freeze: OverrideFreeze = False
 
 
 class TrafficChange(Body):
@@ -89,10 +89,10 @@ class TrafficChange(Body):
     pins: Changes = Field(default_factory=dict)
     max_candidate: MaxCandidate | None = None
     shadow: ShadowBody | None = None
-    generation: Seen = None
+    generation: BaseGeneration = None
     message: str = Field(default="", max_length=2000)
-    allow_breaking: MayBreak = False
-    override_freeze: MayThaw = False
+    allow_breaking: AllowBreaking = False
+    override_freeze: OverrideFreeze = False
 
 
 class ShadowResult(Body):
@@ -159,7 +159,7 @@ def put_traffic(
 ) -> TrafficAnswer:
     """Replace a function's traffic at once. The decisions of an experiment or a rollout are not
     changed."""
-    given = body.model_dump(exclude=_ABOUT)
+    given = body.model_dump(exclude=_CHANGE_FIELDS)
 
     def edit(document: TrafficDocument, name: Callable[[str], str]) -> TrafficDocument:
         return _with(
@@ -191,7 +191,7 @@ def change_traffic(
     if_match: IfMatch = None,
 ) -> TrafficAnswer:
     """Change parts of a function's traffic at once."""
-    given = body.model_dump(exclude=_ABOUT, exclude_unset=True)
+    given = body.model_dump(exclude=_CHANGE_FIELDS, exclude_unset=True)
     for name in ("weights", "sticky", "max_candidate"):
         if name in given and given[name] is None:
             raise InvalidInput(
@@ -299,11 +299,11 @@ def _resolved(names: Mapping[str, str], name: Callable[[str], str]) -> dict[str,
 
 
 def _merged(
-    kept: Mapping[str, str], changes: Mapping[str, str | None], name: Callable[[str], str]
+    current: Mapping[str, str], changes: Mapping[str, str | None], name: Callable[[str], str]
 ) -> dict[str, str]:
     named = {key: reference for key, reference in changes.items() if reference is not None}
     return {
-        **{key: revision for key, revision in kept.items() if key not in changes},
+        **{key: revision for key, revision in current.items() if key not in changes},
         **_resolved(named, name),
     }
 

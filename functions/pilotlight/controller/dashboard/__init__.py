@@ -1,5 +1,5 @@
-"""The dashboard: pages rendered here, nothing loaded from elsewhere. `routers` serve them; figures
-come from `controller.figures`."""
+"""The dashboard: pages rendered on the server, without external resources. `routers` serve them;
+their figures come from `controller.figures`."""
 
 from pilotlight.controller.dashboard.routes import routers
 

@@ -1,5 +1,5 @@
-"""What pages load: our own style and scripts, and Plotly from its package. Served under the hash of
-their content, so for ever."""
+"""Static files of the pages: the dashboard's style and scripts, and Plotly from its package. URLs
+contain a content hash, so they are cached indefinitely."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ router = APIRouter(include_in_schema=False)
 
 @dataclass(frozen=True, slots=True)
 class Asset:
-    """One file: its content, and the first half of its sha256."""
+    """One file: its content, and the first half of its sha256 in hex."""
 
     content: bytes
     digest: str
@@ -39,7 +39,7 @@ class Asset:
 
 @functools.cache
 def load(name: str) -> Asset:
-    """A file that pages load; read once. Raises KeyError for any other name."""
+    """Return a static file, read once. Raises KeyError for any other name."""
     if name not in _NAMES:
         raise KeyError(name)
     content = (_plotly() if name == "plotly.js" else _OWN / name).read_bytes()
@@ -48,18 +48,18 @@ def load(name: str) -> Asset:
 
 @functools.cache
 def compressed(name: str) -> bytes:
-    """The same in gzip; made once, which takes a third of a second for Plotly's 5 MB."""
+    """Return a file as gzip, compressed once: this takes a third of a second for Plotly's 5 MB."""
     return gzip.compress(load(name).content, 6, mtime=0)
 
 
 def url(name: str) -> str:
-    """Where a page finds a file."""
+    """Return a file's URL path."""
     return f"{PREFIX}/{load(name).digest}/{name}"
 
 
 def _plotly() -> Path:
-    """Plotly's JavaScript, without importing the package: that takes half a second, and it is not
-    needed here."""
+    """Return the path of Plotly's JavaScript without importing the package, which takes half a
+    second."""
     found = importlib.util.find_spec("plotly")
     assert found is not None, "plotly is part of the extra `server`"
     assert found.origin is not None
@@ -72,23 +72,24 @@ def static(
     name: Annotated[str, InPath(max_length=64)],
     accept_encoding: Annotated[str, Header()] = "",
 ) -> Response:
-    """One file; the address names its content, so it is never asked for twice. Raises NotFound."""
+    """Serve one file. Its URL contains the content hash, so browsers request it once. Raises
+    NotFound."""
     try:
         asset = load(name)
     except KeyError as e:
-        raise NotFound(f"pages load no file {name!r}") from e
+        raise NotFound(f"there is no static file {name!r}") from e
     if digest != asset.digest:
-        raise NotFound(f"{name} has other content by now: load the page again")
+        raise NotFound(f"{name} has changed: reload the page")
     headers = {
         "cache-control": "public, max-age=31536000, immutable",
         "vary": "accept-encoding",
         "x-content-type-options": "nosniff",
     }
-    squeezed = "gzip" in accept_encoding
-    if squeezed:
+    use_gzip = "gzip" in accept_encoding
+    if use_gzip:
         headers["content-encoding"] = "gzip"
     return Response(
-        compressed(name) if squeezed else asset.content,
+        compressed(name) if use_gzip else asset.content,
         media_type=_TYPES[Path(name).suffix],
         headers=headers,
     )

@@ -1,4 +1,4 @@
-"""Budgets with their forecast, and quotas with their use."""
+"""The page of budgets with their forecast, and of quotas with their use."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ class _Found:
     tokens_per_min: float
     objectives: list[tally.Objective]
     own: list[tuple[str, dict[str, float]]]
-    kept: Mapping[str, int]
+    storage: Mapping[str, int]
 
 
 @router.get("/dashboard/budgets")
 async def page(visit: Visitor) -> Response:
-    """The page."""
-    found = await visit.read(lambda sql: _look(sql, visit))
+    """Render the page."""
+    found = await visit.read(lambda sql: _load(sql, visit))
     running = await machines.running(visit)
     used: dict[str, float] = {
         "requests_per_s": found.busiest_per_s,
         "tokens_per_min": found.tokens_per_min,
-        **found.kept,
+        **found.storage,
     }
     if visit.sees_instances and not running.trouble:
         used |= tally.instance_use(running.instances, found.gpus)
@@ -62,7 +62,7 @@ async def page(visit: Visitor) -> Response:
     )
 
 
-def _look(sql: sa.Connection, visit: Visit) -> _Found:
+def _load(sql: sa.Connection, visit: Visit) -> _Found:
     tenant, environment = visit.caller.tenant, visit.environment
     day = usage.read(
         sql,
@@ -74,7 +74,7 @@ def _look(sql: sa.Connection, visit: Visit) -> _Found:
     hours = day.by(lambda cell: cell.unit, calls_only=True)
     recent = hours.get(day.span.last)
     passed_s = max(1.0, visit.now % HOUR_S)
-    mine = functions.table(sql, tenant=tenant, environment=environment, usage=day, parts=[])
+    rows = functions.table(sql, tenant=tenant, environment=environment, usage=day, parts=[])
     month = (
         spending.month_so_far(
             sql, tenant=visit.caller.tenant, currency=visit.currency, now=visit.now
@@ -91,13 +91,13 @@ def _look(sql: sa.Connection, visit: Visit) -> _Found:
         forecast=month.forecast if month else None,
         gpus={
             row.id: row.deployed.gpu_count
-            for row in mine
+            for row in rows
             if row.deployed is not None and row.deployed.gpu
         },
         busiest_per_s=max((sums.records for sums in hours.values()), default=0) / HOUR_S,
         recent_per_s=(recent.records if recent else 0) / passed_s,
         tokens_per_min=max((sums.tokens for sums in hours.values()), default=0) / 60,
-        kept={
+        storage={
             "stored_bytes": accounting.stored(sql, tenant=tenant).total_bytes,
             "pinned_bytes": accounting.pinned_bytes(sql, tenant=tenant),
         },
@@ -113,5 +113,5 @@ def _look(sql: sa.Connection, visit: Visit) -> _Found:
 
 
 def amount(picos: int) -> Decimal:
-    """Picounits as money."""
+    """Convert picounits to money."""
     return COST_QUANTUM * picos

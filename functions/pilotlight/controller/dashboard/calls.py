@@ -1,4 +1,4 @@
-"""The newest calls, and one call with the phases of each attempt."""
+"""Pages of the newest calls, and of one call with the phases of each attempt."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ async def listing(
     function: Annotated[str, Query(max_length=MAX_NAME)] = "",
     before: Annotated[str, Query(max_length=MAX_NAME)] = "",
 ) -> Response:
-    """Calls of the environment, or of one function (`app/name`), newest first."""
-    found = await visit.read(lambda sql: _look(sql, visit, function, before))
+    """Render the calls of the environment, or of one function (`app/name`), newest first."""
+    found = await visit.read(lambda sql: _load(sql, visit, function, before))
     return render("calls.html", visit=visit, found=found, function=function, before=before)
 
 
-def _look(sql: sa.Connection, visit: Visit, function: str, before: str) -> newest.Page:
+def _load(sql: sa.Connection, visit: Visit, function: str, before: str) -> newest.Page:
     where = {"tenant": visit.caller.tenant, "environment": visit.environment}
     identity = None
     if function:
@@ -47,7 +47,7 @@ def _look(sql: sa.Connection, visit: Visit, function: str, before: str) -> newes
 
 @router.get("/dashboard/calls/{call:path}")
 async def one(visit: Visitor, call: Annotated[str, Path(max_length=MAX_NAME)]) -> Response:
-    """One call. Raises NotFound, for another tenant's as for nobody's."""
+    """Render one call. Raises NotFound, also for another tenant's call."""
     where = {"tenant": visit.caller.tenant, "environment": visit.environment}
     records, is_traced = await visit.read(
         lambda sql: (

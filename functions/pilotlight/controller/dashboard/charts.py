@@ -1,4 +1,4 @@
-"""Charts as data: the page shows the same numbers as a table, and its script draws them. Pure."""
+"""Chart data: the page shows it as a table, and its script draws it. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Number = Decimal | float | int | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """One name's values. `colour` names a custom property of the style: `--c1`, `--k-CALL`, …"""
+    """One name's values. `colour` is a custom property of the style sheet: `--c1`, `--k-CALL`, …"""
 
     name: str
     colour: str
@@ -35,15 +35,16 @@ class Chart:
 
     Attributes:
         id: of the element on the page.
-        says: for those who do not see it: what it shows, in a sentence with numbers.
+        alt_text: text alternative: a sentence with the main numbers.
         shape: `bars` (stacked) or `lines`.
         unit: a currency, `calls`, `tokens`, `times`, or `ms`.
-        labels: of each unit, as the table shows it; `moments`: when it begins, as ISO 8601.
+        labels: of each unit, as shown in the table.
+        moments: the start of each unit, as ISO 8601.
     """
 
     id: str
     title: str
-    says: str
+    alt_text: str
     shape: str
     unit: str
     labels: Sequence[str]
@@ -61,7 +62,7 @@ class Chart:
         return not any(value for one in self.series for value in one.values)
 
     def shown(self, value: Number) -> str:
-        """A value for people."""
+        """Format a value for display."""
         if value is None:
             return words.DASH
         if self.unit in ("calls", "tokens"):
@@ -75,13 +76,13 @@ class Chart:
         )
 
     def rows(self) -> Iterable[tuple[str, list[str]]]:
-        """The table: each unit that has something, the newest first."""
-        for place in reversed(range(len(self.labels))):
-            if any(one.values[place] for one in self.series):
-                yield self.labels[place], [self.shown(one.values[place]) for one in self.series]
+        """Yield the table's rows: each unit with a value, newest first."""
+        for index in reversed(range(len(self.labels))):
+            if any(one.values[index] for one in self.series):
+                yield self.labels[index], [self.shown(one.values[index]) for one in self.series]
 
     def data(self) -> Markup:
-        """JSON for the page's script, harmless inside an element of a page: `<`, `>` and `&` are
+        """Return JSON for the page's script, safe inside an element: `<`, `>` and `&` are
         escaped."""
         series = [
             {"name": one.name, "colour": one.colour, "values": [_plain(v) for v in one.values]}
@@ -113,19 +114,19 @@ def _over(span: Span, shape: str, unit: str) -> dict[str, Any]:
 
 
 def spend_by_function(usage: Usage) -> Chart:
-    """Cost per unit of the dearest functions."""
+    """Cost per unit of the most expensive functions."""
     found = stacked(usage, lambda cell: cell.name, most=MOST_SERIES)
     return Chart(
         id="spend-by-function",
         title="Spend by function",
-        says=_spend_says(usage, found, lambda name: name),
+        alt_text=_spend_text(usage, found, lambda name: name),
         series=_palette(found),
         **_over(usage.span, "bars", usage.currency),
     )
 
 
 def spend_by_kind(usage: Usage) -> Chart:
-    """Cost per unit by what it was for."""
+    """Cost per unit by kind of record."""
     found = stacked(usage, lambda cell: cell.kind, most=len(KINDS))
     ordered = [name for name in KINDS if name in found] + [
         name for name in found if name not in KINDS
@@ -137,13 +138,13 @@ def spend_by_kind(usage: Usage) -> Chart:
     return Chart(
         id="spend-by-kind",
         title="Spend by kind",
-        says=_spend_says(usage, found, words.kind),
+        alt_text=_spend_text(usage, found, words.kind),
         series=series,
         **_over(usage.span, "bars", usage.currency),
     )
 
 
-def _spend_says(usage: Usage, found: Mapping[str, Sequence[Sums]], name_of: Any) -> str:
+def _spend_text(usage: Usage, found: Mapping[str, Sequence[Sums]], name_of: Any) -> str:
     parts = {name: sum((s.cost for s in values), Decimal(0)) for name, values in found.items()}
     whole = words.money(usage.total.cost, usage.currency)
     most = ", ".join(
@@ -157,22 +158,22 @@ def _palette(found: Mapping[str, Sequence[Sums]]) -> list[Series]:
     return [
         Series(
             name=name,
-            colour="--other" if name == "other" else f"--c{place}",
+            colour="--other" if name == "other" else f"--c{index}",
             values=[s.cost for s in values],
         )
-        for place, (name, values) in enumerate(found.items(), 1)
+        for index, (name, values) in enumerate(found.items(), 1)
     ]
 
 
 def requests(usage: Usage) -> Chart:
-    """Calls that were answered and that failed, per unit."""
+    """Successful and failed calls per unit."""
     good, bad = ([0] * usage.span.count for _ in range(2))
     for cell in usage.cells:
         if cell.kind == "CALL":
-            place = cell.unit - usage.span.first
-            good[place] += cell.sums.records - cell.sums.errors
-            bad[place] += cell.sums.errors
-    says = (
+            index = cell.unit - usage.span.first
+            good[index] += cell.sums.records - cell.sums.errors
+            bad[index] += cell.sums.errors
+    alt_text = (
         f"{words.count(sum(good) + sum(bad))} calls in {usage.span.words}, "
         f"{words.count(sum(bad))} of them failed"
     )
@@ -183,14 +184,14 @@ def requests(usage: Usage) -> Chart:
     return Chart(
         id="requests",
         title="Requests",
-        says=says,
+        alt_text=alt_text,
         series=series,
         **_over(usage.span, "bars", "calls"),
     )
 
 
 def latency(hours: Mapping[int, Histogram], now: float) -> Chart:
-    """Percentiles per hour over the last day."""
+    """Latency percentiles per hour over the last day."""
     last = int(now // HOUR_S)
     span = Span.of("24h", now)
     ordered = [hours.get(hour, Histogram()) for hour in range(last - HOURS + 1, last + 1)]
@@ -199,14 +200,14 @@ def latency(hours: Mapping[int, Histogram], now: float) -> Chart:
         for percent, colour in ((50, "--c2"), (95, "--c3"), (99, "--c1"))
     ]
     newest = next((h for h in reversed(ordered) if h.calls), Histogram())
-    says = (
+    alt_text = (
         f"the last hour with calls: median {words.milliseconds(newest.percentile(50))}, p99 "
         f"{words.milliseconds(newest.percentile(99))}"
     )
     return Chart(
         id="latency",
         title="Latency, last 24 hours",
-        says=says,
+        alt_text=alt_text,
         series=series,
         **_over(span, "lines", "ms"),
     )

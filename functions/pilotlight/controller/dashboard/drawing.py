@@ -1,5 +1,4 @@
-"""Small drawings that pages carry themselves, as numbers for SVG: bars, shares, and the phases of a
-call."""
+"""Coordinates for inline SVG: bars, shares, and the phases of a call."""
 
 from __future__ import annotations
 
@@ -10,24 +9,24 @@ from pilotlight.protocol import UsageRecord
 
 BAR_HEIGHT = 22
 THINNEST = 1.5
-"""What happened is never invisible beside what happened a thousand times."""
+"""Minimum size, so that small values remain visible next to large ones."""
 PHASES = ("queue", "start", "exec")
 
 
 def bars(values: Sequence[float]) -> list[tuple[int, float, float, float]]:
-    """(place, top, height, value) of each bar, scaled to the highest."""
+    """Return (index, top, height, value) of each bar, scaled to the highest."""
     highest = max(values, default=0) or 1
     heights = [max(THINNEST, BAR_HEIGHT * value / highest) if value else 0.0 for value in values]
     return [
-        (place, BAR_HEIGHT - h, h, value)
-        for place, (h, value) in enumerate(zip(heights, values, strict=True))
+        (index, BAR_HEIGHT - h, h, value)
+        for index, (h, value) in enumerate(zip(heights, values, strict=True))
     ]
 
 
 def shares(
     parts: Mapping[str, float], width: float = 96.0, order: Sequence[str] = START_KINDS
 ) -> list[tuple[str, float, float, float]]:
-    """(name, left, width, value) of the parts of one stacked bar, in `order`."""
+    """Return (name, left, width, value) of the segments of one stacked bar, in `order`."""
     total, left, out = sum(parts.values()), 0.0, []
     for name in order:
         if value := parts.get(name, 0):
@@ -40,8 +39,8 @@ def shares(
 def waterfall(
     record: UsageRecord, *, scale_ms: float, width: float = 160.0
 ) -> list[tuple[str, float, float, int]]:
-    """(phase, left, width, ms) of one attempt, one after the other; `scale_ms` is what the whole
-    width stands for."""
+    """Return (phase, left, width, ms) of one attempt's consecutive phases; the full width
+    represents `scale_ms`."""
     scale, left, out = width / max(1.0, scale_ms), 0.0, []
     for phase, ms in zip(PHASES, (record.queued_ms, record.start_ms, record.exec_ms), strict=True):
         if ms:
@@ -52,5 +51,5 @@ def waterfall(
 
 
 def total_ms(record: UsageRecord) -> int:
-    """From the request's arrival to its last byte."""
+    """Return the time from the request's arrival to its last byte."""
     return record.queued_ms + record.start_ms + record.exec_ms

@@ -1,4 +1,5 @@
-"""Experiments: the arms, how sure their differences are, and whether any of it may be believed."""
+"""Pages of experiments: the arms, the intervals of their differences, and whether the result is
+valid."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ from pilotlight.types import Scope
 
 NEWEST = 50
 REPORTED = 10
-"""Running experiments whose report the list shows: each is some queries."""
+"""Running experiments whose report the list shows: each needs several queries."""
 WIDTH, HEIGHT = 240.0, 18.0
 _DOT = 3.5
 _Id = Annotated[str, Path(max_length=MAX_NAME)]
@@ -51,18 +52,18 @@ _BETTER_LESS = ("error_ratio", "degraded_ratio", "cold_ratio", "latency_", "exec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawn:
-    """An interval as a drawing around zero, which is in the middle: x of both ends and of the
-    value; what it says in words."""
+    """An interval drawn around zero in the middle: x of both ends and of the value, and a text
+    alternative."""
 
     left: float
     right: float
     dot: float
-    says: str
+    alt_text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """A metric of an arm against the first arm. `tone`: good, bad, or "" where no difference is
+    """A metric of an arm against the first arm. `tone`: good, bad, or "" if no difference is
     shown."""
 
     metric: str
@@ -88,7 +89,7 @@ class Shown:
 
     @property
     def brief(self) -> Sequence[Line]:
-        """What the list shows of it: errors, latency, cost, and what callers tell."""
+        """The lines shown in the list: errors, latency, cost, and feedback."""
         return [line for line in self.lines if line.is_brief]
 
     @property
@@ -98,24 +99,25 @@ class Shown:
 
     @property
     def is_running(self) -> bool:
-        """It goes on."""
+        """Whether the experiment is running."""
         return bool(self.of["state"] == RUNNING)
 
 
 @router.get("/dashboard/experiments")
 async def page(visit: Visitor) -> Response:
-    """All of the environment's: those that run with their reports, the others as history."""
-    _demand_sight(visit)
-    running, others = await visit.read(lambda sql: _look(sql, visit))
+    """Render the environment's experiments: the running ones with reports, the others as
+    history."""
+    _require_access(visit)
+    running, others = await visit.read(lambda sql: _load(sql, visit))
     return render("experiments.html", visit=visit, running=running, others=others, **_WORDS)
 
 
 @router.get("/dashboard/experiments/{experiment}")
 async def one(visit: Visitor, experiment: _Id) -> Response:
-    """One of them with everything that is known. Raises NotFound."""
-    _demand_sight(visit)
+    """Render one experiment in full. Raises NotFound."""
+    _require_access(visit)
 
-    def look(sql: sa.Connection) -> Shown:
+    def load(sql: sa.Connection) -> Shown:
         found = lifecycle.get(sql, tenant=visit.caller.tenant, experiment=experiment)
         if found.environment != visit.environment or not visit.caller.may_see(
             found.app, found.function
@@ -125,33 +127,33 @@ async def one(visit: Visitor, experiment: _Id) -> Response:
             )
         return shown(report.make(sql, found, now=visit.now), currency=visit.currency)
 
-    return render("experiment.html", visit=visit, one=await visit.read(look), **_WORDS)
+    return render("experiment.html", visit=visit, one=await visit.read(load), **_WORDS)
 
 
-def _look(sql: sa.Connection, visit: Visit) -> tuple[list[Shown], list[Experiment]]:
+def _load(sql: sa.Connection, visit: Visit) -> tuple[list[Shown], list[Experiment]]:
     found = lifecycle.listing(sql, tenant=visit.caller.tenant, environment=visit.environment)[
         :NEWEST
     ]
-    mine = [
+    visible = [
         experiment
         for experiment in found
         if visit.caller.may_see(experiment.app, experiment.function)
     ]
-    active = [experiment for experiment in mine if experiment.state == RUNNING][:REPORTED]
+    active = [experiment for experiment in visible if experiment.state == RUNNING][:REPORTED]
     running = [
         shown(report.make(sql, experiment, now=visit.now), currency=visit.currency)
         for experiment in active
     ]
-    return running, [experiment for experiment in mine if experiment not in active]
+    return running, [experiment for experiment in visible if experiment not in active]
 
 
-def _demand_sight(visit: Visit) -> None:
+def _require_access(visit: Visit) -> None:
     if not visit.sees_instances:
-        raise Forbidden("experiments are for keys that may deploy", scope=Scope.DEPLOY.value)
+        raise Forbidden("experiments require a key with scope 'deploy'", scope=Scope.DEPLOY.value)
 
 
 def shown(body: Mapping[str, Any], *, currency: str = "") -> Shown:
-    """What a page needs of a report."""
+    """Build the page's data from a report."""
     of = body["experiment"]
     values = {
         (arm["name"], metric): bounds["value"]
@@ -183,7 +185,7 @@ def _line(
 
 
 def drawn(one: Mapping[str, Any], unit: str, *, currency: str = "") -> Drawn:
-    """An interval around zero: as wide as the farther end; an end that is not known reaches the
+    """Draw an interval around zero, scaled to the farther end; an unknown end reaches the
     border."""
     ends = [end for end in (one["value"], one["low"], one["high"]) if end is not None]
     scale = (WIDTH / 2 - 2 * _DOT) / (max(map(abs, ends), default=0) or 1)
@@ -193,17 +195,17 @@ def drawn(one: Mapping[str, Any], unit: str, *, currency: str = "") -> Drawn:
         DASH if one[end] is None else plus(one[end], unit, currency=currency)
         for end in ("low", "high")
     )
-    says = f"{plus(one['value'], unit, currency=currency)}, between {low} and {high}"
-    return Drawn(left=left, right=right, dot=WIDTH / 2 + one["value"] * scale, says=says)
+    alt_text = f"{plus(one['value'], unit, currency=currency)}, between {low} and {high}"
+    return Drawn(left=left, right=right, dot=WIDTH / 2 + one["value"] * scale, alt_text=alt_text)
 
 
 def words_of(metric: str) -> str:
-    """`Warm latency p99`, of `latency_p99`."""
+    """Return a metric's display name: `Warm latency p99` for `latency_p99`."""
     return _NAMES.get(metric) or releases.metric_words(metric)
 
 
 def unit_of(metric: str) -> str:
-    """In what a metric is told."""
+    """Return a metric's unit."""
     if metric in RATIOS or f":{LABEL}=" in metric:
         return "share"
     if metric in QUANTILES or metric.endswith("_mean"):
@@ -212,26 +214,27 @@ def unit_of(metric: str) -> str:
 
 
 def tone_of(metric: str, verdict: str) -> str:
-    """Whether a difference that is shown is a good one; of what callers tell, nobody here knows."""
+    """Return whether a shown difference is good or bad; "" for feedback, whose direction is
+    unknown."""
     if verdict not in (report.HIGHER, report.LOWER) or not metric.startswith(_BETTER_LESS):
         return ""
     return "good" if verdict == report.LOWER else "bad"
 
 
 def signed(share: float) -> str:
-    """+12.3 %."""
+    """Format a share as +12.3 %."""
     return f"{'+' if share >= 0 else MINUS}{abs(share):.1%}".replace("%", " %")
 
 
 def number(value: float | None, unit: str, *, currency: str = "") -> str:
-    """A metric's number."""
+    """Format a metric's number."""
     if value is not None and unit == "money":
         return words.money(Decimal(f"{value:.12f}"), currency)
     return releases.number(value, unit)
 
 
 def plus(value: float, unit: str, *, currency: str = "") -> str:
-    """A difference with its sign."""
+    """Format a difference with its sign."""
     return f"{'+' if value >= 0 else MINUS}{number(abs(value), unit, currency=currency)}"
 
 

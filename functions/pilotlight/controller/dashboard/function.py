@@ -1,4 +1,4 @@
-"""One function: what it did, cost and waited for, and its newest calls."""
+"""The page of one function: activity, cost, latency, and newest calls."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class _Found:
 
 @router.get("/dashboard/functions/{app}/{name}")
 async def page(visit: Visitor, app: _Name, name: _Name) -> Response:
-    """The page. Raises NotFound for what is not deployed here, whoever else has it."""
-    found = await visit.read(lambda sql: _look(sql, visit, app, name))
+    """Render the page. Raises NotFound if the function is not deployed in this environment."""
+    found = await visit.read(lambda sql: _load(sql, visit, app, name))
     running = await machines.running(visit, function=(app, name))
     measured = await machines.measured(visit, running.instances)
     return await visit.context.threads.run(
@@ -73,7 +73,7 @@ def _page(visit: Visit, found: _Found, running: Running, measured: Mapping[str, 
     )
 
 
-def _look(sql: sa.Connection, visit: Visit, app: str, name: str) -> _Found:
+def _load(sql: sa.Connection, visit: Visit, app: str, name: str) -> _Found:
     tenant, environment = visit.caller.tenant, visit.environment
     deployed = functions.one(sql, tenant=tenant, environment=environment, app=app, name=name)
     if deployed is None:

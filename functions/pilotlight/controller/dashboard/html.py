@@ -1,8 +1,8 @@
-"""Pages as HTML: one Jinja environment, and the headers that every page carries.
+"""HTML rendering: one Jinja environment, and the headers that every page has.
 
-Functions' own pages are served under the same origin (`/fn/…`), so 'self' would let a page load a
-tenant's script: scripts and styles are allowed by a nonce alone. Nothing is evaluated, framed, or
-loaded from elsewhere."""
+User functions are served under the same origin (`/fn/…`), so 'self' would allow a page to load a
+tenant's script: scripts and styles are allowed by a nonce only. Pages cannot evaluate code, be
+framed, or load external resources."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def _pages() -> jinja2.Environment:
 
 
 def render(name: str, *, status: int = 200, **values: Any) -> HTMLResponse:
-    """The page of a template, with a policy of its own."""
+    """Render a template, with its own content security policy."""
     nonce = secrets.token_urlsafe(16)
     body = _pages().get_template(name).render(nonce=nonce, **values)
     return HTMLResponse(body, status_code=status, headers=_headers(nonce))
 
 
 def fragment(name: str, macro: str, *arguments: Any) -> str:
-    """What one macro of a template says."""
+    """Render one macro of a template."""
     return str(getattr(_pages().get_template(name).module, macro)(*arguments))
 
 

@@ -1,4 +1,4 @@
-"""Invoices: the list, one with its lines, and the files to download."""
+"""Pages of invoices: the list, one invoice with its lines, and downloads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ router = APIRouter(include_in_schema=False, route_class=PageRoute)
 
 @router.get("/dashboard/invoices")
 async def listing(visit: Visitor) -> Response:
-    """Every month that has an invoice, issued or not yet."""
+    """Render all months with an invoice, issued or draft."""
     visit.caller.demand_whole_tenant()
     found = await visit.read(lambda sql: invoices.listing(sql, tenant=visit.caller.tenant))
     return render("invoices.html", visit=visit, found=found, decimal=Decimal, name_of=_name_of)
@@ -31,7 +31,7 @@ async def listing(visit: Visitor) -> Response:
 
 @router.get("/dashboard/invoices/{which}.json")
 async def as_json_file(visit: Visitor, which: _Which, currency: _Currency = None) -> Response:
-    """The document itself."""
+    """Download the invoice as JSON."""
     document = await _document(visit, which, currency)
     return _file(
         json.dumps(document, indent=2, ensure_ascii=False),
@@ -42,7 +42,7 @@ async def as_json_file(visit: Visitor, which: _Which, currency: _Currency = None
 
 @router.get("/dashboard/invoices/{which}.csv")
 async def as_csv_file(visit: Visitor, which: _Which, currency: _Currency = None) -> Response:
-    """Its lines and corrections."""
+    """Download the invoice's lines and corrections as CSV."""
     document = await _document(visit, which, currency)
     text = "".join(sheets.lines(invoices.COLUMNS, invoices.rows(document)))
     return _file(text, sheets.CONTENT_CSV, f"{_name_of(document)}.csv")
@@ -50,7 +50,7 @@ async def as_csv_file(visit: Visitor, which: _Which, currency: _Currency = None)
 
 @router.get("/dashboard/invoices/{which}")
 async def one(visit: Visitor, which: _Which, currency: _Currency = None) -> Response:
-    """One invoice, line by line. Raises NotFound for what is not this tenant's."""
+    """Render one invoice with its lines. Raises NotFound if this tenant has no such invoice."""
     document = await _document(visit, which, currency)
     lines = sorted(document["lines"], key=lambda line: -Decimal(line["cost"]))
     return render("invoice.html", visit=visit, document=document, lines=lines, decimal=Decimal)
@@ -66,7 +66,7 @@ async def _document(visit: Visit, which: str, currency: str | None) -> dict[str,
 
 
 def _name_of(document: dict[str, Any]) -> str:
-    """What its file is called."""
+    """Return the file name of an invoice, without extension."""
     return f"{document['id'] or document['month'] + '-draft'}-{document['currency']}"
 
 

@@ -1,7 +1,8 @@
-"""Live figures by server-sent events: one question per tick and environment, however many look on.
+"""Live figures by server-sent events: one query per tick and environment, independent of the number
+of viewers.
 
-A viewer's stream ends with its session: when that is signed out of, runs out, or loses its key.
-What is sent is small: figures by name, and the newest calls as rows of the page's own table."""
+A viewer's stream ends with its session: after sign-out, on expiry, or when its key is revoked.
+Events are small: figures by name, and the newest calls as rows of the page's table."""
 
 from __future__ import annotations
 
@@ -37,21 +38,21 @@ log = logging.getLogger(__name__)
 
 TICK_S = 2.0
 MAX_VIEWERS = 100
-"""Streams in all: each holds one of the activator's connections to us."""
+"""Streams at most: each uses one of the activator's connections to the controller."""
 MAX_PER_TENANT = 25
 RETRY_S = 5
 Place = tuple[str, str, str]
-"""(tenant, environment, currency): what is shown together."""
+"""(tenant, environment, currency): the viewers of one place receive the same events."""
 
 OVER = b"event: over\ndata: {}\n\n"
 
 
 class EventRoute(LazyRoute):
-    """Events: who has no session, or none any more, is told that it is over; a browser does not
-    tell a page of a status."""
+    """A route of events. Without a valid session it sends the event `over`, because browsers do not
+    report a status to the page."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """The handler, with that answer."""
+        """Return the handler with that response."""
         handle = super().get_route_handler()
 
         async def events(request: Request) -> Response:
@@ -68,29 +69,29 @@ router = APIRouter(include_in_schema=False, route_class=EventRoute)
 
 @dataclass(slots=True, eq=False)
 class Viewer:
-    """One open stream. Owner: the event loop. `latest` is replaced, never queued: who is slow sees
-    the newest."""
+    """One open stream. Owner: the event loop. `latest` is replaced, not queued: a slow viewer
+    receives the newest event."""
 
     session: str
     key: str
     until: float
     latest: str | None = None
     is_over: bool = False
-    news: asyncio.Event = field(default_factory=asyncio.Event)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def tell(self, text: str) -> None:
-        """Show this next."""
+    def send(self, text: str) -> None:
+        """Send this event next."""
         self.latest = text
-        self.news.set()
+        self.changed.set()
 
     def end(self) -> None:
-        """The session is over."""
+        """End the stream, because its session has ended."""
         self.is_over = True
-        self.news.set()
+        self.changed.set()
 
 
 class Hub:
-    """Everybody who looks on, and one task per place that has somebody. Owner: the event loop."""
+    """All viewers, and one task per place that has viewers. Owner: the event loop."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -101,13 +102,13 @@ class Hub:
         return f"<Hub {len(self._viewers)} places, {sum(map(len, self._viewers.values()))} viewers>"
 
     def join(self, place: Place, viewer: Viewer) -> None:
-        """Begin to show `place` to somebody. Raises TooManyRequests."""
-        mine = sum(
+        """Add a viewer of `place`. Raises TooManyRequests."""
+        tenant_viewers = sum(
             len(viewers) for (tenant, _, _), viewers in self._viewers.items() if tenant == place[0]
         )
-        if mine >= MAX_PER_TENANT or sum(map(len, self._viewers.values())) >= MAX_VIEWERS:
+        if tenant_viewers >= MAX_PER_TENANT or sum(map(len, self._viewers.values())) >= MAX_VIEWERS:
             raise TooManyRequests(
-                "too many pages look on live: this one shows what was when it was loaded",
+                "too many pages show live figures: this page keeps the figures from loading",
                 retry_after_s=60,
             )
         self._viewers.setdefault(place, []).append(viewer)
@@ -116,8 +117,8 @@ class Hub:
                 self._show(place), name=f"live {place[0]}/{place[1]}"
             )
 
-    def leave(self, place: Place, viewer: Viewer) -> None:
-        """They left; with the last one goes the task."""
+    def remove(self, place: Place, viewer: Viewer) -> None:
+        """Remove a viewer, and the place's task with its last viewer."""
         self._viewers[place].remove(viewer)
         if not self._viewers[place]:
             del self._viewers[place]
@@ -126,43 +127,42 @@ class Hub:
     async def _show(self, place: Place) -> None:
         while not self._context.bell.closed:
             try:
-                asked = [(viewer.session, viewer.key) for viewer in self._viewers[place]]
-                good, text = await anyio.to_thread.run_sync(self._look, place, asked)
+                checked = [(viewer.session, viewer.key) for viewer in self._viewers[place]]
+                valid, text = await anyio.to_thread.run_sync(self._query, place, checked)
             except SQLAlchemyError as e:
-                # the next tick asks again
+                # the next tick retries
                 log.warning("event=live_failed tenant=%s error=%r", place[0], e)
             else:
-                self._tell(place, good, {session for session, _ in asked}, text)
+                self._publish(place, valid, {session for session, _ in checked}, text)
             await self._tick()
         for viewer in self._viewers.get(place, ()):
             viewer.end()
 
-    def _tell(self, place: Place, good: set[str], asked: set[str], text: str) -> None:
+    def _publish(self, place: Place, valid: set[str], checked: set[str], text: str) -> None:
         now = self._context.clock()
         for viewer in self._viewers.get(place, ()):
-            if viewer.session not in asked:
-                continue  # joined meanwhile: the next tick looks
-            if viewer.session not in good or viewer.until <= now:
+            if viewer.session not in checked:
+                continue  # joined meanwhile: checked at the next tick
+            if viewer.session not in valid or viewer.until <= now:
                 viewer.end()
             else:
-                viewer.tell(text)
+                viewer.send(text)
 
     async def _tick(self) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(TICK_S):
-                # it rings for deploys, too; what ends the wait is the process's end
+                # the bell also rings for deploys; only shutdown ends the wait early
                 while not self._context.bell.closed:
                     await self._context.bell.next_ring().wait()
 
-    def _look(self, place: Place, asked: list[tuple[str, str]]) -> tuple[set[str], str]:
-        """Those of the sessions (id, key) that are good still, and the event that everybody is
-        shown."""
+    def _query(self, place: Place, checked: list[tuple[str, str]]) -> tuple[set[str], str]:
+        """Return the valid ones among these sessions (id, key), and the event for all viewers."""
         tenant, environment, currency = place
         at = self._context.clock()
         with self._context.store.read() as sql:
-            keys = _good(sql, {key for _, key in asked}, at)
-            good = {session for session, key in asked if key in keys} - sessions.ended(
-                sql, [session for session, _ in asked]
+            keys = _valid_keys(sql, {key for _, key in checked}, at)
+            valid = {session for session, key in checked if key in keys} - sessions.ended(
+                sql, [session for session, _ in checked]
             )
             figures = now.figures(
                 sql, tenant=tenant, environment=environment, currency=currency, now=at
@@ -171,10 +171,10 @@ class Hub:
                 sql, tenant=tenant, environment=environment, now=at, limit=NEWEST
             ).calls
         rows = fragment("_calls.html", "rows", calls, environment) if calls else ""
-        return good, json.dumps({"figures": figures, "calls": rows}, separators=(",", ":"))
+        return valid, json.dumps({"figures": figures, "calls": rows}, separators=(",", ":"))
 
 
-def _good(sql: sa.Connection, keys: set[str], now: float) -> set[str]:
+def _valid_keys(sql: sa.Connection, keys: set[str], now: float) -> set[str]:
     table = tables.api_keys
     alive = table.c.revoked_at.is_(None) & (
         table.c.expires_at.is_(None) | (table.c.expires_at > now)
@@ -183,7 +183,7 @@ def _good(sql: sa.Connection, keys: set[str], now: float) -> set[str]:
 
 
 class _EventStream(StreamingResponse):
-    """Events until the source ends or the viewer leaves, even while it is silent."""
+    """Events until the source ends or the viewer disconnects, even while no event is sent."""
 
     def __init__(self, events: AsyncIterator[bytes], *, on_end: Callable[[], None]) -> None:
         headers = {
@@ -196,16 +196,16 @@ class _EventStream(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sending = asyncio.create_task(self.stream_response(send), name="live answer")
-        leaving = asyncio.create_task(self.listen_for_disconnect(receive), name="live viewer")
+        disconnecting = asyncio.create_task(self.listen_for_disconnect(receive), name="live viewer")
         try:
-            await asyncio.wait((sending, leaving), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((sending, disconnecting), return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._on_end()
-            await cancel_and_wait(sending, leaving)
+            await cancel_and_wait(sending, disconnecting)
 
 
 def hub_of(request: Request, context: Context) -> Hub:
-    """The one of this application."""
+    """Return the application's hub, created on first use."""
     state = request.app.state
     if not hasattr(state, "live"):
         state.live = Hub(context)
@@ -215,28 +215,27 @@ def hub_of(request: Request, context: Context) -> Hub:
 
 @router.get("/dashboard/events")
 async def events(visit: Visitor, request: Request) -> Response:
-    """Live figures of an environment. Raises TooManyRequests."""
+    """Stream the live figures of an environment. Raises TooManyRequests."""
     hub = hub_of(request, visit.context)
     viewer = Viewer(visit.session.id, visit.caller.key, visit.session.until)
     place = (visit.caller.tenant, visit.environment, visit.currency)
     hub.join(place, viewer)
-    return _EventStream(_stream(viewer), on_end=partial(hub.leave, place, viewer))
+    return _EventStream(_stream(viewer), on_end=partial(hub.remove, place, viewer))
 
 
 async def _stream(viewer: Viewer) -> AsyncIterator[bytes]:
-    shown = None
+    sent = None
     yield f"retry: {RETRY_S * 1000}\n\n".encode()
     while True:
-        await viewer.news.wait()
-        viewer.news.clear()
+        await viewer.changed.wait()
+        viewer.changed.clear()
         if viewer.is_over:
             yield OVER
             return
-        # A comment instead of what is on the page already: it costs nothing, and finds out whether
-        # anybody is there.
+        # Send a comment if nothing has changed: it costs little and detects a lost connection.
         yield (
             b": \n\n"
-            if viewer.latest == shown
+            if viewer.latest == sent
             else f"event: figures\ndata: {viewer.latest}\n\n".encode()
         )
-        shown = viewer.latest
+        sent = viewer.latest

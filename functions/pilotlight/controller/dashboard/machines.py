@@ -1,4 +1,4 @@
-"""What runs now, asked of the node agent and cut to whoever may see it."""
+"""Running instances, queried from the node agent and limited to what the key may see."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from snapshotter.errors import SnapshotterError
 from snapshotter.types import InstanceInfo
 
 MOST_MEASURED = 32
-"""Instances whose memory one page asks for."""
+"""Instances whose memory one page queries at most."""
 PATIENCE_S = 0.25
-"""A page does not wait longer for what it can do without."""
+"""Timeout for optional values of a page, in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
-    """Instances, and why there are none to see where the agent does not answer."""
+    """Instances, or the reason why they are unknown if the agent does not respond."""
 
     instances: Sequence[InstanceInfo]
     trouble: str = ""
 
 
 async def running(visit: Visit, *, function: tuple[str, str] | None = None) -> Running:
-    """Instances of the environment, or of one of its functions; none for a key that only reads
-    bills."""
+    """Return the instances of the environment, or of one of its functions; none for a key with
+    scope read-billing."""
     if not visit.sees_instances:
         return Running(instances=())
     labels = {"tenant": visit.caller.tenant, "environment": visit.environment}
@@ -37,12 +37,12 @@ async def running(visit: Visit, *, function: tuple[str, str] | None = None) -> R
 
 
 async def measured(visit: Visit, instances: Sequence[InstanceInfo]) -> dict[str, int]:
-    """The most memory (bytes) that an instance of each function id has now, of those that tell in
+    """Return the highest memory (bytes) of an instance by function id, from those that respond in
     time."""
-    asked = instances[:MOST_MEASURED]
-    answers = await asyncio.gather(*(_memory(visit, instance) for instance in asked))
+    sampled = instances[:MOST_MEASURED]
+    memories = await asyncio.gather(*(_memory(visit, instance) for instance in sampled))
     most: dict[str, int] = {}
-    for instance, memory in zip(asked, answers, strict=True):
+    for instance, memory in zip(sampled, memories, strict=True):
         identity = str(instance.revision).partition("@")[0]
         if memory:
             most[identity] = max(memory, most.get(identity, 0))
@@ -52,8 +52,8 @@ async def measured(visit: Visit, instances: Sequence[InstanceInfo]) -> dict[str,
 async def _memory(visit: Visit, instance: InstanceInfo) -> int:
     try:
         async with asyncio.timeout(PATIENCE_S):
-            told: Mapping[str, object] = await visit.context.agent.usage(instance.id)
+            usage: Mapping[str, object] = await visit.context.agent.usage(instance.id)
     except (SnapshotterError, TimeoutError):
-        return 0  # it is gone, or busy: a hint less
-    memory = told.get("memory_bytes")
+        return 0  # stopped or busy: no memory hint
+    memory = usage.get("memory_bytes")
     return memory if isinstance(memory, int) else 0

@@ -1,5 +1,4 @@
-"""Models: language models by what they are judged by: tokens, the first one, the pace, the cache,
-the price."""
+"""The page of language models: tokens, time to first token, speed, cache use, and price."""
 
 from __future__ import annotations
 
@@ -21,40 +20,40 @@ from pilotlight.types import Scope
 
 HOURS = 24
 FULL = 0.9
-"""A cache of which more is in use holds calls up, or has the engine begin sequences again."""
+"""KV cache use from which the engine delays or restarts sequences."""
 
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
 
 
 @router.get("/dashboard/models")
 async def page(visit: Visitor) -> Response:
-    """All language models of the environment, the busiest first."""
+    """Render the environment's language models, the busiest first."""
     if not visit.sees_instances:
-        raise Forbidden("what models did is for keys that may deploy", scope=Scope.DEPLOY.value)
-    found, chart = await visit.read(lambda sql: _look(sql, visit))
+        raise Forbidden("models require a key with scope 'deploy'", scope=Scope.DEPLOY.value)
+    found, chart = await visit.read(lambda sql: _load(sql, visit))
     return render("models.html", visit=visit, found=found, chart=chart, has_charts=True, full=FULL)
 
 
-def _look(sql: sa.Connection, visit: Visit) -> tuple[list[ModelFigures], Chart]:
+def _load(sql: sa.Connection, visit: Visit) -> tuple[list[ModelFigures], Chart]:
     tenant, environment = visit.caller.tenant, visit.environment
     found = models.read(
         sql, tenant=tenant, environment=environment, currency=visit.currency, now=visit.now
     )
-    mine = [one for one in found if visit.caller.may_see(one.app, one.function)]
+    visible = [one for one in found if visit.caller.may_see(one.app, one.function)]
     tokens = models.hourly(
         sql,
         tenant=tenant,
         environment=environment,
-        names=[(one.app, one.function) for one in mine],
+        names=[(one.app, one.function) for one in visible],
         now=visit.now,
     )
     return sorted(
-        mine, key=lambda one: (-one.tokens_in - one.tokens_out, one.app, one.function)
+        visible, key=lambda one: (-one.tokens_in - one.tokens_out, one.app, one.function)
     ), tokens_chart(tokens, visit.now)
 
 
 def tokens_chart(tokens: Mapping[int, tuple[int, int]], now: float) -> Chart:
-    """Tokens in and out, by the hour."""
+    """Tokens in and out, per hour."""
     last = int(now // HOUR_S)
     hours = range(last - HOURS + 1, last + 1)
     moments = [dt.datetime.fromtimestamp(hour * HOUR_S, tz=dt.UTC) for hour in hours]
@@ -63,7 +62,7 @@ def tokens_chart(tokens: Mapping[int, tuple[int, int]], now: float) -> Chart:
     return Chart(
         id="tokens",
         title="Tokens, last 24 hours",
-        says=f"by the hour; {total_in:,} in, {total_out:,} out",
+        alt_text=f"per hour; {total_in:,} in, {total_out:,} out",
         shape="bars",
         unit="tokens",
         labels=[f"{at:%d %b %H:%M}" for at in moments],

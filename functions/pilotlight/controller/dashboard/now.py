@@ -1,4 +1,4 @@
-"""What goes on right now, in words: shown when a page is loaded, and sent live after that."""
+"""Current figures as text: shown when a page is loaded, and then updated live."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from pilotlight.controller.figures.spans import HOUR_S
 def figures(
     sql: sa.Connection, *, tenant: str, environment: str, currency: str, now: float
 ) -> dict[str, str]:
-    """By the names under which pages show them: this hour (UTC) and today, of one environment."""
+    """Return the figures of one environment for this hour (UTC) and today, by their names on the
+    pages."""
     table, hour = tables.usage_hours, int(now // HOUR_S)
     first = hour - hour % 24
     where = (

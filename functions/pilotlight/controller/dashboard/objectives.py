@@ -1,5 +1,4 @@
-"""Objectives: what is left of each error budget, how fast it goes, and which stage of a call takes
-the time."""
+"""Pages of objectives: remaining error budgets, burn rates, and latency by stage."""
 
 from __future__ import annotations
 
@@ -27,9 +26,9 @@ from pilotlight.policies import STAGES
 from pilotlight.types import Scope
 
 CHART_MINUTES = 15
-"""A bar of the chart: short enough to see an outage, long enough to hold some calls."""
+"""Minutes per point of the chart: short enough to show an outage, long enough to contain calls."""
 LOW = 0.25
-"""A budget of which less is left is shown as a warning."""
+"""Remaining share of a budget below which it is shown as a warning."""
 _Name = Annotated[str, Path(max_length=MAX_NAME)]
 
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
@@ -54,7 +53,7 @@ _COLOURS = ("--c1", "--c2", "--c3", "--c4", "--c5", "--c6")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gauge:
-    """What is left of one budget, in words: `share` is what is left of it, 0 to 1; None without
+    """What is left of one budget, as text. `share` is the remaining share, 0 to 1; None without
     data."""
 
     name: str
@@ -70,8 +69,7 @@ class Gauge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """One stage: `p99` against its budget, as numbers for a bar; `used` is p99's share of the
-    budget, at most 1."""
+    """One stage: `p99_ms` against its budget. `used` is p99's share of the budget, at most 1."""
 
     name: str
     words: str
@@ -86,7 +84,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """A function as a page shows it; `body` is the API's answer."""
+    """A function's data for the page; `body` is the API's response."""
 
     title: str
     body: Mapping[str, Any]
@@ -96,25 +94,26 @@ class Shown:
 
     @property
     def severity(self) -> str:
-        """`page`, `ticket` or "": the worst of its open alarms."""
+        """`page`, `ticket` or "": the highest severity of its open alarms."""
         return min((str(alarm["severity"]) for alarm in self.body["alarms"]), default="")
 
     @property
     def budgets(self) -> dict[str, float]:
-        """Budgets of the stages of a warm call, in seconds: what the bar is made of."""
+        """Budgets of the stages of a warm call, in seconds, for the bar."""
         return {stage.name: stage.budget_s for stage in self.stages if stage.name != "start"}
 
     @property
     def has_data(self) -> bool:
-        """Whether any of its budgets was looked at by a call."""
+        """Whether any call counts for one of its budgets."""
         return any(gauge.total for gauge in self.gauges)
 
 
 @router.get("/dashboard/objectives")
 async def page(visit: Visitor) -> Response:
-    """All functions of the environment: those with alarms first, then those with the least left."""
-    _demand_sight(visit)
-    found = await visit.read(lambda sql: _look(sql, visit))
+    """Render the environment's functions: those with alarms first, then those with the least budget
+    left."""
+    _require_access(visit)
+    found = await visit.read(lambda sql: _load(sql, visit))
     return render(
         "objectives.html", visit=visit, found=sorted(found, key=_urgency), sli_words=SLI_WORDS
     )
@@ -122,8 +121,8 @@ async def page(visit: Visitor) -> Response:
 
 @router.get("/dashboard/objectives/{app}/{function}")
 async def one(visit: Visitor, app: _Name, function: _Name) -> Response:
-    """One of them: burn rates, stages, alarms. Raises NotFound."""
-    _demand_sight(visit)
+    """Render one function: burn rates, stages, alarms. Raises NotFound."""
+    _require_access(visit)
     shown = await visit.read(lambda sql: _detail(sql, visit, app, function))
     return render(
         "objective.html",
@@ -136,15 +135,15 @@ async def one(visit: Visitor, app: _Name, function: _Name) -> Response:
     )
 
 
-def _demand_sight(visit: Visit) -> None:
+def _require_access(visit: Visit) -> None:
     if not visit.sees_instances:
-        raise Forbidden("objectives are for keys that may deploy", scope=Scope.DEPLOY.value)
+        raise Forbidden("objectives require a key with scope 'deploy'", scope=Scope.DEPLOY.value)
 
 
-def _look(sql: sa.Connection, visit: Visit) -> list[Shown]:
+def _load(sql: sa.Connection, visit: Visit) -> list[Shown]:
     found = views.functions_of(sql, tenant=visit.caller.tenant, environment=visit.environment)
-    mine = [made for made in found if visit.caller.may_see(made.app, made.function)]
-    return [_shown(views.summary(sql, made, now=visit.now)) for made in mine]
+    visible = [promise for promise in found if visit.caller.may_see(promise.app, promise.function)]
+    return [_shown(views.summary(sql, promise, now=visit.now)) for promise in visible]
 
 
 def _detail(sql: sa.Connection, visit: Visit, app: str, function: str) -> Shown:
@@ -153,7 +152,7 @@ def _detail(sql: sa.Connection, visit: Visit, app: str, function: str) -> Shown:
     )
     if not found or not visit.caller.may_see(app, function):
         raise NotFound(
-            f"there is no function {app}/{function} that takes traffic in environment "
+            f"there is no function {app}/{function} with traffic in environment "
             f"{visit.environment!r}"
         )
     shown = _shown(views.detail(sql, found[0], now=visit.now))
@@ -173,7 +172,7 @@ def _shown(body: Mapping[str, Any]) -> Shown:
 
 
 def gauge(one: Mapping[str, Any]) -> Gauge:
-    """One indicator in words."""
+    """Build the gauge of one indicator."""
     left = one["budget_left"]
     bound = f" within {one['bound_s']:g} s" if one["bound_s"] is not None else ""
     tone = "" if left is None else "bad" if left <= 0 else "warn" if left < LOW else "good"
@@ -191,14 +190,14 @@ def gauge(one: Mapping[str, Any]) -> Gauge:
 
 
 def _left(left: float | None) -> str:
-    """What is left of a budget in words."""
+    """Format what is left of a budget."""
     if left is None:
         return DASH
     return f"{left * 100:.0f} % left" if left >= 0 else f"{min(-left, 99.99) * 100:.0f} % over"
 
 
 def _rate(rate: float | None) -> tuple[str, str]:
-    """A burn rate and its tone."""
+    """Return a burn rate as text, and its tone."""
     if rate is None:
         return DASH, "soft"
     return f"{rate:.3g}", "bad" if rate > 6 else "warn" if rate > 1 else ""
@@ -221,34 +220,33 @@ def _stage(stage: Mapping[str, Any], worst: str) -> Stage:
     )
 
 
-def burn_chart(sql: sa.Connection, made: Promise, now: float) -> Chart:
-    """Burn rates of the last day, each quarter of an hour by itself; 1 spends exactly the
-    budget."""
+def burn_chart(sql: sa.Connection, promise: Promise, now: float) -> Chart:
+    """Burn rates of the last day, per 15 minutes; 1 spends exactly the budget."""
     step_s = CHART_MINUTES * 60
     last = int(now // step_s)
     first = last - int(DAY_S // step_s) + 1
     found = observations.units(
         sql,
-        function_id=made.function_id,
+        function_id=promise.function_id,
         since_s=first * step_s,
         until_s=now,
         minutes=CHART_MINUTES,
     )
     by_unit = {one.minute // CHART_MINUTES: one for one in found}
-    places = range(first, last + 1)
+    units = range(first, last + 1)
     series = []
     for sli, colour in zip(Sli, _COLOURS, strict=True):
         values = [
-            views.rate(spent(by_unit.get(place), made.objectives, sli).burn) for place in places
+            views.rate(spent(by_unit.get(unit), promise.objectives, sli).burn) for unit in units
         ]
         if any(value is not None for value in values):
             series.append(Series(name=SLI_WORDS[sli], colour=colour, values=values))
-    moments = [dt.datetime.fromtimestamp(place * step_s, tz=dt.UTC) for place in places]
+    moments = [dt.datetime.fromtimestamp(unit * step_s, tz=dt.UTC) for unit in units]
     highest = max((value for one in series for value in one.values if value is not None), default=0)
     return Chart(
         id="burn",
         title="Burn rates, last 24 hours",
-        says=f"by {CHART_MINUTES} minutes; at most {float(highest):.3g} times the budget",
+        alt_text=f"per {CHART_MINUTES} minutes; at most {float(highest):.3g} times the budget",
         shape="lines",
         unit="times",
         labels=[f"{at:%d %b %H:%M}" for at in moments],
@@ -258,7 +256,7 @@ def burn_chart(sql: sa.Connection, made: Promise, now: float) -> Chart:
 
 
 def _urgency(one: Shown) -> tuple[int, float, str]:
-    """Pages first, then tickets, then what has the least left."""
+    """Sort key: pages first, then tickets, then the least budget left."""
     order = {"page": 0, "ticket": 1}.get(one.severity, 2)
     return (
         order,

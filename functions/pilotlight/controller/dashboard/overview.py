@@ -1,4 +1,4 @@
-"""The overview: what an environment did and cost, and what is worth a look."""
+"""The overview: an environment's activity and cost, and right-sizing hints."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ router = APIRouter(include_in_schema=False, route_class=PageRoute)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overview:
-    """What the database says."""
+    """What the page reads from the database."""
 
     usage: Usage
     parts: list[Part]
@@ -45,7 +45,7 @@ class Overview:
 
 @router.get(HOME)
 async def page(visit: Visitor) -> Response:
-    """The page."""
+    """Render the page."""
     found = await visit.read(lambda sql: look(sql, visit))
     running = await machines.running(visit)
     measured = await machines.measured(visit, running.instances)
@@ -55,8 +55,8 @@ async def page(visit: Visitor) -> Response:
 
 
 def _page(visit: Visit, found: Overview, running: Running, measured: Mapping[str, int]) -> Response:
-    """In a thread: a page of many functions takes some tens of milliseconds, for which nobody else
-    shall wait."""
+    """Render in a thread: a page of many functions takes some tens of milliseconds, which would
+    block other requests."""
     for row in found.functions:
         row.instances = sum(
             1
@@ -86,7 +86,7 @@ def _page(visit: Visit, found: Overview, running: Running, measured: Mapping[str
 
 
 def look(sql: sa.Connection, visit: Visit) -> Overview:
-    """Everything but what runs now, in one view of the database."""
+    """Read everything but the running instances, in one consistent view of the database."""
     tenant, environment = visit.caller.tenant, visit.environment
     used = usage.read(
         sql, tenant=tenant, environment=environment, span=visit.span, currency=visit.currency
@@ -124,7 +124,7 @@ def _hints(visit: Visit, found: Overview, measured: Mapping[str, int]) -> list[H
 def observed(
     rows: Iterable[FunctionFigures], used: Usage, parts: Iterable[Part], measured: Mapping[str, int]
 ) -> list[Observed]:
-    """Functions that are deployed, as hints look at them."""
+    """Return deployed functions in the form that hints use."""
     sums = used.by(lambda cell: (cell.function_id, cell.kind))
     slow = latency.by_function(
         part for part in parts if part.clock == "start" and part.start_kind != "WARM"

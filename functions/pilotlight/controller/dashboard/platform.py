@@ -1,4 +1,4 @@
-"""Pages of the operator: nodes, tenants' shares, instances of all, snapshots, weights by tier."""
+"""Pages for the operator: nodes, tenants' shares, all instances, snapshots, and weights by tier."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from pilotlight.controller.lazy_routes import APIRouter
 from snapshotter.types import InstanceInfo
 
 KEPT_S = 60.0
-"""What a machine can do is proven anew when it is asked, which takes longer than a page may."""
+"""How long the node's capabilities are cached, in seconds: the node checks them on each request,
+which is too slow for a page."""
 MOST = 200
 
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
@@ -24,7 +25,8 @@ router = APIRouter(include_in_schema=False, route_class=PageRoute)
 
 @router.get("/dashboard/platform")
 async def page(visit: Visitor, request: Request) -> Response:
-    """Nodes, and what each tenant has of them. Raises Forbidden for everybody but the operator."""
+    """Render the nodes and each tenant's share. Raises Forbidden unless the caller is the
+    operator."""
     visit.caller.demand_platform()
     tenants = await visit.read(
         lambda sql: shares.read(
@@ -50,7 +52,7 @@ async def page(visit: Visitor, request: Request) -> Response:
 
 @router.get("/dashboard/platform/instances")
 async def instances(visit: Visitor) -> Response:
-    """Every instance of every tenant, and what could be forked next."""
+    """Render all tenants' instances, and the resident Templates."""
     visit.caller.demand_platform()
     names = await visit.read(shares.names)
     found, trouble = await or_trouble(visit.context.agent.instances(), [])
@@ -69,7 +71,7 @@ async def instances(visit: Visitor) -> Response:
 
 @router.get("/dashboard/platform/storage")
 async def storage(visit: Visitor) -> Response:
-    """Snapshots on the node, and models by the tier that they would be served from."""
+    """Render the snapshots on the node, and models by the storage tier that serves them."""
     visit.caller.demand_platform()
     names, known = await visit.read(lambda sql: (shares.names(sql), shares.models(sql)))
     snapshots, trouble = await or_trouble(visit.context.agent.snapshots(), [])
@@ -96,11 +98,11 @@ async def storage(visit: Visitor) -> Response:
 
 
 async def _node(visit: Visit, request: Request) -> tuple[Mapping[str, Any], str]:
-    """What the machine can do; at most a minute old."""
-    kept: tuple[float, Mapping[str, Any]] | None = getattr(request.app.state, "node", None)
-    if kept is not None and 0 <= visit.now - kept[0] < KEPT_S:
-        return kept[1], ""
-    told, trouble = await or_trouble(visit.context.agent.capabilities(), {})
+    """Return the machine's capabilities, at most a minute old."""
+    cached: tuple[float, Mapping[str, Any]] | None = getattr(request.app.state, "node", None)
+    if cached is not None and 0 <= visit.now - cached[0] < KEPT_S:
+        return cached[1], ""
+    capabilities, trouble = await or_trouble(visit.context.agent.capabilities(), {})
     if not trouble:
-        request.app.state.node = (visit.now, told)
-    return told, trouble
+        request.app.state.node = (visit.now, capabilities)
+    return capabilities, trouble

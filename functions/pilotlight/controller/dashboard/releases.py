@@ -1,4 +1,4 @@
-"""Releases: where each candidate is, what it is compared by, what was decided and why."""
+"""Pages of releases: the state, gates and decisions of each rollout."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from pilotlight.types import Scope
 
 NEWEST = 50
 DECISIONS = 100
-LATELY_DAYS = 30
+RECENT_DAYS = 30
 _Id = Annotated[str, Path(max_length=MAX_NAME)]
 
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
@@ -47,16 +47,16 @@ STATE_TONES = {
     "aborted": "warn",
 }
 OUTCOME_WORDS = {
-    "pass": "within",
-    "fail": "broken",
-    "unclear": "not proven",
+    "pass": "passed",
+    "fail": "failed",
+    "unclear": "unclear",
     "no_data": "too little data",
 }
 OUTCOME_TONES = {"pass": "good", "fail": "bad", "unclear": "warn"}
 VERDICT_WORDS = {
-    "advance": "goes on",
+    "advance": "advances",
     "hold": "holds",
-    "rollback": "goes back",
+    "rollback": "is rolled back",
     "halt": "is halted",
     "done": "is done",
 }
@@ -73,8 +73,8 @@ _CLOCKS = {"latency": "Warm latency", "first_byte": "First token", "cold": "Cold
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Station:
-    """A step of a rollout: `state` is `passed`, `here`, `left` (taken back from here) or "" (never
-    reached); `share` of its time."""
+    """A step of a rollout. `state` is `passed`, `here`, `left` (rolled back from here) or "" (not
+    reached); `share` is the elapsed share of its time."""
 
     percent: int
     state: str
@@ -83,8 +83,8 @@ class Station:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One gate in words: the candidate's number, stable's, the limit, and how much of the limit is
-    used (0 to 1; None: not known)."""
+    """One gate as text: the candidate's number, stable's, the limit, and the used share of the
+    limit (0 to 1; None: unknown)."""
 
     name: str
     kind: str
@@ -99,7 +99,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """A rollout as a page shows it."""
+    """A rollout's data for the page."""
 
     id: str
     title: str
@@ -109,17 +109,17 @@ class Shown:
 
     @property
     def is_active(self) -> bool:
-        """It goes on."""
+        """Whether the rollout has not ended."""
         return self.body["state"] in ACTIVE
 
 
 @router.get("/dashboard/releases")
 async def page(visit: Visitor) -> Response:
-    """All of the environment's: those that go on with their numbers, the others as history."""
-    _demand_sight(visit)
-    active, over = await visit.read(lambda sql: _look(sql, visit))
+    """Render the environment's rollouts: active ones with their numbers, the others as history."""
+    _require_access(visit)
+    active, over = await visit.read(lambda sql: _load(sql, visit))
     counted = Counter(
-        one.state.value for one in over if one.created_at >= visit.now - LATELY_DAYS * DAY_S
+        one.state.value for one in over if one.created_at >= visit.now - RECENT_DAYS * DAY_S
     )
     history = [shown(views.summary(one, now=visit.now), currency=visit.currency) for one in over]
     return render(
@@ -128,18 +128,18 @@ async def page(visit: Visitor) -> Response:
         active=active,
         history=history,
         counted=counted,
-        lately_days=LATELY_DAYS,
+        recent_days=RECENT_DAYS,
         **_WORDS,
     )
 
 
 @router.get("/dashboard/releases/{rollout}")
 async def one(visit: Visitor, rollout: _Id) -> Response:
-    """One of them with every decision. Raises NotFound."""
-    _demand_sight(visit)
+    """Render one rollout with its decisions. Raises NotFound."""
+    _require_access(visit)
     rates = visit.context.config.prices.rates()
 
-    def look(sql: sa.Connection) -> Shown:
+    def load(sql: sa.Connection) -> Shown:
         found = ledger.find(sql, tenant=visit.caller.tenant, rollout=rollout)
         if found.environment != visit.environment or not visit.caller.may_see(
             found.app, found.function
@@ -150,32 +150,32 @@ async def one(visit: Visitor, rollout: _Id) -> Response:
             currency=visit.currency,
         )
 
-    return render("release.html", visit=visit, one=await visit.read(look), **_WORDS)
+    return render("release.html", visit=visit, one=await visit.read(load), **_WORDS)
 
 
-def _look(sql: sa.Connection, visit: Visit) -> tuple[list[Shown], list[Rollout]]:
+def _load(sql: sa.Connection, visit: Visit) -> tuple[list[Shown], list[Rollout]]:
     rates = visit.context.config.prices.rates()
     found = ledger.listing(
         sql, tenant=visit.caller.tenant, environment=visit.environment, limit=NEWEST
     )
-    mine = [rollout for rollout in found if visit.caller.may_see(rollout.app, rollout.function)]
+    visible = [rollout for rollout in found if visit.caller.may_see(rollout.app, rollout.function)]
     active = [
         shown(
             views.detail(sql, rollout, now=visit.now, limit=5, rates=rates), currency=visit.currency
         )
-        for rollout in mine
+        for rollout in visible
         if rollout.state.value in ACTIVE
     ]
-    return active, [rollout for rollout in mine if rollout.state.value not in ACTIVE]
+    return active, [rollout for rollout in visible if rollout.state.value not in ACTIVE]
 
 
-def _demand_sight(visit: Visit) -> None:
+def _require_access(visit: Visit) -> None:
     if not visit.sees_instances:
-        raise Forbidden("releases are for keys that may deploy", scope=Scope.DEPLOY.value)
+        raise Forbidden("releases require a key with scope 'deploy'", scope=Scope.DEPLOY.value)
 
 
 def shown(body: Mapping[str, Any], *, currency: str = "") -> Shown:
-    """What a page needs of a rollout's JSON."""
+    """Build the page's data from a rollout's JSON."""
     decided: list[dict[str, Any]] = next(
         (decision["gates"] for decision in body.get("decisions", ()) if decision["gates"]), []
     )
@@ -190,7 +190,7 @@ def shown(body: Mapping[str, Any], *, currency: str = "") -> Shown:
 
 
 def stations(body: Mapping[str, Any]) -> list[Station]:
-    """The steps, and what became of each."""
+    """Return the steps with their states."""
     is_over, is_done = body["state"] not in ACTIVE, body["state"] == "done"
     out = []
     for number, weight in enumerate(body["steps"]):
@@ -205,7 +205,7 @@ def stations(body: Mapping[str, Any]) -> list[Station]:
 
 
 def line(gate: Mapping[str, Any], *, currency: str = "") -> Line:
-    """One gate in words."""
+    """Build the line of one gate."""
     candidate, limit = gate["candidate"], gate["limit"]
     numbers = {
         key: number(gate[key], gate["unit"], currency=currency)
@@ -228,7 +228,7 @@ def line(gate: Mapping[str, Any], *, currency: str = "") -> Line:
 
 
 def metric_words(metric: str) -> str:
-    """`Warm latency p99`, of `latency_p99`."""
+    """Return a metric's display name: `Warm latency p99` for `latency_p99`."""
     if metric.startswith("feedback:"):
         return f"Feedback: {metric.removeprefix('feedback:')}"
     name, _, share = metric.rpartition("_p")
@@ -236,7 +236,7 @@ def metric_words(metric: str) -> str:
 
 
 def number(value: float | None, unit: str, *, currency: str = "") -> str:
-    """A gate's number."""
+    """Format a gate's number."""
     if value is None:
         return DASH
     match unit:

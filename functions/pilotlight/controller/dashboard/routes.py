@@ -1,4 +1,4 @@
-"""Every page's router, the named ones before those that take what is left."""
+"""All pages' routers; specific paths come before catch-all paths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Signing in with a key, and out again."""
+"""Signing in with a key, and signing out."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ router = APIRouter(include_in_schema=False, route_class=PageRoute)
 
 @router.get(LOGIN)
 async def login_form(context: Ctx, request: Request) -> Response:
-    """Where a key is pasted."""
+    """Render the sign-in form."""
     try:
-        _demand_private(context, request)
+        _require_private(context, request)
     except PilotlightError as e:
         return _login_page(context, request, status=e.status, error=str(e))
     return _login_page(context, request)
@@ -44,8 +44,8 @@ async def login(
     """Exchange a key for a session."""
     try:
         sessions.demand_same_site(request.headers, cookie=cookie, field=form)
-        _demand_private(context, request)
-        caller = await anyio.to_thread.run_sync(_admit, context, key)
+        _require_private(context, request)
+        caller = await anyio.to_thread.run_sync(_authenticate, context, key)
     except PilotlightError as e:
         return _login_page(context, request, status=e.status, error=str(e))
     answer = RedirectResponse(HOME, status_code=303)
@@ -69,20 +69,20 @@ async def logout(
     session: Cookies,
     form: Annotated[str, Form(max_length=MAX_NAME)] = "",
 ) -> Response:
-    """End the session, in every tab of it."""
+    """End the session, in all its tabs."""
     sessions.demand_same_site(request.headers, cookie=cookie, field=form)
     try:
         found, key, until = sessions.read(context.key, session)
         if until > context.clock():
             await anyio.to_thread.run_sync(_end, context, found, key, until)
     except Unauthenticated:
-        pass  # there is none to end
+        pass  # there is no session to end
     answer = RedirectResponse(LOGIN, status_code=303)
     _set(answer, cookie_terms(context, request), sessions.COOKIE, "", max_age=0)
     return answer
 
 
-def _demand_private(context: Context, request: Request) -> None:
+def _require_private(context: Context, request: Request) -> None:
     sessions.demand_private(
         request.headers, request.url.scheme, allowed=context.config.settings.plain_http_sign_in
     )
@@ -116,7 +116,7 @@ def _end(context: Context, session: str, key: str, until: float) -> None:
         sessions.end(write, session=session, key=key, until=until)
 
 
-def _admit(context: Context, key: str) -> Principal:
+def _authenticate(context: Context, key: str) -> Principal:
     with context.store.read() as sql:
         caller = access.authenticate(
             sql, authorization=f"Bearer {key.strip()}", environment=None, now=context.clock()

@@ -1,4 +1,4 @@
-"""Figures that several pages show: what starts took, how busy paid time was, what quotas are used.
+"""Figures shared by several pages: start times, utilisation of paid time, and use of quotas.
 Pure."""
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ _HELD = ("IDLE", "RESERVED")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartRow:
-    """Calls by how their instance came up.
+    """Calls by start kind of their instance.
 
     Attributes:
         share: of all calls.
         total_ms, start_ms: percentiles (50, 95, 99) of the whole call, and of the start alone.
-        waited_ms: what starts of this kind made callers wait, all together; `mean_ms`: each.
+        waited_ms: total time that callers waited for starts of this kind.
+        mean_ms: the mean of that time per call.
     """
 
     kind: str
@@ -38,8 +39,8 @@ class StartRow:
 
 
 def starts(usage: Usage, parts: Sequence[Part]) -> list[StartRow]:
-    """One row per kind of start that there was, fastest first. Percentiles are of the last day, the
-    rest of the span."""
+    """Return one row per start kind that occurred, fastest first. Percentiles cover the last day,
+    the other values the span."""
     sums = usage.by(lambda cell: cell.start_kind, calls_only=True)
     whole = sum(one.records for one in sums.values())
     return [
@@ -66,12 +67,15 @@ def _percentiles(parts: Sequence[Part], kind: str, clock: str) -> tuple[float | 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Utilisation:
-    """How much of the time that somebody pays for ran calls.
+    """The share of paid time that ran calls.
 
     Attributes:
-        owner: `app/function`, or a tenant. busy: share between 0 and 1; of GPU time where there is
-        any, else of instance time. None without any paid time. idle_gpu_min: GPU-minutes that were
-        held and ran nothing. idle_s: the same of instances. cost_idle: what holding cost.
+        owner: `app/function`, or a tenant.
+        busy: share between 0 and 1; of GPU time if there is any, else of instance time. None
+            without paid time.
+        idle_gpu_min: GPU-minutes that were reserved and ran nothing.
+        idle_s: the same for instances, in seconds.
+        cost_idle: cost of the idle time.
     """
 
     owner: str
@@ -84,19 +88,19 @@ class Utilisation:
 
 
 def utilisation(owner: str, cells: Sequence[Cell]) -> Utilisation:
-    """Of one owner's cells."""
+    """Return the utilisation of one owner's cells."""
     busy, idle = Sums(), Sums()
     for cell in cells:
         if cell.kind == "CALL":
             busy.add(cell.sums)
         elif cell.kind in _HELD:
             idle.add(cell.sums)
-    used, held = (
+    used, unused = (
         (busy.gpu_s, idle.gpu_s) if busy.gpu_s or idle.gpu_s else (busy.billed_s, idle.billed_s)
     )
     return Utilisation(
         owner=owner,
-        busy=used / (used + held) if used + held else None,
+        busy=used / (used + unused) if used + unused else None,
         busy_s=busy.billed_s,
         idle_s=idle.billed_s,
         busy_gpu_min=busy.gpu_s / 60,
@@ -106,18 +110,18 @@ def utilisation(owner: str, cells: Sequence[Cell]) -> Utilisation:
 
 
 def by_owner(cells: Sequence[Cell]) -> list[Utilisation]:
-    """One row per function that anything was paid for, the idlest first."""
+    """Return one row per function with paid time, the most idle first."""
     owned: dict[str, list[Cell]] = {}
     for cell in cells:
         if cell.function:
             owned.setdefault(cell.name, []).append(cell)
-    rows = [utilisation(owner, theirs) for owner, theirs in owned.items()]
+    rows = [utilisation(owner, owner_cells) for owner, owner_cells in owned.items()]
     return sorted(rows, key=lambda row: (-row.idle_gpu_min, -row.idle_s, row.owner))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotaRow:
-    """A quota and its use. `used` is None where only the activators know it."""
+    """A quota and its use. `used` is None if only the activators know it."""
 
     name: str
     bound: str
@@ -128,23 +132,23 @@ class QuotaRow:
 QUOTA_WORDS = {
     "requests_per_s": "Requests per second",
     "burst": "Burst of requests",
-    "concurrent": "Calls at once",
-    "queued": "Calls that wait",
+    "concurrent": "Concurrent calls",
+    "queued": "Queued calls",
     "instances": "Instances",
     "gpus": "GPUs",
     "body_bytes": "Size of a request",
     "tokens_per_min": "Tokens per minute",
     "stored_bytes": "Stored",
-    "builds_at_once": "Image builds at once",
+    "builds_at_once": "Concurrent image builds",
     "pinned_bytes": "Pinned weights",
     "log_bytes": "Logs on a node",
     "functions": "Functions",
-    "result_bytes": "Kept results",
+    "result_bytes": "Stored results",
 }
 
 
 def quotas(plan: Plan, used: Mapping[str, float]) -> list[QuotaRow]:
-    """Every quota of a plan, bounded or not, with its use where it is known here."""
+    """Return all quotas of a plan, limited or not, with their use where it is known."""
     names = (*(field.name for field in fields(Quotas)), *STORAGE_KEYS)
     return [_quota(name, getattr(plan, name), used.get(name)) for name in names]
 
@@ -154,7 +158,7 @@ def _quota(name: str, bound: float | None, used: float | None) -> QuotaRow:
     share = used / bound if used is not None and bound else None
     return QuotaRow(
         name=QUOTA_WORDS[name],
-        bound="no bound" if bound is None else show(bound),
+        bound="unlimited" if bound is None else show(bound),
         used=None if used is None else show(used),
         share=share,
     )
@@ -166,16 +170,17 @@ def _plain(number: float) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
-    """What the plan aims at, and what was: `kept` is None where there is nothing to compare."""
+    """A target of the plan and the actual value. `is_met` is None if there is nothing to
+    compare."""
 
     name: str
-    wanted: str
-    seen: str
-    kept: bool | None
+    target: str
+    actual: str
+    is_met: bool | None
 
 
 def objectives(plan: Plan, usage: Usage, parts: Sequence[Part]) -> list[Objective]:
-    """Those that the plan names, over the span of `usage`."""
+    """Return the plan's objectives, compared over the span of `usage`."""
     calls = usage.calls
     p99_ms = merged(part for part in parts if part.clock == "total").percentile(99)
     answered = 1 - calls.errors / calls.records if calls.records else None
@@ -188,32 +193,32 @@ def objectives(plan: Plan, usage: Usage, parts: Sequence[Part]) -> list[Objectiv
     return [
         Objective(
             name=name,
-            wanted=f"{bound} {show(wanted)}",
-            seen=show(seen),
-            kept=_is_kept(wanted, seen, bound),
+            target=f"{bound} {show(target)}",
+            actual=show(actual),
+            is_met=_is_met(target, actual, bound),
         )
-        for name, wanted, seen, show, bound in rows
-        if wanted is not None
+        for name, target, actual, show, bound in rows
+        if target is not None
     ]
 
 
-def _is_kept(wanted: float, seen: float | None, bound: str) -> bool | None:
-    if seen is None:
+def _is_met(target: float, actual: float | None, bound: str) -> bool | None:
+    if actual is None:
         return None
-    return seen <= wanted if bound == "at most" else seen >= wanted
+    return actual <= target if bound == "at most" else actual >= target
 
 
 def _exact_percent(share: float | None) -> str:
-    """Objectives differ in the third nine."""
+    """Format a percentage with three decimals: objectives differ in the third nine."""
     return words.DASH if share is None else f"{100 * share:.3f}".rstrip("0").rstrip(".") + " %"
 
 
 def instance_use(instances: Sequence[InstanceInfo], gpus: Mapping[str, int]) -> dict[str, float]:
-    """Instances and GPUs in use; `gpus` of an instance of each function id."""
-    held = sum(gpus.get(str(instance.revision).partition("@")[0], 0) for instance in instances)
-    return {"instances": len(instances), "gpus": held}
+    """Return instances and GPUs in use; `gpus` is the GPU count of an instance by function id."""
+    gpu_count = sum(gpus.get(str(instance.revision).partition("@")[0], 0) for instance in instances)
+    return {"instances": len(instances), "gpus": gpu_count}
 
 
 def per_thousand(cost: Decimal, count: int) -> Decimal | None:
-    """What a thousand of something cost; None without any."""
+    """Return the cost of a thousand; None if the count is zero."""
     return cost * 1000 / count if count else None

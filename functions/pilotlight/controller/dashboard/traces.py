@@ -1,4 +1,4 @@
-"""Traces that were kept: a list that can be narrowed, and one trace as a waterfall."""
+"""Pages of stored traces: a filtered list, and one trace as a waterfall."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ WIDTH = 420.0
 KEPT_FOR = {
     "error": "failed",
     "cold": "waited for a start",
-    "slow": "slower than promised",
-    "asked": "its caller asked",
-    "drawn": "by chance",
-    "shadow": "copy of one",
+    "slow": "slower than its objective",
+    "asked": "requested by the caller",
+    "drawn": "sampled",
+    "shadow": "shadow of a traced call",
 }
 SLOWNESS = (10, 100, 1000, 10_000)
-"""Bounds to choose from, in ms."""
+"""Selectable minimum durations, in ms."""
 MAX_DEPTH = 8
-"""Spans are indented so far; deeper ones stand below each other."""
+"""Maximum indentation of spans."""
 _STEPS = frozenset({"route", "admit"})
 _Text = Annotated[str, Query(max_length=MAX_NAME)]
 
@@ -40,7 +40,7 @@ router = APIRouter(include_in_schema=False, route_class=PageRoute)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A span as a row. `tone`: the colour of its bar; `left`, `width`: of WIDTH."""
+    """A span as a row. `tone`: the colour of its bar; `left`, `width`: out of WIDTH."""
 
     span: Mapping[str, Any]
     depth: int
@@ -59,12 +59,12 @@ async def listing(
     slower: Annotated[int, Query(ge=0, le=10**9)] = 0,
     before: _Text = "",
 ) -> Response:
-    """Traces of the environment, newest first: of one function (`app/name`), kept for one reason,
-    longer than so many ms."""
-    _demand(visit)
+    """Render the environment's traces, newest first: of one function (`app/name`), stored for one
+    reason, or with a minimum duration in ms."""
+    _require_access(visit)
     at, _, call = before.partition("~")
     app, _, name = function.partition("/")
-    wanted = traces.Wanted(
+    filters = traces.Wanted(
         tenant=visit.caller.tenant,
         environment=visit.environment,
         app=app or None,
@@ -75,7 +75,7 @@ async def listing(
         before=_number(at),
         before_call=call,
     )
-    found, known = await visit.read(lambda sql: _look(sql, wanted))
+    found, known = await visit.read(lambda sql: _load(sql, filters))
     last = found[-1] if len(found) > PAGE else None
     shown = found[:PAGE]
     return render(
@@ -94,9 +94,11 @@ async def listing(
     )
 
 
-def _look(sql: sa.Connection, wanted: traces.Wanted) -> tuple[list[traces.Json], list[str]]:
-    found = traces.listing(sql, wanted, limit=PAGE + 1)
-    return found, traces.functions(sql, tenant=wanted.tenant, environment=wanted.environment or "")
+def _load(sql: sa.Connection, filters: traces.Wanted) -> tuple[list[traces.Json], list[str]]:
+    found = traces.listing(sql, filters, limit=PAGE + 1)
+    return found, traces.functions(
+        sql, tenant=filters.tenant, environment=filters.environment or ""
+    )
 
 
 def _number(text: str) -> float | None:
@@ -108,19 +110,17 @@ def _number(text: str) -> float | None:
 
 @router.get("/dashboard/traces/{trace:path}")
 async def one(visit: Visitor, trace: Annotated[str, Path(max_length=MAX_NAME)]) -> Response:
-    """One trace, by its id or by that of a call in it. Raises NotFound, for another tenant's as for
-    nobody's."""
-    _demand(visit)
+    """Render one trace, by its id or the id of a call in it. Raises NotFound, also for another
+    tenant's trace."""
+    _require_access(visit)
     found = await visit.read(lambda sql: traces.get(sql, visit.caller, trace))
     rows = [_row(bar) for bar in bars(found)]
     return render("trace.html", visit=visit, trace=found, rows=rows, width=WIDTH, words=KEPT_FOR)
 
 
-def _demand(visit: Visit) -> None:
+def _require_access(visit: Visit) -> None:
     if not visit.sees_instances:
-        raise Forbidden(
-            "this key reads bills; what happens inside calls needs one of scope 'deploy'"
-        )
+        raise Forbidden("traces require a key with scope 'deploy'")
 
 
 def _row(bar: Bar) -> Row:

@@ -1,4 +1,5 @@
-"""A visit: who looks, at which environment, over which span. Every page begins with one."""
+"""The context of a page view: the session, the environment and the span. Every page route depends
+on it."""
 
 from __future__ import annotations
 
@@ -33,26 +34,26 @@ _Read = TypeVar("_Read")
 
 
 def cookie_terms(context: Context, request: Request) -> CookieTerms:
-    """How cookies are called on this browser's connection."""
+    """Return the cookie names and attributes for this connection."""
     return CookieTerms.of(
         request.headers, request.url.scheme, context.config.settings.dashboard_origin
     )
 
 
 def cookie_of(context: Context, request: Request, name: str, *, limit: int) -> str:
-    """The browser's cookie of this name, as it is called on its connection; "" for none, and for
-    one that is too long to be ours."""
+    """Return the browser's cookie of this name; "" if there is none or it is too long to be
+    valid."""
     found = request.cookies.get(cookie_terms(context, request).name(name), "")
     return found if len(found) <= limit else ""
 
 
 async def session_cookie(context: Ctx, request: Request) -> str:
-    """The sealed session."""
+    """Return the sealed session."""
     return cookie_of(context, request, sessions.COOKIE, limit=MAX_COOKIE)
 
 
 async def form_cookie(context: Ctx, request: Request) -> str:
-    """What forms of this browser must carry."""
+    """Return the token that this browser's forms must send."""
     return cookie_of(context, request, sessions.FORM_COOKIE, limit=MAX_NAME)
 
 
@@ -62,12 +63,15 @@ Form = Annotated[str, Depends(form_cookie)]
 
 @dataclass(frozen=True, kw_only=True)
 class Visit:
-    """What every page knows.
+    """The context that every page has.
 
     Attributes:
-        environments: those that the key may look at. plan: the tenant's, its overrides included.
-        currency: of the tenant's price list; pages show costs in it unless another one is asked
-        for. form: the token that forms carry. now: of this view, seconds since the epoch.
+        environments: those that the key may access.
+        plan: the tenant's, including its overrides.
+        currency: of the tenant's price list; pages show costs in it unless another one is
+            requested.
+        form: the token that forms send.
+        now: time of this view, seconds since the epoch.
     """
 
     context: Context
@@ -82,17 +86,17 @@ class Visit:
 
     @property
     def caller(self) -> Principal:
-        """Whose key signed in."""
+        """The owner of the key that signed in."""
         return self.session.caller
 
     @property
     def environment(self) -> str:
-        """The one that is looked at."""
+        """The selected environment."""
         return self.caller.environment
 
     @cached_property
     def is_operator(self) -> bool:
-        """Whether this is an administrator of the platform."""
+        """Whether the caller is an administrator of the platform."""
         caller = self.caller
         return (
             caller.scope is Scope.ADMIN
@@ -102,31 +106,29 @@ class Visit:
 
     @cached_property
     def sees_instances(self) -> bool:
-        """Whether this key may look at what runs; one that reads bills may not."""
+        """Whether the key may see instances; a key with scope read-billing may not."""
         return self.caller.scope.reaches(Scope.DEPLOY)
 
     @property
     def sees_tenant(self) -> bool:
-        """Whether this key may look at what concerns the whole tenant: its invoices, its
-        budgets."""
+        """Whether the key may see data of the whole tenant: invoices and budgets."""
         return self.caller.bound_environment is None
 
     def link(self, path: str, **changes: str) -> str:
-        """An address within the dashboard that keeps the environment and the span, unless `changes`
-        says otherwise."""
-        wanted = {"environment": self.environment, "span": self.span.name, **changes}
-        if wanted["span"] == spans.DEFAULT:
-            del wanted["span"]
-        return f"{path}?{urlencode(wanted)}"
+        """Return a dashboard URL that keeps the environment and the span, except for `changes`."""
+        parameters = {"environment": self.environment, "span": self.span.name, **changes}
+        if parameters["span"] == spans.DEFAULT:
+            del parameters["span"]
+        return f"{path}?{urlencode(parameters)}"
 
-    async def read(self, question: Callable[[sa.Connection], _Read]) -> _Read:
-        """The answer of the database, asked in a thread, in one consistent view."""
+    async def read(self, query: Callable[[sa.Connection], _Read]) -> _Read:
+        """Run a database query in a thread, in one consistent view, and return its result."""
 
-        def ask() -> _Read:
+        def run() -> _Read:
             with self.context.store.read() as sql:
-                return question(sql)
+                return query(sql)
 
-        return await self.context.threads.run(self.caller.tenant, ask)
+        return await self.context.threads.run(self.caller.tenant, run)
 
 
 async def visit(
@@ -138,10 +140,10 @@ async def visit(
     environment: Annotated[str | None, Query(max_length=MAX_NAME)] = None,
     span: Annotated[str, Query(max_length=MAX_NAME)] = spans.DEFAULT,
 ) -> Visit:
-    """The visit of a request. Raises Unauthenticated, Forbidden, NotFound."""
+    """Return a request's context. Raises Unauthenticated, Forbidden, NotFound."""
     now = context.clock()
 
-    def look() -> Visit:
+    def load() -> Visit:
         with context.store.read() as sql:
             found = sessions.resume(
                 sql, context.key, session, environment=environment or None, now=now
@@ -162,17 +164,18 @@ async def visit(
             now=now,
         )
 
-    return await context.threads.look_up(look)
+    return await context.threads.look_up(load)
 
 
 Visitor = Annotated[Visit, Depends(visit)]
 
 
 class PageRoute(LazyRoute):
-    """A page: who has not signed in is sent to do so, and errors are pages as well."""
+    """A page route: redirects to the sign-in form without a session, and renders errors as
+    pages."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """The handler, with errors answered for people."""
+        """Return the handler with errors rendered as pages."""
         handle = super().get_route_handler()
 
         async def page(request: Request) -> Response:
@@ -184,7 +187,7 @@ class PageRoute(LazyRoute):
                 return render(
                     "error.html",
                     status=e.status,
-                    title=_TITLES.get(e.status, "That did not work"),
+                    title=_TITLES.get(e.status, "The request failed"),
                     message=str(e),
                 )
 
@@ -192,14 +195,15 @@ class PageRoute(LazyRoute):
 
 
 _TITLES = {
-    400: "That is not a question we can answer",
-    403: "Not with this key",
-    404: "There is nothing here",
+    400: "Invalid request",
+    403: "Access denied",
+    404: "Not found",
 }
 
 
 async def or_trouble(answer: Coroutine[Any, Any, _Read], default: _Read) -> tuple[_Read, str]:
-    """What another process answers, or `default` and why: the page is worth having without it."""
+    """Return another process's response, or `default` and the error: the page is useful without
+    it."""
     try:
         return await answer, ""
     except (SnapshotterError, WeightCacheError) as e:

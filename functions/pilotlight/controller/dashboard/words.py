@@ -1,5 +1,5 @@
-"""Numbers for people: money, spans of time, counts, bytes. Exact amounts are in invoices and
-exports."""
+"""Formatting of numbers for display: money, durations, counts, bytes. Exact amounts are in invoices
+and exports."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _MIB = 1024**2
 
 
 def money(amount: Decimal | str, currency: str = "") -> str:
-    """Two digits after the point from 1 on, else four, else the first two that are not zero: never
-    rounded to nothing."""
+    """Format an amount with two decimals from 1 on, else with four, else up to its second
+    significant digit: a nonzero amount is never rounded to zero."""
     amount = Decimal(amount)
     sign = MINUS if amount < 0 else ""
     return f"{sign}{_sign(currency)}{_digits(abs(amount))}"
@@ -34,8 +34,8 @@ def _digits(amount: Decimal) -> str:
 
 
 def price(amount: Decimal, currency: str = "") -> str:
-    """Of single calls, which stand in columns: eight digits after the point, more where these were
-    all zero."""
+    """Format the cost of one call for a column: eight decimals, twelve if these would all be
+    zero."""
     digits = 8 if amount == 0 or abs(amount) >= Decimal("1e-8") else 12
     return f"{MINUS if amount < 0 else ''}{_sign(currency)}{abs(amount):,.{digits}f}"
 
@@ -45,7 +45,7 @@ def _sign(currency: str) -> str:
 
 
 def milliseconds(value: float | None) -> str:
-    """12 ms, 1.24 s, 3.1 min, or a dash."""
+    """Format milliseconds as 12 ms, 1.24 s, 3.1 min, or a dash."""
     if value is None:
         return DASH
     if value < 999.5:
@@ -56,7 +56,7 @@ def milliseconds(value: float | None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Two digits of what fits: 12 s, 4.2 min, 3.5 h, 2.1 d."""
+    """Format seconds with two digits in a suitable unit: 12 s, 4.2 min, 3.5 h, 2.1 d."""
     for bound, length, unit in ((90, 1, "s"), (5400, 60, "min"), (129_600, 3600, "h")):
         if seconds < bound:
             return f"{_short(seconds / length)} {unit}"
@@ -68,7 +68,7 @@ def _short(number: float) -> str:
 
 
 def count(number: float) -> str:
-    """1,234 or 1.2 M: five digits at most."""
+    """Format a number as 1,234 or 1.2 M, with at most five digits."""
     for bound, length, unit in (
         (1e5, 1.0, ""),
         (9.995e5, 1e3, " k"),
@@ -81,8 +81,8 @@ def count(number: float) -> str:
 
 
 def percent(share: float | None) -> str:
-    """Of a share between 0 and 1: 0.3 %, 42 %; small ones keep a digit, and a little is never
-    nothing."""
+    """Format a share between 0 and 1 as 0.3 %, 42 %; small shares keep a digit, and a nonzero share
+    is never shown as zero."""
     if share is None:
         return DASH
     value = 100 * share
@@ -92,7 +92,7 @@ def percent(share: float | None) -> str:
 
 
 def size(count_bytes: float) -> str:
-    """Bytes, KiB, MiB or GiB: what fits."""
+    """Format bytes as B, KiB, MiB or GiB."""
     if count_bytes < 1024:
         return f"{count_bytes:.0f} B"
     if count_bytes < _MIB:
@@ -103,22 +103,22 @@ def size(count_bytes: float) -> str:
 
 
 def ago(at: float, now: float) -> str:
-    """How long ago something was."""
+    """Format how long ago a time was."""
     return f"{duration(max(0.0, now - at))} ago"
 
 
 def clock(at: float) -> str:
-    """21 Nov 11:05:06, in UTC."""
+    """Format a time as 21 Nov 11:05:06, in UTC."""
     return f"{dt.datetime.fromtimestamp(at, tz=dt.UTC):%d %b %H:%M:%S}".lstrip("0")
 
 
 def day(at: float) -> str:
-    """21 Nov 2026, in UTC."""
+    """Format a date as 21 Nov 2026, in UTC."""
     return f"{dt.datetime.fromtimestamp(at, tz=dt.UTC):%d %b %Y}".lstrip("0")
 
 
 def month(name: str) -> str:
-    """November 2026, of "2026-11"."""
+    """Format "2026-11" as November 2026."""
     return f"{dt.date.fromisoformat(f'{name}-01'):%B %Y}"
 
 
@@ -135,7 +135,7 @@ KIND_WORDS: Mapping[str, str] = {
 
 
 def kind(name: str) -> str:
-    """What a kind of record is called."""
+    """Return the display name of a kind of record."""
     return KIND_WORDS.get(name, name.capitalize())
 
 

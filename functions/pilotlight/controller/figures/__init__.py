@@ -1,5 +1,5 @@
-"""What pages show, read from the database: sums from the rollups, percentiles from histograms, the
-newest calls by index.
+"""Aggregates for the dashboard and the API, read from the database: sums from the rollups,
+percentiles from histograms, the newest calls by index.
 
-Modules here answer with plain records and know nothing of pages; only `newest` touches single
-records, and only as many as it shows."""
+These modules return plain records and know nothing of pages. Only `newest` and `models` read single
+usage records, both with a limit."""

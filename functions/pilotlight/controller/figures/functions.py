@@ -1,4 +1,4 @@
-"""The functions of an environment: what is deployed, and what each did over a span."""
+"""The functions of an environment: what is deployed, and each function's figures over a span."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ MAX_ROWS = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployed:
-    """A function as it is deployed now: its newest revision with traffic, and what an instance of
-    that has.
+    """A function as deployed now: its newest revision with traffic, and the resources of one
+    instance.
 
     Attributes:
-        scaledown_window_s: how long an instance may idle before it goes.
+        scaledown_window_s: how long an instance may idle before it is stopped.
     """
 
     id: str
@@ -46,9 +46,11 @@ class FunctionFigures:
     """One function over a span.
 
     Attributes:
-        deployed: None when it was removed since.
-        calls: sums of its calls; `whole`: of everything that it caused, idle time included.
-        starts: calls by how their instance came up; `units`: calls per hour or day, oldest first.
+        deployed: None if the function has been removed since.
+        calls: sums of its calls.
+        whole: sums of all its records, including idle time.
+        starts: calls by start kind of their instance.
+        units: calls per hour or day, oldest first.
         latency: from the request's arrival to its last byte, over the last day.
     """
 
@@ -72,7 +74,7 @@ class FunctionFigures:
 def table(
     sql: sa.Connection, *, tenant: str, environment: str, usage: Usage, parts: Sequence[Part]
 ) -> list[FunctionFigures]:
-    """The functions that did most, then those that are deployed and did nothing; MAX_ROWS
+    """Return the most active functions, then deployed functions without activity; at most MAX_ROWS
     together."""
     found = _active(usage)
     for identity, deployed in _deployed(
@@ -80,7 +82,7 @@ def table(
     ).items():
         row = found.setdefault(
             identity,
-            FunctionFigures(id=identity, app=deployed.app, name=deployed.name, units=_none(usage)),
+            FunctionFigures(id=identity, app=deployed.app, name=deployed.name, units=_zeros(usage)),
         )
         row.deployed = deployed
     histograms = by_function(part for part in parts if part.clock == "total")
@@ -97,7 +99,7 @@ def _active(usage: Usage) -> dict[str, FunctionFigures]:
         row = rows.get(cell.function_id)
         if row is None:
             row = rows[cell.function_id] = FunctionFigures(
-                id=cell.function_id, app=cell.app, name=cell.function, units=_none(usage)
+                id=cell.function_id, app=cell.app, name=cell.function, units=_zeros(usage)
             )
         row.whole.add(cell.sums)
         if cell.kind == "CALL":
@@ -110,12 +112,12 @@ def _active(usage: Usage) -> dict[str, FunctionFigures]:
     return {row.id: row for row in ranked[:MAX_ROWS]}
 
 
-def _none(usage: Usage) -> list[int]:
+def _zeros(usage: Usage) -> list[int]:
     return [0] * usage.span.count
 
 
 def count(sql: sa.Connection, *, tenant: str, environment: str) -> int:
-    """How many functions are deployed in an environment."""
+    """Return the number of functions deployed in an environment."""
     table = tables.functions
     where = (
         table.c.tenant == tenant,
@@ -130,7 +132,7 @@ def count(sql: sa.Connection, *, tenant: str, environment: str) -> int:
 def one(
     sql: sa.Connection, *, tenant: str, environment: str, app: str, name: str
 ) -> Deployed | None:
-    """A function by its name, if it is deployed there."""
+    """Find a deployed function by its name."""
     table = tables.functions
     rows = sql.execute(
         _query(tenant, environment).where(table.c.app == app, table.c.name == name).limit(1)
@@ -141,7 +143,7 @@ def one(
 def _deployed(
     sql: sa.Connection, *, tenant: str, environment: str, ids: Collection[str]
 ) -> dict[str, Deployed]:
-    """Those in `ids`, and others by name until there are MAX_ROWS."""
+    """Return the functions in `ids`, then others by name, up to MAX_ROWS."""
     table = tables.functions
     query = _query(tenant, environment).order_by(table.c.app, table.c.name)
     rows = list(sql.execute(query.where(table.c.id.in_(ids))))

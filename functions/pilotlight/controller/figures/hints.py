@@ -1,7 +1,8 @@
-"""Right-sizing: where a function pays for what it does not use, and what it would save. Pure.
+"""Right-sizing hints: where a function pays for resources that it does not use, and the possible
+saving. Pure.
 
-Savings are per 30 days at the pace of the span that is looked at. A hint says what it was seen
-from; who follows it decides."""
+Savings are per 30 days at the rate of the observed span. A hint states its evidence and changes
+nothing itself."""
 
 from __future__ import annotations
 
@@ -14,27 +15,28 @@ from pilotlight.pricing import COST_QUANTUM, GIB, Rates
 
 MONTH_S = 30 * 86_400
 HEADROOM = 1.5
-"""Of memory above the highest that was measured: what was not seen today may come tomorrow."""
+"""Factor on the highest measured memory, because usage may grow."""
 STEP_BYTES = 128 * 1024**2
 WORTH = Decimal("0.75")
-"""Less memory is suggested from a quarter less on: below that, headroom is worth more."""
+"""A memory hint must cut memory by at least a quarter; below that, headroom is worth more."""
 BUSY = 0.25
-"""Share of its time from which on a reserved instance earns its keep."""
+"""Utilisation from which a reserved instance is worth its cost."""
 LEAST_SHARE, LEAST_OF_ALL = 20, 100
-"""A hint must save at least a twentieth of what its function costs, and a hundredth of what all
-together do."""
+"""A hint must save more than 1/20 of its function's cost, and more than 1/100 of the cost of all
+functions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """One function as it was seen over a span.
+    """One function as observed over a span.
 
     Attributes:
-        memory_bytes: what an instance is given, and billed for; `measured_bytes`: the most that an
-        instance has now, None = not known. min_instances, scaledown_window_s: as deployed. whole,
-        busy, idle, reserved: sums of everything, of calls, of time beyond the platform's own
-        window, of `min_instances`. start_ms: what a start takes when it is not warm (median), None
-        = not known.
+        memory_bytes: an instance's memory, as configured and billed.
+        measured_bytes: the highest memory of an instance now; None if unknown.
+        min_instances, scaledown_window_s: as deployed.
+        whole, busy, idle, reserved: sums of all records, of calls, of idle time beyond the
+            platform's own window, and of `min_instances`.
+        start_ms: median time of a start that is not warm; None if unknown.
     """
 
     app: str
@@ -52,10 +54,10 @@ class Observed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hint:
-    """Something that could be smaller.
+    """A suggested reduction.
 
     Attributes:
-        change: what to write, as in code.
+        change: what to write, as code.
         saving: per 30 days.
     """
 
@@ -67,8 +69,8 @@ class Hint:
 
 
 def hints(observed: Sequence[Observed], *, rates: Rates, elapsed_s: float) -> list[Hint]:
-    """What could be saved, the most first; `elapsed_s` is how long the sums took to come
-    together."""
+    """Return possible savings, largest first. `elapsed_s` is the time that the sums cover, in
+    seconds."""
     pace = Decimal(MONTH_S) / Decimal(max(1, round(elapsed_s)))
     found = [
         hint
@@ -94,19 +96,19 @@ def _memory(one: Observed, rates: Rates, pace: Decimal) -> Hint | None:
         return None
     spent = Decimal(repr(one.whole.memory_byte_s)) / GIB * rates.memory_gib_s
     saving = _rounded(spent * (1 - Decimal(enough) / one.memory_bytes) * pace)
-    used, given = one.measured_bytes // 1024**2, one.memory_bytes // 1024**2
+    used, limit = one.measured_bytes // 1024**2, one.memory_bytes // 1024**2
     return Hint(
         app=one.app,
         name=one.name,
         change=f'memory="{enough // 1024**2}MiB"',
         saving=saving,
-        why=f"instances use {used} MiB of {given} MiB now; this leaves half as much again free",
+        why=f"instances use {used} MiB of {limit} MiB now; this leaves 50 % headroom",
     )
 
 
 def _reserved(one: Observed, pace: Decimal) -> Hint | None:
-    held = one.reserved.billed_ns + one.busy.billed_ns
-    if one.reserved.picos <= 0 or one.busy.billed_ns >= held * BUSY:
+    reserved_ns = one.reserved.billed_ns + one.busy.billed_ns
+    if one.reserved.picos <= 0 or one.busy.billed_ns >= reserved_ns * BUSY:
         return None
     start = (
         ""
@@ -118,8 +120,8 @@ def _reserved(one: Observed, pace: Decimal) -> Hint | None:
         name=one.name,
         change="min_instances=0",
         saving=_rounded(one.reserved.cost * pace),
-        why=f"{one.min_instances or 'the'} kept instances work "
-        f"{100 * one.busy.billed_ns / held:.0f} % of their time{start}",
+        why=f"{one.min_instances or 'the'} reserved instances are busy "
+        f"{100 * one.busy.billed_ns / reserved_ns:.0f} % of their time{start}",
     )
 
 
@@ -132,8 +134,8 @@ def _idle(one: Observed, pace: Decimal) -> Hint | None:
         name=one.name,
         change='scaledown_window="auto"',
         saving=_rounded(one.idle.cost * pace),
-        why=f"{share:.0f} % of what is billed is idling beyond the minutes that the platform "
-        f"gives away; this is the most it can save",
+        why=f"{share:.0f} % of the billed time is idle beyond the platform's free minutes; this is "
+        f"the maximum saving",
     )
 
 

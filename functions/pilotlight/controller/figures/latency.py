@@ -1,5 +1,5 @@
-"""Percentiles from histograms whose buckets grow by a tenth: right to a twentieth, and cheap
-however many calls there were."""
+"""Percentiles from histograms whose buckets grow by 10 %: accurate to 5 %, at a cost independent of
+the number of calls."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ CLOCKS = ("total", "queue", "start", "exec")
 
 @dataclass(slots=True)
 class Histogram:
-    """Calls by bucket: bucket b holds those above 1.1**(b-1) and up to 1.1**b ms. Owner: whoever
-    fills it, in one thread."""
+    """Calls by bucket: bucket b holds latencies above 1.1**(b-1) and up to 1.1**b ms. Owner: the
+    caller that fills it, in one thread."""
 
     buckets: dict[int, int] = field(default_factory=dict)
 
     def add(self, bucket: int, calls: int) -> None:
-        """Take `calls` more."""
+        """Add `calls` calls."""
         self.buckets[bucket] = self.buckets.get(bucket, 0) + calls
 
     @property
     def calls(self) -> int:
-        """How many there are."""
+        """The total number of calls."""
         return sum(self.buckets.values())
 
     def percentile(self, percent: float) -> float | None:
-        """Milliseconds by the nearest-rank definition: the middle of the bucket that covers the
-        share; None without calls."""
+        """Return milliseconds by the nearest-rank definition: the middle of the bucket that covers
+        the share. None without calls."""
         count = self.calls
         if not count:
             return None
@@ -48,14 +48,15 @@ class Histogram:
 
 
 def middle_ms(bucket: int) -> float:
-    """The geometric middle of a bucket; the first one holds everything up to a millisecond."""
+    """Return the geometric middle of a bucket in ms; the first bucket holds everything up to 1
+    ms."""
     return 1.0 if bucket <= 0 else float(GROWTH ** (bucket - 0.5))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """The histogram of one clock (`total`, `queue`, `start`, `exec`) of one function's calls by one
-    kind of start."""
+    """The histogram of one clock (`total`, `queue`, `start`, `exec`) of one function's calls with
+    one start kind."""
 
     function_id: str
     start_kind: str
@@ -73,12 +74,12 @@ def read(
     function_id: str | None = None,
     clocks: Sequence[str] = CLOCKS,
 ) -> list[Part]:
-    """Histograms of the last hours, the one that runs included, of these clocks."""
+    """Read the histograms of the last `hours` hours, including the current one, of these clocks."""
     table = tables.latency_hours
     last = int(now // HOUR_S)
     within: sa.ColumnElement[bool] = table.c.hour.between(last - hours + 1, last)
-    # each hour by itself is a seek in the primary key, instead of a walk through every function's
-    # rows
+    # With each hour listed, the query seeks in the primary key instead of scanning every function's
+    # rows.
     if function_id is not None:
         within = table.c.hour.in_(range(last - hours + 1, last + 1)) & (
             table.c.function_id == function_id
@@ -99,7 +100,7 @@ def read(
 
 
 def merged(parts: Iterable[Part]) -> Histogram:
-    """One histogram of several."""
+    """Merge several histograms into one."""
     out = Histogram()
     for part in parts:
         for bucket, calls in part.histogram.buckets.items():
@@ -108,11 +109,11 @@ def merged(parts: Iterable[Part]) -> Histogram:
 
 
 def by_function(parts: Iterable[Part]) -> dict[str, Histogram]:
-    """One histogram of each function's parts, by its id."""
+    """Merge the histograms of each function, by its id."""
     grouped: dict[str, list[Part]] = {}
     for part in parts:
         grouped.setdefault(part.function_id, []).append(part)
-    return {identity: merged(theirs) for identity, theirs in grouped.items()}
+    return {identity: merged(grouped_parts) for identity, grouped_parts in grouped.items()}
 
 
 def by_hour(
@@ -124,8 +125,8 @@ def by_hour(
     hours: int = HOURS,
     function_id: str | None = None,
 ) -> dict[int, Histogram]:
-    """The whole of each hour's calls (clock `total`), by hours since the epoch; hours without calls
-    are left out."""
+    """Return the histogram of each hour's calls (clock `total`), by hours since the epoch. Hours
+    without calls are omitted."""
     table = tables.latency_hours
     last = int(now // HOUR_S)
     where = [

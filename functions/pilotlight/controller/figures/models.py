@@ -1,9 +1,8 @@
-"""What language models did in the last day: tokens, the time to the first one and between two, what
-they cost, and who asked.
+"""Language-model figures of the last day: tokens, time to first token, time between tokens, cost,
+and usage by tenant.
 
-Three sources, each for what it knows: observations (counts and histograms of every call, by the
-minute), records of the newest calls (the first token by kind of start), and rollups (money, and
-whose)."""
+Three sources: observations (counts and histograms of every call, per minute), records of the newest
+calls (first token by start kind), and rollups (cost and calling tenant)."""
 
 from __future__ import annotations
 
@@ -24,14 +23,14 @@ from pilotlight.observations import Observation, quantile
 from pilotlight.spec import FunctionKind
 
 NEWEST = 5000
-"""Records of a function that are looked at for what only records know."""
+"""Usage records read per function, for values that only records hold."""
 MAX_MODELS = 200
 MAX_TENANTS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Times:
-    """Percentiles in milliseconds of `n`."""
+    """Percentiles of `n` durations, in milliseconds."""
 
     n: int
     p50_ms: float
@@ -40,7 +39,7 @@ class Times:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """What one tenant's calls took."""
+    """Usage by one tenant's calls."""
 
     tenant: str
     calls: int
@@ -51,16 +50,19 @@ class Share:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFigures:
-    """One language model over the last 24 hours; None = nothing was seen.
+    """One language model over the last 24 hours; None: no data.
 
     Attributes:
-        max_model_len, max_num_seqs, adapters, gpu: as its heaviest revision declares them.
-        first_token, between_tokens: of calls that waited for no start. first_token_by_start: kind
-        of start → the same of the newest calls' records. finishes: why the newest answers ended →
-        how many. completed: share of streams that ended by themselves. cached: share of prompt
-        tokens that were there already. cache_use: median and greatest percent of the KV cache in
-        use. tokens_per_s: written per second of an instance that was busy; `tokens_per_gpu_s` per
-        GPU of it. price_per_1k: cost of calls by 1,000 tokens in and out, a decimal as text.
+        max_model_len, max_num_seqs, adapters, gpu: as declared by the revision with the most
+            traffic.
+        first_token, between_tokens: of calls that did not wait for a start.
+        first_token_by_start: start kind → first token of the newest calls' records.
+        finishes: finish reason → number of the newest calls.
+        completed: share of streams that ran to completion.
+        cached: share of prompt tokens found in the cache.
+        cache_use: median and maximum percent of the KV cache in use.
+        tokens_per_s: tokens generated per second of busy instance time; `tokens_per_gpu_s` per GPU.
+        price_per_1k: cost per 1,000 tokens, input and output, as a decimal string.
     """
 
     app: str
@@ -91,7 +93,7 @@ class ModelFigures:
     tenants: tuple[Share, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Return JSON values."""
         return asdict(self)
 
 
@@ -105,7 +107,8 @@ def read(
     app: str | None = None,
     function: str | None = None,
 ) -> list[ModelFigures]:
-    """The language models of an environment that take traffic, by name; costs in that currency."""
+    """Return an environment's language models with traffic, by name. Costs are in the given
+    currency."""
     return [
         _figures(sql, row, tenant=tenant, currency=currency, now=now)
         for row in _rows(sql, tenant, environment, app, function)
@@ -115,7 +118,8 @@ def read(
 def _rows(
     sql: sa.Connection, tenant: str, environment: str, app: str | None, function: str | None
 ) -> list[sa.Row[Any]]:
-    """Functions with the spec of their heaviest revision, where that is an engine's."""
+    """Return functions with the spec of their revision with the most traffic, if its kind is
+    engine."""
     functions, revisions, traffic = tables.functions, tables.revisions, tables.traffic
     same = (revisions.c.function == traffic.c.function) & (revisions.c.name == traffic.c.revision)
     where = [
@@ -230,7 +234,8 @@ def _per_1k(whole: sums.Sums) -> str | None:
 def _newest(
     sql: sa.Connection, function_id: str, *, tenant: str, now: float
 ) -> tuple[dict[str, Times], dict[str, int]]:
-    """Of the newest records: first tokens by kind of start, and why answers ended."""
+    """From the newest records, return first-token times by start kind, and counts of finish
+    reasons."""
     c = tables.usage.c
     query = (
         sa.select(c.start_kind, c.first_token_ms, c.finish)
@@ -249,12 +254,12 @@ def _newest(
         finishes[finish] = finishes.get(finish, 0) + 1
         if first_ms:
             by_start.setdefault(kind, []).append(first_ms)
-    return {kind: _of(by_start[kind]) for kind in START_KINDS if kind in by_start}, dict(
+    return {kind: _times_of(by_start[kind]) for kind in START_KINDS if kind in by_start}, dict(
         sorted(finishes.items())
     )
 
 
-def _of(found: Iterable[int]) -> Times:
+def _times_of(found: Iterable[int]) -> Times:
     ordered = sorted(found)
     return Times(
         n=len(ordered),
@@ -266,7 +271,7 @@ def _of(found: Iterable[int]) -> Times:
 def _by_caller(
     sql: sa.Connection, function_id: str, *, tenant: str, currency: str, now: float
 ) -> list[tuple[str, sums.Sums]]:
-    """(tenant's name, sums of calls), the one with most tokens first."""
+    """Return (tenant's name, sums of calls), most tokens first."""
     table, last = tables.usage_hours, int(now // HOUR_S)
     names = {
         row.id: row.name
@@ -299,8 +304,8 @@ def hourly(
     names: Iterable[tuple[str, str]],
     now: float,
 ) -> dict[int, tuple[int, int]]:
-    """Hour since the epoch → tokens (in, out) of calls of these functions, (app, name) each, over
-    the last day."""
+    """Map each hour since the epoch to the tokens (in, out) of these functions' calls, as (app,
+    name), over the last day."""
     table, last = tables.usage_hours, int(now // HOUR_S)
     query = (
         sa.select(table.c.hour, sa.func.sum(table.c.tokens_in), sa.func.sum(table.c.tokens_out))

@@ -1,5 +1,5 @@
-"""The newest calls, by index: days without any are left out first, so that no walk through others'
-records is long."""
+"""The newest calls, by index. Days without calls are excluded first, so that the query does not
+scan many records of others."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from pilotlight.controller.figures.spans import DAY_S
 from pilotlight.protocol import UsageRecord
 
 DAYS = 31
-"""How far back the list of calls reaches; what is older is in the export of the bill."""
+"""How many days back the list of calls reaches. Older calls are in the billing export."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """Calls, newest first, and where the next page begins; "" when this is the last."""
+    """Calls, newest first, and the cursor of the next page; "": this is the last page."""
 
     calls: list[UsageRecord]
     older: str
@@ -34,7 +34,7 @@ def read(
     function_id: str | None = None,
     before: str = "",
 ) -> Page:
-    """At most `limit` calls of an environment, those before the cursor `before` where one is given
+    """Return at most `limit` calls of an environment, before the cursor `before` if given
     (`<started_at>~<id>`)."""
     table = tables.usage
     until, after_id = _cursor(before)
@@ -44,7 +44,7 @@ def read(
         environment=environment,
         function_id=function_id,
         until=min(until, now),
-        wanted=limit + 1,
+        count=limit + 1,
     )
     if since is None:
         return Page(calls=[], older="")
@@ -75,8 +75,7 @@ def read(
 
 
 def attempts(sql: sa.Connection, *, tenant: str, environment: str, call: str) -> list[UsageRecord]:
-    """The attempts of one call in an environment; none where it is another tenant's, or
-    nobody's."""
+    """Return the attempts of one call in an environment; empty if the tenant has no such call."""
     return [
         record
         for record in ledger.attempts(sql, tenant=tenant, call=call)
@@ -85,7 +84,7 @@ def attempts(sql: sa.Connection, *, tenant: str, environment: str, call: str) ->
 
 
 def _cursor(before: str) -> tuple[float, str]:
-    """Where the page begins; what is no cursor of ours begins with the newest."""
+    """Parse a cursor. An invalid cursor starts with the newest call."""
     moment, _, record = before.partition("~")
     try:
         at = float(moment)
@@ -101,10 +100,10 @@ def _since(
     environment: str,
     function_id: str | None,
     until: float,
-    wanted: int,
+    count: int,
 ) -> float | None:
-    """The begin of the day from which on there are `wanted` calls; None when there are none at
-    all."""
+    """Return the start of the day from which there are at least `count` calls, or of the oldest day
+    with calls; None without calls."""
     table = tables.usage_days
     last = int(until // DAY_S)
     where = [
@@ -123,9 +122,8 @@ def _since(
     )
     seen, day = 0, None
     for day, records in sql.execute(query):
-        # Of the day in which the cursor lies nobody knows how many are before it: it does not
-        # count.
+        # The cursor's day does not count: how many of its calls precede the cursor is unknown.
         seen += int(records) if day < last else 0
-        if seen >= wanted:
+        if seen >= count:
             break
     return None if day is None else day * float(DAY_S)

@@ -1,5 +1,4 @@
-"""What a tenant was promised: its plan with its overrides, and the price list that follows from
-it."""
+"""A tenant's entitlements: its plan with overrides, and the resulting price list."""
 
 from __future__ import annotations
 
@@ -13,26 +12,26 @@ from pilotlight.pricing import PriceSettings, Rates
 from pilotlight.quotas import UNLIMITED, Plan
 
 MAX_KEYS = 200
-"""With quotas of their own, as a page shows them."""
+"""Keys with their own quotas that a page shows at most."""
 
 
 def plan_of(sql: sa.Connection, *, tenant: str, plans: Mapping[str, Plan]) -> Plan:
-    """A tenant's plan; without bounds where platform.yaml does not know it any more."""
+    """Return a tenant's plan; an unlimited one if platform.yaml no longer defines it."""
     table = tables.tenants
     row = sql.execute(sa.select(table.c.plan, table.c.overrides).where(table.c.id == tenant)).one()
     return plan_from(row.plan, row.overrides, plans)
 
 
 def plan_from(name: str, overrides: str, plans: Mapping[str, Plan]) -> Plan:
-    """The plan of that name with overrides (JSON)."""
+    """Return the named plan with overrides (JSON)."""
     return plans.get(name, UNLIMITED).with_overrides(json.loads(overrides))
 
 
 def own_quotas(
     sql: sa.Connection, *, tenant: str, environment: str
 ) -> list[tuple[str, dict[str, float]]]:
-    """(whose, bounds) of the quotas that a tenant set for functions of an environment, and for keys
-    that reach it."""
+    """Return (owner, bounds) of the quotas that a tenant set for functions of an environment, and
+    for keys that may access it."""
     table, keys = tables.function_quotas, tables.api_keys
     functions = sa.select(table.c.app, table.c.function, table.c.quotas).where(
         table.c.tenant == tenant, table.c.environment == environment
@@ -41,8 +40,8 @@ def own_quotas(
         (f"{row.app}/{row.function}", json.loads(row.quotas))
         for row in sql.execute(functions.order_by(table.c.app, table.c.function))
     ]
-    reaching = keys.c.environment.is_(None) | (keys.c.environment == environment)
-    where = (keys.c.tenant == tenant, reaching, keys.c.revoked_at.is_(None), keys.c.quotas != "{}")
+    in_scope = keys.c.environment.is_(None) | (keys.c.environment == environment)
+    where = (keys.c.tenant == tenant, in_scope, keys.c.revoked_at.is_(None), keys.c.quotas != "{}")
     named = (
         sa.select(keys.c.id, keys.c.name, keys.c.quotas)
         .where(*where)
@@ -55,6 +54,6 @@ def own_quotas(
 
 
 def rates_of(plan: Plan, prices: PriceSettings) -> Rates:
-    """The list that a plan's calls are priced by; the platform's own where it names none."""
+    """Return the price list of a plan; the platform's own if the plan names none."""
     lists = prices.lists()
     return lists[plan.prices if plan.prices in lists else prices.version]

@@ -1,4 +1,4 @@
-"""What each tenant has of the platform: for its operator."""
+"""Each tenant's share of the platform, for the operator."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _HELD = ("IDLE", "RESERVED")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """Time that somebody pays for: of calls, and of waiting for them."""
+    """Paid time: of running calls, and of waiting for them."""
 
     busy_s: float
     idle_s: float
@@ -28,8 +28,8 @@ class Held:
 
     @property
     def busy(self) -> float | None:
-        """The share that ran calls: of GPU time where there is any, else of instance time; None
-        without any."""
+        """The share of time that ran calls: of GPU time if there is any, else of instance time.
+        None without paid time."""
         gpus = self.busy_gpu_min + self.idle_gpu_min
         used, whole = (
             (self.busy_gpu_min, gpus) if gpus else (self.busy_s, self.busy_s + self.idle_s)
@@ -53,7 +53,7 @@ class TenantShare:
 def read(
     sql: sa.Connection, *, span: Span, plans: Mapping[str, Plan], currency: str
 ) -> list[TenantShare]:
-    """Every tenant, those that used most first; costs in `currency` alone."""
+    """Return all tenants, most usage first. Costs include only `currency`."""
     table = span.table
     by_tenant: dict[str, list[Cell]] = {}
     for tenant, cell in _cells(sql, table, span):
@@ -69,7 +69,7 @@ def read(
 
 def _cells(sql: sa.Connection, table: sa.Table, span: Span) -> list[tuple[str, Cell]]:
     groups = (table.c.tenant, table.c.kind, table.c.currency)
-    read = sa.select(*groups, *sums.summed(table)).where(span.holds(table)).group_by(*groups)
+    read = sa.select(*groups, *sums.summed(table)).where(span.covers(table)).group_by(*groups)
     return [
         (
             row[0],
@@ -95,7 +95,7 @@ def _share(
         sums.total(c for c in cells if c.kind == "CALL"),
         sums.total(c for c in cells if c.kind in _HELD),
     )
-    held = Held(
+    utilisation = Held(
         busy_s=busy.billed_s,
         idle_s=idle.billed_s,
         busy_gpu_min=busy.gpu_s / 60,
@@ -108,18 +108,18 @@ def _share(
         suspended=row.suspended_at is not None,
         whole=sums.total(cells),
         calls=busy,
-        utilisation=held,
+        utilisation=utilisation,
     )
 
 
 def names(sql: sa.Connection) -> dict[str, str]:
-    """Tenants' names by their ids."""
+    """Return tenants' names by id."""
     table = tables.tenants
     return {row.id: row.name for row in sql.execute(sa.select(table.c.id, table.c.name))}
 
 
 def models(sql: sa.Connection) -> dict[str, str]:
-    """What models are called: `tenant/environment/name` by manifest, the first name of each."""
+    """Return model names (`tenant/environment/name`) by manifest; the first name of each."""
     table, tenants = tables.weights, tables.tenants
     query = sa.select(
         table.c.manifest, tenants.c.name.label("tenant"), table.c.environment, table.c.name

@@ -1,5 +1,4 @@
-"""Spans of time that pages look at: the last hours or days, in whole units of the rollup that
-serves them."""
+"""Spans of time: the last hours or days, in whole units of the rollup that covers them."""
 
 from __future__ import annotations
 
@@ -24,12 +23,12 @@ NAMES = tuple(_CHOICES)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """`count` units that end with the one that runs now.
+    """`count` units, ending with the current one.
 
     Attributes:
-        unit: `hour` or `day`, of UTC.
+        unit: `hour` or `day`, in UTC.
         last: number of the newest unit since the epoch.
-        words: for people: "24 hours".
+        words: for display: "24 hours".
     """
 
     name: str
@@ -40,42 +39,42 @@ class Span:
 
     @classmethod
     def of(cls, name: str, now: float) -> Span:
-        """The span of that name at `now`; an unknown name is the default one."""
+        """Return the named span at `now`; an unknown name gives the default."""
         name = name if name in _CHOICES else DEFAULT
         unit, count, words = _CHOICES[name]
         return cls(name=name, unit=unit, count=count, last=int(now // _SECONDS[unit]), words=words)
 
     @property
     def first(self) -> int:
-        """Number of the oldest unit."""
+        """The number of the oldest unit."""
         return self.last - self.count + 1
 
     @property
     def units(self) -> range:
-        """Every unit, oldest first."""
+        """All units, oldest first."""
         return range(self.first, self.last + 1)
 
     @property
     def unit_s(self) -> int:
-        """Length of a unit in seconds."""
+        """The length of a unit in seconds."""
         return _SECONDS[self.unit]
 
     @property
     def length_s(self) -> int:
-        """Length of the whole in seconds, the unit that runs counted in full."""
+        """The length of the span in seconds, including the whole current unit."""
         return self.count * self.unit_s
 
     def starts(self) -> list[dt.datetime]:
-        """When each unit begins, in UTC."""
+        """Return the start of each unit, in UTC."""
         return [dt.datetime.fromtimestamp(unit * self.unit_s, tz=dt.UTC) for unit in self.units]
 
     @property
     def table(self) -> sa.Table:
-        """The rollup that has it."""
+        """The rollup table of this unit."""
         return tables.usage_hours if self.unit == "hour" else tables.usage_days
 
-    def holds(self, table: sa.Table) -> sa.ColumnElement[bool]:
-        """Rows of `table` (a rollup in this unit) that lie within."""
+    def covers(self, table: sa.Table) -> sa.ColumnElement[bool]:
+        """Select the rows of `table` (a rollup of this unit) within the span."""
         return table.c[self.unit].between(self.first, self.last)
 
 

@@ -1,4 +1,4 @@
-"""What a tenant spent by day, in all of its environments: this month so far, and its forecast."""
+"""A tenant's spending by day in all its environments: this month so far, and the forecast."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pilotlight.controller.periods import MONTH, Period, day_of, period_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Month:
-    """A month that runs. `spent` is in picounits."""
+    """The current month. `spent` is in picounits."""
 
     period: Period
     spent: int
@@ -22,7 +22,7 @@ class Month:
 
 
 def month_so_far(sql: sa.Connection, *, tenant: str, currency: str, now: float) -> Month:
-    """What was spent since the first of the month (UTC), by the day on which records began."""
+    """Return the spending since the first of the month (UTC), by the day on which records began."""
     period, today = period_of(MONTH, day_of(now)), day_of(now)
     days = by_day(
         sql,
@@ -42,7 +42,7 @@ def month_so_far(sql: sa.Connection, *, tenant: str, currency: str, now: float) 
 def by_day(
     sql: sa.Connection, *, tenant: str, currency: str, first: int, last: int
 ) -> dict[int, int]:
-    """Picounits by day since the epoch."""
+    """Return picounits by day since the epoch."""
     table = tables.usage_days
     sums = (sa.func.sum(table.c.high), sa.func.sum(table.c.low))
     where = (

@@ -1,5 +1,4 @@
-"""Sums of usage records, read from the rollups by any of their groups: the one query behind most
-figures."""
+"""Sums of usage records, read from the rollups in any grouping: the query behind most figures."""
 
 from __future__ import annotations
 
@@ -18,12 +17,13 @@ _Key = TypeVar("_Key", bound=Hashable)
 
 @dataclass(slots=True, kw_only=True)
 class Sums:
-    """What some records add up to. Owner: whoever adds them up, in one thread.
+    """Sums of some records. Owner: the caller that adds them up, in one thread.
 
     Attributes:
-        errors: calls answered 500 or above. picos: cost in picounits of the currency that is looked
-        at. billed_ns: the instances' time that the records make up; memory_byte_s, gpu_s: times
-        what the instances have.
+        errors: calls answered with 500 or above.
+        picos: cost in picounits of the selected currency.
+        billed_ns: instance time covered by the records.
+        memory_byte_s, gpu_s: that time multiplied by the instances' resources.
     """
 
     records: int = 0
@@ -39,7 +39,7 @@ class Sums:
     gpu_s: float = 0.0
 
     def add(self, other: Sums) -> None:
-        """Take another's into this. Written out: a page adds tens of thousands."""
+        """Add another's values to this. Written out for speed: a page adds tens of thousands."""
         self.records += other.records
         self.errors += other.errors
         self.queued_ms += other.queued_ms
@@ -54,7 +54,7 @@ class Sums:
 
     @property
     def cost(self) -> Decimal:
-        """Exact."""
+        """The exact cost."""
         return COST_QUANTUM * self.picos
 
     @property
@@ -64,18 +64,18 @@ class Sums:
 
     @property
     def memory_gib_s(self) -> float:
-        """GiB times seconds."""
+        """Memory in GiB-seconds."""
         return self.memory_byte_s / GIB
 
     @property
     def tokens(self) -> int:
-        """In and out."""
+        """Input and output tokens."""
         return self.tokens_in + self.tokens_out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """The sums of one unit of time, function, kind of record and of start."""
+    """Sums of one unit of time, function, record kind and start kind."""
 
     unit: int
     app: str
@@ -88,7 +88,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """`app/function`; what belongs to no function (storage) is named by its kind."""
+        """`app/function`; records without a function (storage) are named by their kind."""
         return f"{self.app}/{self.function}" if self.function else self.kind.lower()
 
 
@@ -98,7 +98,7 @@ _GROUPS = ("app", "function", "function_id", "kind", "start_kind", "currency")
 def cells(
     sql: sa.Connection, table: sa.Table, unit: str, *where: sa.ColumnElement[bool]
 ) -> list[Cell]:
-    """Rows of a rollup that match, summed by unit, function, kind and start kind."""
+    """Return a rollup's matching rows, summed by unit, function, kind and start kind."""
     groups = [table.c[unit].label("unit"), *(table.c[name] for name in _GROUPS)]
     query = sa.select(*groups, *summed(table)).where(*where).group_by(*groups)
     return [
@@ -124,7 +124,7 @@ _READ = (
 
 
 def summed(table: sa.Table) -> list[sa.ColumnElement[int]]:
-    """The columns that `of_row` takes. Nanoseconds in halves, as in totals.py."""
+    """Return the columns that `of_row` reads. Nanoseconds are summed in halves, as in totals.py."""
     billed = table.c.billed_ns
     return [
         *(sa.func.sum(table.c[name]) for name in _READ),
@@ -134,7 +134,7 @@ def summed(table: sa.Table) -> list[sa.ColumnElement[int]]:
 
 
 def of_row(row: Sequence[int | float]) -> Sums:
-    """Of the columns of `summed`; PostgreSQL sums whole numbers to decimals."""
+    """Build Sums from the columns of `summed`. PostgreSQL returns sums of integers as decimals."""
     records, errors, queued, start, execution, tokens_in, tokens_out, high, low = map(int, row[:9])
     return Sums(
         records=records,
@@ -152,7 +152,7 @@ def of_row(row: Sequence[int | float]) -> Sums:
 
 
 def gather(found: Iterable[Cell], key: Callable[[Cell], _Key]) -> dict[_Key, Sums]:
-    """Cells added up by whatever `key` says of them, in the order in which they come."""
+    """Group cells by `key` and add them up, in order of first appearance."""
     sums: dict[_Key, Sums] = {}
     for cell in found:
         sums.setdefault(key(cell), Sums()).add(cell.sums)
@@ -160,7 +160,7 @@ def gather(found: Iterable[Cell], key: Callable[[Cell], _Key]) -> dict[_Key, Sum
 
 
 def total(found: Iterable[Cell]) -> Sums:
-    """All of them."""
+    """Add up all cells."""
     out = Sums()
     for cell in found:
         out.add(cell.sums)

@@ -1,4 +1,4 @@
-"""One tenant's use of one environment over a span, read once and then looked at from every side."""
+"""One tenant's usage of one environment over a span, read once and then grouped in several ways."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from pilotlight.controller.figures.sums import Cell, Sums
 
 START_KINDS = ("WARM", "WAKE", "FORK", "RESTORE", "COLD")
 KINDS = ("CALL", "START", "IDLE", "RESERVED", "CPU", "BUILD", "STORAGE", "ADJUSTMENT")
-"""Kinds of records, in the order in which charts stack them."""
+"""Kinds of records, in the stacking order of charts."""
 _Key = TypeVar("_Key", bound=Hashable)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """Everything that pages of one environment sum.
+    """All cells that the pages of one environment sum.
 
     Attributes:
-        currency: the one that costs are shown in; records in another count with their work, and not
-        with their cost. others: further currencies in which something was spent.
+        currency: the currency of costs; records in another currency count with their usage but not
+            with their cost.
+        others: further currencies in which something was spent.
     """
 
     span: Span
@@ -34,22 +35,22 @@ class Usage:
     others: tuple[str, ...] = ()
 
     def by(self, key: Callable[[Cell], _Key], *, calls_only: bool = False) -> dict[_Key, Sums]:
-        """Sums by whatever `key` says of a cell; `calls_only` leaves everything but calls aside."""
+        """Return sums grouped by `key`; `calls_only` excludes everything but calls."""
         return sums.gather((c for c in self.cells if not calls_only or c.kind == "CALL"), key)
 
     @cached_property
     def total(self) -> Sums:
-        """Of everything."""
+        """Sums of all records."""
         return sums.total(self.cells)
 
     @cached_property
     def calls(self) -> Sums:
-        """Of calls alone."""
+        """Sums of calls only."""
         return sums.total(c for c in self.cells if c.kind == "CALL")
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing happened."""
+        """Whether there are no records."""
         return not self.cells
 
 
@@ -62,9 +63,9 @@ def read(
     currency: str,
     function_id: str | None = None,
 ) -> Usage:
-    """Use of an environment, or of one of its functions, over a span."""
+    """Read the usage of an environment, or of one of its functions, over a span."""
     table = span.table
-    where = [table.c.tenant == tenant, span.holds(table), table.c.environment == environment]
+    where = [table.c.tenant == tenant, span.covers(table), table.c.environment == environment]
     if function_id is not None:
         where.append(table.c.function_id == function_id)
     found = sums.cells(sql, table, span.unit, *where)
@@ -76,20 +77,20 @@ def read(
 
 
 def stacked(usage: Usage, key: Callable[[Cell], str], *, most: int) -> dict[str, list[Sums]]:
-    """Sums per unit of the `most` names that cost most, and of all others together as "other"; the
-    dearest first.
+    """Return sums per unit of the `most` names with the highest cost, with all others combined as
+    "other"; the most expensive first.
 
-    Names are compared by cost, then by records, so that a platform without prices has its busiest
-    in front."""
+    Names are ranked by cost, then by records, so that a platform without prices shows its busiest
+    first."""
     whole = usage.by(key)
     ranked = sorted(whole, key=lambda name: (-whole[name].picos, -whole[name].records, name))
-    shown = ranked if len(ranked) <= most else ranked[: most - 1]
+    top = ranked if len(ranked) <= most else ranked[: most - 1]
     series = {
         name: [Sums() for _ in usage.span.units]
-        for name in [*shown, *(["other"] if len(shown) < len(ranked) else [])]
+        for name in [*top, *(["other"] if len(top) < len(ranked) else [])]
     }
-    kept = set(shown)
+    separate = set(top)
     for cell in usage.cells:
         name = key(cell)
-        series[name if name in kept else "other"][cell.unit - usage.span.first].add(cell.sums)
+        series[name if name in separate else "other"][cell.unit - usage.span.first].add(cell.sums)
     return series

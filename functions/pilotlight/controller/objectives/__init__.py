@@ -1,2 +1,1 @@
-"""Service level objectives: what of an error budget is spent, how fast, who is told, and what may
-not be released meanwhile."""
+"""Service level objectives: remaining error budgets, burn rates, alarms, and release freezes."""

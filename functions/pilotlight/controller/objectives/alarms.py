@@ -1,10 +1,10 @@
-"""Alarms of objectives: rows that begin, go on and end, and the webhooks that are told, in one
+"""Alarms of objectives: rows that are opened, updated and closed, with the webhook events, in one
 transaction.
 
-There is at most one open alarm of a function, an indicator and a severity, and no ticket begins
-while a page is open. One ends once nothing has fired for `QUIET_S`, so that a rate that sways
-around its bound is one alarm; a window without any call neither begins nor ends one, until its long
-window is empty as well."""
+There is at most one open alarm per function, indicator and severity, and no ticket is opened while
+a page is open. An alarm is closed once nothing has fired for `QUIET_S`, so that a rate that
+oscillates around its bound is one alarm. A window without calls neither opens nor closes an alarm,
+until its long window is empty too."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from pilotlight.policies import STAGES
 
 QUIET_S = {Severity.PAGE: 5 * MINUTE, Severity.TICKET: 30 * MINUTE}
 NOTE_S = 60.0
-"""How often it is written down that an alarm still fires."""
+"""How often an open alarm's row is updated while it fires, in seconds."""
 KEPT_S = 100 * 86_400.0
 EVENTS = {Severity.PAGE: "slo.page", Severity.TICKET: "slo.ticket"}
 RESOLVED = "slo.resolved"
@@ -34,11 +34,11 @@ LATENCIES = frozenset({Sli.WARM_LATENCY, Sli.FIRST_TOKEN, Sli.COLD_LATENCY})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Firing:
-    """An alarm that goes off now, with what was spent in its long window.
+    """An alarm that fires now, with what was spent in its long window.
 
     Attributes:
-        window: `1h/5m`. stage: of a latency: the stage that most calls of the long window overran;
-        "" where there is none.
+        window: such as `1h/5m`.
+        stage: for a latency, the stage that most calls of the long window overran; "" if none.
     """
 
     sli: Sli
@@ -50,7 +50,7 @@ class Firing:
     stage: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Return JSON values."""
         return {
             "window": self.window,
             "factor": self.factor,
@@ -65,7 +65,8 @@ class Firing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alarm:
-    """A row of `slo_alerts`. Times in seconds since the epoch; `ended_at` None: it is open."""
+    """A row of `slo_alerts`. Times are in seconds since the epoch; `ended_at` None: the alarm is
+    open."""
 
     id: str
     tenant: str
@@ -78,13 +79,13 @@ class Alarm:
     ended_at: float | None
 
 
-def firings(made: Promise, windows: Mapping[int, Observation | None]) -> list[Firing]:
-    """What goes off for a function, the strongest of each indicator and severity. Pure."""
+def firings(promise: Promise, windows: Mapping[int, Observation | None]) -> list[Firing]:
+    """Return what fires for a function: the strongest alarm per indicator and severity. Pure."""
     found: dict[tuple[Sli, Severity], Firing] = {}
     for sli in Sli:
-        if sli not in made.told:
+        if sli not in promise.alerting_slis:
             continue
-        by_window = spent_in(windows, made.objectives, sli)
+        by_window = spent_in(windows, promise.objectives, sli)
         for alarm in ALARMS:
             if (sli, alarm.severity) not in found and firing(alarm, by_window):
                 found[sli, alarm.severity] = Firing(
@@ -100,7 +101,7 @@ def firings(made: Promise, windows: Mapping[int, Observation | None]) -> list[Fi
 
 
 def worst_stage(observation: Observation | None) -> str:
-    """The stage that most calls overran; "" where none did."""
+    """Return the stage that most calls overran; "" if none."""
     overruns = observation.overruns if observation is not None else {}
     return max(
         (stage for stage in STAGES if overruns.get(stage)),
@@ -109,12 +110,14 @@ def worst_stage(observation: Observation | None) -> str:
     )
 
 
-def quiet(made: Promise, windows: Mapping[int, Observation | None]) -> frozenset[tuple[str, str]]:
-    """(indicator, severity) for which there is something to see in a short window, or nothing even
-    in the longest one. Pure."""
+def quiet(
+    promise: Promise, windows: Mapping[int, Observation | None]
+) -> frozenset[tuple[str, str]]:
+    """Return the (indicator, severity) pairs with calls in a short window, or with none even in the
+    longest: the alarms that may be closed. Pure."""
     known = set()
     for sli in Sli:
-        by_window = spent_in(windows, made.objectives, sli)
+        by_window = spent_in(windows, promise.objectives, sli)
         for severity in Severity:
             pairs = [alarm for alarm in ALARMS if alarm.severity == severity]
             is_seen = any(by_window[alarm.short_s].total for alarm in pairs)
@@ -124,7 +127,7 @@ def quiet(made: Promise, windows: Mapping[int, Observation | None]) -> frozenset
 
 
 def open_of(sql: sa.Connection, function_id: str | None = None) -> list[Alarm]:
-    """Open alarms of a function; None: of all."""
+    """Return the open alarms of a function; None: of all functions."""
     table = tables.slo_alerts
     where = [table.c.ended_at.is_(None)] + (
         [table.c.function == function_id] if function_id is not None else []
@@ -138,7 +141,7 @@ def open_of(sql: sa.Connection, function_id: str | None = None) -> list[Alarm]:
 def listing(
     sql: sa.Connection, *, functions: Sequence[str], since: float, limit: int = 200
 ) -> list[Alarm]:
-    """Alarms of these functions that are open, or ended since then; newest first."""
+    """Return these functions' alarms that are open or were closed since then, newest first."""
     table = tables.slo_alerts
     recent = table.c.ended_at.is_(None) | (table.c.ended_at >= since)
     query = (
@@ -158,60 +161,60 @@ def _alarm(row: Any) -> Alarm:
 
 
 def is_news(alarms: Sequence[Alarm], found: Sequence[Firing], *, now: float) -> bool:
-    """Whether `settle` has anything to do: one begins, one may end, or it is time to note that one
-    still fires."""
+    """Whether `settle` has anything to do: an alarm opens or may close, or a firing one is due for
+    an update."""
     last = {(alarm.sli, alarm.severity): float(alarm.document["last_at"]) for alarm in alarms}
     firing = {(one.sli.value, one.severity.value) for one in found}
     return last.keys() != firing or any(abs(now - at) >= NOTE_S for at in last.values())
 
 
 def settle(
-    write: Write, made: Promise, found: Sequence[Firing], seen: frozenset[tuple[str, str]]
+    write: Write, promise: Promise, found: Sequence[Firing], seen: frozenset[tuple[str, str]]
 ) -> list[str]:
-    """Begin, note and end alarms, and tell webhooks; returns the events that were told.
+    """Open, update and close alarms, and enqueue their webhook events. Returns the events.
 
     Args:
-        seen: see `quiet`: what may end.
+        seen: the alarms that may be closed, from `quiet`.
     """
-    told: list[str] = []
+    events: list[str] = []
     by_key = {(one.sli.value, one.severity.value): one for one in found}
     paged: set[str] = {one.sli.value for one in found if one.severity is Severity.PAGE}
-    for alarm in open_of(write.sql, made.function_id):
+    for alarm in open_of(write.sql, promise.function_id):
         one = by_key.pop((alarm.sli, alarm.severity), None)
         if one is not None:
-            _note(write, alarm, {**one.to_json(), "last_at": write.now}, window=one.window)
-        elif _may_end(alarm, seen, now=write.now):
-            told.append(_end(write, made, alarm))
+            _update(write, alarm, {**one.to_json(), "last_at": write.now}, window=one.window)
+        elif _may_close(alarm, seen, now=write.now):
+            events.append(_close(write, promise, alarm))
         elif alarm.severity == Severity.PAGE:
             paged.add(alarm.sli)
-        # the clock went back: the wait begins anew
+        # the clock was set back: restart the quiet period
         if one is None and float(alarm.document["last_at"]) > write.now:
-            _note(write, alarm, {**alarm.document, "last_at": write.now}, window=alarm.window)
-    # who is woken needs no ticket
+            _update(write, alarm, {**alarm.document, "last_at": write.now}, window=alarm.window)
+    # a page makes a ticket unnecessary
     begin = [
         one
         for one in by_key.values()
         if one.severity is Severity.PAGE or one.sli.value not in paged
     ]
-    return told + [_begin(write, made, one) for one in begin]
+    return events + [_open(write, promise, one) for one in begin]
 
 
-def _may_end(alarm: Alarm, seen: frozenset[tuple[str, str]], *, now: float) -> bool:
+def _may_close(alarm: Alarm, seen: frozenset[tuple[str, str]], *, now: float) -> bool:
     quiet_s = now - float(alarm.document["last_at"])
     return (alarm.sli, alarm.severity) in seen and quiet_s >= QUIET_S[Severity(alarm.severity)]
 
 
-def end_all(write: Write, made: Promise) -> list[str]:
-    """The function is gone, or promises nothing any more: its alarms end."""
-    return [_end(write, made, alarm) for alarm in open_of(write.sql, made.function_id)]
+def end_all(write: Write, promise: Promise) -> list[str]:
+    """Close all alarms of a function that was removed or has no traffic."""
+    return [_close(write, promise, alarm) for alarm in open_of(write.sql, promise.function_id)]
 
 
-def _begin(write: Write, made: Promise, one: Firing) -> str:
+def _open(write: Write, promise: Promise, one: Firing) -> str:
     document = {**one.to_json(), "last_at": write.now}
     row = {
         "id": f"slo-{secrets.token_hex(12)}",
-        "tenant": made.tenant,
-        "function": made.function_id,
+        "tenant": promise.tenant,
+        "function": promise.function_id,
         "sli": one.sli.value,
         "severity": one.severity.value,
         "window": one.window,
@@ -219,10 +222,10 @@ def _begin(write: Write, made: Promise, one: Firing) -> str:
         "began_at": write.now,
     }
     write.sql.execute(sa.insert(tables.slo_alerts).values(**row))
-    return _tell(write, made, EVENTS[one.severity], {**row, **one.to_json()})
+    return _enqueue_event(write, promise, EVENTS[one.severity], {**row, **one.to_json()})
 
 
-def _note(write: Write, alarm: Alarm, document: Mapping[str, Any], *, window: str) -> None:
+def _update(write: Write, alarm: Alarm, document: Mapping[str, Any], *, window: str) -> None:
     table = tables.slo_alerts
     write.sql.execute(
         sa.update(table)
@@ -231,29 +234,31 @@ def _note(write: Write, alarm: Alarm, document: Mapping[str, Any], *, window: st
     )
 
 
-def _end(write: Write, made: Promise, alarm: Alarm) -> str:
+def _close(write: Write, promise: Promise, alarm: Alarm) -> str:
     table = tables.slo_alerts
     write.sql.execute(sa.update(table).where(table.c.id == alarm.id).values(ended_at=write.now))
     row = {"id": alarm.id, "sli": alarm.sli, "severity": alarm.severity, "began_at": alarm.began_at}
-    return _tell(write, made, RESOLVED, {**row, **alarm.document, "ended_at": write.now})
+    return _enqueue_event(
+        write, promise, RESOLVED, {**row, **alarm.document, "ended_at": write.now}
+    )
 
 
-def _tell(write: Write, made: Promise, event: str, row: Mapping[str, Any]) -> str:
+def _enqueue_event(write: Write, promise: Promise, event: str, row: Mapping[str, Any]) -> str:
     body = {
         name: value
         for name, value in row.items()
         if name not in ("document", "last_at", "tenant", "function")
     }
     body |= {
-        "app": made.app,
-        "function": made.function,
-        "environment": made.environment,
-        "revision": made.revision,
+        "app": promise.app,
+        "function": promise.function,
+        "environment": promise.environment,
+        "revision": promise.revision,
     }
     deliveries.enqueue(
         write,
-        tenant=made.tenant,
-        environment=made.environment,
+        tenant=promise.tenant,
+        environment=promise.environment,
         event=event,
         body=body,
         once=f"{row['id']}/{event}",
@@ -262,7 +267,7 @@ def _tell(write: Write, made: Promise, event: str, row: Mapping[str, Any]) -> st
 
 
 def forget(write: Write) -> None:
-    """Let go of alarms that ended long ago."""
+    """Delete alarms that were closed more than KEPT_S ago."""
     table = tables.slo_alerts
     write.sql.execute(sa.delete(table).where(table.c.ended_at < write.now - KEPT_S))
 

@@ -1,10 +1,10 @@
-"""How fast calls spend their objectives' error budgets, and when that is an alarm. Pure.
+"""Burn rates of error budgets, and the alarm thresholds. Pure.
 
-A *burn rate* of 1 spends exactly the budget of the window (30 days, say) in the window; 14.4 spends
-2 % of it in an hour. An alarm goes off when a long window (is it real?) and a short one (is it
-still so?) burn faster than its factor, with enough bad calls in both: one failure of three is a
-ratio of 33 % and no news. Multi-window, multi-burn-rate alerts: Google's "Site Reliability
-Workbook", chapter 5."""
+A *burn rate* of 1 spends exactly the budget of the window (for example 30 days) in the window; 14.4
+spends 2 % of it in an hour. An alarm fires when a long window (it is significant) and a short one
+(it is ongoing) both burn faster than its factor, with enough bad calls in both: one failure in
+three calls is a ratio of 33 % but not significant. Multi-window, multi-burn-rate alerts: Google's
+"Site Reliability Workbook", chapter 5."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ __all__ = [
 def burn(
     observation: Observation | None, objectives: Objectives, sli: Sli | str = Sli.AVAILABILITY
 ) -> float | None:
-    """The burn rate of these calls; None where none of them counts for the indicator."""
+    """Return the burn rate of these calls; None if none of them counts for the indicator."""
     return spent(observation, objectives, sli).burn
 
 
 class Severity(enum.StrEnum):
-    """`page`: somebody is woken. `ticket`: somebody looks tomorrow."""
+    """`page`: wake the person on call. `ticket`: handle on the next working day."""
 
     PAGE = "page"
     TICKET = "ticket"
@@ -49,11 +49,11 @@ class Severity(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alarm:
-    """A pair of windows, in seconds, and the burn rate above which both must be.
+    """A pair of windows, in seconds, and the burn rate that both must exceed.
 
     Attributes:
-        min_bad_long, min_bad_short, min_total: calls below which nothing is concluded, bad ones in
-        either window, all in the long one.
+        min_bad_long, min_bad_short: bad calls in each window below which nothing is concluded.
+        min_total: the same for all calls in the long window.
     """
 
     severity: Severity
@@ -66,7 +66,7 @@ class Alarm:
 
     @property
     def name(self) -> str:
-        """`1h/5m`."""
+        """Such as `1h/5m`."""
         return f"{_text(self.long_s)}/{_text(self.short_s)}"
 
 
@@ -77,8 +77,8 @@ ALARMS = (
     Alarm(severity=Severity.TICKET, factor=3.0, long_s=DAY, short_s=2 * HOUR),
     Alarm(severity=Severity.TICKET, factor=1.0, long_s=3 * DAY, short_s=6 * HOUR),
 )
-"""Of 30 days' budget these spend 2 % in an hour, 5 % in six, 10 % in a day and in three. The same
-numbers are in deploy/monitoring/rules.yml."""
+"""Of a budget of 30 days, these spend 2 % in an hour, 5 % in six hours, and 10 % in a day and in
+three days. The same numbers are in deploy/monitoring/rules.yml."""
 WINDOWS_S = tuple(
     sorted({seconds for alarm in ALARMS for seconds in (alarm.short_s, alarm.long_s)})
 )
@@ -101,7 +101,7 @@ def fires(
 
 
 def firing(alarm: Alarm, by_window: Mapping[int, Spent]) -> bool:
-    """Whether this alarm goes off, by what was spent in each of its windows."""
+    """Whether this alarm fires, by what was spent in each of its windows."""
     return fires(
         by_window[alarm.short_s],
         by_window[alarm.long_s],

@@ -1,5 +1,4 @@
-"""Where a function stands: what it promised, what it spent of it in each window, and what is
-left."""
+"""A function's status against its objectives: what it spent of its budgets in each window."""
 
 from __future__ import annotations
 
@@ -17,15 +16,16 @@ from pilotlight.policies import DEFAULT_OBJECTIVES, Objectives
 from pilotlight.spec import from_json
 
 BY_MINUTE_S = 2 * 3600
-"""Windows up to this are read by the minute; of longer ones the hours that are summed up."""
+"""Windows up to this length, in seconds, are read by the minute; longer ones mostly by the
+summed-up hours."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Promise:
-    """A function, and what its heaviest revision promises.
+    """A function and the objectives of its revision with the most traffic.
 
     Attributes:
-        is_declared: the revision says so itself; otherwise these are the defaults.
+        is_declared: whether the revision declares objectives; otherwise these are the defaults.
     """
 
     function_id: str
@@ -38,14 +38,13 @@ class Promise:
     is_declared: bool
 
     @property
-    def told(self) -> frozenset[Sli]:
-        """Indicators of which somebody is told."""
+    def alerting_slis(self) -> frozenset[Sli]:
+        """The indicators that raise alarms."""
         return frozenset(Sli) if self.is_declared else MEASURED
 
 
 def promise(sql: sa.Connection, function_id: str) -> Promise:
-    """What a function promises. Raises NotFound for one that there is not, or that takes no
-    traffic."""
+    """Return a function's objectives. Raises NotFound if it does not exist or has no traffic."""
     functions, revisions, traffic = tables.functions, tables.revisions, tables.traffic
     same = (revisions.c.function == traffic.c.function) & (revisions.c.name == traffic.c.revision)
     query = (
@@ -58,9 +57,7 @@ def promise(sql: sa.Connection, function_id: str) -> Promise:
     )
     row = sql.execute(query).first()
     if row is None:
-        raise NotFound(
-            f"there is no function {function_id} that takes traffic", function=function_id
-        )
+        raise NotFound(f"there is no function {function_id} with traffic", function=function_id)
     document = json.loads(row.spec).get("objectives")
     return Promise(
         function_id=function_id,
@@ -75,13 +72,13 @@ def promise(sql: sa.Connection, function_id: str) -> Promise:
 
 
 def total(found: Mapping[tuple[str, str], Observation]) -> Observation | None:
-    """The sum over revisions and arms, without what shadows answered."""
+    """Add up all revisions and arms, except shadow calls."""
     return added(one for (_, arm), one in found.items() if arm != SHADOW_ARM)
 
 
 def by_window(sql: sa.Connection, function_id: str, *, now: float) -> dict[int, Observation | None]:
-    """What was observed in each window of the alarms, by its length in seconds: read as rings, each
-    minute once."""
+    """Return the observations in each alarm window, by its length in seconds. Reads rings, so each
+    minute is read once."""
     found: dict[int, Observation | None] = {}
     ring_end_s, sum_so_far = now, None
     for length_s in WINDOWS_S:
@@ -93,13 +90,13 @@ def by_window(sql: sa.Connection, function_id: str, *, now: float) -> dict[int, 
     return found
 
 
-def over_budget_window(sql: sa.Connection, made: Promise, *, now: float) -> Observation | None:
-    """What was observed in the window of its error budgets."""
+def over_budget_window(sql: sa.Connection, promise: Promise, *, now: float) -> Observation | None:
+    """Return the observations in the window of the function's error budgets."""
     return total(
         observations.long_window(
             sql,
-            function_id=made.function_id,
-            since_s=now - made.objectives.window_days * DAY,
+            function_id=promise.function_id,
+            since_s=now - promise.objectives.window_days * DAY,
             until_s=now,
         )
     )
@@ -108,7 +105,7 @@ def over_budget_window(sql: sa.Connection, made: Promise, *, now: float) -> Obse
 def spent_in(
     windows: Mapping[int, Observation | None], objectives: Objectives, sli: Sli
 ) -> dict[int, Spent]:
-    """What was spent of one budget, by window."""
+    """Return what was spent of one budget, by window."""
     return {
         length_s: spent(observation, objectives, sli) for length_s, observation in windows.items()
     }

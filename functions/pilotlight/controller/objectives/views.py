@@ -1,5 +1,4 @@
-"""Objectives as the API, the command line and the dashboard show them: JSON values, None where
-there is no data."""
+"""Objectives as JSON values for the API, the command line and the dashboard; None: no data."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ from pilotlight.observations import Observation, quantile
 from pilotlight.policies import STAGES, Objectives
 
 MAX_FUNCTIONS = 500
-"""Of a list: a month of hours is read for each."""
+"""Functions in a list at most: a month of hours is read for each."""
 HISTORY_DAYS = 30
 WINDOW_NAMES = {
     alarm_s: name
@@ -42,8 +41,8 @@ def functions_of(
     app: str | None = None,
     function: str | None = None,
 ) -> list[Promise]:
-    """What the functions of an environment promise, by name; those without traffic promise
-    nothing."""
+    """Return the objectives of an environment's functions, by name. Functions without traffic are
+    omitted."""
     c = tables.functions.c
     where = [c.tenant == tenant, c.environment == environment, c.removed_at.is_(None)]
     where += [c.app == app] if app else []
@@ -62,38 +61,38 @@ def functions_of(
     return found
 
 
-def summary(sql: sa.Connection, made: Promise, *, now: float) -> dict[str, Any]:
-    """One function: its indicators over the window of its budgets, and what is open."""
-    observed = standing.over_budget_window(sql, made, now=now)
-    opened = alarms.open_of(sql, made.function_id)
-    return _head(made) | {
-        "slis": [_indicator(made, observed, sli) for sli in Sli],
+def summary(sql: sa.Connection, promise: Promise, *, now: float) -> dict[str, Any]:
+    """Return one function's indicators over the window of its budgets, and its open alarms."""
+    observed = standing.over_budget_window(sql, promise, now=now)
+    opened = alarms.open_of(sql, promise.function_id)
+    return _head(promise) | {
+        "slis": [_indicator(promise, observed, sli) for sli in Sli],
         "alarms": [_alarm(alarm) for alarm in opened],
-        "frozen": made.objectives.freeze
-        and any(is_empty(spent(observed, made.objectives, sli)) for sli in Sli),
+        "frozen": promise.objectives.freeze
+        and any(is_empty(spent(observed, promise.objectives, sli)) for sli in Sli),
     }
 
 
-def detail(sql: sa.Connection, made: Promise, *, now: float) -> dict[str, Any]:
-    """`summary`, with burn rates by window, stages, and the alarms of the last month."""
-    windows = standing.by_window(sql, made.function_id, now=now)
-    body = summary(sql, made, now=now)
+def detail(sql: sa.Connection, promise: Promise, *, now: float) -> dict[str, Any]:
+    """Return `summary` with burn rates by window, stages, and the alarms of the last month."""
+    windows = standing.by_window(sql, promise.function_id, now=now)
+    body = summary(sql, promise, now=now)
     for one in body["slis"]:
-        by_window = standing.spent_in(windows, made.objectives, Sli(one["sli"]))
+        by_window = standing.spent_in(windows, promise.objectives, Sli(one["sli"]))
         one["burn_rates"] = {
             WINDOW_NAMES[length_s]: rate(found.burn) for length_s, found in by_window.items()
         }
-    history = alarms.listing(sql, functions=[made.function_id], since=now - HISTORY_DAYS * DAY)
+    history = alarms.listing(sql, functions=[promise.function_id], since=now - HISTORY_DAYS * DAY)
     return body | {
-        "objectives": asdict(made.objectives) | {"stages_s": dict(made.objectives.stages_s)},
-        "stages": stages(windows[DAY], made.objectives),
+        "objectives": asdict(promise.objectives) | {"stages_s": dict(promise.objectives.stages_s)},
+        "stages": stages(windows[DAY], promise.objectives),
         "worst_stage": alarms.worst_stage(windows[DAY]),
         "history": [_alarm(alarm) for alarm in history],
     }
 
 
 def stages(observed: Observation | None, objectives: Objectives) -> list[dict[str, Any]]:
-    """Each stage: its budget, how long calls were in it, and how many were longer than that."""
+    """Return each stage's budget, its percentiles, and how many calls exceeded the budget."""
     latency: Mapping[str, Mapping[int, int]] = observed.latency if observed is not None else {}
     overruns: Mapping[str, int] = observed.overruns if observed is not None else {}
     budgets_s = objectives.budgets_s()
@@ -111,39 +110,39 @@ def stages(observed: Observation | None, objectives: Objectives) -> list[dict[st
 
 
 def rate(value: float | None) -> float | None:
-    """A burn rate as JSON can say it."""
+    """Return a burn rate as a finite JSON number."""
     return None if value is None else round(value, 3) if math.isfinite(value) else 1e6
 
 
-def _head(made: Promise) -> dict[str, Any]:
+def _head(promise: Promise) -> dict[str, Any]:
     return {
-        "environment": made.environment,
-        "app": made.app,
-        "function": made.function,
-        "revision": made.revision,
-        "is_declared": made.is_declared,
-        "window_days": made.objectives.window_days,
-        "freeze": made.objectives.freeze,
+        "environment": promise.environment,
+        "app": promise.app,
+        "function": promise.function,
+        "revision": promise.revision,
+        "is_declared": promise.is_declared,
+        "window_days": promise.objectives.window_days,
+        "freeze": promise.objectives.freeze,
     }
 
 
-def _indicator(made: Promise, observed: Observation | None, sli: Sli) -> dict[str, Any]:
-    one: Spent = spent(observed, made.objectives, sli)
+def _indicator(promise: Promise, observed: Observation | None, sli: Sli) -> dict[str, Any]:
+    one: Spent = spent(observed, promise.objectives, sli)
     bound = _SECONDS.get(sli)
     return {
         "sli": sli.value,
-        "target": round(1 - budget_of(made.objectives, sli), 6),
-        "bound_s": getattr(made.objectives, bound) if bound else None,
+        "target": round(1 - budget_of(promise.objectives, sli), 6),
+        "bound_s": getattr(promise.objectives, bound) if bound else None,
         "bad": one.bad,
         "total": one.total,
         "ratio": None if one.ratio is None else round(1 - one.ratio, 6),
         "budget_left": rate(one.left),
-        "is_told": sli in made.told,
+        "is_told": sli in promise.alerting_slis,
     }
 
 
 def _alarm(alarm: alarms.Alarm) -> dict[str, Any]:
-    told = {
+    shown = {
         name: value for name, value in alarm.document.items() if name not in ("last_at", "window")
     }
     return {
@@ -153,7 +152,7 @@ def _alarm(alarm: alarms.Alarm) -> dict[str, Any]:
         "window": alarm.window,
         "began_at": alarm.began_at,
         "ended_at": alarm.ended_at,
-        **told,
+        **shown,
     }
 
 

@@ -59,7 +59,7 @@ async def test_one_that_was_taken_back_says_why_and_stays_in_the_history(
         f"/dashboard/releases/{rollout['id']}", headers=session
     )
     assert "ended here" in detail.text
-    assert "goes back" in detail.text
+    assert "is rolled back" in detail.text
 
 
 async def test_an_empty_page_says_how_to_begin(controller: Controller) -> None:

@@ -2,16 +2,16 @@
 "use strict";
 document.documentElement.classList.add("js");
 
-// What was chosen stands on the root element; without a choice the system's own theme applies.
+// The chosen theme is set on the root element; without a choice the system's theme applies.
 try {
   const chosen = localStorage.getItem("pilotlight-theme");
   if (chosen === "dark" || chosen === "light") document.documentElement.dataset.theme = chosen;
 } catch {
-  // storage is switched off: nothing was chosen
+  // storage is disabled: no choice is stored
 }
 
-// The page's policy allows styles with its nonce alone. Plotly writes a few of its own: as elements they get the nonce, and what it
-// would write as attributes is set as properties, which are not restricted.
+// The content security policy allows only styles with the page's nonce. Plotly adds styles of its own: style elements get the nonce,
+// and style attributes are set as properties, which are not restricted.
 const nonce = document.currentScript.nonce;
 const createElement = document.createElement;
 document.createElement = function (name, options) {

@@ -1,4 +1,4 @@
-// What pages gain with scripts: charts instead of their tables, live figures, a switch for the theme. Without it everything is there as text.
+// Charts instead of tables, live figures, and the theme switch. Without scripts, pages show everything as text.
 "use strict";
 
 const root = document.documentElement;
@@ -17,7 +17,7 @@ function traces(chart) {
   }));
 }
 
-// Latencies of one platform lie far apart: milliseconds of a warm call, a minute of a cold one.
+// Latencies range from milliseconds (warm call) to a minute (cold start).
 function scale(chart) {
   if (chart.unit === "ms")
     return { type: "log", tickvals: [1, 3, 10, 30, 100, 300, 1e3, 3e3, 1e4, 3e4, 1e5, 3e5], ticktext: ["1 ms", "3 ms", "10 ms", "30 ms", "100 ms", "300 ms", "1 s", "3 s", "10 s", "30 s", "100 s", "300 s"] };
@@ -48,7 +48,7 @@ function draw(holder) {
 function drawAll() {
   const holders = document.querySelectorAll(".plot");
   if (typeof Plotly === "undefined") {
-    for (const holder of holders) holder.remove(); // the tables below say the same
+    for (const holder of holders) holder.remove(); // the tables below show the same data
     return;
   }
   for (const holder of holders) {
@@ -64,7 +64,7 @@ function switchTheme() {
   try {
     localStorage.setItem("pilotlight-theme", root.dataset.theme);
   } catch {
-    // storage is switched off: it holds for this page
+    // storage is disabled: the choice applies to this page only
   }
   drawAll();
 }
@@ -72,38 +72,38 @@ function switchTheme() {
 function live(address) {
   const state = document.querySelector("[data-live-state]");
   const words = document.querySelector("[data-live-words]");
-  const say = (text, on) => {
+  const show = (text, on) => {
     state.hidden = false;
     state.classList.toggle("on", on);
     words.textContent = text;
   };
   const source = new EventSource(address);
-  source.addEventListener("open", () => say("live", true));
+  source.addEventListener("open", () => show("live", true));
   source.addEventListener("figures", (event) => {
-    const news = JSON.parse(event.data);
-    for (const [name, text] of Object.entries(news.figures))
+    const update = JSON.parse(event.data);
+    for (const [name, text] of Object.entries(update.figures))
       for (const element of document.querySelectorAll(`[data-live-figure="${name}"]`)) element.textContent = text;
     const rows = document.querySelector("[data-live-rows]");
-    if (rows && news.calls && !rows.contains(document.activeElement)) rows.innerHTML = news.calls;
+    if (rows && update.calls && !rows.contains(document.activeElement)) rows.innerHTML = update.calls;
   });
   source.addEventListener("over", () => {
     source.close();
-    location.reload(); // the session is over: the way to sign in again
+    location.reload(); // the session has ended: reload to show the sign-in form
   });
-  source.addEventListener("error", () => say(source.readyState === EventSource.CLOSED ? "not live" : "connecting…", false));
+  source.addEventListener("error", () => show(source.readyState === EventSource.CLOSED ? "not live" : "connecting…", false));
 }
 
-// Pages of what moves by itself look again, as long as they are looked at; who has something in hand is not disturbed.
-async function again() {
+// Pages with active rollouts or experiments refresh while visible, unless an element in them has the focus.
+async function refresh() {
   const main = document.querySelector("#main");
   if (document.hidden || !main.querySelector("[data-again]") || main.contains(document.activeElement)) return;
   try {
     const answer = await fetch(location.href);
-    if (answer.redirected) return location.reload(); // the session is over: the way to sign in again
+    if (answer.redirected) return location.reload(); // the session has ended: reload to show the sign-in form
     const fresh = answer.ok && new DOMParser().parseFromString(await answer.text(), "text/html").querySelector("#main");
     if (fresh && fresh.innerHTML !== main.innerHTML) main.replaceChildren(...fresh.childNodes);
   } catch {
-    // nobody answers: the next look may find somebody
+    // no response: retry at the next refresh
   }
 }
 
@@ -114,5 +114,5 @@ for (const button of document.querySelectorAll("[data-theme-switch]")) {
 }
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
 drawAll();
-if (document.querySelector("[data-again]")) setInterval(again, 2000);
+if (document.querySelector("[data-again]")) setInterval(refresh, 2000);
 if (document.body.dataset.live) live(document.body.dataset.live);
