@@ -188,7 +188,7 @@ async def test_without_scripts_every_number_is_there_as_text(browser: Browser, s
 async def test_a_trace_is_found_by_its_reason_and_opened(browser: Browser, shown: Demo) -> None:
     async with opened(browser, shown) as page:
         await page.goto("/dashboard/traces")
-        await page.get_by_label("Kept for").select_option("waited for a start")
+        await page.get_by_label("Reason").select_option("waited for a start")
         await expect(page.locator("tbody tr").first).to_contain_text("waited for a start")
         await page.locator("tbody tr").first.get_by_role("link").click()
         await expect(page.get_by_role("rowheader", name="tokenise")).to_be_visible()

@@ -61,7 +61,7 @@ async def test_a_list_is_narrowed_and_paged(
     assert (len(shown(rest)), shown(rest)[-1]) == (11, "01")
     for narrowed in ({"function": "search/rank"}, {"kept_for": "error"}, {"slower": "1000"}):
         assert shown(await page(controller, session, "/dashboard/traces", **narrowed)) == ["f0"]
-    assert "No such traces" in await page(controller, session, "/dashboard/traces", arm="none")
+    assert "No matching traces" in await page(controller, session, "/dashboard/traces", arm="none")
 
 
 async def test_one_is_drawn_without_styles_of_its_own_and_its_texts_are_escaped(

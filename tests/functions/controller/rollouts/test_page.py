@@ -29,7 +29,7 @@ async def test_a_rollout_is_shown_with_numbers_steps_and_reasons(controller: Con
         "Errors",
         "2.0 %",
         "too little data",
-        "It holds",
+        "Rollout holds",
         "50 of 100 samples",
         "data-again",
     ):
