@@ -65,7 +65,7 @@ def billing_report(
         raise Forbidden(f"key {caller.key} is bound to environment {caller.bound_environment!r}")
     begin, end = moment("since", since), moment("until", until)
     chosen = environment or caller.bound_environment
-    reach = dict(zip(("app", "function"), caller.narrowed(app, function), strict=True))
+    reach = dict(zip(("app", "function"), caller.restrict(app, function), strict=True))
     where = {name: value for name, value in reach.items() if value is not None}
     with context.store.read() as sql:
         lines = bills.report(

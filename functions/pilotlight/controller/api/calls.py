@@ -64,7 +64,7 @@ def list_calls(
 ) -> CallList:
     """Submitted calls of the environment, as far as the key reaches and as long as they are
     kept."""
-    app, function = caller.narrowed(app, function)
+    app, function = caller.restrict(app, function)
     wanted = Wanted(
         tenant=caller.tenant,
         environment=caller.environment,
@@ -83,7 +83,7 @@ def redrive_calls(
     context: Ctx, caller: Deployer, request: RequestId, body: RedriveRequest
 ) -> Redriven:
     """Send dead letters again, the oldest first."""
-    app, function = caller.narrowed(body.app, body.function)
+    app, function = caller.restrict(body.app, body.function)
     wanted = Wanted(
         tenant=caller.tenant, environment=caller.environment, app=app, function=function
     )
@@ -103,7 +103,7 @@ def redrive_call(
     response: Response,
 ) -> Redriven:
     """Send one dead letter again, under the id that it has."""
-    app, function = caller.narrowed(None, None)
+    app, function = caller.restrict(None, None)
     wanted = Wanted(
         tenant=caller.tenant, environment=caller.environment, app=app, function=function, call=call
     )

@@ -56,7 +56,7 @@ def give_feedback(
     told = feedback.parse(body.label, body.metrics)
     days = context.config.settings.feedback_window_days
     with context.store.write() as write:
-        given = feedback.give(write, caller, call=body.request_id, told=told, window_days=days)
+        given = feedback.give(write, caller, call=body.request_id, feedback=told, window_days=days)
     if given.is_replayed:
         response.headers[HEADER_REPLAYED] = "true"
     response.status_code = 202 if given.is_waiting else 200

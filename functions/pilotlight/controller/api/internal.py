@@ -81,7 +81,7 @@ def _take_usage(context: Context, body: bytes) -> UsageAccepted:
     context.metrics.usage_records.inc(added.new)
     context.metrics.usage_conflicts.inc(len(added.conflicts))
     for place, picos in added.spent.items():
-        context.metrics.spent(place.tenant, place.currency, picos)
+        context.metrics.record_spend(place.tenant, place.currency, picos)
     return UsageAccepted(
         accepted=len(records), budgets={key: asdict(state) for key, state in spent.items()}
     )
@@ -121,7 +121,7 @@ def put_calls(context: Ctx, body: CallsRequest) -> Accepted:
                 else None
             )
 
-        calls.put(write, records, payloads=held, most_bytes=most_bytes)
+        calls.put(write, records, payloads=held, max_bytes=most_bytes)
     return Accepted(accepted=len(records))
 
 

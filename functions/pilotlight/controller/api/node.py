@@ -30,7 +30,7 @@ router = APIRouter(prefix="/v1", tags=["node"])
 def _labels(caller: Principal, app: str | None, function: str | None) -> dict[str, str]:
     # The tenant comes from the key, never from the question: this is what keeps tenants' things
     # apart. A key that is bound to an app sees no more than that, either.
-    app, function = caller.narrowed(app, function)
+    app, function = caller.restrict(app, function)
     asked = {"app": app, "function": function}
     return {
         "tenant": caller.tenant,

@@ -25,7 +25,7 @@ async def _found(
 ) -> list[SnapshotInfo]:
     # The tenant comes from the key, never from the question: this is what keeps tenants' things
     # apart.
-    app, function = caller.narrowed(app, function)
+    app, function = caller.restrict(app, function)
     asked = {name: value for name, value in (("app", app), ("function", function)) if value}
     return await context.agent.snapshots(
         {"tenant": caller.tenant, "environment": caller.environment, **asked}
@@ -74,7 +74,7 @@ async def prove_snapshot(
     await _owned(context, caller, snapshot)
     await _note(context, caller, request=request, action="snapshot.prove", snapshot=snapshot)
     async with BuildBill(context.builds, context.store, context.config, caller, snapshot) as bill:
-        return (await context.agent.prove_snapshot(snapshot, bill.hear)).to_json()
+        return (await context.agent.prove_snapshot(snapshot, bill.on_message)).to_json()
 
 
 @router.delete("/snapshots/{snapshot}")

@@ -228,7 +228,7 @@ def _change(
     where, function, expected = asked.where, asked.function, _expected(body.generation, if_match)
     asked.caller.demand_function(where.app, function)
     if body.override_freeze:
-        asked.caller.demand(Scope.ADMIN)
+        asked.caller.require_scope(Scope.ADMIN)
 
     def make(write: Write) -> TrafficDocument:
         def edited(document: TrafficDocument) -> TrafficDocument:
