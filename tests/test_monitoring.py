@@ -143,8 +143,8 @@ def _controller() -> Iterator[Any]:
     metrics.requests.labels("/v1/apps", "200").inc()
     metrics.request_seconds.labels("/v1/apps").observe(1)
     metrics.alerts.labels("given-up").inc()
-    metrics.spent("t-1", "USD", 1)
-    metrics.budget_used("t-1", "b-1", 0.5)
+    metrics.record_spend("t-1", "USD", 1)
+    metrics.set_budget_used("t-1", "b-1", 0.5)
     yield from metrics.registry.collect()
 
 

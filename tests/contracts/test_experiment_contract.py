@@ -194,9 +194,13 @@ def test_feedback_is_joined_summed_and_windowed(
                 "good" if record.arm == "bold" else "bad",
                 {"rating": 5.0 if record.arm == "bold" else 3.0},
             )
-            feedback.give(write, caller, call=record.call, told=told, window_days=30)
+            feedback.give(write, caller, call=record.call, feedback=told, window_days=30)
         feedback.give(
-            write, caller, call=early, told=feedback.parse(None, {"rating": 1.0}), window_days=30
+            write,
+            caller,
+            call=early,
+            feedback=feedback.parse(None, {"rating": 1.0}),
+            window_days=30,
         )
         assert feedback.is_anything_waiting(write.sql)
         assert feedback.join(write) == 0

@@ -453,7 +453,7 @@ def test_numbers_of_invoices_rise_without_gaps_and_a_month_must_be_over(
     with pytest.raises(InvalidInput, match="not over"):
         issue(store, tenant, "2026-11")
     clock.now = DECEMBER_1
-    with pytest.raises(NotFound, match="nothing in USD"):
+    with pytest.raises(NotFound, match="no usage in USD"):
         issue(store, tenant, "2026-10")
     assert [issue(store, owner, "2026-11")["id"] for owner in (tenant, other)] == [
         "inv-000001",
@@ -555,7 +555,7 @@ def test_an_amount_that_is_none_corrects_nothing(store: Store, tenant: str, amou
 def test_a_correction_is_not_corrected(store: Store, tenant: str) -> None:
     add(store, usage("req-1/1", tenant=tenant))
     made = correct(store, "req-1/1", "1")
-    with pytest.raises(InvalidInput, match="is a correction itself"):
+    with pytest.raises(InvalidInput, match="is itself a correction"):
         correct(store, made.id, "1")
 
 

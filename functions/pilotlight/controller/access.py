@@ -1,4 +1,4 @@
-"""Who asks, and what they may do. Pure: the key's row in, a `Principal` or an error out."""
+"""Authentication and authorization: from an API key's row to a `Principal` or an error."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pilotlight.errors import Forbidden, Unauthenticated
 from pilotlight.types import DEFAULT_ENVIRONMENT, Scope
 
 PLATFORM_TENANT = "default"
-"""The tenant whose administrators run the platform: they may make tenants."""
+"""The tenant whose administrators operate the platform; they may create tenants."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,11 +20,14 @@ class Principal:
     """An authenticated caller.
 
     Attributes:
-        tenant, tenant_name: whose key it is. uid: the tenant's uid on nodes; None = the platform's
-        own. key: the key's id, which the audit log names. environment: the environment of this
-        request. bound_environment: the only one that this key may touch, or None for all.
-        bound_app, bound_function: the only app that it may touch, and the only function of it; None
-        = all. suspended: the tenant is: its keys may look, and change nothing.
+        tenant, tenant_name: the tenant that owns the key.
+        uid: the tenant's uid on nodes; None = the platform's own.
+        key: the key's id, as the audit log records it.
+        environment: the environment of this request.
+        bound_environment: the only environment that this key may access; None = all.
+        bound_app, bound_function: the only app, and its only function, that this key may access;
+        None = all.
+        suspended: the tenant is suspended: its keys may read but not change anything.
     """
 
     tenant: str
@@ -38,11 +41,11 @@ class Principal:
     bound_function: str | None = None
     suspended: bool = False
 
-    def demand(self, scope: Scope) -> None:
-        """Raise Forbidden unless this key reaches `scope`."""
+    def require_scope(self, scope: Scope) -> None:
+        """Raise Forbidden unless this key's scope includes `scope`."""
         if not self.scope.reaches(scope):
             raise Forbidden(
-                f"this needs a key of scope '{scope}', and key {self.key} has '{self.scope}'",
+                f"this request needs a key of scope '{scope}'; key {self.key} has '{self.scope}'",
                 scope=scope.value,
             )
 
@@ -51,58 +54,59 @@ class Principal:
         if self.bound_environment is not None:
             raise Forbidden(
                 f"key {self.key} is bound to environment {self.bound_environment!r}; this "
-                f"concerns the whole tenant"
+                f"request affects the whole tenant"
             )
         self.demand_whole_environment()
 
     def demand_whole_environment(self) -> None:
-        """Raise Forbidden for a key that is bound to one app: what several apps share is not its to
-        change."""
+        """Raise Forbidden for a key that is bound to one app: it may not change what several apps
+        share."""
         if self.bound_app is not None:
             raise Forbidden(
-                f"key {self.key} is bound to {self._bound()}; this concerns other apps too",
+                f"key {self.key} is bound to {self._bound_to()}; this request affects other apps too",
                 app=self.bound_app,
             )
 
     def demand_app(self, app: str) -> None:
-        """Raise Forbidden unless this key reaches all of `app`."""
+        """Raise Forbidden unless this key may access all of `app`."""
         if self.bound_app not in (None, app) or self.bound_function is not None:
             raise Forbidden(
-                f"key {self.key} is bound to {self._bound()}; this concerns app {app!r}", app=app
+                f"key {self.key} is bound to {self._bound_to()}; this request is for app {app!r}",
+                app=app,
             )
 
     def demand_function(self, app: str, function: str) -> None:
-        """Raise Forbidden unless this key reaches `function` of `app`."""
+        """Raise Forbidden unless this key may access `function` of `app`."""
         if not self.may_see(app, function):
             raise Forbidden(
-                f"key {self.key} is bound to {self._bound()}, not {app}/{function}",
+                f"key {self.key} is bound to {self._bound_to()}, not {app}/{function}",
                 app=app,
                 function=function,
             )
 
     def may_see(self, app: str, function: str | None = None) -> bool:
-        """Whether something of `app`, or of its `function`, is within reach; lists leave out what
-        is not."""
+        """Whether this key may access something of `app`, or its `function`. Lists omit what it may
+        not."""
         return self.bound_app in (None, app) and (
             function is None or self.bound_function in (None, function)
         )
 
-    def narrowed(self, app: str | None, function: str | None) -> tuple[str | None, str | None]:
-        """What a question about (app, function), None = all, means for this key. Raises Forbidden
-        when it asks for what is out of reach."""
+    def restrict(self, app: str | None, function: str | None) -> tuple[str | None, str | None]:
+        """Restrict a filter (app, function), None = all, to what this key may access. Raises
+        Forbidden when the filter names something else."""
         if self.bound_app is None:
             return app, function
-        wanted = app or self.bound_app, function or self.bound_function
-        if not self.may_see(wanted[0], wanted[1]):
+        restricted = app or self.bound_app, function or self.bound_function
+        if not self.may_see(restricted[0], restricted[1]):
             raise Forbidden(
-                f"key {self.key} is bound to {self._bound()}, not "
-                f"{'/'.join(part for part in wanted if part)}",
-                app=wanted[0],
+                f"key {self.key} is bound to {self._bound_to()}, not "
+                f"{'/'.join(part for part in restricted if part)}",
+                app=restricted[0],
             )
-        return wanted
+        return restricted
 
     def covers(self, *, environment: str | None, app: str | None, function: str | None) -> bool:
-        """Whether a key of this reach (None = all) reaches nothing that this one does not."""
+        """Whether a key with these bounds (None = all) could access no more than this one."""
         pairs = (
             (self.bound_environment, environment),
             (self.bound_app, app),
@@ -111,15 +115,15 @@ class Principal:
         return all(mine in (None, other) for mine, other in pairs)
 
     def demand_platform(self) -> None:
-        """Raise Forbidden unless this is an administrator of the platform."""
-        self.demand(Scope.ADMIN)
+        """Raise Forbidden unless the caller is an administrator of the platform."""
+        self.require_scope(Scope.ADMIN)
         self.demand_whole_tenant()
         if self.tenant_name != PLATFORM_TENANT:
             raise Forbidden(
                 "only an administrator of the platform (an admin key of the first tenant) may do this"
             )
 
-    def _bound(self) -> str:
+    def _bound_to(self) -> str:
         return (
             f"app {self.bound_app!r}"
             if self.bound_function is None
@@ -128,22 +132,23 @@ class Principal:
 
 
 def hash_key(text: str) -> str:
-    """How a key is stored: sha256 (hex). Its 256 random bits need no salt and no slow hash.
+    """Return the sha256 (hex) under which a key is stored. Its 256 random bits need neither a salt
+    nor a slow hash.
 
-    Only hashes are ever compared, and by an index. Its time could tell leading bits of a stored
-    hash, to whom makes many texts with chosen ones; from a whole hash no text follows, since nobody
-    inverts sha256 of 256 random bits."""
+    Keys are compared only as hashes, in an index. The timing of that lookup could reveal leading
+    bits of a stored hash to an attacker who tries many texts with chosen hashes. Even a complete
+    hash does not reveal the key: inverting sha256 of 256 random bits is infeasible."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def authenticate(
     sql: sa.Connection, *, authorization: str | None, environment: str | None, now: float
 ) -> Principal:
-    """The caller behind an Authorization header. Raises Unauthenticated, or Forbidden for an
-    environment out of reach.
+    """Return the caller of an Authorization header. Raises Unauthenticated, or Forbidden for an
+    environment that the key may not access.
 
-    The same work (one hash, one look-up) whether the key is good, unknown, revoked or not of our
-    form."""
+    Does the same work (one hash, one lookup) whether the key is valid, unknown, revoked or
+    malformed."""
     kind, _, text = (authorization or "").strip().partition(" ")
     if kind.lower() != "bearer" or not text:
         raise Unauthenticated("no API key: send the header 'Authorization: Bearer pl_…'")
@@ -155,14 +160,14 @@ def authenticate(
 def find(
     sql: sa.Connection, which: sa.ColumnElement[bool], *, environment: str | None, now: float
 ) -> Principal:
-    """The caller whose key's row matches `which`. Raises Unauthenticated when there is none, or it
-    ran out or was revoked."""
+    """Return the caller whose key's row matches `which`. Raises Unauthenticated when no key
+    matches, or the key has expired or was revoked."""
     keys, tenants = tables.api_keys, tables.tenants
     columns = (tenants.c.name.label("tenant_name"), tenants.c.uid, tenants.c.suspended_at)
     query = sa.select(keys, *columns).join(tenants, keys.c.tenant == tenants.c.id)
     row = sql.execute(query.where(which)).first()
     if row is None or row.revoked_at is not None:
-        raise Unauthenticated("this API key is not known, or was revoked")
+        raise Unauthenticated("this API key is unknown or was revoked")
     if row.expires_at is not None and row.expires_at <= now:
         raise Unauthenticated(f"API key {row.id} has expired")
     if row.environment is not None and environment not in (None, row.environment):

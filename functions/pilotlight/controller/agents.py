@@ -1,5 +1,4 @@
-"""What the controller asks about what runs: of this machine's node agent, or of a cluster. The same
-questions, the same answers."""
+"""The interface to what runs instances: this machine's node agent, or a cluster."""
 
 from __future__ import annotations
 
@@ -12,9 +11,9 @@ from snapshotter.types import InstanceId, InstanceInfo, RevisionKey, SnapshotInf
 
 
 def agent_of(config: ControllerConfig) -> Agent:
-    """Whom to ask on this platform. Nothing is connected yet."""
+    """Return the agent for this platform's fleet. Does not connect yet."""
     if config.platform.fleet == "knative":
-        # a second of imports, which one machine does without
+        # importing it takes about a second, and a single machine does not need it
         from pilotlight.controller.cluster.node import ClusterNode
 
         return ClusterNode(config.cluster)
@@ -22,32 +21,32 @@ def agent_of(config: ControllerConfig) -> Agent:
 
 
 class Agent(Protocol):
-    """See `snapshotter.client.AgentClient`, which is one. All raise SnapshotterError:
-    AgentUnavailable where nobody answers."""
+    """A node agent or a cluster; `snapshotter.client.AgentClient` is the former. All methods raise
+    SnapshotterError: AgentUnavailable when there is no answer."""
 
     async def instances(self, labels: Mapping[str, str] | None = None) -> list[InstanceInfo]:
-        """Live instances that have all these labels (`tenant` is an id)."""
+        """Return the live instances that have all these labels (`tenant` is an id)."""
         ...
 
     async def stop(self, instance_id: InstanceId, *, grace_s: float) -> None:
-        """Stop one; answers when it is gone. Raises InstanceUnknown."""
+        """Stop an instance and return once it has exited. Raises InstanceUnknown."""
         ...
 
     async def templates(self) -> list[TemplateInfo]:
-        """Resident Templates."""
+        """Return the resident Templates."""
         ...
 
     async def drop_template(self, revision: RevisionKey) -> None:
-        """Give one up; none there is no error."""
+        """Drop a revision's Template; having none is not an error."""
         ...
 
     async def snapshots(self, labels: Mapping[str, str] | None = None) -> list[SnapshotInfo]:
-        """Snapshots on disk that have all these labels."""
+        """Return the snapshots on disk that have all these labels."""
         ...
 
     async def prove_snapshot(self, snapshot_id: str, hear: Hear | None = None) -> SnapshotInfo:
-        """Restore it once; `hear` is told what it cost. Raises SnapshotUnknown, SnapshotRefused,
-        ProofsBusy, NoCapacity."""
+        """Verify a snapshot by restoring it once; `hear` is called with its cost. Raises
+        SnapshotUnknown, SnapshotRefused, ProofsBusy, NoCapacity."""
         ...
 
     async def delete_snapshots(
@@ -57,15 +56,15 @@ class Agent(Protocol):
         revision: str | None = None,
         function: str | None = None,
     ) -> int:
-        """Delete those; how many there were."""
+        """Delete the matching snapshots and return their number."""
         ...
 
     async def capabilities(self) -> Mapping[str, Any]:
-        """`{"features": [{"name", "on", "why"}], "node": {…}}`."""
+        """Return `{"features": [{"name", "on", "why"}], "node": {…}}`."""
         ...
 
     async def usage(self, instance_id: InstanceId) -> Mapping[str, Any]:
-        """What an instance uses now: `{"memory_bytes": …}`, as far as it is known."""
+        """Return an instance's current resource usage, as far as known: `{"memory_bytes": …}`."""
         ...
 
     async def logs(
@@ -78,24 +77,25 @@ class Agent(Protocol):
         call_id: str | None = None,
         follow: bool = False,
     ) -> AsyncGenerator[Mapping[str, Any], None]:
-        """Lines `{"time", "instance", "stream", "call", "text"}`, oldest first. What is refused is
-        raised at once, LogsBusy among it."""
+        """Return log lines `{"time", "instance", "stream", "call", "text"}`, oldest first. Raises
+        before the first line when the request is refused, for example LogsBusy."""
         ...
 
     def exec(self, instance_id: InstanceId, argv: list[str]) -> AsyncIterator[Mapping[str, Any]]:
-        """Run a command beside an instance: `{"stream", "text"}` parts, then `{"exit_status"}`."""
+        """Run a command beside an instance: yields `{"stream", "text"}` parts, then
+        `{"exit_status"}`."""
         ...
 
     def build_image(
         self, spec: Mapping[str, Any], *, uid: int | None
     ) -> AsyncIterator[Mapping[str, Any]]:
-        """Build an environment: `{"step", "text"}` parts, then `{"image": digest,
+        """Build an image: yields `{"step", "text"}` parts, then `{"image": digest,
         "size_bytes"}`."""
         ...
 
     async def delete_image(self, digest: str, *, uid: int | None) -> int:
-        """Delete an environment that `uid` built; its bytes, 0 where there was none. One that is
-        being built stays."""
+        """Delete an image that `uid` built and return its size in bytes, 0 if there was none. An
+        image that is being built is kept."""
         ...
 
     async def aclose(self) -> None:

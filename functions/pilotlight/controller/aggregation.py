@@ -1,8 +1,8 @@
-"""Sums of usage records in memory: what a batch adds to every rollup. Pure, and quick: each record
-of the ledger passes here once.
+"""In-memory sums of usage records: what a batch adds to each rollup. Pure and fast: every record of
+the ledger passes through here once.
 
-Records come as tuples in the order of `COLUMNS`. They are put into groups by one look-up each; the
-sums are then made column by column."""
+Records are tuples in the order of `COLUMNS`. Each is assigned to its group by one lookup; the sums
+are then computed column by column."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ HOURS_PER_DAY = 24
 DAY_S = HOURS_PER_DAY * HOUR_S
 COLUMNS = (*(f.name for f in fields(UsageRecord)), "received_at", "cost_picos", "day", "month")
 AT = {name: at for at, name in enumerate(COLUMNS)}
-"""Where a record's tuple has each of them."""
+"""Each column's index in a record's tuple."""
 CALL = "CALL"
 CLOCKS = ("total", "queue", "start", "exec")
-"""What `latency_hours` has histograms of: a call from its arrival to its last byte, and its three
+"""The latencies in `latency_hours`: a call from its arrival to its last byte, and its three
 parts."""
 BOUNDS_MS = tuple(1.1**bucket for bucket in range(240))
-"""Bucket b holds what is above the bound before it and at most this; the last one, a hundred days,
-also all beyond."""
+"""Upper bounds of the histogram's buckets, inclusive; the last one, a hundred days, also counts
+everything above it."""
 MEASURES = (
     "queued_ms",
     "start_ms",
@@ -59,8 +59,8 @@ GroupKey = tuple[Any, ...]
 
 
 class Spending(NamedTuple):
-    """What money is counted under for budgets: `day` is whole days since the epoch, `month` that of
-    `started_at`, both in UTC."""
+    """The key under which costs are summed for budgets: `day` is whole days since the epoch,
+    `month` is that of `started_at`, both in UTC."""
 
     tenant: str
     environment: str
@@ -73,8 +73,8 @@ class Spending(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """Sums over records: counts, `MEASURES`, money in picounits, and what is for people only
-    (doubles)."""
+    """Sums over records: counts, `MEASURES`, cost in picounits, and values for display only
+    (floats)."""
 
     records: int
     errors: int
@@ -97,7 +97,7 @@ class Sums:
 
 
 class LatencyKey(NamedTuple):
-    """What a histogram is of."""
+    """The key of a latency histogram."""
 
     tenant: str
     hour: int
@@ -108,7 +108,7 @@ class LatencyKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Aggregate:
-    """What some records add to the rollups; latencies: calls by clock and bucket."""
+    """What some records add to the rollups. `latencies` counts calls by clock and bucket."""
 
     hours: dict[GroupKey, Sums]
     days: dict[GroupKey, Sums]
@@ -116,7 +116,7 @@ class Aggregate:
 
 
 def aggregate(rows: Iterable[Sequence[Any]]) -> Aggregate:
-    """Sum up records."""
+    """Sum records by hour and by day."""
     grouped: defaultdict[GroupKey, list[Sequence[Any]]] = defaultdict(list)
     for row in rows:
         grouped[(int(row[_STARTED_AT]) // HOUR_S, *_group_of(row))].append(_numbers(row))
@@ -134,7 +134,7 @@ def aggregate(rows: Iterable[Sequence[Any]]) -> Aggregate:
 
 
 def by_day(hours: dict[GroupKey, Sums]) -> dict[GroupKey, Sums]:
-    """Sums of days from those of their hours."""
+    """Sum the hours of each day."""
     days: dict[GroupKey, Sums] = {}
     for (hour, *rest), sums in hours.items():
         key = (hour // HOURS_PER_DAY, *rest)
@@ -143,7 +143,7 @@ def by_day(hours: dict[GroupKey, Sums]) -> dict[GroupKey, Sums]:
 
 
 def spending(days: dict[GroupKey, Sums]) -> dict[Spending, int]:
-    """Money in picounits by what budgets look at."""
+    """Return the cost in picounits by the key that budgets use."""
     out: defaultdict[Spending, int] = defaultdict(int)
     for (day, tenant, environment, app, function, *rest), sums in days.items():
         out[
@@ -156,18 +156,19 @@ def spending(days: dict[GroupKey, Sums]) -> dict[Spending, int]:
 
 @functools.lru_cache(maxsize=4096)
 def month_of_day(day: int) -> str:
-    """Day 20000 → "2024-10". Raises ValueError or OverflowError beyond the calendar."""
+    """Return the month of a day since the epoch: 20000 → "2024-10". Raises ValueError or
+    OverflowError beyond the calendar."""
     return dt.date.fromordinal(_EPOCH + day).isoformat()[:7]
 
 
 def next_month(month: str) -> str:
-    """ "2026-12" → "2027-01"."""
+    """Return the following month: "2026-12" → "2027-01"."""
     year, number = int(month[:4]), int(month[5:])
     return f"{year + number // 12:04}-{number % 12 + 1:02}"
 
 
 def bucket_of(ms: int) -> int:
-    """The histogram's bucket for a time."""
+    """Return the histogram bucket of a latency."""
     return min(bisect_left(BOUNDS_MS, ms), len(BOUNDS_MS) - 1)
 
 

@@ -1,10 +1,11 @@
-"""Alerts of budgets: which thresholds were reached in which period, once each, and how far telling
-the webhook has come.
+"""Budget alerts: which thresholds were reached in which period, once each, and the state of their
+delivery to the webhook.
 
-An alert is a row, written in the transaction of the records that brought it: it is neither lost nor
-made twice. Its id is the webhook-id of every attempt to deliver it, so that a receiver can tell a
-second delivery from a second alert. `next_attempt_at` is when somebody may next try; whoever tries
-moves it first (`claim`), so a deliverer that dies leaves the alert to the next one after CLAIM_S.
+An alert is a row, written in the same transaction as the records that caused it, so it is neither
+lost nor created twice. Its id is the webhook-id of every delivery attempt, so that a receiver can
+distinguish a second delivery from a second alert. `next_attempt_at` is the earliest time of the
+next attempt. A deliverer moves it forward before it tries (`claim`), so if the deliverer dies,
+another one can claim the alert after CLAIM_S.
 """
 
 from __future__ import annotations
@@ -22,21 +23,21 @@ from pilotlight.controller.webhooks import CLAIM_S
 
 MAX_ERROR = 500
 AT_ONCE_OF_ONE = 8
-"""Alerts of one tenant in a round: whose receivers are slow holds up its own alerts, however many
-it has."""
+"""Alerts of one tenant per round: a tenant with slow receivers delays only its own alerts, however
+many it has."""
 _SECRET_BYTES = 32
 _BUDGETS_AT_ONCE = 500
-"""Parameters of a statement are bounded."""
+"""Databases limit the number of parameters per statement."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alert:
-    """A threshold that was reached. `spent` is a decimal as text, of the moment when it was noted.
+    """A threshold that was reached. `spent` is a decimal string, as of when the alert was recorded.
 
     Attributes:
-        delivered_at: when the webhook took it; None: not yet, or there is none.
-        next_attempt_at: when it is tried next; None: not any more.
-        error: what the last attempt came to, if it failed.
+        delivered_at: when the webhook accepted the alert; None: not yet, or there is no webhook.
+        next_attempt_at: the time of the next attempt; None: there is no further attempt.
+        error: the error of the last attempt, if it failed.
     """
 
     id: str
@@ -52,12 +53,12 @@ class Alert:
     error: str | None
 
 
-_PLACE = tuple(tables.budget_alerts.c[name] for name in ("budget", "period", "percent"))
+_KEY = tuple(tables.budget_alerts.c[name] for name in ("budget", "period", "percent"))
 _COLUMNS = tuple(tables.budget_alerts.c[name] for name in Alert.__slots__)
 
 
 def new_secret() -> str:
-    """What messages are signed with: `whsec_` and 32 random bytes in base64
+    """Create a signing secret for messages: `whsec_` and 32 random bytes in base64
     (standardwebhooks.com)."""
     return "whsec_" + base64.b64encode(secrets.token_bytes(_SECRET_BYTES)).decode()
 
@@ -72,8 +73,8 @@ def note(
     spent: str,
     is_sent: bool,
 ) -> int:
-    """Note that these thresholds are reached; returns how many were not noted before. `is_sent`:
-    there is a webhook to tell."""
+    """Record that these thresholds are reached; return how many are new. `is_sent`: the budget has
+    a webhook to notify."""
     rows = [
         {
             "id": f"al-{secrets.token_hex(12)}",
@@ -95,8 +96,8 @@ def note(
             insert.on_conflict_do_nothing(index_elements=["budget", "period", "percent"])
         ).rowcount
     if new and is_sent:
-        # rings the bell after the commit: the deliverer listens to it, and followers of the feed
-        # find nothing new
+        # rings the bell after the commit, which wakes the deliverer; followers of the feed wake
+        # too and find nothing new
         write.fed = True
     return new
 
@@ -104,22 +105,22 @@ def note(
 def noted(
     sql: sa.Connection, *, budgets: Sequence[str], periods: Collection[str]
 ) -> set[tuple[str, str, int]]:
-    """(budget, period, percent) of what was noted before for these budgets and periods."""
+    """Return (budget, period, percent) of the alerts recorded for these budgets and periods."""
     table, found = tables.budget_alerts, set[tuple[str, str, int]]()
     for at in range(0, len(budgets), _BUDGETS_AT_ONCE):
-        theirs = table.c.budget.in_(budgets[at : at + _BUDGETS_AT_ONCE]) & table.c.period.in_(
+        matches = table.c.budget.in_(budgets[at : at + _BUDGETS_AT_ONCE]) & table.c.period.in_(
             list(periods)
         )
         found |= {
             (row.budget, row.period, row.percent)
-            for row in sql.execute(sa.select(*_PLACE).where(theirs))
+            for row in sql.execute(sa.select(*_KEY).where(matches))
         }
     return found
 
 
 def forget(write: Write, *, budget_id: str, period: str, percents: Iterable[int]) -> None:
-    """Forget alerts of thresholds that are not reached any more, because the amount is a higher
-    one: they may come again."""
+    """Delete alerts of thresholds that are no longer reached because the amount was raised, so that
+    they can be sent again."""
     table = tables.budget_alerts
     which = (
         (table.c.budget == budget_id)
@@ -130,17 +131,17 @@ def forget(write: Write, *, budget_id: str, period: str, percents: Iterable[int]
 
 
 def forget_untold(write: Write, *, budget_id: str, period: str) -> None:
-    """Forget alerts of a period that nobody was told: there is a webhook now, and what is reached
-    still will be noted again."""
+    """Delete alerts of a period that were never sent: the budget has a webhook now, and thresholds
+    that are still reached will be recorded again."""
     table = tables.budget_alerts
-    untold = table.c.delivered_at.is_(None) & table.c.next_attempt_at.is_(None)
+    unsent = table.c.delivered_at.is_(None) & table.c.next_attempt_at.is_(None)
     write.sql.execute(
-        sa.delete(table).where((table.c.budget == budget_id) & (table.c.period == period) & untold)
+        sa.delete(table).where((table.c.budget == budget_id) & (table.c.period == period) & unsent)
     )
 
 
 def cancel(write: Write, *, budget_id: str, error: str) -> None:
-    """Try no more to deliver what still waits."""
+    """Cancel the delivery of a budget's pending alerts, with this error."""
     table = tables.budget_alerts
     which = (table.c.budget == budget_id) & table.c.next_attempt_at.is_not(None)
     write.sql.execute(
@@ -149,7 +150,7 @@ def cancel(write: Write, *, budget_id: str, error: str) -> None:
 
 
 def claim(write: Write, *, limit: int) -> list[Alert]:
-    """Take alerts whose time has come, for CLAIM_S; the attempt is counted before it is made."""
+    """Claim due alerts for CLAIM_S. The attempt is counted before it is made."""
     table = tables.budget_alerts
     order = (table.c.next_attempt_at, table.c.id)
     turn = sa.func.row_number().over(partition_by=table.c.tenant, order_by=order).label("turn")
@@ -161,20 +162,20 @@ def claim(write: Write, *, limit: int) -> list[Alert]:
         .order_by(due.c.next_attempt_at, due.c.id)
         .limit(limit)
     )
-    taken = [
+    claimed = [
         replace(alert, attempts=alert.attempts + 1)
         for alert in (Alert(**row) for row in write.sql.execute(query).mappings())
     ]
-    for alert in taken:
+    for alert in claimed:
         values = {"next_attempt_at": write.now + CLAIM_S, "attempts": alert.attempts}
         write.sql.execute(sa.update(table).where(table.c.id == alert.id).values(**values))
-    return taken
+    return claimed
 
 
 def settle(
     write: Write, alert: Alert, *, error: str | None, retry_in_s: float | None = None
 ) -> None:
-    """Note what an attempt came to. `error` None: delivered. `retry_in_s` None: no further
+    """Record the result of an attempt. `error` None: delivered. `retry_in_s` None: no further
     attempt."""
     table = tables.budget_alerts
     done = {
@@ -186,11 +187,11 @@ def settle(
 
 
 def retry_in_s(alert: Alert, *, now: float, chance: float, asked_s: float = 0.0) -> float | None:
-    """How long to wait after attempt number `alert.attempts` failed; None: it is given up.
+    """Return how long to wait after attempt number `alert.attempts` failed; None: give up.
 
     Args:
         chance: uniform in [0, 1), for the jitter.
-        asked_s: what the receiver asked for (Retry-After).
+        asked_s: the delay that the receiver requested (Retry-After), in seconds.
     """
     return webhooks.retry_in_s(
         attempts=alert.attempts, begun_at=alert.at, now=now, chance=chance, asked_s=asked_s
@@ -198,7 +199,7 @@ def retry_in_s(alert: Alert, *, now: float, chance: float, asked_s: float = 0.0)
 
 
 def next_at(sql: sa.Connection) -> float | None:
-    """When the next attempt is due (seconds since the epoch); None: nothing waits."""
+    """Return when the next attempt is due (seconds since the epoch); None: nothing is pending."""
     due = tables.budget_alerts.c.next_attempt_at
     at = sql.execute(sa.select(sa.func.min(due)).where(due.is_not(None))).scalar_one()
     return None if at is None else float(at)
@@ -211,7 +212,7 @@ def listing(
     periods: Collection[str] | None = None,
     limit: int = 1000,
 ) -> list[Alert]:
-    """Alerts of these budgets (in these periods; None: in all), newest first."""
+    """Return the alerts of these budgets (in these periods; None: in all), newest first."""
     table = tables.budget_alerts
     found: list[Alert] = []
     for at in range(0, len(budgets), _BUDGETS_AT_ONCE):

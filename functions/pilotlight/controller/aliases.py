@@ -1,7 +1,7 @@
-"""Names that stand for revisions, and are moved from one to another: the platform's `stable` and
-`candidate`, and your own.
+"""Aliases: movable names of revisions. The platform's are `stable` and `candidate`; users define
+others.
 
-Wherever a revision is asked for, an alias, a tag, `v6` (the sixth) or its whole name will do.
+Wherever a revision is expected, an alias, a tag, `v6` (the sixth) or its full name is accepted.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from pilotlight.controller.store import Write
 from pilotlight.errors import InvalidInput, NotFound
 
 MAX_ALIASES = 64
-"""Of one function: activators hold each revision that is named."""
+"""Aliases per function: activators hold every revision that has one."""
 _NAME = re.compile(r"[a-z]([a-z0-9_-]{0,61}[a-z0-9])?\Z")
 _REVISION = re.compile(r"v(\d{1,9})(?:-[0-9a-f]+)?\Z")
 
 
 def of(sql: sa.Connection, function_id: str) -> dict[str, str]:
-    """All aliases of a function: `stable` is what serves, or what a rollout goes back to;
-    `candidate` what the rollout brings."""
+    """Return all aliases of a function. `stable` is the revision that serves, or that a rollout
+    reverts to; `candidate` is the revision that the rollout introduces."""
     document = traffic.get(sql, function_id)
-    kept = {STABLE: document.stable or document.heaviest()}
+    reserved = {STABLE: document.stable or document.heaviest()}
     if (rollout := ledger.running(sql, function_id)) is not None:
-        kept[CANDIDATE] = rollout.candidate
+        reserved[CANDIDATE] = rollout.candidate
     return {
         **publishing.aliases(sql, function_id),
-        **{name: revision for name, revision in kept.items() if revision},
+        **{name: revision for name, revision in reserved.items() if revision},
     }
 
 
 def resolve(sql: sa.Connection, place: Place, function: str, reference: str) -> str:
-    """The revision that a name stands for: its own, `v<n>`, a tag or an alias. Raises NotFound,
-    naming those that there are."""
+    """Return the revision that a reference names: its full name, `v<n>`, a tag or an alias. Raises
+    NotFound, listing the existing names."""
     function_id, table = place.function_id(function), tables.revisions
     if numbered := _REVISION.match(reference):
         exact = (
@@ -57,16 +57,16 @@ def resolve(sql: sa.Connection, place: Place, function: str, reference: str) -> 
         if named
         else "it has neither aliases nor tags"
     )
-    listed = f"`pilotlight app revisions {place.app}/{function}` lists its revisions"
-    text = f"{place.app}/{function} has no revision, alias or tag {reference!r}: {hint}; {listed}"
+    command = f"`pilotlight app revisions {place.app}/{function}` lists its revisions"
+    text = f"{place.app}/{function} has no revision, alias or tag {reference!r}: {hint}; {command}"
     raise NotFound(text, function=function, revision=reference)
 
 
 def move(
     write: Write, place: Place, *, function: str, alias: str, reference: str | None
 ) -> dict[str, str]:
-    """Let one of your aliases stand for a revision; None takes it away. All aliases then. Raises
-    InvalidInput, NotFound."""
+    """Point an alias at a revision, or delete it (`reference` None). Returns all aliases of the
+    function. Raises InvalidInput, NotFound."""
     _check(alias)
     document = traffic.find(write.sql, place, function)
     function_id, table = place.function_id(function), tables.aliases
@@ -78,7 +78,8 @@ def move(
         )
     if revision is not None and len({*known, alias}) > MAX_ALIASES:
         raise InvalidInput(
-            f"{place.app}/{function} has {len(known)} aliases: at most {MAX_ALIASES}; delete one first",
+            f"{place.app}/{function} has {len(known)} aliases, the maximum is {MAX_ALIASES}: "
+            f"delete one first",
             parameter="alias",
         )
     if revision is None:
@@ -109,11 +110,11 @@ def move(
 
 def _check(alias: str) -> None:
     if alias in (STABLE, CANDIDATE):
-        how = "move the traffic instead, and it follows"
-        raise InvalidInput(f"alias {alias!r} is kept by the platform: {how}", parameter="alias")
+        how = "change the traffic instead, and the alias follows"
+        raise InvalidInput(f"alias {alias!r} is managed by the platform: {how}", parameter="alias")
     if not _NAME.match(alias) or _REVISION.match(alias):
         raise InvalidInput(
-            f"alias {alias!r}: use 1 to 63 small letters, digits, '-' or '_', beginning with a "
-            f"letter, and not the form of a revision",
+            f"alias {alias!r} is invalid: use 1 to 63 lower-case letters, digits, '-' or '_', "
+            f"beginning with a letter, and not the form of a revision name",
             parameter="alias",
         )

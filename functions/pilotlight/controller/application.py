@@ -1,4 +1,4 @@
-"""The FastAPI application, and the thin layer around it that names and counts every request."""
+"""The FastAPI application, and the middleware around it that identifies and counts requests."""
 
 from __future__ import annotations
 
@@ -67,29 +67,28 @@ from pilotlight.protocol import (
 from pilotlight.types import Scope as ApiScope
 
 MAX_BODY_BYTES = 32 * 1024 * 1024
-"""Of a deploy, with a key that deploys: schemas of a thousand functions are some MB."""
+"""For a deploy with a key that may deploy: the schemas of a thousand functions are a few MB."""
 MAX_SMALL_BYTES = 1024 * 1024
-"""Of another request with a key of ours, and of a deploy with a key that may not: bodies are parsed
-before a route looks at scopes."""
+"""For any other request with a valid key, and a deploy with a key that may not deploy: bodies are
+parsed before a route checks scopes."""
 MAX_DEPLOY_VALUES = 300_000
-"""Of a deploy (`json_size`), which the event loop decodes in some 20 milliseconds: a thousand
-functions with schemas of 150 values."""
+"""JSON values of a deploy (`json_size`), which the event loop decodes in about 20 milliseconds: a
+thousand functions with schemas of 150 values."""
 MAX_VALUES = 10_000
-"""Of another request. What is wrong with each value is told, which takes ten times as long as
-decoding it."""
+"""JSON values of any other request. Validation reports an error for each invalid value, which takes
+ten times as long as decoding it."""
 MAX_UNKNOWN_BYTES = 64 * 1024
-"""What is read before the key is looked at; small requests are authenticated once, by their
-route."""
+"""Read before the key is checked; smaller requests are authenticated once, by their route."""
 MAX_CALLS_BYTES = 512 * 1024 * 1024
-"""Of the platform's own messages with calls: 16 MiB and one more, a dead letter's body and result
-in base64. That is 43 MiB with `activator.max_body_bytes` as it is by default, and enough up to 180
-MiB. Other messages are batches of some MB."""
+"""For the platform's own messages with calls: 16 MiB plus one dead letter's body and result in
+base64. That is 43 MiB with the default `activator.max_body_bytes`; the limit suffices up to 180
+MiB. Other messages are batches of a few MB."""
 _STREAMED = "/v1/blobs/"
-"""Paths whose bodies are bounded elsewhere: streamed to disk."""
+"""Paths whose bodies are streamed to disk and limited elsewhere."""
 _INTERNAL = "/internal/"
-"""Paths of our own processes (the activator passes none of them on)."""
+"""Paths for the platform's own processes (the activator forwards none of them)."""
 _PAGES = "/dashboard"
-"""Forms, which are small, whoever sends them."""
+"""Pages with forms, which are small regardless of the caller."""
 _DEPLOY = re.compile(r"/v1/apps/[^/]+/deploy\Z")
 _WITH_CALLS = (CALLS_PATH, DUE_PATH)
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}\Z")
@@ -157,12 +156,12 @@ _ROUTERS = (
 
 
 def build(context: Context) -> ASGIApp:
-    """The application that serves `context`."""
+    """Build the application that serves `context`."""
     app = _application()
     app.state.context = context
     problems.install(app)
     for router in _ROUTERS:
-        # as they are: an included one is taken apart again, half a second for all of them
+        # not include_router, which builds each route anew: half a second for all of them
         app.router.routes.extend(router.routes)
     app.router.route_class = LazyRoute
     app.add_api_route("/healthz", _healthz, methods=["GET"], tags=["health"])
@@ -184,7 +183,7 @@ def _application() -> FastAPI:
 
 
 async def _healthz() -> dict[str, str]:
-    """The process serves."""
+    """Return ok while the process serves requests."""
     return {"status": "ok"}
 
 
@@ -194,10 +193,9 @@ def _operation_id(route: APIRoute) -> str:
 
 @functools.cache
 def _document() -> dict[str, Any]:
-    # Of routers that are included, which gives each route what the application says of all.
-    # Validation errors are problems here (400), not the framework's own 422: the document must say
-    # so. And users know one URL: what the activator answers itself belongs into the one document,
-    # too.
+    # include_router gives each route the responses that the application declares for all of them.
+    # Validation errors are problems here (400) instead of the framework's 422, so 422 is removed.
+    # Users know a single URL, so the document includes the paths that the activator serves itself.
     described = _application()
     for router in _ROUTERS:
         described.include_router(router)
@@ -211,8 +209,8 @@ def _document() -> dict[str, Any]:
 
 
 def _came_from(scope: Scope, headers: Mapping[bytes, bytes]) -> str:
-    """The caller's address: of `x-forwarded-for` only what the activator appended, the rest is
-    whatever a caller likes to say."""
+    """Return the caller's address. Of `x-forwarded-for` only the last entry counts, which the
+    activator appended; callers control the rest."""
     forwarded = headers.get(b"x-forwarded-for", b"").decode("latin-1").rpartition(",")[2].strip()
     peer = scope.get("client")
     return forwarded or (str(peer[0]) if peer else "")
@@ -221,8 +219,8 @@ def _came_from(scope: Scope, headers: Mapping[bytes, bytes]) -> str:
 def _bounded(
     receive: Receive, limit: int, more: Callable[[], Awaitable[int]] | None = None
 ) -> Receive:
-    """The same, up to `limit` bytes; then it raises what is answered as a 413. `more`: is asked
-    once for a higher limit, or raises."""
+    """Wrap `receive` with a limit of `limit` bytes; beyond it raises HTTPException (413). `more` is
+    called once at the limit: it returns a higher limit, or raises."""
     size = 0
 
     async def counted() -> Message:
@@ -232,15 +230,16 @@ def _bounded(
         if size > limit and more is not None:
             limit, more = await more(), None
         if size > limit:
-            raise HTTPException(413, f"the body has more than {limit} bytes")
+            raise HTTPException(413, f"the request body is larger than {limit} bytes")
         return message
 
     return counted
 
 
-def _few_values(receive: Receive, most: int) -> Receive:
-    """The same, with at most `most` values of JSON; then it raises what is answered as a 413."""
-    counter = ValueCounter(most, "send fewer, in several requests")
+def _limit_values(receive: Receive, max_values: int) -> Receive:
+    """Wrap `receive` with a limit of `max_values` JSON values; beyond it raises HTTPException
+    (413)."""
+    counter = ValueCounter(max_values, "send fewer, in several requests")
 
     async def counted() -> Message:
         message = await receive()
@@ -254,10 +253,10 @@ def _few_values(receive: Receive, most: int) -> Receive:
 
 
 class _Edge:
-    """Gives every request an id (the caller's own, if it is a sane one), echoes it, and counts the
-    answer by route.
+    """Assigns each request an id (the caller's own, if valid), returns it in the response, and
+    counts responses by route.
 
-    And tells the audit log where the request came from.
+    Also records the client's address for the audit log.
     """
 
     def __init__(self, app: ASGIApp, context: Context) -> None:
@@ -265,9 +264,10 @@ class _Edge:
         self._context = context
         self._metrics = context.metrics
 
-    def _read(self, path: str, headers: Mapping[bytes, bytes], receive: Receive) -> Receive:
-        """Bodies are read and parsed before a route's own checks: how much depends on who asks,
-        which large ones say first."""
+    def _limit_read(self, path: str, headers: Mapping[bytes, bytes], receive: Receive) -> Receive:
+        """Wrap `receive` with the limits for this request. Bodies are read and parsed before a
+        route's own checks, so the limit depends on the caller, and a large body requires
+        authentication first."""
         if path.startswith(_STREAMED):
             return receive
         if path.startswith(_PAGES):
@@ -277,20 +277,21 @@ class _Edge:
             bounded = _bounded(
                 receive, MAX_UNKNOWN_BYTES, partial(self._limit_of_key, headers, is_deploy)
             )
-            return _few_values(bounded, MAX_DEPLOY_VALUES if is_deploy else MAX_VALUES)
+            return _limit_values(bounded, MAX_DEPLOY_VALUES if is_deploy else MAX_VALUES)
         token = headers.get(HEADER_PLATFORM_TOKEN.encode(), b"")
         if hmac.compare_digest(token, self._context.key.token.encode()):
             return _bounded(receive, MAX_CALLS_BYTES if path in _WITH_CALLS else MAX_BODY_BYTES)
-        of_nodes = (self._context.node_key or self._context.key).node_token.encode()
+        node_token = (self._context.node_key or self._context.key).node_token.encode()
         return _bounded(
-            receive, MAX_BODY_BYTES if hmac.compare_digest(token, of_nodes) else MAX_UNKNOWN_BYTES
+            receive, MAX_BODY_BYTES if hmac.compare_digest(token, node_token) else MAX_UNKNOWN_BYTES
         )
 
     async def _limit_of_key(self, headers: Mapping[bytes, bytes], is_deploy: bool) -> int:
-        """Raises HTTPException, which passes through the framework's reading of bodies."""
+        """Return the body limit for this key. Raises HTTPException, which the framework's body
+        reading lets through."""
         authorization = headers.get(b"authorization", b"").decode("latin-1")
 
-        def look() -> int:
+        def authenticate() -> int:
             with self._context.store.read() as sql:
                 caller = access.authenticate(
                     sql, authorization=authorization, environment=None, now=self._context.clock()
@@ -299,7 +300,7 @@ class _Edge:
             return MAX_BODY_BYTES if is_deploy and is_deployer else MAX_SMALL_BYTES
 
         try:
-            return await self._context.threads.look_up(look)
+            return await self._context.threads.look_up(authenticate)
         except PilotlightError as e:
             raise HTTPException(e.status, str(e)) from e
 
@@ -307,13 +308,13 @@ class _Edge:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = dict(scope["headers"])  # of a repeated one the last, which is the activator's
+        headers = dict(scope["headers"])  # the last of a repeated header: the activator's
         given = headers.get(HEADER_REQUEST_ID.encode(), b"")
         request_id = given.decode("ascii") if _REQUEST_ID.match(given) else new_call_id()
         scope["pilotlight.request_id"] = request_id
         began = time.perf_counter()
 
-        async def marked(message: Message) -> None:
+        async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message)[HEADER_REQUEST_ID] = request_id
                 route = getattr(scope.get("route"), "path", "none")
@@ -322,4 +323,4 @@ class _Edge:
             await send(message)
 
         with coming_from(_came_from(scope, headers)):
-            await self._app(scope, self._read(scope["path"], headers, receive), marked)
+            await self._app(scope, self._limit_read(scope["path"], headers, receive), send_with_id)

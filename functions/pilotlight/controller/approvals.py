@@ -1,9 +1,9 @@
-"""Who must agree before a revision takes traffic: an app's policy, the approvals of its revisions,
-and the door that asks for them.
+"""Release approvals: an app's approval policy, the approvals of its revisions, and the check before
+a revision takes traffic.
 
-A key counts once for a revision, and never for one that it brought itself: keys are made by
-administrators, so whoever may only deploy cannot agree with himself. What has served before needs
-no approval: going back must not wait for anybody."""
+A key counts once per revision, and not at all for a revision that it deployed itself. Keys are
+created by administrators, so a user who may only deploy cannot approve their own revision. A
+revision that has served before needs no approval, so a rollback never waits for one."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ MAX_APPROVALS = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """How an app's releases are guarded. `approvals`: of how many keys a new revision needs before
-    it takes traffic."""
+    """An app's release policy. `approvals`: how many keys must approve a new revision before it
+    takes traffic."""
 
     approvals: int = 0
 
 
 def policy(sql: sa.Connection, place: Place) -> Policy:
-    """The app's; the default for one that is not there yet."""
+    """Return the app's policy; the default if the app does not exist yet."""
     text = sql.execute(sa.select(tables.apps.c.policy).where(*place.is_app())).scalar()
     return Policy(**json.loads(text)) if text else Policy()
 
 
 def protect(write: Write, place: Place, *, approvals: int) -> Policy:
-    """Let releases of the app need so many approvals, 0 = none. What serves goes on serving. Raises
-    NotFound."""
+    """Set how many approvals the app's releases require, 0 = none. Revisions that serve are not
+    affected. Raises NotFound."""
     before, after = policy(write.sql, place), Policy(approvals=approvals)
     text = canonical_json({"approvals": approvals}).decode()
     changed = write.sql.execute(
@@ -65,10 +65,10 @@ def protect(write: Write, place: Place, *, approvals: int) -> Policy:
 
 
 def approve(write: Write, place: Place, *, function: str, revision: str, note: str = "") -> int:
-    """Agree with a revision of a function; how many approvals it still needs. Again by the same
-    key: nothing changes.
+    """Approve a revision of a function; return how many approvals it still needs. Idempotent per
+    key.
 
-    Raises Conflict for the key that brought the revision.
+    Raises Conflict for the key that deployed the revision.
     """
     function_id, table = place.function_id(function), tables.approvals
     author = write.sql.execute(
@@ -76,8 +76,8 @@ def approve(write: Write, place: Place, *, function: str, revision: str, note: s
     ).scalar_one()
     if author == place.actor:
         text = (
-            f"{place.app}/{function}@{revision} was deployed with this key ({author}): let "
-            f"another one approve it"
+            f"{place.app}/{function}@{revision} was deployed with this key ({author}): approve it "
+            f"with another key"
         )
         raise Conflict(text, revision=revision, author=author)
     row = {
@@ -99,7 +99,7 @@ def approve(write: Write, place: Place, *, function: str, revision: str, note: s
 
 
 def of(sql: sa.Connection, *, function_id: str, revision: str) -> list[dict[str, Any]]:
-    """The approvals of a revision, the first one first: `{"by", "at", "note"}`."""
+    """Return the approvals of a revision, oldest first: `{"by", "at", "note"}`."""
     table = tables.approvals
     query = (
         sa.select(table)
@@ -110,21 +110,21 @@ def of(sql: sa.Connection, *, function_id: str, revision: str) -> list[dict[str,
 
 
 def missing(sql: sa.Connection, place: Place, *, function: str, revision: str) -> int:
-    """How many approvals a revision still needs before it may take traffic; 0 for one that has
-    served."""
-    wanted = policy(sql, place).approvals
-    if not wanted:
+    """Return how many approvals a revision still needs before it may take traffic; 0 if it has
+    served before."""
+    required = policy(sql, place).approvals
+    if not required:
         return 0
     function_id = place.function_id(function)
     row = sql.execute(sa.select(tables.revisions).where(*_is(function_id, revision))).one()
     if row.served_at is not None:
         return 0
     given = [
-        one
-        for one in of(sql, function_id=function_id, revision=revision)
-        if one["by"] != row.created_by
+        approval
+        for approval in of(sql, function_id=function_id, revision=revision)
+        if approval["by"] != row.created_by
     ]
-    return max(0, wanted - len(given))
+    return max(0, required - len(given))
 
 
 def demand(sql: sa.Connection, place: Place, *, function: str, revision: str) -> None:
@@ -135,12 +135,13 @@ def demand(sql: sa.Connection, place: Place, *, function: str, revision: str) ->
             f"{name}@{revision} needs {left} more approval{'s' if left > 1 else ''} before it "
             f"takes traffic"
         )
-        how = f"somebody else than who deployed it: pilotlight app approve {name} {revision}"
-        raise ApprovalRequired(f"{text}, of {how}", revision=revision, approvals=left)
+        how = f"use another key than its deployer's: pilotlight app approve {name} {revision}"
+        raise ApprovalRequired(f"{text}; {how}", revision=revision, approvals=left)
 
 
 def admit(write: Write, place: Place, *, function: str, revisions: Collection[str]) -> None:
-    """Let revisions take traffic, and remember that they did. Raises ApprovalRequired."""
+    """Require the approvals of revisions, and record that they have served. Raises
+    ApprovalRequired."""
     for revision in sorted(revisions):
         demand(write.sql, place, function=function, revision=revision)
     table, function_id = tables.revisions, place.function_id(function)

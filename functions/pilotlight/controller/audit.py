@@ -1,5 +1,5 @@
-"""The audit log: who changed what, from where, from what, to what. Append-only: the database itself
-refuses to change or drop a row."""
+"""The audit log: who changed what, from which address, with the value before and after.
+Append-only: the database rejects changes and deletions of rows."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from pilotlight.controller.store import Write
 from pilotlight.spec import canonical_json
 
 MAX_ADDRESS = 64
-"""Characters of an address: an IPv6 one with its zone has fewer."""
+"""Characters of an address; an IPv6 address with its zone is shorter."""
 _address: ContextVar[str] = ContextVar("address of the caller", default="")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """Which entries are asked for; None = whatever it is.
+    """A filter for entries; None matches any value.
 
     Attributes:
         tenant: id; None = of all tenants.
         actor: id of a key, or `platform`.
-        action: `key.create`, or `key.*` for all that begin so.
-        subject: exactly this name.
+        action: `key.create`, or `key.*` for all with that prefix.
+        subject: the exact name.
         since, until: seconds since the epoch, since <= at < until.
-        address: from where.
-        before_id: older than this entry, for the next page.
+        address: the client's address.
+        before_id: only entries older than this one, for the next page.
     """
 
     tenant: str | None
@@ -47,7 +47,8 @@ class Wanted:
 
 @contextlib.contextmanager
 def coming_from(address: str) -> Iterator[None]:
-    """Every change noted inside, in threads and tasks begun there too, came from `address`."""
+    """Record `address` as the client address of all changes made inside this context, including in
+    threads and tasks started there."""
     token = _address.set(address[:MAX_ADDRESS])
     try:
         yield
@@ -66,8 +67,8 @@ def record(
     after: Any = None,
     request: str = "",
 ) -> None:
-    """Note a change in the transaction that makes it. `actor` is a key's id, or `platform` for the
-    platform itself."""
+    """Record a change, in the transaction that makes it. `actor` is a key's id, or `platform` for
+    the platform itself."""
     row = {
         "tenant": tenant,
         "actor": actor,
@@ -84,7 +85,7 @@ def record(
 
 
 def entries(sql: sa.Connection, wanted: Wanted, *, limit: int) -> list[dict[str, Any]]:
-    """The newest entries first, with the name of their tenant."""
+    """Return matching entries with the name of their tenant, newest first."""
     audit, tenants = tables.audit, tables.tenants
     query = sa.select(audit, tenants.c.name.label("tenant_name")).outerjoin(
         tenants, tenants.c.id == audit.c.tenant
@@ -99,10 +100,10 @@ def _conditions(wanted: Wanted) -> Iterator[sa.ColumnElement[bool]]:
         if (value := getattr(wanted, name)) is not None:
             yield audit.c[name] == value
     if wanted.action is not None:
-        every = wanted.action.endswith("*")
+        is_prefix = wanted.action.endswith("*")
         yield (
             audit.c.action.startswith(wanted.action[:-1], autoescape=True)
-            if every
+            if is_prefix
             else audit.c.action == wanted.action
         )
     if wanted.since is not None:

@@ -1,4 +1,4 @@
-"""Wakes the followers of the feed the moment a change is committed."""
+"""Wakes the followers of the feed when a change is committed."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import asyncio
 
 
 class Bell:
-    """Rung from any thread, heard on one loop.
+    """A notification that any thread can send and tasks of one event loop wait for.
 
-    Owner: the event loop that made it; `_event` is replaced on that loop only, so no lock is
-    needed. A listener takes `next_ring()` *before* it reads, so that a ring between its reading and
-    its waiting is not lost."""
+    Owner: the event loop that created it. `_event` is replaced on that loop only, so no lock is
+    needed. A listener calls `next_ring()` *before* it reads, so that it does not miss a
+    notification between its read and its wait."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -21,17 +21,17 @@ class Bell:
         return f"<Bell {'closed' if self.closed else 'open'}>"
 
     def ring(self) -> None:
-        """Wake everybody who waits; callable from any thread."""
+        """Wake all listeners. Safe from any thread."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._wake)
 
     def close(self) -> None:
-        """Wake everybody, for the last time: the process is shutting down."""
+        """Wake all listeners for the last time: the process is shutting down."""
         self.closed = True
         self._wake()
 
     def next_ring(self) -> asyncio.Event:
-        """What is set at the next ring."""
+        """Return the event that the next `ring` sets."""
         return self._event
 
     def _wake(self) -> None:

@@ -1,5 +1,5 @@
-"""Reports: what was used and what it cost, one line per group, kind and currency; the sum of the
-lines is the sum of the records."""
+"""Usage and cost reports: one line per group, kind and currency. The sum of the lines equals the
+sum of the records."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "hour": ("hour",),
 }
 TAG = "tag:"
-"""`tag:<name>`: by the value of that tag of the revision that ran; "" where it has none, or its
-environment was deleted."""
+"""`tag:<name>` groups by the value of that tag of the revision that ran; "" if the revision has no
+such tag, or its environment was deleted."""
 _OF_REVISIONS = ("function_id", "revision")
 
 
@@ -38,10 +38,11 @@ class Line:
     """One line of a report.
 
     Attributes:
-        group: the values that it is grouped by.
-        kind: of the records, as `UsageRecord.kind`.
-        records, errors: how many it sums, and how many of them are calls answered 500 or above.
-        cpu_core_s, memory_gib_s, gpu_s: for people; the money was computed per record.
+        group: the values of the grouping.
+        kind: `UsageRecord.kind` of the records.
+        records, errors: the number of records, and how many of them are calls with status 500 or
+        above.
+        cpu_core_s, memory_gib_s, gpu_s: for display only; costs are computed per record.
         cost: exact.
     """
 
@@ -67,19 +68,19 @@ def report(
     environment: str | None,
     where: Mapping[str, str] | None = None,
 ) -> list[Line]:
-    """A tenant's use over since <= started_at < until, in the order of the groups. Raises
-    InvalidInput for a grouping that there is not."""
+    """Report a tenant's usage over since <= started_at < until, ordered by group. Raises
+    InvalidInput for an unknown grouping."""
     tag = by.removeprefix(TAG) if by.startswith(TAG) else None
     groups = _OF_REVISIONS if tag else GROUPS.get(by)
     if groups is None:
         raise InvalidInput(
-            f"by = {by!r}: there are {', '.join(GROUPS)} and {TAG}<name>", parameter="by"
+            f"by = {by!r}: use one of {', '.join(GROUPS)} or {TAG}<name>", parameter="by"
         )
-    asked = list(dict.fromkeys((*groups, "kind", "currency")))
+    columns = list(dict.fromkeys((*groups, "kind", "currency")))
     found = totals(
         sql,
         tenant=tenant,
-        groups=asked,
+        groups=columns,
         since=since,
         until=until,
         environment=environment,
@@ -108,8 +109,8 @@ def _by_tag(sql: sa.Connection, found: Sequence[Total], tag: str) -> list[Total]
 def _tag_values(
     sql: sa.Connection, function_ids: Sequence[str], tag: str
 ) -> dict[tuple[str, str], str]:
-    """By (function id, revision). Reading the documents here is the same on every database; there
-    are few revisions."""
+    """Return the tag's values by (function id, revision). Documents are parsed here because that
+    works the same on every database, and there are few revisions."""
     table = tables.revisions
     query = sa.select(table.c.function, table.c.name, table.c.spec).where(
         table.c.function.in_(function_ids)
@@ -122,7 +123,7 @@ def _tag_values(
 
 def _line(total: Total, groups: Sequence[str]) -> Line:
     return Line(
-        group={name: _shown(name, total.group[name]) for name in groups},
+        group={name: _format_group(name, total.group[name]) for name in groups},
         kind=str(total.group["kind"]),
         currency=str(total.group["currency"]),
         records=total.records,
@@ -135,7 +136,7 @@ def _line(total: Total, groups: Sequence[str]) -> Line:
     )
 
 
-def _shown(name: str, value: str | int) -> str:
+def _format_group(name: str, value: str | int) -> str:
     if name == "day":
         return dt.datetime.fromtimestamp(int(value) * DAY_S, tz=dt.UTC).date().isoformat()
     if name == "hour":

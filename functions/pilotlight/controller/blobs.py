@@ -1,10 +1,10 @@
-"""Content-addressed blobs: bundles, manifests, files of weights. This is the origin that nodes read
-from.
+"""Content-addressed blobs: bundles, manifests, files of weights. Nodes read from this origin.
 
-A blob is the object `<aa>/<digest>` of the platform's blob store (a directory, or S3), complete or
-absent: received into a local file, checked, and only then put there. Its row says who may name it:
-knowing a digest is not owning the bytes, so every tenant uploads once. Until its bytes have come
-nothing is done that takes longer, or less long, because another tenant has a blob of that digest.
+A blob is the object `<aa>/<digest>` of the platform's blob store (a directory, or S3). It is either
+complete or absent: it is received into a local file, verified, and only then stored. Its rows say
+which tenants may refer to it: knowing a digest does not grant access to the bytes, so every tenant
+uploads them once. Until the bytes have arrived, the response time does not depend on whether
+another tenant has a blob with that digest.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from weight_cache.objects import ObjectStore, blob_key, blob_store
 from weight_cache.settings import Paths, PlatformSettings
 
 WRITE_BYTES = 1024 * 1024
-"""Received pieces are gathered to this size before a thread hashes and writes them: a hop costs
-more than 64 KiB of sha256."""
+"""Received pieces are buffered up to this size before a thread hashes and writes them: handing over
+to a thread costs more than sha256 of 64 KiB."""
 READ_BYTES = 4 * 1024 * 1024
-"""A request to S3 takes some 30 ms, however little it asks for; a download holds two of these in
-memory."""
+"""A request to S3 takes about 30 ms regardless of its size; a download holds two pieces of this
+size in memory."""
 RESERVE_BYTES = 64 * 1024 * 1024
-"""An upload of unannounced length reserves so much of its tenant's storage at a time."""
+"""An upload of unknown length reserves its tenant's storage in steps of this size."""
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 
 
@@ -60,10 +60,13 @@ class BlobFiles:
     """The bytes of blobs.
 
     Attributes:
-        objects: where they lie. incoming: directory of uploads that are not complete; of the
-        store's own file system where that is a directory. limit_bytes: bounds one blob. read_bytes:
-        read from the store at a time for a download, one such piece ahead. gate: which blobs are in
-        use or being deleted. floor: free disk that uploads leave.
+        objects: the object store.
+        incoming: directory for incomplete uploads; on the store's own file system if the store is a
+        directory.
+        limit_bytes: maximum size of a blob.
+        read_bytes: size of a read from the store for a download, which reads one piece ahead.
+        gate: which blobs are in use or being deleted.
+        floor: free disk space that uploads must leave.
     """
 
     objects: ObjectStore
@@ -75,26 +78,27 @@ class BlobFiles:
 
     @classmethod
     def of(cls, platform: PlatformSettings, paths: Paths, *, limit_bytes: int) -> BlobFiles:
-        """Where the settings say. Raises SettingsInvalid."""
+        """Create it from the settings. Raises SettingsInvalid."""
         objects = blob_store(platform, paths)
         incoming = objects.local_path("incoming") or paths.home / "blobs" / "incoming"
         floor = DiskFloor(incoming, platform.disk_floor_bytes)
         return cls(objects=objects, incoming=incoming, limit_bytes=limit_bytes, floor=floor)
 
     def sweep(self) -> None:
-        """Remove what uploads left behind that a crash cut off. Call before serving."""
+        """Remove the files of uploads that a crash interrupted. Call before serving."""
         for leftover in self._incoming().glob("*"):
             leftover.unlink(missing_ok=True)
 
     async def size(self, digest: str) -> int | None:
-        """Of what lies in the store, in bytes; None when nothing does. Raises Unavailable."""
+        """Return the size in bytes of the stored blob; None if there is none. Raises
+        Unavailable."""
         with store_errors():
             info = await self.objects.info(blob_key(digest))
         return None if info is None else info.size_bytes
 
     def load(self, digest: str, *, max_bytes: int) -> bytes:
-        """A whole blob, for work in a thread of the application (anyio's). Raises InvalidInput (not
-        there), Unavailable."""
+        """Return a whole blob; call from an anyio worker thread. Raises InvalidInput (the blob does
+        not exist), Unavailable."""
         with store_errors():
             try:
                 return anyio.from_thread.run(
@@ -109,8 +113,8 @@ class BlobFiles:
     async def pieces(
         self, digest: str, *, begin: int, end: int
     ) -> AsyncGenerator[bytes | memoryview, None]:
-        """Bytes `begin` to before `end`, each piece read while the one before is sent. Raises
-        ObjectStoreError."""
+        """Yield the bytes in [`begin`, `end`), reading each piece while the previous one is sent.
+        Raises ObjectStoreError."""
         key = blob_key(digest)
         ahead: asyncio.Task[bytes | memoryview] | None = None
         try:
@@ -127,7 +131,8 @@ class BlobFiles:
                 yield await ahead
         finally:
             if ahead is not None and not ahead.cancel() and not ahead.cancelled():
-                ahead.exception()  # seen: what came after a failed piece may have failed as well
+                # mark it as retrieved: the piece after a failed one may have failed as well
+                ahead.exception()
 
     async def receive(
         self,
@@ -139,13 +144,13 @@ class BlobFiles:
         recorded_bytes: int | None,
         admit: Callable[[int], Awaitable[None]],
     ) -> int:
-        """Read a blob to its end, check it, and put it in place, unless it is there already;
-        returns its size in bytes.
+        """Receive a blob, verify it, and store it unless it is stored already. Returns its size in
+        bytes.
 
-        `recorded_bytes`: of a blob that somebody sent before; None: of what may lie there nobody
-        knows that it is whole. `admit`: is asked for so many bytes in all before they are written,
-        and raises when there is no room for them. Raises TooLarge, InvalidInput (wrong hash),
-        StorageFull or Unavailable; then nothing is left behind."""
+        `recorded_bytes`: the size of a blob that was uploaded before; None: an object in the store,
+        if any, may be incomplete. `admit` is called with the total size before more bytes are
+        written, and raises when there is no room for them. Raises TooLarge, InvalidInput (wrong
+        hash), StorageFull or Unavailable, and then leaves no files behind."""
         if announced_bytes is not None and announced_bytes > self.limit_bytes:
             raise self._too_large(announced_bytes)
         await admit(announced_bytes or 1)
@@ -154,17 +159,17 @@ class BlobFiles:
             Upload, temporary, chunked, self.floor, announced_bytes or 0
         )
         try:
-            gathered = bytearray()
+            buffered = bytearray()
             async for piece in pieces:
-                gathered += piece
-                if upload.size_bytes + len(gathered) > self.limit_bytes:
-                    raise self._too_large(upload.size_bytes + len(gathered))
-                if len(gathered) >= WRITE_BYTES:
-                    await admit(upload.size_bytes + len(gathered))
-                    await anyio.to_thread.run_sync(upload.add, bytes(gathered))
-                    gathered.clear()
-            await admit(upload.size_bytes + len(gathered))
-            await anyio.to_thread.run_sync(upload.finish, bytes(gathered), digest)
+                buffered += piece
+                if upload.size_bytes + len(buffered) > self.limit_bytes:
+                    raise self._too_large(upload.size_bytes + len(buffered))
+                if len(buffered) >= WRITE_BYTES:
+                    await admit(upload.size_bytes + len(buffered))
+                    await anyio.to_thread.run_sync(upload.add, bytes(buffered))
+                    buffered.clear()
+            await admit(upload.size_bytes + len(buffered))
+            await anyio.to_thread.run_sync(upload.finish, bytes(buffered), digest)
             if recorded_bytes is None or await self.size(digest) != recorded_bytes:
                 with store_errors():
                     await self.objects.put_file(blob_key(digest), temporary, may_move=True)
@@ -179,19 +184,19 @@ class BlobFiles:
 
     def _too_large(self, size: int) -> TooLarge:
         return TooLarge(
-            f"a blob of {size} bytes or more: at most {self.limit_bytes}",
+            f"the blob has {size} bytes or more; the maximum is {self.limit_bytes}",
             limit_bytes=self.limit_bytes,
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """What is known of one blob.
+    """The status of a blob for a tenant.
 
     Attributes:
-        size_bytes: as recorded; None: nobody has sent it yet. is_owned: the tenant may name it.
-        is_here: it lies in the store, as long as recorded; not looked at for a tenant that may not
-        name it.
+        size_bytes: the recorded size; None: the blob was never uploaded.
+        is_owned: the tenant may refer to it.
+        is_here: the store has it, with the recorded size; not checked unless the tenant owns it.
     """
 
     size_bytes: int | None
@@ -200,37 +205,38 @@ class Standing:
 
 
 async def look_up(files: BlobFiles, store: Store, *, tenant: str, digest: str) -> Standing:
-    """Where `tenant` and `digest` stand. Raises Unavailable when the store does not answer."""
+    """Return the status of `digest` for `tenant`. Raises Unavailable when the store does not
+    answer."""
     local = files.objects.local_path(blob_key(digest))
 
-    # in one thread: a hop costs as much as all of it
-    def look() -> tuple[int | None, bool, int | None]:
+    # in one thread call: handing over to a thread costs as much as all of this work
+    def read_status() -> tuple[int | None, bool, int | None]:
         with store.read() as sql:
             size, is_owned = _recorded(sql, tenant=tenant, digest=digest)
         return size, is_owned, _length(local) if is_owned and local is not None else None
 
-    size, is_owned, found = await anyio.to_thread.run_sync(look)
+    size, is_owned, stored = await anyio.to_thread.run_sync(read_status)
     if is_owned and local is None:
-        found = await files.size(digest)
-    return Standing(size_bytes=size, is_owned=is_owned, is_here=size is not None and found == size)
+        stored = await files.size(digest)
+    return Standing(size_bytes=size, is_owned=is_owned, is_here=size is not None and stored == size)
 
 
 async def owned(files: BlobFiles, store: Store, *, tenant: str, digest: str) -> int:
-    """Size in bytes of a blob that `tenant` may name, and that is there. Raises InvalidInput,
+    """Return the size in bytes of an existing blob that `tenant` may refer to. Raises InvalidInput,
     NotFound, Unavailable."""
-    standing = await look_up(files, store, tenant=tenant, digest=check_digest(digest))
-    if standing.size_bytes is None or not standing.is_here:
+    status = await look_up(files, store, tenant=tenant, digest=check_digest(digest))
+    if status.size_bytes is None or not status.is_here:
         raise NotFound(f"there is no blob {digest}")
-    return standing.size_bytes
+    return status.size_bytes
 
 
 async def touch(store: Store, *, tenant: str, digest: str, before: float = float("inf")) -> bool:
-    """Note that the tenant asked for a blob, if it last did before then: it is about to refer to
-    it. False: the blob is not its (now)."""
+    """Record that the tenant used a blob, which it is about to refer to, if its last use was before
+    `before`. Returns False if the tenant does not own the blob (any longer)."""
     owners = tables.blob_owners
     same = (owners.c.tenant == tenant, owners.c.digest == digest)
 
-    def note() -> bool:
+    def record_use() -> bool:
         with store.read() as sql:
             used_at = sql.execute(sa.select(owners.c.used_at).where(*same)).scalar()
         if used_at is None or used_at >= before:
@@ -241,7 +247,7 @@ async def touch(store: Store, *, tenant: str, digest: str, before: float = float
                 == 1
             )
 
-    return await anyio.to_thread.run_sync(note)
+    return await anyio.to_thread.run_sync(record_use)
 
 
 async def store_blob(
@@ -257,24 +263,23 @@ async def store_blob(
     plan: Plan = UNLIMITED,
     request: str = "",
 ) -> tuple[int, bool]:
-    """Take a blob in; returns (size in bytes, whether it is new to this tenant). `actor` and
-    `request` are for the audit log.
+    """Store an uploaded blob. Returns (size in bytes, whether it is new to this tenant). `actor`
+    and `request` are for the audit log.
 
-    Raises StorageQuotaExceeded before anything is written that `plan` does not allow, and what
+    Raises StorageQuotaExceeded before it writes anything that `plan` does not allow, and what
     `BlobFiles.receive` raises."""
     async with files.gate.using(digest):
-        standing = await look_up(files, store, tenant=tenant, digest=digest)
+        status = await look_up(files, store, tenant=tenant, digest=digest)
         if (
-            standing.is_here
-            and standing.size_bytes is not None
+            status.is_here
+            and status.size_bytes is not None
             and await touch(store, tenant=tenant, digest=digest)
         ):
             async for _ in pieces:
-                # nothing to do with it, but a connection is only usable again when its request was
-                # read
+                # discard the body: the connection can be reused only after its request was read
                 pass
-            return standing.size_bytes, False
-        counted_bytes = standing.size_bytes if standing.is_owned else None
+            return status.size_bytes, False
+        counted_bytes = status.size_bytes if status.is_owned else None
 
         async def check(more_bytes: int, coming_bytes: int) -> None:
             await anyio.to_thread.run_sync(
@@ -292,7 +297,7 @@ async def store_blob(
 
         async def admit(size_bytes: int) -> None:
             if counted_bytes is not None and size_bytes <= counted_bytes:
-                return  # its bytes were lost and come again: they never ceased to count
+                return  # lost bytes are uploaded again: they still count towards the quota
             exact = announced_bytes is not None and size_bytes <= announced_bytes
             step = (
                 size_bytes
@@ -310,11 +315,11 @@ async def store_blob(
                 pieces,
                 chunked=chunked,
                 announced_bytes=announced_bytes,
-                recorded_bytes=standing.size_bytes,
+                recorded_bytes=status.size_bytes,
                 admit=admit,
             )
 
-            def note() -> None:
+            def record() -> None:
                 with store.write() as write:
                     register(write, tenant=tenant, digest=digest, size_bytes=size)
                     after = {"size_bytes": size}
@@ -328,14 +333,14 @@ async def store_blob(
                         request=request,
                     )
 
-            await room.settle(partial(anyio.to_thread.run_sync, note))
+            await room.settle(partial(anyio.to_thread.run_sync, record))
         finally:
             room.release()
         return size, True
 
 
 def register(write: Write, *, tenant: str, digest: str, size_bytes: int) -> None:
-    """Note that the blob is there and that `tenant` may name it; one that was to be deleted is not.
+    """Record that the blob exists and that `tenant` may refer to it. Cancels a pending deletion.
     Idempotent."""
     blob = write.insert(tables.blobs).values(
         digest=digest, size_bytes=size_bytes, created_at=write.now
@@ -354,7 +359,7 @@ def register(write: Write, *, tenant: str, digest: str, size_bytes: int) -> None
 
 
 def sizes(sql: sa.Connection, *, tenant: str, digests: Collection[str]) -> dict[str, int]:
-    """Sizes (bytes) of those blobs of `digests` that `tenant` may name."""
+    """Return the sizes in bytes of those blobs of `digests` that `tenant` may refer to."""
     blobs, owners = tables.blobs, tables.blob_owners
     query = sa.select(blobs.c.digest, blobs.c.size_bytes).join(
         owners, owners.c.digest == blobs.c.digest

@@ -1,5 +1,4 @@
-"""What the books ask for by themselves: at the start, and from time to time while the controller
-runs."""
+"""Billing jobs: at the start, and periodically while the controller runs."""
 
 from __future__ import annotations
 
@@ -20,42 +19,43 @@ from snapshotter.types import SnapshotInfo
 log = logging.getLogger(__name__)
 
 ROUND_S = 300.0
-"""Several looks at every hour of storage; nobody waits for an invoice by the minute."""
+"""Seconds between rounds: storage is sampled several times an hour, and invoices are not urgent."""
 ISSUE_BATCH = 20
-"""Invoices per transaction: some milliseconds each, and usage waits for the write lock
-meanwhile."""
+"""Invoices per transaction: each takes a few milliseconds, during which usage waits for the write
+lock."""
 ACTOR = "platform"
 
 
 def open_books(store: Store, config: ControllerConfig) -> None:
-    """Note the price lists in force; make the rollups of a ledger from before there were any.
-    Raises SettingsInvalid."""
+    """Record the price lists in force, and build the rollups of a ledger that has none yet. Raises
+    SettingsInvalid."""
     with store.write() as write:
         for version in prices.keep(write, config.prices.lists()):
             log.info("event=prices_in_force version=%s", version)
     with store.write() as write:
         if rollups.are_missing(write.sql):
             log.info(
-                "event=rollups_begun: the ledger is summed up once, a million records a minute"
+                "event=rollups_begun: building rollups from the ledger once, a million records a "
+                "minute"
             )
             records = rollups.rebuild(write)
             log.info("event=rollups_built records=%d", records)
 
 
 async def keep(context: Context) -> None:
-    """Issue what is due and charge storage, until cancelled."""
+    """Issue due invoices and charge storage, until cancelled."""
     while True:
         try:
             await anyio.to_thread.run_sync(issue_due, context)
             await charge_storage(context)
         except (PilotlightError, SQLAlchemyError) as e:
-            # a full disk, a lost database: the next round tries again
+            # for example a full disk or a lost database: retry in the next round
             log.error("event=bookkeeping_failed error=%r", e)
         await asyncio.sleep(ROUND_S)
 
 
 def issue_due(context: Context) -> int:
-    """Issue the invoices of months that ended long enough ago; returns how many."""
+    """Issue the invoices of months that ended long enough ago; return how many."""
     issued, batch = 0, ISSUE_BATCH
     while batch == ISSUE_BATCH:
         with context.store.write() as write:
@@ -78,7 +78,7 @@ def issue_due(context: Context) -> int:
 
 
 async def charge_storage(context: Context) -> int:
-    """Charge this hour's storage, where it has a price; returns how many records are new."""
+    """Charge this hour's storage if it has a price; return the number of new records."""
     if not storage.is_priced(context.config):
         return 0
     found: list[SnapshotInfo] | None

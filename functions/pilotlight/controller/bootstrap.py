@@ -1,8 +1,9 @@
-"""Keys that nobody's key is needed for: whoever may write the platform's database is its operator.
+"""Creates API keys without requiring one: a user who may write the platform's database is its
+operator.
 
-`pilotlight up` makes the first tenant and the first key before it starts the controller;
-`pilotlight token create --local` makes another when that key was lost. Both are writes like any
-other, so a running controller does not mind; SIGHUP tells it to look."""
+`pilotlight up` creates the first tenant and the first key before it starts the controller.
+`pilotlight token create --local` creates another key if that one was lost. Both are ordinary writes
+and safe while a controller runs; SIGHUP makes it read them."""
 
 from __future__ import annotations
 
@@ -26,31 +27,31 @@ from pilotlight.spec import from_json, to_json
 from pilotlight.types import Scope
 
 ACTOR = "platform"
-"""Who the audit log names: the operator, by right of the files."""
+"""The actor in the audit log: the operator, who has access to the files."""
 PLATFORM_PLAN = "enterprise"
-"""Of the first tenant: who has the platform alone is not bounded before anybody said so."""
+"""The first tenant's plan: a platform with a single tenant has no limits by default."""
 
 
 def first_admin_key(config: Path | None) -> str | None:
-    """Make the tenant `default`, its environment `main` and an admin key, unless any key exists.
+    """Create the tenant `default`, its environment `main` and an admin key, unless any key exists.
 
-    Migrates the database first. Returns the key's text, which nobody can show again, or None when
-    there was nothing to do. Of two at once, one makes it. Raises SettingsInvalid."""
-    found = ControllerConfig.read(config)
-    home = found.paths.make().home
+    Migrates the database first. Returns the key's text, which cannot be shown again, or None if a
+    key exists. Of two concurrent calls, one creates the key. Raises SettingsInvalid."""
+    loaded = ControllerConfig.read(config)
+    home = loaded.paths.make().home
     database_file.settle(home)
     owner = database_file.owner_of(home)
-    # the controller will find that it must keep root, too, and say why
+    # the controller will come to the same result, stay root, and log the reason
     if owner is not None and owner.obstacle():
-        keep_root(found)
+        keep_root(loaded)
         owner = None
 
-    def make() -> str | None:
-        with contextlib.closing(Store(found.database_url, clock=time.time)) as store:
+    def create_key() -> str | None:
+        with contextlib.closing(Store(loaded.database_url, clock=time.time)) as store:
             store.migrate()
-            return ensure_admin(store, uid_base=found.uid_base, plans=found.plans)
+            return ensure_admin(store, uid_base=loaded.uid_base, plans=loaded.plans)
 
-    key: str | None = database_file.as_owner(owner if found.is_own_file else None, make)
+    key: str | None = database_file.as_owner(owner if loaded.is_own_file else None, create_key)
     return key
 
 
@@ -63,27 +64,27 @@ def operator_key(
     reach: keys.Reach = keys.EVERYTHING,
     expires_in_s: float | None = None,
 ) -> keys.NewKey:
-    """Make another key of the first tenant.
+    """Create another key of the first tenant.
 
     Raises Forbidden (another user's home), NotFound (no platform yet, no such environment),
     InvalidInput, SettingsInvalid."""
-    found = ControllerConfig.read(config)
-    home = found.paths.home
+    loaded = ControllerConfig.read(config)
+    home = loaded.paths.home
     if home.exists() and not os.access(home, os.R_OK | os.W_OK | os.X_OK):
         raise Forbidden(
-            f"{home} is another user's: only its owner may make a key without having one"
+            f"{home} belongs to another user: only its owner may create a key without an API key"
         )
-    nobody = NotFound(
-        f"no platform has lived in {home} yet",
-        hint="`pilotlight up` makes its first key; another home is named with --home.",
+    no_platform = NotFound(
+        f"there is no platform in {home} yet",
+        hint="`pilotlight up` creates its first key; name another home with --home.",
     )
-    if found.settings.database_url is None and database_file.found_in(home) is None:
-        raise nobody
-    if found.is_own_file:
+    if loaded.settings.database_url is None and database_file.found_in(home) is None:
+        raise no_platform
+    if loaded.is_own_file:
         database_file.settle(home)
 
-    def make() -> Any:
-        with contextlib.closing(Store(found.database_url, clock=time.time)) as store:
+    def create_key() -> Any:
+        with contextlib.closing(Store(loaded.database_url, clock=time.time)) as store:
             store.migrate()
             with store.write() as write:
                 query = sa.select(tables.tenants.c.id).where(
@@ -91,7 +92,7 @@ def operator_key(
                 )
                 tenant = write.sql.execute(query).scalar_one_or_none()
                 if tenant is None:
-                    raise nobody
+                    raise no_platform
                 return to_json(
                     keys.create(
                         write,
@@ -107,14 +108,17 @@ def operator_key(
 
     return from_json(
         keys.NewKey,
-        database_file.as_owner(database_file.owner_of(home) if found.is_own_file else None, make),
+        database_file.as_owner(
+            database_file.owner_of(home) if loaded.is_own_file else None, create_key
+        ),
     )
 
 
 def ensure_admin(
     store: Store, *, uid_base: int | None, plans: Mapping[str, Plan] = BUILT_IN
 ) -> str | None:
-    """The same on an open, migrated store."""
+    """Create the first tenant and admin key in an open, migrated store, unless any key exists.
+    Returns the key's text, or None."""
     with store.write() as write:
         if uid_base is not None:
             tenants.give_uids(write, uid_base=uid_base, plans=plans)

@@ -1,5 +1,4 @@
-"""What a budget says: its reach, period, amount and alerts, checked. Pure, but for the names that
-it is told."""
+"""The definition of a budget: its scope, period, amount and alerts, validated. Pure."""
 
 from __future__ import annotations
 
@@ -15,23 +14,23 @@ from pilotlight.types import check_name
 
 DEFAULT_ALERTS = (50, 80, 100)
 MAX_AMOUNT = 10**9
-"""Units of a currency. More than anybody spends here, and far below where sums of picounits need
-more than 128 bits."""
+"""Units of a currency. Above any realistic spending, and far below the point where sums of
+picounits need more than 128 bits."""
 MAX_ALERTS = 10
 MAX_PERCENT = 1000
-"""A budget that only warns may be spent many times over."""
+"""A budget that only warns may be exceeded many times over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """The terms of a budget; `environment`, `app` and `function` "" cover all.
+    """The definition of a budget; "" as `environment`, `app` or `function` covers all of them.
 
     Attributes:
         period: `day` or `month` of the calendar in UTC.
-        amount: a decimal as text, in plain digits.
-        hard: calls are refused when it is spent; otherwise it only warns.
-        alerts: percents of the amount, rising.
-        webhook: where alerts are posted; None = nowhere.
+        amount: a decimal string in plain digits.
+        hard: calls are rejected when the amount is spent; otherwise the budget only warns.
+        alerts: thresholds in percent of the amount, ascending.
+        webhook: the URL that alerts are posted to; None = none.
     """
 
     environment: str = ""
@@ -50,7 +49,7 @@ class Terms:
         return int(Decimal(self.amount) / COST_QUANTUM)
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Return JSON values."""
         return {**asdict(self), "alerts": list(self.alerts)}
 
 
@@ -67,19 +66,19 @@ def parse(
     alerts: Sequence[int] = DEFAULT_ALERTS,
     webhook: str | None = None,
 ) -> Terms:
-    """Terms from what somebody sent; `webhook` is checked elsewhere. Raises InvalidInput naming
-    key, value and bound."""
+    """Validate a budget's definition; `webhook` is checked elsewhere. Raises InvalidInput with the
+    key, the value and the limit."""
     if period not in KINDS:
         raise _wrong("period", period, f"must be {' or '.join(KINDS)}")
     for kind, name in (("environment", environment), ("app", app), ("function", function)):
         _check_name(kind, name)
     if function and not app:
-        raise InvalidInput(f"function = {function!r}: name its app, too", parameter="function")
+        raise InvalidInput(f"function = {function!r}: also name its app", parameter="function")
     if currency not in currencies:
         raise _wrong(
             "currency",
             currency,
-            f"no price list is in it; there are {', '.join(sorted(currencies))}",
+            f"there is no price list in this currency; use one of {', '.join(sorted(currencies))}",
         )
     return Terms(
         environment=environment,
@@ -109,7 +108,7 @@ def _amount(text: str) -> str:
         raise _wrong("amount", text, "write a decimal number, like 250 or 0.05") from e
     if not amount.is_finite() or not 0 < amount < MAX_AMOUNT:
         raise _wrong("amount", text, f"must be above 0 and below {MAX_AMOUNT}")
-    # The exponent first: nothing is computed with a number of a million digits.
+    # Check the exponent first, to avoid arithmetic on a number with a million digits.
     if int(amount.as_tuple().exponent) < COST_QUANTUM.as_tuple().exponent and amount % COST_QUANTUM:  # type: ignore[operator]
         raise _wrong("amount", text, "has more than 12 decimals")
     plain = format(amount, "f")
@@ -119,7 +118,8 @@ def _amount(text: str) -> str:
 def _alerts(percents: Sequence[int]) -> tuple[int, ...]:
     if len(percents) > MAX_ALERTS:
         raise InvalidInput(
-            f"alerts has {len(percents)} thresholds: at most {MAX_ALERTS}", parameter="alerts"
+            f"alerts has {len(percents)} thresholds; the maximum is {MAX_ALERTS}",
+            parameter="alerts",
         )
     for percent in percents:
         if isinstance(percent, bool) or not 1 <= percent <= MAX_PERCENT:

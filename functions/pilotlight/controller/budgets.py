@@ -1,10 +1,9 @@
-"""Budgets: what may be spent in a day or a month, by a tenant, an environment, an app or a
-function.
+"""Budgets: limits on the spending of a tenant, environment, app or function per day or month.
 
-A budget covers the records of its reach, in its currency, by the day on which they began (UTC); ""
-in environment, app or function covers all of them. One reach has at most one budget per period and
-currency, so a hard and a soft one are one budget with alerts. Activators get budgets through the
-feed and enforce them; the ledger's answer to every batch tells them what was spent."""
+A budget covers the records of its scope, in its currency, by the day on which they began (UTC); ""
+as environment, app or function covers all of them. A scope has at most one budget per period and
+currency; use alerts for a soft limit below a hard one. Activators receive budgets through the feed
+and enforce them; the ledger's response to each batch reports what was spent."""
 
 from __future__ import annotations
 
@@ -31,13 +30,13 @@ from pilotlight.seal import PlatformKey
 
 FEED_KIND = "budget"
 MAX_BUDGETS = 1000
-"""Of one tenant: every batch of usage looks at all of them."""
+"""Budgets per tenant: every usage batch checks all of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """A budget as it stands. `sealed_secret` opens (with the platform's key) to what its webhook's
-    messages are signed with."""
+    """A stored budget. `sealed_secret` is its webhook's signing secret, sealed with the platform's
+    key."""
 
     id: str
     tenant: str
@@ -48,16 +47,16 @@ class Budget:
 
     @property
     def reach(self) -> Reach:
-        """What it covers."""
+        """The scope that the budget covers."""
         terms = self.terms
         return (self.tenant, terms.environment, terms.app, terms.function, terms.currency)
 
     def period_at(self, now: float) -> Period:
-        """The period that runs at `now`."""
+        """Return the period that contains `now`."""
         return period_of(self.terms.period, day_of(now))
 
     def record(self) -> BudgetRecord:
-        """As activators need it."""
+        """Return the budget in the form that activators use."""
         return BudgetRecord(
             id=self.id, tenant=self.tenant, **{name: getattr(self.terms, name) for name in _RECORD}
         )
@@ -65,7 +64,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overview:
-    """A budget with what became of it in the period that runs. `spent` is in picounits."""
+    """A budget with its state in the current period. `spent` is in picounits."""
 
     budget: Budget
     period: Period
@@ -75,14 +74,14 @@ class Overview:
 
     @property
     def percent(self) -> float:
-        """The share of the amount that is spent."""
+        """The spent share of the amount, in percent."""
         return 100 * self.spent / self.budget.terms.picos
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """A budget that was put. `secret` is the webhook's where a new one was made; it cannot be shown
-    again."""
+    """The result of `put`. `secret` is the webhook's new secret, if one was created; it cannot be
+    shown again."""
 
     budget: Budget
     secret: str | None
@@ -103,11 +102,11 @@ def put(
     new_secret: bool = False,
     request: str = "",
 ) -> Placed:
-    """Make the budget of that reach, or change it.
+    """Create or update the budget of a scope.
 
-    A secret stays as long as its webhook does, unless `new_secret`. Thresholds that are reached
-    already are alerted at once, to a webhook that is new, too; those that a higher amount leaves
-    behind will be alerted again. Raises Conflict when there are too many."""
+    The secret is kept as long as the webhook is unchanged, unless `new_secret`. Thresholds that are
+    already reached send an alert at once, also to a new webhook. Thresholds that a higher amount
+    puts out of reach can alert again. Raises Conflict when the tenant has too many budgets."""
     before = _find(
         write.sql,
         tenant,
@@ -115,16 +114,16 @@ def put(
     )
     if before is None and _count(write.sql, tenant) >= MAX_BUDGETS:
         raise Conflict(f"this tenant has {MAX_BUDGETS} budgets: delete one first")
-    keeps = (
+    keeps_secret = (
         before is not None
         and before.sealed_secret is not None
         and before.terms.webhook == terms.webhook
         and not new_secret
     )
-    secret = None if keeps or terms.webhook is None else alerts.new_secret()
+    secret = None if keeps_secret or terms.webhook is None else alerts.new_secret()
     sealed = (
         before.sealed_secret
-        if before is not None and keeps
+        if before is not None and keeps_secret
         else key.webhooks.seal(secret)
         if secret is not None
         else None
@@ -139,20 +138,21 @@ def put(
     )
     _store(write, budget)
     if terms.webhook is None:
-        alerts.cancel(write, budget_id=budget.id, error="the webhook was taken away")
+        alerts.cancel(write, budget_id=budget.id, error="the webhook was removed")
     feed.append(write, FEED_KIND, budget.id, budget.record().to_json())
-    was = before.terms.to_json() if before else None
+    old_terms = before.terms.to_json() if before else None
     audit.record(
         write,
         tenant=tenant,
         actor=actor,
         action="budget.put",
         subject=budget.id,
-        before=was,
+        before=old_terms,
         after=terms.to_json(),
         request=request,
     )
-    _alert_now(write, budget, was_told=before is None or before.terms.webhook is not None)
+    had_webhook = before is None or before.terms.webhook is not None
+    _refresh_alerts(write, budget, had_webhook=had_webhook)
     return Placed(budget=budget, secret=secret, is_new=before is None)
 
 
@@ -178,15 +178,15 @@ def delete(write: Write, *, tenant: str, budget_id: str, actor: str, request: st
 def drop_webhook(
     write: Write, *, tenant: str, budget_id: str, url: str, actor: str, why: str
 ) -> None:
-    """Send no more alerts of a budget there: the receiver wants none. A budget that is gone, or has
-    another webhook by now, stays."""
+    """Remove the webhook of a budget because its receiver rejects alerts. A budget that was deleted
+    or has another webhook by now is unchanged."""
     which = (
         (tables.budgets.c.id == budget_id)
         & (tables.budgets.c.tenant == tenant)
         & (tables.budgets.c.webhook == url)
     )
-    gone = {"webhook": None, "sealed_secret": None, "updated_at": write.now}
-    if write.sql.execute(sa.update(tables.budgets).where(which).values(**gone)).rowcount:
+    removed = {"webhook": None, "sealed_secret": None, "updated_at": write.now}
+    if write.sql.execute(sa.update(tables.budgets).where(which).values(**removed)).rowcount:
         alerts.cancel(write, budget_id=budget_id, error=why)
         audit.record(
             write,
@@ -199,22 +199,22 @@ def drop_webhook(
 
 
 def get(sql: sa.Connection, *, tenant: str, budget_id: str) -> Budget:
-    """One budget of a tenant. Raises NotFound."""
+    """Return a tenant's budget. Raises NotFound."""
     found = find(sql, tenant=tenant, budget_id=budget_id)
     if found is None:
         raise NotFound(
-            f"there is no budget {budget_id}", hint="`pilotlight budget list` shows what there is."
+            f"there is no budget {budget_id}", hint="`pilotlight budget list` shows all budgets."
         )
     return found
 
 
 def find(sql: sa.Connection, *, tenant: str, budget_id: str) -> Budget | None:
-    """The same; None: it is gone."""
+    """Return a tenant's budget, or None if there is none."""
     return _find(sql, tenant, tables.budgets.c.id == budget_id)
 
 
 def listing(sql: sa.Connection, tenants: Collection[str] | None = None) -> list[Budget]:
-    """The budgets of these tenants (None: of all), the widest reach first."""
+    """Return the budgets of these tenants (None: of all), the widest scope first."""
     table = tables.budgets
     query = sa.select(table).order_by(*(table.c[name] for name in ("tenant", *_REACH)))
     if tenants is not None:
@@ -225,12 +225,12 @@ def listing(sql: sa.Connection, tenants: Collection[str] | None = None) -> list[
 def after_usage(
     write: Write, *, new: Mapping[Spending, int], batch: Mapping[Spending, int]
 ) -> dict[str, BudgetState]:
-    """Note the alerts that a batch of records brings, and say what was spent of each budget that it
-    falls under.
+    """Record the alerts that a batch of records triggers. Returns what was spent of each budget
+    that covers some of it.
 
-    To be called in the batch's own transaction, once the daily rollups have it. `new` are the costs
-    (picounits) of the records that were not there before, `batch` those of all. A late record
-    alerts for the period that it belongs to, if the budget was there then."""
+    Call it in the batch's own transaction, after the daily rollups include the batch. `new` holds
+    the costs (picounits) of the records that are new, `batch` those of all. A late record can
+    trigger an alert for the period that it belongs to, if the budget existed then."""
     found = listing(write.sql, {key[0] for key in batch})
     if not found:
         return {}
@@ -238,27 +238,27 @@ def after_usage(
     sent, fresh = spending.of_batch(batch, reaches), spending.of_batch(new, reaches)
     periods = {b: _periods(b, fresh, write.now) for b in found if b.reach in sent.by_reach}
     total = _read(write.sql, periods)
-    _note_all(
+    _record_all(
         write,
         {
             (b, period): total.within(b.reach, period)
-            for b, theirs in periods.items()
-            for period in theirs
+            for b, budget_periods in periods.items()
+            for period in budget_periods
         },
     )
     return {budget.id: _state(budget, total, sent, write.now) for budget in periods}
 
 
 def states(sql: sa.Connection, *, now: float) -> dict[str, BudgetState]:
-    """What was spent of every budget in the period that runs."""
+    """Return what was spent of every budget in its current period."""
     periods = {budget: {budget.period_at(now)} for budget in listing(sql)}
     total = _read(sql, periods)
     return {budget.id: _state(budget, total, SpendByReach(), now) for budget in periods}
 
 
 def shares(sql: sa.Connection, *, now: float) -> dict[tuple[str, str], float]:
-    """The part of every budget that is spent in the period that runs, 1 = all of it, by (tenant,
-    budget id)."""
+    """Return the spent share of every budget in its current period, 1 = all, by (tenant, budget
+    id)."""
     found = listing(sql)
     total = _read(sql, {budget: {budget.period_at(now)} for budget in found})
     return {
@@ -269,7 +269,7 @@ def shares(sql: sa.Connection, *, now: float) -> dict[tuple[str, str], float]:
 def overview(
     sql: sa.Connection, *, tenant: str, now: float, budget_id: str | None = None
 ) -> list[Overview]:
-    """A tenant's budgets with spending, forecast and alerts; or the one of that id. Raises
+    """Return a tenant's budgets, or one by its id, with spending, forecast and alerts. Raises
     NotFound."""
     found = (
         listing(sql, [tenant])
@@ -286,7 +286,7 @@ def overview(
         first_day=first,
         end_day=max(b.period_at(now).end_day for b in found),
     )
-    noted: dict[str, list[Alert]] = {}
+    by_budget: dict[str, list[Alert]] = {}
     current = {budget.period_at(now).name for budget in found}
     for alert in alerts.listing(
         sql,
@@ -294,25 +294,27 @@ def overview(
         periods=current,
         limit=MAX_BUDGETS * MAX_ALERTS,
     ):
-        noted.setdefault(alert.budget, []).append(alert)
-    return [_overview(budget, total, noted.get(budget.id, []), now) for budget in found]
+        by_budget.setdefault(alert.budget, []).append(alert)
+    return [_overview(budget, total, by_budget.get(budget.id, []), now) for budget in found]
 
 
 def text(picos: int) -> str:
-    """Picounits as a decimal with all its twelve places; "0" for none."""
+    """Format picounits as a decimal with twelve places; "0" for zero."""
     return format(picos * COST_QUANTUM, "f") if picos else "0"
 
 
-def _overview(budget: Budget, total: SpendByReach, noted: Iterable[Alert], now: float) -> Overview:
+def _overview(
+    budget: Budget, total: SpendByReach, recorded: Iterable[Alert], now: float
+) -> Overview:
     period, days = budget.period_at(now), total.days(budget.reach)
     spent = total.within(budget.reach, period)
-    seen = forecast(now=now, period=period, spent=spent, days=days, amount=budget.terms.picos)
-    theirs = tuple(alert for alert in noted if alert.period == period.name)
-    return Overview(budget=budget, period=period, spent=spent, forecast=seen, alerts=theirs)
+    predicted = forecast(now=now, period=period, spent=spent, days=days, amount=budget.terms.picos)
+    current = tuple(alert for alert in recorded if alert.period == period.name)
+    return Overview(budget=budget, period=period, spent=spent, forecast=predicted, alerts=current)
 
 
 def _periods(budget: Budget, fresh: SpendByReach, now: float) -> set[Period]:
-    latest = day_of(now) + 1  # an activator's clock may be ahead of ours, but not by years
+    latest = day_of(now) + 1  # an activator's clock may be ahead of this one, but not by years
     touched = {
         period_of(budget.terms.period, day) for day in fresh.days(budget.reach) if day <= latest
     }
@@ -325,7 +327,7 @@ def _periods(budget: Budget, fresh: SpendByReach, now: float) -> set[Period]:
 def _read(sql: sa.Connection, periods: Mapping[Budget, Collection[Period]]) -> SpendByReach:
     if not periods:
         return SpendByReach()
-    every = [period for theirs in periods.values() for period in theirs]
+    every = [period for budget_periods in periods.values() for period in budget_periods]
     first, end = min(period.first_day for period in every), max(period.end_day for period in every)
     return spending.read(sql, {budget.reach for budget in periods}, first_day=first, end_day=end)
 
@@ -336,13 +338,13 @@ def _state(budget: Budget, total: SpendByReach, batch: SpendByReach, now: float)
     return BudgetState(period=period.name, spent=text(spent), batch=text(part))
 
 
-def _note_all(write: Write, spent: Mapping[tuple[Budget, Period], int]) -> None:
-    """One look for what was noted before: it is nearly always all of it, and a tenant may have
-    thousands of thresholds behind it."""
-    reached = {place: _reached(place[0], picos) for place, picos in spent.items()}
+def _record_all(write: Write, spent: Mapping[tuple[Budget, Period], int]) -> None:
+    """Record the reached thresholds. One query finds those recorded before, which are nearly always
+    all: a tenant may have passed thousands of thresholds."""
+    reached = {key: _reached(key[0], picos) for key, picos in spent.items()}
     if not any(reached.values()):
         return
-    touched = [place for place, percents in reached.items() if percents]
+    touched = [key for key, percents in reached.items() if percents]
     known = alerts.noted(
         write.sql,
         budgets=sorted({b.id for b, _ in touched}),
@@ -352,7 +354,7 @@ def _note_all(write: Write, spent: Mapping[tuple[Budget, Period], int]) -> None:
         if any(
             (budget.id, period.name, percent) not in known for percent in reached[budget, period]
         ):
-            _note(write, budget, period, spent[budget, period])
+            _record_alerts(write, budget, period, spent[budget, period])
 
 
 def _reached(budget: Budget, spent: int) -> list[int]:
@@ -361,7 +363,7 @@ def _reached(budget: Budget, spent: int) -> list[int]:
     ]
 
 
-def _note(write: Write, budget: Budget, period: Period, spent: int) -> None:
+def _record_alerts(write: Write, budget: Budget, period: Period, spent: int) -> None:
     reached = _reached(budget, spent)
     alerts.note(
         write,
@@ -374,16 +376,17 @@ def _note(write: Write, budget: Budget, period: Period, spent: int) -> None:
     )
 
 
-def _alert_now(write: Write, budget: Budget, *, was_told: bool) -> None:
+def _refresh_alerts(write: Write, budget: Budget, *, had_webhook: bool) -> None:
+    """Bring the alerts of the current period in line with a changed budget."""
     period = budget.period_at(write.now)
     spent = _read(write.sql, {budget: [period]}).within(budget.reach, period)
     ahead = [
         percent for percent in budget.terms.alerts if spent * 100 < budget.terms.picos * percent
     ]
     alerts.forget(write, budget_id=budget.id, period=period.name, percents=ahead)
-    if budget.terms.webhook is not None and not was_told:
+    if budget.terms.webhook is not None and not had_webhook:
         alerts.forget_untold(write, budget_id=budget.id, period=period.name)
-    _note(write, budget, period, spent)
+    _record_alerts(write, budget, period, spent)
 
 
 def _store(write: Write, budget: Budget) -> None:

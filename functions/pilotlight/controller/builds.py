@@ -1,10 +1,11 @@
-"""What builds of images cost: BUILD records, for the CPU time that their commands used, however
-they ended; and proofs that a key asks for.
+"""Charges for image builds: BUILD records for the CPU time that their commands used, successful or
+not; and for snapshot verifications that a key requests.
 
-The node agent says now and then what a build has used so far (`snapshotter.images.images`). What is
-new since the last record becomes one when the build, or its caller, is gone, and after each
-CHARGE_NS of a long one: that much of each build under way is lost when the controller is killed.
-Callers that share a build hear the same numbers; the first of them to leave pays up to there."""
+The node agent periodically reports the CPU time that a build has used so far
+(`snapshotter.images.images`). The time since the last record is charged when the build ends or its
+caller disconnects, and after each CHARGE_NS of a long build; at most that much per running build is
+lost when the controller is killed. Callers that share a build receive the same numbers; the first
+one to disconnect pays for the time until then."""
 
 from __future__ import annotations
 
@@ -24,24 +25,25 @@ from pilotlight.protocol import UsageRecord
 
 BUILD = "BUILD"
 CHARGE_NS = 60 * 10**9
-"""CPU time of a build after which a record is written although it goes on."""
+"""CPU time of a running build after which a record is written."""
 
 
 REMEMBERED = 4096
-"""Builds of which is known what was charged: far more than run at once, so that one which a caller
-joins late is among them."""
+"""Builds whose charges are kept in memory: far more than run at once, so that a build which a
+caller joins late is among them."""
 
 
 @dataclass(slots=True)
 class _Use:
-    """Of one build: what was heard, and what was charged."""
+    """The reported and the charged CPU time of a build."""
 
-    heard_ns: int = 0
+    reported_ns: int = 0
     charged_ns: int = 0
 
 
 class Builds:
-    """What builds have used, and what of it was charged. Owner: the controller's event loop."""
+    """The CPU time that builds have used, and how much was charged. Owner: the controller's event
+    loop."""
 
     def __init__(self) -> None:
         self._uses: dict[str, _Use] = {}
@@ -49,35 +51,36 @@ class Builds:
     def __repr__(self) -> str:
         return f"<Builds {len(self._uses)} remembered>"
 
-    def hear(self, build: str, cpu_ns: int) -> None:
-        """It has used so much so far."""
+    def record_usage(self, build: str, cpu_ns: int) -> None:
+        """Record the CPU time that a build has used so far."""
         use = self._uses.setdefault(build, _Use())
-        use.heard_ns = max(use.heard_ns, cpu_ns)
+        use.reported_ns = max(use.reported_ns, cpu_ns)
         if len(self._uses) > REMEMBERED:
             del self._uses[next(iter(self._uses))]
 
-    def take(self, build: str, *, least_ns: int = 1) -> tuple[int, int]:
-        """What is to be charged now, and what that makes in all; (0, …) below `least_ns`."""
+    def charge(self, build: str, *, min_ns: int = 1) -> tuple[int, int]:
+        """Mark the uncharged time as charged. Returns it and the total charged; (0, total) if it is
+        below `min_ns`."""
         use = self._uses[build]
-        owed = use.heard_ns - use.charged_ns
-        if owed < least_ns:
+        owed = use.reported_ns - use.charged_ns
+        if owed < min_ns:
             return 0, use.charged_ns
-        use.charged_ns = use.heard_ns
+        use.charged_ns = use.reported_ns
         return owed, use.charged_ns
 
 
 class BuildBill:
-    """One caller's part in one build: hears what is used, and has it charged. Use it as an async
-    context manager.
+    """One caller's part of one build: receives its usage reports and charges them. An async context
+    manager.
 
     Attributes:
-        cpu_ns: what the build had used when it was last heard of.
+        cpu_ns: the CPU time that the build had used at its last report.
     """
 
     def __init__(
         self, builds: Builds, store: Store, config: ControllerConfig, caller: Principal, what: str
     ) -> None:
-        """`what`: is built or proven, for the record's `method`."""
+        """`what`: the name of what is built or verified, for the record's `method`."""
         self._builds = builds
         self._store = store
         self._config = config
@@ -91,23 +94,23 @@ class BuildBill:
 
     async def __aexit__(self, *_: object) -> None:
         if self._build:
-            # the caller may be gone: the build was made for it all the same
+            # charge the caller even if it has disconnected
             with anyio.CancelScope(shield=True):
-                await self._charge(least_ns=1)
+                await self._charge(min_ns=1)
 
-    async def hear(self, part: Mapping[str, Any]) -> bool:
-        """Take what the agent says of the build's CPU time; False for any other part of its
-        answer."""
+    async def on_message(self, part: Mapping[str, Any]) -> bool:
+        """Process the agent's report of the build's CPU time. Returns False for any other part of
+        its response."""
         if "cpu_ns" not in part:
             return False
         self._build = str(part["build"])
         self.cpu_ns = int(part["cpu_ns"])
-        self._builds.hear(self._build, self.cpu_ns)
-        await self._charge(least_ns=CHARGE_NS)
+        self._builds.record_usage(self._build, self.cpu_ns)
+        await self._charge(min_ns=CHARGE_NS)
         return True
 
-    async def _charge(self, *, least_ns: int) -> None:
-        owed_ns, charged_ns = self._builds.take(self._build, least_ns=least_ns)
+    async def _charge(self, *, min_ns: int) -> None:
+        owed_ns, charged_ns = self._builds.charge(self._build, min_ns=min_ns)
         if owed_ns:
             await anyio.to_thread.run_sync(self._write, owed_ns, charged_ns)
 

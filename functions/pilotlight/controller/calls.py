@@ -1,5 +1,5 @@
-"""Calls: states and results of submitted ones (as activators report them), and what the ledger
-knows of all others."""
+"""Calls: the states and results of submitted calls, as activators report them, and what the ledger
+has on all others."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ log = logging.getLogger(__name__)
 
 DROPPED_AT_ONCE = 100
 FINAL = frozenset({"SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED"})
-"""States that a call does not leave, but for a dead letter that is sent again."""
+"""Final states of a call; only a dead letter that is redriven leaves its state."""
 DEAD = "DEAD"
-"""What lists call the state of a dead letter: it FAILED after its last attempt."""
+"""The state of a dead letter in lists: it FAILED after its last attempt."""
 _STATES = {"ok": "SUCCEEDED", "cancelled": "CANCELLED"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """Which calls are asked for; None = whatever it is.
+    """A filter for calls; None matches any value.
 
     Attributes:
-        tenant: id.
-        state: one of a CallRecord's, or DEAD.
-        schedule: id of the schedule that began it.
-        before: submitted before then (seconds since the epoch), for the next page.
+        tenant: the tenant's id.
+        state: a CallRecord's state, or DEAD.
+        schedule: the id of the schedule that started the call.
+        before: only calls submitted before (seconds since the epoch), for the next page.
     """
 
     tenant: str
@@ -54,15 +54,15 @@ def put(
     records: Sequence[CallRecord],
     *,
     payloads: Mapping[str, Mapping[str, Any]] | None = None,
-    most_bytes: Callable[[str], int | None] | None = None,
+    max_bytes: Callable[[str], int | None] | None = None,
 ) -> None:
-    """Keep the newest `sequence` of each call; an older one, or the same again, changes nothing. A
-    call that ends is told to webhooks.
+    """Store the newest `sequence` of each call; an older or repeated one changes nothing. Webhooks
+    are notified of calls that end.
 
     Args:
-        payloads: of those that are dead letters, by call id: what journals hold of them, so that
-        they can be sent again. most_bytes: of a tenant's kept calls; above it the oldest that ended
-        go.
+        payloads: the journal's documents of dead letters, by call id, so that they can be redriven.
+        max_bytes: returns the limit on a tenant's stored calls; beyond it the oldest ended calls
+        are dropped.
     """
     table, listeners = tables.calls, _Listeners(write.sql)
     for record in records:
@@ -81,8 +81,8 @@ def put(
         }
         row["record"] = canonical_json(to_json(replace(record, result=""))).decode()
         row["result"] = record.result
-        held = (payloads or {}).get(record.id) if record.is_dead else None
-        row["payload"] = None if held is None else canonical_json(dict(held)).decode()
+        payload = (payloads or {}).get(record.id) if record.is_dead else None
+        row["payload"] = None if payload is None else canonical_json(dict(payload)).decode()
         row["kept_bytes"] = len(row["record"]) + len(row["result"]) + len(row["payload"] or "")
         same = (table.c.tenant == record.tenant, table.c.id == record.id)
         before = write.sql.execute(sa.select(table.c.kept_bytes).where(*same)).scalar() or 0
@@ -97,18 +97,19 @@ def put(
         if is_new and record.state in FINAL and listeners.hear_of(record):
             _tell(write, record)
     for tenant in sorted({record.tenant for record in records}):
-        if most_bytes is not None and (limit := most_bytes(tenant)) is not None:
+        if max_bytes is not None and (limit := max_bytes(tenant)) is not None:
             _make_room(write, tenant, limit)
 
 
 def kept_bytes(sql: sa.Connection, *, tenant: str) -> int:
-    """What the tenant's submitted calls take, with their results and dead letters."""
+    """Return the stored bytes of the tenant's submitted calls, with their results and dead
+    letters."""
     table = tables.kept_calls
     return int(sql.execute(sa.select(table.c.bytes).where(table.c.tenant == tenant)).scalar() or 0)
 
 
 def listing(sql: sa.Connection, wanted: Wanted, *, limit: int) -> list[dict[str, Any]]:
-    """Submitted calls as CallRecord (JSON) without their results, newest first."""
+    """Return submitted calls as CallRecord (JSON) without their results, newest first."""
     table = tables.calls
     query = (
         sa.select(table.c.record)
@@ -122,9 +123,9 @@ def listing(sql: sa.Connection, wanted: Wanted, *, limit: int) -> list[dict[str,
 def dead(
     sql: sa.Connection, wanted: Wanted, *, limit: int
 ) -> Iterator[tuple[CallRecord, dict[str, Any]]]:
-    """Dead letters, without their results, with what journals held of them, the oldest first.
+    """Yield dead letters without their results, with their journal documents, oldest first.
 
-    Each is read when it is asked for: they may be large.
+    Each is read only when requested, because they may be large.
     """
     table = tables.calls
     query = sa.select(table.c.tenant, table.c.id).where(
@@ -139,7 +140,8 @@ def dead(
 
 
 def known(sql: sa.Connection, *, tenant: str, call: str) -> tuple[str, int] | None:
-    """State and sequence of a submitted call, as far as they were told; None = nothing was."""
+    """Return the last reported state and sequence of a submitted call; None if it was never
+    reported."""
     table = tables.calls
     row = sql.execute(
         sa.select(table.c.state, table.c.sequence).where(
@@ -150,7 +152,7 @@ def known(sql: sa.Connection, *, tenant: str, call: str) -> tuple[str, int] | No
 
 
 def get(sql: sa.Connection, *, tenant: str, call: str) -> dict[str, Any]:
-    """A call as CallRecord (JSON) with its `attempts` (usage records). Raises NotFound."""
+    """Return a call as CallRecord (JSON) with its `attempts` (usage records). Raises NotFound."""
     table = tables.calls
     row = sql.execute(
         sa.select(table.c.record, table.c.result).where(
@@ -160,8 +162,8 @@ def get(sql: sa.Connection, *, tenant: str, call: str) -> dict[str, Any]:
     attempts = ledger.attempts(sql, tenant=tenant, call=call)
     if row is None and not attempts:
         why = (
-            "or its record is older than its result's time to live, or went for newer ones "
-            "(result_bytes of the plan)"
+            "or its record was dropped: it is older than its result's time to live, or the plan's "
+            "result_bytes were needed for newer calls"
         )
         raise NotFound(f"there is no call {call}, {why}")
     record = (
@@ -173,7 +175,7 @@ def get(sql: sa.Connection, *, tenant: str, call: str) -> dict[str, Any]:
 
 
 def expire(write: Write, *, now: float, limit: int) -> int:
-    """Drop at most `limit` calls whose result may go; returns how many went."""
+    """Delete at most `limit` calls whose results have expired; return how many."""
     table = tables.calls
     old = (
         sa.select(table.c.tenant, table.c.id)
@@ -181,10 +183,10 @@ def expire(write: Write, *, now: float, limit: int) -> int:
         .limit(limit)
         .subquery()
     )
-    gone = sa.delete(table).where(
+    delete = sa.delete(table).where(
         sa.tuple_(table.c.tenant, table.c.id).in_(sa.select(old.c.tenant, old.c.id))
     )
-    rows = write.sql.execute(gone.returning(table.c.tenant, table.c.kept_bytes)).all()
+    rows = write.sql.execute(delete.returning(table.c.tenant, table.c.kept_bytes)).all()
     for row in rows:
         _count(write, row.tenant, -row.kept_bytes)
     return len(rows)
@@ -201,7 +203,7 @@ def _count(write: Write, tenant: str, more_bytes: int) -> None:
 
 
 def _make_room(write: Write, tenant: str, limit: int) -> None:
-    """Drop the oldest calls that ended, dead letters among them, until the tenant's take at most
+    """Delete the oldest ended calls, dead letters included, until the tenant's calls take at most
     `limit` bytes."""
     table = tables.calls
     excess, dropped = kept_bytes(write.sql, tenant=tenant) - limit, 0
@@ -214,21 +216,21 @@ def _make_room(write: Write, tenant: str, limit: int) -> None:
         ).all()
         if not rows:
             break
-        gone: list[str] = []
+        ids: list[str] = []
         for row in rows:
             if excess <= 0:
                 break
-            gone.append(row.id)
+            ids.append(row.id)
             excess -= row.kept_bytes
             _count(write, tenant, -row.kept_bytes)
-        write.sql.execute(sa.delete(table).where(table.c.tenant == tenant, table.c.id.in_(gone)))
-        dropped += len(gone)
+        write.sql.execute(sa.delete(table).where(table.c.tenant == tenant, table.c.id.in_(ids)))
+        dropped += len(ids)
     if dropped:
         log.info("event=results_dropped tenant=%s calls=%d limit_bytes=%d", tenant, dropped, limit)
 
 
 class _Listeners:
-    """Whether anybody listens to calls that end, asked once for each environment. Owner: one
+    """Caches, per environment, whether any webhook subscribes to finished calls. Owner: one
     transaction."""
 
     def __init__(self, sql: sa.Connection) -> None:
@@ -238,13 +240,13 @@ class _Listeners:
     def hear_of(self, record: CallRecord) -> bool:
         if record.webhook:
             return True
-        place = (record.tenant, record.environment)
-        if place not in self._known:
+        key = (record.tenant, record.environment)
+        if key not in self._known:
             found = endpoints.listing(
                 self._sql, tenant=record.tenant, environment=record.environment
             )
-            self._known[place] = any(one.wants(deliveries.CALL_FINISHED) for one in found)
-        return self._known[place]
+            self._known[key] = any(one.subscribes_to(deliveries.CALL_FINISHED) for one in found)
+        return self._known[key]
 
 
 def _tell(write: Write, record: CallRecord) -> None:
@@ -295,9 +297,9 @@ def _conditions(wanted: Wanted) -> Iterator[sa.ColumnElement[bool]]:
 
 
 def _synchronous(attempts: Sequence[UsageRecord]) -> CallRecord:
-    # What it was its attempts say; what it costs, their corrections too.
-    made = [one for one in attempts if one.kind != ledger.ADJUSTMENT] or attempts
-    first, last = made[0], made[-1]
+    # The attempts determine the outcome; the cost includes their corrections.
+    real = [one for one in attempts if one.kind != ledger.ADJUSTMENT] or attempts
+    first, last = real[0], real[-1]
     elapsed_ms = last.queued_ms + last.start_ms + last.exec_ms
     return CallRecord(
         id=last.call,
@@ -307,7 +309,7 @@ def _synchronous(attempts: Sequence[UsageRecord]) -> CallRecord:
         function=last.function,
         method=last.method,
         state=_STATES.get(last.outcome, "FAILED"),
-        sequence=len(made),
+        sequence=len(real),
         submitted_at=first.started_at,
         finished_at=last.started_at + elapsed_ms / 1000,
         status=last.status,

@@ -1,9 +1,9 @@
-"""Whether a new revision breaks the callers of the one that serves: its schemas compared, purely,
-and said in words.
+"""Backward compatibility of a new revision with the callers of the one that serves: a comparison of
+their schemas, described in words. Pure.
 
-Arguments may only become wider: what the old schema accepts, the new one must. Answers may only
-become narrower, but that an object may gain properties: callers ignore what they do not know. What
-cannot be shown to be compatible counts as broken, and is told as such."""
+Arguments may only become wider: the new schema must accept whatever the old one accepts. Results
+may only become narrower, except that an object may gain properties, since callers ignore unknown
+ones. What cannot be shown to be compatible counts, and is reported, as broken."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from pilotlight.controller.schema_gaps import Gap, Steps, TooMuch, gaps
 from pilotlight.spec import FunctionKind, FunctionSpec, MethodSpec
 
 MAX_TOLD = 20
-"""Breaks in one answer."""
+"""Breaking changes in one report."""
 
 
 def breaks(old: FunctionSpec, new: FunctionSpec) -> list[str]:
-    """What callers of `old` would find broken in `new`, each in a sentence; at most MAX_TOLD of
-    them. Empty when nothing is."""
+    """Describe what `new` breaks for callers of `old`, one sentence each, at most MAX_TOLD. Empty
+    if it is compatible."""
     found = [text for text, _ in zip(_breaks(old, new), range(MAX_TOLD), strict=False)]
     return list(dict.fromkeys(found))
 
 
 def _breaks(old: FunctionSpec, new: FunctionSpec) -> Iterator[str]:
     if (old.kind is FunctionKind.ASGI) != (new.kind is FunctionKind.ASGI):
-        yield f"it was called as {_kind(old)}, and is {_kind(new)} now"
+        yield f"it was {_kind(old)}, and is now {_kind(new)}"
         return
     steps = Steps()
     for method in old.methods:
         after = new.method(method.name)
         if after is None:
             yield (
-                f"method {method.name!r} is gone"
+                f"method {method.name!r} was removed"
                 if method.name
-                else "it cannot be called by its own name any more: it has methods now"
+                else "it can no longer be called by its own name: it now has methods"
             )
         else:
             yield from (
@@ -47,7 +47,7 @@ def _breaks(old: FunctionSpec, new: FunctionSpec) -> Iterator[str]:
 def _of_method(old: MethodSpec, new: MethodSpec, steps: Steps) -> Iterator[str]:
     if old.is_generator != new.is_generator:
         kinds = ("one value", "a stream of items")
-        yield f"the answer was {kinds[old.is_generator]}, and is {kinds[new.is_generator]} now"
+        yield f"the result was {kinds[old.is_generator]}, and is now {kinds[new.is_generator]}"
         return
     yield from _of_positions(old, new)
     try:
@@ -64,12 +64,12 @@ def _of_positions(old: MethodSpec, new: MethodSpec) -> Iterator[str]:
     known: Mapping[str, Any] = (new.schema or {}).get("properties", {})
     for name in old.parameters:
         if name not in new.parameters and name in known:
-            yield f"argument {name!r} cannot be given by its position any more"
+            yield f"argument {name!r} can no longer be passed by position"
     kept = tuple(name for name in old.parameters if name in new.parameters)
     if new.parameters[: len(kept)] != kept:
         yield (
-            f"arguments by position were ({', '.join(old.parameters)}), and are "
-            f"({', '.join(new.parameters)}) now"
+            f"positional arguments were ({', '.join(old.parameters)}), and are now "
+            f"({', '.join(new.parameters)})"
         )
 
 
@@ -77,17 +77,17 @@ def _argument(gap: Gap) -> str:
     where = f"argument {gap.where!r}" if gap.where else "its arguments"
     match gap.kind:
         case "required":
-            return f"{where} is required now"
+            return f"{where} is now required"
         case "unknown":
-            return f"{where} is not accepted any more"
-    return f"{where}: accepted {gap.sub}, accepts only {gap.sup} now"
+            return f"{where} is no longer accepted"
+    return f"{where}: accepted {gap.sub}, now accepts only {gap.sup}"
 
 
 def _answer(gap: Gap) -> str:
-    where = f"the answer's {gap.where!r}" if gap.where else "the answer"
+    where = f"the result's {gap.where!r}" if gap.where else "the result"
     if gap.kind == "required":
-        return f"{where} may be missing now"
-    return f"{where}: was {gap.sup}, may be {gap.sub} now"
+        return f"{where} may now be missing"
+    return f"{where}: was {gap.sup}, may now be {gap.sub}"
 
 
 def _kind(spec: FunctionSpec) -> str:

@@ -1,4 +1,4 @@
-"""What every request needs, made once at start, and how a request gets at it."""
+"""The state that requests share, created once at start, and the dependencies that provide it."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ _READING = ("GET", "HEAD", "OPTIONS")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """The open parts of a running controller. `clock` is wall time in seconds since the epoch.
+    """The components of a running controller. `clock` is wall time in seconds since the epoch.
 
-    `statuses`: of functions in a cluster; `nodes`: of the cluster itself, as they report
-    themselves; `node_key`: by which they are known. `grants`: seals launch documents for the node
-    agent of this machine; None on a cluster, whose reconciler seals them. `builds`: of images, what
-    of them was charged. `database_floor`: free disk that tenants' changes leave to the ledger.
-    `threads`: who holds how many."""
+    `statuses`: of functions in a cluster. `nodes`: the cluster's nodes, as they report themselves;
+    `node_key` authenticates them. `grants` seals launch documents for the node agent of this
+    machine; None on a cluster, whose reconciler seals them. `builds`: usage and charges of image
+    builds. `database_floor`: free disk space that tenants' changes must leave for the ledger.
+    `threads`: the threads that each tenant uses."""
 
     config: ControllerConfig
     store: Store
@@ -72,12 +72,12 @@ class Context:
 
 
 def context_of(request: Request) -> Context:
-    """The context of the application that serves `request`."""
+    """Return the context of the application that serves `request`."""
     return cast(Context, request.app.state.context)
 
 
 def request_id(request: Request) -> str:
-    """The id that this request is answered under."""
+    """Return the id of this request, which its response carries."""
     return str(request.scope.get("pilotlight.request_id", ""))
 
 
@@ -94,47 +94,47 @@ async def principal(
         Header(alias=HEADER_ENVIRONMENT, description="default: the key's own, else `main`"),
     ] = None,
 ) -> AsyncIterator[Principal]:
-    """The authenticated caller. Raises Unauthenticated, or Forbidden: also for a suspended tenant
-    that would change something.
+    """Authenticate the caller. Raises Unauthenticated, or Forbidden, also when a suspended tenant
+    tries to change something.
 
-    A route that runs in a thread has one of its tenant's until it returned; one on the loop takes
-    one for each part that is not."""
+    A route that runs in a thread holds one of its tenant's threads until it returns. A route that
+    runs on the event loop acquires one for each blocking part."""
 
-    def look() -> Principal:
+    def authenticate() -> Principal:
         with context.store.read() as sql:
             return access.authenticate(
                 sql, authorization=authorization, environment=environment, now=context.clock()
             )
 
-    found = await context.threads.look_up(look)
-    if found.suspended and request.method not in _READING:
+    caller = await context.threads.look_up(authenticate)
+    if caller.suspended and request.method not in _READING:
         raise Forbidden(
-            f"tenant {found.tenant_name!r} is suspended: it can look, and change nothing; the "
-            f"platform's operator resumes it"
+            f"tenant {caller.tenant_name!r} is suspended: it can read but not change anything; the "
+            f"platform's operator can resume it"
         )
     if inspect.iscoroutinefunction(request.scope["endpoint"]):
-        yield found
+        yield caller
         return
-    async with context.threads.share(found.tenant):
-        yield found
+    async with context.threads.share(caller.tenant):
+        yield caller
 
 
 _PRINCIPAL = Depends(principal, scope="function")
 
 
 def _at_least(scope: Scope) -> Callable[[Principal], Awaitable[Principal]]:
-    async def demand(caller: Annotated[Principal, _PRINCIPAL]) -> Principal:
-        caller.demand(scope)
+    async def require_scope(caller: Annotated[Principal, _PRINCIPAL]) -> Principal:
+        caller.require_scope(scope)
         return caller
 
-    return demand
+    return require_scope
 
 
 Known = Annotated[Principal, _PRINCIPAL]
-"""Whoever has a key of ours, of whatever scope."""
+"""A caller with a valid key of any scope."""
 biller = _at_least(Scope.READ_BILLING)
 Biller = Annotated[Principal, Depends(biller)]
-"""Who may see money, plans and quotas."""
+"""A caller that may see costs, plans and quotas."""
 Invoker = Annotated[Principal, Depends(_at_least(Scope.INVOKE))]
 deployer = _at_least(Scope.DEPLOY)
 Deployer = Annotated[Principal, Depends(deployer)]
@@ -142,8 +142,8 @@ Admin = Annotated[Principal, Depends(_at_least(Scope.ADMIN))]
 
 
 async def room(context: Ctx) -> None:
-    """Refuse a change that makes the database larger while its disk is below the floor. Raises
-    StorageFull."""
+    """Reject a change that makes the database larger while its free disk space is below the floor.
+    Raises StorageFull."""
     if context.database_floor.missing_bytes():
         raise StorageFull(f"{context.database_floor.describe()}; nothing was changed")
 
@@ -153,25 +153,25 @@ async def _room_for(context: Ctx, _caller: Known) -> None:
 
 
 ROOM = Depends(_room_for)
-"""Of routes whose changes grow the database. Others, deleting and going back above all, work on a
-full disk, too."""
+"""Dependency of routes whose changes grow the database. Other routes, above all deletion and
+rollback, work on a full disk too."""
 
 
 async def platform_token(
     context: Ctx, token: Annotated[str, Header(alias=HEADER_PLATFORM_TOKEN)] = ""
 ) -> None:
-    """Let only our own processes through. Raises Forbidden."""
+    """Admit only the platform's own processes. Raises Forbidden."""
     if not hmac.compare_digest(token.encode(), context.key.token.encode()):
         raise Forbidden(
-            f"this path is for the platform's own processes: the header {HEADER_PLATFORM_TOKEN} "
-            f"is missing or wrong"
+            f"this path is reserved for the platform's own processes: the header "
+            f"{HEADER_PLATFORM_TOKEN} is missing or wrong"
         )
 
 
 async def node_token(
     context: Ctx, token: Annotated[str, Header(alias=HEADER_PLATFORM_TOKEN)] = ""
 ) -> None:
-    """Let node agents through, too, which have a key of their own. Raises Forbidden."""
+    """Also admit node agents, which have a key of their own. Raises Forbidden."""
     if not hmac.compare_digest(
         token.encode(), (context.node_key or context.key).node_token.encode()
     ):
@@ -179,7 +179,7 @@ async def node_token(
 
 
 def place(caller: Principal, app: str, request: str) -> Place:
-    """Where `caller` changes `app`."""
+    """Return the place of `app` for a change by `caller`."""
     return Place(
         tenant=caller.tenant,
         uid=caller.uid,

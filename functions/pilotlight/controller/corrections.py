@@ -1,5 +1,5 @@
-"""Corrections: a bill is never changed, it gets a further record that takes back (or adds) what
-another one charged wrongly."""
+"""Billing corrections: usage records are never changed; an additional record credits or charges the
+difference."""
 
 from __future__ import annotations
 
@@ -19,52 +19,53 @@ from pilotlight.protocol import UsageRecord
 
 MAX_NOTE_CHARS = 500
 MAX_EXPONENT = 30
-"""Of ten, either way: more than the ledger keeps (ledger.py has the exact bound), and little to
-compute with."""
+"""Decimal exponents of an amount, positive or negative: beyond what the ledger stores (ledger.py
+has the exact limit), and cheap to compute with."""
 
 
 def correct(
     write: Write, *, record: str, amount: str, note: str, actor: str, request: str = ""
 ) -> UsageRecord:
-    """Add `amount` (a decimal, negative to give back) to what `record` costs; returns the record
-    that says so.
+    """Add `amount` (a decimal; negative to credit) to the cost of `record`. Returns the
+    correction's record.
 
-    It stands where the corrected one does (tenant, function, key, time), so that a report over that
-    time has both, and is on the first invoice not yet issued. Under a request id that made one
-    before it is that one. Raises NotFound; InvalidInput: no decimal, no note, or more given back
-    than was charged; Conflict: that request id made another one."""
+    The correction has the tenant, function, key and time of the corrected record, so that a report
+    over that time includes both. It is on the first invoice that is not yet issued. A repeat with
+    the same request id returns the existing correction. Raises NotFound; InvalidInput: not a
+    decimal, no note, or a credit above what was charged; Conflict: the request id was used for
+    another correction."""
     picos = _picos(amount)
     if not 0 < len(note.strip()) <= MAX_NOTE_CHARS:
         raise InvalidInput(
-            f"note: write why, in 1 to {MAX_NOTE_CHARS} characters", parameter="note"
+            f"note: give the reason in 1 to {MAX_NOTE_CHARS} characters", parameter="note"
         )
     original = _find(write.sql, record)
-    made = _adjustment(original, picos=picos, note=note.strip(), request=request)
-    if known := ledger.find(write.sql, tables.usage.c.id == made.id):
-        if (known[0].cost, known[0].note) != (made.cost, made.note):
+    adjustment = _adjustment(original, picos=picos, note=note.strip(), request=request)
+    if known := ledger.find(write.sql, tables.usage.c.id == adjustment.id):
+        if (known[0].cost, known[0].note) != (adjustment.cost, adjustment.note):
             raise Conflict(
-                f"x-request-id {request!r} made another correction of {record}: {known[0].cost}, "
-                f"{known[0].note!r}"
+                f"x-request-id {request!r} was used for another correction of {record}: "
+                f"{known[0].cost}, {known[0].note!r}"
             )
         return known[0]
     charged = _charged(write.sql, original)
     if charged + picos < 0:
         left = format(COST_QUANTUM * charged, "f")
         raise InvalidInput(
-            f"amount = {amount}: record {record} has charged {left} {original.currency}, no more "
-            f"can be given back"
+            f"amount = {amount}: record {record} has charged {left} {original.currency}; the "
+            f"credit cannot exceed that"
         )
-    intake.take(write, [made.to_json()])
+    intake.take(write, [adjustment.to_json()])
     audit.record(
         write,
         tenant=original.tenant,
         actor=actor,
         action="billing.correct",
         subject=record,
-        after=made.to_json(),
+        after=adjustment.to_json(),
         request=request,
     )
-    return made
+    return adjustment
 
 
 def _find(sql: sa.Connection, record: str) -> UsageRecord:
@@ -76,18 +77,19 @@ def _find(sql: sa.Connection, record: str) -> UsageRecord:
         )
     if found[0].kind == ledger.ADJUSTMENT:
         raise InvalidInput(
-            f"{record} is a correction itself: correct {found[0].corrects}", parameter="record"
+            f"{record} is itself a correction: correct record {found[0].corrects} instead",
+            parameter="record",
         )
     return found[0]
 
 
 def _charged(sql: sa.Connection, original: UsageRecord) -> int:
-    """Picounits of a record and of its corrections so far."""
+    """Return the picounits of a record and of its corrections so far."""
     c = tables.usage.c
-    # an index finds these
-    there = (c.tenant == original.tenant) & (c.started_at == original.started_at)
-    theirs = (c.id == original.id) | ((c.corrects == original.id) & (c.kind == ledger.ADJUSTMENT))
-    high, low = sql.execute(sa.select(*money_of(tables.usage)).where(there, theirs)).one()
+    # an index covers these columns
+    indexed = (c.tenant == original.tenant) & (c.started_at == original.started_at)
+    related = (c.id == original.id) | ((c.corrects == original.id) & (c.kind == ledger.ADJUSTMENT))
+    high, low = sql.execute(sa.select(*money_of(tables.usage)).where(indexed, related)).one()
     return int(high) * HALF + int(low)
 
 
@@ -102,7 +104,7 @@ def _adjustment(original: UsageRecord, *, picos: int, note: str, request: str) -
         cost=format(COST_QUANTUM * picos, "f"),
         corrects=original.id,
         note=note,
-        # What was used stays with the record that is corrected.
+        # The usage is counted by the corrected record only.
         queued_ms=0,
         start_ms=0,
         exec_ms=0,
@@ -122,19 +124,19 @@ def _picos(amount: str) -> int:
         raise InvalidInput(
             f"amount = {amount!r} is not a decimal number", parameter="amount"
         ) from e
-    # The exponents first: nothing is computed with a number of a million digits.
+    # Check the exponents first, to avoid arithmetic on a number with a million digits.
     if (
         not value.is_finite()
         or value.adjusted() > MAX_EXPONENT
         or int(value.as_tuple().exponent) < -MAX_EXPONENT
     ):
         raise InvalidInput(
-            f"amount = {amount!r} is beyond what a record can cost", parameter="amount"
+            f"amount = {amount!r} is outside the range of a record's cost", parameter="amount"
         )
     picos = value / COST_QUANTUM
     if picos != int(picos) or picos == 0:
         raise InvalidInput(
-            f"amount = {amount!r}: write a number other than 0, of whole {COST_QUANTUM}",
+            f"amount = {amount!r}: must be a nonzero multiple of {COST_QUANTUM}",
             parameter="amount",
         )
     return int(picos)

@@ -1,10 +1,10 @@
-"""SQLite's file in <home>, in a directory of its own: who owns that directory is who opens the
+"""The SQLite database in <home>, in a directory of its own: only that directory's owner opens the
 file.
 
-`<home>/controller/` holds `controller.db` and what SQLite keeps beside it, and belongs to the
-controller, which need not be root (`process_user`). SQLite opens these files by name and follows
-links, so root opens none in a directory that another user owns: it has a child process do it that
-is this user. Earlier releases had the file in <home> itself."""
+`<home>/controller/` holds `controller.db` and SQLite's files beside it. It belongs to the
+controller's user, which need not be root (`process_user`). SQLite opens these files by name and
+follows links, so root does not open them in a directory of another user: a child process that runs
+as this user does. Earlier releases had the file in <home> itself."""
 
 from __future__ import annotations
 
@@ -25,36 +25,37 @@ from snapshotter.process_user import ProcessUser
 DIRECTORY = "controller"
 NAME = "controller.db"
 MOVE_TIMEOUT_S = 10.0
-"""How long a move waits for another process that has the file open."""
+"""How long a move waits for another process that has the file open, in seconds."""
 
 
 def directory_of(home: Path) -> Path:
-    """Where the file and its log are."""
+    """Return the directory of the database and its log."""
     return home / DIRECTORY
 
 
 def file_of(home: Path) -> Path:
-    """The file, which need not be there."""
+    """Return the path of the database, which need not exist."""
     return home / DIRECTORY / NAME
 
 
 def found_in(home: Path) -> Path | None:
-    """The file as it is there, of an earlier release in <home> itself; None = there is none."""
+    """Return the path of the existing database, which an earlier release may have placed in <home>
+    itself; None if there is none."""
     return next((file for file in (file_of(home), home / NAME) if file.exists()), None)
 
 
 def settle(home: Path, *, timeout_s: float = MOVE_TIMEOUT_S) -> None:
-    """Make the directory, and move an earlier release's file into it. Raises Conflict where a
-    process has that open."""
+    """Create the directory, and move an earlier release's database into it. Raises Conflict when a
+    process has the database open."""
     directory = directory_of(home)
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     old, new = home / NAME, file_of(home)
     if not old.exists() or new.exists():
         return
-    with contextlib.suppress(FileNotFoundError):  # another process was faster
+    with contextlib.suppress(FileNotFoundError):  # another process has moved it
         _fold(old, timeout_s)
         status = directory.stat()
-        # before: whose the directory is may put another file in its place there
+        # before the move: the directory's owner could replace the file there
         os.chown(old, status.st_uid, status.st_gid)
         old.rename(new)
         for each in (directory, home):
@@ -64,13 +65,13 @@ def settle(home: Path, *, timeout_s: float = MOVE_TIMEOUT_S) -> None:
 
 
 def _fold(file: Path, timeout_s: float) -> None:
-    """Bring all of the database into its one file, which no process may have open."""
+    """Merge the write-ahead log into the database file, which no process may have open."""
     try:
         with contextlib.closing(
             sqlite3.connect(f"file:{file}?mode=rw", uri=True, timeout=timeout_s)
         ) as database:
             (mode,) = database.execute("PRAGMA journal_mode=DELETE").fetchone()
-            reason = "" if mode == "delete" else f"its log stays in mode {mode}"
+            reason = "" if mode == "delete" else f"its journal mode is still {mode}"
     except sqlite3.OperationalError as e:
         if not file.exists():
             raise FileNotFoundError(file) from e
@@ -78,13 +79,13 @@ def _fold(file: Path, timeout_s: float) -> None:
     if reason:
         raise Conflict(
             f"{file} cannot be moved to {file_of(file.parent)}: {reason}",
-            hint="Stop what has it open: `pilotlight down`.",
+            hint="Stop the process that has it open: `pilotlight down`.",
         )
 
 
 def owner_of(home: Path) -> ProcessUser | None:
-    """Who may open the file, where we are root and the directory is another user's; else None: we
-    may."""
+    """Return the user that must open the file, if this process is root and the directory belongs to
+    another user; else None: this process may open it."""
     if os.geteuid() != 0:
         return None
     try:
@@ -95,12 +96,12 @@ def owner_of(home: Path) -> ProcessUser | None:
 
 
 def as_owner(owner: ProcessUser | None, work: Callable[[], Any]) -> Any:
-    """What `work` returns, which must be a JSON value, done as `owner`. Raises what it raises of
-    `pilotlight.errors`; else Conflict."""
+    """Run `work` as `owner` and return its result, which must be a JSON value. Passes on its errors
+    from `pilotlight.errors`; raises Conflict for others."""
     if owner is None:
         return work()
 
-    def told() -> bytes:
+    def encoded_result() -> bytes:
         try:
             return json.dumps({"ok": work()}).encode()
         except PilotlightError as e:
@@ -112,14 +113,13 @@ def as_owner(owner: ProcessUser | None, work: Callable[[], Any]) -> Any:
                 {"kind": "Conflict", "message": f"{type(e).__name__}: {e}", "detail": {}}
             ).encode()
 
-    said = owner.run_as_user(told)
-    if not said:
-        why = owner.obstacle() or "the process that was to do it ended without an answer"
+    encoded = owner.run_as_user(encoded_result)
+    if not encoded:
+        why = owner.obstacle() or "the child process exited without a result"
         raise Conflict(
-            f"{owner.enters[0]} is user {owner.uid}'s, and nothing can be done there as that "
-            f"user: {why}"
+            f"{owner.enters[0]} belongs to user {owner.uid}, and running as that user failed: {why}"
         )
-    answer = json.loads(said)
+    answer = json.loads(encoded)
     if "ok" in answer:
         return answer["ok"]
     raise getattr(errors, answer["kind"], Conflict)(answer["message"], **answer["detail"])

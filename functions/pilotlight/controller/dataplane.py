@@ -1,7 +1,7 @@
-"""The data plane's paths as OpenAPI describes them. The activator serves them itself; the document
-is the controller's, and names both.
+"""The OpenAPI description of the data plane's paths. The activator serves them; the controller's
+document covers both.
 
-Arguments and results are the functions' own: each function's schema is in `GET /v1/apps/{app}`.
+Arguments and results depend on the function: each function's schema is in `GET /v1/apps/{app}`.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ _ANY: dict[str, Any] = {"description": "JSON, as the function returned it"}
 _NUMBER_S = {"type": "number", "exclusiveMinimum": 0}
 _RESPONSE_HEADERS = {
     "X-Request-Id": "the call's id",
-    "Pilotlight-Revision": "which revision answered",
-    "Pilotlight-Arm": "the arm of the experiment that the caller is in; left out where it is in none",
-    "Pilotlight-Start": "how its instance came up: WARM, WAKE, FORK, RESTORE or COLD",
+    "Pilotlight-Revision": "the revision that handled the call",
+    "Pilotlight-Arm": "the caller's arm of the experiment; omitted if the caller is in none",
+    "Pilotlight-Start": "how the instance started: WARM, WAKE, FORK, RESTORE or COLD",
     "Server-Timing": (
-        "queue, start and exec in ms; `weights;desc=` says from which tier (origin, nvme, dram, "
-        "hbm) the start that it waited for had its "
-        "weights; of an answer that streams, exec is in its last event"
+        "queue, start and exec in ms; `weights;desc=` is the tier (origin, nvme, dram, hbm) from "
+        "which the awaited start loaded its weights; for a streamed response, exec is in its last "
+        "event"
     ),
-    "Pilotlight-Cost": "a decimal; of an answer that streams, in its last event",
-    "X-Content-Type-Options": "nosniff; a type that a browser would run, such as text/html, is "
+    "Pilotlight-Cost": "a decimal; for a streamed response, in its last event",
+    "X-Content-Type-Options": "nosniff; a type that a browser would execute, such as text/html, is "
     "sent as application/octet-stream",
     "Content-Security-Policy": "sandbox",
 }
@@ -34,7 +34,7 @@ _ARGUMENTS: dict[str, Any] = {
     "description": (
         "by name (an object) or by position (an array), checked against the function's signature; "
         "a pickle, as the SDK sends it, is "
-        "accepted from callers of the function's own tenant only (415)"
+        "accepted only from callers of the function's own tenant (else 415)"
     ),
     "content": {CONTENT_JSON: {"schema": {"oneOf": [{"type": "object"}, {"type": "array"}]}}},
 }
@@ -51,8 +51,8 @@ _TEXT: dict[str, Any] = {"schema": {"type": "string"}}
 
 
 def describe(document: dict[str, Any], problems: dict[int | str, dict[str, Any]]) -> None:
-    """Add the data plane's paths, and the way every caller proves who it is, to an OpenAPI
-    document; `problems` are the error answers."""
+    """Add the data plane's paths, and the authentication scheme, to an OpenAPI document; `problems`
+    are the error responses."""
     call = dict(TypeAdapter(CallRecord).json_schema())
     call["properties"]["state"]["enum"] = [
         "QUEUED",
@@ -63,12 +63,12 @@ def describe(document: dict[str, Any], problems: dict[int | str, dict[str, Any]]
         "EXPIRED",
     ]
     call["properties"]["result"]["description"] = (
-        "base64 of the answer's body, of type content_type; once FAILED, of its problem document"
+        "base64 of the response body, of type content_type; if FAILED, of its problem document"
     )
     call["properties"]["attempts"] = {
         "type": "array",
         "items": {"type": "object"},
-        "description": "usage records, once in the ledger",
+        "description": "usage records, as soon as they are in the ledger",
     }
     components = document.setdefault("components", {})
     components.setdefault("schemas", {})["Call"] = call
@@ -85,26 +85,27 @@ def describe(document: dict[str, Any], problems: dict[int | str, dict[str, Any]]
 
 def _paths() -> dict[str, dict[str, Any]]:
     what = (
-        "a function, or Class.method; followed by @ and a tag, an alias or a revision for the "
-        "revision of that name"
+        "a function, or Class.method; optionally followed by @ and a tag, an alias or a revision, "
+        "to select a revision"
     )
-    asked = _in_query(
+    tag = _in_query(
         "tag",
-        "the same, for callers that cannot write it into the path; or in the header Pilotlight-Tag",
+        "the tag, alias or revision, for callers that cannot put it in the path; or use the header "
+        "Pilotlight-Tag",
         {"type": "string"},
     )
-    function = [_in_path("app", "app"), _in_path("function", what), _environment(), asked]
+    function = [_in_path("app", "app"), _in_path("function", what), _environment(), tag]
     call = [_in_path("call", "the call's id"), _environment()]
     record = _json("the call", {"$ref": "#/components/schemas/Call"})
     wait = _in_query(
         "wait_s",
-        "answer later, as soon as the call is finished",
+        "wait up to this many seconds for the call to finish before responding",
         {"type": "number", "minimum": 0, "maximum": 60, "default": 0},
     )
     raw = [
         _in_path("app", "app"),
         _in_path("function", "an ASGI function; @tag as for calls"),
-        _in_path("path", "the function's own path; it may have slashes"),
+        _in_path("path", "the function's own path; it may contain slashes"),
     ]
     put = [
         *call,
@@ -115,7 +116,7 @@ def _paths() -> dict[str, dict[str, Any]]:
     web = _Web(raw)
     invoke = _operation(
         "invoke",
-        "Call and wait for the answer.",
+        "Call a function and wait for the result.",
         [*function, _timeout(), _once()],
         _invoked(),
         _ARGUMENTS,
@@ -123,19 +124,19 @@ def _paths() -> dict[str, dict[str, Any]]:
     later = [*function, _timeout(), _once(), _webhook()]
     submit = _operation(
         "submit",
-        "Accept a call, on disk before the answer; it runs at least once.",
+        "Submit a call. It is on disk before the response, and runs at least once.",
         later,
         _receipt("202"),
         _ARGUMENTS,
     )
     makes = _in_query(
         "snapshot",
-        "false: do not wait for its snapshot to be made and proven",
+        "false: do not wait for the snapshot to be created and verified",
         {"type": "boolean", "default": True},
     )
     warmup = _operation(
         "warmup",
-        "Make the next starts fast; bills nothing. Needs a key of scope deploy.",
+        "Make the next starts fast, free of charge. Requires a key of scope deploy.",
         [*function, makes, _once()],
         _warmed(),
     )
@@ -149,7 +150,7 @@ def _paths() -> dict[str, dict[str, Any]]:
             ),
             "put": _operation(
                 "put_call",
-                "Submit under an id of your own: a repeat is the same call.",
+                "Submit a call under an id that you choose: a repeat is the same call.",
                 put,
                 _receipt("202"),
                 _ARGUMENTS,
@@ -168,18 +169,22 @@ def _paths() -> dict[str, dict[str, Any]]:
     }
 
 
-_FOLLOW = "`state` at each change, items with ids as they come or the `result`, `end` last."
+_FOLLOW = (
+    "Events: `state` at each change, items with ids as they arrive or the `result`, `end` last."
+)
 
 
 def _last_id() -> dict[str, Any]:
     return _in_header(
-        "Last-Event-ID", "id of the last item that you have: read on after it", {"type": "string"}
+        "Last-Event-ID",
+        "the id of the last item that you received; the stream resumes after it",
+        {"type": "string"},
     )
 
 
 def _models() -> dict[str, dict[str, Any]]:
-    """Functions under model servers' names: TensorFlow Serving's predict, and the Open Inference
-    Protocol."""
+    """Functions under the paths of model servers: TensorFlow Serving's predict, and the Open
+    Inference Protocol."""
     model = [
         _in_path("app", "app"),
         _in_path("function", "a function, or Class.method"),
@@ -188,7 +193,7 @@ def _models() -> dict[str, dict[str, Any]]:
     version = [*model, _in_path("version", "a revision, an alias or a tag")]
     instances = _object("one call's instances", {"instances": {"type": "array"}})
     predictions = _json(
-        "what was predicted, in order",
+        "the predictions, in order",
         {"type": "object", "properties": {"predictions": {"type": "array"}}},
     )
     tensors = _object(
@@ -202,7 +207,7 @@ def _models() -> dict[str, dict[str, Any]]:
             "properties": {"model_version": {"type": "string"}, "outputs": {"type": "array"}},
         },
     )
-    known = {"200": _json("as the protocol says", {"type": "object"})}
+    known = {"200": _json("as the protocol defines", {"type": "object"})}
     out: dict[str, dict[str, Any]] = {}
     for end, parameters, at in (("", model, ""), ("_version", version, "/versions/{version}")):
         predict = _operation(
@@ -225,12 +230,15 @@ def _models() -> dict[str, dict[str, Any]]:
         }
         out[f"{place}/ready"] = {
             "get": _operation(
-                f"model_ready{end}", "Whether it takes calls; it does at zero.", parameters, known
+                f"model_ready{end}",
+                "Whether the model accepts calls; it does when scaled to zero.",
+                parameters,
+                known,
             )
         }
     for name in ("live", "ready"):
         out[f"/v2/health/{name}"] = {
-            "get": _operation(f"server_{name}", "Whether it takes requests.", [], known)
+            "get": _operation(f"server_{name}", "Whether the server accepts requests.", [], known)
         }
     return {
         **out,
@@ -239,21 +247,21 @@ def _models() -> dict[str, dict[str, Any]]:
 
 
 def _openai() -> dict[str, dict[str, Any]]:
-    """Language models under the names of OpenAI's clients, whose reference says what bodies and
-    answers are. Errors have their shape."""
+    """Language models under the paths of OpenAI's API, whose reference defines the bodies of
+    requests, responses and errors."""
     text, number = {"type": "string"}, {"type": "integer", "minimum": 1}
     model = {
         "type": "string",
         "description": "app/function, with @ and a tag, alias or revision, with : and an adapter; "
         "or a bare name",
     }
-    told = {"stream": {"type": "boolean"}, "max_tokens": number}
+    common = {"stream": {"type": "boolean"}, "max_tokens": number}
     bodies: dict[str, dict[str, Any]] = {
-        "chat_completions": {**told, "messages": {"type": "array", "items": {"type": "object"}}},
-        "completions": {**told, "prompt": {}},
+        "chat_completions": {**common, "messages": {"type": "array", "items": {"type": "object"}}},
+        "completions": {**common, "prompt": {}},
         "embeddings": {"input": {}},
     }
-    answer = _json("as OpenAI's reference says", {"type": "object"})
+    answer = _json("as OpenAI's reference defines", {"type": "object"})
     streamed = {
         **answer,
         "content": {**answer["content"], CONTENT_SSE: _TEXT},
@@ -262,19 +270,19 @@ def _openai() -> dict[str, dict[str, Any]]:
     out: dict[str, dict[str, Any]] = {}
     for name, properties in bodies.items():
         body = _object(
-            "what the engine is asked; what is not named here is passed on as it is",
+            "the request to the engine; fields not listed here are passed on unchanged",
             {"model": model, **properties},
         )
         body["content"][CONTENT_JSON]["schema"]["required"] = ["model"]
         description = (
-            "Ask a language model. A stream ends with `[DONE]`, and an event `end`: why "
-            "it ended, its tokens, what it cost."
+            "Call a language model. A stream ends with `[DONE]`, and an event `end` with the "
+            "finish reason, the tokens and the cost."
         )
         operation = _operation(
             f"openai_{name}", description, [_environment(), _timeout()], {"200": streamed}, body
         )
         out[f"/v1/{name.replace('_', '/')}"] = {"post": operation}
-    listed = _json(
+    model_list = _json(
         "models",
         {
             "type": "object",
@@ -286,7 +294,7 @@ def _openai() -> dict[str, dict[str, Any]]:
             "openai_models",
             "The language models that this key may call.",
             [_environment()],
-            {"200": listed},
+            {"200": model_list},
         )
     }
     one = [
@@ -295,22 +303,22 @@ def _openai() -> dict[str, dict[str, Any]]:
         _environment(),
     ]
     out["/v1/models/{app}/{function}"] = {
-        "get": _operation("openai_model", "One of them.", one, {"200": answer})
+        "get": _operation("openai_model", "One language model.", one, {"200": answer})
     }
     return out
 
 
 class _Web:
-    """An ASGI function's own paths: everything is passed on as it is, WebSocket included."""
+    """An ASGI function's own paths: everything is passed on unchanged, including WebSocket."""
 
     def __init__(self, parameters: list[dict[str, Any]]) -> None:
         self._parameters = parameters
 
     def operation(self, verb: str) -> dict[str, Any]:
-        """What is known of any of them."""
+        """Return the operation for one HTTP method."""
         answer = {
             "default": {
-                "description": "the function's own answer",
+                "description": "the function's own response",
                 "headers": _headers("X-Request-Id", "Pilotlight-Start"),
             }
         }
@@ -347,7 +355,7 @@ def _invoked() -> dict[str, Any]:
     content = {CONTENT_JSON: {"schema": _ANY}, **streams}
     return {
         "200": {
-            "description": "the answer; a generator's items as Accept says",
+            "description": "the result; a generator's items in the format that Accept names",
             "headers": _headers(*_RESPONSE_HEADERS),
             "content": content,
         }
@@ -355,7 +363,7 @@ def _invoked() -> dict[str, Any]:
 
 
 def _receipt(status: str) -> dict[str, Any]:
-    return {status: _json("what became of it", _RECEIPT)}
+    return {status: _json("the call and its state", _RECEIPT)}
 
 
 def _warmed() -> dict[str, Any]:
@@ -444,7 +452,7 @@ def _timeout() -> dict[str, Any]:
         "name": "Pilotlight-Timeout",
         "in": "header",
         "required": False,
-        "description": "seconds that you will wait",
+        "description": "how long the caller waits, in seconds",
         "schema": _NUMBER_S,
     }
 
@@ -452,7 +460,7 @@ def _timeout() -> dict[str, Any]:
 def _once() -> dict[str, Any]:
     return _in_header(
         "Idempotency-Key",
-        "a repeat with the same key and body gets the first one's answer",
+        "a repeat with the same key and body returns the first response",
         {"type": "string", "maxLength": 255},
     )
 
@@ -460,7 +468,7 @@ def _once() -> dict[str, Any]:
 def _webhook() -> dict[str, Any]:
     return _in_header(
         "Pilotlight-Webhook",
-        "name of the webhook that is told when the call ends",
+        "the name of a webhook to notify when the call ends",
         {"type": "string", "maxLength": 63},
     )
 

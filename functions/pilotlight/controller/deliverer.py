@@ -1,9 +1,9 @@
-"""The deliverer: takes messages whose time has come, posts them, and notes what became of that.
+"""The deliverer: claims due messages, posts them, and records the results.
 
-There is one for each outbox, in the one controller of a database (lock.py). And even two would not
-post a message at the same time: whoever takes it moves its next attempt out of reach first, in a
-transaction. A deliverer that is killed between the post and the note leaves the message to the next
-attempt, which has the same webhook-id: it is delivered at least once."""
+Each outbox has one deliverer, in the single controller of a database (lock.py). Even two would not
+post the same message at the same time: a claim first moves the message's next attempt into the
+future, in a transaction. If a deliverer is killed between posting and recording, the message is
+posted again with the same webhook-id: delivery is at least once."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from pilotlight.seal import PlatformKey, SealBroken
 log = logging.getLogger(__name__)
 
 AT_ONCE = 32
-"""Attempts side by side; a slow receiver holds up the others of its round by webhooks.ATTEMPT_S at
-most."""
+"""Concurrent attempts; a slow receiver delays the others of its round by at most
+webhooks.ATTEMPT_S."""
 LONGEST_WAIT_S = 60.0
-"""Between two looks: the wall clock may be set while we sleep."""
+"""Between two checks, because the wall clock may be changed meanwhile."""
 PAUSE_AFTER_FAILURE_S = 5.0
 
 
 async def deliver(context: Context) -> None:
-    """Deliver for as long as the controller runs."""
+    """Deliver messages for as long as the controller runs."""
     async with (
         Sender(policy=context.config.settings.webhooks) as sender,
         asyncio.TaskGroup() as group,
@@ -55,8 +55,10 @@ async def deliver(context: Context) -> None:
 
 
 class Deliverer:
-    """Owner: the controller's event loop. `chance` is uniform in [0, 1). `failures` counts rounds
-    that the database spoiled."""
+    """Delivers the messages of one outbox.
+
+    Owner: the controller's event loop. `chance` is uniform in [0, 1). `failures` counts rounds that
+    failed because of the database."""
 
     def __init__(
         self,
@@ -90,19 +92,19 @@ class Deliverer:
             ring = self._bell.next_ring()
             wait_s = PAUSE_AFTER_FAILURE_S
             try:
-                while await self.round():
+                while await self.run_once():
                     pass
                 wait_s = await anyio.to_thread.run_sync(self._wait_s)
             except* (SQLAlchemyError, PilotlightError) as e:
                 self.failures += 1
-                # a full disk, a lost database: the next round tries again
+                # for example a full disk or a lost database: retry in the next round
                 log.error("event=deliverer_failed error=%r", e.exceptions)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
                     await ring.wait()
 
-    async def round(self) -> int:
-        """One attempt for each message that is due, at most AT_ONCE; returns how many."""
+    async def run_once(self) -> int:
+        """Make one attempt for each due message, at most AT_ONCE; return how many."""
         errands = await anyio.to_thread.run_sync(self._claim)
         async with asyncio.TaskGroup() as group:
             for errand in errands:
@@ -121,18 +123,18 @@ class Deliverer:
             outcome.status,
             outcome.error,
         )
-        await anyio.to_thread.run_sync(self._settle, errand, outcome)
+        await anyio.to_thread.run_sync(self._record, errand, outcome)
 
     async def _post(self, errand: Errand) -> Outcome:
         if errand.message is None or errand.url is None or errand.sealed_secret is None:
-            return Outcome(error="there is no webhook any more", is_gone=True)
+            return Outcome(error="the webhook was deleted", is_gone=True)
         try:
             secret = self._key.webhooks.open(errand.sealed_secret)
             return await self._sender.post(
                 errand.message, url=errand.url, secret=secret, now=self._clock()
             )
         except (SealBroken, ValueError) as e:
-            # a key file or a row that was replaced by hand holds up nobody else's messages
+            # a key file or row that was replaced by hand must not block other messages
             return Outcome(error=str(e))
 
     def _wait_s(self) -> float:
@@ -141,16 +143,16 @@ class Deliverer:
         return LONGEST_WAIT_S if at is None else min(LONGEST_WAIT_S, max(0.0, at - self._clock()))
 
     def _claim(self) -> Sequence[Errand]:
-        with self._store.read() as sql:  # a look takes no lock, and mostly nothing is due
+        with self._store.read() as sql:  # reading takes no lock, and usually nothing is due
             at = self._outbox.next_at(sql)
         if at is None or at > self._clock():
             return []
         with self._store.write() as write:
             return self._outbox.claim(write, limit=AT_ONCE)
 
-    def _settle(self, errand: Errand, outcome: Outcome) -> None:
+    def _record(self, errand: Errand, outcome: Outcome) -> None:
         chance = self._chance()
         with self._store.write() as write:
-            is_tried_again = self._outbox.settle(write, errand, outcome, chance=chance)
-        end = "delivered" if outcome.error is None else "retried" if is_tried_again else "given-up"
+            is_retried = self._outbox.settle(write, errand, outcome, chance=chance)
+        end = "delivered" if outcome.error is None else "retried" if is_retried else "given-up"
         self._metrics.alerts.labels(end).inc()

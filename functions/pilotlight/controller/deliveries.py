@@ -1,9 +1,10 @@
-"""Deliveries: what named webhooks are told, each a row from the transaction of its event until the
-receiver took it, or was given up.
+"""Deliveries of events to named webhooks. Each is a row, written in the transaction of its event,
+and pending until the receiver accepts it or the deliverer gives up.
 
-So an event is neither lost nor told before it happened. The id of a delivery is the webhook-id of
-every attempt: a receiver can tell a second delivery from a second event. `next_attempt_at` is when
-somebody may next try; whoever tries moves it first (`claim`)."""
+So an event is neither lost nor sent before it happened. The id of a delivery is the webhook-id of
+every attempt, so that a receiver can distinguish a second delivery from a second event.
+`next_attempt_at` is the earliest time of the next attempt; a deliverer moves it forward before it
+tries (`claim`)."""
 
 from __future__ import annotations
 
@@ -22,10 +23,10 @@ from pilotlight.controller.webhooks import CLAIM_S, Message
 from pilotlight.spec import canonical_json
 
 AT_ONCE_OF_ONE = 8
-"""Deliveries of one tenant in a round: whose receivers are slow holds up its own, however many it
-has."""
+"""Deliveries of one tenant per round: a tenant with slow receivers delays only its own deliveries,
+however many it has."""
 KEPT_S = 7 * 86_400.0
-"""How long one that is over is listed."""
+"""How long a finished delivery is listed, in seconds."""
 MAX_ERROR = 500
 CALL_FINISHED = "call.finished"
 
@@ -36,9 +37,9 @@ class Delivery:
 
     Attributes:
         body: the event's data, JSON text.
-        delivered_at: when the receiver took it; None: not yet, or never.
-        next_attempt_at: when it is tried next; None: not any more.
-        error: what the last attempt came to, if it failed.
+        delivered_at: when the receiver accepted it; None: not yet, or never.
+        next_attempt_at: the time of the next attempt; None: there is no further attempt.
+        error: the error of the last attempt, if it failed.
     """
 
     id: str
@@ -54,7 +55,7 @@ class Delivery:
     error: str | None
 
     def message(self) -> Message:
-        """What is posted."""
+        """Return the message to post."""
         return Message(id=self.id, type=self.event, at=self.at, data=json.loads(self.body))
 
 
@@ -71,21 +72,22 @@ def enqueue(
     webhook: str | None = None,
     once: str = "",
 ) -> int:
-    """Tell an event to every webhook of the environment that asks for it, and to `webhook` by name;
-    returns how many are told.
+    """Enqueue an event for every webhook of the environment that subscribes to it, and for
+    `webhook` by name. Returns the number of new deliveries.
 
-    Nothing happens where there is none: who makes events need not know who listens. Posted after
-    the transaction, signed, and again until it is taken (at least once).
+    Does nothing if there is no such webhook: the sources of events need not know the subscribers.
+    The event is posted after the transaction, signed, and retried until it is accepted (at least
+    once).
 
     Args:
-        body: JSON values; they must not hold what the environment's administrators may not see.
-        once: names the event, so that telling it again changes nothing; "" = each call is an event
-        of its own.
+        body: JSON values, without anything that the environment's administrators may not see.
+        once: identifies the event, so that enqueuing it again changes nothing; "" = each call is a
+        separate event.
     """
     names = {
         one.name
         for one in endpoints.listing(write.sql, tenant=tenant, environment=environment)
-        if one.wants(event)
+        if one.subscribes_to(event)
     }
     if webhook:
         names.add(webhook)
@@ -103,15 +105,14 @@ def enqueue(
         )
         new += write.sql.execute(insert.on_conflict_do_nothing(index_elements=["id"])).rowcount
     if new:
-        # rings the bell after the commit: the deliverer listens to it, and followers of the feed
-        # find nothing new
+        # rings the bell after the commit, which wakes the deliverer; followers of the feed wake
+        # too and find nothing new
         write.fed = True
     return new
 
 
 def claim(write: Write, *, limit: int) -> list[Delivery]:
-    """Take deliveries whose time has come, for CLAIM_S; the attempt is counted before it is
-    made."""
+    """Claim due deliveries for CLAIM_S. The attempt is counted before it is made."""
     table = tables.deliveries
     query = (
         sa.select(*_COLUMNS)
@@ -120,22 +121,22 @@ def claim(write: Write, *, limit: int) -> list[Delivery]:
     )
     due = [
         (row["next_attempt_at"], row["id"], row)
-        for tenant in _waiting(write.sql)
+        for tenant in _pending_tenants(write.sql)
         for row in write.sql.execute(
             query.where(table.c.tenant == tenant).limit(AT_ONCE_OF_ONE)
         ).mappings()
     ]
     due.sort(key=lambda one: one[:2])
-    taken = [replace(Delivery(**row), attempts=row["attempts"] + 1) for *_, row in due[:limit]]
-    for one in taken:
+    claimed = [replace(Delivery(**row), attempts=row["attempts"] + 1) for *_, row in due[:limit]]
+    for one in claimed:
         values = {"next_attempt_at": write.now + CLAIM_S, "attempts": one.attempts}
         write.sql.execute(sa.update(table).where(table.c.id == one.id).values(**values))
-    return taken
+    return claimed
 
 
-def _waiting(sql: sa.Connection) -> Iterator[str]:
-    """Tenants with deliveries that wait, one look into the index each: however many wait of one,
-    others do not pay for it."""
+def _pending_tenants(sql: sa.Connection) -> Iterator[str]:
+    """Yield the tenants with pending deliveries, with one index lookup each: the number of one
+    tenant's deliveries does not slow down others."""
     table, last = tables.deliveries, ""
     following = sa.select(sa.func.min(table.c.tenant)).where(table.c.next_attempt_at.is_not(None))
     while (found := sql.execute(following.where(table.c.tenant > last)).scalar_one()) is not None:
@@ -145,7 +146,7 @@ def _waiting(sql: sa.Connection) -> Iterator[str]:
 def settle(
     write: Write, delivery: Delivery, *, error: str | None, retry_in_s: float | None = None
 ) -> None:
-    """Note what an attempt came to. `error` None: delivered. `retry_in_s` None: no further
+    """Record the result of an attempt. `error` None: delivered. `retry_in_s` None: no further
     attempt."""
     done = {
         "delivered_at": write.now if error is None else None,
@@ -158,7 +159,7 @@ def settle(
 
 
 def next_at(sql: sa.Connection) -> float | None:
-    """When the next attempt is due (seconds since the epoch); None: nothing waits."""
+    """Return when the next attempt is due (seconds since the epoch); None: nothing is pending."""
     due = tables.deliveries.c.next_attempt_at
     at = sql.execute(sa.select(sa.func.min(due)).where(due.is_not(None))).scalar_one()
     return None if at is None else float(at)
@@ -173,8 +174,8 @@ def listing(
     is_failed: bool | None = None,
     limit: int = 100,
 ) -> list[Delivery]:
-    """Deliveries of an environment, newest first. `is_failed`: those that were given up, or not
-    those."""
+    """Return the deliveries of an environment, newest first. `is_failed` True: only those that were
+    given up; False: only the others."""
     table = tables.deliveries
     query = sa.select(*_COLUMNS).where(table.c.tenant == tenant, table.c.environment == environment)
     if webhook is not None:
@@ -187,10 +188,10 @@ def listing(
 
 
 def purge(write: Write, *, now: float) -> int:
-    """Forget those that were over KEPT_S ago; returns how many."""
+    """Delete finished deliveries that were created more than KEPT_S ago; return how many."""
     table = tables.deliveries
-    over = table.c.next_attempt_at.is_(None) & (table.c.at < now - KEPT_S)
-    return write.sql.execute(sa.delete(table).where(over)).rowcount
+    finished = table.c.next_attempt_at.is_(None) & (table.c.at < now - KEPT_S)
+    return write.sql.execute(sa.delete(table).where(finished)).rowcount
 
 
 def _id(tenant: str, environment: str, webhook: str, event: str, once: str) -> str:

@@ -1,8 +1,8 @@
-"""Blobs on their way out: whole, or the part that a `Range` asks for (RFC 9110 §14), streamed from
-where they lie.
+"""Downloads of blobs: whole, or the byte range that `Range` requests (RFC 9110 §14), streamed from
+the object store.
 
-A blob never changes, so its digest is a strong entity tag: a download that was cut off goes on with
-`If-Range`, and who has it already is told so."""
+A blob never changes, so its digest is a strong entity tag: an interrupted download resumes with
+`If-Range`, and a client that has the blob gets a 304 response."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ log = logging.getLogger(__name__)
 
 _RANGE = re.compile(r"\s*bytes\s*=\s*(\d*)\s*-\s*(\d*)\s*\Z")
 _MAX_DIGITS = 18
-"""Of a position: more bytes than any store holds."""
+"""Digits of a position: enough for more bytes than any store holds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """Bytes `begin` to before `end` of a blob; `is_whole`: nobody asked for less."""
+    """The bytes in [`begin`, `end`) of a blob; `is_whole`: the request names no range."""
 
     begin: int
     end: int
@@ -38,20 +38,20 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
-    """The request's header fields of these names."""
+    """The request's headers of these names."""
 
     range: str | None
     if_range: str | None
     if_none_match: str | None
 
 
-def part_of(size: int, asked: str | None) -> Part | None:
-    """What to send of `size` bytes; None when no byte of the range exists.
+def part_of(size: int, requested: str | None) -> Part | None:
+    """Return the part of `size` bytes to send; None if the range contains no existing byte.
 
-    What is no single range of bytes is ignored, as a server may (§14.2): then it is the whole.
+    Anything but a single range of bytes is ignored, as §14.2 permits: then the whole is sent.
     """
     whole = Part(begin=0, end=size, is_whole=True)
-    found = _RANGE.match(asked or "")
+    found = _RANGE.match(requested or "")
     if found is None or not (found[1] or found[2]) or max(map(len, found.groups())) > _MAX_DIGITS:
         return whole
     if not found[1]:
@@ -59,22 +59,23 @@ def part_of(size: int, asked: str | None) -> Part | None:
     else:
         begin, end = int(found[1]), min(int(found[2]) + 1 if found[2] else size, size)
         if found[2] and int(found[2]) < begin:
-            return whole  # not a range at all (§14.1.1)
+            return whole  # an invalid range (§14.1.1)
     return Part(begin=begin, end=end, is_whole=False) if begin < end else None
 
 
-def answer(files: BlobFiles, digest: str, size: int, asked: Conditions) -> Response:
-    """The answer to a GET of a blob of `size` bytes that is there. Raises HTTPException (416)."""
+def answer(files: BlobFiles, digest: str, size: int, conditions: Conditions) -> Response:
+    """Return the response to a GET of an existing blob of `size` bytes. Raises HTTPException
+    (416)."""
     tag = f'"{digest}"'
     headers = {"etag": tag, "accept-ranges": "bytes", "cache-control": "private, no-transform"}
-    if asked.if_none_match is not None and _names(asked.if_none_match, tag):
+    if conditions.if_none_match is not None and _matches(conditions.if_none_match, tag):
         return Response(status_code=304, headers=headers)
-    part = part_of(size, asked.range if asked.if_range in (None, tag) else None)
+    part = part_of(size, conditions.range if conditions.if_range in (None, tag) else None)
     if part is None:
         unsatisfied = {**headers, "content-range": f"bytes */{size}"}
         raise HTTPException(
             416,
-            f"the blob has {size} bytes, and none of them is in the range {asked.range!r}",
+            f"the blob has {size} bytes, none of which is in the range {conditions.range!r}",
             headers=unsatisfied,
         )
     headers["content-length"] = str(part.end - part.begin)
@@ -83,15 +84,15 @@ def answer(files: BlobFiles, digest: str, size: int, asked: Conditions) -> Respo
     return BlobResponse(files, digest, part, headers=headers)
 
 
-def _names(condition: str, tag: str) -> bool:
+def _matches(condition: str, tag: str) -> bool:
     return condition.strip() == "*" or tag in (
         one.strip().removeprefix("W/") for one in condition.split(",")
     )
 
 
 class BlobResponse(StreamingResponse):
-    """The bytes. When the store fails in the middle the connection breaks: the head, with the
-    length, is long sent."""
+    """Streams a blob's bytes. If the store fails midway, the connection is closed, because the
+    headers with the length were sent before."""
 
     def __init__(
         self, files: BlobFiles, digest: str, part: Part, *, headers: dict[str, str]
@@ -106,14 +107,14 @@ class BlobResponse(StreamingResponse):
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send until everything is sent or the caller leaves, who must not cost reads that nobody
-        gets."""
+        """Send until everything is sent or the client disconnects, to avoid reads without a
+        recipient."""
         sending = asyncio.create_task(self._send(send), name=f"send blob {self._digest[:12]}")
-        leaving = asyncio.create_task(self.listen_for_disconnect(receive), name="blob's caller")
+        disconnect = asyncio.create_task(self.listen_for_disconnect(receive), name="blob's caller")
         try:
-            await asyncio.wait((sending, leaving), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((sending, disconnect), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            await cancel_and_wait(sending, leaving)
+            await cancel_and_wait(sending, disconnect)
 
     async def _send(self, send: Send) -> None:
         async with contextlib.aclosing(self._pieces):

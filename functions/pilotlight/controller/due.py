@@ -1,13 +1,13 @@
-"""Due calls: submitted calls that the control plane began, until exactly one activator has them in
+"""Due calls: submitted calls that the control plane starts, until exactly one activator has them in
 its journal.
 
-A call is handed out on a claim (`claim`), written into that activator's journal, and *taken*
-(`take`) before it runs. Who does not take in CLAIM_S loses the claim to whoever asks next; who was
-taken as its keeper stays that, however often it asks again. So wherever a process is killed, a call
-is run by one activator: one that has it in its journal but did not take it asks again, and is told
-that it is another's.
+An activator claims a call (`claim`), writes it to its journal, and *takes* it (`take`) before it
+runs. If it does not take the call within CLAIM_S, the next activator that asks may claim it. Once
+taken, the call stays with its activator, however often that one repeats the request. So wherever a
+process is killed, one activator runs the call: an activator that has the call in its journal but
+has not taken it repeats the request, and learns if the call belongs to another.
 
-Rows that were taken stay for a while: they are the answer to that question.
+Rows of taken calls are kept for a while to answer such requests.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from pilotlight.protocol import CONTENT_JSON, CallRecord
 from pilotlight.spec import canonical_json
 
 CLAIM_S = 30.0
-"""Long enough for a journal's group commit and one request; a process that starts again asks for
-its own at once."""
+"""Long enough for a journal's group commit and one request; a restarted process requests its own
+calls at once."""
 MAX_HANDED_OUT = 100
 PAGE_BYTES = 8 * 1024 * 1024
-"""An answer ends early at this size: dead letters have bodies of megabytes. One call alone may be
-larger."""
+"""A response ends early at this size, because dead letters may have bodies of megabytes. A single
+call may be larger."""
 SCHEDULER = "scheduler"
-"""Stands for the key that a due call is made with: the function's own tenant calls."""
+"""The key id of due calls, which the function's own tenant makes."""
 KEPT_S = 8 * 86_400.0
 """Longer than any call waits in a journal (the clocks of a function are bounded by 7 days)."""
 
@@ -42,24 +42,24 @@ KEPT_S = 8 * 86_400.0
 def payload(
     record: CallRecord, *, body: bytes, content_type: str = CONTENT_JSON, accept: str = CONTENT_JSON
 ) -> dict[str, Any]:
-    """A call as journals hold it: what its function gets, in whose name."""
+    """Return a call's journal document: its record, owner, key and body."""
     encoded = base64.b64encode(body).decode()
-    who = {"record": record.to_json(), "owner": record.tenant, "key": SCHEDULER}
-    return {**who, "content_type": content_type, "accept": accept, "body": encoded}
+    caller = {"record": record.to_json(), "owner": record.tenant, "key": SCHEDULER}
+    return {**caller, "content_type": content_type, "accept": accept, "body": encoded}
 
 
-def add(write: Write, held: Mapping[str, Any], *, due_at: float, name: str = "") -> int:
-    """Hand a call out to whichever activator asks next, once; returns 0 if it was made before. It
-    can be asked for at once, too.
+def add(write: Write, document: Mapping[str, Any], *, due_at: float, name: str = "") -> int:
+    """Make a call available to the next activator that claims one. Returns 0 if it was added
+    before.
 
-    `name`: by which it is known whether it was; "" = its id and sequence.
+    `name`: identifies the call, to detect repeats; "" = its id and sequence.
     """
-    record = CallRecord.from_json(held["record"])
+    record = CallRecord.from_json(document["record"])
     name = name or f"{record.id}/{record.sequence}"
     row = {
         "id": name,
         "tenant": record.tenant,
-        "document": canonical_json({**held, "due": name}).decode(),
+        "document": canonical_json({**document, "due": name}).decode(),
         "due_at": due_at,
     }
     insert = (
@@ -68,7 +68,7 @@ def add(write: Write, held: Mapping[str, Any], *, due_at: float, name: str = "")
     if not write.sql.execute(insert).rowcount:
         return 0
     calls.put(write, [record])
-    # rings the bell after the commit: activators that ask for due calls wait for it
+    # rings the bell after the commit, which activators that request due calls wait for
     write.fed = True
     return 1
 
@@ -76,11 +76,11 @@ def add(write: Write, held: Mapping[str, Any], *, due_at: float, name: str = "")
 def claim(
     write: Write, *, activator: str, limit: int = MAX_HANDED_OUT, without: Collection[str] = ()
 ) -> list[dict[str, Any]]:
-    """What this activator shall write down, of each tenant the longest due first: also what it was
-    given before and did not take.
+    """Return the documents that this activator must write to its journal, for each tenant the
+    longest due first. They include those that it claimed before and did not take.
 
-    Tenants have turns, so that many or large calls of one do not keep others' back. `without`:
-    tenants that it has no room for now."""
+    Tenants take turns, so that many or large calls of one do not delay those of others. `without`:
+    tenants whose calls the activator has no room for now."""
     table = tables.due_calls
     turn = (
         sa.func.row_number()
@@ -122,7 +122,7 @@ def claim(
 def has_any(
     sql: sa.Connection, *, activator: str, now: float, without: Collection[str] = ()
 ) -> bool:
-    """Whether `claim` would find something: a look that takes no lock."""
+    """Whether `claim` would find a call. Takes no lock."""
     table = tables.due_calls
     return (
         sql.execute(
@@ -133,8 +133,8 @@ def has_any(
 
 
 def take(write: Write, *, activator: str, ids: Collection[str]) -> list[str]:
-    """Note that they are in this activator's journal; returns which of them are its own to run.
-    What they are is forgotten here."""
+    """Record that these calls are in this activator's journal. Returns those that it must run, and
+    deletes their documents here."""
     table = tables.due_calls
     query = sa.select(table.c.id, table.c.claimed_by).where(table.c.id.in_(list(ids)))
     known = {row.id: row.claimed_by for row in write.sql.execute(query)}
@@ -150,7 +150,7 @@ def take(write: Write, *, activator: str, ids: Collection[str]) -> list[str]:
 
 
 def purge(write: Write, *, now: float) -> int:
-    """Forget what was taken long ago; returns how many."""
+    """Delete the rows of calls that were taken long ago; return how many."""
     table = tables.due_calls
     taken = (
         table.c.claimed_by.is_not(None)
@@ -161,31 +161,32 @@ def purge(write: Write, *, now: float) -> int:
 
 
 def redrive(write: Write, wanted: Wanted, *, limit: int) -> tuple[list[str], bool]:
-    """Send dead letters again, the oldest first, with their attempts counting on; returns their
-    ids, and whether others may be left.
+    """Resubmit dead letters, oldest first, with their attempt numbers continuing. Returns their
+    ids, and whether others may remain.
 
-    At most `limit`, and fewer where they are large: nobody else writes meanwhile.
+    At most `limit`, and fewer if they are large, because this holds the write lock.
     """
     sent: list[str] = []
     size_bytes = 0
-    for record, held in calls.dead(write.sql, wanted, limit=limit):
-        add(write, {**held, "record": _again(record, now=write.now).to_json()}, due_at=write.now)
+    for record, document in calls.dead(write.sql, wanted, limit=limit):
+        resubmitted = {**document, "record": _requeued(record, now=write.now).to_json()}
+        add(write, resubmitted, due_at=write.now)
         sent.append(record.id)
-        size_bytes += len(held.get("body", ""))
+        size_bytes += len(document.get("body", ""))
         if size_bytes >= PAGE_BYTES:
             return sent, True
     return sent, len(sent) == limit
 
 
-def inherit(write: Write, held: Mapping[str, Any], *, activator: str) -> int:
-    """A call that an activator had, and did not finish before it went for good: handed out again,
-    once. Returns 0 if there is no need."""
-    record = CallRecord.from_json(held["record"])
+def inherit(write: Write, document: Mapping[str, Any], *, activator: str) -> int:
+    """Requeue, once, an unfinished call of an activator that is gone for good. Returns 0 if there
+    is no need."""
+    record = CallRecord.from_json(document["record"])
     state, sequence = calls.known(write.sql, tenant=record.tenant, call=record.id) or ("QUEUED", 0)
     if state in calls.FINAL:
         return 0
-    fresh = _again(replace(record, sequence=max(record.sequence, sequence)), now=write.now)
-    arm = replace(
+    fresh = _requeued(replace(record, sequence=max(record.sequence, sequence)), now=write.now)
+    with_arm = replace(
         fresh,
         revision=record.revision,
         arm=record.arm,
@@ -193,11 +194,11 @@ def inherit(write: Write, held: Mapping[str, Any], *, activator: str) -> int:
         experiment=record.experiment,
     )
     name = f"{record.id}/{activator}/{record.sequence}"
-    return add(write, {**held, "record": arm.to_json()}, due_at=write.now, name=name)
+    return add(write, {**document, "record": with_arm.to_json()}, due_at=write.now, name=name)
 
 
-def _again(record: CallRecord, *, now: float) -> CallRecord:
-    """A dead letter's record as that of a call that waits again."""
+def _requeued(record: CallRecord, *, now: float) -> CallRecord:
+    """Return a call's record as that of a queued call, with the next sequence."""
     fresh = CallRecord(
         id=record.id,
         tenant=record.tenant,
@@ -217,21 +218,22 @@ def _again(record: CallRecord, *, now: float) -> CallRecord:
 def _is_free(
     activator: str, now: float, *, without: Collection[str] = ()
 ) -> tuple[sa.ColumnElement[bool], ...]:
-    """Not taken, and nobody else's claim. The first of both is word for word what
-    `ix_due_calls_free` is of."""
+    """Conditions: not taken, and not claimed by another activator. The first must equal the
+    condition of the partial index `ix_due_calls_free`."""
     table = tables.due_calls
-    waits = table.c.claimed_by.is_(None) | table.c.claimed_until.is_not(None)
+    is_untaken = table.c.claimed_by.is_(None) | table.c.claimed_until.is_not(None)
     free = (
         table.c.claimed_by.is_(None)
         | (table.c.claimed_by == activator)
         | (table.c.claimed_until < now)
     )
-    return (waits, free, table.c.tenant.not_in(list(without))) if without else (waits, free)
+    conditions = (is_untaken, free)
+    return (*conditions, table.c.tenant.not_in(list(without))) if without else conditions
 
 
 def _is_open(sql: sa.Connection, name: str) -> bool:
-    """Whether a call whose row is gone has not ended: then it was taken, by whoever still has
-    it."""
+    """Whether a call whose row was deleted has not ended: then it was taken by an activator that
+    still has it."""
     table = tables.calls
     state = sql.execute(
         sa.select(table.c.state).where(table.c.id == name.partition("/")[0])

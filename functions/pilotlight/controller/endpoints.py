@@ -1,9 +1,9 @@
-"""Named webhooks: where an environment's events are told, which of them, and the sealed secret that
-messages are signed with.
+"""Named webhooks: the URL that receives an environment's events, the patterns of events that it
+subscribes to, and the sealed secret that signs the messages.
 
-A call names one in `Pilotlight-Webhook`; every other event goes to each that asks for it. Events
-are `call.finished`, `rollout.*`, `slo.*` and `experiment.*`; a pattern is one of them whole, all of
-a kind (`slo.*`), or `*`."""
+A call names a webhook in `Pilotlight-Webhook`; every other event goes to each webhook that
+subscribes to it. Events are `call.finished`, `rollout.*`, `slo.*` and `experiment.*`; a pattern is
+a single event, all of a kind (`slo.*`), or `*`."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from pilotlight.seal import PlatformKey
 from pilotlight.types import check_name
 
 KINDS = ("call", "rollout", "slo", "experiment")
-"""First words of events."""
+"""The first component of event names."""
 MAX_WEBHOOKS = 100
-"""Of one environment, of which a tenant has at most `tenants.MAX_ENVIRONMENTS`: each event is a row
-for every webhook that wants it."""
+"""Webhooks per environment, of which a tenant has at most `tenants.MAX_ENVIRONMENTS`: each event is
+a row for every webhook that subscribes to it."""
 MAX_PATTERNS = 32
 _PATTERN = re.compile(rf"\*|(?:{'|'.join(KINDS)})\.(?:\*|[a-z_]+(?:\.[a-z_]+)*)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Webhook:
-    """A named webhook. `events` are patterns; none = only the calls that name it."""
+    """A named webhook. `events` are patterns; if empty, it receives only the calls that name it."""
 
     tenant: str
     environment: str
@@ -45,8 +45,8 @@ class Webhook:
     created_by: str
     created_at: float
 
-    def wants(self, event: str) -> bool:
-        """Whether one of its patterns is this event's."""
+    def subscribes_to(self, event: str) -> bool:
+        """Whether one of the patterns matches the event."""
         return any(
             pattern in ("*", event) or (pattern.endswith(".*") and event.startswith(pattern[:-1]))
             for pattern in self.events
@@ -55,7 +55,7 @@ class Webhook:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """A webhook that was set; `secret` is shown this once, None = as it was."""
+    """The result of `put`; `secret` is shown only here, None = unchanged."""
 
     webhook: Webhook
     secret: str | None
@@ -74,9 +74,9 @@ def put(
     new_secret: bool = False,
     request: str = "",
 ) -> Placed:
-    """Make or change a webhook; its secret stays unless a new one is asked for. Raises
-    InvalidInput, NotFound, TooManyRequests."""
-    _named(name)
+    """Create or update a webhook; its secret is kept unless `new_secret`. Raises InvalidInput,
+    NotFound, TooManyRequests."""
+    _check_name(name)
     patterns = check_events(events)
     demand_environment(write.sql, tenant=tenant, name=environment)
     known = find(write.sql, tenant=tenant, environment=environment, name=name)
@@ -85,22 +85,23 @@ def put(
         and len(listing(write.sql, tenant=tenant, environment=environment)) >= MAX_WEBHOOKS
     ):
         raise TooManyRequests(
-            f"environment {environment!r} has {MAX_WEBHOOKS} webhooks, the bound: delete one first"
+            f"environment {environment!r} has {MAX_WEBHOOKS} webhooks, the maximum: delete one "
+            f"first"
         )
     secret = alerts.new_secret() if known is None or new_secret else None
     row = {"url": url, "events": json.dumps(patterns)}
     if secret is not None:
         row["sealed_secret"] = key.webhooks.seal(secret)
-    place = {"tenant": tenant, "environment": environment, "name": name}
+    key_columns = {"tenant": tenant, "environment": environment, "name": name}
     if known is None:
         write.sql.execute(
             sa.insert(tables.webhooks).values(
-                **place, **row, created_by=actor, created_at=write.now
+                **key_columns, **row, created_by=actor, created_at=write.now
             )
         )
     else:
-        write.sql.execute(sa.update(tables.webhooks).where(*_is(**place)).values(**row))
-    before = _shown(known) if known is not None else None
+        write.sql.execute(sa.update(tables.webhooks).where(*_is(**key_columns)).values(**row))
+    before = _audit_entry(known) if known is not None else None
     after = {
         "environment": environment,
         "url": host_of(url),
@@ -117,15 +118,15 @@ def put(
         after=after,
         request=request,
     )
-    return Placed(webhook=get(write.sql, **place), secret=secret)
+    return Placed(webhook=get(write.sql, **key_columns), secret=secret)
 
 
 def delete(
     write: Write, *, tenant: str, environment: str, name: str, actor: str, request: str = ""
 ) -> None:
-    """Remove a webhook; what still waits for it is given up when its turn comes. Raises
+    """Delete a webhook. Its pending deliveries are given up when they become due. Raises
     NotFound."""
-    before = _shown(get(write.sql, tenant=tenant, environment=environment, name=name))
+    before = _audit_entry(get(write.sql, tenant=tenant, environment=environment, name=name))
     write.sql.execute(
         sa.delete(tables.webhooks).where(*_is(tenant=tenant, environment=environment, name=name))
     )
@@ -141,7 +142,7 @@ def delete(
 
 
 def find(sql: sa.Connection, *, tenant: str, environment: str, name: str) -> Webhook | None:
-    """A webhook, or None."""
+    """Return a webhook, or None."""
     row = (
         sql.execute(
             sa.select(tables.webhooks).where(
@@ -155,7 +156,7 @@ def find(sql: sa.Connection, *, tenant: str, environment: str, name: str) -> Web
 
 
 def get(sql: sa.Connection, *, tenant: str, environment: str, name: str) -> Webhook:
-    """A webhook. Raises NotFound."""
+    """Return a webhook. Raises NotFound."""
     found = find(sql, tenant=tenant, environment=environment, name=name)
     if found is None:
         raise NotFound(f"there is no webhook {name!r} in environment {environment!r}", webhook=name)
@@ -163,7 +164,7 @@ def get(sql: sa.Connection, *, tenant: str, environment: str, name: str) -> Webh
 
 
 def listing(sql: sa.Connection, *, tenant: str, environment: str) -> list[Webhook]:
-    """The webhooks of an environment, by name."""
+    """Return the webhooks of an environment, by name."""
     table = tables.webhooks
     query = (
         sa.select(table)
@@ -174,24 +175,25 @@ def listing(sql: sa.Connection, *, tenant: str, environment: str) -> list[Webhoo
 
 
 def check_events(events: Sequence[str]) -> tuple[str, ...]:
-    """Patterns of events, each once. Raises InvalidInput."""
+    """Validate event patterns and return them without duplicates. Raises InvalidInput."""
     patterns = tuple(dict.fromkeys(events))
     if len(patterns) > MAX_PATTERNS:
         raise InvalidInput(
-            f"events: {len(patterns)} of them, at most {MAX_PATTERNS}", parameter="events"
+            f"events has {len(patterns)} patterns; the maximum is {MAX_PATTERNS}",
+            parameter="events",
         )
     for pattern in patterns:
         if not _PATTERN.fullmatch(pattern):
             known = ", ".join(f"{kind}.*" for kind in KINDS)
             raise InvalidInput(
-                f"events: {pattern!r} is none: write '*', {known}, or one event such as "
+                f"events: {pattern!r} is not a pattern: use '*', {known}, or one event such as "
                 f"'call.finished'",
                 parameter="events",
             )
     return patterns
 
 
-def _named(name: str) -> None:
+def _check_name(name: str) -> None:
     try:
         check_name("webhook", name)
     except ValueError as e:
@@ -207,7 +209,7 @@ def _webhook(row: sa.RowMapping) -> Webhook:
     return Webhook(**{**row, "events": tuple(json.loads(row["events"]))})
 
 
-def _shown(webhook: Webhook) -> dict[str, Any]:
+def _audit_entry(webhook: Webhook) -> dict[str, Any]:
     return {
         "environment": webhook.environment,
         "url": host_of(webhook.url),

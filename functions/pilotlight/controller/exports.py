@@ -1,7 +1,7 @@
-"""Records of the ledger, one after the other, without holding a transaction while they travel.
+"""Export of the ledger's records, without holding a transaction while they are sent.
 
-They come by (started_at, id). The last record that arrived is the cursor: who was cut off asks
-again with its id."""
+Records are ordered by (started_at, id). A client resumes an interrupted export with the id of the
+last record that it received as the cursor."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from pilotlight.controller.store import Store
 from pilotlight.errors import NotFound
 
 FIELDS = tuple(name for name in COLUMNS if name not in ("cost_picos", "day"))
-"""Of an exported record: those of `UsageRecord`, `received_at`, and `month`, whose invoice has
-it."""
+"""Fields of an exported record: those of `UsageRecord`, `received_at`, and `month`, the month of
+the invoice that includes the record."""
 PAGE = 1000
 assert set(FIELDS) <= AT.keys()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """Which records: since <= started_at < until, of the invoice `month`; None = all."""
+    """A filter for records: since <= started_at < until, on the invoice of `month`; None = all."""
 
     tenant: str
     since: float | None = None
@@ -35,7 +35,8 @@ class Wanted:
 
 
 def position(sql: sa.Connection, *, tenant: str, cursor: str) -> tuple[float, str]:
-    """Where to go on after a record. Raises NotFound when it is not this tenant's."""
+    """Return the position of a record, to resume after it. Raises NotFound when the tenant has no
+    such record."""
     c = tables.usage.c
     found = sql.execute(
         sa.select(c.started_at, c.id).where(c.id == cursor, c.tenant == tenant)
@@ -48,7 +49,7 @@ def position(sql: sa.Connection, *, tenant: str, cursor: str) -> tuple[float, st
 def pages(
     store: Store, wanted: Wanted, *, after: tuple[float, str] | None, limit: int | None
 ) -> Iterator[list[dict[str, Any]]]:
-    """Pages of records, each read in a transaction of its own."""
+    """Yield pages of records, each read in a separate transaction."""
     left = limit
     while left is None or left > 0:
         with store.read() as sql:

@@ -1,10 +1,11 @@
-"""The feed: what activators follow. The newest change per (kind, key), in the order of commits.
+"""The configuration feed that activators follow: the newest change per (kind, key), in commit
+order.
 
-A position names a place in the feed *and* the generation of its last purge: `generation << 40 |
-seq`. Removals are kept as tombstones for a while; purging them starts a generation. A follower
-whose position is older than the last purge and was not issued since could have missed a removal: it
-is told to start over. A follower that is paging through a fresh start holds positions of the
-current generation, and goes on undisturbed."""
+A position consists of a sequence number and the generation of the last purge: `generation << 40 |
+seq`. Removals are kept as tombstones for a while; purging them starts a new generation. A follower
+whose position is older than the last purge and of an earlier generation may have missed a removal,
+so it must start over. A follower that pages through the feed from the start holds positions of the
+current generation, and continues."""
 
 from __future__ import annotations
 
@@ -21,10 +22,11 @@ from pilotlight.spec import canonical_json
 _SEQ_BITS = 40
 """A million changes per second for twelve days, or a hundred for three hundred years."""
 TOMBSTONE_TTL_S = 86_400.0
-"""A follower away for longer starts over, which costs it a second, not correctness."""
+"""A follower that is disconnected for longer starts over, which takes a second but loses
+nothing."""
 PAGE_BYTES = 8 * 1024 * 1024
-"""A page ends early at this size, so that a thousand large schemas do not become one huge
-answer."""
+"""A page ends early at this size, so that a thousand large schemas do not make one huge
+response."""
 
 FUNCTION, KEY, TENANT, SECRET, QUOTA, BUDGET = (
     "function",
@@ -41,9 +43,9 @@ class Page:
     """Changes after a position.
 
     Attributes:
-        seq: position to ask from next.
-        reset: forget everything known: the changes from here on are everything.
-        more: another page is ready now.
+        seq: the position for the next request.
+        reset: discard all known state: the changes from here on are the complete state.
+        more: another page is available now.
         changes: JSON texts of FeedChange.
     """
 
@@ -53,14 +55,14 @@ class Page:
     changes: tuple[str, ...]
 
     def to_bytes(self) -> bytes:
-        """As a JSON document."""
+        """Return the page as a JSON document."""
         head = f'{{"seq":{self.seq},"reset":{json.dumps(self.reset)},"more":{json.dumps(self.more)},"changes":['
         return (head + ",".join(self.changes) + "]}").encode()
 
 
 def append(write: Write, kind: str, key: str, value: Any) -> None:
-    """Publish `value` (JSON) as the state of (kind, key); None removes it. Nothing happens when it
-    is already so."""
+    """Publish `value` (JSON) as the state of (kind, key); None removes it. Does nothing if that is
+    the current state."""
     text = None if value is None else canonical_json(value).decode()
     feed = tables.feed
     known = write.sql.execute(
@@ -79,7 +81,7 @@ def append(write: Write, kind: str, key: str, value: Any) -> None:
 
 
 def size_bytes(sql: sa.Connection, kind: str, key: str) -> int:
-    """Of what is published of (kind, key); 0 = nothing is."""
+    """Return the size of the published value of (kind, key); 0 if there is none."""
     feed = tables.feed
     known = sql.execute(
         sa.select(feed.c.value).where(feed.c.kind == kind, feed.c.key == key)
@@ -88,7 +90,7 @@ def size_bytes(sql: sa.Connection, kind: str, key: str) -> int:
 
 
 def read(sql: sa.Connection, *, after: int, limit: int) -> Page:
-    """The page after position `after` (0: from the start), at most `limit` changes."""
+    """Return the page after position `after` (0: from the start), at most `limit` changes."""
     state = sql.execute(sa.select(tables.feed_state)).one()
     generation, seq = after >> _SEQ_BITS, after & ((1 << _SEQ_BITS) - 1)
     missed = seq < state.purged and generation != state.generation
@@ -116,8 +118,8 @@ def read(sql: sa.Connection, *, after: int, limit: int) -> Page:
 
 
 def purge(write: Write, *, before: float) -> int:
-    """Drop tombstones older than `before` (epoch seconds) and start a generation; returns how many
-    went."""
+    """Delete tombstones older than `before` (epoch seconds) and start a new generation; return how
+    many were deleted."""
     feed, state = tables.feed, tables.feed_state
     old = (feed.c.value.is_(None)) & (feed.c.changed_at < before)
     count, newest = write.sql.execute(

@@ -1,10 +1,10 @@
-"""Outcomes that callers tell of their calls: at most once per call and metric, as late as the
-window allows.
+"""Feedback: outcomes that callers report for their calls, at most once per call and metric, within
+the feedback window.
 
-A call's record reaches the ledger about a second after its answer. Feedback that is quicker waits
-(`called_at` 0) and is joined by `join`; what is told of a call that never was is dropped then. A
-`label` is a metric, too: `label=good` reads as 1 for the calls that were labelled `good` and as 0
-for those with another label."""
+A call's record reaches the ledger about a second after its response. Earlier feedback is stored as
+pending (`called_at` 0) until `join` assigns it to the record; feedback on a call that never existed
+is dropped then. A `label` is a metric too: `label=good` is 1 for calls that were labelled `good`
+and 0 for those with another label."""
 
 from __future__ import annotations
 
@@ -26,28 +26,27 @@ from pilotlight.spec import canonical_json
 
 LABEL = "label"
 MAX_METRICS = 16
-"""Per call: what is told of it lies in one page of the database."""
+"""Per call, so that its feedback fits into one page of the database."""
 MAX_LABEL_LENGTH = 64
 MAX_VALUE = 1e15
-"""Beyond it squares do not add up any more: a database refuses them, and whoever reads the metric
-sees nothing but that."""
+"""Above it, sums of squares overflow: the database rejects them, and the metric cannot be read."""
 EXPECTED_S = 900.0
-"""A call's record is waited for that long after the call's id was made: activators keep and repeat
-what the controller missed."""
+"""How long after the creation of a call's id its record is awaited, in seconds: activators store
+and resend records that the controller missed."""
 MAX_WAITING = 10_000
-"""Feedback per tenant that waits for its record: what a minute's outage of shipping leaves at 150 a
-second."""
+"""Pending feedback per tenant: a one-minute outage of record shipping at 150 per second."""
 JOIN_BATCH = 500
 _FOREIGN_ATTEMPTS = 8
-"""A record of a call to another tenant's function is found by its id, `<call>/<attempt>`."""
+"""Attempts that are looked up for a call to another tenant's function, by the record's id,
+`<call>/<attempt>`."""
 _METRIC = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}\Z")
 _OWN_ID = re.compile(r"req-([0-9a-f]{12})[0-9a-f]{20}\Z")
-_NOBODY = ("", "", "", "", "")
+_UNKNOWN = ("", "", "", "", "")
 
 
 class Window(NamedTuple):
-    """Feedback of one metric over some calls: how many told, their mean, and the sample variance. n
-    = 0: no data, mean is NaN."""
+    """Feedback on one metric over some calls: count, mean and sample variance. n = 0: no data, mean
+    is NaN."""
 
     n: int
     mean: float
@@ -56,11 +55,11 @@ class Window(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
-    """What became of feedback.
+    """The result of storing feedback.
 
     Attributes:
-        is_replayed: all of it was known.
-        is_waiting: the call's record is not there yet; it is joined when it comes.
+        is_replayed: all of it was stored before.
+        is_waiting: the call's record has not arrived yet; the feedback is joined when it does.
     """
 
     is_replayed: bool
@@ -75,52 +74,53 @@ class Told:
     value: float | None = None
     label: str = ""
 
-    def is_in(self, row: sa.Row[*tuple[Any, ...]]) -> bool:
-        """Whether the table has the same."""
+    def matches(self, row: sa.Row[*tuple[Any, ...]]) -> bool:
+        """Whether the stored row has the same value and label."""
         return (row.value, row.label) == (self.value, self.label)
 
 
 def parse(label: str | None, metrics: Mapping[str, float]) -> list[Told]:
-    """What is told, checked. Raises InvalidInput."""
-    told = [Told(metric=name, value=_number(name, value)) for name, value in metrics.items()]
+    """Validate feedback. Raises InvalidInput."""
+    items = [Told(metric=name, value=_number(name, value)) for name, value in metrics.items()]
     if label is not None:
         if not 1 <= len(label) <= MAX_LABEL_LENGTH or not label.isprintable():
             raise InvalidInput(
-                f"a label has 1 to {MAX_LABEL_LENGTH} printable characters", parameter=LABEL
+                f"a label must have 1 to {MAX_LABEL_LENGTH} printable characters", parameter=LABEL
             )
-        told.append(Told(metric=LABEL, label=label))
-    if not 1 <= len(told) <= MAX_METRICS:
+        items.append(Told(metric=LABEL, label=label))
+    if not 1 <= len(items) <= MAX_METRICS:
         raise InvalidInput(
-            f"tell a label, or 1 to {MAX_METRICS} metrics, of a call; not {len(told)}",
+            f"feedback has {len(items)} items: send a label, or 1 to {MAX_METRICS} metrics",
             parameter="metrics",
         )
-    return told
+    return items
 
 
 def give(
-    write: Write, caller: Principal, *, call: str, told: Sequence[Told], window_days: int
+    write: Write, caller: Principal, *, call: str, feedback: Sequence[Told], window_days: int
 ) -> Given:
-    """Keep what a caller tells of a call of its own.
+    """Store a caller's feedback on one of its calls.
 
-    Raises NotFound for a call that is unknown, or another tenant's; Forbidden for one out of the
-    key's reach; Conflict when the call is older than the window, or was told of otherwise before.
+    Raises NotFound for a call that is unknown, or another tenant's; Forbidden for a call that the
+    key may not access; Conflict when the call is older than the window, or has different feedback.
     """
     record = _record(write.sql, tenant=caller.tenant, call=call)
     if record is None:
-        return _wait(write, caller, call=call, told=told)
-    _demand_reach(caller, record)
+        return _store_pending(write, caller, call=call, feedback=feedback)
+    _require_access(caller, record)
     if write.now - record.started_at > window_days * DAY_S:
         raise Conflict(
-            f"call {call} began more than {window_days} days ago: feedback comes within that "
-            f"window",
+            f"call {call} began more than {window_days} days ago: feedback is accepted only within "
+            f"that window",
             window_days=window_days,
         )
-    return Given(is_replayed=not _insert(write, _row_of(record, write.now), told), is_waiting=False)
+    new = _insert(write, _row_of(record, write.now), feedback)
+    return Given(is_replayed=not new, is_waiting=False)
 
 
 def join(write: Write, *, limit: int = JOIN_BATCH) -> int:
-    """Give feedback that waits to the calls whose records have come, and drop what waited in vain;
-    returns how many found theirs."""
+    """Join pending feedback to the calls whose records have arrived, and drop what has expired.
+    Returns how many were joined."""
     table = tables.feedback
     waiting = table.c.function_id == "", table.c.called_at == 0
     rows = write.sql.execute(
@@ -143,8 +143,8 @@ def join(write: Write, *, limit: int = JOIN_BATCH) -> int:
 
 
 def is_anything_waiting(sql: sa.Connection) -> bool:
-    """Whether there is feedback whose record has not come: one look-up, so that nobody takes the
-    write lock for nothing."""
+    """Whether there is pending feedback: one lookup, to avoid acquiring the write lock
+    needlessly."""
     table = tables.feedback
     return (
         sql.execute(
@@ -165,8 +165,8 @@ def window(
     since_s: float,
     until_s: float,
 ) -> Window:
-    """Feedback of `metric` (or `label=<text>`) on calls that began from `since_s` to before
-    `until_s`; of all revisions for None."""
+    """Return the feedback on `metric` (or `label=<text>`) for calls that began in [`since_s`,
+    `until_s`); `revision` None = all."""
     table = tables.feedback
     name, value = column_of(metric)
     where = [
@@ -187,7 +187,7 @@ def window(
 
 
 def column_of(metric: str) -> tuple[str, sa.ColumnElement[float]]:
-    """The name that rows of a metric have, and what they read as."""
+    """Return a metric's name in the table, and the expression for its value."""
     name, _, label = metric.partition("=")
     if name == LABEL and label:
         return LABEL, sa.case((tables.feedback.c.label == label, 1.0), else_=0.0)
@@ -195,7 +195,7 @@ def column_of(metric: str) -> tuple[str, sa.ColumnElement[float]]:
 
 
 def of_call(sql: sa.Connection, *, tenant: str, call: str) -> list[dict[str, Any]]:
-    """What was told of a call: `metric`, `value`, `label`, `at`."""
+    """Return a call's feedback: `metric`, `value`, `label`, `at`."""
     table = tables.feedback
     query = sa.select(table.c.metric, table.c.value, table.c.label, table.c.at).order_by(
         table.c.metric
@@ -211,22 +211,23 @@ def of_call(sql: sa.Connection, *, tenant: str, call: str) -> list[dict[str, Any
 def _number(name: str, value: float) -> float:
     if not _METRIC.match(name) or name == LABEL:
         raise InvalidInput(
-            f"metric {name!r}: a letter, then letters, digits, '_', '.' or '-', at most 64; not "
-            f"'label'",
+            f"metric {name!r} is invalid: use a letter, then letters, digits, '_', '.' or '-', at "
+            f"most 64 characters, and not 'label'",
             parameter="metrics",
         )
     if not math.isfinite(value):
-        raise InvalidInput(f"metric {name!r} = {value!r} is no number", parameter="metrics")
+        raise InvalidInput(f"metric {name!r} = {value!r} is not a number", parameter="metrics")
     if abs(value) > MAX_VALUE:
         raise InvalidInput(
-            f"metric {name!r} = {value!r}: from {-MAX_VALUE:g} to {MAX_VALUE:g}",
+            f"metric {name!r} = {value!r}: must be between {-MAX_VALUE:g} and {MAX_VALUE:g}",
             parameter="metrics",
         )
     return float(value)
 
 
 def _record(sql: sa.Connection, *, tenant: str, call: str) -> sa.Row[*tuple[Any, ...]] | None:
-    """The last attempt of a call that the tenant owns, or made of another's function."""
+    """Return the last attempt of a call that the tenant owns, or made to another tenant's
+    function."""
     table = tables.usage
     query = sa.select(table).where(table.c.kind == CALL).order_by(table.c.attempt.desc()).limit(1)
     if (
@@ -238,7 +239,7 @@ def _record(sql: sa.Connection, *, tenant: str, call: str) -> sa.Row[*tuple[Any,
 
 
 def _has_record() -> sa.ColumnElement[bool]:
-    """A record has come that `_record` would find, for a row of the table."""
+    """Condition: `_record` would find a record for a row of the table."""
     table, usage = tables.feedback, tables.usage
     own = sa.exists().where(
         usage.c.tenant == table.c.tenant, usage.c.call == table.c.call, usage.c.kind == CALL
@@ -260,26 +261,26 @@ def _row_of(record: sa.Row[*tuple[Any, ...]], at: float) -> dict[str, Any]:
     }
 
 
-def _insert(write: Write, row: Mapping[str, Any], told: Sequence[Told]) -> int:
-    """How many of them are new. Raises Conflict when one was told otherwise, or there are too many;
-    then none is kept."""
+def _insert(write: Write, row: Mapping[str, Any], feedback: Sequence[Told]) -> int:
+    """Insert feedback; return how many items are new. Raises Conflict, and inserts nothing, when an
+    item differs from what is stored, or there are too many."""
     table = tables.feedback
     query = sa.select(table.c.metric, table.c.value, table.c.label).where(
         table.c.tenant == row["tenant"], table.c.call == row["call"]
     )
     known = {found.metric: found for found in write.sql.execute(query)}
-    for one in told:
-        if one.metric in known and not one.is_in(known[one.metric]):
+    for one in feedback:
+        if one.metric in known and not one.matches(known[one.metric]):
             before = known[one.metric].label or known[one.metric].value
             raise Conflict(
-                f"call {row['call']} has feedback on {one.metric!r} already: {before!r}; it "
-                f"counts once",
+                f"call {row['call']} already has feedback on {one.metric!r}: {before!r}; it cannot "
+                f"be changed",
                 metric=one.metric,
             )
-    fresh = [one for one in told if one.metric not in known]
+    fresh = [one for one in feedback if one.metric not in known]
     if len(known) + len(fresh) > MAX_METRICS:
         raise Conflict(
-            f"call {row['call']} has feedback on {len(known)} metrics: at most {MAX_METRICS} are kept"
+            f"call {row['call']} has feedback on {len(known)} metrics; the maximum is {MAX_METRICS}"
         )
     if fresh:
         rows = [
@@ -289,20 +290,23 @@ def _insert(write: Write, row: Mapping[str, Any], told: Sequence[Told]) -> int:
     return len(fresh)
 
 
-def _wait(write: Write, caller: Principal, *, call: str, told: Sequence[Told]) -> Given:
+def _store_pending(
+    write: Write, caller: Principal, *, call: str, feedback: Sequence[Told]
+) -> Given:
     if not _is_expected(call, write.now):
         hint = (
-            "A call's record arrives about a second after its answer; its id is the answer's "
+            "A call's record arrives about a second after its response; its id is the response's "
             "X-Request-Id."
         )
-        raise NotFound(f"there is no call {call!r} of yours", call=call, hint=hint)
+        raise NotFound(f"this tenant has no call {call!r}", call=call, hint=hint)
     table = tables.feedback
     waiting = sa.select(sa.func.count()).where(
         table.c.function_id == "", table.c.called_at == 0, table.c.tenant == caller.tenant
     )
     if write.sql.execute(waiting).scalar_one() >= MAX_WAITING:
         raise NotFound(
-            f"the record of call {call} is not there yet, and {MAX_WAITING} others wait: try again",
+            f"the record of call {call} has not arrived yet, and feedback on {MAX_WAITING} others "
+            f"is pending: try again",
             retry_after_s=5.0,
         )
     reach = {
@@ -316,28 +320,28 @@ def _wait(write: Write, caller: Principal, *, call: str, told: Sequence[Told]) -
         "call": call,
         "called_at": 0.0,
         "at": write.now,
-        **dict(zip(names, _NOBODY, strict=True)),
+        **dict(zip(names, _UNKNOWN, strict=True)),
     }
-    new = _insert(write, {**row, "reach": canonical_json(reach).decode()}, told)
+    new = _insert(write, {**row, "reach": canonical_json(reach).decode()}, feedback)
     return Given(is_replayed=not new, is_waiting=True)
 
 
 def _is_expected(call: str, now: float) -> bool:
-    """Whether a call of that id, which begins with the time that it was made, may be on its way to
-    the ledger still."""
+    """Whether the record of a call with this id, which contains its creation time, may still be on
+    its way to the ledger."""
     found = _OWN_ID.match(call)
     return found is not None and abs(now - int(found[1], 16) / 1000) < EXPECTED_S
 
 
-def _demand_reach(caller: Principal, record: sa.Row[*tuple[Any, ...]]) -> None:
-    """A bound key reaches calls of its environment, app or function only; another tenant's
-    functions are none of these."""
+def _require_access(caller: Principal, record: sa.Row[*tuple[Any, ...]]) -> None:
+    """Raise NotFound or Forbidden unless the key may access the call. A bound key may access only
+    calls of its environment, app or function; another tenant's functions are never among them."""
     is_own = record.tenant == caller.tenant
     if caller.bound_environment not in (None, record.environment) or (
         caller.bound_app is not None and not is_own
     ):
         raise NotFound(
-            f"there is no call {record.call!r} within reach of key {caller.key}", call=record.call
+            f"there is no call {record.call!r} that key {caller.key} may access", call=record.call
         )
     if is_own:
         caller.demand_function(record.app, record.function)

@@ -1,13 +1,13 @@
-"""How much a period will have cost at its end. Pure.
+"""Forecast of the spending at the end of a period. Pure.
 
-The forecast is what was spent, plus the mean of the last full days (at most seven: a whole week has
-its working days and its weekend) for the time that is left. Days before the first one with records
-do not count: a tenant that began yesterday did not spend nothing last week. Before the first full
-day is over, today so far stands for a day.
+The forecast is the spending so far, plus the mean of the last full days (at most seven: a week has
+working days and a weekend) for the remaining time. Days before the first one with records do not
+count as days without spending. Before the first full day is over, the forecast extrapolates today's
+spending so far.
 
-The band holds 80 of 100 outcomes if days are independent and alike: the prediction interval of a
-sum of n further days from the mean of k observed ones, t(k-1) * s * sqrt(n + n²/k), with Student's
-t at 0.9 (Student 1908). One full day alone gives no band."""
+The band covers 80 of 100 outcomes if days are independent and identically distributed: the
+prediction interval of a sum of n further days from the mean of k observed ones, t(k-1) * s * sqrt(n
++ n²/k), with Student's t at 0.9 (Student 1908). A single full day gives no band."""
 
 from __future__ import annotations
 
@@ -20,20 +20,23 @@ from pilotlight.controller.periods import DAY_S, Period, day_of
 
 FULL_DAYS = 7
 LEAST_OF_A_DAY = 1 / 24
-"""Less than an hour says nothing about a day."""
+"""The shortest part of today, in days, that is extrapolated: less than an hour is not
+representative."""
 _T_90 = {1: 3.0777, 2: 1.8856, 3: 1.6377, 4: 1.5332, 5: 1.4759, 6: 1.4398}
-"""Student's t at 0.9 by degrees of freedom: 80 of 100 lie between both ends."""
+"""Student's t at 0.9 by degrees of freedom: 80 of 100 lie between -t and t."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """The end of a period, seen from now. Amounts are picounits.
+    """The expected spending at the end of a period. Amounts are picounits.
 
     Attributes:
-        expected: what the whole period will have cost. low, high: the band of 80 %; None where
-        there are fewer than two full days. per_day: what a day costs. basis_days: full days that
-        this rests on; 0: on today so far. reached_at: when the amount will have been spent at that
-        pace (seconds since the epoch); None: not in this period.
+        expected: the cost of the whole period.
+        low, high: the 80 % band; None with fewer than two full days.
+        per_day: the cost per day.
+        basis_days: the number of full days that the forecast is based on; 0: today so far.
+        reached_at: when the amount will be spent at this rate (seconds since the epoch); None: not
+        in this period.
     """
 
     expected: int
@@ -47,13 +50,13 @@ class Forecast:
 def forecast(
     *, now: float, period: Period, spent: int, days: Mapping[int, int], amount: int | None = None
 ) -> Forecast | None:
-    """The forecast, or None while nothing is known to rest it on.
+    """Return the forecast, or None while there is no data to base it on.
 
     Args:
         now: wall clock, within the period; seconds since the epoch.
         spent: picounits in the period so far.
-        days: picounits of each day that has records, of the last seven at least, today included.
-        amount: what may be spent, for `reached_at`.
+        days: picounits of each day with records, for at least the last seven days and today.
+        amount: the budget's amount, for `reached_at`.
     """
     today = day_of(now)
     sample = _full_days(days, today)

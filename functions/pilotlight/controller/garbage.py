@@ -1,9 +1,8 @@
-"""Snapshots on the node that nobody will restore any more: those of functions that are gone or
-switched off.
+"""Deletes the node's snapshots of functions that were removed or have snapshots switched off.
 
-A change deletes them at once where the node agent answers; `sweep` finds what was missed. Snapshots
-of older revisions stay, because they are what a rollback comes back from; the node's own budget
-drops the least recently used."""
+A change deletes them at once if the node agent answers; `sweep` finds the rest. Snapshots of older
+revisions are kept because a rollback restores them; the node's own budget evicts the least recently
+used."""
 
 from __future__ import annotations
 
@@ -22,13 +21,13 @@ from snapshotter.errors import SnapshotterError
 log = logging.getLogger(__name__)
 
 DELETE_TIMEOUT_S = 10.0
-"""Deleting is renames and unlinks; who changed the platform does not wait longer for a node that is
-busy."""
+"""Limit on waiting for a busy node during a change to the platform: deletion is only renames and
+unlinks."""
 
 
 async def forget(agent: Agent, functions: Iterable[str]) -> int | None:
-    """Delete all snapshots of these function ids; how many went, or None when the node did not
-    answer (`sweep` does it then)."""
+    """Delete all snapshots of these function ids. Returns how many, or None when the node did not
+    answer (then `sweep` deletes them)."""
     deleted = 0
     try:
         async with asyncio.timeout(DELETE_TIMEOUT_S):
@@ -41,7 +40,7 @@ async def forget(agent: Agent, functions: Iterable[str]) -> int | None:
 
 
 async def sweep(agent: Agent, store: Store) -> int:
-    """Delete the snapshots of functions that are not there, or not allowed to have any. Raises
+    """Delete the snapshots of functions that do not exist, or may not have any. Raises
     SnapshotterError."""
     on_node = {str(info.revision).partition("@")[0] for info in await agent.snapshots()}
     kept = await anyio.to_thread.run_sync(_kept, store, on_node) if on_node else set()

@@ -1,13 +1,13 @@
-"""What must hold before a revision takes traffic from another: its schemas, its offline evaluation,
-and an error budget that is not spent.
+"""Release gates: conditions before a revision takes traffic from another. Its schemas are
+compatible, its offline evaluation passes, and the error budget is not spent.
 
-Approvals are asked for where traffic changes (`approvals.admit`), so that no way leads around them.
-Going back is not guarded by any of these.
+Approvals are checked where traffic changes (`approvals.admit`), so that they cannot be bypassed.
+A rollback is not subject to any of these.
 
-Comparing schemas takes tenths of a second for each function, and only one transaction writes at a
-time. So a change that routes make goes through `change`: what it has to compare is compared between
-two tries of it, outside of any transaction. Revisions do not change, so an outcome holds for both
-of them whenever it was found; what serves is read again in each try."""
+Comparing schemas takes tenths of a second per function, and only one transaction writes at a time.
+So routes make changes through `change`, which compares schemas between two tries of the change,
+outside of any transaction. Revisions are immutable, so a comparison stays valid; the serving
+revision is read again in each try."""
 
 from __future__ import annotations
 
@@ -28,60 +28,61 @@ from pilotlight.traffic import TrafficDocument
 
 T = TypeVar("T")
 MAX_TRIES = 4
-"""Of one change: the first finds what is to be compared, another is needed only when something else
-was let serve meanwhile."""
+"""Tries of a change: the first finds what must be compared; more than two are needed only when
+another revision started to serve meanwhile."""
 
 
 @dataclass(slots=True)
 class _Comparisons:
-    """What was compared for one change, and what is still to be, by the digests of the old and the
-    new spec. Owner: one thread."""
+    """Finished and pending comparisons of one change, by the digests of the old and the new spec.
+    Owner: one thread."""
 
     known: dict[tuple[str, str], list[str]] = field(default_factory=dict)
-    wanted: dict[tuple[str, str], tuple[FunctionSpec, FunctionSpec]] = field(default_factory=dict)
+    pending: dict[tuple[str, str], tuple[FunctionSpec, FunctionSpec]] = field(default_factory=dict)
 
     def breaks(self, old: FunctionSpec, new: FunctionSpec) -> list[str]:
-        """As far as it is known; else it is noted as wanted, and nothing."""
+        """Return the result of a comparison; if there is none yet, add it to the pending ones and
+        return an empty list."""
         pair = (old.digest(), new.digest())
         if pair not in self.known:
-            self.wanted[pair] = (old, new)
+            self.pending[pair] = (old, new)
         return self.known.get(pair, [])
 
     def compare(self) -> None:
-        """All that is wanted."""
-        self.known |= {pair: compatibility.breaks(*specs) for pair, specs in self.wanted.items()}
-        self.wanted.clear()
+        """Run all pending comparisons."""
+        self.known |= {pair: compatibility.breaks(*specs) for pair, specs in self.pending.items()}
+        self.pending.clear()
 
 
 class _Uncompared(Exception):
-    """Raised when a transaction must not be committed yet."""
+    """Raised to roll back a transaction whose comparisons are pending."""
 
 
 _comparing: ContextVar[_Comparisons | None] = ContextVar(
-    "what is compared outside of the transaction", default=None
+    "schema comparisons outside of the transaction", default=None
 )
 
 
 def change(store: Store, make: Callable[[Write], T]) -> T:
-    """What `make` returns, in a transaction; it is called again when schemas had to be compared.
-    Raises what it raises, or Conflict."""
-    found = _Comparisons()
+    """Run `make` in a transaction and return its result; run it again after comparing schemas.
+    Raises what `make` raises, or Conflict."""
+    comparisons = _Comparisons()
     for _ in range(MAX_TRIES):
-        token = _comparing.set(found)
+        token = _comparing.set(comparisons)
         try:
             with store.write() as write:
-                made = make(write)
-                if found.wanted:
+                result = make(write)
+                if comparisons.pending:
                     raise _Uncompared
-                return made
+                return result
         except (_Uncompared, PilotlightError):
-            if not found.wanted:
+            if not comparisons.pending:
                 raise
         finally:
             _comparing.reset(token)
-        found.compare()
+        comparisons.compare()
     raise Conflict(
-        "other revisions were let serve again and again while this change was checked: try again"
+        "the serving revisions changed repeatedly while this change was checked: try again"
     )
 
 
@@ -95,8 +96,8 @@ def demand(
     allow_breaking: bool,
     override_freeze: bool,
 ) -> None:
-    """Raise Incompatible, GateFailed or ReleaseFrozen unless `revision` may take over from
-    `serving`; "" = nothing serves yet."""
+    """Raise Incompatible, GateFailed or ReleaseFrozen unless `revision` may replace `serving`; "" =
+    nothing serves yet."""
     function_id = place.function_id(function)
     new = revisions.spec_of(write.sql, function_id=function_id, revision=revision)
     if serving and not allow_breaking:
@@ -120,10 +121,10 @@ def admit(
     allow_breaking: bool = False,
     override_freeze: bool = False,
 ) -> None:
-    """`demand` of each revision that never served and that a change of traffic lets answer: by
-    weight, pin or arm.
+    """Check the gates (`demand`) of each revision that has never served and that a traffic change
+    gives traffic: by weight, pin or arm.
 
-    So what was made without traffic meets the guards when it gets some, whoever gives it.
+    So a revision that was created without traffic passes the gates when it first gets some.
     """
     serving = before.stable or before.heaviest()
     for revision in sorted(after.answering() - before.answering()):
@@ -146,46 +147,46 @@ def admit(
 
 
 def demand_compatible(old: FunctionSpec, new: FunctionSpec, *, serving: str) -> None:
-    """Raise Incompatible, naming every break."""
+    """Raise Incompatible with every breaking change."""
     comparisons = _comparing.get()
     if (
         found := compatibility.breaks(old, new)
         if comparisons is None
         else comparisons.breaks(old, new)
     ):
-        how = "keep it as it was, or say that no caller depends on it: --allow-breaking"
+        how = "undo these changes, or use --allow-breaking if no caller depends on them"
         text = (
-            f"function {new.name!r} would break callers of {serving}, which serves: "
+            f"function {new.name!r} would break callers of {serving}, the serving revision: "
             f"{'; '.join(found)}; {how}"
         )
         raise Incompatible(text, function=new.name, serving=serving, breaks=found)
 
 
 def demand_gates(spec: FunctionSpec, *, evaluation: dict[str, float]) -> None:
-    """Raise GateFailed, naming each number that is missing or not good enough.
-    `<function>.<metric>` goes before `<metric>`."""
+    """Raise GateFailed with each metric that is missing or fails its gate. `<function>.<metric>`
+    takes precedence over `<metric>`."""
     failed = []
     for metric, text in spec.require.items():
         gate = parse_gate(metric, text)
         value = evaluation.get(f"{spec.name}.{metric}", evaluation.get(metric))
         if value is None:
-            failed.append(f"{gate}: there is no such number")
+            failed.append(f"{gate}: the metric is missing")
         elif not gate.passes(value):
-            failed.append(f"{gate}: it is {value:g}")
+            failed.append(f"{gate}: the value is {value:g}")
     if failed:
         how = (
-            "give the numbers of its offline evaluation with --eval metrics.json, or change "
-            "what it requires"
+            "pass the metrics of its offline evaluation with --eval metrics.json, or change its "
+            "requirements"
         )
         raise GateFailed(
-            f"function {spec.name!r} does not reach what it requires: {'; '.join(failed)}; {how}",
+            f"function {spec.name!r} fails its release gates: {'; '.join(failed)}; {how}",
             function=spec.name,
             failed=failed,
         )
 
 
 def evaluation_of(write: Write, function_id: str, revision: str) -> dict[str, float]:
-    """The numbers that were told of a revision."""
+    """Return a revision's evaluation metrics."""
     return dict(
         json.loads(revisions.row(write.sql, function_id=function_id, revision=revision).evaluation)
     )

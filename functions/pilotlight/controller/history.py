@@ -1,8 +1,8 @@
-"""The history of an app: one numbered entry for each change of what answers its callers. A rollback
-makes a new one, too.
+"""The history of an app: one numbered entry per change of what serves its callers, including
+rollbacks.
 
-The newest MAX_LOOKED_AT of an app are kept; of all apps of a tenant fewer, where its plan says so
-(`stored/forgetting.py`)."""
+An app keeps its newest MAX_LOOKED_AT entries; a tenant's plan may limit the number over all its
+apps further (`stored/forgetting.py`)."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from pilotlight.errors import NotFound
 from pilotlight.spec import canonical_json
 
 ROLLBACK = "rollback"
-"""The action of going back; others that go back end in `.rollback`."""
+"""The action of a rollback; other actions that roll back end in `.rollback`."""
 MAX_LOOKED_AT = 1000
-"""Entries of an app that are kept, and read to find out what served before: a thousand changes ago
-nothing is remembered as good."""
+"""Entries of an app that are kept, and read to find what served before: a revision from more than a
+thousand changes ago is not a rollback target."""
 
 
 def next_version(write: Write, place: Place, *, stopped: bool | None = None) -> int:
-    """The number of the app's next entry; makes the app where there is none. `stopped` None: as it
-    was."""
+    """Increment and return the app's version, the number of its next entry; create the app if there
+    is none. `stopped` None: unchanged."""
     table = tables.apps
     row: dict[str, Any] = {"updated_at": write.now, "deleted_at": None}
     if stopped is not None:
@@ -53,8 +53,8 @@ def note(
     message: str = "",
     labels: Mapping[str, str] | None = None,
 ) -> None:
-    """Write the entry `version`. `functions`: `{"function", "revision", "created", …}` of each that
-    it concerned, as they are after it."""
+    """Write the entry `version`. `functions`: `{"function", "revision", "created", …}` of each
+    function that it changed, as of after the change."""
     row = {
         "tenant": place.tenant,
         "environment": place.environment,
@@ -83,7 +83,7 @@ def note(
 def entries(
     sql: sa.Connection, *, tenant: str, environment: str, app: str, limit: int
 ) -> list[dict[str, Any]]:
-    """An app's entries, newest first; those of a deleted app too. Raises NotFound."""
+    """Return an app's entries, newest first, also for a deleted app. Raises NotFound."""
     table = tables.deployments
     query = sa.select(table).where(
         table.c.tenant == tenant, table.c.environment == environment, table.c.app == app
@@ -95,10 +95,10 @@ def entries(
             app=app,
             environment=environment,
         )
-    kept = ("version", "action", "created_at", "created_by", "message")
+    plain = ("version", "action", "created_at", "created_by", "message")
     return [
         {
-            **{key: row[key] for key in kept},
+            **{key: row[key] for key in plain},
             "labels": json.loads(row["labels"]),
             "functions": json.loads(row["functions"]),
         }
@@ -107,11 +107,11 @@ def entries(
 
 
 def good_before(changes: Iterable[tuple[str, str]], current: str) -> str | None:
-    """The revision to go back to from `current`: pure. `changes`: (action, revision that had most
-    traffic after it), oldest first.
+    """Return the revision to roll back to from `current`; None if nothing served before. Pure.
+    `changes`: (action, revision with the most traffic after it), oldest first.
 
-    What was left by going back is not good, until it is chosen again: going back twice goes back
-    two steps, and does not swing between two revisions. None when nothing served before."""
+    A revision that was rolled back is not a target until it is chosen again: two rollbacks go back
+    two steps, and do not alternate between two revisions."""
     served: list[str] = []
     for action, revision in changes:
         if is_rollback(action) and revision in served:
@@ -123,5 +123,5 @@ def good_before(changes: Iterable[tuple[str, str]], current: str) -> str | None:
 
 
 def is_rollback(action: str) -> bool:
-    """Whether an entry of that action went back."""
+    """Whether the action of an entry is a rollback."""
     return action.rpartition(".")[2] == ROLLBACK

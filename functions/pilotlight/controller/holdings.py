@@ -1,7 +1,6 @@
-"""What the node's weight cache holds of what names mean: where a model is; bringing it, checking
-it, keeping it, letting it go.
+"""Operations on the node's weight cache: locate, prefetch, verify, pin and evict models.
 
-The rows (`weights.py`) say what shall be pinned, the cache follows: at once where it answers, else
+The rows (`weights.py`) define what is pinned. The cache follows them at once if it answers, else
 with the next `sweep`."""
 
 from __future__ import annotations
@@ -24,20 +23,20 @@ from weight_cache.types import LoadProgress, Prediction
 log = logging.getLogger(__name__)
 
 LOOK_TIMEOUT_S = 5.0
-"""A list does not wait longer for a cache that is busy; it is shown without what only the cache
-knows then."""
+"""How long a listing waits for a busy cache, in seconds; after that it omits the cache's data."""
 BEAT_S = 10.0
-"""A line at least this often: proxies on the way cut what is silent for a minute."""
+"""Longest time between two lines, in seconds: proxies close connections that are silent for a
+minute."""
 RETRY_S = 1.0
-"""The supervisor brings a dead cache back within a fraction of this."""
+"""The supervisor restarts a crashed cache in less time than this, in seconds."""
 Tell = Callable[[LoadProgress], None]
 
 
 async def look(
     cache: WeightCacheClient, manifests: Collection[str]
 ) -> dict[str, Prediction] | None:
-    """Where these models are, and how long a start would wait for each; None when the cache does
-    not answer."""
+    """Return where these models are, and how long a start would wait for each; None when the cache
+    does not answer."""
     try:
         async with asyncio.timeout(LOOK_TIMEOUT_S):
             return dict(
@@ -49,50 +48,50 @@ async def look(
 
 
 async def demand(cache: WeightCacheClient) -> None:
-    """Raise Unavailable unless the cache answers: a stream that has begun could only say so in a
-    line."""
+    """Raise Unavailable unless the cache answers. Call it before a stream begins, which could
+    report this only in a line."""
     with translated():
         await cache.stat()
 
 
 async def verify(cache: WeightCacheClient, manifest: str) -> Mapping[str, Any]:
-    """Read a model's bytes on the node again: whether it is there, and digests of files that were
-    not what they should be."""
+    """Verify a model's bytes on the node. Returns whether it is there, and the digests of corrupt
+    files."""
     with translated():
         is_here = manifest in {model.manifest for model in await cache.models()}
         return {"is_here": is_here, "corrupt": await cache.verify(manifest)}
 
 
-async def prefetch(cache: WeightCacheClient, manifest: str, tell: Tell) -> None:
-    """Bring a model to the node's disk."""
+async def prefetch(cache: WeightCacheClient, manifest: str, on_progress: Tell) -> None:
+    """Fetch a model to the node's disk."""
     with translated():
-        await cache.prefetch(manifest, on_progress=tell)
+        await cache.prefetch(manifest, on_progress=on_progress)
 
 
-async def pin(cache: WeightCacheClient, manifest: str, tell: Tell) -> None:
-    """Bring it, and keep it whoever needs room."""
+async def pin(cache: WeightCacheClient, manifest: str, on_progress: Tell) -> None:
+    """Fetch a model and pin it, so that it is not evicted."""
     with translated():
-        await cache.prefetch(manifest, on_progress=tell)
+        await cache.prefetch(manifest, on_progress=on_progress)
         await cache.pin(manifest)
 
 
 async def settle(cache: WeightCacheClient, store: Store, manifests: Collection[str]) -> None:
-    """Unpin those that no name wants kept any more. Where the cache is away `sweep` does it."""
-    wanted = await anyio.to_thread.run_sync(_pinned, store) if manifests else set()
+    """Unpin the models that no name pins. If the cache is unavailable, `sweep` does it later."""
+    pinned = await anyio.to_thread.run_sync(_pinned, store) if manifests else set()
     with _best_effort("unpin"):
-        for manifest in set(manifests) - wanted:
+        for manifest in set(manifests) - pinned:
             await cache.unpin(manifest)
 
 
 async def forget(cache: WeightCacheClient, store: Store, manifest: str) -> None:
-    """Free the disk of a model that has no name any more, unless somebody holds it."""
+    """Evict a model without a name from the node's disk, unless it is in use."""
     if not await anyio.to_thread.run_sync(_is_named, store, manifest):
         with _best_effort("drop"):
             await cache.drop(manifest)
 
 
 async def sweep(cache: WeightCacheClient, store: Store) -> None:
-    """Unpin what is pinned on the node and by no name. Raises WeightCacheError."""
+    """Unpin the models that are pinned on the node but not by any name. Raises WeightCacheError."""
     on_node = {model.manifest for model in await cache.models() if model.is_pinned}
     await settle(cache, store, on_node)
 
@@ -100,21 +99,21 @@ async def sweep(cache: WeightCacheClient, store: Store) -> None:
 async def following(
     work: Callable[[Tell], Coroutine[Any, Any, Mapping[str, Any]]],
 ) -> AsyncGenerator[Mapping[str, Any], None]:
-    """Run `work`: records of how far it is, the newest only and at least each `BEAT_S`, and what it
-    returns last.
+    """Run `work` and yield its progress, only the newest and at least every `BEAT_S`, then its
+    result.
 
-    Leaving the loop early cancels it.
+    Closing the generator early cancels the work.
     """
     newest: dict[str, Any] = {}
     changed = asyncio.Event()
 
-    def tell(progress: LoadProgress) -> None:
+    def on_progress(progress: LoadProgress) -> None:
         newest.update(done_bytes=progress.done_bytes, total_bytes=progress.total_bytes)
         changed.set()
 
     loop = asyncio.get_running_loop()
     began = loop.time()
-    task = asyncio.create_task(work(tell), name="weights on the node")
+    task = asyncio.create_task(work(on_progress), name="weights on the node")
     task.add_done_callback(lambda _: changed.set())
     try:
         while not task.done():
@@ -132,7 +131,7 @@ async def following(
 
 @contextlib.contextmanager
 def translated() -> Iterator[None]:
-    """The cache's errors as this package's own; their messages name the way out."""
+    """Translate the cache's errors into this package's own; their messages say what to do."""
     try:
         yield
     except errors.ManifestInvalid as e:

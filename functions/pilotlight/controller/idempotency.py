@@ -1,15 +1,15 @@
-"""Idempotency keys: a change that is asked for twice under one key is made once, and answered twice
-(draft-ietf-httpapi-idempotency-key).
+"""Idempotency keys: a change that is requested twice under one key is made once, and gets the same
+response twice (draft-ietf-httpapi-idempotency-key).
 
-A key is its API key's alone. It is claimed before the request runs, and each transaction that the
-request commits marks the claim in passing, so that after a crash there is no doubt whether anything
-was changed. Then it has the answer, sealed (a new API key is in it as text), which every repeat
-gets until TTL_S, marked by a header. What changed nothing and failed is forgotten: it can be asked
-for again. So is the oldest of a tenant whose answers take more than MAX_TENANT_BYTES: a repeat of
-it runs again.
+An idempotency key is scoped to its API key. It is claimed before the request runs, and each
+transaction that the request commits also marks the claim, so that after a crash it is known whether
+anything was changed. Then the response is stored, sealed (it may contain a new API key), and
+returned to every repeat until TTL_S, marked by a header. The claim of a request that failed without
+a change is deleted, so that it can be repeated. When a tenant's responses take more than
+MAX_TENANT_BYTES, the oldest are deleted, and a repeat of those runs again.
 
-Bodies of blobs are named by what is in them, and pages of the dashboard have their own guard:
-neither looks at the header."""
+Uploads of blobs are identified by their content, and pages of the dashboard have their own
+protection: both ignore the header."""
 
 from __future__ import annotations
 
@@ -37,27 +37,28 @@ from pilotlight.protocol import HEADER_ENVIRONMENT, HEADER_IDEMPOTENCY_KEY, HEAD
 from pilotlight.seal import SealBroken
 
 TTL_S = 86_400.0
-"""How long an answer is kept; later the same key is a new one."""
+"""How long a response is kept, in seconds; later the same key counts as new."""
 MAX_KEY = 255
 MAX_ANSWER_BYTES = 1024 * 1024
-"""A longer answer is not kept. Those are logs of builds and transfers, which find their work done
-when they are asked for again."""
+"""A longer response is not kept. Such responses are logs of builds and transfers, which find their
+work done when repeated."""
 MAX_TENANT_BYTES = 64 * 1024 * 1024
-"""Of all answers that are kept for one tenant, sealed; as `activator.idempotency_bytes`."""
+"""All responses kept for a tenant, sealed; the same as `activator.idempotency_bytes`."""
 ROW_BYTES = 1024
-"""What a row counts beyond its answer, which may be empty."""
+"""What a row counts in addition to its response, which may be empty."""
 DROPPED_AT_ONCE = 500
-"""In one statement: databases bound the parameters of a statement."""
+"""Rows per statement: databases limit the number of parameters."""
 RETRY_AFTER_S = 1.0
 _CHANGING = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 _KEPT_HEADERS = ("content-type", "location", "etag")
 _CLAIMED, _CHANGED = 0, 1
-"""Instead of a status: the request runs; the same, and something was changed by it."""
+"""Values of the column `status` before a response: the request runs; it runs and has committed a
+change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """A request under a key. `name` is the key as it is stored: its API key's id comes first."""
+    """A request under a key. `name` is the key as stored: it begins with the API key's id."""
 
     tenant: str
     name: str
@@ -66,7 +67,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What was answered."""
+    """A stored response."""
 
     status: int
     headers: dict[str, str]
@@ -74,8 +75,8 @@ class Answer:
 
 
 class Idempotency:
-    """The layer around the application. `_running` are the claims of requests that run here; it
-    grows under the store's write lock only."""
+    """Middleware around the application. `_running` holds the claims of requests that run here; it
+    grows only under the store's write lock."""
 
     def __init__(self, app: ASGIApp, context: Context) -> None:
         self._app = app
@@ -88,18 +89,18 @@ class Idempotency:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope) if scope["type"] == "http" else Headers()
         given = headers.get(HEADER_IDEMPOTENCY_KEY)
-        if given is None or scope["method"] not in _CHANGING or not _looks_here(scope["path"]):
+        if given is None or scope["method"] not in _CHANGING or not _applies_to(scope["path"]):
             await self._app(scope, receive, send)
             return
         caller = await self._context.threads.look_up(partial(self._caller, headers))
         if caller is None or caller.suspended:
-            await self._app(scope, receive, send)  # which says why not
+            await self._app(scope, receive, send)  # responds with the error
             return
         try:
             await self._once(scope, receive, send, caller, given)
         except PilotlightError as e:
             await _refuse(e, scope, receive, send)
-        except HTTPException as e:  # the bound on bodies, which nobody else is here to translate
+        except HTTPException as e:  # the body is too large; no handler is installed out here
             await _refuse(TooLarge(e.detail), scope, receive, send)
 
     async def _once(
@@ -121,15 +122,15 @@ class Idempotency:
             await _replay(known, send)
             return
         token = store.riding.set(_marking(claim))
-        keeper = _Keeper(send, lambda answer: self._keep(claim, answer))
+        recorder = _ResponseRecorder(send, lambda answer: self._store_answer(claim, answer))
         try:
-            await self._app(scope, _given_again(body, receive), keeper)
+            await self._app(scope, _replay_body(body, receive), recorder)
         finally:
             store.riding.reset(token)
             self._running.discard((claim.tenant, claim.name))
-            if not keeper.is_kept:
+            if not recorder.is_stored:
                 with anyio.CancelScope(shield=True):
-                    await anyio.to_thread.run_sync(self._forget, claim)
+                    await anyio.to_thread.run_sync(self._release, claim)
 
     def _caller(self, headers: Headers) -> Principal | None:
         try:
@@ -144,28 +145,29 @@ class Idempotency:
             return None
 
     def _claim(self, claim: Claim) -> Answer | None:
-        """None: it is this request's to run. Raises Conflict for another request, one that runs,
-        and one whose answer was lost."""
+        """Claim the key; None: this request must run. Returns the stored response of a repeat.
+        Raises Conflict when the key belongs to another request, to one that still runs, or to one
+        whose response was lost."""
         with self._context.store.write() as write:
             table = tables.idempotency_keys
             row = write.sql.execute(sa.select(table).where(*_is(claim))).first()
             if row is not None and row.expires_at > write.now:
                 if row.request_hash != claim.request_hash:
                     raise Conflict(
-                        f"{HEADER_IDEMPOTENCY_KEY}: this key was used for another request",
+                        f"{HEADER_IDEMPOTENCY_KEY}: this key was used for a different request",
                         hint="Use a new key for each change.",
                     )
                 if row.status > _CHANGED:
                     return self._opened(row)
                 if (claim.tenant, claim.name) in self._running:
                     raise Conflict(
-                        "the first request under this idempotency key still runs",
+                        "the first request under this idempotency key is still running",
                         retry_after_s=RETRY_AFTER_S,
                     )
                 if row.status == _CHANGED:
                     raise Conflict(
-                        "the first request under this idempotency key was carried out, and its "
-                        "answer was lost: look at what is there"
+                        "the first request under this idempotency key made its change, but its "
+                        "response was lost: check the current state"
                     )
             write.sql.execute(sa.delete(table).where(*_is(claim)))
             write.sql.execute(
@@ -173,7 +175,7 @@ class Idempotency:
                     **_row(claim), status=_CLAIMED, content_type="", answer="", **_span(write)
                 )
             )
-            # in the same breath: who finds the row must find this, too
+            # before the commit: a request that sees the row must also see this
             self._running.add((claim.tenant, claim.name))
             self._make_room(write, claim.tenant)
             return None
@@ -182,12 +184,14 @@ class Idempotency:
         try:
             body = json.loads(self._context.key.answers.open(row.answer))
         except SealBroken as e:
-            raise Conflict(f"the answer kept under this idempotency key cannot be read: {e}") from e
+            raise Conflict(
+                f"the response stored under this idempotency key cannot be read: {e}"
+            ) from e
         return Answer(
             status=row.status, headers=body["headers"], body=base64.b64decode(body["body"])
         )
 
-    async def _keep(self, claim: Claim, answer: Answer) -> None:
+    async def _store_answer(self, claim: Claim, answer: Answer) -> None:
         text = json.dumps(
             {"headers": answer.headers, "body": base64.b64encode(answer.body).decode()}
         )
@@ -199,17 +203,18 @@ class Idempotency:
             "kept_bytes": ROW_BYTES + len(sealed),
         }
 
-        def keep() -> None:
+        def update() -> None:
             with self._context.store.write() as write:
                 write.sql.execute(
                     sa.update(tables.idempotency_keys).where(*_is(claim)).values(**values)
                 )
                 self._make_room(write, claim.tenant)
 
-        await anyio.to_thread.run_sync(keep)
+        await anyio.to_thread.run_sync(update)
 
     def _make_room(self, write: Write, tenant: str) -> None:
-        """Forget the tenant's oldest until the rest has room; those that run stay."""
+        """Delete the tenant's oldest responses until the rest fits; claims of running requests are
+        kept."""
         table = tables.idempotency_keys
         kept = sa.select(sa.func.coalesce(sa.func.sum(table.c.kept_bytes), 0)).where(
             table.c.tenant == tenant
@@ -222,34 +227,34 @@ class Idempotency:
             .where(table.c.tenant == tenant)
             .order_by(table.c.created_at)
         )
-        gone: list[str] = []
+        evicted: list[str] = []
         for row in write.sql.execute(oldest):
             if excess <= 0:
                 break
             if (tenant, row.key) not in self._running:
-                gone.append(row.key)
+                evicted.append(row.key)
                 excess -= row.kept_bytes
-        for begin in range(0, len(gone), DROPPED_AT_ONCE):
-            some = gone[begin : begin + DROPPED_AT_ONCE]
+        for begin in range(0, len(evicted), DROPPED_AT_ONCE):
+            batch = evicted[begin : begin + DROPPED_AT_ONCE]
             write.sql.execute(
-                sa.delete(table).where(table.c.tenant == tenant, table.c.key.in_(some))
+                sa.delete(table).where(table.c.tenant == tenant, table.c.key.in_(batch))
             )
 
-    def _forget(self, claim: Claim) -> None:
+    def _release(self, claim: Claim) -> None:
         with self._context.store.write() as write:
             table = tables.idempotency_keys
             write.sql.execute(sa.delete(table).where(*_is(claim), table.c.status == _CLAIMED))
 
 
-class _Keeper:
-    """Passes an answer on, and hands a good one over to be kept before its last part goes out.
-    Owner: one request."""
+class _ResponseRecorder:
+    """Forwards a response, and stores a successful one before it sends the last part. Owner: one
+    request."""
 
-    def __init__(self, send: Send, keep: Callable[[Answer], Any]) -> None:
+    def __init__(self, send: Send, store_answer: Callable[[Answer], Any]) -> None:
         self._send = send
-        self._keep = keep
+        self._store_answer = store_answer
         self._answer = Answer(status=0, headers={}, body=b"")
-        self.is_kept = False
+        self.is_stored = False
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -257,20 +262,20 @@ class _Keeper:
             kept = {name: headers[name] for name in _KEPT_HEADERS if name in headers}
             self._answer = replace(self._answer, status=message["status"], headers=kept)
         elif message["type"] == "http.response.body" and 200 <= self._answer.status < 300:
-            # beyond, nothing is kept: a long log is not copied for each of its lines
+            # stop buffering beyond the limit: a long log would be copied for each of its lines
             if len(self._answer.body) <= MAX_ANSWER_BYTES:
                 self._answer = replace(
                     self._answer,
                     body=(self._answer.body + message.get("body", b""))[: MAX_ANSWER_BYTES + 1],
                 )
             if not message.get("more_body", False) and len(self._answer.body) <= MAX_ANSWER_BYTES:
-                await self._keep(self._answer)
-                self.is_kept = True
+                await self._store_answer(self._answer)
+                self.is_stored = True
         await self._send(message)
 
 
 def purge(write: Write, *, now: float) -> int:
-    """Forget keys that ran out; returns how many."""
+    """Delete expired keys; return how many."""
     table = tables.idempotency_keys
     return write.sql.execute(sa.delete(table).where(table.c.expires_at < now)).rowcount
 
@@ -303,13 +308,13 @@ def _span(write: Write) -> dict[str, float]:
     return {"created_at": write.now, "expires_at": write.now + TTL_S}
 
 
-def _looks_here(path: str) -> bool:
+def _applies_to(path: str) -> bool:
     return path.startswith(("/v1/", "/v2/")) and not path.startswith("/v1/blobs/")
 
 
 def _hash(secret: str, scope: Scope, caller: Principal, body: bytes) -> str:
-    """Of the whole request, keyed: who reads the table alone cannot try out what a body (a short
-    secret) may have been."""
+    """Return a keyed hash of the whole request. The key prevents someone who can only read the
+    table from guessing a body, such as a short secret."""
     head = "\0".join(
         (
             scope["method"],
@@ -327,20 +332,21 @@ async def _read(receive: Receive) -> bytes:
     while True:
         message = await receive()
         if message["type"] != "http.request":
-            raise InvalidInput("the caller left while sending its body")
+            raise InvalidInput("the client disconnected while sending the body")
         parts.append(message.get("body", b""))
         if not message.get("more_body", False):
             return b"".join(parts)
 
 
-def _given_again(body: bytes, receive: Receive) -> Receive:
-    """A body that was read, and then whatever comes (that the caller leaves)."""
-    waiting: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+def _replay_body(body: bytes, receive: Receive) -> Receive:
+    """Return a `receive` that first yields a body that was read, then further messages (such as the
+    disconnect)."""
+    pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
-    async def again() -> Message:
-        return waiting.pop() if waiting else await receive()
+    async def replay() -> Message:
+        return pending.pop() if pending else await receive()
 
-    return again
+    return replay
 
 
 async def _refuse(error: PilotlightError, scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,5 +1,4 @@
-"""Images that a tenant has built. The node agent builds; this remembers that it succeeded, for
-whom."""
+"""Records of the images that tenants have built. The node agent builds them."""
 
 from __future__ import annotations
 
@@ -19,8 +18,8 @@ from snapshotter import debian
 def register(
     write: Write, *, tenant: str, spec: ImageSpec, digest: str, size_bytes: int = 0, cpu_ns: int = 0
 ) -> None:
-    """Note that the image is built, how large it is, and what building it took (0: it was there
-    already). Idempotent."""
+    """Record a built image, its size, and the CPU time of its build (0: it existed already).
+    Idempotent."""
     row = {
         "tenant": tenant,
         "digest": digest,
@@ -35,7 +34,7 @@ def register(
 
 
 def recorded_bytes(sql: sa.Connection, *, tenant: str, digest: str) -> int | None:
-    """What an image counts already; None: the tenant has not built it."""
+    """Return an image's recorded size; None: the tenant has not built it."""
     table = tables.images
     return sql.execute(
         sa.select(table.c.size_bytes).where(table.c.tenant == tenant, table.c.digest == digest)
@@ -43,8 +42,8 @@ def recorded_bytes(sql: sa.Connection, *, tenant: str, digest: str) -> int | Non
 
 
 def listing(sql: sa.Connection, *, tenant: str) -> list[dict[str, Any]]:
-    """The tenant's images, newest first, with the functions (`environment/app/function`) whose
-    revisions need them."""
+    """Return the tenant's images, newest first, with the functions (`environment/app/function`)
+    whose revisions use them."""
     table = tables.images
     rows = sql.execute(
         sa.select(table)
@@ -66,20 +65,21 @@ def listing(sql: sa.Connection, *, tenant: str) -> list[dict[str, Any]]:
 
 
 def delete(write: Write, *, tenant: str, digest: str) -> tuple[set[str], bool]:
-    """Forget an image; returns the blobs that its steps copied, and whether no tenant has it now.
+    """Delete an image's record. Returns the blobs that its steps copied, and whether no tenant has
+    the image now.
 
-    Raises NotFound, or Conflict while a revision that can serve needs it.
+    Raises NotFound, or Conflict while a revision that can serve uses it.
     """
     table = tables.images
     mine = (table.c.tenant == tenant, table.c.digest == digest)
     text = write.sql.execute(sa.select(table.c.spec).where(*mine)).scalar()
     if text is None:
         raise NotFound(
-            f"there is no image {digest}", hint="See which are: `pilotlight image list`."
+            f"there is no image {digest}", hint="`pilotlight image list` shows all images."
         )
     if used := sorted(_users(write.sql, tenant=tenant).get(digest, ())):
         how = (
-            "Delete the app, or deploy it without the image and give its old revisions up: "
+            "Delete the app, or deploy it without the image and delete its old revisions: "
             "`pilotlight app prune APP`."
         )
         raise Conflict(
@@ -95,7 +95,7 @@ def delete(write: Write, *, tenant: str, digest: str) -> tuple[set[str], bool]:
 
 
 def _users(sql: sa.Connection, *, tenant: str) -> dict[str, set[str]]:
-    """Digest of an image → functions with a revision that needs it."""
+    """Return the functions with a revision that uses each image, by digest."""
     functions, revisions = tables.functions, tables.revisions
     columns = (functions.c.environment, functions.c.app, functions.c.name, revisions.c.spec)
     query = sa.select(*columns).join(revisions, revisions.c.function == functions.c.id)
@@ -112,7 +112,7 @@ def _users(sql: sa.Connection, *, tenant: str) -> dict[str, set[str]]:
 
 
 def built(sql: sa.Connection, *, tenant: str, digests: Collection[str]) -> set[str]:
-    """Those of `digests` that `tenant` has built."""
+    """Return those of `digests` that `tenant` has built."""
     table = tables.images
     return set(
         sql.execute(
@@ -122,7 +122,7 @@ def built(sql: sa.Connection, *, tenant: str, digests: Collection[str]) -> set[s
 
 
 def check_packages(spec: ImageSpec) -> None:
-    """Check that its apt steps name Debian packages, and nothing else that apt-get would take.
+    """Check that the apt steps name only Debian packages, not other arguments that apt-get accepts.
     Raises InvalidInput."""
     try:
         debian.packages_of(spec.steps)
@@ -131,7 +131,7 @@ def check_packages(spec: ImageSpec) -> None:
 
 
 def blobs_of(spec: ImageSpec) -> Iterator[str]:
-    """Digests of the blobs that its copy steps name."""
+    """Yield the digests of the blobs that the copy steps name."""
     for step in spec.steps:
         if step.get("op") == "copy":
             yield str(step.get("blob", ""))

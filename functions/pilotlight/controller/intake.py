@@ -1,5 +1,5 @@
-"""Records come in: into the ledger, what they cost into the alerts of budgets, who met an
-experiment into it; in one transaction."""
+"""Ingestion of usage records: into the ledger, the budget alerts and the experiment exposures, in
+one transaction."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pilotlight.protocol import BudgetState
 
 
 def take(write: Write, rows: Sequence[Mapping[str, Any]]) -> tuple[Added, dict[str, BudgetState]]:
-    """Add records (JSON values, see `ledger.add_rows`); returns also what was spent of each budget
-    that they fall under."""
+    """Add records (JSON values, see `ledger.add_rows`). Also returns what was spent of each budget
+    that covers some of them."""
     added = ledger.add_rows(write, rows)
     if added.in_experiments:
         exposures.take(write, added.in_experiments)

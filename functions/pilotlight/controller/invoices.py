@@ -1,8 +1,8 @@
-"""Invoices: what a tenant owes for a month, live as a draft, frozen once issued.
+"""Invoices: what a tenant owes for a month, computed live as a draft, frozen once issued.
 
-An invoice sums the records whose `month` it is. Issuing it closes the month (UTC) for that tenant
-and currency: the ledger gives what comes later to the first month that is still open, so the sum of
-all invoices is the sum of all records."""
+An invoice sums the records of its `month`. Issuing it closes the month (UTC) for that tenant and
+currency: the ledger assigns later records to the first open month, so the sum of all invoices
+equals the sum of all records."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ COLUMNS = (
     "corrects",
     "note",
 )
-"""Of an invoice as CSV: one row per line, one per correction; `cost` adds up to the invoice's
-total."""
+"""Columns of an invoice as CSV: one row per line, one per correction; the sum of `cost` is the
+invoice's total."""
 _LINES = ("environment", "app", "function", "kind", "price_version")
 
 
 def listing(sql: sa.Connection, *, tenant: str) -> list[dict[str, Any]]:
-    """A tenant's invoices, the newest month first: the issued ones, and a draft for every month
-    that has records and is open."""
+    """Return a tenant's invoices, newest month first: the issued ones, and a draft for every open
+    month with records."""
     table = tables.invoices
     columns = (table.c.id, table.c.month, table.c.currency, table.c.total, table.c.issued_at)
     issued = [
@@ -79,11 +79,11 @@ def listing(sql: sa.Connection, *, tenant: str) -> list[dict[str, Any]]:
 def show(
     sql: sa.Connection, *, tenant: str, which: str, currency: str | None = None, now: float
 ) -> dict[str, Any]:
-    """An invoice by its id, or that of a month (`2026-11`): the issued one as it was frozen, else a
+    """Return an invoice by its id or month (`2026-11`): the frozen document if issued, else a
     draft.
 
-    Raises NotFound for what is not this tenant's, InvalidInput where a month has several currencies
-    and none was named."""
+    Raises NotFound if the tenant has no such invoice, InvalidInput when the month has several
+    currencies and none is named."""
     table = tables.invoices
     by_id = sa.select(table.c.document).where(table.c.tenant == tenant, table.c.id == which)
     if (document := sql.execute(by_id).scalar_one_or_none()) is not None:
@@ -96,11 +96,11 @@ def show(
     if not months:
         raise NotFound(
             f"there is no invoice {which}",
-            hint="`pilotlight billing invoice list` shows what there is.",
+            hint="`pilotlight billing invoice list` shows all invoices.",
         )
     if len(months) > 1:
         raise InvalidInput(
-            f"{which} has invoices in {', '.join(row['currency'] for row in months)}: name the "
+            f"{which} has invoices in {', '.join(row['currency'] for row in months)}: specify the "
             f"currency",
             parameter="currency",
         )
@@ -113,7 +113,7 @@ def show(
 def issue(
     write: Write, *, tenant: str, month: str, currency: str, actor: str, request: str = ""
 ) -> dict[str, Any]:
-    """Freeze the invoice of a month that is over; numbers rise without gaps. Raises InvalidInput,
+    """Freeze the invoice of a past month; invoice numbers have no gaps. Raises InvalidInput,
     NotFound, Conflict (issued before)."""
     if not 0 <= write.now < 1e11 or write.now < month_ends_at(month):
         raise InvalidInput(
@@ -126,24 +126,24 @@ def issue(
     if (
         before := write.sql.execute(sa.select(table.c.id).where(same)).scalar_one_or_none()
     ) is not None:
-        raise Conflict(f"{month} was issued as invoice {before}")
+        raise Conflict(f"the invoice of {month} was already issued as {before}")
     document = _document(write.sql, tenant=tenant, month=month, currency=currency, now=write.now)
     if not document["lines"]:
-        raise NotFound(f"there is nothing in {currency} to invoice for {month}")
+        raise NotFound(f"there is no usage in {currency} to invoice for {month}")
     number = int(write.sql.execute(sa.select(sa.func.count()).select_from(table)).scalar_one()) + 1
     document |= {"id": f"inv-{number:06}", "status": ISSUED, "issued_at": write.now}
     row = {name: document[name] for name in ("id", "month", "currency", "total", "issued_at")}
     write.sql.execute(
         sa.insert(table).values(**row, tenant=tenant, document=canonical_json(document).decode())
     )
-    brief = {name: document[name] for name in ("month", "currency", "total")}
+    summary = {name: document[name] for name in ("month", "currency", "total")}
     audit.record(
         write,
         tenant=tenant,
         actor=actor,
         action="invoice.issue",
         subject=document["id"],
-        after=brief,
+        after=summary,
         request=request,
     )
     return document
@@ -152,15 +152,15 @@ def issue(
 def due(
     sql: sa.Connection, *, now: float, after_days: int, limit: int
 ) -> list[tuple[str, str, str]]:
-    """(tenant, month, currency) of invoices that are to be issued, the oldest first: their month
-    ended `after_days` ago."""
+    """Return (tenant, month, currency) of the invoices to issue, oldest first: those whose month
+    ended at least `after_days` ago."""
     days, table = tables.usage_days, tables.invoices
     issued = sa.exists().where(
         table.c.tenant == days.c.tenant,
         table.c.month == days.c.month,
         table.c.currency == days.c.currency,
     )
-    # the month that ran so many days ago is not over long enough
+    # only months before this one ended long enough ago
     last = month_of_day(int(now - after_days * DAY_S) // DAY_S)
     columns = (days.c.tenant, days.c.month, days.c.currency)
     known = (
@@ -175,7 +175,7 @@ def due(
 
 
 def open_in(sql: sa.Connection, *, month: str, tenant: str | None) -> list[tuple[str, str]]:
-    """(tenant, currency) of the invoices of a month that are not issued; `tenant` None: of all."""
+    """Return (tenant, currency) of a month's invoices that are not issued; `tenant` None = all."""
     days, table = tables.usage_days, tables.invoices
     issued = sa.exists().where(
         table.c.tenant == days.c.tenant,
@@ -197,7 +197,8 @@ def open_in(sql: sa.Connection, *, month: str, tenant: str | None) -> list[tuple
 
 
 def month_ends_at(month: str) -> float:
-    """The end of "2026-11" (UTC), in seconds since the epoch. Raises InvalidInput."""
+    """Return the end of a month such as "2026-11" (UTC), in seconds since the epoch. Raises
+    InvalidInput."""
     try:
         dt.date.fromisoformat(f"{month}-01")
         return (
@@ -208,7 +209,7 @@ def month_ends_at(month: str) -> float:
 
 
 def rows(document: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
-    """An invoice's rows for CSV, by COLUMNS."""
+    """Yield an invoice's rows for CSV, by COLUMNS."""
     common = {
         "invoice": document["id"] or DRAFT,
         "month": document["month"],
@@ -265,7 +266,7 @@ def _line(total: Total) -> dict[str, Any]:
 def _corrections(
     sql: sa.Connection, *, tenant: str, month: str, currency: str
 ) -> list[dict[str, Any]]:
-    # Corrections are few and their month has many records: the rollup says on which days to look.
+    # Corrections are few and a month has many records: the rollup tells which days have some.
     where = {"month": month, "currency": currency, "kind": ledger.ADJUSTMENT}
     out: list[dict[str, Any]] = []
     for total in totals(sql, tenant=tenant, groups=("day",), since=None, until=None, where=where):
@@ -300,7 +301,8 @@ def _corrections_of(sql: sa.Connection, day: int, where: Mapping[str, str]) -> l
 
 
 def _late(sql: sa.Connection, *, tenant: str, month: str, currency: str) -> dict[str, str]:
-    """What of the total was used in earlier months, whose invoices were issued when it came."""
+    """Return the part of the total per earlier month: usage that arrived after that month's invoice
+    was issued."""
     out: dict[str, int] = {}
     for total in totals(
         sql,
@@ -317,5 +319,5 @@ def _late(sql: sa.Connection, *, tenant: str, month: str, currency: str) -> dict
 
 
 def _text(picos: int) -> str:
-    """All twelve places."""
+    """Format picounits with twelve decimal places."""
     return format(COST_QUANTUM * picos, "f")

@@ -1,4 +1,5 @@
-"""API keys: 256 random bits, stored as a hash, shown once, revocable at once (through the feed)."""
+"""API keys: 256 random bits, stored as a hash, shown once, revoked immediately (through the
+feed)."""
 
 from __future__ import annotations
 
@@ -21,22 +22,22 @@ from pilotlight.types import Scope, check_name
 
 MAX_LABEL = 200
 MAX_LIFE_S = 100 * 365 * 86_400.0
-"""A longer life is none that ends; such a key is made without one."""
+"""The longest lifetime; create a key without an expiry instead of a longer one."""
 MAX_KEYS = 20_000
-"""Of one tenant, in force: all of them are in the feed."""
+"""Active keys per tenant: all of them are in the feed."""
 MAX_ENDED = 1000
-"""Keys of one tenant that are listed after their end; older ones are in the audit log alone."""
+"""Ended keys per tenant that are still listed; older ones are only in the audit log."""
 _ENDED_AT_ONCE = 100
 _TABLE = tables.api_keys
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reach:
-    """What a key may touch, and how much; None = everything.
+    """The restrictions of a key; None = unrestricted.
 
     Attributes:
-        function: only together with its app.
-        quotas: of this key alone (`pilotlight.quotas.Quotas` as JSON).
+        function: requires `app`.
+        quotas: quotas of this key only (`pilotlight.quotas.Quotas` as JSON).
     """
 
     environment: str | None = None
@@ -50,8 +51,8 @@ EVERYTHING = Reach()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewKey:
-    """A key just made. `secret` is its text, which nobody can show again; `replaces` the key that
-    was rotated into it."""
+    """A new key. `secret` is its text, which cannot be shown again; `replaces` is the key that was
+    rotated into it."""
 
     record: KeyRecord
     secret: str
@@ -72,10 +73,10 @@ def create(
     expires_in_s: float | None = None,
     request: str = "",
 ) -> NewKey:
-    """Make a key. Raises InvalidInput, NotFound for an environment that does not exist, Conflict
-    where there are too many.
+    """Create a key. Raises InvalidInput, NotFound for an environment that does not exist, Conflict
+    when there are too many keys.
 
-    `environment` is short for a reach of one.
+    `environment` is shorthand for `Reach(environment=…)`.
     """
     _check(name, reach, expires_in_s)
     environment = environment or reach.environment
@@ -93,8 +94,8 @@ def create(
         function=reach.function,
         quotas=quotas.parse(reach.quotas, of_key=True),
     )
-    made = NewKey(record=record, secret=text, name=name, created_at=write.now)
-    _insert(write, made, actor=actor)
+    new_key = NewKey(record=record, secret=text, name=name, created_at=write.now)
+    _insert(write, new_key, actor=actor)
     _require_room(write, tenant=tenant)
     audit.record(
         write,
@@ -102,10 +103,10 @@ def create(
         actor=actor,
         action="key.create",
         subject=record.id,
-        after=_told(made),
+        after=_audit_entry(new_key),
         request=request,
     )
-    return made
+    return new_key
 
 
 def change(
@@ -119,14 +120,14 @@ def change(
     force: bool = False,
     request: str = "",
 ) -> dict[str, Any]:
-    """Give a key other quotas (`bounds`; None: as they are) or another end: `expiry` holds seconds
-    from now, or None for no end.
+    """Change a key's quotas (`bounds`; None: unchanged) or its expiry: `expiry` holds seconds from
+    now, or None for no expiry.
 
-    Returns its listing entry. Raises NotFound, InvalidInput, or Conflict: for a revoked one, or
-    without `force` for an earlier end of a tenant's last admin key (where all have an end: of the
-    one that ends last)."""
+    Returns its listing entry. Raises NotFound, InvalidInput, or Conflict: for a revoked key, or,
+    without `force`, for an earlier expiry of a tenant's last admin key (if all expire: of the one
+    that expires last)."""
     row = find(write.sql, tenant=tenant, key_id=key_id)
-    _demand_alive(row)
+    _require_unrevoked(row)
     values: dict[str, Any] = {}
     if bounds is not None:
         values["quotas"] = canonical_json(quotas.parse(bounds, of_key=True)).decode()
@@ -164,25 +165,25 @@ def change(
 def rotate(
     write: Write, *, tenant: str, key_id: str, grace_s: float, actor: str, request: str = ""
 ) -> NewKey:
-    """A new key of the same reach; the old one ends after `grace_s` seconds, 0 = now. One with an
-    end gets the same time to live again.
+    """Create a key with the same restrictions; the old one ends after `grace_s` seconds, 0 = now. A
+    key with an expiry gets the same lifetime again.
 
-    Of two at once one rotates, the other is told. Raises NotFound, InvalidInput, or Conflict:
-    revoked, expired, rotated before, too many."""
+    Of two concurrent rotations, one fails. Raises NotFound, InvalidInput, or Conflict: the key was
+    revoked, expired or rotated before, or there are too many keys."""
     if not 0 <= grace_s <= MAX_LIFE_S:
         raise InvalidInput(
             f"grace_s = {grace_s:g}: must be between 0 and {MAX_LIFE_S:g}", parameter="grace_s"
         )
     row = find(write.sql, tenant=tenant, key_id=key_id)
-    _demand_alive(row)
+    _require_unrevoked(row)
     if row.expires_at is not None and row.expires_at <= write.now:
-        raise Conflict(f"API key {key_id} has expired: make a new one", key=key_id)
+        raise Conflict(f"API key {key_id} has expired: create a new one", key=key_id)
     successor = write.sql.execute(
         sa.select(_TABLE.c.id).where(_TABLE.c.tenant == tenant, _TABLE.c.replaces == key_id)
     ).scalar()
     if successor is not None:
         raise Conflict(
-            f"API key {key_id} was rotated into {successor} already: rotate that one, or make a "
+            f"API key {key_id} was already rotated into {successor}: rotate that one, or create a "
             f"new one",
             key=successor,
         )
@@ -194,17 +195,17 @@ def rotate(
         "hash": access.hash_key(text),
         "expires_at": ends_at,
     }
-    made = NewKey(
+    new_key = NewKey(
         record=KeyRecord(**values),
         secret=text,
         name=row.name,
         created_at=write.now,
         replaces=key_id,
     )
-    _insert(write, made, actor=actor)
+    _insert(write, new_key, actor=actor)
     _end(write, row, grace_s=grace_s)
     _require_room(write, tenant=tenant)
-    after = {**_told(made), "grace_s": grace_s}
+    after = {**_audit_entry(new_key), "grace_s": grace_s}
     audit.record(
         write,
         tenant=tenant,
@@ -214,14 +215,14 @@ def rotate(
         after=after,
         request=request,
     )
-    return made
+    return new_key
 
 
 def revoke(
     write: Write, *, tenant: str, key_id: str, actor: str, force: bool = False, request: str = ""
 ) -> None:
-    """End a key now; ending it again changes nothing. Raises NotFound, or Conflict for a tenant's
-    last admin key without `force`."""
+    """Revoke a key; idempotent. Raises NotFound, or Conflict for a tenant's last admin key without
+    `force`."""
     row = find(write.sql, tenant=tenant, key_id=key_id)
     if row.revoked_at is None:
         if not force and _is_last_admin(write, row):
@@ -233,7 +234,7 @@ def revoke(
 
 
 def find(sql: sa.Connection, *, tenant: str, key_id: str) -> sa.Row[Any]:
-    """A key's row. Raises NotFound: another tenant's keys do not exist either."""
+    """Return a key's row. Raises NotFound, also for another tenant's key."""
     row = sql.execute(
         sa.select(_TABLE).where(_TABLE.c.id == key_id, _TABLE.c.tenant == tenant)
     ).first()
@@ -245,8 +246,8 @@ def find(sql: sa.Connection, *, tenant: str, key_id: str) -> sa.Row[Any]:
 def listing(
     sql: sa.Connection, *, tenant: str, only: str | None = None, bounded: bool = False
 ) -> list[dict[str, Any]]:
-    """A tenant's keys, newest first, without their hashes: all, or `only` that one, or the
-    `bounded` ones that are in force."""
+    """Return a tenant's keys, newest first, without their hashes: all, or `only` that one, or those
+    with quotas that are not revoked (`bounded`)."""
     query = (
         sa.select(_TABLE)
         .where(_TABLE.c.tenant == tenant)
@@ -260,24 +261,26 @@ def listing(
 
 
 def any_exists(sql: sa.Connection) -> bool:
-    """Whether any key was ever made: False means that nobody can get in yet."""
+    """Whether any key exists. Without one the platform has no user yet."""
     return sql.execute(sa.select(_TABLE.c.id).limit(1)).first() is not None
 
 
-def _insert(write: Write, made: NewKey, *, actor: str) -> None:
+def _insert(write: Write, new_key: NewKey, *, actor: str) -> None:
     row = {
-        **to_json(made.record),
-        "quotas": canonical_json(made.record.quotas).decode(),
-        "name": made.name,
+        **to_json(new_key.record),
+        "quotas": canonical_json(new_key.record.quotas).decode(),
+        "name": new_key.name,
         "created_by": actor,
     }
-    write.sql.execute(sa.insert(_TABLE).values(**row, created_at=write.now, replaces=made.replaces))
-    feed.append(write, feed.KEY, made.record.id, to_json(made.record))
+    write.sql.execute(
+        sa.insert(_TABLE).values(**row, created_at=write.now, replaces=new_key.replaces)
+    )
+    feed.append(write, feed.KEY, new_key.record.id, to_json(new_key.record))
 
 
 def _require_room(write: Write, *, tenant: str) -> None:
-    """Raise Conflict where more keys are in force than may be; of those that ended drop the oldest
-    beyond MAX_ENDED."""
+    """Raise Conflict when the tenant has more than MAX_KEYS active keys; delete its oldest ended
+    keys beyond MAX_ENDED."""
     of_tenant = _TABLE.c.tenant == tenant
     has_ended = _TABLE.c.revoked_at.is_not(None) | sa.func.coalesce(
         _TABLE.c.expires_at <= write.now, sa.false()
@@ -286,8 +289,8 @@ def _require_room(write: Write, *, tenant: str) -> None:
     ended = int(write.sql.execute(count.where(has_ended)).scalar_one())
     if int(write.sql.execute(count).scalar_one()) - ended > MAX_KEYS:
         raise Conflict(
-            f"this tenant has {MAX_KEYS} API keys in force, which is the bound",
-            hint="End some: `pilotlight token revoke ID`.",
+            f"this tenant has {MAX_KEYS} active API keys, which is the maximum",
+            hint="Revoke some: `pilotlight token revoke ID`.",
         )
     if (excess := ended - MAX_ENDED) > 0:
         end = sa.func.coalesce(_TABLE.c.revoked_at, _TABLE.c.expires_at)
@@ -322,34 +325,34 @@ def _record(row: sa.Row[Any]) -> dict[str, Any]:
 
 
 def _entry(row: sa.RowMapping) -> dict[str, Any]:
-    shown = {name: value for name, value in row.items() if name not in ("hash", "tenant")}
-    return {**shown, "quotas": json.loads(row["quotas"])}
+    public = {name: value for name, value in row.items() if name not in ("hash", "tenant")}
+    return {**public, "quotas": json.loads(row["quotas"])}
 
 
-def _told(made: NewKey) -> dict[str, Any]:
+def _audit_entry(new_key: NewKey) -> dict[str, Any]:
     record = {
         name: value
-        for name, value in to_json(made.record).items()
+        for name, value in to_json(new_key.record).items()
         if name not in ("hash", "tenant")
     }
-    return {**record, "name": made.name}
+    return {**record, "name": new_key.name}
 
 
 def _last_admin(key_id: str) -> Conflict:
     return Conflict(
-        f"API key {key_id} is the last admin key of its tenant: without it the tenant cannot make "
-        f"keys or environments",
+        f"API key {key_id} is the last admin key of its tenant: without it the tenant cannot "
+        f"create keys or environments",
         key=key_id,
-        hint="Make another first (`pilotlight token create --scope admin`), or end this one with "
+        hint="Create another one first (`pilotlight token create --scope admin`), or repeat with "
         "--force (API: ?force=true).",
     )
 
 
 def _is_last_admin(write: Write, row: sa.Row[Any], *, until: float | None = None) -> bool:
-    """Whether the tenant could not be administered after this key. Keys that are bound count only
-    where no other admin key is in force.
+    """Whether the tenant would have no administrator without this key. Bound keys count only if no
+    other admin key is active.
 
-    `until`: others count that are in force until then at least; None: those that are in force now.
+    `until`: count other keys that are active at least until then; None: those that are active now.
     """
     bounds = (_TABLE.c.environment, _TABLE.c.app, _TABLE.c.function)
     is_in_force = _TABLE.c.revoked_at.is_(None) & (
@@ -372,15 +375,16 @@ def _is_last_admin(write: Write, row: sa.Row[Any], *, until: float | None = None
     return not any(found.values()) if is_whole else not found
 
 
-def _demand_alive(row: sa.Row[Any]) -> None:
+def _require_unrevoked(row: sa.Row[Any]) -> None:
     if row.revoked_at is not None:
-        raise Conflict(f"API key {row.id} was revoked: make a new one", key=row.id)
+        raise Conflict(f"API key {row.id} was revoked: create a new one", key=row.id)
 
 
 def _check(name: str, reach: Reach, expires_in_s: float | None) -> None:
     if len(name) > MAX_LABEL:
         raise InvalidInput(
-            f"a key's name has {len(name)} characters: at most {MAX_LABEL}", parameter="name"
+            f"the key's name has {len(name)} characters; the maximum is {MAX_LABEL}",
+            parameter="name",
         )
     if expires_in_s is not None and not 0 < expires_in_s <= MAX_LIFE_S:
         raise InvalidInput(
@@ -388,9 +392,7 @@ def _check(name: str, reach: Reach, expires_in_s: float | None) -> None:
             parameter="expires_in_s",
         )
     if reach.function is not None and reach.app is None:
-        raise InvalidInput(
-            f"function = {reach.function!r}: needs the app that it belongs to", parameter="app"
-        )
+        raise InvalidInput(f"function = {reach.function!r}: also name its app", parameter="app")
     for kind, given in (("app", reach.app), ("function", reach.function)):
         try:
             check_name(kind, given) if given is not None else None

@@ -1,4 +1,5 @@
-"""From a function's spec to what the node needs to boot it: ids, the launch record, the route."""
+"""Function ids, launch specs for nodes, and routes for activators, derived from a function's
+spec."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ from snapshotter.types import LaunchSpec, RevisionKey, WeightsMount
 
 
 def function_id(*, tenant: str, environment: str, app: str, function: str) -> FunctionId:
-    """`f-` and 16 hex digits; the same for a name for ever, so that metrics and bills of a
-    redeployed function go on."""
+    """Return the function's id: `f-` and 16 hex digits. It depends only on the names, so that a
+    redeployed function continues its metrics and bills."""
     path = f"{tenant}/{environment}/{app}/{function}"
     return FunctionId("f-" + hashlib.sha256(path.encode()).hexdigest()[:16])
 
@@ -36,8 +37,8 @@ def launch_spec(
     snapshots: bool,
     variables: Mapping[str, Sequence[str]],
 ) -> LaunchSpec:
-    """What the node agent is given to boot `spec`. Of several acceptable accelerators the first is
-    asked for.
+    """Return what the node agent needs to start `spec`. Of several acceptable accelerators, it
+    requests the first.
 
     `snapshots`: the operator's switch. `variables`: secret → names of the variables that it sets.
     """
@@ -89,8 +90,8 @@ def route(
     snapshots: bool,
     variables: Mapping[str, Sequence[str]],
 ) -> dict[str, Any]:
-    """The document that activators route by; `specs` are those of every revision that `document`
-    names, the rest as in `launch_spec`."""
+    """Return the route of a function for activators. `specs` has every revision that `document`
+    names; the other arguments are those of `launch_spec`."""
     revisions: dict[str, dict[str, Any]] = {}
     for name, spec in sorted(specs.items()):
         launch = launch_spec(
@@ -118,8 +119,8 @@ def route(
 
 
 def sealed(page: feed.Page, grants: Grants) -> feed.Page:
-    """The page as activators of this machine get it: each launch document in it has the seal that
-    the node agent asks for."""
+    """Return the page for activators of this machine: each launch document has the seal that the
+    node agent requires."""
     return replace(page, changes=tuple(_sealed(change, grants) for change in page.changes))
 
 

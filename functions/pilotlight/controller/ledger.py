@@ -1,8 +1,8 @@
-"""The ledger: every usage record, once, and the sums over them, exact to the last digit.
+"""The ledger: every usage record, exactly once, and exact sums over them.
 
-A record is immutable and unique by its id, so an activator may send it again until it hears that it
-arrived. Costs are added as whole picounits inside the database: the high and the low half apart,
-because SQLite's SUM overflows at 2**63."""
+A record is immutable and unique by its id, so an activator can resend it until it is acknowledged.
+The database adds costs as whole picounits, the high and the low half separately, because SQLite's
+SUM overflows at 2**63."""
 
 from __future__ import annotations
 
@@ -52,31 +52,32 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "str | None": (str, NoneType),
 }
 _TYPES: dict[str, tuple[type, ...]] = {f.name: _KINDS[str(f.type)] for f in fields(UsageRecord)}
-"""Types of a record's fields as JSON gives them."""
+"""Types of a record's fields as parsed from JSON."""
 _SOUND = frozenset(product(*_TYPES.values()))
-"""Every combination of types that a record may have, in the order of its fields: one look-up checks
-a whole record."""
+"""Every valid combination of types, in the order of a record's fields: one lookup checks a whole
+record."""
 _values = itemgetter(*_TYPES)
 _STARTED_AT, _COST, _KIND, _EXPERIMENT = AT["started_at"], AT["cost"], AT["kind"], AT["experiment"]
 Row = tuple[Any, ...]
-"""A record as the ledger keeps it, in the order of `COLUMNS`."""
+"""A record as the ledger stores it, in the order of `COLUMNS`."""
 _experiment = itemgetter(_EXPERIMENT)
 _tenant_and_month = itemgetter(AT["tenant"], AT["month"])
 _ISSUED = "SELECT tenant, currency, month FROM invoices WHERE tenant {} AND month >= {}"
 _is_plain = re.compile(r"[0-9]{1,6}\.[0-9]{12}").fullmatch
-"""Costs as our own activators write them, whole picounits of less than a million: below 2**62."""
+"""Matches costs as activators write them: whole picounits, less than a million units, below
+2**62."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Added:
-    """What became of a batch.
+    """The result of adding a batch.
 
     Attributes:
-        new: how many records were not there yet.
-        conflicts: ids that are there already with other content; the first content stands.
-        spent: money of the new records, in picounits.
-        batch: money of all of them as they were sent, those that were there before included.
-        in_experiments: those of the new records that were made in one.
+        new: the number of new records.
+        conflicts: ids that exist with different content; the first content is kept.
+        spent: cost of the new records, in picounits.
+        batch: cost of all records as sent, including those that existed before.
+        in_experiments: the new records that belong to an experiment.
     """
 
     new: int
@@ -87,16 +88,16 @@ class Added:
 
 
 def add(write: Write, records: Sequence[UsageRecord]) -> Added:
-    """Insert what is not there yet. Raises InvalidInput for a cost that is not a decimal of whole
-    picounits."""
+    """Insert the records that are new. Raises InvalidInput for a cost that is not a decimal of
+    whole picounits."""
     return add_rows(write, [record.to_json() for record in records])
 
 
 def add_rows(write: Write, rows: Sequence[Mapping[str, Any]]) -> Added:
-    """`add` for records that are JSON values still: the ledger's hot path. Rollups grow in the same
-    transaction.
+    """Insert the new ones of records given as JSON values: the ledger's hot path. Updates the
+    rollups in the same transaction.
 
-    Raises InvalidInput naming the record and the key that is missing, unknown or of the wrong type.
+    Raises InvalidInput with the record and the key that is missing, unknown or of the wrong type.
     """
     if not rows:
         return Added(new=0)
@@ -106,7 +107,7 @@ def add_rows(write: Write, rows: Sequence[Mapping[str, Any]]) -> Added:
         rollups.add(write, sums)
     except (OverflowError, UnicodeEncodeError, sa.exc.DataError) as e:
         raise InvalidInput(
-            f"usage: a number or a text of these records does not fit into the ledger: {e}"
+            f"usage: a number or text in these records is too large for the ledger: {e}"
         ) from e
     spent, new = spending(sums.days), len(fresh)
     assigned = [row for row in fresh if row[_EXPERIMENT]] if any(map(_experiment, fresh)) else ()
@@ -123,8 +124,8 @@ def add_rows(write: Write, rows: Sequence[Mapping[str, Any]]) -> Added:
 
 
 def _insert(write: Write, values: Sequence[Row]) -> tuple[Sequence[Row], Aggregate]:
-    """Those that are new. One prepared statement for the whole batch; only when it tells that some
-    were there is it asked which."""
+    """Insert rows and return those that are new. Uses one prepared statement for the whole batch;
+    only if some rows existed, a query finds which."""
     with write.sql.begin_nested() as attempt:
         if _insert_all(write.sql, values) == len(values):
             return values, aggregate(values)
@@ -144,7 +145,7 @@ def _insert_all(sql: sa.Connection, values: Sequence[Row]) -> int:
 
 
 def _unknown(sql: sa.Connection, values: Sequence[Row]) -> list[Row]:
-    """The first row of each id that the ledger does not have."""
+    """Return the first row of each id that the ledger does not have."""
     first: dict[str, Row] = {}
     for row in values:
         first.setdefault(row[AT["id"]], row)
@@ -155,10 +156,10 @@ def _unknown(sql: sa.Connection, values: Sequence[Row]) -> list[Row]:
 
 
 def _in_open_months(sql: sa.Connection, values: list[Row]) -> list[Row]:
-    """An issued invoice does not change: what comes late for its month goes to the first month that
-    is not issued."""
-    places = set(map(_tenant_and_month, values))
-    tenants, earliest = {tenant for tenant, _ in places}, min(month for _, month in places)
+    """Move records of months whose invoices are issued, and so cannot change, to the first month
+    that is not issued."""
+    pairs = set(map(_tenant_and_month, values))
+    tenants, earliest = {tenant for tenant, _ in pairs}, min(month for _, month in pairs)
     if sql.dialect.name == "postgresql":
         found = sql.exec_driver_sql(_ISSUED.format("= ANY(%s)", "%s"), (list(tenants), earliest))
     else:
@@ -179,17 +180,16 @@ def _moved(row: Row, issued: set[tuple[str, ...]]) -> Row:
 
 @functools.cache
 def _insertion(dialect: str) -> str:
-    """Written out: SQLAlchemy's own handling of the parameters costs more than the database
-    does."""
+    """Return the INSERT statement as text, because SQLAlchemy's handling of the parameters costs
+    more than the database's work."""
     columns = ", ".join(f'"{name}"' for name in COLUMNS)
-    places = ", ".join(["%s" if dialect == "postgresql" else "?"] * len(COLUMNS))
-    return (
-        f"INSERT INTO {tables.usage.name} ({columns}) VALUES ({places}) ON CONFLICT (id) DO NOTHING"
-    )
+    markers = ", ".join(["%s" if dialect == "postgresql" else "?"] * len(COLUMNS))
+    table = tables.usage.name
+    return f"INSERT INTO {table} ({columns}) VALUES ({markers}) ON CONFLICT (id) DO NOTHING"
 
 
 def _row(row: Mapping[str, Any], at: int, now: float) -> Row:
-    """The values of `COLUMNS`."""
+    """Return a record's values in the order of `COLUMNS`."""
     try:
         values = _values(row)
     except KeyError:
@@ -203,12 +203,13 @@ def _row(row: Mapping[str, Any], at: int, now: float) -> Row:
         return (*values, now, picos, day, month_of_day(day))
     except (ValueError, OverflowError) as e:
         raise InvalidInput(
-            f"records[{at}].started_at = {started_at!r} is no time", parameter="started_at"
+            f"records[{at}].started_at = {started_at!r} is not a valid time",
+            parameter="started_at",
         ) from e
 
 
 def _conflicts(write: Write, rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Ids whose record in the ledger is not the one that was sent."""
+    """Return the ids whose record in the ledger differs from the one that was sent."""
     known = {
         record.id: record
         for record in find(write.sql, tables.usage.c.id.in_([row["id"] for row in rows]))
@@ -236,14 +237,14 @@ def _checked(row: Mapping[str, Any], at: int) -> Mapping[str, Any]:
 
 
 def find(sql: sa.Connection, *where: sa.ColumnElement[bool]) -> list[UsageRecord]:
-    """Records that match, by attempt."""
+    """Return the matching records, ordered by attempt."""
     columns = [tables.usage.c[name] for name in UsageRecord.__slots__]
     query = sa.select(*columns).where(*where).order_by(tables.usage.c.attempt, tables.usage.c.id)
     return [UsageRecord(**row) for row in sql.execute(query).mappings()]
 
 
 def attempts(sql: sa.Connection, *, tenant: str, call: str) -> list[UsageRecord]:
-    """The attempts of one call."""
+    """Return the attempts of a call."""
     return find(sql, tables.usage.c.tenant == tenant, tables.usage.c.call == call)
 
 
@@ -254,8 +255,8 @@ def _picos(cost: str, at: int, *, kind: str) -> int:
         raise InvalidInput(
             f"records[{at}].cost = {cost!r} is not a decimal number", parameter="cost"
         ) from e
-    least = -_MAX_PICOS if kind == ADJUSTMENT else 0  # only a correction may give back
-    if not picos.is_finite() or picos != int(picos) or not least <= picos < _MAX_PICOS:
+    minimum = -_MAX_PICOS if kind == ADJUSTMENT else 0  # only a correction may be negative
+    if not picos.is_finite() or picos != int(picos) or not minimum <= picos < _MAX_PICOS:
         raise InvalidInput(
             f"records[{at}].cost = {cost!r} is not a whole number of {COST_QUANTUM}",
             parameter="cost",

@@ -1,5 +1,5 @@
-"""One controller per database: a lock held for the life of the process, and freed by the kernel
-however it ends."""
+"""The lock that allows one controller per database. It is held for the life of the process, and the
+kernel releases it however the process ends."""
 
 from __future__ import annotations
 
@@ -13,35 +13,37 @@ from typing import Self
 import sqlalchemy as sa
 
 _ADVISORY_LOCK = 0x70696C6F74
-"""Key of PostgreSQL's session lock: "pilot"."""
+"""Key of the PostgreSQL session lock: "pilot"."""
 
 
 class AlreadyRunning(Exception):
-    """Raised when another controller owns the database; the message names who."""
+    """Raised when another controller holds the lock; the message identifies it."""
 
 
 class ControllerLock:
-    """Held by the one controller: a file lock (flock(2)) in <home>, and a session lock where the
-    database is PostgreSQL."""
+    """The controller's lock: a file lock (flock(2)) in <home>, and a session lock if the database
+    is PostgreSQL."""
 
-    def __init__(self, file: Path, engine: sa.Engine | None = None, *, held: int = -1) -> None:
-        """`held`: descriptor of the file, which this process has locked already (`lock_file`); -1 =
-        it has not."""
+    def __init__(
+        self, file: Path, engine: sa.Engine | None = None, *, descriptor: int = -1
+    ) -> None:
+        """`descriptor`: of the file, if this process has locked it already (`lock_file`); -1 = it
+        has not."""
         self._file = file
         self._engine = (
             engine if engine is not None and engine.dialect.name == "postgresql" else None
         )
-        self._descriptor = held
+        self._descriptor = descriptor
         self._session: sa.Connection | None = None
 
     @property
     def is_in_database(self) -> bool:
-        """Whether the database holds it, too, and may lose it."""
+        """Whether the lock is also held in the database, which may lose it."""
         return self._session is not None
 
     def is_held(self) -> bool:
-        """Whether the database still knows our session, which holds the lock. Waits for its
-        answer."""
+        """Whether the database session that holds the lock is still alive. Blocks until the
+        database answers."""
         if self._session is None:
             return self._descriptor >= 0
         try:
@@ -50,25 +52,25 @@ class ControllerLock:
             return False
 
     def __enter__(self) -> Self:
-        """See `take`."""
-        self.take()
+        """Acquire the lock. Raises AlreadyRunning."""
+        self.acquire()
         return self
 
-    def take(self) -> None:
-        """Raises AlreadyRunning."""
-        is_ours = self._descriptor >= 0
-        if not is_ours:
+    def acquire(self) -> None:
+        """Acquire the lock. Raises AlreadyRunning."""
+        is_file_locked = self._descriptor >= 0
+        if not is_file_locked:
             self._descriptor = lock_file(self._file)
         try:
-            self._take_session()
+            self._acquire_session()
         except BaseException:
-            if is_ours:  # it may be root's to open: it stays as it was given
+            if is_file_locked:  # keep the given descriptor: reopening the file may require root
                 self._end_session()
             else:
-                self.give_back()
+                self.release()
             raise
 
-    def _take_session(self) -> None:
+    def _acquire_session(self) -> None:
         if self._engine is not None:
             self._session = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
             if not self._session.execute(
@@ -85,10 +87,10 @@ class ControllerLock:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.give_back()
+        self.release()
 
-    def give_back(self) -> None:
-        """Let another have it. Nothing happens where it is not held."""
+    def release(self) -> None:
+        """Release the lock. Does nothing if it is not held."""
         self._end_session()
         if self._descriptor >= 0:
             os.close(self._descriptor)
@@ -96,13 +98,14 @@ class ControllerLock:
 
     def _end_session(self) -> None:
         if self._session is not None:
-            self._session.invalidate()  # back in the pool it would go on holding the lock
+            self._session.invalidate()  # in the pool it would keep holding the lock
             self._session.close()
             self._session = None
 
 
 def lock_file(file: Path) -> int:
-    """A descriptor of `file`, locked, with this process's pid in it. Raises AlreadyRunning."""
+    """Lock `file`, write this process's pid to it, and return its descriptor. Raises
+    AlreadyRunning."""
     file.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -119,8 +122,8 @@ def lock_file(file: Path) -> int:
 
 
 def ring(file: Path) -> None:
-    """Tell the controller that holds the lock `file` that another process has written to its
-    database. Nothing where there is none."""
+    """Notify the controller that holds the lock `file` that another process has written to its
+    database. Does nothing if no controller holds it."""
     try:
         owner = file.read_text().strip()
         if owner.isdigit():

@@ -1,4 +1,4 @@
-"""A revision's manifest: everything that it pins, and everything that was told of it since."""
+"""A revision's manifest: everything that it pins, and all metadata recorded since."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from pilotlight.policies import parse_gate
 from pilotlight.spec import FunctionSpec, canonical_json, from_json, to_json
 
 MAX_CHANGES = 500
-"""Of one comparison: two revisions that have less in common are best looked at by themselves."""
+"""Changes per comparison: revisions that differ more are better inspected separately."""
 MAX_LISTED = 1000
 
 
 def listing(
     sql: sa.Connection, place: Place, function: str, *, limit: int = MAX_LISTED
 ) -> list[dict[str, Any]]:
-    """A function's revisions, newest first, in brief. Raises NotFound."""
+    """Return summaries of a function's revisions, newest first. Raises NotFound."""
     document = traffic.find(sql, place, function)
     function_id, table = place.function_id(function), tables.revisions
     named = _names(sql, function_id, dict(document.tags))
@@ -46,7 +46,7 @@ def listing(
 
 
 def manifest(sql: sa.Connection, place: Place, function: str, revision: str) -> dict[str, Any]:
-    """All that is known of a revision, by its exact name. Raises NotFound."""
+    """Return the manifest of a revision, by its exact name. Raises NotFound."""
     document = traffic.find(sql, place, function)
     function_id = place.function_id(function)
     row = revisions.row(sql, function_id=function_id, revision=revision)
@@ -85,11 +85,11 @@ def manifest(sql: sa.Connection, place: Place, function: str, revision: str) -> 
 def diff(
     sql: sa.Connection, place: Place, function: str, *, before: str, after: str
 ) -> dict[str, Any]:
-    """What is not the same in two revisions, by exact names: `{"from", "to", "changes": [{"what",
-    "from", "to"}], "breaks"}`."""
+    """Compare two revisions, by exact names: `{"from", "to", "changes": [{"what", "from", "to"}],
+    "breaks"}`."""
     function_id = place.function_id(function)
     rows = [revisions.row(sql, function_id=function_id, revision=name) for name in (before, after)]
-    told = [
+    documents = [
         {
             **json.loads(row.spec),
             "lineage": json.loads(row.lineage),
@@ -97,7 +97,7 @@ def diff(
         }
         for row in rows
     ]
-    old, new = (dict(_flat(one, "")) for one in told)
+    old, new = (dict(_flatten(one, "")) for one in documents)
     changed = [name for name in {**old, **new} if old.get(name, _ABSENT) != new.get(name, _ABSENT)]
     changes = [
         {"what": name, "from": old.get(name), "to": new.get(name)}
@@ -108,10 +108,10 @@ def diff(
 
 
 def environment_digest(spec: FunctionSpec) -> str:
-    """sha256 (hex) of what a revision's code finds around it: its image and its plain variables,
-    and which secrets set others."""
-    around = {"image": spec.image, "env": dict(spec.env), "secrets": sorted(spec.secrets)}
-    return hashlib.sha256(canonical_json(around)).hexdigest()
+    """Return the sha256 (hex) of the environment of a revision's code: its image, its plain
+    variables, and the names of its secrets."""
+    environment = {"image": spec.image, "env": dict(spec.env), "secrets": sorted(spec.secrets)}
+    return hashlib.sha256(canonical_json(environment)).hexdigest()
 
 
 _ABSENT = object()
@@ -140,8 +140,8 @@ def _names(
 
 
 def _lock(sql: sa.Connection, place: Place, spec: FunctionSpec) -> dict[str, Any]:
-    """The image, by its digest, with the steps that made it; without one, the platform's
-    interpreter runs it."""
+    """Return the image's digest and build steps. Without an image, the platform's interpreter runs
+    the code."""
     if spec.image is None:
         return {"image": None, "steps": []}
     table = tables.images
@@ -177,7 +177,7 @@ def _approvals(sql: sa.Connection, place: Place, function: str, revision: str) -
 
 
 def _rollout(sql: sa.Connection, function_id: str, revision: str) -> dict[str, Any] | None:
-    """The newest rollout that brought the revision."""
+    """Return the newest rollout whose candidate is the revision."""
     table = tables.rollouts
     query = (
         sa.select(table)
@@ -198,18 +198,18 @@ def _rollout(sql: sa.Connection, function_id: str, revision: str) -> dict[str, A
     )
 
 
-def _flat(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Leaves by their path; an empty list is a leaf, an empty object is nothing."""
+def _flatten(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Yield leaves by their path; an empty list is a leaf, an empty object yields nothing."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
-            yield from _flat(inner, f"{path}.{key}" if path else str(key))
+            yield from _flatten(inner, f"{path}.{key}" if path else str(key))
     elif (
         isinstance(value, list)
         and value
         and any(isinstance(inner, Mapping | list) for inner in value)
     ):
         for number, inner in enumerate(value):
-            yield from _flat(
+            yield from _flatten(
                 inner,
                 f"{path}[{inner['name'] if isinstance(inner, Mapping) and inner.get('name') else number}]",
             )

@@ -1,5 +1,5 @@
-"""Model servers' names for what is there: a model is `app/function`, a version of it a revision, an
-alias or a tag."""
+"""The terms of model servers: a model is `app/function`; a version of it is a revision, an alias or
+a tag."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from pilotlight.types import check_name
 
 
 def parse(model: str) -> tuple[str, str]:
-    """App and function of a model's id. Raises InvalidInput."""
+    """Parse a model's id into app and function. Raises InvalidInput."""
     app, _, function = model.partition("/")
     try:
         return check_name("app", app), check_name("function", function)
     except ValueError as e:
         raise InvalidInput(
-            f"modelId = {model!r}: write app/function ({e})", parameter="modelId"
+            f"modelId = {model!r}: use the form app/function ({e})", parameter="modelId"
         ) from e
 
 
 def version(sql: sa.Connection, place: Place, *, function: str, reference: str) -> FunctionSpec:
-    """What that version is. Raises NotFound, InvalidInput."""
+    """Return the spec of a version. Raises NotFound, InvalidInput."""
     traffic.find(sql, place, function)
     revision = aliases.resolve(sql, place, function, reference)
     return revisions.spec_of(sql, function_id=place.function_id(function), revision=revision)
@@ -46,40 +46,40 @@ def deploy(
     resources: Mapping[str, Any],
     terms: Terms,
 ) -> tuple[str, Released]:
-    """Let a version serve; its revision and what became of it. Resources that differ make another
+    """Deploy a version; return its revision and the result. Different resources create another
     revision of the same code.
 
-    Raises NotFound, InvalidInput, and what `releases.release` raises, but that a revision that
-    lacks approvals waits for them."""
+    Raises NotFound, InvalidInput, and what `releases.release` raises, except that a revision
+    without enough approvals waits for them."""
     traffic.find(write.sql, place, function)
     revision = aliases.resolve(write.sql, place, function, reference)
     function_id = place.function_id(function)
     row = revisions.row(write.sql, function_id=function_id, revision=revision)
     revisions.require_blobs(row)
     spec = revisions.spec_of(write.sql, function_id=function_id, revision=revision)
-    wanted = from_json(Resources, {**to_json(spec.resources), **resources}, "resources")
+    requested = from_json(Resources, {**to_json(spec.resources), **resources}, "resources")
     created = False
-    if wanted != spec.resources:
-        told = Told(**revisions.told_of(row), author=place.actor)
-        told = replace(told, lineage={**told.lineage, "resources_of": revision})
+    if requested != spec.resources:
+        metadata = Told(**revisions.told_of(row), author=place.actor)
+        metadata = replace(metadata, lineage={**metadata.lineage, "resources_of": revision})
         revision, created = registry.place_revision(
-            write, place, replace(spec, resources=wanted), told=told
+            write, place, replace(spec, resources=requested), told=metadata
         )
     version = registry.go_on(write, place)
-    done = releases.release(write, place, function=function, revision=revision, terms=terms)
-    registry.settle(write, place, function, done)
-    entry = to_json(registry.deployed(function, revision, done, created=created))
+    released = releases.release(write, place, function=function, revision=revision, terms=terms)
+    registry.settle(write, place, function, released)
+    entry = to_json(registry.deployed(function, revision, released, created=created))
     history.note(
         write,
         place,
         version=version,
-        action="promote" if done.stage is Stage.LIVE else "deploy",
+        action="promote" if released.stage is Stage.LIVE else "deploy",
         functions=[entry],
     )
     registry.note(
         write,
         place,
         "app.promote",
-        after={"function": function, "revision": revision, "stage": done.stage.value},
+        after={"function": function, "revision": revision, "stage": released.stage.value},
     )
-    return revision, done
+    return revision, released

@@ -78,7 +78,7 @@ async def serve(config: ControllerConfig, opened: Openings, *, ready_fd: int | N
     agent = agent_of(config)
     cache = WeightCacheClient(paths.socket_for_controller("weight_cache"))
     metrics = Metrics()
-    lock = ControllerLock(paths.home / "controller.lock", store.engine, held=opened.lock)
+    lock = ControllerLock(paths.home / "controller.lock", store.engine, descriptor=opened.lock)
     try:
         async with standby.at_work(
             lock, waits=config.settings.standby, metrics=metrics, address=opened.metrics
@@ -292,7 +292,7 @@ async def _measure_budgets(context: Context) -> None:
             for (tenant, budget), share in (
                 await anyio.to_thread.run_sync(_shares, context)
             ).items():
-                context.metrics.budget_used(tenant, budget, share)
+                context.metrics.set_budget_used(tenant, budget, share)
         except SQLAlchemyError as e:
             log.error("event=budgets_not_measured error=%r", e)
         await asyncio.sleep(MEASURE_S)

@@ -144,7 +144,7 @@ def read(key: PlatformKey, cookie: str) -> tuple[str, str, float]:
 def demand_reach(caller: Principal) -> Principal:
     """The same caller, if its key may look at pages that show all of an environment. Raises
     Forbidden."""
-    caller.demand(Scope.READ_BILLING)
+    caller.require_scope(Scope.READ_BILLING)
     if caller.bound_app is not None:
         raise Forbidden(
             f"key {caller.key} reaches app {caller.bound_app!r} only, and pages show all of an "

@@ -45,7 +45,7 @@ async def at_work(
     if waits:
         await _wait(lock, metrics, address)
     else:
-        lock.take()
+        lock.acquire()
     watching = asyncio.create_task(_watch(lock), name="lock") if lock.is_in_database else None
     try:
         yield
@@ -53,7 +53,7 @@ async def at_work(
         if watching is not None:
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
-        lock.give_back()
+        lock.release()
 
 
 async def of_home(file: Path, *, metrics: Metrics, address: MetricsAddress) -> int:
@@ -101,7 +101,7 @@ async def _standing_by(metrics: Metrics, address: MetricsAddress) -> AsyncIterat
 
 def _is_taken(lock: ControllerLock) -> bool:
     try:
-        lock.take()
+        lock.acquire()
     except AlreadyRunning:
         return False
     except SQLAlchemyError as e:

@@ -87,7 +87,7 @@ def _shell(database: Path, tmp_path: Path) -> Iterator[Shell]:
 def test_a_bad_release_is_refused_and_the_way_out_is_shown(shell: Shell) -> None:
     shell.deploy(returns="int")
     said = shell.failed("deploy", shell.source(returns="float"), "--no-wait")
-    assert "the answer: was integer, may be number now" in said
+    assert "the result: was integer, may now be number" in said
     assert "--allow-breaking" in said
     assert shell.deploy("--allow-breaking", returns="float")["stage"] == "live"
     metrics = shell.home / "metrics.json"
@@ -152,7 +152,7 @@ def test_somebody_else_approves(shell: Shell) -> None:
         in waiting
     )
     assert "needs 1 more approval" in shell.failed("app", "promote", "search", "v2", "--yes")
-    assert "let another one approve it" in shell.failed("app", "approve", "search", "v2")
+    assert "approve it with another key" in shell.failed("app", "approve", "search", "v2")
     other = shell.json("token", "create", "--scope", "deploy")["secret"]
     assert (
         "it may serve: pilotlight app promote search/embed v2-"
@@ -168,7 +168,7 @@ def test_names_are_given_and_taken(shell: Shell) -> None:
     assert second["stage"] == "no_traffic"
     assert shell.json("app", "alias", "search", "blessed", "next")["blessed"] == second["revision"]
     assert shell.json("app", "alias", "search", "blessed", "--remove") == {"stable": first}
-    assert "kept by the platform" in shell.failed("app", "alias", "search", "stable", "v1")
+    assert "managed by the platform" in shell.failed("app", "alias", "search", "stable", "v1")
     assert shell.json("app", "pin", "search", "default", "v1")["revision"] == first
     assert "follows the weights" in shell.run("app", "pin", "search", "default", "--remove").stdout
     promoted = shell.run(

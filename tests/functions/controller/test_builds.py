@@ -126,7 +126,7 @@ async def test_a_caller_who_leaves_owes_what_was_used_so_far(controller: Control
 def test_the_memory_of_builds_is_bounded_and_forgets_the_oldest() -> None:
     builds = Builds()
     for n in range(REMEMBERED + 10):
-        builds.hear(f"b-{n}", SECOND)
+        builds.record_usage(f"b-{n}", SECOND)
     assert repr(builds) == f"<Builds {REMEMBERED} remembered>"
-    assert builds.take(f"b-{REMEMBERED}") == (SECOND, SECOND)
-    assert builds.take(f"b-{REMEMBERED}") == (0, SECOND)
+    assert builds.charge(f"b-{REMEMBERED}") == (SECOND, SECOND)
+    assert builds.charge(f"b-{REMEMBERED}") == (0, SECOND)

@@ -38,24 +38,24 @@ def arguments(*required: str, **properties: Any) -> dict[str, Any]:
         (
             arguments("a", a=NUMBER),
             arguments("a", a=INTEGER),
-            "argument 'a': accepted number, accepts only integer now",
+            "argument 'a': accepted number, now accepts only integer",
         ),
         (
             arguments("a", a=NUMBER),
             arguments("a", "b", a=NUMBER, b=STRING),
-            "argument 'b' is required now",
+            "argument 'b' is now required",
         ),
         (
             arguments("a", a=NUMBER, b=NUMBER),
             arguments("a", a=NUMBER),
-            "argument 'b' is not accepted any more",
+            "argument 'b' is no longer accepted",
         ),
         (
             arguments(a={}),
             arguments(a=STRING),
-            "argument 'a': accepted anything, accepts only string now",
+            "argument 'a': accepted anything, now accepts only string",
         ),
-        (None, arguments(a=STRING), "its arguments: accepted anything, accepts only"),
+        (None, arguments(a=STRING), "its arguments: accepted anything, now accepts only"),
         (
             arguments(a={**NUMBER, "maximum": 9}),
             arguments(a={**NUMBER, "maximum": 5}),
@@ -70,7 +70,7 @@ def arguments(*required: str, **properties: Any) -> dict[str, Any]:
         (
             arguments(a={"anyOf": [STRING, {"type": "null"}]}),
             arguments(a=STRING),
-            "argument 'a': accepted null, accepts only string now",
+            "argument 'a': accepted null, now accepts only string",
         ),
         (
             arguments(a={"type": "array", "items": NUMBER}),
@@ -86,7 +86,7 @@ def arguments(*required: str, **properties: Any) -> dict[str, Any]:
         (
             arguments(a=arguments(b=STRING)),
             arguments(a=arguments("b", b=STRING)),
-            "argument 'a.b' is required now",
+            "argument 'a.b' is now required",
         ),
         (arguments(a={"type": "boolean"}), arguments(a={"const": True}), "argument 'a'"),
     ],
@@ -131,11 +131,11 @@ def test_arguments_that_become_wider_break_nobody(old: Any, new: Any) -> None:
 @pytest.mark.parametrize(
     "old,new,told",
     [
-        (INTEGER, NUMBER, "the answer: was integer, may be number now"),
-        (arguments("a", a=STRING), arguments(a=STRING), "the answer's 'a' may be missing now"),
-        (arguments("a", a=STRING), arguments("b", b=STRING), "the answer's 'a' may be missing now"),
-        (STRING, {"anyOf": [STRING, {"type": "null"}]}, "the answer: was string, may be null now"),
-        (STRING, None, "the answer: was string, may be anything now"),
+        (INTEGER, NUMBER, "the result: was integer, may now be number"),
+        (arguments("a", a=STRING), arguments(a=STRING), "the result's 'a' may now be missing"),
+        (arguments("a", a=STRING), arguments("b", b=STRING), "the result's 'a' may now be missing"),
+        (STRING, {"anyOf": [STRING, {"type": "null"}]}, "the result: was string, may now be null"),
+        (STRING, None, "the result: was string, may now be anything"),
     ],
 )
 def test_answers_that_become_wider_break_callers(old: Any, new: Any, told: str) -> None:
@@ -158,21 +158,21 @@ def test_answers_that_become_narrower_or_gain_properties_break_nobody(old: Any, 
 def test_methods_kinds_and_positions_are_promises_too() -> None:
     two = from_json(FunctionSpec, spec(kind="class", methods=[{"name": "embed"}, {"name": "rank"}]))
     one = from_json(FunctionSpec, spec(kind="class", methods=[{"name": "embed"}]))
-    assert breaks(two, one) == ["method 'rank' is gone"]
+    assert breaks(two, one) == ["method 'rank' was removed"]
     assert breaks(one, two) == []
     assert breaks(function(), from_json(FunctionSpec, spec(kind="asgi"))) == [
-        "it was called as a function, and is a web application now"
+        "it was a function, and is now a web application"
     ]
     assert breaks(function(), function(is_generator=True)) == [
-        "the answer was one value, and is a stream of items now"
+        "the result was one value, and is now a stream of items"
     ]
     named = arguments(a=STRING, b=STRING)
     before = function(named, parameters=["a", "b"])
     assert breaks(before, function(named, parameters=["b", "a"])) == [
-        "arguments by position were (a, b), and are (b, a) now"
+        "positional arguments were (a, b), and are now (b, a)"
     ]
     assert breaks(before, function(named, parameters=["a"])) == [
-        "argument 'b' cannot be given by its position any more"
+        "argument 'b' can no longer be passed by position"
     ]
     assert (
         breaks(

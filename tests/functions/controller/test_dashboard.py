@@ -47,7 +47,7 @@ async def test_a_stranger_is_sent_to_sign_in(controller: Controller) -> None:
         assert (answer.status_code, answer.headers["location"]) == (303, "/dashboard/login")
     wrong = await post_login(controller, "pl_wrong")
     assert wrong.status_code == 401
-    assert "not known" in wrong.text
+    assert "is unknown or was revoked" in wrong.text
 
 
 async def test_an_invoke_key_does_not_reach_the_dashboard(controller: Controller) -> None:

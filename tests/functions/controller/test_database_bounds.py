@@ -283,8 +283,8 @@ async def test_api_keys_of_a_tenant_have_a_bound(
 
     first = (await make(expires_in_s=100)).json()["id"]
     second = (await make()).json()["id"]
-    assert "has 3 API keys in force, which is the bound" in refused(await make(), 409)
-    assert "which is the bound" in refused(
+    assert "has 3 active API keys, which is the maximum" in refused(await make(), 409)
+    assert "which is the maximum" in refused(
         await controller.http.post(f"/v1/keys/{second}:rotate", json={"grace_s": 60}), 409
     )
     assert (await controller.http.post(f"/v1/keys/{second}:rotate", json={})).status_code == 201, (
@@ -292,7 +292,7 @@ async def test_api_keys_of_a_tenant_have_a_bound(
     )
     controller.clock.now += 200
     third = (await make()).json()["id"], "what expired counts no longer"
-    assert "which is the bound" in refused(await make(), 409)
+    assert "which is the maximum" in refused(await make(), 409)
     assert {first, third[0]} <= {
         one["id"] for one in (await controller.http.get("/v1/keys")).json()["keys"]
     }

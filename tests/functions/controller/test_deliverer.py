@@ -94,9 +94,9 @@ class Post:
                 chance=lambda: 0.5,
             )
 
-    async def round(self) -> int:
+    async def run_once(self) -> int:
         async with self.deliverer() as deliverer:
-            return await deliverer.round()
+            return await deliverer.run_once()
 
 
 @pytest.fixture(name="post")
@@ -164,7 +164,7 @@ async def test_each_threshold_is_one_message_and_the_last_one_of_a_hard_budget_s
     post.budget(receiver.url, alerts=[50, 80, 100])
     post.budget(receiver.url, alerts=[100], app="search", hard=False)
     post.spend("12.000000000000")
-    assert await post.round() == 4
+    assert await post.run_once() == 4
     said = [json.loads(got.body)["data"] for got in receiver.received]
     assert sorted((d["app"], d["percent"], d["stops_calls"]) for d in said) == [
         ("", 50, False),
@@ -172,7 +172,7 @@ async def test_each_threshold_is_one_message_and_the_last_one_of_a_hard_budget_s
         ("", 100, True),
         ("search", 100, False),
     ]
-    assert await post.round() == 0
+    assert await post.run_once() == 0
     assert len({got.headers["webhook-id"] for got in receiver.received}) == 4
 
 
@@ -182,15 +182,15 @@ async def test_a_failed_attempt_is_made_again_later_under_the_same_id(
     receiver.reply = lambda n: OK if n == 3 else b"HTTP/1.1 500 Oh\r\n\r\n"
     post.budget(receiver.url)
     post.spend()
-    assert await post.round() == 1
+    assert await post.run_once() == 1
     (alert,) = post.alerts()
     assert (alert.delivered_at, alert.error) == (None, "500: an answer of 200 to 299 was expected")
     assert alert.next_attempt_at == post.clock.now + 5
-    assert await post.round() == 0
+    assert await post.run_once() == 0
     post.clock.now += 5
-    assert await post.round() == 1
+    assert await post.run_once() == 1
     post.clock.now += 20
-    assert await post.round() == 1
+    assert await post.run_once() == 1
     assert len({got.headers["webhook-id"] for got in receiver.received}) == 1
     assert len({got.headers["webhook-signature"] for got in receiver.received}) == 3
     (alert,) = post.alerts()
@@ -207,7 +207,7 @@ async def test_a_receiver_that_wants_no_more_gets_no_more(post: Post, receiver: 
     receiver.reply = lambda _: b"HTTP/1.1 410 Gone\r\n\r\n"
     budget, _ = post.budget(receiver.url, alerts=[50, 80])
     post.spend()
-    assert await post.round() == 1
+    assert await post.run_once() == 1
     with post.store.read() as sql:
         now = budgets.get(sql, tenant=post.tenant, budget_id=budget.id)
         noted = audit.entries(
@@ -216,7 +216,7 @@ async def test_a_receiver_that_wants_no_more_gets_no_more(post: Post, receiver: 
     assert (now.terms.webhook, now.sealed_secret) == (None, None)
     assert [entry["subject"] for entry in noted] == [budget.id]
     post.spend("4.000000000000", "req-2/1")
-    assert await post.round() == 0
+    assert await post.run_once() == 0
     assert [(a.percent, a.next_attempt_at) for a in post.alerts()] == [(80, None), (50, None)]
     assert post.outcomes() == {"delivered": 0, "retried": 0, "given-up": 1}
 
@@ -229,7 +229,7 @@ async def test_another_webhook_that_came_in_between_is_kept(post: Post, receiver
     receiver.reply = gone
     budget, _ = post.budget(receiver.url)
     post.spend()
-    await post.round()
+    await post.run_once()
     with post.store.read() as sql:
         assert (
             budgets.get(sql, tenant=post.tenant, budget_id=budget.id).terms.webhook
@@ -243,7 +243,7 @@ async def test_a_slow_receiver_does_not_hold_up_others(post: Post, receiver: Rec
         post.budget(slow.url, app="search")
         post.budget(receiver.url)
         post.spend()
-        running = asyncio.create_task(post.round())
+        running = asyncio.create_task(post.run_once())
         async with asyncio.timeout(PATIENCE_S):
             await slow.arrived.wait()
             await receiver.arrived.wait()
@@ -257,14 +257,14 @@ async def test_a_webhook_that_was_taken_away_is_not_sent_to(post: Post, receiver
     post.budget(receiver.url)
     post.spend()
     post.budget(None)
-    assert await post.round() == 0
-    assert (post.alerts()[0].error, receiver.received) == ("the webhook was taken away", [])
+    assert await post.run_once() == 0
+    assert (post.alerts()[0].error, receiver.received) == ("the webhook was removed", [])
 
 
 async def test_a_budget_without_a_webhook_notes_its_alerts_all_the_same(post: Post) -> None:
     post.budget(None)
     post.spend()
-    assert await post.round() == 0
+    assert await post.run_once() == 0
     assert [(a.percent, a.attempts) for a in post.alerts()] == [(50, 0)]
 
 
@@ -274,15 +274,15 @@ async def test_who_dies_between_the_post_and_the_note_leaves_the_alert_to_the_ne
     receiver.reply = lambda n: None if n == 1 else OK
     post.budget(receiver.url)
     post.spend()
-    dying = asyncio.create_task(post.round())
+    dying = asyncio.create_task(post.run_once())
     async with asyncio.timeout(PATIENCE_S):
         await receiver.arrived.wait()
     dying.cancel()
     await asyncio.gather(dying, return_exceptions=True)
 
-    assert await post.round() == 0  # it is claimed still
+    assert await post.run_once() == 0  # it is claimed still
     post.clock.now += CLAIM_S
-    assert await post.round() == 1
+    assert await post.run_once() == 1
     assert len(receiver.received) == 2
     assert len({got.headers["webhook-id"] for got in receiver.received}) == 1
     assert post.alerts()[0].delivered_at == post.clock.now
@@ -293,7 +293,7 @@ async def test_of_two_deliverers_only_one_posts_an_alert(post: Post, receiver: R
         post.budget(receiver.url, app="search", function=f"embed{n}" if n else "")
     post.budget(receiver.url, alerts=list(range(1, 11)))
     post.spend("10.000000000000")
-    assert sum(await asyncio.gather(*(post.round() for _ in range(4)))) == 11
+    assert sum(await asyncio.gather(*(post.run_once() for _ in range(4)))) == 11
     assert (
         len({got.headers["webhook-id"] for got in receiver.received})
         == len(receiver.received)

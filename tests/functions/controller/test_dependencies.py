@@ -148,7 +148,7 @@ async def test_a_webhook_that_is_down_holds_nobody_up_and_gets_its_message_later
         url = receiver.url
     budget, _ = post.budget(url)  # nobody listens there any more
     post.spend()
-    assert await post.round() == 1
+    assert await post.run_once() == 1
     (alert,) = post.alerts()
     assert (alert.budget, alert.delivered_at, alert.attempts) == (budget.id, None, 1)
     assert alert.next_attempt_at == post.clock.now + 5
@@ -159,7 +159,7 @@ async def test_a_webhook_that_is_down_holds_nobody_up_and_gets_its_message_later
         with post.store.write() as write:
             write.sql.execute(tables.budgets.update().values(webhook=again.url))
         post.clock.now += 5
-        assert await post.round() == 1
+        assert await post.run_once() == 1
     (alert,) = post.alerts()
     assert alert.delivered_at == post.clock.now
     assert len(again.received) == 1

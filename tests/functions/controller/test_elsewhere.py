@@ -175,14 +175,14 @@ def test_a_second_controller_stands_by_until_it_is_told_to_stop(site: Site) -> N
 
 async def test_who_stands_by_takes_over_when_the_other_is_gone(tmp_path: Path) -> None:
     first, second = (ControllerLock(tmp_path / "lock") for _ in range(2))
-    first.take()
+    first.acquire()
     waiting = at_work(
         second, waits=True, metrics=Metrics(), address=MetricsAddress(socket_path=None)
     )
     entering = asyncio.create_task(waiting.__aenter__())
     await asyncio.sleep(0)
     assert not second.is_held()
-    first.give_back()
+    first.release()
     await entering
     assert second.is_held()
     await waiting.__aexit__(None, None, None)

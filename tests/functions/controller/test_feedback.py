@@ -47,7 +47,7 @@ def give(
 ) -> Given:
     with store.write() as write:
         told = feedback.parse(label, metrics)
-        return feedback.give(write, caller or principal(), call=call, told=told, window_days=30)
+        return feedback.give(write, caller or principal(), call=call, feedback=told, window_days=30)
 
 
 def told(store: Store, call: str = "req-1", tenant: str = "t-1") -> dict[str, Any]:
@@ -84,7 +84,7 @@ def test_the_same_word_twice_counts_once_and_another_is_refused(store: Store) ->
     add(store)
     assert give(store, rating=4.0) == Given(is_replayed=False, is_waiting=False)
     assert give(store, rating=4.0) == Given(is_replayed=True, is_waiting=False)
-    with pytest.raises(Conflict, match=r"feedback on 'rating' already: 4\.0"):
+    with pytest.raises(Conflict, match=r"already has feedback on 'rating': 4\.0"):
         give(store, rating=5.0)
     assert give(store, label="good") == Given(is_replayed=False, is_waiting=False)
     assert told(store) == {"rating": 4.0, "label": "good"}
@@ -196,7 +196,7 @@ def test_no_tenant_fills_the_table_with_what_waits(
     monkeypatch.setattr(feedback, "MAX_WAITING", 2)
     for number in range(2):
         give(store, call=fresh(clock, number), rating=4.0)
-    with pytest.raises(NotFound, match="2 others wait"):
+    with pytest.raises(NotFound, match="feedback on 2 others is pending"):
         give(store, call=fresh(clock, 3), rating=4.0)
     assert give(store, call=fresh(clock, 3), caller=principal("t-2"), rating=4.0).is_waiting
 

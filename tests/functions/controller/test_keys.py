@@ -242,8 +242,8 @@ async def test_another_tenants_keys_do_not_exist(controller: Controller) -> None
 @pytest.mark.parametrize(
     "body, said",
     [
-        ({"function": "embed"}, "function = 'embed': needs the app"),
-        ({"name": "x" * 201}, "201 characters: at most 200"),
+        ({"function": "embed"}, "function = 'embed': also name its app"),
+        ({"name": "x" * 201}, "201 characters; the maximum is 200"),
         ({"expires_in_s": 0}, "expires_in_s = 0: must be above 0"),
         ({"expires_in_s": 1e300}, "expires_in_s = 1e+300: must be above 0, at most"),
         (

@@ -13,8 +13,8 @@ def value(metrics: Metrics, name: str, **labels: str) -> float | None:
 def test_spend_is_counted_by_tenant_and_currency() -> None:
     metrics = Metrics()
 
-    metrics.spent("t-1", "USD", 1_500_000_000_000)
-    metrics.spent("t-1", "USD", 500_000_000_000)
+    metrics.record_spend("t-1", "USD", 1_500_000_000_000)
+    metrics.record_spend("t-1", "USD", 500_000_000_000)
 
     assert value(metrics, "pilotlight_controller_spend_total", tenant="t-1", currency="USD") == 2
 
@@ -22,7 +22,7 @@ def test_spend_is_counted_by_tenant_and_currency() -> None:
 def test_a_correction_downwards_does_not_break_the_counter() -> None:
     metrics = Metrics()
 
-    metrics.spent("t-1", "USD", -1)
+    metrics.record_spend("t-1", "USD", -1)
 
     assert value(metrics, "pilotlight_controller_spend_total", tenant="t-1", currency="USD") == 0
 
@@ -31,7 +31,7 @@ def test_tenants_beyond_the_bound_are_summed() -> None:
     metrics = Metrics()
 
     for i in range(SERIES + 5):
-        metrics.spent(f"t-{i}", "USD", 10**12)
+        metrics.record_spend(f"t-{i}", "USD", 10**12)
 
     assert value(metrics, "pilotlight_controller_spend_total", tenant=OTHER, currency="USD") == 5
 
@@ -39,14 +39,14 @@ def test_tenants_beyond_the_bound_are_summed() -> None:
 def test_a_budget_has_its_share_until_it_is_deleted() -> None:
     metrics = Metrics()
 
-    metrics.budget_used("t-1", "b-1", 0.5)
-    metrics.budget_used("t-1", "b-1", 0.8)
+    metrics.set_budget_used("t-1", "b-1", 0.5)
+    metrics.set_budget_used("t-1", "b-1", 0.8)
     assert (
         value(metrics, "pilotlight_controller_budget_used_ratio", tenant="t-1", budget="b-1") == 0.8
     )
 
-    metrics.budget_gone("t-1", "b-1")
-    metrics.budget_gone("t-1", "b-1")
+    metrics.remove_budget("t-1", "b-1")
+    metrics.remove_budget("t-1", "b-1")
     assert (
         value(metrics, "pilotlight_controller_budget_used_ratio", tenant="t-1", budget="b-1")
         is None
@@ -57,7 +57,7 @@ def test_budgets_beyond_the_bound_are_left_out() -> None:
     metrics = Metrics()
 
     for i in range(SERIES + 1):
-        metrics.budget_used("t-1", f"b-{i}", 1.0)
+        metrics.set_budget_used("t-1", f"b-{i}", 1.0)
 
     assert (
         value(

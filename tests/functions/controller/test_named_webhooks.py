@@ -72,7 +72,7 @@ async def deliver(controller: Controller) -> int:
             clock=context.clock,
             chance=lambda: 0.5,
             outbox=Deliveries(),
-        ).round()
+        ).run_once()
 
 
 async def listed(controller: Controller, **params: Any) -> list[dict[str, Any]]:
@@ -185,7 +185,7 @@ async def test_a_call_that_names_a_webhook_that_is_not_there_says_so_in_its_list
 ) -> None:
     await finish(controller, webhook="ops")
     await deliver(controller)
-    assert (await listed(controller))[0]["error"] == "there is no webhook any more"
+    assert (await listed(controller))[0]["error"] == "the webhook was deleted"
     assert (await controller.http.get("/v1/webhooks/none/deliveries")).status_code == 404
 
 

@@ -161,17 +161,17 @@ def test_root_takes_back_both_directories(short_tmp: Path) -> None:
 def test_a_lock_that_root_took_stays_with_the_process(short_tmp: Path, postgres_url: str) -> None:
     engines = [sa.create_engine(postgres_url) for _ in range(2)]
     first, second = (
-        ControllerLock(short_tmp / str(n), engine, held=lock_file(short_tmp / str(n)))
+        ControllerLock(short_tmp / str(n), engine, descriptor=lock_file(short_tmp / str(n)))
         for n, engine in enumerate(engines)
     )
     with first:
         with pytest.raises(AlreadyRunning):
-            second.take()
+            second.acquire()
         with pytest.raises(AlreadyRunning):
             # the file is held through all tries: nobody may open it again
             lock_file(short_tmp / "1")
-    second.take()
+    second.acquire()
     assert second.is_held()
-    second.give_back()
+    second.release()
     for engine in engines:
         engine.dispose()

@@ -213,7 +213,7 @@ async def test_a_version_of_a_model_is_deployed(controller: Controller) -> None:
     assert (done["modelId"], done["stage"], done["version"][:2]) == ("search/hello", "live", "v1")
     assert (await manifest(controller))["ordinal"] == 1
     assert "nothing" not in refused(await model(controller, version="v7"), 404)
-    assert "write app/function" in refused(await model(controller, modelId="search"), 400)
+    assert "use the form app/function" in refused(await model(controller, modelId="search"), 400)
 
 
 async def test_other_resources_are_another_revision_of_the_same_code(

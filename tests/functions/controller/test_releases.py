@@ -74,7 +74,7 @@ async def test_a_schema_that_breaks_callers_is_refused_unless_said_otherwise(
     answer = await deploy(controller, narrower)
     detail = refused(answer, 409)
     assert answer.json()["type"] == PROBLEM_BASE + "incompatible-schema"
-    assert answer.json()["breaks"] == ["argument 'a': accepted number, accepts only integer now"]
+    assert answer.json()["breaks"] == ["argument 'a': accepted number, now accepts only integer"]
     assert "v1-" in detail
     assert "--allow-breaking" in detail
     assert await serving(controller) == [("v1", 100)]
@@ -142,8 +142,8 @@ async def test_an_offline_evaluation_that_does_not_reach_its_gates_is_refused(
     answer = await deploy(controller, body, evaluation={"accuracy": 0.9})
     refused(answer, 409)
     assert answer.json()["failed"] == [
-        "accuracy >= 0.91: it is 0.9",
-        "loss < 0.5: there is no such number",
+        "accuracy >= 0.91: the value is 0.9",
+        "loss < 0.5: the metric is missing",
     ]
     assert await serving(controller) == [("v1", 100)]
     done = await deployed(
@@ -279,7 +279,7 @@ async def test_a_protected_app_waits_for_somebody_else(controller: Controller) -
     assert "needs 1 more approval" in refused(promoted, 409)
     assert promoted.json()["type"] == PROBLEM_BASE + "approval-required"
     own = await controller.http.post(f"{HELLO}/revisions/v2:approve", json={})
-    assert "let another one approve it" in refused(own, 409)
+    assert "approve it with another key" in refused(own, 409)
     other = controller.client(await controller.new_key(scope="deploy"))
     approved = await other.post(f"{HELLO}/revisions/v2:approve", json={"note": "looks good"})
     assert approved.json()["missing"] == 0
@@ -466,9 +466,9 @@ async def test_aliases_stand_for_revisions_and_move(controller: Controller) -> N
     assert (await controller.http.delete(f"{HELLO}/aliases/blessed")).status_code == 204
     refused(await controller.http.delete(f"{HELLO}/aliases/blessed"), 404)
     for name, told in (
-        ("stable", "kept by the platform"),
-        ("v7", "not the form of a revision"),
-        ("Blessed", "small letters"),
+        ("stable", "managed by the platform"),
+        ("v7", "not the form of a revision name"),
+        ("Blessed", "lower-case letters"),
     ):
         assert told in refused(
             await controller.http.put(f"{HELLO}/aliases/{name}", json={"revision": "v1"}), 400
@@ -505,7 +505,7 @@ async def test_a_manifest_pins_everything_and_a_diff_tells_it_apart(controller: 
     changes = {change["what"]: (change["from"], change["to"]) for change in diff["changes"]}
     assert changes["resources.cpu"] == (1.0, 2.0)
     assert changes["methods[0].schema.properties.a.type"] == ("number", "integer")
-    assert diff["breaks"] == ["argument 'a': accepted number, accepts only integer now"]
+    assert diff["breaks"] == ["argument 'a': accepted number, now accepts only integer"]
 
 
 async def test_revisions_are_within_the_reach_of_a_key_only(controller: Controller) -> None:

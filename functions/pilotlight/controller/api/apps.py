@@ -64,7 +64,7 @@ async def deploy(
     """Replace the app's functions with exactly these functions, in one transaction."""
     caller.demand_app(app)
     if body.override_freeze:
-        caller.demand(Scope.ADMIN)
+        caller.require_scope(Scope.ADMIN)
     done, unpinned = await context.threads.run(
         caller.tenant, _deploy, context, caller, request=request, app=app, body=body
     )
@@ -144,7 +144,7 @@ def listing(context: Ctx, caller: Deployer) -> dict[str, Any]:
 @router.get("/{app}", response_model=models.AppDetail)
 def detail(context: Ctx, caller: Deployer, app: AppName) -> dict[str, Any]:
     """Return one app with its functions."""
-    caller.narrowed(app, None)
+    caller.restrict(app, None)
     with context.store.read() as sql:
         found = registry.app(sql, tenant=caller.tenant, environment=caller.environment, name=app)
         functions = [

@@ -67,7 +67,7 @@ def billing_report(
         raise Forbidden(f"key {caller.key} is bound to environment {caller.bound_environment!r}")
     begin, end = moment("since", since), moment("until", until)
     selected = environment or caller.bound_environment
-    scope = dict(zip(("app", "function"), caller.narrowed(app, function), strict=True))
+    scope = dict(zip(("app", "function"), caller.restrict(app, function), strict=True))
     where = {name: value for name, value in scope.items() if value is not None}
     with context.store.read() as sql:
         lines = bills.report(

@@ -224,7 +224,7 @@ def delete_budget(context: Ctx, caller: Admin, request: RequestId, budget: str) 
         budgets.delete(
             write, tenant=caller.tenant, budget_id=budget, actor=caller.key, request=request
         )
-    context.metrics.budget_gone(caller.tenant, budget)
+    context.metrics.remove_budget(caller.tenant, budget)
     return Response(status_code=204)
 
 

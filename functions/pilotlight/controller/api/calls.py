@@ -68,7 +68,7 @@ def list_calls(
 ) -> CallList:
     """List the environment's submitted calls that the key may access and that are still
     retained."""
-    app, function = caller.narrowed(app, function)
+    app, function = caller.restrict(app, function)
     filters = Wanted(
         tenant=caller.tenant,
         environment=caller.environment,
@@ -87,7 +87,7 @@ def redrive_calls(
     context: Ctx, caller: Deployer, request: RequestId, body: RedriveRequest
 ) -> Redriven:
     """Queue dead letters again, oldest first."""
-    app, function = caller.narrowed(body.app, body.function)
+    app, function = caller.restrict(body.app, body.function)
     filters = Wanted(
         tenant=caller.tenant, environment=caller.environment, app=app, function=function
     )
@@ -107,7 +107,7 @@ def redrive_call(
     response: Response,
 ) -> Redriven:
     """Queue one dead letter again, under its original id."""
-    app, function = caller.narrowed(None, None)
+    app, function = caller.restrict(None, None)
     filters = Wanted(
         tenant=caller.tenant, environment=caller.environment, app=app, function=function, call=call
     )

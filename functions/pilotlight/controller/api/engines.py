@@ -93,7 +93,7 @@ def list_engines(
     function: Annotated[str | None, Query(max_length=64)] = None,
 ) -> EngineList:
     """List the language models of the environment."""
-    app, function = caller.narrowed(app, function)
+    app, function = caller.restrict(app, function)
     with context.store.read() as sql:
         currency = rates_of(
             plan_of(sql, tenant=caller.tenant, plans=context.config.plans), context.config.prices

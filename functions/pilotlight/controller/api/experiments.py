@@ -205,7 +205,7 @@ def list_experiments(
     function: Annotated[str | None, Query(max_length=63)] = None,
 ) -> ExperimentList:
     """List the experiments of the environment that the key may access."""
-    app, function = caller.narrowed(app, function)
+    app, function = caller.restrict(app, function)
     with context.store.read() as sql:
         found = lifecycle.listing(sql, tenant=caller.tenant, environment=caller.environment)
     return ExperimentList(

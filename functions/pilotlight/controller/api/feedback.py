@@ -57,7 +57,9 @@ def give_feedback(
     outcome = feedback.parse(body.label, body.metrics)
     days = context.config.settings.feedback_window_days
     with context.store.write() as write:
-        result = feedback.give(write, caller, call=body.request_id, told=outcome, window_days=days)
+        result = feedback.give(
+            write, caller, call=body.request_id, feedback=outcome, window_days=days
+        )
     if result.is_replayed:
         response.headers[HEADER_REPLAYED] = "true"
     response.status_code = 202 if result.is_waiting else 200

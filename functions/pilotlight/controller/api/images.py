@@ -154,7 +154,7 @@ async def _build(
             BuildBill(context.builds, context.store, context.config, caller, digest[:12]) as bill,
         ):
             async for part in context.agent.build_image(to_json(spec), uid=caller.uid):
-                if await bill.hear(part):
+                if await bill.on_message(part):
                     continue
                 if "image" in part:
                     await _finish(

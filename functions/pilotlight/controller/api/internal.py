@@ -83,7 +83,7 @@ def _ingest_usage(context: Context, body: bytes) -> UsageAccepted:
     context.metrics.usage_records.inc(added.new)
     context.metrics.usage_conflicts.inc(len(added.conflicts))
     for place, picos in added.spent.items():
-        context.metrics.spent(place.tenant, place.currency, picos)
+        context.metrics.record_spend(place.tenant, place.currency, picos)
     return UsageAccepted(
         accepted=len(records), budgets={key: asdict(state) for key, state in spent.items()}
     )
@@ -122,7 +122,7 @@ def put_calls(context: Ctx, body: CallsRequest) -> Accepted:
                 else None
             )
 
-        calls.put(write, records, payloads=dead_letters, most_bytes=most_bytes)
+        calls.put(write, records, payloads=dead_letters, max_bytes=most_bytes)
     return Accepted(accepted=len(records))
 
 

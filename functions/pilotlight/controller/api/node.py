@@ -31,7 +31,7 @@ router = APIRouter(prefix="/v1", tags=["node"])
 def _labels(caller: Principal, app: str | None, function: str | None) -> dict[str, str]:
     # The tenant comes from the key, never from the request: this isolates tenants from each other.
     # A key that is bound to an app sees only that app.
-    app, function = caller.narrowed(app, function)
+    app, function = caller.restrict(app, function)
     requested = {"app": app, "function": function}
     return {
         "tenant": caller.tenant,

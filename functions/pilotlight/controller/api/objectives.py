@@ -121,7 +121,7 @@ def list_slos(
     function: Annotated[str | None, Query(max_length=64)] = None,
 ) -> SloList:
     """List the objectives of the environment's functions."""
-    app, function = caller.narrowed(app, function)
+    app, function = caller.restrict(app, function)
     now = context.clock()
     with context.store.read() as sql:
         found = views.functions_of(

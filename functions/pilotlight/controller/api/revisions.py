@@ -190,7 +190,7 @@ def approve(context: Ctx, here: Here, revision: RevisionName, body: ApproveReque
 def promote(context: Ctx, here: Here, body: PromoteRequest) -> Promoted:
     """Serve an existing revision."""
     if body.override_freeze:
-        here.caller.demand(Scope.ADMIN)
+        here.caller.require_scope(Scope.ADMIN)
     terms = Terms(
         told=Told(lineage=body.meta, evaluation=body.evaluation),
         plan=plan.parse(body.rollout) if body.rollout is not None else None,
@@ -281,7 +281,7 @@ def alias_delete(context: Ctx, here: Here, alias: AppName) -> Response:
 @router.get("/{app}/policy")
 def policy(context: Ctx, caller: Deployer, app: AppName) -> PolicyBody:
     """Return the app's release policy."""
-    caller.narrowed(app, None)
+    caller.restrict(app, None)
     with context.store.read() as sql:
         return PolicyBody(approvals=approvals.policy(sql, place(caller, app, "")).approvals)
 

@@ -112,7 +112,7 @@ def list_rollouts(
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> RolloutList:
     """List the rollouts of the environment."""
-    app, function = caller.narrowed(app, function)
+    app, function = caller.restrict(app, function)
     with context.store.read() as sql:
         found = ledger.listing(
             sql,

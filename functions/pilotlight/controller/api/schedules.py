@@ -61,7 +61,7 @@ def list_schedules(
     context: Ctx, caller: Deployer, app: str | None = None, function: str | None = None
 ) -> ScheduleList:
     """List the schedules of the environment's functions."""
-    app, function = caller.narrowed(app, function)
+    app, function = caller.restrict(app, function)
     with context.store.read() as sql:
         found = schedules.listing(
             sql, tenant=caller.tenant, environment=caller.environment, app=app, function=function

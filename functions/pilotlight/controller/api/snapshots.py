@@ -23,7 +23,7 @@ async def _list_snapshots(
     context: Context, caller: Principal, *, app: str | None = None, function: str | None = None
 ) -> list[SnapshotInfo]:
     # The tenant comes from the key, never from the request: this isolates tenants from each other.
-    app, function = caller.narrowed(app, function)
+    app, function = caller.restrict(app, function)
     requested = {name: value for name, value in (("app", app), ("function", function)) if value}
     return await context.agent.snapshots(
         {"tenant": caller.tenant, "environment": caller.environment, **requested}
@@ -74,7 +74,7 @@ async def prove_snapshot(
         context, caller, request=request, action="snapshot.prove", snapshot=snapshot
     )
     async with BuildBill(context.builds, context.store, context.config, caller, snapshot) as bill:
-        return (await context.agent.prove_snapshot(snapshot, bill.hear)).to_json()
+        return (await context.agent.prove_snapshot(snapshot, bill.on_message)).to_json()
 
 
 @router.delete("/snapshots/{snapshot}")

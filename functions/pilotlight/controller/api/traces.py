@@ -57,7 +57,7 @@ def list_traces(
     last page."""
     if function is not None and "/" in function:
         app, _, function = function.partition("/")
-    app, function = caller.narrowed(app, function)
+    app, function = caller.restrict(app, function)
     before, before_call = _position(cursor)
     filters = traces.Wanted(
         tenant=caller.tenant,

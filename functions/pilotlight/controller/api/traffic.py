@@ -227,7 +227,7 @@ def _change(
     where, function, expected = target.where, target.function, _expected(body.generation, if_match)
     target.caller.demand_function(where.app, function)
     if body.override_freeze:
-        target.caller.demand(Scope.ADMIN)
+        target.caller.require_scope(Scope.ADMIN)
 
     def make(write: Write) -> TrafficDocument:
         def edited(document: TrafficDocument) -> TrafficDocument:

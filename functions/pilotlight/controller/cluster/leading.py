@@ -73,7 +73,7 @@ def works(context: Context, cluster: Cluster, election: Election) -> Mapping[str
 
 async def _measure(context: Context) -> None:
     while True:
-        context.metrics.cluster_functions(context.statuses.counts())
+        context.metrics.set_cluster_functions(context.statuses.counts())
         await asyncio.sleep(_MEASURE_S)
 
 
