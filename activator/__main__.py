@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from weight_cache import quick_start
+from pilotlight.core import import_gc
 
 # isort: split
 import argparse
@@ -32,26 +32,31 @@ from activator.billing.segments import require_unused
 from activator.coordination.heartbeat import HeartbeatLoop
 from activator.coordination.identity import ANY, FROM_HOSTNAME, IdentityInvalid, identity_of
 from activator.coordination.state import SharedStateUnreachable
-from activator.coordination.unauthenticated_limit import SharedStrangerLimit
+from activator.coordination.unauthenticated_limit import SharedUnauthenticatedLimit
 from activator.gateway.websocket_frames import CallerSocket
 from activator.gateway.websocket_proxy import MAX_MESSAGE_BYTES
 from activator.knative.fleet import KnativeFleet
 from activator.process_user import leave_root
 from activator.settings import ActivatorSettings
 from pilotlight import errors
-from pilotlight.addresses import serve_at
-from pilotlight.cluster.settings import ClusterSettings
-from pilotlight.dashboard_origin import read_dashboard_origin
-from pilotlight.pricing import PriceSettings
-from pilotlight.public_listener import for_functions, open_listeners
+from pilotlight.core import logging_config
+from pilotlight.core.dashboard.dashboard_origin import read_dashboard_origin
+from pilotlight.core.listeners import serve_on_listener
+from pilotlight.core.metrics_server import (
+    MetricsAddress,
+    MetricsServer,
+    metrics_socket,
+    metrics_token_file,
+)
+from pilotlight.core.public_listener import open_functions_socket, open_listeners
+from pilotlight.core.rpc import grant_group_access
+from pilotlight.core.settings import Paths, PlatformSettings, SettingsInvalid, load_section
+from pilotlight.core.transport import TlsCredentials
+from pilotlight.kubernetes.settings import ClusterSettings
+from pilotlight.spec.pricing import PriceSettings
 from snapshotter.settings import SnapshotterSettings
-from weight_cache import log_lines
-from weight_cache.addresses import Credentials
-from weight_cache.metrics_server import MetricsAddress, MetricsServer, metrics_socket, token_file_of
-from weight_cache.protocol import admit
-from weight_cache.settings import Paths, PlatformSettings, SettingsInvalid, load
 
-quick_start.imported()
+import_gc.imported()
 
 log = logging.getLogger("activator")
 
@@ -198,7 +203,7 @@ class Activator:
         # requests to this activator, but it has none left to send to them.
         if self._parts.siblings is not None:
             await self._parts.siblings.aclose()
-        if isinstance(self._parts.strangers, SharedStrangerLimit):
+        if isinstance(self._parts.strangers, SharedUnauthenticatedLimit):
             await self._parts.strangers.aclose()
         await self._parts.quotas.aclose()
         if self._parts.shared is not None:
@@ -233,7 +238,7 @@ class _Server(uvicorn.Server):
         self,
         config: uvicorn.Config,
         *,
-        elsewhere: tuple[socket.socket, Credentials | None] | None = None,
+        elsewhere: tuple[socket.socket, TlsCredentials | None] | None = None,
     ) -> None:
         super().__init__(config)
         self._elsewhere = elsewhere
@@ -248,7 +253,7 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self._elsewhere is not None:
-            await serve_at(self, *self._elsewhere)
+            await serve_on_listener(self, *self._elsewhere)
         self._is_up.set()
 
     async def wait_started(self) -> None:
@@ -287,7 +292,7 @@ def listen_unix(path: Path) -> socket.socket:
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(str(path))
-    admit(path)
+    grant_group_access(path)
     listener.setblocking(False)
     return listener
 
@@ -356,7 +361,7 @@ def _metrics_address(
     return MetricsAddress(
         socket_path=metrics_socket(paths, f"activator-{offset}" if offset else "activator"),
         listen=settings.metrics_listen_of(offset),
-        token_file=token_file_of(platform, paths),
+        token_file=metrics_token_file(platform, paths),
         setting="activator.metrics_listen"
         + (f" (activator {offset} counts up from it)" if offset else ""),
     )
@@ -376,7 +381,7 @@ def _open_sockets(
     JournalInUse."""
     require_unused(site.home)
     if not is_given and settings.activators == 1 and platform.fleet == "local":
-        listeners.append(for_functions(site.paths.socket_for_functions))
+        listeners.append(open_functions_socket(site.paths.socket_for_functions))
     if (own := own_socket(settings, site)) is not None:
         listeners.append(listen_unix(own))
     return _metrics_address(site.paths, platform, settings, offset).opened()
@@ -385,7 +390,7 @@ def _open_sockets(
 def _settings(platform: PlatformSettings, config: Path | None) -> ActivatorSettings:
     """Load section `activator`. Raises SettingsInvalid, also for a Redis that workers could use
     where tenants have their own uids, and for settings that have no effect on a cluster."""
-    settings = load(ActivatorSettings, "activator", config)
+    settings = load_section(ActivatorSettings, "activator", config)
     if settings.redis_url is not None and os.geteuid() == 0 and platform.fleet == "local":
         from activator.coordination.redis_access import require_protected
 
@@ -399,7 +404,7 @@ def _settings(platform: PlatformSettings, config: Path | None) -> ActivatorSetti
 
 
 def _configure_logging() -> None:
-    log_lines.set_up("%(asctime)s %(levelname)s %(name)s %(message)s")
+    logging_config.configure_logging("%(asctime)s %(levelname)s %(name)s %(message)s")
     for name in ("httpx", "httpcore", "uvicorn.error", "websockets"):
         logging.getLogger(name).setLevel(logging.WARNING)
 
@@ -426,15 +431,15 @@ def main(argv: list[str] | None = None) -> None:
     arguments = _arguments(sys.argv[1:] if argv is None else argv)
     _configure_logging()
     try:
-        platform = load(PlatformSettings, "platform", arguments.config)
+        platform = load_section(PlatformSettings, "platform", arguments.config)
         settings = _settings(platform, arguments.config)
-        load(SnapshotterSettings, "snapshotter", arguments.config).check_uids(platform)
-        prices = load(PriceSettings, "prices", arguments.config)
+        load_section(SnapshotterSettings, "snapshotter", arguments.config).check_uids(platform)
+        prices = load_section(PriceSettings, "prices", arguments.config)
     except SettingsInvalid as e:
         sys.exit(f"activator: {e}")
     try:
         cluster = (
-            load(ClusterSettings, "cluster", arguments.config)
+            load_section(ClusterSettings, "cluster", arguments.config)
             if platform.fleet == "knative"
             else None
         )

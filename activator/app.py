@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from activator.async_calls.schedule_poller import SchedulePoller
 from activator.async_calls.service import AsyncCalls
-from activator.autoscaler.loop import AutoscalerLoop
-from activator.balancing.admission import GlobalQueue, UnauthenticatedRateLimiter
+from activator.autoscaler.autoscaler_loop import AutoscalerLoop
 from activator.balancing.fleet import NodeFleet
+from activator.balancing.global_queue import GlobalQueue, UnauthenticatedRateLimiter
 from activator.balancing.throttler import Throttler
 from activator.balancing.throttler_stats import calls_per_instance, desired_pods_hint
 from activator.billing.service import BillingService, ControllerLedger
@@ -29,7 +29,7 @@ from activator.calls.runner import CallRunner
 from activator.calls.shadow_traffic import ShadowTraffic
 from activator.coordination.peers import ActivatorPeers, peer_addresses, socket_of
 from activator.coordination.state import platform_id
-from activator.coordination.unauthenticated_limit import SharedStrangerLimit
+from activator.coordination.unauthenticated_limit import SharedUnauthenticatedLimit
 from activator.fairness.share_policy import share_of
 from activator.fairness.start_admission import StartAdmission
 from activator.gateway.control_plane_proxy import ControlPlaneProxy
@@ -45,7 +45,7 @@ from activator.knative.autoscaler.load_report import Statement
 from activator.knative.autoscaler.load_reporter import loads_of
 from activator.knative.fleet import KnativeFleet
 from activator.knative.lazy_client import LazyCluster
-from activator.llm.engine_scraper import Scraper
+from activator.llm.engine_scraper import EngineScraper
 from activator.llm.engine_throttler import EngineTerms, EngineThrottler
 from activator.metrics.metrics import Metrics
 from activator.quotas.process import ProcessQuotas
@@ -58,14 +58,14 @@ from activator.routing.cutover import CutoverStartObserver, CutoverTracker
 from activator.routing.route_table import CallTarget, RouteTable
 from activator.settings import ActivatorSettings
 from activator.tracing.pipeline import TracePipeline
-from pilotlight.addresses import check_listen, tcp_listener
-from pilotlight.cluster.settings import ClusterSettings
-from pilotlight.dashboard_origin import DashboardOrigin
-from pilotlight.pricing import PriceSettings
-from pilotlight.seal import ActivatorKey, activator_key_of
-from pilotlight.spec import FunctionSpec
-from weight_cache.addresses import Address, Credentials, controller_address
-from weight_cache.settings import Paths, PlatformSettings, SettingsInvalid
+from pilotlight.core.crypto import ActivatorKey, load_activator_key
+from pilotlight.core.dashboard.dashboard_origin import DashboardOrigin
+from pilotlight.core.listeners import open_tcp_listener, require_tls_or_loopback
+from pilotlight.core.settings import Paths, PlatformSettings, SettingsInvalid
+from pilotlight.core.transport import Endpoint, TlsCredentials, controller_endpoint
+from pilotlight.kubernetes.settings import ClusterSettings
+from pilotlight.spec.function import FunctionSpec
+from pilotlight.spec.pricing import PriceSettings
 
 if TYPE_CHECKING:
     from activator.billing.redis_money import RedisMoney
@@ -91,16 +91,16 @@ class ActivatorContext:
     paths: Paths
     home: Path
     key: ActivatorKey
-    controller: Address
-    credentials: Credentials | None
+    controller: Endpoint
+    credentials: TlsCredentials | None
 
 
 def load_context(paths: Paths, index: int, platform: PlatformSettings) -> ActivatorContext:
     """Return the context of activator `index`, creating its directory. Raises SettingsInvalid."""
     home = paths.home / "activator" / f"a-{index}"
     home.mkdir(parents=True, exist_ok=True)
-    key = activator_key_of(platform, paths)
-    controller, credentials = controller_address(platform, paths), Credentials.of(platform)
+    key = load_activator_key(platform, paths)
+    controller, credentials = controller_endpoint(platform, paths), TlsCredentials.of(platform)
     return ActivatorContext(
         id=f"a-{index}",
         index=index,
@@ -231,7 +231,7 @@ class ActivatorApp:
             )
         rate_per_s = settings.unauthenticated_per_s
         self.strangers = (
-            SharedStrangerLimit(self.shared, rate_per_s=rate_per_s)
+            SharedUnauthenticatedLimit(self.shared, rate_per_s=rate_per_s)
             if self.shared
             else UnauthenticatedRateLimiter(rate_per_s=rate_per_s)
         )
@@ -268,7 +268,7 @@ class ActivatorApp:
             )
         )
         self.metrics.collect_instances(self.scaler.states)
-        self.engines = Scraper(
+        self.engines = EngineScraper(
             self.scaler.throttlers,
             every_s=self.settings.engine_scrape_s,
             seen=self.metrics.engine_seen,
@@ -452,11 +452,13 @@ def _breaker_terms(settings: ActivatorSettings) -> BreakerTerms:
     )
 
 
-def _listener(listen: str, site: ActivatorContext) -> tuple[socket.socket, Credentials | None]:
+def _listener(listen: str, site: ActivatorContext) -> tuple[socket.socket, TlsCredentials | None]:
     """Return the listener for the other activators of a cluster, and our credentials. Raises
     SettingsInvalid."""
-    check_listen("activator.sibling_listen", listen, is_known=site.credentials is not None)
-    return tcp_listener("activator.sibling_listen", listen), site.credentials
+    require_tls_or_loopback(
+        "activator.sibling_listen", listen, is_known=site.credentials is not None
+    )
+    return open_tcp_listener("activator.sibling_listen", listen), site.credentials
 
 
 def own_socket(settings: ActivatorSettings, site: ActivatorContext) -> Path | None:

@@ -11,8 +11,8 @@ from typing import Any
 
 from activator.app import ActivatorContext
 from activator.settings import ActivatorSettings
-from snapshotter.process_user import ProcessUser, take_back
-from weight_cache.settings import PlatformSettings
+from pilotlight.core.settings import PlatformSettings
+from snapshotter.linux.process_user import ProcessUser, take_file_back
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ def leave_root(
     if os.geteuid() != 0 or platform.fleet != "local":
         return
     if site.paths.activator_uid is None:
-        take_back(site.home)
+        take_file_back(site.home)
         log.warning("activator runs as root reason=platform.activator_uid is null")
         return
     user = user_of(site, platform, settings)

@@ -6,7 +6,7 @@ import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from weight_cache.settings import secret_of
+from pilotlight.core.settings import read_secret
 
 WITHOUT_REDIS: Mapping[str, str] = {
     "requests": "open",
@@ -160,7 +160,7 @@ class ActivatorSettings:
 
     def __post_init__(self) -> None:
         object.__setattr__(
-            self, "redis_url", secret_of("redis_url", self.redis_url, self.redis_url_file)
+            self, "redis_url", read_secret("redis_url", self.redis_url, self.redis_url_file)
         )
         self._check_words()
         host, _, port = self.listen.rpartition(":")

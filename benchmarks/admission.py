@@ -19,7 +19,7 @@ from activator.quotas.redis_store import RedisQuotas
 from activator.quotas.rules import Rule, Rules
 from activator.quotas.store import QuotaCheck
 from benchmarks.harness import Report, Row
-from pilotlight.quotas import Quotas
+from pilotlight.spec.quotas import Quotas
 
 BATCH = 1000
 ALONE = 50

@@ -23,7 +23,7 @@ from benchmarks.autoscaling.traces import TRACES, Trace, heavy_tailed
 from benchmarks.autoscaling.world import Books, Fifo, Placement, Policy, Scaled, World
 from benchmarks.harness import Options, Report, Row, options, percentile, phase
 from pilotlight.sdk.options import LONGEST_AUTO_WINDOW_S, WAITING_COST
-from pilotlight.spec import Scaling
+from pilotlight.spec.function import Scaling
 
 SEEDS, TUNING_SEEDS = (1, 2, 3), (101, 102)
 """Of what is shown, and of what equal waits are found on."""

@@ -14,12 +14,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from benchmarks.harness import percentile
-from pilotlight.policies import BatchPolicy
-from pilotlight.worker.arguments import Binder
-from pilotlight.worker.batching.gathering import Gathering
-from pilotlight.worker.spans import CallSpans
-from pilotlight.worker.target import Method, Style
-from pilotlight.worker.threads import CallThreads
+from pilotlight.spec.policies import BatchPolicy
+from pilotlight.worker.batching.batcher import Batcher
+from pilotlight.worker.process.call_threads import CallThreads
+from pilotlight.worker.user_code.arguments import Binder
+from pilotlight.worker.user_code.spans import CallSpans
+from pilotlight.worker.user_code.target import Method, Style
 from tests.snapshotter.cuda import virtual_time
 
 LARGEST, WAIT_MS = 32, 50.0
@@ -69,7 +69,7 @@ class Model:
             batch=policy,
         )
         self._loop = asyncio.get_running_loop()
-        self._gathering = Gathering(
+        self._gathering = Batcher(
             {"f": method}, max_inputs=max_inputs, threads=CallThreads(), clock=self._loop.time
         )
 

@@ -23,14 +23,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.harness import Report, Row, options, phase
-from pilotlight.controller.rollouts.judge import judge
-from pilotlight.controller.rollouts.plan import Plan
-from pilotlight.controller.rollouts.records import Decision, Evidence, Standing, Verdict
-from pilotlight.observations import GROWTH, Observation
+from pilotlight.controller.rollouts.decision import decide
+from pilotlight.controller.rollouts.plan import RolloutPlan
+from pilotlight.controller.rollouts.records import (
+    Decision,
+    RevisionEvidence,
+    RolloutStatus,
+    Verdict,
+)
+from pilotlight.spec.observations import GROWTH, Observation
 
 RUNS, QUICK_RUNS = 1000, 100
 CALLS_PER_S = 100
-PLAN = Plan()
+PLAN = RolloutPlan()
 """As `--canary 5,25,50,100 --every 5m` without further options."""
 GIVE_UP_S = 4 * 3600
 """A rollout that holds for so long is counted as held."""
@@ -134,7 +139,7 @@ class Calls:
 class Canary:
     """One simulated rollout. Owner: one call of `simulate`."""
 
-    def __init__(self, plan: Plan, candidate: Version, rng: np.random.Generator) -> None:
+    def __init__(self, plan: RolloutPlan, candidate: Version, rng: np.random.Generator) -> None:
         self._plan = plan
         self._rng = rng
         self._candidate, self._stable = Calls(candidate, rng), Calls(GOOD, rng)
@@ -169,9 +174,9 @@ class Canary:
         self._stable.draw(calls - ours)
 
     def _decision(self) -> Decision:
-        standing = Standing(step=self._step, step_began_at=float(self._began), is_told=True)
+        standing = RolloutStatus(step=self._step, step_began_at=float(self._began), is_told=True)
         begin = 0 if self._plan.steps[self._step] == 100 else self._began
-        return judge(
+        return decide(
             self._plan,
             standing,
             self._evidence(self._candidate, self._began),
@@ -179,20 +184,20 @@ class Canary:
             now=float(self._second),
         )
 
-    def _evidence(self, calls: Calls, begin: int) -> Evidence:
+    def _evidence(self, calls: Calls, begin: int) -> RevisionEvidence:
         recent = calls.between(max(0, self._second - RECENT_S), self._second, with_latency=False)
         hour = calls.between(max(0, self._second - 3600), self._second, with_latency=False)
-        return Evidence(
+        return RevisionEvidence(
             step=calls.between(begin, self._second, with_latency=True), recent=recent, hour=hour
         )
 
 
-def simulate(seed: int, *, candidate: Version, plan: Plan = PLAN) -> End:
+def simulate(seed: int, *, candidate: Version, plan: RolloutPlan = PLAN) -> End:
     """One rollout; the same seed is the same one."""
     return Canary(plan, candidate, np.random.default_rng(seed)).run()
 
 
-def many(candidate: Version, *, runs: int, plan: Plan = PLAN) -> list[End]:
+def many(candidate: Version, *, runs: int, plan: RolloutPlan = PLAN) -> list[End]:
     """So many rollouts, on all cores."""
     with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         return list(

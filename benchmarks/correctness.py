@@ -17,8 +17,9 @@ from benchmarks import cache, origin
 from benchmarks.checkpoints import Shape, checkpoint
 from benchmarks.harness import Report, phase
 from benchmarks.network import DidNotStart, free_port, wait_connectable
-from weight_cache.manifest import Manifest, build_manifest
-from weight_cache.objects import blob_key
+from pilotlight.core.object_store import blob_key
+from weight_cache.manifest import Manifest
+from weight_cache.sources.manifest_builder import build_manifest
 
 START_TIMEOUT_S = 30.0
 

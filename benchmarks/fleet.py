@@ -20,13 +20,13 @@ from typing import Any
 
 from benchmarks import fleet_scaling
 from benchmarks.harness import Options, Report, Row, options
-from pilotlight.cluster.api import Cluster
-from pilotlight.cluster.settings import ClusterSettings
-from pilotlight.controller.bell import Bell
-from pilotlight.controller.cluster.reconciler import Pace, Reconciler
-from pilotlight.controller.cluster.status import Statuses
+from pilotlight.controller.database.change_notifier import ChangeNotifier
+from pilotlight.controller.kubernetes.function_status import FunctionStatuses
+from pilotlight.controller.kubernetes.reconciler import ReconcileLimits, Reconciler
+from pilotlight.kubernetes.cluster import Cluster
+from pilotlight.kubernetes.settings import ClusterSettings
 from pilotlight.protocol import TenantRecord
-from pilotlight.spec import FunctionSpec
+from pilotlight.spec.function import FunctionSpec
 from tests.fakes.fed_platform import FedPlatform, document_of, spec
 from tests.fakes.kubernetes.thread import ThreadedApiServer, running_api_server
 from tests.fakes.small_serving import SmallServing
@@ -57,7 +57,7 @@ async def measure(chosen: Options, report: Report) -> None:
         settings = ClusterSettings(
             kubeconfig=str(kubeconfig), runtime_image=RUNTIME, namespace="default"
         )
-        platform = FedPlatform(home, bell=Bell())
+        platform = FedPlatform(home, bell=ChangeNotifier())
         try:
             for tenant in tenants():
                 platform.tenant(tenant)
@@ -96,7 +96,7 @@ async def fleet(
     report: Report,
 ) -> None:
     """From nothing, no change, another revision of all, and a controller that starts anew."""
-    requests, statuses = threaded.server.requests, Statuses()
+    requests, statuses = threaded.server.requests, FunctionStatuses()
     async with await Cluster.connect(settings) as cluster:
         reconciler = Reconciler(
             cluster,
@@ -104,7 +104,7 @@ async def fleet(
             key=platform.key,
             bell=platform.bell,
             statuses=statuses,
-            pace=Pace(feed_s=3600, config_s=3600),
+            pace=ReconcileLimits(feed_s=3600, config_s=3600),
         )
         began = time.perf_counter()
         task = asyncio.create_task(reconciler.run())
@@ -156,7 +156,7 @@ async def fleet(
         finally:
             await stopped(task)
         requests.clear()
-        fresh = Statuses()
+        fresh = FunctionStatuses()
         again = Reconciler(
             cluster, store=platform.store, key=platform.key, bell=platform.bell, statuses=fresh
         )
@@ -178,7 +178,7 @@ async def fleet(
             await stopped(task)
 
 
-async def until_ready(statuses: Statuses, count: int, *, revision: str) -> None:
+async def until_ready(statuses: FunctionStatuses, count: int, *, revision: str) -> None:
     """Wait until so many functions are ready with that revision. Raises TimeoutError."""
     async with asyncio.timeout(_LONGEST_S):
         await fleet_scaling.until(

@@ -17,9 +17,9 @@ from activator.knative.autoscaler.leader import Leader
 from activator.knative.autoscaler.load_report import Load
 from activator.knative.autoscaler.load_report_store import ProcessBoard
 from benchmarks.harness import Report, Row
-from pilotlight.cluster.api import Cluster
-from pilotlight.cluster.names import function_selector
-from pilotlight.cluster.settings import ClusterSettings
+from pilotlight.kubernetes.cluster import Cluster
+from pilotlight.kubernetes.names import function_selector
+from pilotlight.kubernetes.settings import ClusterSettings
 from tests.fakes.kubernetes.requests import Asked
 from tests.fakes.kubernetes.server import ApiServer
 from tests.fakes.kubernetes.store import Event

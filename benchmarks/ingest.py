@@ -21,8 +21,8 @@ from benchmarks import cache, orders, origin, page_cache, peers
 from benchmarks.checkpoints import Shape, checkpoint
 from benchmarks.harness import BENCH_HOME, Report, Row, interleave, paired_ratio, percentile, phase
 from benchmarks.network import DidNotStart
+from pilotlight.core.object_store import blob_key
 from weight_cache.errors import WeightCacheError
-from weight_cache.objects import blob_key
 
 GB = 1e9
 OURS = "weight cache"

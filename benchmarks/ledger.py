@@ -21,10 +21,10 @@ import httpx
 from benchmarks import stack
 from benchmarks.harness import ROOT, Report, Row, progress
 from benchmarks.ledger_fill import BATCH, Month, generate
-from pilotlight.controller import intake
-from pilotlight.controller.launch import function_id
-from pilotlight.controller.store import Store
-from pilotlight.spec import FunctionSpec, Scaling, from_json
+from pilotlight.controller.billing import usage_ingestion
+from pilotlight.controller.database.store import Store
+from pilotlight.controller.registry.launch_spec import function_id
+from pilotlight.spec.function import FunctionSpec, Scaling, from_json
 
 SOURCE = ROOT / "benchmarks" / "functions" / "echo.py"
 APPS, FUNCTIONS, KEYS = 5, 40, 4
@@ -138,7 +138,7 @@ def _fill(platform: stack.Stack, tenant: str, count: int, took_ms: list[float]) 
 def _taken(store: Store, batch: list[dict[str, Any]]) -> float:
     began = time.perf_counter()
     with store.write() as write:
-        intake.take(write, batch)
+        usage_ingestion.ingest_usage(write, batch)
     return (time.perf_counter() - began) * 1000
 
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-from pilotlight.controller import ledger
-from pilotlight.controller.store import Store
-from pilotlight.pricing import Footprint, Rates, price, rate_per_s
+from pilotlight.controller.billing import ledger
+from pilotlight.controller.database.store import Store
 from pilotlight.protocol import UsageRecord
+from pilotlight.spec.pricing import Footprint, Rates, price_duration, rate_per_s
 
 BATCH = 1000
 GIB = 1024**3
@@ -96,6 +96,6 @@ def generate(records: int, month: Month) -> Iterator[dict[str, Any]]:
             status=500 if n % 199 == 0 else 200,
             price_version=_RATES.version,
             rate_per_s=str(per_s),
-            cost=format(price(billed_ns, per_s, _RATES.request), "f"),
+            cost=format(price_duration(billed_ns, per_s, _RATES.request), "f"),
         )
         yield record.to_json()

@@ -34,7 +34,7 @@ from benchmarks.harness import Report, Row, interleave, options, percentile, pha
 from benchmarks.programs import VLLM, program
 from examples import tiny_llama
 from pilotlight.packaging.build import build
-from pilotlight.spec import MIB, FunctionSpec
+from pilotlight.spec.function import MIB, FunctionSpec
 from pilotlight.worker.engine import arguments
 from tests.fakes.engine.environment import make_environment
 

@@ -15,8 +15,8 @@ from dataclasses import replace
 from benchmarks import stack
 from benchmarks.harness import ROOT, Report, Row, interleave, paired_ratio, percentile, progress
 from benchmarks.load import Request, flood, steady
-from pilotlight.client import Client
-from pilotlight.spec import FunctionSpec, Scaling, from_json
+from pilotlight.client.client import Client
+from pilotlight.spec.function import FunctionSpec, Scaling, from_json
 
 FUNCTIONS = ROOT / "benchmarks" / "functions"
 QUOTA_PER_S = 100

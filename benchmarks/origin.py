@@ -18,8 +18,9 @@ from pathlib import Path
 
 from benchmarks.network import free_port
 from benchmarks.nginx import started
-from weight_cache.manifest import Manifest, build_manifest
-from weight_cache.objects import blob_key
+from pilotlight.core.object_store import blob_key
+from weight_cache.manifest import Manifest
+from weight_cache.sources.manifest_builder import build_manifest
 
 BUCKET = "bench"
 CONFIGURATION = """\

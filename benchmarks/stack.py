@@ -27,7 +27,7 @@ from benchmarks.harness import ROOT
 from benchmarks.network import free_port
 from benchmarks.programs import search_path
 from pilotlight import profile
-from pilotlight.client import Client
+from pilotlight.client.client import Client
 from pilotlight.protocol import HEADER_SERVER_TIMING, HEADER_START
 
 CALL_TIMEOUT_S = 120.0

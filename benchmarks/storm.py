@@ -33,9 +33,9 @@ from benchmarks.cache import remove
 from benchmarks.checkpoints import Shape, checkpoint
 from benchmarks.harness import BENCH_HOME, ROOT, Report, Row, percentile, phase
 from benchmarks.load import Request, steady
+from pilotlight.core.object_store import blob_key
 from weight_cache.client import WeightCacheClient
-from weight_cache.manifest import build_manifest
-from weight_cache.objects import blob_key
+from weight_cache.sources.manifest_builder import build_manifest
 
 HOT_PER_S = 200
 HOT_APP, HOT_FUNCTION, HOT_SOURCE = (

@@ -14,9 +14,9 @@ from activator.routing.call_target import CallTarget
 from activator.tracing.context import worker_lines
 from activator.tracing.trace_builder import Json
 from activator.tracing.tracer import Tracer
-from pilotlight.pricing import Rates
 from pilotlight.protocol import FunctionRoute, new_call_id
-from pilotlight.spec import FunctionSpec, MethodSpec, to_json
+from pilotlight.spec.function import FunctionSpec, MethodSpec, to_json
+from pilotlight.spec.pricing import Rates
 from snapshotter.types import LaunchSpec, RevisionKey
 
 ROUNDS = 200_000

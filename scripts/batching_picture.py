@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pilotlight.policies import BatchPolicy
-from pilotlight.worker.arguments import Binder
-from pilotlight.worker.batching.gathering import Gathering
-from pilotlight.worker.spans import CallSpans
-from pilotlight.worker.target import Method, Style
-from pilotlight.worker.threads import CallThreads
+from pilotlight.spec.policies import BatchPolicy
+from pilotlight.worker.batching.batcher import Batcher
+from pilotlight.worker.process.call_threads import CallThreads
+from pilotlight.worker.user_code.arguments import Binder
+from pilotlight.worker.user_code.spans import CallSpans
+from pilotlight.worker.user_code.target import Method, Style
 from tests.snapshotter.cuda import virtual_time
 
 PICTURE = Path(__file__).parent.parent / "docs" / "img" / "batching.svg"
@@ -66,7 +66,7 @@ async def gathered() -> list[Call]:
         check=None,
         batch=POLICY,
     )
-    gathering = Gathering({"f": method}, max_inputs=8, threads=CallThreads(), clock=loop.time)
+    gathering = Batcher({"f": method}, max_inputs=8, threads=CallThreads(), clock=loop.time)
     for size in LEARNT:
         await asyncio.gather(
             *(gathering.share("f", Call(0, 0), (None,), {}, None) for _ in range(size))

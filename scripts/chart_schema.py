@@ -11,13 +11,13 @@ from dataclasses import fields
 from typing import Any
 
 from activator.settings import ActivatorSettings
-from pilotlight.cluster.settings import ClusterSettings
 from pilotlight.controller.settings import ControllerSettings
-from pilotlight.pricing import PriceSettings
-from pilotlight.quotas import Plan
+from pilotlight.core.settings import PlatformSettings
+from pilotlight.kubernetes.settings import ClusterSettings
+from pilotlight.spec.pricing import PriceSettings
+from pilotlight.spec.quotas import Plan
 from snapshotter.settings import SnapshotterSettings
-from weight_cache.configuration import WeightCacheSettings
-from weight_cache.settings import PlatformSettings
+from weight_cache.settings import WeightCacheSettings
 
 Schema = dict[str, Any]
 

@@ -19,13 +19,16 @@ from rich.console import Console
 from rich.table import Table
 
 from pilotlight import profile
-from pilotlight.cli import billing, deploying, local, orphans, supervise, up
-from pilotlight.cli.call import facts
-from pilotlight.cli.commands import what_to_do
-from pilotlight.cli.output import milliseconds, money
-from pilotlight.cli.session import Options, Session
-from pilotlight.cli.snapshot import drop_templates
-from pilotlight.client import Client
+from pilotlight.cli.commands.apps import deploy_progress
+from pilotlight.cli.commands.calls.call import parse_response_headers
+from pilotlight.cli.commands.operations import up
+from pilotlight.cli.commands.operations.snapshot import drop_templates
+from pilotlight.cli.commands.tenants import billing
+from pilotlight.cli.core.command import next_step
+from pilotlight.cli.core.formatting import format_milliseconds, format_money
+from pilotlight.cli.core.session import CommonOptions, Session
+from pilotlight.cli.supervisor import local_platform, run_platform, stale_processes
+from pilotlight.client.client import Client
 from pilotlight.errors import PilotlightError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -55,9 +58,9 @@ class Measured:
 
 def main() -> int:
     """Run the demo. Exit status 0, 1 when something failed, 130 on Ctrl-C."""
-    platform = local.find(config=None, home=None, environ=os.environ, cwd=ROOT)
+    platform = local_platform.find_platform(config=None, home=None, environ=os.environ, cwd=ROOT)
     try:
-        local.refuse_running(platform)
+        local_platform.refuse_running(platform)
     except PilotlightError as e:
         console.print(
             f"[red]{e}[/]\nThe demo starts its own: stop that one with `pilotlight down`, or set "
@@ -79,7 +82,7 @@ def main() -> int:
         keep = False
         for line in e.detail.get("log_tail") or ():
             console.print(f"  {line}", style="dim", markup=False)
-        console.print(f"[red]{e}[/]\n{what_to_do(e)}")
+        console.print(f"[red]{e}[/]\n{next_step(e)}")
         return 1
     except KeyboardInterrupt:
         keep = False
@@ -89,24 +92,24 @@ def main() -> int:
             stop(platform)
 
 
-def start(platform: local.LocalPlatform) -> Session:
+def start(platform: local_platform.LocalPlatform) -> Session:
     """Bring the platform up; returns a session that means it."""
     began = time.monotonic()
-    session = Session(options=Options(config=platform.config))
-    os.environ.update(supervise.environment_of(platform))
-    key = supervise.prepare_home(platform)
+    session = Session(options=CommonOptions(config=platform.config))
+    os.environ.update(run_platform.process_environment(platform))
+    key = run_platform.prepare_home(platform)
     name = profile_name(platform, session, key)
-    for notice in supervise.detach(platform):
+    for notice in run_platform.detach(platform):
         console.print(f"  {notice.process:<13}{notice.text} ({notice.seconds:.2f} s)", style="dim")
     console.print(
         f"pilotlight is up at {platform.url} after {time.monotonic() - began:.1f} s; dashboard: "
         f"{platform.dashboard}",
         soft_wrap=True,
     )
-    return Session(options=Options(config=platform.config, profile=name))
+    return Session(options=CommonOptions(config=platform.config, profile=name))
 
 
-def profile_name(platform: local.LocalPlatform, session: Session, key: str | None) -> str:
+def profile_name(platform: local_platform.LocalPlatform, session: Session, key: str | None) -> str:
     """The profile that holds this platform's admin key: written now on a fresh home, found
     otherwise."""
     if key is not None:
@@ -125,10 +128,10 @@ def profile_name(platform: local.LocalPlatform, session: Session, key: str | Non
 
 def show(session: Session) -> None:
     """Deploy, call, print."""
-    app = deploying.load(str(ROOT / "examples/embed.py"))
+    app = deploy_progress.load_user_app(str(ROOT / "examples/embed.py"))
     with session.client() as client:
         began = time.monotonic()
-        deployer = deploying.Deployer(session, client)
+        deployer = deploy_progress.Deployer(session, client)
         deployment, _ = deployer.deploy(app, message="make demo", wait=False)
         console.print(
             f"deployed {deployment.app} version {deployment.version} in "
@@ -155,7 +158,7 @@ def show(session: Session) -> None:
     billing.report(session, app=APP)
 
 
-def snapshot_is_proven(deployer: deploying.Deployer) -> bool:
+def snapshot_is_proven(deployer: deploy_progress.Deployer) -> bool:
     """Wait for the snapshot; where there is none, one line says why."""
     proof = deployer.prove(APP, "Embedder")
     if proof.restore_ms is not None:
@@ -189,7 +192,7 @@ def call(http: httpx.Client) -> Measured:
     waited_ms = (time.monotonic() - began) * 1000
     if answer.status_code != 200:
         raise PilotlightError(f"the call was answered {answer.status_code}: {answer.text}")
-    known = facts(answer.headers)
+    known = parse_response_headers(answer.headers)
     return Measured(
         vectors=answer.json(),
         start=str(known["start"]),
@@ -247,23 +250,24 @@ def timings(calls: list[Measured]) -> Table:
         table.add_column(heading, justify="right")
     for measured in calls:
         spans = [
-            milliseconds(measured.timing_ms.get(name, 0.0)) for name in ("queue", "start", "exec")
+            format_milliseconds(measured.timing_ms.get(name, 0.0))
+            for name in ("queue", "start", "exec")
         ]
         table.add_row(
             measured.start,
             measured.weights,
             *spans,
-            milliseconds(measured.waited_ms),
-            money(measured.cost),
+            format_milliseconds(measured.waited_ms),
+            format_money(measured.cost),
         )
     return table
 
 
-def stop(platform: local.LocalPlatform) -> None:
+def stop(platform: local_platform.LocalPlatform) -> None:
     """Stop the platform that we started; nothing happens when it is down."""
-    found = local.running(platform)
+    found = local_platform.find_running(platform)
     if found is not None:
-        orphans.terminate(found.pid, grace_s=STOP_S)
+        stale_processes.terminate(found.pid, grace_s=STOP_S)
         console.print("\nstopped; `make demo KEEP=1` leaves it up", style="dim")
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import yaml
 
-from pilotlight.cluster import rights
+from pilotlight.kubernetes import rbac
 from scripts.chart_schema import schema
 
 ROOT = Path(__file__).parents[1]
@@ -39,9 +39,9 @@ def schema_text() -> str:
 
 def rights_text() -> str:
     """Of files/rights.yaml: RBAC rules by process and scope."""
-    scopes: tuple[rights.Scope, ...] = ("all", "tenant", "platform", "knative")
-    processes: tuple[rights.Role, ...] = ("controller", "activator", "autoscaler")
-    rules = {role: {scope: rights.rules(role, scope) for scope in scopes} for role in processes}
+    scopes: tuple[rbac.Scope, ...] = ("all", "tenant", "platform", "knative")
+    processes: tuple[rbac.Role, ...] = ("controller", "activator", "autoscaler")
+    rules = {role: {scope: rbac.rules(role, scope) for scope in scopes} for role in processes}
     return MARK + yaml.safe_dump(rules, sort_keys=False, width=140)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weight_cache import quick_start
+from pilotlight.core import import_gc
 
 # isort: split
 import argparse
@@ -16,9 +16,14 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from pilotlight.core import logging_config
+from pilotlight.core.disk_floor import DiskFloor
+from pilotlight.core.metrics_server import metrics_token_file
+from pilotlight.core.object_store import ObjectStore, blob_store
+from pilotlight.core.settings import Paths, PlatformSettings, SettingsInvalid, load_section
 from snapshotter.agent import capabilities
 from snapshotter.agent.app import is_root, own_runtime, running_agent
-from snapshotter.agent.components import Parts
+from snapshotter.agent.components import AgentComponents
 from snapshotter.cuda.checkpoint_sequence import CudaDevices
 from snapshotter.cuda.devices import NoDevices
 from snapshotter.cuda.driver import CudaDriver
@@ -35,26 +40,21 @@ from snapshotter.linux.dns_servers import DnsServers
 from snapshotter.linux.slot_network import Network
 from snapshotter.pods import serving
 from snapshotter.settings import SnapshotterSettings
-from weight_cache import log_lines
 from weight_cache.client import WeightCacheClient
-from weight_cache.disk import DiskFloor
-from weight_cache.metrics_server import token_file_of
-from weight_cache.objects import ObjectStore, blob_store
-from weight_cache.settings import Paths, PlatformSettings, SettingsInvalid, load
 
-quick_start.imported()
+import_gc.imported()
 
 
 def main() -> int:
     """Run until SIGTERM or SIGINT. Returns 2 for invalid settings, 1 for another failure."""
     os.umask(0o077)  # files are private unless a mode is set explicitly
     arguments = _arguments()
-    log_lines.set_up("%(asctime)s snapshotter %(levelname)s %(message)s")
+    logging_config.configure_logging("%(asctime)s snapshotter %(levelname)s %(message)s")
     # httpx logs every node report at INFO
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
-        platform = load(PlatformSettings, "platform", arguments.config)
-        settings = load(SnapshotterSettings, "snapshotter", arguments.config)
+        platform = load_section(PlatformSettings, "platform", arguments.config)
+        settings = load_section(SnapshotterSettings, "snapshotter", arguments.config)
         settings.check_uids(platform)
         paths = Paths.of(platform, os.environ).make()
         blobs = blob_store(platform, paths)
@@ -100,7 +100,7 @@ async def _serve(
     gpus = cuda_node()
     found = await find_driver(node=gpus, environ=os.environ)
     floor, name_servers = DiskFloor(paths.home, platform.disk_floor_bytes), DnsServers()
-    parts = Parts(
+    parts = AgentComponents(
         bundles=Bundles(paths.home, blobs=blobs, floor=floor),
         images=Images(
             paths.home,
@@ -126,7 +126,7 @@ async def _serve(
         s3_client=platform.s3_client,
         disk_floor_bytes=platform.disk_floor_bytes,
         key_file=Path(platform.key_file) if platform.key_file is not None else None,
-        metrics_token_file=token_file_of(platform, paths),
+        metrics_token_file=metrics_token_file(platform, paths),
         name_servers=name_servers,
     )
     async with (

@@ -1,6 +1,6 @@
 """A typed client of the node agent over its Unix socket.
 
-One connection carries many calls (`weight_cache.protocol`). A lost connection fails the open calls
+One connection carries many calls (`pilotlight.core.rpc`). A lost connection fails the open calls
 with AgentUnavailable; the next call reconnects.
 """
 
@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from pathlib import Path
 from typing import Any
 
+from pilotlight.core.rpc import RpcClient, RpcRemoteError, RpcTransportError
 from snapshotter import errors
 from snapshotter.types import (
     AgentEvent,
@@ -18,12 +19,10 @@ from snapshotter.types import (
     InstanceInfo,
     LaunchSpec,
     RevisionKey,
-    Share,
     SnapshotInfo,
     TemplateInfo,
+    TenantShare,
 )
-from weight_cache.errors import ProtocolError
-from weight_cache.protocol import RemoteFailure, RpcClient
 
 _BY_CODE: dict[str, type[errors.SnapshotterError]] = {
     kind.code: kind
@@ -36,11 +35,11 @@ _LINES_WAITING = 100
 """Log lines that have arrived and are not read yet."""
 
 
-def _translate(failure: RemoteFailure) -> errors.SnapshotterError:
+def _translate(failure: RpcRemoteError) -> errors.SnapshotterError:
     return _BY_CODE.get(failure.code, errors.SnapshotterError)(str(failure), failure.detail)
 
 
-def _named(share: Share | None) -> dict[str, Any]:
+def _named(share: TenantShare | None) -> dict[str, Any]:
     return {"share": share.to_json()} if share is not None else {}
 
 
@@ -65,7 +64,7 @@ class AgentClient:
         instance_id: InstanceId,
         lessee: str,
         secret_env: Mapping[str, str],
-        share: Share | None = None,
+        share: TenantShare | None = None,
     ) -> InstanceInfo:
         """Start one instance by the fastest available strategy; returns when it is ready.
 
@@ -83,7 +82,9 @@ class AgentClient:
         }
         return InstanceInfo.from_json(await self._call("start", args))
 
-    async def prepare(self, launch: LaunchSpec, *, share: Share | None = None) -> TemplateInfo:
+    async def prepare(
+        self, launch: LaunchSpec, *, share: TenantShare | None = None
+    ) -> TemplateInfo:
         """Ensure that a Template of this revision is resident, without an instance. Raises the
         errors of `start`."""
         return TemplateInfo.from_json(
@@ -221,8 +222,8 @@ class AgentClient:
     async def _lines(self, args: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
         """Stream log lines on a separate connection, so that a slow reader delays no other call."""
         try:
-            rpc = await RpcClient.open(self._path, most_waiting=_LINES_WAITING)
-        except ProtocolError as e:
+            rpc = await RpcClient.open(self._path, max_queued_frames=_LINES_WAITING)
+        except RpcTransportError as e:
             raise errors.AgentUnavailable(f"node agent: {e}") from e
         try:
             is_begun = False
@@ -266,9 +267,9 @@ class AgentClient:
     async def _call(self, op: str, args: Mapping[str, Any]) -> Mapping[str, Any]:
         try:
             return await (await self._connection()).call(op, args)
-        except RemoteFailure as e:
+        except RpcRemoteError as e:
             raise _translate(e) from e
-        except ProtocolError as e:
+        except RpcTransportError as e:
             raise errors.AgentUnavailable(f"node agent: {e}") from e
 
     async def _stream(
@@ -277,7 +278,7 @@ class AgentClient:
         try:
             async for body in (rpc or await self._connection()).stream(op, args):
                 yield body
-        except RemoteFailure as e:
+        except RpcRemoteError as e:
             raise _translate(e) from e
-        except ProtocolError as e:
+        except RpcTransportError as e:
             raise errors.AgentUnavailable(f"node agent: {e}") from e

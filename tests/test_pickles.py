@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PLATFORM = ("activator", "snapshotter", "weight_cache", "functions/pilotlight")
-TRUSTED = ("functions/pilotlight/worker/", "functions/pilotlight/sdk/")
+TRUSTED = ("functions/pilotlight/worker/", "functions/pilotlight/client/pickling.py")
 LOADERS = frozenset({"load", "loads", "Unpickler"})
 MODULES = frozenset({"pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"})
 
@@ -47,6 +47,6 @@ def test_a_module_that_unpickles_is_found() -> None:
     assert list(loads("import pickle\npickle.loads(b'')")) == ["pickle.loads"]
     assert list(loads("from cloudpickle import loads")) == ["cloudpickle.loads"]
     assert list(loads("import pickle, json\npickle.dumps(json.loads('1'))")) == []
-    assert sorted(loads((ROOT / "functions/pilotlight/worker/arguments.py").read_text())), (
-        "there they are loaded"
-    )
+    assert sorted(
+        loads((ROOT / "functions/pilotlight/worker/user_code/arguments.py").read_text())
+    ), "there they are loaded"

@@ -13,11 +13,11 @@ import pytest
 
 from activator.llm.openai.request import OpenAIRequest
 from activator.llm.request_size import CHAT
-from pilotlight.controller import schemas
-from pilotlight.controller.schema_gaps import gaps
+from pilotlight.controller.release import argument_schemas
+from pilotlight.controller.release.schema_diff import incompatibilities
 from pilotlight.errors import InvalidInput
-from pilotlight.json_schema import validator_of
-from pilotlight.spec import MethodSpec
+from pilotlight.spec.function import MethodSpec
+from pilotlight.validation.json_schema import build_validator
 from tests.activator.openai.conftest import chat
 from tests.fakes.routes import spec_of, target_of
 from tests.fakes.schema_server import (
@@ -80,7 +80,7 @@ def is_refused(check: Callable[..., object], *arguments: object) -> bool:
 def test_a_deploy_refuses_it_without_a_request(
     server: SchemaServer, schema: dict[str, Any]
 ) -> None:
-    assert is_refused(schemas.check, schema, "function 'f'")
+    assert is_refused(argument_schemas.check_schema, schema, "function 'f'")
     assert server.requests == []
 
 
@@ -98,9 +98,9 @@ def test_calls_of_a_stored_revision_are_refused_without_a_request(
 def test_a_comparison_ends_without_a_request(server: SchemaServer, schema: dict[str, Any]) -> None:
     values = {"enum": list(ARGUMENTS)}
 
-    list(gaps(values, schema))
-    list(gaps(schema, values))
-    list(gaps({"properties": {"a": values}}, {"properties": {"a": schema}}))
+    list(incompatibilities(values, schema))
+    list(incompatibilities(schema, values))
+    list(incompatibilities({"properties": {"a": values}}, {"properties": {"a": schema}}))
     assert server.requests == []
 
 
@@ -112,7 +112,9 @@ def test_values_of_a_stored_schema_whose_draft_is_unsupported_are_not_called_com
         "properties": {"a": {"$schema": f"{server.url}/x", "enum": [1, 2], "type": "integer"}}
     }
 
-    assert [gap.where for gap in gaps({"properties": {"a": {"enum": [1]}}}, stored)] == ["a"]
+    assert [
+        gap.where for gap in incompatibilities({"properties": {"a": {"enum": [1]}}}, stored)
+    ] == ["a"]
     assert server.requests == []
 
 
@@ -133,7 +135,7 @@ def test_the_format_of_a_chat_is_checked_without_a_request(
 
 def test_the_refusal_of_a_draft_names_the_parameter_the_value_and_the_way_out() -> None:
     with pytest.raises(InvalidInput) as refused:
-        schemas.check(
+        argument_schemas.check_schema(
             {"properties": {"a": {"$schema": "http://127.0.0.1:9/x"}}},
             "function 'f': schema of 'g'",
         )
@@ -152,7 +154,7 @@ def test_a_refusal_is_short_however_long_the_address_is() -> None:
         {"$ref": f"http://127.0.0.1/{'x' * 9000}"},
     ):
         with pytest.raises(InvalidInput) as refused:
-            validator_of(schema, "w")
+            build_validator(schema, "w")
         assert len(str(refused.value)) < 700
 
 
@@ -167,7 +169,7 @@ def test_a_refusal_is_short_however_long_the_address_is() -> None:
 )
 def test_a_draft_that_is_no_address_is_refused(schema: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput):
-        schemas.check(schema, "w")
+        argument_schemas.check_schema(schema, "w")
 
 
 @pytest.mark.parametrize("metaschema", METASCHEMAS)
@@ -177,9 +179,9 @@ def test_supported_drafts_are_accepted_without_a_request(metaschema: str) -> Non
         "type": "object",
         "properties": {"a": {"$schema": metaschema, "type": "integer"}},
     }
-    schemas.check(schema, "w")
+    argument_schemas.check_schema(schema, "w")
 
-    validator = validator_of(schema, "w")
+    validator = build_validator(schema, "w")
 
     assert (validator.is_valid({"a": 1}), validator.is_valid({"a": "x"})) == (True, False)
 
@@ -204,7 +206,7 @@ def test_supported_drafts_are_accepted_without_a_request(metaschema: str) -> Non
     ],
 )
 def test_keywords_mean_what_their_draft_says(schema: dict[str, Any], refused: Any) -> None:
-    assert not validator_of(schema, "w").is_valid(refused)
+    assert not build_validator(schema, "w").is_valid(refused)
 
 
 def test_references_within_a_schema_with_an_id_are_followed(server: SchemaServer) -> None:
@@ -215,9 +217,9 @@ def test_references_within_a_schema_with_an_id_are_followed(server: SchemaServer
         "$defs": {"x": {"type": "integer"}},
     }
 
-    schemas.check(schema, "w")
+    argument_schemas.check_schema(schema, "w")
 
-    assert not validator_of(schema, "w").is_valid({"a": "text"})
+    assert not build_validator(schema, "w").is_valid({"a": "text"})
     assert server.requests == []
 
 
@@ -231,7 +233,7 @@ def test_references_within_a_schema_with_an_id_are_followed(server: SchemaServer
     ],
 )
 def test_a_draft_in_data_and_a_property_of_that_name_are_accepted(schema: dict[str, Any]) -> None:
-    schemas.check(schema, "w")
+    argument_schemas.check_schema(schema, "w")
 
 
 def test_only_one_module_builds_validators() -> None:
@@ -242,7 +244,7 @@ def test_only_one_module_builds_validators() -> None:
         if "jsonschema" in (source := path.read_text()) and imports_library(source)
     }
 
-    assert importers == {"functions/pilotlight/json_schema.py"}
+    assert importers == {"functions/pilotlight/validation/json_schema.py"}
 
 
 def imports_library(source: str) -> bool:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from pilotlight.packaging.load import load_module
+from pilotlight.packaging.app_loader import load_module
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "security.md"
@@ -137,7 +137,7 @@ GOOD = "`tests/test_security_table.py::test_no_promise_stands_twice`"
 @pytest.mark.parametrize(
     "row,fault",
     [
-        (f"| A | `seal.py` | {GOOD} |", None),
+        (f"| A | `core/crypto.py` | {GOOD} |", None),
         ("| A | B | none yet |", None),
         (f"| | B | {GOOD} |", "no promise"),
         (f"| A | | {GOOD} |", "no mechanism"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weight_cache import quick_start
+from pilotlight.core import import_gc
 
 # isort: split
 import argparse
@@ -19,32 +19,39 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from weight_cache import bandwidth, log_lines, manners
-from weight_cache.addresses import CertificateInvalid, Credentials
-from weight_cache.bandwidth import Bandwidths
-from weight_cache.configuration import WeightCacheSettings
-from weight_cache.disk import DiskFloor
+from pilotlight.core import logging_config
+from pilotlight.core.disk_floor import DiskFloor
+from pilotlight.core.metrics_server import (
+    MetricsAddress,
+    MetricsServer,
+    metrics_socket,
+    metrics_token_file,
+)
+from pilotlight.core.object_store import blob_store
+from pilotlight.core.settings import Paths, PlatformSettings, SettingsInvalid, load_section
+from pilotlight.core.transport import CertificateInvalid, TlsCredentials
+from weight_cache import process_tuning
 from weight_cache.errors import StoreOwned
-from weight_cache.lanes import Lanes
-from weight_cache.leases import Leases
-from weight_cache.metrics import Forecasts, StoreCollector, TierCollector
-from weight_cache.metrics_server import MetricsAddress, MetricsServer, metrics_socket, token_file_of
-from weight_cache.neighbours import Neighbours
-from weight_cache.objects import blob_store
-from weight_cache.origin import ObjectOrigin, Origin
-from weight_cache.peers.station import Station, Terms
-from weight_cache.readahead import ReadAhead
+from weight_cache.fetch.origin import ObjectOrigin, Origin
+from weight_cache.fetch.peer_source import PeerSource
+from weight_cache.fetch.read_scheduler import ReadScheduler
+from weight_cache.leases import bandwidth
+from weight_cache.leases.bandwidth import TierBandwidths
+from weight_cache.leases.manager import LeaseManager
+from weight_cache.leases.read_ahead import ReadAhead
+from weight_cache.metrics import PredictionMetrics, StoreCollector, TierCollector
+from weight_cache.peers.service import PeerService, PeerSettings
 from weight_cache.server import serve_controller, serve_store
-from weight_cache.settings import Paths, PlatformSettings, SettingsInvalid, load
-from weight_cache.store import Store
+from weight_cache.settings import WeightCacheSettings
+from weight_cache.store.store import Store
 from weight_cache.types import Tier
 
-quick_start.imported()
+import_gc.imported()
 
 _log = logging.getLogger("weight_cache")
 
 
-_KEEP_SPEEDS_S = 60.0
+_SAVE_BANDWIDTHS_INTERVAL_S = 60.0
 """Between two times that speeds are written down: what a kill can cost of what was learned."""
 
 
@@ -58,9 +65,9 @@ async def run(
         loop.add_signal_handler(number, stop.set)
     root, registry = paths.home / "weights", CollectorRegistry()
     async with opened_origin(paths, platform, settings) as origin:
-        bandwidths = bandwidth.read(root / "bandwidth.json", origin=repr(origin))
-        credentials = Credentials.of(platform)
-        station = open_station(paths, platform, settings, credentials)
+        bandwidths = bandwidth.load_bandwidths(root / "bandwidth.json", origin=repr(origin))
+        credentials = TlsCredentials.of(platform)
+        station = open_peer_service(paths, platform, settings, credentials)
         floor = DiskFloor(root, platform.disk_floor_bytes)
         store = open_store(
             root,
@@ -71,8 +78,11 @@ async def run(
             floor=floor,
         )
         ahead = ReadAhead(max_bytes=settings.dram_bytes(), observe=bandwidths.observe)
-        leases = Leases(
-            store, bandwidths=bandwidths, ahead=ahead, on_fetched=Forecasts(registry).fetched
+        leases = LeaseManager(
+            store,
+            bandwidths=bandwidths,
+            ahead=ahead,
+            on_fetched=PredictionMetrics(registry).fetched,
         )
         await leases.adopt()
         registry.register(StoreCollector(store.statistics))
@@ -80,7 +90,7 @@ async def run(
         address = MetricsAddress(
             socket_path=metrics_socket(paths, "weight_cache"),
             listen=settings.metrics_listen,
-            token_file=token_file_of(platform, paths),
+            token_file=metrics_token_file(platform, paths),
             setting="weight_cache.metrics_listen",
         )
         servers = await MetricsServer(registry=registry).serve(address)
@@ -94,8 +104,8 @@ async def run(
             )
             registry.register(station.collector())
         behind = [
-            _behind(store.scrubber(settings.scrub_bytes_per_s).run(), "scrub"),
-            _behind(_keep_speeds(root, bandwidths), "keep speeds"),
+            _run_in_background(store.scrubber(settings.scrub_bytes_per_s).run(), "scrub"),
+            _run_in_background(_save_bandwidths_forever(root, bandwidths), "keep speeds"),
         ]
         _log.info(
             "serving store=%r origin=%r speeds=%r peers=%r", store, origin, bandwidths, station
@@ -117,18 +127,18 @@ async def run(
         await asyncio.gather(*others, return_exceptions=True)
         await leases.aclose()
         await ahead.aclose()
-        bandwidth.keep(root / "bandwidth.json", bandwidths)
+        bandwidth.save_bandwidths(root / "bandwidth.json", bandwidths)
         store.close()
 
 
-def open_station(
+def open_peer_service(
     paths: Paths,
     platform: PlatformSettings,
     settings: WeightCacheSettings,
-    credentials: Credentials | None,
-) -> Station | None:
+    credentials: TlsCredentials | None,
+) -> PeerService | None:
     """This node among others; None where it is to be alone. Raises SettingsInvalid."""
-    terms = Terms(
+    terms = PeerSettings(
         peers=settings.peers,
         listen=settings.peer_listen,
         answer_s=settings.peer_timeout_s,
@@ -139,7 +149,7 @@ def open_station(
     key_file = (
         Path(platform.key_file) if platform.key_file is not None else paths.home / "platform.key"
     )
-    return Station.of(
+    return PeerService.of(
         terms, key_file, client_tls=None if credentials is None else credentials.client_context()
     )
 
@@ -147,10 +157,10 @@ def open_station(
 def open_store(
     root: Path,
     origin: Origin,
-    bandwidths: Bandwidths,
+    bandwidths: TierBandwidths,
     settings: WeightCacheSettings,
     *,
-    neighbours: Neighbours | None = None,
+    neighbours: PeerSource | None = None,
     floor: DiskFloor | None = None,
 ) -> Store:
     """The store, with the speeds that it is told by and tells. Raises StoreOwned. Blocking."""
@@ -159,7 +169,7 @@ def open_store(
         origin=origin,
         max_bytes=settings.max_bytes,
         clock=time.time,
-        lanes=Lanes(settings.reads_at_once, settings.prefetch_share),
+        lanes=ReadScheduler(settings.reads_at_once, settings.prefetch_share),
         observe=lambda size_bytes, seconds: bandwidths.observe(Tier.ORIGIN, size_bytes, seconds),
         reload_s=bandwidths.reload_s,
         neighbours=neighbours,
@@ -180,7 +190,7 @@ async def opened_origin(
         yield origin
 
 
-def _behind(work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+def _run_in_background(work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
     """Something that goes on beside serving; when it fails, serving goes on without it."""
     task = asyncio.create_task(work, name=name)
 
@@ -192,18 +202,18 @@ def _behind(work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
     return task
 
 
-async def _keep_speeds(root: Path, bandwidths: Bandwidths) -> None:
+async def _save_bandwidths_forever(root: Path, bandwidths: TierBandwidths) -> None:
     while True:
-        await asyncio.sleep(_KEEP_SPEEDS_S)
+        await asyncio.sleep(_SAVE_BANDWIDTHS_INTERVAL_S)
         try:
-            bandwidth.keep(root / "bandwidth.json", bandwidths)
+            bandwidth.save_bandwidths(root / "bandwidth.json", bandwidths)
         except OSError as e:
             _log.warning("speeds.not_kept error=%s", e)
 
 
 def main() -> int:
     """Parse the command line and run; returns the exit status."""
-    manners.settle()
+    process_tuning.tune_process()
     os.umask(0o077)  # what we write is nobody else's, unless its mode is set by hand
     parser = argparse.ArgumentParser(
         prog="python -m weight_cache", description="One node's weight cache."
@@ -213,10 +223,10 @@ def main() -> int:
         "--ready-fd", type=int, help="descriptor that receives one newline once the socket serves"
     )
     arguments = parser.parse_args()
-    log_lines.set_up("%(asctime)s %(levelname)s %(name)s %(message)s")
+    logging_config.configure_logging("%(asctime)s %(levelname)s %(name)s %(message)s")
     try:
-        settings = load(WeightCacheSettings, "weight_cache", arguments.config)
-        platform = load(PlatformSettings, "platform", arguments.config)
+        settings = load_section(WeightCacheSettings, "weight_cache", arguments.config)
+        platform = load_section(PlatformSettings, "platform", arguments.config)
         paths = Paths.of(platform, os.environ).make()
         asyncio.run(run(paths, platform, settings, ready_fd=arguments.ready_fd))
     except (SettingsInvalid, StoreOwned, CertificateInvalid) as e:

@@ -1,9 +1,9 @@
 """The weight cache's door: a typed client over its Unix socket.
 
-One connection, many calls (`weight_cache.protocol`). A lost connection fails open calls with
-ProtocolError; the next call connects again. Leases do not end with the connection: they end when
-they are closed, or with the process that holds them; opening one again that is held returns the
-same lease."""
+One connection, many calls (`pilotlight.core.rpc`). A lost connection fails open calls with
+WeightCacheUnavailable; the next call connects again. Leases do not end with the connection: they
+end when they are closed, or with the process that holds them; opening one again that is held
+returns the same lease."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from pilotlight.core.rpc import RpcClient, RpcRemoteError, RpcTransportError
 from weight_cache import errors
-from weight_cache.protocol import RemoteFailure, RpcClient
 from weight_cache.types import (
     Lease,
     LoadProgress,
@@ -53,8 +53,8 @@ class WeightCacheClient:
         (manifest, holder).
 
         pid: the process whose end ends the lease; None: it ends when it is closed. Raises
-        LeaseUnknown when that process is gone, and ProtocolError. When the answer says `ready`, its
-        path can be used; else `wait`, which also says what is wrong with the model."""
+        LeaseUnknown when that process is gone, and WeightCacheUnavailable. When the answer says
+        `ready`, its path can be used; else `wait`, which also says what is wrong with the model."""
         body = await self._call("open", {"manifest": manifest, "holder": holder, "pid": pid})
         path = None if body["path"] is None else Path(body["path"])
         return OpenedLease(**{**body, "tier": Tier(body["tier"]), "path": path})
@@ -66,7 +66,7 @@ class WeightCacheClient:
         is. Cancelling it closes nothing.
 
         Raises LeaseUnknown (never opened, closed, or the cache restarted meanwhile: open it again),
-        ManifestInvalid, OriginUnavailable, ChunkCorrupt, StoreFull or ProtocolError."""
+        ManifestInvalid, OriginUnavailable, ChunkCorrupt, StoreFull or WeightCacheUnavailable."""
         body = await self._load("wait", {"lease_id": lease_id}, on_progress or _ignore)
         return WeightsLease(
             lease_id=body["lease_id"],
@@ -141,8 +141,10 @@ class WeightCacheClient:
     async def _call(self, op: str, args: Mapping[str, Any]) -> Mapping[str, Any]:
         try:
             return await (await self._connection()).call(op, args)
-        except RemoteFailure as e:
-            raise _translate(e) from e
+        except RpcRemoteError as e:
+            raise _error_for(e) from e
+        except RpcTransportError as e:
+            raise errors.WeightCacheUnavailable(str(e)) from e
 
     async def _load(
         self, op: str, args: Mapping[str, Any], on_progress: Callable[[LoadProgress], None]
@@ -158,12 +160,14 @@ class WeightCacheClient:
                             )
                         )
                     last = body
-        except RemoteFailure as e:
-            raise _translate(e) from e
+        except RpcRemoteError as e:
+            raise _error_for(e) from e
+        except RpcTransportError as e:
+            raise errors.WeightCacheUnavailable(str(e)) from e
         return last
 
 
-def _translate(failure: RemoteFailure) -> errors.WeightCacheError:
+def _error_for(failure: RpcRemoteError) -> errors.WeightCacheError:
     return _BY_CODE.get(failure.code, errors.WeightCacheError)(str(failure))
 
 

@@ -48,7 +48,7 @@ class StoreOwned(WeightCacheError):
     code = "store_owned"
 
 
-class ProtocolError(WeightCacheError):
+class WeightCacheUnavailable(WeightCacheError):
     """Raised when the peer on the Unix socket breaks the wire protocol, or goes away."""
 
     code = "protocol_error"
@@ -83,29 +83,3 @@ class LeaseUnknown(WeightCacheError):
     """Raised when a lease is waited for that was never opened, or ended."""
 
     code = "lease_unknown"
-
-
-class ObjectStoreError(WeightCacheError):
-    """Raised when an object store does not answer in time, or refuses; the message names the object
-    and the reason."""
-
-    code = "object_store_error"
-
-
-class ObjectMissing(ObjectStoreError):
-    """Raised when there is no object of that key."""
-
-    code = "object_missing"
-
-
-class ObjectChanged(ObjectStoreError):
-    """Raised when an object is not the one that was asked about before: its entity tag differs."""
-
-    code = "object_changed"
-
-
-class ObjectStoreUnavailable(ObjectStoreError):
-    """Raised when the store did not answer, or not as it should, this time (5xx, 429, silence, a
-    cut): asking again may help."""
-
-    code = "object_store_unavailable"

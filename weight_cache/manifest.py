@@ -16,14 +16,13 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from weight_cache.errors import ManifestInvalid
 from weight_cache.types import Chunk, Tensor
 
 if TYPE_CHECKING:
-    from weight_cache.sources import Source, SourceFile
+    pass
 
 CHUNK_BYTES = 16 * 1024 * 1024
 """Large enough that a request to an object store pays for itself, small enough to verify and resume
@@ -202,20 +201,6 @@ def _check_few(where: str, text: bytes, *, files: int, most: int) -> None:
         raise ManifestInvalid(
             f"{where} has more values than {most} tensors, which is the most: deploy the model in parts"
         )
-
-
-def build_manifest(
-    source: Path | Source,
-    *,
-    files: Sequence[SourceFile] | None = None,
-    progress: Progress | None = None,
-    workers: int | None = None,
-) -> Manifest:
-    """The manifest of a directory or of another source: see `weight_cache.hashing`, which reads and
-    hashes it."""
-    from weight_cache.hashing import build_manifest as build  # which imports this module
-
-    return build(source, files=files, progress=progress, workers=workers)
 
 
 def _file(index: int, text: bytes) -> ManifestFile:

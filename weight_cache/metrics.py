@@ -14,7 +14,7 @@ pilotlight_weights_partial_bytes              of files that are half here: the n
 pilotlight_weights_pinned_bytes               of models that stay whoever needs room
 pilotlight_weights_resumed_bytes_total        that an earlier try had brought, and that were not fetched again
 pilotlight_weights_scrubbed_bytes_total       read again and compared, while nothing else was to do
-pilotlight_weights_given_bytes_total           taken from other nodes instead of the origin (weight_cache.peers.figures has the rest)
+pilotlight_weights_given_bytes_total           taken from other nodes instead of the origin (weight_cache.peers.metrics has the rest)
 pilotlight_weights_dram_budget_bytes          of models that are read ahead into memory
 pilotlight_weights_dram_bytes                 room that held models take of it
 pilotlight_weights_read_ahead_bytes_total     read from the disk into memory before anybody asked for them
@@ -33,9 +33,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from weight_cache.bandwidth import Bandwidths
-from weight_cache.leases import Leases
-from weight_cache.readahead import ReadAhead
+from weight_cache.leases.bandwidth import TierBandwidths
+from weight_cache.leases.manager import LeaseManager
+from weight_cache.leases.read_ahead import ReadAhead
 from weight_cache.types import StoreStatistics, Tier
 
 _RATIO_BUCKETS = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 4.0, 8.0)
@@ -96,7 +96,9 @@ class StoreCollector(Collector):
 class TierCollector(Collector):
     """Turns what leases, speeds and reading ahead know into metrics; holds no state of its own."""
 
-    def __init__(self, *, leases: Leases, bandwidths: Bandwidths, ahead: ReadAhead) -> None:
+    def __init__(
+        self, *, leases: LeaseManager, bandwidths: TierBandwidths, ahead: ReadAhead
+    ) -> None:
         self._leases = leases
         self._bandwidths = bandwidths
         self._ahead = ahead
@@ -131,7 +133,7 @@ class TierCollector(Collector):
         yield speeds
 
 
-class Forecasts:
+class PredictionMetrics:
     """How good predictions were. Owner: the event loop."""
 
     def __init__(self, registry: CollectorRegistry) -> None:

@@ -9,48 +9,48 @@ from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from pilotlight.core.rpc import RpcGuest, RpcOperation, SendPart, serve_rpc
 from weight_cache.errors import ManifestInvalid, WeightCacheError
-from weight_cache.leases import Leases, OnProgress
-from weight_cache.protocol import Guest, Operation, Part, serve
-from weight_cache.store import Store
+from weight_cache.leases.manager import LeaseManager, OnProgress
+from weight_cache.store.store import Store
 from weight_cache.types import LoadProgress
 
 T = TypeVar("T")
 
 
-FOR_CONTROLLER = ("predict", "prefetch", "verify", "pin", "unpin", "drop", "stat", "list")
+CONTROLLER_OPERATIONS = ("predict", "prefetch", "verify", "pin", "unpin", "drop", "stat", "list")
 """What a controller with a uid of its own may ask: where models are, to bring, keep and drop them;
 it holds none."""
 _MANIFEST = re.compile(r"[0-9a-f]{64}\Z")
 
 
-async def serve_store(store: Store, leases: Leases, socket_path: Path) -> asyncio.Server:
+async def serve_store(store: Store, leases: LeaseManager, socket_path: Path) -> asyncio.Server:
     """Answer on `socket_path` until the returned server is closed."""
-    return await serve(
+    return await serve_rpc(
         socket_path, {**lease_operations(leases), **store_operations(store)}, _describe
     )
 
 
 async def serve_controller(
-    store: Store, leases: Leases, socket_path: Path, *, uid: int
+    store: Store, leases: LeaseManager, socket_path: Path, *, uid: int
 ) -> asyncio.Server:
     """The same for a controller that has a uid of its own."""
     operations = {**lease_operations(leases), **store_operations(store)}
-    return await serve(
+    return await serve_rpc(
         socket_path,
         operations,
         _describe,
-        guest=Guest(uid=uid, operations=controller_operations(operations)),
+        guest=RpcGuest(uid=uid, operations=controller_operations(operations)),
     )
 
 
-def controller_operations(of_root: Mapping[str, Operation]) -> Mapping[str, Operation]:
+def controller_operations(of_root: Mapping[str, RpcOperation]) -> Mapping[str, RpcOperation]:
     """Those of `of_root` that a controller may use, with what names a manifest checked."""
-    return {name: _checked(of_root[name]) for name in FOR_CONTROLLER}
+    return {name: _checked(of_root[name]) for name in CONTROLLER_OPERATIONS}
 
 
-def _checked(operation: Operation) -> Operation:
-    async def run(args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
+def _checked(operation: RpcOperation) -> RpcOperation:
+    async def run(args: Mapping[str, Any], part: SendPart) -> Mapping[str, Any]:
         if "manifest" in args and not _MANIFEST.match(_text(args, "manifest")):
             raise ManifestInvalid(
                 f"manifest {_text(args, 'manifest')[:80]!r}: expected the 64 hex digits of a sha256"
@@ -60,56 +60,56 @@ def _checked(operation: Operation) -> Operation:
     return run
 
 
-def lease_operations(leases: Leases) -> dict[str, Operation]:
+def lease_operations(leases: LeaseManager) -> dict[str, RpcOperation]:
     """What holders ask, by name."""
 
-    async def open_lease(args: Mapping[str, Any], _: Part) -> Mapping[str, Any]:
+    async def open_lease(args: Mapping[str, Any], _: SendPart) -> Mapping[str, Any]:
         opened = await leases.open(
             _text(args, "manifest"), holder=_text(args, "holder"), pid=_pid(args)
         )
         path = None if opened.path is None else str(opened.path)
         return {**dataclasses.asdict(opened), "path": path}
 
-    async def wait(args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
+    async def wait(args: Mapping[str, Any], part: SendPart) -> Mapping[str, Any]:
         lease_id = _text(args, "lease_id")
-        held = await _reporting(part, lambda tell: leases.wait(lease_id, on_progress=tell))
+        held = await _stream_progress(part, lambda tell: leases.wait(lease_id, on_progress=tell))
         return {**dataclasses.asdict(held), "path": str(held.path)}
 
-    async def close(args: Mapping[str, Any], _: Part) -> Mapping[str, Any]:
+    async def close(args: Mapping[str, Any], _: SendPart) -> Mapping[str, Any]:
         return {"closed": await leases.close(_text(args, "lease_id"))}
 
-    async def predict(args: Mapping[str, Any], _: Part) -> Mapping[str, Any]:
+    async def predict(args: Mapping[str, Any], _: SendPart) -> Mapping[str, Any]:
         return dataclasses.asdict(await leases.predict(_text(args, "manifest")))
 
     return {"open": open_lease, "wait": wait, "close": close, "predict": predict}
 
 
-def store_operations(store: Store) -> dict[str, Operation]:
+def store_operations(store: Store) -> dict[str, RpcOperation]:
     """What can be asked of the store itself, by name."""
 
-    async def prefetch(args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
+    async def prefetch(args: Mapping[str, Any], part: SendPart) -> Mapping[str, Any]:
         manifest = _text(args, "manifest")
-        await _reporting(part, lambda tell: store.prefetch(manifest, on_progress=tell))
+        await _stream_progress(part, lambda tell: store.prefetch(manifest, on_progress=tell))
         return {}
 
-    async def verify(args: Mapping[str, Any], _: Part) -> Mapping[str, Any]:
+    async def verify(args: Mapping[str, Any], _: SendPart) -> Mapping[str, Any]:
         return {"corrupt": await store.verify(_text(args, "manifest"))}
 
-    async def pin(args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
+    async def pin(args: Mapping[str, Any], part: SendPart) -> Mapping[str, Any]:
         manifest = _text(args, "manifest")
-        await _reporting(part, lambda tell: store.pin(manifest, on_progress=tell))
+        await _stream_progress(part, lambda tell: store.pin(manifest, on_progress=tell))
         return {}
 
-    async def unpin(args: Mapping[str, Any], _: Part) -> Mapping[str, Any]:
+    async def unpin(args: Mapping[str, Any], _: SendPart) -> Mapping[str, Any]:
         return {"unpinned": await store.unpin(_text(args, "manifest"))}
 
-    async def drop(args: Mapping[str, Any], _: Part) -> Mapping[str, Any]:
+    async def drop(args: Mapping[str, Any], _: SendPart) -> Mapping[str, Any]:
         return {"dropped": await store.drop(_text(args, "manifest"))}
 
-    async def stat(_args: Mapping[str, Any], _: Part) -> Mapping[str, Any]:
+    async def stat(_args: Mapping[str, Any], _: SendPart) -> Mapping[str, Any]:
         return store.statistics().to_json()
 
-    async def list_all(_args: Mapping[str, Any], _: Part) -> Mapping[str, Any]:
+    async def list_all(_args: Mapping[str, Any], _: SendPart) -> Mapping[str, Any]:
         return {
             "models": [dataclasses.asdict(m) for m in store.models()],
             "leases": [held.to_json() for held in store.leases()],
@@ -126,7 +126,9 @@ def store_operations(store: Store) -> dict[str, Operation]:
     }
 
 
-async def _reporting(part: Part, work: Callable[[OnProgress], Coroutine[Any, Any, T]]) -> T:
+async def _stream_progress(
+    part: SendPart, work: Callable[[OnProgress], Coroutine[Any, Any, T]]
+) -> T:
     """Run `work`; the peer is sent the newest progress as fast as it reads, never a backlog of old
     figures."""
     newest: LoadProgress | None = None

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 
-class Lane(enum.StrEnum):
+class ReadPriority(enum.StrEnum):
     """Who waits for bytes, most urgent first: a caller, nobody yet, nobody at all."""
 
     START = "start"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
 from activator.async_calls.result_stream import StreamBuffer
-from activator.calls.call import Reading
+from activator.calls.call import ResponseFilter
 from activator.calls.runner import Call, Exchange
 from activator.http.payloads import answered_type
 from activator.http.request import Request
@@ -21,7 +21,7 @@ from activator.routing.api_keys import Principal
 from activator.worker_client.connection import WorkerConnectionLost
 from pilotlight import errors
 from pilotlight.protocol import CONTENT_PROBLEM, HEADER_FINISH, CallRecord, KeyRecord, problem
-from pilotlight.types import Scope
+from pilotlight.spec.identifiers import Scope
 
 if TYPE_CHECKING:
     from activator.async_calls.pending import PendingCall
@@ -80,7 +80,7 @@ async def collect(
 
 
 async def _collect_stream(
-    exchange: Exchange, limit_bytes: int, held: PendingCall | None, reading: Reading | None
+    exchange: Exchange, limit_bytes: int, held: PendingCall | None, reading: ResponseFilter | None
 ) -> bytes:
     answer = exchange.answer
     content_type = answered_type(

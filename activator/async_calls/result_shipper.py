@@ -15,9 +15,9 @@ import httpx
 from activator.async_calls.pending import PendingCalls
 from activator.async_calls.result_stream import FINAL
 from activator.billing.journal import Journal
+from pilotlight.core.cookies import no_cookies
+from pilotlight.core.transport import Endpoint
 from pilotlight.protocol import CALLS_PATH, HEADER_PLATFORM_TOKEN, CallRecord
-from weight_cache.addresses import Address
-from weight_cache.cookies import no_cookies
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ class ResultShipper:
     """Ships call records in batches. Owner: the event loop."""
 
     def __init__(
-        self, held: PendingCalls, *, journal: Journal, controller: Address, token: str
+        self, held: PendingCalls, *, journal: Journal, controller: Endpoint, token: str
     ) -> None:
         self._held = held
         self._journal = journal

@@ -24,7 +24,7 @@ from activator.async_calls.records import answered, collect, failed
 from activator.calls.runner import Call, CallRunner, Exchange
 from activator.metrics.metrics import Metrics
 from activator.quotas.admission import Admission
-from activator.resilience.retries import may_retry, pause_s
+from activator.resilience.retry_policy import may_retry, pause_s
 from activator.routing.access import AccessCache
 from activator.tracing.context import note_answer
 from activator.tracing.tracer import Tracer

@@ -22,9 +22,9 @@ from typing import Any, Protocol
 import httpx
 
 from pilotlight import errors
+from pilotlight.core.cookies import no_cookies
+from pilotlight.core.transport import Endpoint
 from pilotlight.protocol import DUE_PATH, HEADER_PLATFORM_TOKEN, MAX_WITHOUT
-from weight_cache.addresses import Address
-from weight_cache.cookies import no_cookies
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class SchedulePoller:
         self,
         keeper: ScheduledCallSink,
         *,
-        controller: Address,
+        controller: Endpoint,
         token: str,
         activator: str,
         wait_s: float = WAIT_S,

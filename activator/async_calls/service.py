@@ -62,9 +62,9 @@ from activator.settings import ActivatorSettings
 from activator.tracing.context import Trace
 from activator.tracing.tracer import Tracer
 from pilotlight import errors
+from pilotlight.core.transport import Endpoint
 from pilotlight.protocol import HEADER_IDEMPOTENCY_KEY, HEADER_REPLAYED, HEADER_WEBHOOK, CallRecord
-from pilotlight.types import FunctionAddress, TenantId, check_name
-from weight_cache.addresses import Address
+from pilotlight.spec.identifiers import FunctionAddress, TenantId, check_name
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ class AsyncCalls:
         control: ControlPlaneProxy,
         settings: ActivatorSettings,
         metrics: Metrics,
-        controller: Address,
+        controller: Endpoint,
         token: str,
         siblings: ActivatorPeers | None = None,
         tracer: Tracer | None = None,

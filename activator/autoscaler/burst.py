@@ -13,7 +13,7 @@ SHORTEST_CALL_S = 1e-9
 """No call is shorter than the clock's resolution; a shorter mean is rounding."""
 
 
-def instances_now(
+def starts_for_burst(
     *,
     waiting: int,
     free_slots: int,
@@ -40,14 +40,14 @@ def instances_now(
         waiting
         - free_slots
         - starting_slots
-        - drained_meanwhile(slots=running_slots, start_s=start_s, call_s=call_s)
+        - drained_before_start(slots=running_slots, start_s=start_s, call_s=call_s)
     )
     if uncovered <= 0:
         return 0
     return max(0, min(math.ceil(uncovered / max_inputs), max_instances - instances))
 
 
-def drained_meanwhile(*, slots: int, start_s: float | None, call_s: float | None) -> int:
+def drained_before_start(*, slots: int, start_s: float | None, call_s: float | None) -> int:
     """Number of calls that `slots` slots finish during one start; 0 when either time is unknown."""
     if start_s is None or not call_s:
         return 0

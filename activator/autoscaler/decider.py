@@ -27,8 +27,8 @@ from dataclasses import dataclass, field, replace
 
 from activator.autoscaler import kpa
 from activator.autoscaler.bounds import Activity, BoundsSpec, RevisionStatus, bound
-from activator.autoscaler.burst import drained_meanwhile, instances_now
-from activator.autoscaler.idle_histogram import KeepTerms
+from activator.autoscaler.burst import drained_before_start, starts_for_burst
+from activator.autoscaler.idle_histogram import KeepAlivePolicy
 from activator.autoscaler.llm_signals import (
     FirstTokenState,
     FirstTokenTerms,
@@ -36,9 +36,9 @@ from activator.autoscaler.llm_signals import (
     engine_wants,
     first_token_state,
 )
-from activator.autoscaler.observation import Observed
+from activator.autoscaler.observation import RevisionObservation
 from activator.autoscaler.target import UNLIMITED_BURST
-from pilotlight.spec import FunctionSpec, Scaling, buffer_count
+from pilotlight.spec.function import FunctionSpec, Scaling, buffer_count
 
 MAX_STABLE_WINDOW_S = 60.0
 MIN_STABLE_WINDOW_S = 1.0
@@ -77,7 +77,7 @@ class DeciderSpec:
     latency_objective_s: float | None = None
     first_token: FirstTokenTerms | None = None
     max_batch_size: int = 0
-    keep: KeepTerms | None = None
+    keep: KeepAlivePolicy | None = None
 
     @classmethod
     def of(cls, spec: FunctionSpec, *, slots: int) -> DeciderSpec:
@@ -118,7 +118,7 @@ class DeciderSpec:
         keep = None
         if scaling.waiting_cost is not None:
             stable_s = min(stable_s, AUTO_STABLE_WINDOW_S)
-            keep = KeepTerms(
+            keep = KeepAlivePolicy(
                 waiting_cost=scaling.waiting_cost, longest_s=scaling.scaledown_window_s
             )
         core = kpa.KpaSpec(
@@ -204,7 +204,7 @@ def initial_state(now: float, *, spec: DeciderSpec, ready: int) -> DeciderState:
 
 
 def decide(
-    now: float, observed: Observed, spec: DeciderSpec, state: DeciderState
+    now: float, observed: RevisionObservation, spec: DeciderSpec, state: DeciderState
 ) -> tuple[ScaleDecision, DeciderState]:
     """Decide at `now` (seconds). Returns the decision and the state for the next one."""
     first_token = first_token_state(now, observed, spec.first_token, state.first_token)
@@ -239,7 +239,9 @@ def decide(
     )
 
 
-def _core_want(core: kpa.KpaDecision, observed: Observed, spec: DeciderSpec) -> tuple[str, int]:
+def _core_want(
+    core: kpa.KpaDecision, observed: RevisionObservation, spec: DeciderSpec
+) -> tuple[str, int]:
     """The core's request. Without data it is the current number; growth that would come too late to
     help is omitted."""
     if not core.valid:
@@ -250,7 +252,7 @@ def _core_want(core: kpa.KpaDecision, observed: Observed, spec: DeciderSpec) -> 
     return core.signal, core.desired
 
 
-def _useful(observed: Observed, spec: DeciderSpec) -> int | None:
+def _useful(observed: RevisionObservation, spec: DeciderSpec) -> int | None:
     """Number of instances that the load can still use once a start begun now is ready; None when
     the times are unknown.
 
@@ -258,7 +260,7 @@ def _useful(observed: Observed, spec: DeciderSpec) -> int | None:
     current calls, plus arrivals, less what the running slots finish meanwhile."""
     if observed.arrivals_per_s is None or observed.call_s is None or observed.start_s is None:
         return None
-    drained = drained_meanwhile(
+    drained = drained_before_start(
         slots=observed.ready * spec.max_inputs, start_s=observed.start_s, call_s=observed.call_s
     )
     later = (
@@ -267,7 +269,7 @@ def _useful(observed: Observed, spec: DeciderSpec) -> int | None:
     return math.ceil(max(observed.arrivals_per_s * observed.call_s, later) / spec.kpa.target)
 
 
-def _own_wants(observed: Observed, spec: DeciderSpec) -> list[tuple[str, int]]:
+def _own_wants(observed: RevisionObservation, spec: DeciderSpec) -> list[tuple[str, int]]:
     """Requests of the signals that Knative lacks, where they apply."""
     wants = []
     if observed.waiting:
@@ -286,7 +288,7 @@ def _own_wants(observed: Observed, spec: DeciderSpec) -> list[tuple[str, int]]:
 
 
 def _binding_wants(
-    observed: Observed, spec: DeciderSpec, state: FirstTokenState | None
+    observed: RevisionObservation, spec: DeciderSpec, state: FirstTokenState | None
 ) -> list[tuple[str, int]]:
     """Requests of the signals of a language model, and of a function that gathers calls."""
     wants = engine_wants(observed, target=spec.kpa.target, terms=spec.first_token, state=state)
@@ -296,13 +298,13 @@ def _binding_wants(
     return wants if batches is None else [*wants, batches]
 
 
-def _backlog(observed: Observed, spec: DeciderSpec, *, counting_drain: bool) -> int:
+def _backlog(observed: RevisionObservation, spec: DeciderSpec, *, counting_drain: bool) -> int:
     slots = (
         spec.max_inputs
         if observed.engine is None
         else max(1, min(spec.max_inputs, math.floor(observed.engine.slots)))
     )
-    return instances_now(
+    return starts_for_burst(
         waiting=observed.waiting,
         free_slots=observed.free_slots(slots),
         starting_slots=observed.starting * slots,
@@ -316,7 +318,7 @@ def _backlog(observed: Observed, spec: DeciderSpec, *, counting_drain: bool) -> 
 
 
 def _limit_scale_down(
-    decision: ScaleDecision, observed: Observed, spec: DeciderSpec
+    decision: ScaleDecision, observed: RevisionObservation, spec: DeciderSpec
 ) -> ScaleDecision:
     """Stop only instances that were idle for long enough; the last one has its own delay."""
     if decision.stops == 0:
@@ -337,7 +339,7 @@ def _limit_scale_down(
     return decision if decision.desired else _delay_scale_to_zero(decision, observed, spec)
 
 
-def _idle_window_s(window_s: float, observed: Observed) -> float:
+def _idle_window_s(window_s: float, observed: RevisionObservation) -> float:
     """The idle window. While starts wait for room, idling for longer than a start takes costs
     others more than it can save here."""
     return (
@@ -348,7 +350,7 @@ def _idle_window_s(window_s: float, observed: Observed) -> float:
 
 
 def _keep_by_histogram(
-    decision: ScaleDecision, observed: Observed, spec: DeciderSpec
+    decision: ScaleDecision, observed: RevisionObservation, spec: DeciderSpec
 ) -> ScaleDecision:
     """Keep the instances that are worth it by the function's pauses, and those that its calls need
     now; starting ones count in addition."""
@@ -363,7 +365,7 @@ def _keep_by_histogram(
 
 
 def _delay_scale_to_zero(
-    decision: ScaleDecision, observed: Observed, spec: DeciderSpec
+    decision: ScaleDecision, observed: RevisionObservation, spec: DeciderSpec
 ) -> ScaleDecision:
     """From one to zero: this activator is always in the request path and needs no probe, so only
     the last instance's retention applies."""

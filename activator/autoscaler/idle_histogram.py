@@ -43,7 +43,7 @@ FUNCTIONS = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeepTerms:
+class KeepAlivePolicy:
     """Parameters of `auto`.
 
     Attributes:
@@ -56,7 +56,7 @@ class KeepTerms:
 
 
 @dataclass(eq=False, slots=True)
-class Level:
+class InstanceLevel:
     """The n-th instance: recorded pauses by length, and when it was last needed."""
 
     needed_at: float
@@ -83,28 +83,34 @@ class Level:
         return self._window_s
 
 
-class Gaps:
+class IdleHistogram:
     """The pauses of one function. Owner: a RevisionScaler, and Pauses between two of them."""
 
     __slots__ = ("_levels",)
 
     def __init__(self) -> None:
-        self._levels: list[Level] = []
+        self._levels: list[InstanceLevel] = []
 
     def __repr__(self) -> str:
-        return f"<Gaps of {len(self._levels)} levels>"
+        return f"<IdleHistogram of {len(self._levels)} levels>"
 
     def record(self, now_s: float, needed: int) -> None:
         """Record how many instances were needed at once in the second that ends now."""
         while len(self._levels) < min(needed, LEVELS):
-            self._levels.append(Level(now_s))
+            self._levels.append(InstanceLevel(now_s))
         for level in self._levels[:needed]:
             if now_s - level.needed_at > BLINK_S:
                 level.record_pause(now_s - level.needed_at)
             level.needed_at = now_s
 
     def kept(
-        self, now_s: float, *, instances: int, start_s: float, terms: KeepTerms, is_crowded: bool
+        self,
+        now_s: float,
+        *,
+        instances: int,
+        start_s: float,
+        terms: KeepAlivePolicy,
+        is_crowded: bool,
     ) -> int:
         """How many of `instances` are worth keeping.
 
@@ -122,19 +128,19 @@ class Gaps:
         return 0
 
 
-class Pauses:
+class IdleHistograms:
     """The Gaps of the FUNCTIONS functions that were called last, including those at zero. Owner:
     the AutoscalerLoop."""
 
     def __init__(self) -> None:
-        self._gaps: OrderedDict[str, Gaps] = OrderedDict()
+        self._gaps: OrderedDict[str, IdleHistogram] = OrderedDict()
 
     def __repr__(self) -> str:
-        return f"<Pauses of {len(self._gaps)} functions>"
+        return f"<IdleHistograms of {len(self._gaps)} functions>"
 
-    def get_or_create(self, name: str) -> Gaps:
+    def get_or_create(self, name: str) -> IdleHistogram:
         """The Gaps of a function. Its revisions share them, because they have the same callers."""
-        gaps = self._gaps.setdefault(name, Gaps())
+        gaps = self._gaps.setdefault(name, IdleHistogram())
         self._gaps.move_to_end(name)
         if len(self._gaps) > FUNCTIONS:
             self._gaps.popitem(last=False)

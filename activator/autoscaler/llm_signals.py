@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from activator.autoscaler.observation import EngineLoad, Observed
+from activator.autoscaler.observation import EngineLoad, RevisionObservation
 
 MIN_FIRST_TOKENS = 5
 """Minimum number of answers to evaluate first tokens."""
@@ -56,7 +56,10 @@ class FirstTokenState:
 
 
 def first_token_state(
-    now: float, observed: Observed, terms: FirstTokenTerms | None, state: FirstTokenState | None
+    now: float,
+    observed: RevisionObservation,
+    terms: FirstTokenTerms | None,
+    state: FirstTokenState | None,
 ) -> FirstTokenState | None:
     """The target after this decision; None while first tokens set no limit."""
     engine = observed.engine
@@ -82,7 +85,7 @@ def first_token_state(
 
 
 def engine_wants(
-    observed: Observed,
+    observed: RevisionObservation,
     *,
     target: float,
     terms: FirstTokenTerms | None,
@@ -104,7 +107,7 @@ def engine_wants(
 
 
 def _for_tokens(
-    engine: EngineLoad, observed: Observed, terms: FirstTokenTerms | None
+    engine: EngineLoad, observed: RevisionObservation, terms: FirstTokenTerms | None
 ) -> int | None:
     """Number of instances that process the waiting prompts in time: within the objective, or before
     an instance that starts now could help."""
@@ -115,7 +118,7 @@ def _for_tokens(
     return min(wanted, MOST * max(1, observed.ready), observed.in_flight + observed.waiting)
 
 
-def batch_want(observed: Observed, *, max_batch_size: int) -> tuple[str, int] | None:
+def batch_want(observed: RevisionObservation, *, max_batch_size: int) -> tuple[str, int] | None:
     """Request of full batches: enough instances to reduce the occupancy to FULL, at most one per
     batch of the concurrent calls."""
     if observed.occupancy is None or observed.stable is None or not observed.ready:

@@ -26,7 +26,7 @@ class EngineLoad:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Observed:
+class RevisionObservation:
     """Measurements of a revision.
 
     Attributes:

@@ -14,8 +14,8 @@ from activator.autoscaler.decider import (
     decide,
     initial_state,
 )
-from activator.autoscaler.idle_histogram import Gaps
-from activator.autoscaler.observation import Observed
+from activator.autoscaler.idle_histogram import IdleHistogram
+from activator.autoscaler.observation import RevisionObservation
 from activator.autoscaler.target import panic_window_s
 from activator.autoscaler.windows import TimeWindow
 from activator.balancing.instance import slots_of
@@ -44,10 +44,10 @@ class RevisionScaler:
     )
 
     def __init__(
-        self, name: str, throttler: Throttler, now: float, gaps: Gaps | None = None
+        self, name: str, throttler: Throttler, now: float, gaps: IdleHistogram | None = None
     ) -> None:
         self.name = name
-        self.gaps = gaps or Gaps()
+        self.gaps = gaps or IdleHistogram()
         self.throttler = throttler
         self.spec = DeciderSpec.of(throttler.target.spec, slots=slots_of(throttler.target.spec))
         self.stable = TimeWindow(self.spec.kpa.stable_window_s)
@@ -92,7 +92,7 @@ class RevisionScaler:
         were none."""
         throttler = self.throttler
         live = list(throttler.live())
-        observed = Observed(
+        observed = RevisionObservation(
             stable=None if self.stable.is_empty(now) else self.stable.average(now),
             panic=None if self.panic.is_empty(now) else self.panic.average(now),
             ready=len(live),

@@ -16,9 +16,9 @@ from snapshotter.types import (
     InstanceId,
     InstanceInfo,
     RevisionKey,
-    Share,
     SnapshotInfo,
     TemplateInfo,
+    TenantShare,
 )
 
 
@@ -82,7 +82,7 @@ class Fleet(Protocol):
         ...
 
 
-def _nobodys(_tenant: str) -> Share | None:
+def _nobodys(_tenant: str) -> TenantShare | None:
     """Return None: tenants have no separate shares."""
     return None
 
@@ -102,7 +102,7 @@ class NodeFleet:
         *,
         socket: Path,
         lessee: str,
-        share_of: Callable[[str], Share | None] = _nobodys,
+        share_of: Callable[[str], TenantShare | None] = _nobodys,
         guard: NodeBreaker | None = None,
     ) -> None:
         self._socket = socket

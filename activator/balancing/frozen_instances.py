@@ -33,7 +33,7 @@ class FrozenOwner(Protocol):
         ...
 
 
-class Frozen:
+class FrozenInstances:
     """Freezes and thaws instances. Owner: the InstancePool. Methods are synchronous; one task for
     each instance waits."""
 
@@ -44,7 +44,7 @@ class Frozen:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def __repr__(self) -> str:
-        return f"<Frozen {len(self._thaw_requested)}>"
+        return f"<FrozenInstances {len(self._thaw_requested)}>"
 
     def __len__(self) -> int:
         return len(self._thaw_requested)

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from activator.billing.instance_meter import InstanceAccount
 from activator.worker_client.connection import ConnectionPool
-from pilotlight.spec import FunctionSpec
+from pilotlight.spec.function import FunctionSpec
 from snapshotter.types import InstanceInfo, StartKind
 
 BUSY_PAUSE_S = 0.02

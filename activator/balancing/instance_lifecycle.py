@@ -19,7 +19,7 @@ from activator.fairness.start_admission import StartAdmission
 from activator.fairness.start_request import StartCancelled, StartRequest
 from activator.routing.route_table import CallTarget
 from pilotlight import errors
-from pilotlight.types import Priority
+from pilotlight.spec.identifiers import Priority
 from snapshotter import errors as agent_errors
 from snapshotter.types import InstanceId, InstanceInfo
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 
 from activator.autoscaler.start_time_estimator import StartTimeEstimator
 from activator.balancing.fleet import Fleet
-from activator.balancing.frozen_instances import Frozen
+from activator.balancing.frozen_instances import FrozenInstances
 from activator.balancing.instance import Instance, slots_of
 from activator.balancing.instance_lifecycle import InstanceLifecycle, StartObserver
 from activator.balancing.rebalancing import RebalanceState
@@ -25,9 +25,9 @@ from activator.coordination.state import InstanceDemand, InstanceLeases
 from activator.fairness.start_admission import StartAdmission
 from activator.routing.route_table import CallTarget
 from pilotlight import errors
-from pilotlight.types import Priority
+from pilotlight.spec.identifiers import Priority
 from snapshotter import errors as agent_errors
-from snapshotter.cpu_counter import CpuCounter
+from snapshotter.linux.cpu_counter import CpuCounter
 from snapshotter.types import InstanceInfo, InstanceState
 
 log = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ class InstancePool(ABC):
         )
         self.start_times = StartTimeEstimator()
         self.asleep = SuspendedInstances(fleet=fleet, owner=self, clock=clock)
-        self.frozen = Frozen(fleet=fleet, owner=self)
+        self.frozen = FrozenInstances(fleet=fleet, owner=self)
         self.is_retired = False
         self.is_kept = True
         self.is_awaited = False

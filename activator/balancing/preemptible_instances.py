@@ -12,7 +12,7 @@ from activator.balancing.throttler import Throttler
 from activator.coordination.state import HeartbeatReply, InstanceDemand
 from activator.fairness.preemption import PreemptionCandidate
 from activator.fairness.start_admission import GPUS, INSTANCES
-from pilotlight.quotas import Plan
+from pilotlight.spec.quotas import Plan
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from activator.billing.errors import AllowanceNeeded
 from activator.billing.instance_meter import OpenRecord
 from activator.llm.token_reservation import TokenReservation
 from activator.resilience.breaker import ANSWERED, Outcome
-from pilotlight.pricing import BUSY
+from pilotlight.spec.pricing import BUSY
 from snapshotter.types import StartKind
 from weight_cache.types import Tier
 

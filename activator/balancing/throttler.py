@@ -17,11 +17,11 @@ import logging
 import time
 from collections.abc import Callable
 
-from activator.autoscaler.burst import instances_now
+from activator.autoscaler.burst import starts_for_burst
 from activator.autoscaler.concurrency_meter import ConcurrencyMeter
 from activator.autoscaler.observation import EngineLoad
-from activator.balancing.admission import MAX_QUEUED, GlobalQueue
 from activator.balancing.fleet import Fleet
+from activator.balancing.global_queue import MAX_QUEUED, GlobalQueue
 from activator.balancing.instance import Instance, least_loaded
 from activator.balancing.instance_lifecycle import StartObserver, start_error_for_caller
 from activator.balancing.instance_pool import InstancePool
@@ -36,12 +36,12 @@ from activator.resilience.outlier_detection import (
     BAD,
     LatencyOutliers,
     RevisionHealth,
-    is_its_own,
-    noted,
+    is_function_fault,
+    record_outcome,
 )
 from activator.routing.route_table import CallTarget
 from pilotlight import errors
-from pilotlight.types import Priority
+from pilotlight.spec.identifiers import Priority
 from snapshotter import errors as agent_errors
 
 log = logging.getLogger(__name__)
@@ -132,7 +132,7 @@ class Throttler(InstancePool):
         try:
             return await self._wait(timeout_s, rank, affinity, tokens)
         except BaseException as e:
-            self._record_outcome("", Outcome.FAILED if is_its_own(e) else Outcome.NEITHER)
+            self._record_outcome("", Outcome.FAILED if is_function_fault(e) else Outcome.NEITHER)
             raise
 
     async def _wait(
@@ -246,7 +246,7 @@ class Throttler(InstancePool):
         """Record the outcome of a call: tracking begins with the first failure, and ends after a
         period without one."""
         now = self._clock()
-        self.health = noted(self.health, self._terms, instance_id, ending, now)
+        self.health = record_outcome(self.health, self._terms, instance_id, ending, now)
         if (
             ending in BAD
             and self.health is not None
@@ -282,7 +282,7 @@ class Throttler(InstancePool):
     def _required_starts(self, start_s: float | None = None, call_s: float | None = None) -> int:
         """Return the starts that the waiting calls need. Without both times: assume that running
         instances serve none of the waiting calls."""
-        return instances_now(
+        return starts_for_burst(
             waiting=len(self._wait_queue),
             free_slots=self.free_slots,
             starting_slots=self.starting * self.slots_each,

@@ -10,12 +10,12 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
 from activator.autoscaler.concurrency_meter import ConcurrencyMeter
-from activator.balancing.admission import GlobalQueue
+from activator.balancing.global_queue import GlobalQueue
 from activator.balancing.reservation import Reservation
 from activator.fairness.fair_queue import Entry, FairQueue
 from activator.fairness.queue_priority import QueueBound, QueuePriority
 from pilotlight import errors
-from pilotlight.types import Priority
+from pilotlight.spec.identifiers import Priority
 
 
 class QueuedCall:

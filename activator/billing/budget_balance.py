@@ -18,7 +18,7 @@ from json.encoder import encode_basestring_ascii as quoted
 
 from activator.billing.periods import Period, period_at
 from activator.billing.segments import Cursor
-from activator.billing.usage import as_picos, cost_text
+from activator.billing.usage import cost_text, to_picos
 from pilotlight.protocol import BudgetRecord, BudgetState
 
 
@@ -151,7 +151,7 @@ class BudgetBalance:
 
 def spent_of(state: BudgetState) -> tuple[int, int]:
     """`spent` and `batch` in picounits. Raises ValueError for invalid amounts."""
-    return as_picos(state.spent), as_picos(state.batch)
+    return to_picos(state.spent), to_picos(state.batch)
 
 
 def is_same_money(one: BudgetRecord, other: BudgetRecord) -> bool:
@@ -161,7 +161,7 @@ def is_same_money(one: BudgetRecord, other: BudgetRecord) -> bool:
 
 
 def _amount(record: BudgetRecord) -> int:
-    picos = as_picos(record.amount)
+    picos = to_picos(record.amount)
     if picos < 0:
         raise ValueError(f"amount = {record.amount!r}: must be 0 or more")
     return picos

@@ -48,11 +48,11 @@ from activator.billing.budget_balance import BudgetBalance, is_same_money, spent
 from activator.billing.errors import AllowanceNeeded
 from activator.billing.periods import period_at, utc_text
 from activator.billing.segments import Cursor
-from activator.billing.usage import as_picos, cost_text
+from activator.billing.usage import cost_text, to_picos
 from activator.llm.token_reservation import TokenReservation
 from pilotlight import errors
-from pilotlight.pricing import Footprint, Rates, billable_ns, price, rate_per_s
 from pilotlight.protocol import BudgetRecord, BudgetState
+from pilotlight.spec.pricing import Footprint, Rates, billable_ns, price_duration, rate_per_s
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class Subject(NamedTuple):
     currency: str
 
 
-class Priced(Protocol):
+class PricedCall(Protocol):
     """The properties of a target that determine its price."""
 
     @property
@@ -91,7 +91,7 @@ class Priced(Protocol):
         ...
 
 
-class Lender(Protocol):
+class BudgetLeaseSource(Protocol):
     """Lends money of budgets that all activators share."""
 
     async def borrow(self, cover: ApplicableBudgets, purse: BudgetBalance, worst: int) -> None:
@@ -179,7 +179,7 @@ class ApplicableBudgets:
             if purse.left < worst and self._budgets.lender is not None:
                 await self._budgets.lender.borrow(self, purse, worst)
 
-    def worst_picos(self, target: Priced, rates: Rates, limit_ns: int) -> int:
+    def worst_picos(self, target: PricedCall, rates: Rates, limit_ns: int) -> int:
         """The maximum cost of a call of this target within `limit_ns`. Raises KeyError when its
         accelerator has no price."""
         asked = (target.key, rates.version, limit_ns)
@@ -188,8 +188,8 @@ class ApplicableBudgets:
             if len(self._worst) >= MAX_KNOWN_WORST:
                 self._worst.clear()
             ns = billable_ns(limit_ns + CLOCK_STEP_NS, rates)
-            known = self._worst[asked] = as_picos(
-                str(price(ns, rate_per_s(target.footprint, rates), rates.request))
+            known = self._worst[asked] = to_picos(
+                str(price_duration(ns, rate_per_s(target.footprint, rates), rates.request))
             )
         return known
 
@@ -232,7 +232,7 @@ class Budgets:
         self._covers: dict[Subject, ApplicableBudgets] = {}
         self.generation = 0
         self.turn = 0
-        self.lender: Lender | None = None
+        self.lender: BudgetLeaseSource | None = None
         self.end_of_journal: Callable[[], Cursor] = Cursor
         self.on_news: Callable[[], None] = _ignore
 
@@ -296,7 +296,9 @@ class Budgets:
             )
         return known
 
-    def is_spent(self, subject: Subject, target: Priced, rates: Rates, *, limit_ns: int) -> bool:
+    def is_spent(
+        self, subject: Subject, target: PricedCall, rates: Rates, *, limit_ns: int
+    ) -> bool:
         """Whether not even one call of this target could run in this period with nothing reserved.
         Then nothing is kept warm for it."""
         cover = self.cover(subject)
@@ -309,7 +311,7 @@ class Budgets:
     def check(
         self,
         subject: Subject,
-        target: Priced,
+        target: PricedCall,
         rates: Rates,
         *,
         limit_ns: int,
@@ -391,8 +393,10 @@ class Budgets:
 
 def token_picos(rates: Rates, tokens_in: int, tokens_out: int) -> int:
     """Price of these tokens in picounits."""
-    return as_picos(
-        str(price(0, Decimal(0), tokens_in * rates.token_in + tokens_out * rates.token_out))
+    return to_picos(
+        str(
+            price_duration(0, Decimal(0), tokens_in * rates.token_in + tokens_out * rates.token_out)
+        )
     )
 
 
@@ -406,7 +410,7 @@ def picos_under(purse: BudgetBalance, record: bytes) -> int:
         return 0
     started_ns = int(float(body["started_at"]) * 1e9)
     return (
-        as_picos(str(body["cost"]))
+        to_picos(str(body["cost"]))
         if purse.period.starts_ns <= started_ns < purse.period.ends_ns
         else 0
     )

@@ -3,8 +3,9 @@ in it, its end.
 
 The counter is read when the first call begins and GRACE_S after the last one has ended. So a
 shorter pause counts as part of the calls around it, and calls in close succession cost no reading.
-The grace period is needed because the kernel updates the counter late (`snapshotter.cpu_counter`):
-without it the end of a call would be charged twice, as call and as pause.
+The grace period is needed because the kernel updates the counter late
+(`snapshotter.linux.cpu_counter`): without it the end of a call would be charged twice, as call and
+as pause.
 
 Time that cannot be read is not charged. The next reading makes up for a failed one, because the
 counter only grows."""
@@ -21,7 +22,7 @@ GRACE_S = 0.01
 
 
 class Counter(Protocol):
-    """Counter of an instance's CPU time (`snapshotter.cpu_counter.CpuCounter`)."""
+    """Counter of an instance's CPU time (`snapshotter.linux.cpu_counter.CpuCounter`)."""
 
     def read_ns(self) -> int | None:
         """CPU time so far; None = unreadable."""

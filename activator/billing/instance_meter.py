@@ -25,7 +25,7 @@ from activator.billing.usage import (
     marked_tokens,
 )
 from activator.llm.token_reservation import TokenReservation
-from pilotlight.pricing import BUSY, ONE_CORE, Footprint, Rates, kind_factor
+from pilotlight.spec.pricing import BUSY, ONE_CORE, Footprint, Rates, kind_factor
 
 NO_LIMIT_NS = 7 * 86_400 * 10**9
 """Limit for an account without an execution clock: the longest that is allowed (`spec.Clocks`)."""

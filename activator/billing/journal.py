@@ -30,10 +30,10 @@ from activator.billing.errors import JournalFull
 from activator.billing.recovery import HeldCall, Scan, lost_records, scan
 from activator.billing.segment_log import SegmentLog
 from activator.billing.segments import Cursor, lock, read_segment
-from activator.billing.usage import UsageTemplate, marked
+from activator.billing.usage import UsageTemplate, encode_optional_fields
 from pilotlight.errors import Conflict, NotFound
 from pilotlight.protocol import UsageRecord
-from pilotlight.spec import canonical_json
+from pilotlight.spec.function import canonical_json
 
 log = logging.getLogger(__name__)
 
@@ -438,7 +438,7 @@ class Journal:
             queued_ms=body["q"],
             start_ms=body["s"],
             virtual_ns=body["v"],
-            mark=marked(**body.get("m", {})),
+            mark=encode_optional_fields(**body.get("m", {})),
         )
         at_ns, virtual_ns = self._clocks[opened.template.instance]
         clock = journal_format.virtual(

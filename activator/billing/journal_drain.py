@@ -23,9 +23,9 @@ from activator.billing.errors import LedgerUnavailable
 from activator.billing.journal import Journal, Recovered
 from activator.billing.service import ControllerLedger
 from activator.billing.shipping import REFUSED_NAME, Shipper
+from pilotlight.core.cookies import no_cookies
+from pilotlight.core.transport import Endpoint
 from pilotlight.protocol import CALLS_PATH, DUE_PATH, HEADER_PLATFORM_TOKEN
-from weight_cache.addresses import Address
-from weight_cache.cookies import no_cookies
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ async def drain_journal(
     directory: Path,
     *,
     activator: str,
-    controller: Address,
+    controller: Endpoint,
     token: str,
     patience_s: float = PATIENCE_S,
 ) -> DrainResult:
@@ -96,7 +96,7 @@ class _JournalDrain:
     """One drain of a journal. Owner: the event loop."""
 
     def __init__(
-        self, journal: Journal, found: Recovered, activator: str, controller: Address, token: str
+        self, journal: Journal, found: Recovered, activator: str, controller: Endpoint, token: str
     ) -> None:
         self._journal = journal
         self._lost = len(found.lost)

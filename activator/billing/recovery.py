@@ -26,8 +26,8 @@ from activator.billing.segments import (
     segment_numbers,
     segment_path,
 )
-from pilotlight.pricing import charged_ns, price
 from pilotlight.protocol import UsageRecord
+from pilotlight.spec.pricing import charged_ns, price_duration
 
 LOST = "lost"
 
@@ -204,5 +204,5 @@ def _lost(id: str, attempt: OpenAttempt, found: Scan, sharers: int) -> UsageReco
         billed_ns=billed_ns,
         outcome=LOST,
         **line.get("m", {}),
-        cost=f"{price(billable, Decimal(attempt.fixed['rate_per_s']), Decimal(attempt.request_price)):f}",
+        cost=f"{price_duration(billable, Decimal(attempt.fixed['rate_per_s']), Decimal(attempt.request_price)):f}",
     )

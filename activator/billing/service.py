@@ -28,9 +28,9 @@ from activator.worker_client.connection import (
     WorkerConnectionLost,
     WorkerResponse,
 )
-from pilotlight.pricing import Rates
+from pilotlight.core.transport import Endpoint
 from pilotlight.protocol import BUDGETS_PATH, HEADER_PLATFORM_TOKEN, USAGE_PATH, BudgetState
-from weight_cache.addresses import Address
+from pilotlight.spec.pricing import Rates
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class _ControllerPool(ConnectionPool):
 
     __slots__ = ("_address",)
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: Endpoint) -> None:
         super().__init__(str(address))
         self._address = address
 
@@ -74,7 +74,7 @@ class ControllerLedger:
     """The controller's ledger (`ClosableLedger`). A megabyte of records is one write on a pooled
     connection."""
 
-    def __init__(self, *, controller: Address, token: str, activator: str) -> None:
+    def __init__(self, *, controller: Endpoint, token: str, activator: str) -> None:
         self._activator = activator
         self._connections = _ControllerPool(controller)
         head = f"HTTP/1.1\r\nhost: controller\r\n{HEADER_PLATFORM_TOKEN}: {token}\r\n"

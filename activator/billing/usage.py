@@ -9,8 +9,8 @@ from decimal import Decimal, InvalidOperation, localcontext
 from json.encoder import encode_basestring_ascii as quoted
 from typing import Any
 
-from pilotlight.pricing import Footprint, Rates, billable_ns, kind_factor, rate_per_s
-from pilotlight.spec import canonical_json
+from pilotlight.spec.function import canonical_json
+from pilotlight.spec.pricing import Footprint, Rates, billable_ns, kind_factor, rate_per_s
 
 CALL = "CALL"
 CPU = "CPU"
@@ -156,7 +156,7 @@ class UsageTemplate:
         """Format a complete UsageRecord as one line of JSON (no newline). `started_ns` is wall
         time; `outcome` and `start_kind` are trusted constants and are not escaped.
 
-        `mark`: rarely used fields, formatted by `marked`."""
+        `mark`: rarely used fields, formatted by `encode_optional_fields`."""
         started_us = str((started_ns + 500) // 1000).zfill(7)  # a third of what `:.6f` takes
         return (
             f'{self._prefix},"id":{quoted(id)},"call":{quoted(call)},"attempt":{attempt},"start_kind":"{start_kind}",'
@@ -166,16 +166,16 @@ class UsageTemplate:
         ).encode()
 
 
-def marked(**fields: str) -> str:
+def encode_optional_fields(**fields: str) -> str:
     """Format rarely used record fields as JSON members, each with a leading comma. Empty values are
     left out."""
     return "".join(f',"{name}":{quoted(value)}' for name, value in fields.items() if value)
 
 
 def marked_tokens(*, cached: int, finish: str, first_token_ms: int) -> str:
-    """Like `marked`, for the call of a language model: cached prompt tokens, finish reason, and
-    time to first token."""
-    mark = marked(finish=finish)
+    """Like `encode_optional_fields`, for the call of a language model: cached prompt tokens, finish
+    reason, and time to first token."""
+    mark = encode_optional_fields(finish=finish)
     if cached:
         mark += f',"tokens_cached":{cached}'
     return f'{mark},"first_token_ms":{first_token_ms}' if first_token_ms else mark
@@ -189,7 +189,7 @@ def cost_text(picos: int) -> str:
     return f"{whole}.{part:012d}"
 
 
-def as_picos(text: str) -> int:
+def to_picos(text: str) -> int:
     """Parse decimal text in whole units as picounits. Digits beyond picounits are truncated. Raises
     ValueError when it is not a finite decimal."""
     try:

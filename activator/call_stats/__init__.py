@@ -1,2 +1,2 @@
 """Statistics of finished calls: counted on the hot path, sent to the controller each second
-(`pilotlight.observations`)."""
+(`pilotlight.spec.observations`)."""

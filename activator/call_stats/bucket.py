@@ -12,14 +12,14 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from typing import Any
 
-from pilotlight.observations import GROWTH, Observation, bucket_of
-from pilotlight.policies import STAGES, Objectives
+from pilotlight.spec.observations import GROWTH, Observation, latency_bucket
+from pilotlight.spec.policies import STAGES, Objectives
 
-MAX_BUCKET = bucket_of(7 * 86_400_000)
+MAX_BUCKET = latency_bucket(7 * 86_400_000)
 """Bucket of the longest possible call; longer ones are in it, too."""
 BOUNDS = tuple(GROWTH**bucket for bucket in range(MAX_BUCKET))
-"""Upper ends of the latency buckets, in milliseconds: `bisect_left(BOUNDS, ms)` is `bucket_of(ms)`
-at a third of its cost."""
+"""Upper ends of the latency buckets, in milliseconds: `bisect_left(BOUNDS, ms)` is
+`latency_bucket(ms)` at a third of its cost."""
 AT_ONCE_MS = 1.0
 """A call that reached its worker within this time had each earlier stage in bucket 0: it is counted
 once, not stage by stage."""

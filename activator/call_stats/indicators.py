@@ -13,9 +13,9 @@ from prometheus_client.registry import Collector
 
 from activator.metrics.collectors import FUNCTION, OTHER, LabelLimiter
 from activator.routing.call_target import CallTarget
-from pilotlight.observations import SHADOW_ARM, Observation
-from pilotlight.policies import DEFAULT_OBJECTIVES
-from pilotlight.slis import MEASURED, Sli, Spent, spent
+from pilotlight.spec.observations import SHADOW_ARM, Observation
+from pilotlight.spec.policies import DEFAULT_OBJECTIVES
+from pilotlight.spec.slis import MEASURED, BudgetSpend, Sli, compute_budget_spend
 
 Key = tuple[tuple[str, ...], Sli]
 
@@ -26,7 +26,7 @@ class Indicators(Collector):
 
     def __init__(self, functions: LabelLimiter) -> None:
         self._functions = functions
-        self._sums: dict[Key, Spent] = {}
+        self._sums: dict[Key, BudgetSpend] = {}
 
     def __repr__(self) -> str:
         return f"<Indicators {len(self._sums)}>"
@@ -39,10 +39,10 @@ class Indicators(Collector):
             return
         declared = target.spec.objectives
         for sli in Sli if declared is not None else MEASURED:
-            one = spent(observation, declared or DEFAULT_OBJECTIVES, sli)
+            one = compute_budget_spend(observation, declared or DEFAULT_OBJECTIVES, sli)
             known = self._sums.get((labels, sli))
             if known is not None:
-                self._sums[labels, sli] = Spent(
+                self._sums[labels, sli] = BudgetSpend(
                     bad=known.bad + one.bad, total=known.total + one.total, budget=one.budget
                 )
             elif one.total:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from activator.call_stats.bucket import BOUNDS, StatsBucket, stages_of
 from pilotlight.errors import DeadlineExceeded, PilotlightError, WorkerCrashed
-from pilotlight.observations import SHADOW_ARM, Observation
-from pilotlight.policies import DEFAULT_OBJECTIVES
+from pilotlight.spec.observations import SHADOW_ARM, Observation
+from pilotlight.spec.policies import DEFAULT_OBJECTIVES
 
 if TYPE_CHECKING:
     from activator.calls.runner import Call

@@ -17,10 +17,10 @@ from typing import Any, Protocol
 import httpx
 
 from activator.call_stats.observer import CallStats
-from pilotlight.observations import Observation, add_to
+from pilotlight.core.cookies import no_cookies
+from pilotlight.core.transport import Endpoint
 from pilotlight.protocol import HEADER_PLATFORM_TOKEN, OBSERVATIONS_PATH
-from weight_cache.addresses import Address
-from weight_cache.cookies import no_cookies
+from pilotlight.spec.observations import Observation, add_observation
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class StatsSink(Protocol):
 class ControllerReceiver:
     """The controller's endpoint."""
 
-    def __init__(self, *, controller: Address, token: str) -> None:
+    def __init__(self, *, controller: Endpoint, token: str) -> None:
         self._client = httpx.AsyncClient(
             transport=controller.transport(),
             base_url=controller.base_url,
@@ -90,7 +90,7 @@ class PendingStats:
             if known is None:
                 self._by_key[key] = one
             else:
-                add_to(known, one)
+                add_observation(known, one)
 
     def drop_old(self, *, before: int) -> int:
         """Drop minutes before `before`, and the oldest observations beyond MAX_KEPT. Returns the

@@ -18,10 +18,10 @@ import sys
 from functools import lru_cache
 from typing import Any, BinaryIO
 
-from activator.calls.arguments import ArgumentCheck
+from activator.calls.arguments import ArgumentValidator
 from activator.open_inference.translations import TRANSLATION_S, translated
 from pilotlight import errors
-from pilotlight.spec import MethodSpec
+from pilotlight.spec.function import MethodSpec
 
 MAX_MEMORY_BYTES = 2 * 1024**3
 """Arguments of 10 MiB take some hundred MiB once they are decoded."""
@@ -94,10 +94,10 @@ def _translation(asked: dict[str, Any], body: bytes) -> bytes:
 
 
 @lru_cache(maxsize=KNOWN_CHECKS)
-def _check_of(document: bytes) -> ArgumentCheck:
+def _check_of(document: bytes) -> ArgumentValidator:
     given = json.loads(document)
     method = MethodSpec(schema=given["schema"], parameters=tuple(given["parameters"]))
-    return ArgumentCheck(method, given["where"])
+    return ArgumentValidator(method, given["where"])
 
 
 def read_frame(source: BinaryIO) -> bytes | None:

@@ -18,7 +18,7 @@ from collections import Counter
 from typing import Any
 from weakref import WeakValueDictionary
 
-from activator.calls.arguments import ArgumentCheck, CheckTooExpensive
+from activator.calls.arguments import ArgumentValidator, CheckTooExpensive
 from activator.open_inference.translations import SMALL_BYTES, TRANSLATION_S, Asked, translated
 from pilotlight import errors
 
@@ -54,7 +54,7 @@ class ArgumentChecker:
             f"idle, {self.overruns} overruns>"
         )
 
-    async def check(self, check: ArgumentCheck, body: bytes, *, tenant: str) -> None:
+    async def check(self, check: ArgumentValidator, body: bytes, *, tenant: str) -> None:
         """Check the arguments. `tenant`: owner of the schema. Raises InvalidInput, TooManyRequests,
         Unavailable."""
         try:

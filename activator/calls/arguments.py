@@ -1,7 +1,7 @@
 """Checks of JSON arguments against the schema of a function's method, before anything is started.
 
 A check blocks the event loop until it ends, and a tenant controls its schema and its arguments.
-`ArgumentCheck.check` therefore runs only checks whose estimated cost is within INLINE_COST, and
+`ArgumentValidator.check` therefore runs only checks whose estimated cost is within INLINE_COST, and
 raises CheckTooExpensive for all others: those run in a separate process
 (`activator.calls.argument_checker`), which can be killed."""
 
@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from pilotlight import errors
-from pilotlight.json_schema import compiled
-from pilotlight.schema_cost import SchemaCost, cost_of
-from pilotlight.spec import MethodSpec
+from pilotlight.spec.function import MethodSpec
+from pilotlight.validation.json_schema import compile_schema
+from pilotlight.validation.schema_cost import SchemaCost, estimate_schema_cost
 
 if TYPE_CHECKING:
     import jsonschema_rs
@@ -41,7 +41,7 @@ class CheckTooExpensive(errors.InvalidInput):
     process refuse the arguments."""
 
 
-class ArgumentCheck:
+class ArgumentValidator:
     """Checks JSON arguments of one method against its schema.
 
     Attributes:
@@ -55,7 +55,9 @@ class ArgumentCheck:
         self._method = method
         self._where = where
         self._compiled: jsonschema_rs.Validator | _UnusableSchema | None = None
-        self._cost = cost = cost_of(method.schema) if method.schema is not None else _NO_SCHEMA
+        self._cost = cost = (
+            estimate_schema_cost(method.schema) if method.schema is not None else _NO_SCHEMA
+        )
         is_inline = cost.compile_weight <= MAX_INLINE_COMPILE and cost.by_depth[0] <= INLINE_COST
         if method.schema is not None and is_inline:
             self._compiled, is_inline = _compiled(method.schema, where)
@@ -64,7 +66,7 @@ class ArgumentCheck:
         self._inline_bytes = self._safe_bytes()
 
     def __repr__(self) -> str:
-        return f"<ArgumentCheck {self._where}: up to {self._inline_bytes} bytes always inline>"
+        return f"<ArgumentValidator {self._where}: up to {self._inline_bytes} bytes always inline>"
 
     @property
     def document(self) -> bytes:
@@ -178,7 +180,7 @@ def _compiled(
 ) -> tuple[jsonschema_rs.Validator | _UnusableSchema, bool]:
     """Return the validator, and whether its patterns match in linear time."""
     try:
-        return compiled(schema, where)
+        return compile_schema(schema, where)
     except errors.InvalidInput as e:
         return _UnusableSchema(str(e)), True
 

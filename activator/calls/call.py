@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from activator.balancing.instance import Instance
 from activator.balancing.reservation import WARM, Reservation
 from activator.billing.instance_meter import OpenRecord
-from activator.billing.usage import marked
+from activator.billing.usage import encode_optional_fields
 from activator.fairness.queue_priority import DEFAULT_RANK, QueuePriority
 from activator.http.payloads import JSON, PICKLE, TRUSTED_LINE, not_accepted
 from activator.llm.token_reservation import TokenReservation
@@ -30,7 +30,7 @@ LIVELY = 20
 producing."""
 
 
-class Reading(Protocol):
+class ResponseFilter(Protocol):
     """Reads one response on its way to a caller, and removes parts that the caller did not
     request."""
 
@@ -165,7 +165,7 @@ class Call:
         fallback that answered."""
         mark = self.choice.mark if self.choice is not None else ""
         if self.degraded or self.tokens is not None:
-            mark += marked(degraded=self.degradation)
+            mark += encode_optional_fields(degraded=self.degradation)
         return mark
 
     @property
@@ -243,7 +243,7 @@ class Call:
         """Return additional fields for its journal entry."""
         return {}
 
-    def reading(self, answer: WorkerResponse) -> Reading | None:
+    def reading(self, answer: WorkerResponse) -> ResponseFilter | None:
         """Return a reader of its response; None where none is needed."""
         return None
 
@@ -415,7 +415,7 @@ class Exchange:
                 else self.call.blame
             )
         if finish and self.call.tokens is None:
-            self.ticket.mark += marked(finish=finish)
+            self.ticket.mark += encode_optional_fields(finish=finish)
         now_ns = time.monotonic_ns()
         self.exec_ms = (now_ns - self.dispatched_ns) / 1e6
         body_bytes = len(self.call.body)

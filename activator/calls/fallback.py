@@ -18,7 +18,7 @@ from activator.async_calls.records import SCHEDULER
 from activator.balancing.reservation import Reservation
 from activator.balancing.throttler import Throttler
 from activator.calls.argument_checker import ArgumentChecker
-from activator.calls.arguments import ArgumentCheck
+from activator.calls.arguments import ArgumentValidator
 from activator.calls.fallback_rules import (
     VARIANT,
     fallback_chain,
@@ -33,8 +33,8 @@ from activator.routing.api_keys import Principal
 from activator.routing.call_target import CallTarget
 from activator.worker_client.connection import WorkerResponse
 from pilotlight import errors
-from pilotlight.policies import MAX_RUNGS, Fallback
-from pilotlight.types import FunctionAddress, TenantId
+from pilotlight.spec.identifiers import FunctionAddress, TenantId
+from pilotlight.spec.policies import MAX_FALLBACKS, Fallback
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class Routes(Protocol):
         ...
 
 
-class StandIn(Exchange):
+class FallbackResponse(Exchange):
     """An exchange with a cached or declared response instead of a worker's. It has no reservation,
     no record and no connection, and costs nothing."""
 
@@ -71,7 +71,7 @@ class StandIn(Exchange):
         self._clock = None
 
     def __repr__(self) -> str:
-        return f"<StandIn {self.call.degraded} for {self.call!r}>"
+        return f"<FallbackResponse {self.call.degraded} for {self.call!r}>"
 
     @property
     def held(self) -> None:
@@ -173,8 +173,10 @@ class FallbackChain:
         self, call: Call, run_fallbacks: _FallbackRun, path: tuple[str, ...]
     ) -> Exchange | None:
         for kind, rung in fallback_chain(call.target.spec, call.rank.priority):
-            if run_fallbacks.tried >= MAX_RUNGS:
-                run_fallbacks.why.append(f"at most {MAX_RUNGS} fallbacks are tried for one call")
+            if run_fallbacks.tried >= MAX_FALLBACKS:
+                run_fallbacks.why.append(
+                    f"at most {MAX_FALLBACKS} fallbacks are tried for one call"
+                )
                 return None
             run_fallbacks.tried += 1
             exchange = (
@@ -198,7 +200,7 @@ class FallbackChain:
             answer = self._answers.find(call, max_age_s=rung.max_age_s, now=self._clock())
         if answer is None:
             return None
-        return StandIn(call.stand_in(call.target, kind), answer)
+        return FallbackResponse(call.stand_in(call.target, kind), answer)
 
     async def _step(
         self,
@@ -244,7 +246,7 @@ class FallbackChain:
 
     def _call_of(
         self, call: Call, kind: str, rung: Fallback, attempt: int
-    ) -> tuple[Call, ArgumentCheck | None]:
+    ) -> tuple[Call, ArgumentValidator | None]:
         """Return the call for the fallback's function, and the check of its arguments there; None
         for a pickle.
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from activator.http.payloads import PICKLE
 from activator.worker_client.connection import WorkerResponse
 from pilotlight import errors
-from pilotlight.policies import Fallback
 from pilotlight.protocol import (
     CONTENT_JSON,
     CONTENT_NDJSON,
@@ -19,11 +18,12 @@ from pilotlight.protocol import (
     CONTENT_PICKLE_STREAM,
     CONTENT_SSE,
 )
-from pilotlight.types import Priority
+from pilotlight.spec.identifiers import Priority
+from pilotlight.spec.policies import Fallback
 
 if TYPE_CHECKING:
     from activator.calls.runner import Call
-    from pilotlight.spec import FunctionSpec
+    from pilotlight.spec.function import FunctionSpec
 
 VARIANT = "variant"
 """Kind of a fallback to a variant."""

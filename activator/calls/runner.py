@@ -17,7 +17,7 @@ from activator.balancing.reservation import Reservation, SlotOwner
 from activator.balancing.throttler import Throttler
 from activator.billing.instance_meter import OpenRecord
 from activator.calls.call import Call, Exchange
-from activator.calls.retry import RetryExecutor
+from activator.calls.retry_executor import RetryExecutor
 from activator.llm.token_reservation import TokenReservation
 from activator.resilience.breaker import Outcome
 from activator.resilience.retry_budget import RetryBudgets
@@ -29,7 +29,7 @@ from activator.worker_client.connection import (
     WorkerResponse,
 )
 from pilotlight import errors
-from pilotlight.pricing import BUSY
+from pilotlight.spec.pricing import BUSY
 from snapshotter.types import StartKind
 
 __all__ = ["Call", "CallRunner", "Exchange", "status_of", "worker_crash_error"]

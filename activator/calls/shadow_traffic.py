@@ -33,8 +33,8 @@ from activator.routing.traffic_split import RoutingDecision, ShadowTarget
 from activator.tracing.tracer import Tracer
 from activator.worker_client.connection import WorkerConnection, WorkerConnectionLost
 from pilotlight import errors
-from pilotlight.observations import SHADOW_ARM
-from pilotlight.pricing import BUSY
+from pilotlight.spec.observations import SHADOW_ARM
+from pilotlight.spec.pricing import BUSY
 
 log = logging.getLogger(__name__)
 

@@ -26,9 +26,9 @@ import httpx
 
 from activator.http.request import HOP_BY_HOP, Headers, Request
 from pilotlight import errors
-from weight_cache.addresses import Address, Credentials
-from weight_cache.cookies import no_cookies
-from weight_cache.settings import SettingsInvalid
+from pilotlight.core.cookies import no_cookies
+from pilotlight.core.settings import SettingsInvalid
+from pilotlight.core.transport import Endpoint, TlsCredentials
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ MAX_CONNECTIONS = 256
 """Per peer; one tenant's requests may use half as many in all."""
 
 
-Places = Callable[[int], Address]
+Places = Callable[[int], Endpoint]
 
 
 class ActivatorPeers:
@@ -221,14 +221,14 @@ def _number(member: str) -> int | None:
     return int(number) if number.isdigit() else None
 
 
-def peer_addresses(run: Path, url: str | None, credentials: Credentials | None) -> Places:
+def peer_addresses(run: Path, url: str | None, credentials: TlsCredentials | None) -> Places:
     """Return the address of each activator: its socket in `run`, or at `url`
     (`activator.sibling_url`). Raises SettingsInvalid."""
     if url is None:
-        return lambda index: Address.at(socket_of(run, index))
+        return lambda index: Endpoint.at(socket_of(run, index))
 
-    def place(index: int) -> Address:
-        return Address.parse(
+    def place(index: int) -> Endpoint:
+        return Endpoint.parse(
             url.replace("{index}", str(index)).replace("{member}", f"a-{index}"), credentials
         )
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from redis import connection
 
-from weight_cache.settings import SettingsInvalid
+from pilotlight.core.settings import SettingsInvalid
 
 _OTHERS_CONNECT = stat.S_IWOTH
 """unix(7): connecting to a socket takes the right to write."""

@@ -13,7 +13,7 @@ import asyncio
 import logging
 import time
 
-from activator.balancing.admission import UnauthenticatedRateLimiter, network_of
+from activator.balancing.global_queue import UnauthenticatedRateLimiter, network_of
 from activator.coordination.state import SharedState, SharedStateUnreachable
 from pilotlight import errors
 
@@ -24,7 +24,7 @@ MAX_REPORTS = 256
 become a queue."""
 
 
-class SharedStrangerLimit(UnauthenticatedRateLimiter):
+class SharedUnauthenticatedLimit(UnauthenticatedRateLimiter):
     """Local rate limit combined with the shared one. Owner: the event loop."""
 
     def __init__(self, state: SharedState, *, rate_per_s: float) -> None:
@@ -36,7 +36,7 @@ class SharedStrangerLimit(UnauthenticatedRateLimiter):
 
     def __repr__(self) -> str:
         return (
-            f"<SharedStrangerLimit {len(self._refused_until)} refused, {len(self._reports)} "
+            f"<SharedUnauthenticatedLimit {len(self._refused_until)} refused, {len(self._reports)} "
             f"reports under way, {self._rate:g}/s each>"
         )
 

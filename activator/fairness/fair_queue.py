@@ -18,7 +18,7 @@ from itertools import chain
 from typing import Generic, TypeVar
 
 from activator.fairness.queue_priority import QueuePriority
-from pilotlight.types import Priority
+from pilotlight.spec.identifiers import Priority
 
 T = TypeVar("T")
 

@@ -15,7 +15,7 @@ from collections import Counter, OrderedDict
 from typing import Protocol
 
 from activator.fairness.queue_priority import QueuePriority
-from pilotlight.types import Priority
+from pilotlight.spec.identifiers import Priority
 
 _LEVELS = {
     (Priority.BATCH, True): 0,

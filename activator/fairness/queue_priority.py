@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pilotlight.types import Priority
+from pilotlight.spec.identifiers import Priority
 
 
 class QueueBound(NamedTuple):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from pilotlight.quotas import UNLIMITED, Plan, Quotas
-from pilotlight.types import Isolation
-from snapshotter.types import Share
+from pilotlight.spec.identifiers import Isolation
+from pilotlight.spec.quotas import UNLIMITED, Plan, Quotas
+from snapshotter.types import TenantShare
 
 
 class SharePolicy(Protocol):
@@ -51,10 +51,10 @@ class UnlimitedShares:
         return ""
 
 
-def share_of(terms: SharePolicy, tenant: str) -> Share:
+def share_of(terms: SharePolicy, tenant: str) -> TenantShare:
     """The share of a start's tenant, as sent to the node agent."""
     plan = terms.plan_of(tenant)
-    return Share(
+    return TenantShare(
         tenant=tenant,
         name=terms.tenant_name(tenant),
         weight=plan.weight,

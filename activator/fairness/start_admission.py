@@ -12,7 +12,7 @@ from activator.fairness.queue_priority import QueuePriority
 from activator.fairness.share_policy import SharePolicy, UnlimitedShares
 from activator.fairness.start_request import StartRequest
 from activator.routing.route_table import CallTarget
-from pilotlight.types import Priority
+from pilotlight.spec.identifiers import Priority
 
 INSTANCES, GPUS = "tenant", "gpus"
 """Prefixes of allowance keys that belong to a tenant (`<kind>:<tenant>`) rather than to a

@@ -5,8 +5,8 @@ The number of connections to the controller is small, so their use is limited. R
 known key share a small part of them, and get one only once their body, which must be small, was
 read. Others stream their bodies, and must not pause; all requests of one tenant, including lookups
 on its behalf, use at most half of the connections. A browser that is signed in to the dashboard
-counts as the tenant of its key (`pilotlight.visitors`). Callers that do not read a response are
-disconnected.
+counts as the tenant of its key (`pilotlight.core.dashboard.visitor_cookie`). Callers that do not
+read a response are disconnected.
 
 While the controller is down these paths answer 503 with `Retry-After`; calls continue. The response
 to a change is sent once every activator has applied the change: a function that was just deployed
@@ -22,15 +22,16 @@ from contextlib import contextmanager
 
 import httpx
 
-from activator.balancing.admission import UnauthenticatedRateLimiter, network_of
+from activator.balancing.global_queue import UnauthenticatedRateLimiter, network_of
 from activator.http.request import HOP_BY_HOP, Headers, Request
 from activator.routing.api_keys import Principal
 from activator.routing.route_table import RouteTable
-from pilotlight import errors, visitors
-from pilotlight.dashboard_origin import HOME
-from pilotlight.seal import Sealer
-from weight_cache.addresses import Address
-from weight_cache.cookies import no_cookies
+from pilotlight import errors
+from pilotlight.core.cookies import no_cookies
+from pilotlight.core.crypto import Sealer
+from pilotlight.core.dashboard import visitor_cookie
+from pilotlight.core.dashboard.dashboard_origin import DASHBOARD_PATH
+from pilotlight.core.transport import Endpoint
 
 PUBLIC_PREFIXES = ("/v1/", "/v2/", "/dashboard", "/docs", "/openapi.json", "/redoc")
 """Paths that may be forwarded. `/internal/` must never be among them."""
@@ -57,7 +58,7 @@ class ControlPlaneProxy:
 
     def __init__(
         self,
-        controller: Address,
+        controller: Endpoint,
         *,
         table: RouteTable,
         visitors: Sealer,
@@ -68,7 +69,7 @@ class ControlPlaneProxy:
         stranger_connections: int = 64,
         unread_s: float = UNREAD_S,
     ) -> None:
-        """`visitors` decrypts the dashboard's cookies.
+        """`visitor_cookie` decrypts the dashboard's cookies.
 
         `catch_up` returns once this process has applied all changes of the controller,
         `others_catch_up` once the other activators have.
@@ -187,11 +188,11 @@ class ControlPlaneProxy:
     def _visitor(self, request: Request) -> Principal | None:
         """Return the caller that is signed in to the dashboard, whose requests carry no key."""
         if (
-            not request.path.startswith(HOME) and request.path != "/"
+            not request.path.startswith(DASHBOARD_PATH) and request.path != "/"
         ) or b"authorization" in request.headers:
             return None
         now = time.time()
-        key = visitors.key_of(
+        key = visitor_cookie.api_key_from_cookies(
             self._visitors, request.headers.get(b"cookie", b"").decode("latin-1"), now=now
         )
         caller = self._table.caller_of(key) if key is not None else None

@@ -14,8 +14,8 @@ from collections.abc import Coroutine
 from typing import Any
 
 from activator.async_calls.service import AsyncCalls
-from activator.autoscaler.loop import AutoscalerLoop
-from activator.balancing.admission import UnauthenticatedRateLimiter
+from activator.autoscaler.autoscaler_loop import AutoscalerLoop
+from activator.balancing.global_queue import UnauthenticatedRateLimiter
 from activator.calls.argument_checker import ArgumentChecker
 from activator.calls.runner import Call, CallRunner, Exchange
 from activator.calls.shadow_traffic import ShadowTraffic

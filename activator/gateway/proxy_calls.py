@@ -8,7 +8,7 @@ from activator.http.request import Request
 from activator.routing.access import AccessGrant
 from activator.routing.call_target import CallTarget
 from pilotlight import errors
-from pilotlight.spec import FunctionKind
+from pilotlight.spec.function import FunctionKind
 
 
 def route_of(target: CallTarget) -> str:

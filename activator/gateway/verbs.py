@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 from activator.async_calls.service import AsyncCalls, function_of_put, id_under_key, is_under_key
-from activator.autoscaler.loop import AutoscalerLoop
+from activator.autoscaler.autoscaler_loop import AutoscalerLoop
 from activator.calls.runner import Call, CallRunner
 from activator.gateway import warmup_stream
 from activator.http.request import Request
@@ -16,7 +16,7 @@ from activator.routing.access import AccessGrant, split_function
 from activator.routing.resolver import RequestResolver
 from activator.settings import ActivatorSettings
 from pilotlight import errors
-from pilotlight.types import Scope as KeyScope
+from pilotlight.spec.identifiers import Scope as KeyScope
 
 AdmitLater = Callable[[Request, AccessGrant, str], Awaitable[Call]]
 """Callback of the gateway that counts a request, reads its body and checks its arguments."""

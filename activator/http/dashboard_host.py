@@ -18,7 +18,11 @@ from urllib.parse import quote
 
 from activator.http.request import Request
 from pilotlight import errors
-from pilotlight.dashboard_origin import HOME, STATIC, DashboardOrigin
+from pilotlight.core.dashboard.dashboard_origin import (
+    DASHBOARD_PATH,
+    DASHBOARD_STATIC_PATH,
+    DashboardOrigin,
+)
 
 _EVERYWHERE = ("/healthz", "/readyz")
 _AS_WRITTEN = "/?%:@!$&'()*+,;=-._~"
@@ -42,9 +46,9 @@ class DashboardHost:
     def misplaced(self, request: Request) -> bool:
         """Whether the origin of this request does not serve its path."""
         path = request.path
-        if path in _EVERYWHERE or path.startswith(STATIC):
+        if path in _EVERYWHERE or path.startswith(DASHBOARD_STATIC_PATH):
             return False
-        return (path == "/" or path.startswith(HOME)) != self.owns(request.headers)
+        return (path == "/" or path.startswith(DASHBOARD_PATH)) != self.owns(request.headers)
 
     async def answer(self, request: Request) -> None:
         """Answer a misplaced request. Raises NotFound."""
@@ -52,10 +56,10 @@ class DashboardHost:
             raise self.not_here(request)
         if request.verb not in ("GET", "HEAD"):
             raise errors.NotFound(
-                f"the dashboard is served at {self._origin.url}{HOME}: open it there"
+                f"the dashboard is served at {self._origin.url}{DASHBOARD_PATH}: open it there"
             )
         path, query = (
-            request.scope["raw_path"] if request.path != "/" else HOME.encode(),
+            request.scope["raw_path"] if request.path != "/" else DASHBOARD_PATH.encode(),
             request.scope["query_string"],
         )
         place = self._origin.url + quote(path + (b"?" + query if query else b""), safe=_AS_WRITTEN)
@@ -70,5 +74,5 @@ class DashboardHost:
         """Return the error for a path that the other origin serves."""
         return errors.NotFound(
             f"{request.path} is not served at this host, which serves only the dashboard "
-            f"({self._origin.url}{HOME})"
+            f"({self._origin.url}{DASHBOARD_PATH})"
         )

@@ -6,7 +6,7 @@ import asyncio
 import os
 import socket
 
-from weight_cache.protocol import uid_of
+from pilotlight.core.rpc import peer_uid
 
 
 def user_behind(transport: asyncio.BaseTransport) -> tuple[str, int] | None:
@@ -18,5 +18,5 @@ def user_behind(transport: asyncio.BaseTransport) -> tuple[str, int] | None:
     peer = transport.get_extra_info("socket")
     if peer is None or peer.family != socket.AF_UNIX:
         return None
-    uid = uid_of(peer)
+    uid = peer_uid(peer)
     return None if uid in (0, os.geteuid()) else (f"uid-{uid}", 0)

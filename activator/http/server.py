@@ -22,7 +22,7 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
-from activator.balancing.admission import network_of
+from activator.balancing.global_queue import network_of
 from activator.http.peer_credentials import user_behind
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from activator.idempotency.store import (
     Known,
 )
 from pilotlight import errors
-from pilotlight.seal import SealBroken, Sealer
+from pilotlight.core.crypto import DecryptionFailed, Sealer
 
 CLAIM = """
 -- Returns the fingerprint and the response ('' while it runs) of an existing entry; nothing when the name was claimed. KEYS: name. ARGV: fingerprint, ms.
@@ -162,7 +162,7 @@ class RedisIdempotency:
     def _opened(self, sealed: str) -> bytes:
         try:
             return base64.b64decode(self._sealer.open(sealed))
-        except SealBroken as e:
+        except DecryptionFailed as e:
             raise errors.Conflict(
                 f"the response stored under this idempotency key cannot be decrypted: {e}"
             ) from e

@@ -1,2 +1,2 @@
 """Instances that are pods of a cluster: `fleet.KnativeFleet` and its parts. Communication with
-Kubernetes is in `pilotlight.cluster`."""
+Kubernetes is in `pilotlight.kubernetes`."""

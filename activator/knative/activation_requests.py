@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 import httpx
 
 from activator.routing.route_table import CallTarget
+from pilotlight.core.cookies import no_cookies
 from pilotlight.protocol import WORKER_STATUS
-from weight_cache.cookies import no_cookies
 
 log = logging.getLogger(__name__)
 

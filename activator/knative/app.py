@@ -6,16 +6,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from activator.knative.activation_requests import ActivationRequests, Place
-from activator.knative.deletion_cost import Costs
+from activator.knative.deletion_cost import DeletionCosts
 from activator.knative.fleet import KnativeFleet
 from activator.knative.lazy_client import LazyCluster
-from activator.knative.pod_leases import Claims, ProcessClaims
-from activator.knative.pods import Pod, Pods
+from activator.knative.pod_leases import InMemoryPodLeases, PodLeaseStore
+from activator.knative.pod_watcher import Pod, PodWatcher
 from activator.knative.readiness_probe import PROXY_PORT, WORKER_PORT
-from activator.knative.scale_request import Demand, ReportedDemand, ScaleRequester
+from activator.knative.scale_request import ReportedDemand, ScaleDemand, ScaleRequester
 from activator.routing.route_table import CallTarget, RouteTable
-from pilotlight.cluster import names
-from pilotlight.cluster.settings import ClusterSettings
+from pilotlight.kubernetes import names
+from pilotlight.kubernetes.settings import ClusterSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class FleetContext:
     table: RouteTable
     redis_url: str | None
     platform: str
-    demand: Demand | None
+    demand: ScaleDemand | None
     waiting_of: Callable[[str], int]
     in_flight: Callable[[], Mapping[str, int]]
 
@@ -43,7 +43,7 @@ class ClusterParts:
     """A fleet and its companion tasks."""
 
     fleet: KnativeFleet
-    costs: Costs
+    costs: DeletionCosts
     cluster: LazyCluster
 
 
@@ -53,7 +53,7 @@ def cluster_parts(settings: ClusterSettings, around: FleetContext) -> ClusterPar
     table = around.table
 
     def whereabouts(target: CallTarget) -> Place:
-        namespace = names.namespace_of(
+        namespace = names.tenant_namespace(
             settings, table.tenant_name(target.tenant), target.environment
         )
         return namespace, names.revision_name(
@@ -61,7 +61,7 @@ def cluster_parts(settings: ClusterSettings, around: FleetContext) -> ClusterPar
         )
 
     cluster = LazyCluster(settings)
-    pods = Pods(selector=names.function_selector(settings))
+    pods = PodWatcher(selector=names.function_selector(settings))
     is_kpa = settings.autoscaler == "kpa"
     summons: ScaleRequester
     if is_kpa:
@@ -91,17 +91,17 @@ def cluster_parts(settings: ClusterSettings, around: FleetContext) -> ClusterPar
         calls = around.in_flight()
         return {uid: (key, calls.get(instance, 0)) for uid, (instance, key) in fleet.held().items()}
 
-    costs = Costs(pods, cluster, load_of=loads)
+    costs = DeletionCosts(pods, cluster, load_of=loads)
     fleet.on_released = costs.on_released
     return ClusterParts(fleet=fleet, costs=costs, cluster=cluster)
 
 
-def _claims(around: FleetContext) -> Claims:
+def _claims(around: FleetContext) -> PodLeaseStore:
     if around.redis_url is None:
-        return ProcessClaims(member=around.member)
-    from activator.knative.redis_pod_leases import RedisClaims
+        return InMemoryPodLeases(member=around.member)
+    from activator.knative.redis_pod_leases import RedisPodLeases
 
-    return RedisClaims(around.redis_url, platform=around.platform, member=around.member)
+    return RedisPodLeases(around.redis_url, platform=around.platform, member=around.member)
 
 
 def _target_of(table: RouteTable, pod: Pod) -> CallTarget | None:

@@ -12,9 +12,9 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from activator.knative.pods import COST, Pod, Pods
-from pilotlight.cluster.errors import ClusterError
-from pilotlight.cluster.kinds import POD, Kind
+from activator.knative.pod_watcher import COST, Pod, PodWatcher
+from pilotlight.kubernetes.errors import ClusterError
+from pilotlight.kubernetes.kinds import POD, Kind
 
 log = logging.getLogger(__name__)
 
@@ -26,8 +26,8 @@ CLAIMED = 100
 STEP = 10
 
 
-class Patching(Protocol):
-    """The part of `pilotlight.cluster.api.Cluster` that is used here."""
+class PodPatcher(Protocol):
+    """The part of `pilotlight.kubernetes.cluster.Cluster` that is used here."""
 
     async def patch(
         self, kind: Kind, name: str, namespace: str | None, body: Any
@@ -41,12 +41,16 @@ def cost_of(in_flight: int | None) -> str:
     return GIVEN_BACK if in_flight is None else str(CLAIMED + STEP * in_flight.bit_length())
 
 
-class Costs:
+class DeletionCosts:
     """Updates deletion costs. Owner: the event loop. `load_of`: calls in flight of each of our
     instances, by the pod's uid."""
 
     def __init__(
-        self, pods: Pods, cluster: Patching, *, load_of: Callable[[], Mapping[str, tuple[str, int]]]
+        self,
+        pods: PodWatcher,
+        cluster: PodPatcher,
+        *,
+        load_of: Callable[[], Mapping[str, tuple[str, int]]],
     ) -> None:
         """`load_of`: (revision key, calls) by uid."""
         self._pods = pods
@@ -55,7 +59,7 @@ class Costs:
         self._released: dict[str, str] = {}
 
     def __repr__(self) -> str:
-        return f"<Costs {len(self._released)} released>"
+        return f"<DeletionCosts {len(self._released)} released>"
 
     def on_released(self, pod: Pod) -> None:
         """Mark a pod as released."""

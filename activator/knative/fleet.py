@@ -19,17 +19,17 @@ from typing import Any
 from activator.knative import start_failure
 from activator.knative.activation_requests import Whereabouts
 from activator.knative.lazy_client import Access
-from activator.knative.pod_leases import Claims, ClaimsUnreachable
+from activator.knative.pod_leases import ClaimsUnreachable, PodLeaseStore
 from activator.knative.pod_registry import OwnedPod, PendingStart
 from activator.knative.pod_status import WorkerExit
-from activator.knative.pods import Pod, Pods
-from activator.knative.readiness_probe import Readiness, Ready
+from activator.knative.pod_watcher import Pod, PodWatcher
+from activator.knative.readiness_probe import ReadinessListener, ReadinessProbe
 from activator.knative.scale_request import ScaleRequester
 from activator.knative.unsupported import PodFleetLimits
 from activator.routing.route_table import CallTarget
 from activator.worker_client.address import tcp_address
-from pilotlight.cluster.errors import ClusterError
-from pilotlight.cluster.kinds import POD
+from pilotlight.kubernetes.errors import ClusterError
+from pilotlight.kubernetes.kinds import POD
 from snapshotter import errors
 from snapshotter.types import (
     AgentEvent,
@@ -64,8 +64,8 @@ class KnativeFleet(PodFleetLimits):
         self,
         *,
         cluster: Access,
-        pods: Pods,
-        claims: Claims,
+        pods: PodWatcher,
+        claims: PodLeaseStore,
         summons: ScaleRequester,
         whereabouts: Whereabouts,
         target_of: Callable[[Pod], CallTarget | None],
@@ -95,7 +95,7 @@ class KnativeFleet(PodFleetLimits):
         self._are_claims_reachable = True
         self._is_restored = False
         self.on_released: Callable[[Pod], None] = lambda _: None
-        self.readiness = Readiness(
+        self.readiness = ReadinessProbe(
             port=port, on_ready=lambda pod: pods.notify(pod.key), clock=clock
         )
         pods.listener = self._on_pod_change
@@ -226,7 +226,7 @@ class KnativeFleet(PodFleetLimits):
         self._held[pod.life] = OwnedPod(pod, instance_id)
         self._by_instance[instance_id] = pod.life
         now = self._clock()
-        ready = self.readiness.of(pod.life) or Ready(start_kind=StartKind.COLD)
+        ready = self.readiness.of(pod.life) or ReadinessListener(start_kind=StartKind.COLD)
         is_fresh = not was_others and (
             pod.seen_at >= began or (ready.asks > 1 and ready.at >= began)
         )

@@ -7,18 +7,18 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Protocol
 
-from activator.knative.deletion_cost import Patching
-from activator.knative.pods import Watching
-from pilotlight.cluster.changes import Change
-from pilotlight.cluster.kinds import Kind
-from pilotlight.cluster.settings import ClusterSettings
+from activator.knative.deletion_cost import PodPatcher
+from activator.knative.pod_watcher import PodListener
+from pilotlight.kubernetes.kinds import Kind
+from pilotlight.kubernetes.settings import ClusterSettings
+from pilotlight.kubernetes.watch_events import WatchChange
 
 if TYPE_CHECKING:
-    from pilotlight.cluster.api import Cluster
+    from pilotlight.kubernetes.cluster import Cluster
 
 
-class Access(Watching, Patching, Protocol):
-    """The part of `pilotlight.cluster.api.Cluster` that is used here."""
+class Access(PodListener, PodPatcher, Protocol):
+    """The part of `pilotlight.kubernetes.cluster.Cluster` that is used here."""
 
     async def delete(
         self,
@@ -47,7 +47,7 @@ class LazyCluster:
         """The client with credentials; no request is sent yet. Raises BadCredentials."""
         if self._cluster is None:
             # this import takes a second, and activators on a single machine do not need it
-            from pilotlight.cluster.api import Cluster
+            from pilotlight.kubernetes.cluster import Cluster
 
             self._cluster = await Cluster.connect(
                 self._settings, tolerated=self._settings.tolerated_warnings
@@ -56,7 +56,7 @@ class LazyCluster:
 
     async def watch(
         self, kind: Kind, namespace: str | None = None, selector: str = ""
-    ) -> AsyncGenerator[Change, None]:
+    ) -> AsyncGenerator[WatchChange, None]:
         """Watch objects, see Cluster."""
         cluster = await self.connected()
         async with aclosing(cluster.watch(kind, namespace, selector)) as changes:

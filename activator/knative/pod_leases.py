@@ -39,7 +39,7 @@ class PodLease:
     instance: str
 
 
-class Claims(Protocol):
+class PodLeaseStore(Protocol):
     """The operations of one member on the claims."""
 
     async def claim(
@@ -87,9 +87,9 @@ class PodLeaseTable:
         return owner is None or owner[0] == member or owner[0] not in set(self._living())
 
 
-class ProcessClaims:
-    """`Claims` in a table of this process. A single activator has its own; then every claim is
-    granted."""
+class InMemoryPodLeases:
+    """`PodLeaseStore` in a table of this process. A single activator has its own; then every claim
+    is granted."""
 
     def __init__(self, board: PodLeaseTable | None = None, *, member: str) -> None:
         self._board = board or PodLeaseTable(lambda: (member,))
@@ -97,7 +97,7 @@ class ProcessClaims:
         self._held: dict[str, PodLease] = {}
 
     def __repr__(self) -> str:
-        return f"<ProcessClaims of {self._member}: {len(self._held)}>"
+        return f"<InMemoryPodLeases of {self._member}: {len(self._held)}>"
 
     async def claim(
         self, revision: str, instance: str, lives: Sequence[str], *, pods: int

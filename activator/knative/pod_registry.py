@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from activator.knative.pods import Pod
+from activator.knative.pod_watcher import Pod
 from snapshotter.types import InstanceId
 
 

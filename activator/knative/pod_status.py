@@ -77,7 +77,7 @@ class WorkerExit:
     message: str
 
 
-def obstacle_of(pod: Object) -> PodBlocker | None:
+def pod_blocker(pod: Object) -> PodBlocker | None:
     """Why the pod does not start; None while there is no reason."""
     status = pod.get("status") or {}
     unscheduled = _condition(status, "PodScheduled")
@@ -99,7 +99,7 @@ def obstacle_of(pod: Object) -> PodBlocker | None:
     return None
 
 
-def ending_of(pod: Object) -> WorkerExit | None:
+def worker_exit(pod: Object) -> WorkerExit | None:
     """How its worker ended; None while it has not. A restarted container is another life
     (`restarts_of`)."""
     status = pod.get("status") or {}
@@ -108,7 +108,7 @@ def ending_of(pod: Object) -> WorkerExit | None:
     running = (user.get("state") or {}).get("terminated")
     if phase not in ("Failed", "Succeeded") and not running:
         return None
-    disrupted = disruption_of(pod)
+    disrupted = pod_disruption(pod)
     if disrupted is not None:
         return disrupted
     if running or (running := (user.get("lastState") or {}).get("terminated")):
@@ -118,12 +118,12 @@ def ending_of(pod: Object) -> WorkerExit | None:
     )
 
 
-def last_ending_of(pod: Object) -> WorkerExit:
+def last_worker_exit(pod: Object) -> WorkerExit:
     """How the previous life ended, of a container that was restarted."""
     return _ended((user_container(pod).get("lastState") or {}).get("terminated") or {})
 
 
-def disruption_of(pod: Object) -> WorkerExit | None:
+def pod_disruption(pod: Object) -> WorkerExit | None:
     """Why the cluster removed the pod, if it reports it: evicted, or its node is lost."""
     status = pod.get("status") or {}
     target = _condition(status, "DisruptionTarget")
@@ -152,7 +152,7 @@ def is_ready(pod: Object) -> bool:
 def stage_of(pod: Object) -> str:
     """The progress of its start, for error messages."""
     status = pod.get("status") or {}
-    if (obstacle := obstacle_of(pod)) is not None:
+    if (obstacle := pod_blocker(pod)) is not None:
         return f"{obstacle.bar.value}: {obstacle.message}"
     if _condition(status, "PodScheduled").get("status") != "True" and not status.get(
         "containerStatuses"

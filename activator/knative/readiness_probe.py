@@ -2,8 +2,8 @@
 from then on, until it does.
 
 Kubernetes would report the same a second or more later: the kubelet's probe, its report, the
-endpoints. A life of a pod is probed only while a start of its revision waits here, by one task each.
-A positive answer is kept as long as that life lasts."""
+endpoints. A life of a pod is probed only while a start of its revision waits here, by one task
+each. A positive answer is kept as long as that life lasts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from activator.knative.pods import Pod
+from activator.knative.pod_watcher import Pod
 from activator.worker_client.address import connect, tcp_address
 from activator.worker_client.connection import (
     WorkerConnection,
@@ -23,7 +23,7 @@ from activator.worker_client.connection import (
     WorkerResponse,
 )
 from pilotlight.protocol import WORKER_STATUS
-from snapshotter.reports import phases_of
+from snapshotter.shim.messages import phases_of
 from snapshotter.types import StartKind
 
 log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ _PROXY = f"GET {WORKER_STATUS} HTTP/1.1\r\nhost: worker\r\nk-network-probe: queu
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ready:
+class ReadinessListener:
     """A worker's report about itself.
 
     Attributes:
@@ -64,7 +64,7 @@ class Ready:
     asks: int = 1
 
 
-class Readiness:
+class ReadinessProbe:
     """Probes pods. Owner: the event loop."""
 
     def __init__(
@@ -81,15 +81,15 @@ class Readiness:
         self._on_ready = on_ready
         self._again_s = again_s
         self._clock = clock
-        self._ready: dict[str, Ready] = {}
+        self._ready: dict[str, ReadinessListener] = {}
         self._probing: dict[str, asyncio.Task[None]] = {}
         self._errors: dict[str, str] = {}
         self._at_once = asyncio.Semaphore(AT_ONCE)
 
     def __repr__(self) -> str:
-        return f"<Readiness {len(self._ready)} ready, {len(self._probing)} probed>"
+        return f"<ReadinessProbe {len(self._ready)} ready, {len(self._probing)} probed>"
 
-    def of(self, life: str) -> Ready | None:
+    def of(self, life: str) -> ReadinessListener | None:
         """The worker's report; None while there is none."""
         return self._ready.get(life)
 
@@ -133,7 +133,7 @@ class Readiness:
                 return
             await asyncio.sleep(self._again_s)
 
-    async def _probe_once(self, pod: Pod, asks: int) -> Ready | None:
+    async def _probe_once(self, pod: Pod, asks: int) -> ReadinessListener | None:
         assert pod.ip is not None
         try:
             async with asyncio.timeout(DEADLINE_S):
@@ -178,14 +178,14 @@ async def exchange(where: str, request: bytes) -> WorkerResponse:
         connection.close()
 
 
-def _parsed(answer: WorkerResponse, now: float, asks: int) -> Ready:
+def _parsed(answer: WorkerResponse, now: float, asks: int) -> ReadinessListener:
     """Parse a report. Missing or invalid fields are left out: the worker answered, and that is what
     counts."""
     try:
         body: Any = json.loads(answer.body or b"{}")
         kind = StartKind(body.get("start_kind", StartKind.COLD))
         phases = phases_of(body.get("phases_ms"), also=_LAUNCHER_PHASES)
-        return Ready(
+        return ReadinessListener(
             start_kind=kind,
             phases_ms=phases,
             running=int(body.get("running") or 0),
@@ -194,4 +194,4 @@ def _parsed(answer: WorkerResponse, now: float, asks: int) -> Ready:
         )
     except (ValueError, AttributeError, TypeError, OverflowError, RecursionError) as e:
         log.warning("invalid readiness report of a worker: %s", e)
-        return Ready(start_kind=StartKind.COLD, at=now, asks=asks)
+        return ReadinessListener(start_kind=StartKind.COLD, at=now, asks=asks)

@@ -1,4 +1,4 @@
-"""`Claims` in Redis: one script and one round trip per operation. Members are those of
+"""`PodLeaseStore` in Redis: one script and one round trip per operation. Members are those of
 `activator.coordination.redis_state`."""
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ KEEP_S = 600.0
 decisive."""
 
 
-class RedisClaims:
+class RedisPodLeases:
     """The claims of one member. Owner: the event loop. The lock keeps claims, releases and
     statements in order."""
 
@@ -39,7 +39,7 @@ class RedisClaims:
         self._lock = asyncio.Lock()
 
     def __repr__(self) -> str:
-        return f"<RedisClaims {self._where} of {self._member}: {len(self._held)}>"
+        return f"<RedisPodLeases {self._where} of {self._member}: {len(self._held)}>"
 
     async def claim(
         self, revision: str, instance: str, lives: Sequence[str], *, pods: int

@@ -14,7 +14,7 @@ from typing import Protocol
 from activator.routing.route_table import CallTarget
 
 
-class Demand(Protocol):
+class ScaleDemand(Protocol):
     """This activator's demand, as reported to the leader of the autoscaler. Absolute numbers: a
     lost message is corrected by the next one.
 
@@ -23,7 +23,7 @@ class Demand(Protocol):
 
     async def request(self, key: str, wanted: int) -> None:
         """Report that `wanted` instances of revision `key` are needed here in addition to those
-        that this activator has. Wakes the leader."""
+        that this activator has. Notifies the leader."""
         ...
 
     async def withdraw(self, key: str) -> None:
@@ -50,7 +50,7 @@ class ScaleRequester(Protocol):
 class ReportedDemand:
     """`ScaleRequester` through a Demand: counts the waiting starts. Owner: the event loop."""
 
-    def __init__(self, demand: Demand) -> None:
+    def __init__(self, demand: ScaleDemand) -> None:
         self._demand = demand
         self._waiting: Counter[str] = Counter()
 

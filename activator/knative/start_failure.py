@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 
 from activator.knative.pod_status import Blocker, WorkerExit
-from activator.knative.pods import Pod
+from activator.knative.pod_watcher import Pod
 from snapshotter import errors
 
 PULL_S = 5.0

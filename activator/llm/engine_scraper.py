@@ -40,7 +40,7 @@ def _ignore(_target: CallTarget, _view: EngineState) -> None:
     """Default of `seen`: only the throttlers use the state."""
 
 
-class Scraper:
+class EngineScraper:
     """The scrape loop. Owner: the event loop of the activator. `throttlers`: of all active
     revisions."""
 
@@ -62,7 +62,7 @@ class Scraper:
         self._at_once = asyncio.Semaphore(AT_ONCE)
 
     def __repr__(self) -> str:
-        return f"<Scraper {len(self.views())} engines known>"
+        return f"<EngineScraper {len(self.views())} engines known>"
 
     def views(self) -> Mapping[str, EngineState]:
         """The state of engines, by instance."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from activator.worker_client.address import connect
 from activator.worker_client.connection import WorkerConnection, WorkerConnectionLost
-from pilotlight.spec import FunctionSpec
+from pilotlight.spec.function import FunctionSpec
 from snapshotter import errors as agent_errors
 
 SLEEP_S = 60.0

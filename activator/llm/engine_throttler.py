@@ -15,8 +15,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from activator.autoscaler.observation import EngineLoad
-from activator.balancing.admission import GlobalQueue
 from activator.balancing.fleet import Fleet
+from activator.balancing.global_queue import GlobalQueue
 from activator.balancing.instance import Instance, slots_of
 from activator.balancing.instance_lifecycle import StartObserver
 from activator.balancing.reservation import WARM, Reservation

@@ -35,7 +35,7 @@ _WORD: Final = (1 << 64) - 1
 _LEADING: Final = frozenset({"system", "developer"})
 
 
-class Place(Protocol):
+class SlottedEngine(Protocol):
     """A routing target (an `Instance`) with at most `capacity` concurrent calls."""
 
     id: str
@@ -47,7 +47,7 @@ class Place(Protocol):
         ...
 
 
-P = TypeVar("P", bound=Place)
+P = TypeVar("P", bound=SlottedEngine)
 
 
 def key_of(body: Mapping[str, Any], adapter: str = "") -> int | None:

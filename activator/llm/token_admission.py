@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from activator.llm.request_size import TokenDemand, asked_of
-from activator.llm.token_estimates import Estimate, Estimates, learn
+from activator.llm.token_estimates import TokenEstimate, TokenEstimates, learn
 from activator.llm.token_limits import NO_LIMITS, TokenGrant, allow
 from activator.llm.token_reservation import TokenReservation
 from activator.quotas.admission import Admission
 from activator.routing.access import AccessGrant
 from activator.routing.call_target import CallTarget
 from pilotlight import errors
-from pilotlight.engines import EngineSpec
+from pilotlight.spec.engines import EngineSpec
 
 _ENDED_BY_ITSELF = ("stop", "tool_calls")
 
@@ -33,7 +33,7 @@ class TokenAdmission:
     def __init__(self, *, waiting_of: Callable[[CallTarget], int]) -> None:
         """`waiting_of`: number of calls of a revision that wait for a slot."""
         self._waiting_of = waiting_of
-        self._estimates = Estimates()
+        self._estimates = TokenEstimates()
 
     def __repr__(self) -> str:
         return f"<TokenAdmission {self._estimates!r}>"
@@ -119,7 +119,7 @@ def use_of_kept(
     Raises InvalidInput when its function is no longer a language model."""
     asked = asked_of(path, body)
     engine = engine_of(target)
-    size = Estimate()
+    size = TokenEstimate()
     most = (
         engine.max_model_len
         if asked.max_tokens is None

@@ -30,7 +30,7 @@ MAX_KNOWN = 4096
 """Maximum number of revisions kept, by last use."""
 
 
-class Estimate:
+class TokenEstimate:
     """The estimate of one revision. Owner: the event loop."""
 
     __slots__ = ("_answer", "_const", "_n", "_seen", "_slope", "_sx", "_sxx", "_sxy", "_sy")
@@ -43,7 +43,7 @@ class Estimate:
 
     def __repr__(self) -> str:
         return (
-            f"<Estimate {1 / self._slope:.2f} bytes per token + {self._const:.0f} tokens, "
+            f"<TokenEstimate {1 / self._slope:.2f} bytes per token + {self._const:.0f} tokens, "
             f"{self._seen} seen>"
         )
 
@@ -98,20 +98,20 @@ class Estimate:
         self._slope, self._const = slope, min(_MAX_TEMPLATE, max(0.0, const))
 
 
-class Estimates:
+class TokenEstimates:
     """The estimates of recently called revisions. Owner: the event loop."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[str, Estimate] = OrderedDict()
+        self._known: OrderedDict[str, TokenEstimate] = OrderedDict()
 
     def __repr__(self) -> str:
-        return f"<Estimates of {len(self._known)} revisions>"
+        return f"<TokenEstimates of {len(self._known)} revisions>"
 
-    def of(self, revision_key: str) -> Estimate:
+    def of(self, revision_key: str) -> TokenEstimate:
         """The estimate of one revision."""
         known = self._known.get(revision_key)
         if known is None:
-            known = self._known[revision_key] = Estimate()
+            known = self._known[revision_key] = TokenEstimate()
             if len(self._known) > MAX_KNOWN:
                 self._known.popitem(last=False)
         else:
@@ -120,7 +120,7 @@ class Estimates:
 
 
 def learn(
-    estimate: Estimate, asked: TokenDemand, *, tokens_in: int, tokens_out: int, is_ended: bool
+    estimate: TokenEstimate, asked: TokenDemand, *, tokens_in: int, tokens_out: int, is_ended: bool
 ) -> None:
     """Record an engine's counts of a whole call. `is_ended`: its answers were not cut off."""
     if asked.is_text and tokens_in:

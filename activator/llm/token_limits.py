@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from activator.llm.request_size import TokenDemand
-from activator.llm.token_estimates import Estimate
+from activator.llm.token_estimates import TokenEstimate
 from activator.quotas.rules import TokenBound
 from pilotlight import errors
-from pilotlight.engines import EngineSpec, Task, TokenLimits
+from pilotlight.spec.engines import EngineSpec, Task, TokenLimits
 
 NO_LIMITS = TokenLimits()
 
@@ -62,7 +62,7 @@ def allow(
     *,
     engine: EngineSpec,
     limits: TokenLimits = NO_LIMITS,
-    estimate: Estimate,
+    estimate: TokenEstimate,
     bound: TokenBound | None = None,
     waiting: int = 0,
 ) -> TokenGrant:
@@ -99,7 +99,11 @@ def _bounded(allowed: TokenGrant, asked: TokenDemand, least: int, bound: TokenBo
 
 
 def _granted(
-    asked: TokenDemand, longest: int, engine: EngineSpec, limits: TokenLimits, estimate: Estimate
+    asked: TokenDemand,
+    longest: int,
+    engine: EngineSpec,
+    limits: TokenLimits,
+    estimate: TokenEstimate,
 ) -> TokenGrant:
     estimated_in = sum(estimate.tokens(size) for size in asked.prompts)
     if not asked.answers:

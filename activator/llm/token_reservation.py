@@ -15,8 +15,8 @@ from dataclasses import replace
 from activator.call_stats.bucket import BOUNDS
 from activator.fairness.queue_priority import QueuePriority
 from activator.quotas.admission import Admission
-from pilotlight.engines import FINISH_REASONS
-from pilotlight.pricing import BUSY
+from pilotlight.spec.engines import FINISH_REASONS
+from pilotlight.spec.pricing import BUSY
 
 _ENGINE_WORDS = {"abort": "cancelled", "function_call": "tool_calls"}
 """Finish reasons of engines that have another name in FINISH_REASONS."""

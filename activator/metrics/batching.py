@@ -19,11 +19,12 @@ from prometheus_client.registry import Collector
 from activator.fairness.queue_priority import QueuePriority
 from activator.metrics.collectors import FAST, FUNCTION, LabelLimiter
 from activator.routing.call_target import CallTarget
-from pilotlight.types import Priority
+from pilotlight.spec.identifiers import Priority
 
 SIZES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 1024.0)
 REASONS = frozenset({"full", "waited", "enough", "alone", "deadline", "idle", "drained", "retried"})
-"""`pilotlight.worker.batching.rules.Reason`; any other reported reason is `other`."""
+"""`pilotlight.worker.batching.release_policy.ReleaseReason`; any other reported reason is
+`other`."""
 MEMORY_S = 10.0
 """Decay time of batches in the occupancy: after this long they count about a third."""
 FORGOTTEN = 0.05

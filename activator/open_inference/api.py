@@ -25,7 +25,7 @@ from activator.routing.access import AccessGrant
 from activator.routing.resolver import RequestResolver
 from activator.settings import ActivatorSettings
 from pilotlight import errors
-from pilotlight.spec import MethodSpec
+from pilotlight.spec.function import MethodSpec
 
 V1, V2 = "/v1/models/", "/v2"
 MAX_ANSWER_BYTES = 16 * 1024 * 1024

@@ -12,8 +12,8 @@ from typing import Any
 
 from activator.open_inference import tensors
 from pilotlight import errors
-from pilotlight.json_size import expect_few
-from pilotlight.spec import MethodSpec
+from pilotlight.spec.function import MethodSpec
+from pilotlight.validation.json_size import require_few_values
 
 MAX_VALUES = 500_000
 """Maximum values of a body or an answer (`json_size`), more than an image of 224 x 224 x 3 as
@@ -185,7 +185,7 @@ class Infer:
 
 def parsed(body: bytes) -> Any:
     """Parse a body of limited size. Raises TooLarge, InvalidInput."""
-    expect_few(
+    require_few_values(
         body,
         MAX_VALUES,
         "call the function by its own name, where nothing is translated",

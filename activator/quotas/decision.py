@@ -14,7 +14,7 @@ from math import inf
 
 from activator.quotas.rules import Rule
 from pilotlight import errors
-from pilotlight.quotas import Quotas
+from pilotlight.spec.quotas import Quotas
 
 HELD_WAIT_S = 1.0
 """When to retry after too many concurrent calls: when one of them will end is unknown."""

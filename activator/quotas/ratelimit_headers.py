@@ -12,7 +12,7 @@ from math import ceil, inf
 
 from activator.quotas.decision import Meter
 from activator.quotas.rules import Rules
-from pilotlight.quotas import Quotas
+from pilotlight.spec.quotas import Quotas
 
 _REQUESTS, _HELD, _TOKENS = 1, 2, 4
 _NEARLY_ONE = 1 - 1e-6

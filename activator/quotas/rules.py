@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from activator.fairness.queue_priority import QueueBound
-from pilotlight.quotas import Quotas
+from pilotlight.spec.quotas import Quotas
 
 Of = Literal["tenant", "owner", "function", "key", "address", "streams"]
 """Whose quotas. `streams`: the concurrent calls of one tenant to a language model

@@ -9,7 +9,13 @@ from collections.abc import Collection, Iterable
 
 from activator.balancing.instance import Instance
 from activator.resilience.breaker import WINDOW_S, Breaker, BreakerTerms, Outcome, State, Window
-from activator.resilience.outliers import Tally, Timed, is_outlier, may_eject, slowest
+from activator.resilience.outliers import (
+    OutcomeCounts,
+    TimedRevision,
+    is_outlier,
+    may_eject,
+    slowest,
+)
 from activator.routing.call_target import CallTarget
 from pilotlight import errors
 
@@ -90,16 +96,16 @@ class RevisionHealth:
         self._ejections.append(now)
         return True
 
-    def _tally(self, instances: Iterable[str], now: float) -> Tally:
+    def _tally(self, instances: Iterable[str], now: float) -> OutcomeCounts:
         counts = [
             self._instances[instance].counts(now)
             for instance in instances
             if instance in self._instances
         ]
-        return Tally(sum(calls for calls, _ in counts), sum(failed for _, failed in counts))
+        return OutcomeCounts(sum(calls for calls, _ in counts), sum(failed for _, failed in counts))
 
 
-def noted(
+def record_outcome(
     health: RevisionHealth | None,
     terms: BreakerTerms,
     instance_id: str,
@@ -116,7 +122,7 @@ def noted(
     return None if ending is Outcome.ANSWERED and health.is_over(now) else health
 
 
-def is_its_own(error: BaseException) -> bool:
+def is_function_fault(error: BaseException) -> bool:
     """Return whether a call without a slot failed because of the revision: not for lack of
     capacity, and not because its caller disconnected."""
     if isinstance(error, errors.DeadlineExceeded):
@@ -163,5 +169,5 @@ class LatencyOutliers:
         return next(one for one in instances if one.id == worst)
 
 
-def _since(before: tuple[int, float], instance: str, mark: tuple[int, float]) -> Timed:
-    return Timed(instance, mark[0] - before[0], mark[1] - before[1])
+def _since(before: tuple[int, float], instance: str, mark: tuple[int, float]) -> TimedRevision:
+    return TimedRevision(instance, mark[0] - before[0], mark[1] - before[1])

@@ -23,7 +23,7 @@ MIN_TIMED_CALLS = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class OutcomeCounts:
     """Calls of an instance, and those that failed or in which user code raised."""
 
     calls: int
@@ -31,7 +31,7 @@ class Tally:
 
 
 @dataclass(frozen=True, slots=True)
-class Timed:
+class TimedRevision:
     """An instance's calls since the last check, and their total seconds."""
 
     instance: str
@@ -39,7 +39,7 @@ class Timed:
     seconds: float
 
 
-def is_outlier(mine: Tally, others: Tally) -> bool:
+def is_outlier(mine: OutcomeCounts, others: OutcomeCounts) -> bool:
     """Return whether an instance fails far more often than the others."""
     if mine.calls < MIN_CALLS or others.calls < MIN_CALLS:
         return False
@@ -52,7 +52,7 @@ def may_eject(*, live: int, ejected: int) -> bool:
     return 2 * (ejected + 1) <= live + ejected
 
 
-def slowest(timed: Sequence[Timed]) -> str | None:
+def slowest(timed: Sequence[TimedRevision]) -> str | None:
     """Return the instance that is much slower than the others; None when there is none."""
     means = {one.instance: one.seconds / one.calls for one in timed if one.calls >= MIN_TIMED_CALLS}
     if len(means) < 2:

@@ -6,7 +6,7 @@ what the quota store costs."""
 
 from __future__ import annotations
 
-from activator.balancing.admission import network_of
+from activator.balancing.global_queue import network_of
 from activator.fairness.queue_priority import QueuePriority
 from activator.http.payloads import CONTENT_TYPE, accepts_pickles, checked_type
 from activator.quotas.admission import Admission, admit
@@ -19,8 +19,8 @@ from activator.routing.tenants import priority_of
 from activator.settings import ActivatorSettings
 from pilotlight import errors
 from pilotlight.protocol import HEADER_PRIORITY, TENANT_PATH
-from pilotlight.quotas import MAX_RATE, Quotas
-from pilotlight.types import Priority
+from pilotlight.spec.identifiers import Priority
+from pilotlight.spec.quotas import MAX_RATE, Quotas
 
 MAX_ENTRIES = 16_384
 """Most cached entries; each is small, but a flood of keys must not fill the memory."""

@@ -10,8 +10,8 @@ from typing import Any
 
 from pilotlight import errors
 from pilotlight.protocol import KeyRecord
-from pilotlight.quotas import Quotas, parse_quotas
-from pilotlight.types import Scope
+from pilotlight.spec.identifiers import Scope
+from pilotlight.spec.quotas import Quotas, parse_quotas
 
 
 class Principal:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from decimal import Decimal
 
-from activator.calls.arguments import ArgumentCheck
+from activator.calls.arguments import ArgumentValidator
 from pilotlight import errors
-from pilotlight.policies import Objectives
-from pilotlight.pricing import Footprint, Rates, rate_per_s
 from pilotlight.protocol import FunctionRoute
-from pilotlight.spec import FunctionSpec, from_json
-from pilotlight.types import MAX_NAME_LENGTH
+from pilotlight.spec.function import FunctionSpec, from_json
+from pilotlight.spec.identifiers import MAX_NAME_LENGTH
+from pilotlight.spec.policies import Objectives
+from pilotlight.spec.pricing import Footprint, Rates, rate_per_s
 from snapshotter.types import LaunchSpec
 
 
@@ -99,7 +99,7 @@ class CallTarget:
                 f"no price for accelerator {gpu!r} in platform.yaml: add prices.gpu_s.{gpu}",
                 retry_after_s=60,
             ) from e
-        self._checks: dict[str, ArgumentCheck] = {}
+        self._checks: dict[str, ArgumentValidator] = {}
 
     def __repr__(self) -> str:
         return f"<Target {self.app}/{self.function}@{self.revision}>"
@@ -109,7 +109,7 @@ class CallTarget:
         """`<tenant>/<environment>/<app>/<function>`."""
         return f"{self.tenant}/{self.environment}/{self.app}/{self.function}"
 
-    def check(self, method: str) -> ArgumentCheck:
+    def check(self, method: str) -> ArgumentValidator:
         """Return the argument check of a method. Raises NotFound with the existing methods."""
         check = self._checks.get(method)
         if check is None:
@@ -124,7 +124,7 @@ class CallTarget:
                 raise errors.NotFound(
                     f"{self.app}/{self.function} has no method {method[:MAX_NAME_LENGTH]!r}; {hint}"
                 )
-            check = self._checks[method] = ArgumentCheck(
+            check = self._checks[method] = ArgumentValidator(
                 spec, f"schema of {self.app}/{self.function} in revision {self.revision}"
             )
         return check

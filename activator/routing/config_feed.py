@@ -18,10 +18,10 @@ from typing import BinaryIO, cast
 import httpx
 
 from activator.routing.route_table import RouteTable
+from pilotlight.core.cookies import no_cookies
+from pilotlight.core.transport import Endpoint
 from pilotlight.protocol import FEED_PATH, HEADER_PLATFORM_TOKEN, FeedChange
-from snapshotter import grants
-from weight_cache.addresses import Address
-from weight_cache.cookies import no_cookies
+from snapshotter.agent import launch_signature
 
 log = logging.getLogger(__name__)
 
@@ -142,7 +142,7 @@ def _is_sealed(change: FeedChange) -> bool:
     if change.kind != "function" or change.value is None:
         return True
     return all(
-        grants.LABEL in document["launch"].get("labels", {})
+        launch_signature.LABEL in document["launch"].get("labels", {})
         for document in change.value["revisions"].values()
     )
 
@@ -154,7 +154,7 @@ class ConfigWatcher:
         self,
         *,
         table: RouteTable,
-        controller: Address,
+        controller: Endpoint,
         token: str,
         log_path: Path,
         needs_seals: bool = False,

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 from activator.resilience.breaker import State
 from activator.routing.api_keys import Principal
 from activator.routing.call_target import CallTarget
-from pilotlight.policies import RolloutStrategy
+from pilotlight.spec.policies import RolloutStrategy
 from snapshotter.errors import NoCapacity
 from snapshotter.types import InstanceInfo
 

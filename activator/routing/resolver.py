@@ -11,14 +11,19 @@ from __future__ import annotations
 import time
 from urllib.parse import parse_qs
 
-from activator.balancing.admission import UnauthenticatedRateLimiter
+from activator.balancing.global_queue import UnauthenticatedRateLimiter
 from activator.http.request import Request
 from activator.quotas.store import QuotaCheck
 from activator.routing.access import AccessCache, AccessGrant, parse_tenant_prefix
 from activator.routing.api_keys import ANONYMOUS, Principal
 from activator.routing.route_table import FunctionRouter, RouteTable
 from pilotlight import errors
-from pilotlight.types import DEFAULT_ENVIRONMENT, FunctionAddress, TenantId, parse_function_path
+from pilotlight.spec.identifiers import (
+    DEFAULT_ENVIRONMENT,
+    FunctionAddress,
+    TenantId,
+    parse_function_path,
+)
 
 RAW = "/fn/"
 TAG = b"pilotlight-tag"

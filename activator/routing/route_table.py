@@ -21,12 +21,12 @@ from activator.routing.cutover import CutoverTracker
 from activator.routing.tenants import Tenants
 from activator.routing.traffic_split import FunctionRouter, document_of
 from pilotlight import errors
-from pilotlight.pricing import Rates
+from pilotlight.core.crypto import DecryptionFailed, Sealer
 from pilotlight.protocol import BudgetRecord, FeedChange, FunctionRoute
-from pilotlight.quotas import Plan, Quotas, parse_quotas
-from pilotlight.seal import SealBroken, Sealer
-from pilotlight.spec import PUBLIC
-from pilotlight.types import DEFAULT_ENVIRONMENT, FunctionAddress
+from pilotlight.spec.function import PUBLIC
+from pilotlight.spec.identifiers import DEFAULT_ENVIRONMENT, FunctionAddress
+from pilotlight.spec.pricing import Rates
+from pilotlight.spec.quotas import Plan, Quotas, parse_quotas
 
 __all__ = ["ANONYMOUS", "CallTarget", "FunctionRouter", "Principal", "RouteTable"]
 
@@ -363,7 +363,7 @@ class RouteTable:
                 )
             try:
                 values.update(_as_variables(name, self._sealer.open(sealed)))
-            except SealBroken as e:
+            except DecryptionFailed as e:
                 raise errors.Unavailable(
                     f"secret {name!r} cannot be decrypted: {e}: store its values again",
                     retry_after_s=30,

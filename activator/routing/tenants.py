@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from pilotlight.protocol import TenantRecord
-from pilotlight.quotas import UNLIMITED, Plan
-from pilotlight.types import Priority
+from pilotlight.spec.identifiers import Priority
+from pilotlight.spec.quotas import UNLIMITED, Plan
 
 
 class Tenants:

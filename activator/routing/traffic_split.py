@@ -12,14 +12,16 @@ from collections.abc import Callable, Mapping
 from itertools import accumulate
 from typing import Final
 
-from activator.billing.usage import marked
+from activator.billing.usage import encode_optional_fields
 from activator.routing.api_keys import Principal
 from activator.routing.call_target import CallTarget
 from activator.routing.cutover import Cutover
-from pilotlight import errors, traffic
-from pilotlight.pricing import Rates
+from pilotlight import errors
 from pilotlight.protocol import HEADER_ARM, FunctionRoute
-from pilotlight.traffic import (
+from pilotlight.spec import traffic
+from pilotlight.spec.identifiers import MAX_NAME_LENGTH
+from pilotlight.spec.pricing import Rates
+from pilotlight.spec.traffic import (
     BY_HEADER,
     BY_KEY,
     BY_TENANT,
@@ -28,7 +30,6 @@ from pilotlight.traffic import (
     ExperimentTraffic,
     TrafficDocument,
 )
-from pilotlight.types import MAX_NAME_LENGTH
 
 MAX_UNITS: Final = 4096
 """Most units of a function with a cached decision: computing one costs microseconds, and a flood of
@@ -102,7 +103,7 @@ class RoutingDecision:
         self.unit = unit
         self.is_override = is_override
         self.shadow = shadow
-        self.mark = marked(experiment=experiment, arm=arm, unit=unit)
+        self.mark = encode_optional_fields(experiment=experiment, arm=arm, unit=unit)
         self.head = b"%b: %b\r\n" % (_ARM, arm.encode()) if arm else b""
         self.line = b"\r\n%b: %b" % (_ARM, arm.encode()) if arm else b""
 
@@ -116,8 +117,10 @@ def document_of(route: FunctionRoute) -> TrafficDocument:
     when it is invalid, or differs from the route."""
     weights = {name: weight for name, weight in route.traffic if weight}
     if not route.document:
-        return traffic.reweighted(TrafficDocument(salt=route.id), weights)
-    document = traffic.checked(traffic.from_json(route.document), revisions=route.revisions)
+        return traffic.with_weights(TrafficDocument(salt=route.id), weights)
+    document = traffic.validate_document(
+        traffic.from_json(route.document), revisions=route.revisions
+    )
     if document.weights != weights:
         raise ValueError(
             f"the traffic document of {route.app}/{route.function} has other weights than its route"
@@ -290,7 +293,7 @@ class _Units:
             return known[name]
         if len(known) >= MAX_UNITS:
             known.clear()
-        found = self._find(traffic.digest(self._salt, name))
+        found = self._find(traffic.hash_unit(self._salt, name))
         if len(name) <= MAX_NAME_BYTES:
             known[name] = found
         return found
@@ -308,7 +311,7 @@ class _Weights:
         self._units = _Units(
             document.sticky,
             salt=document.salt,
-            find=lambda digest: self.at(traffic.point_of(digest)),
+            find=lambda digest: self.at(traffic.point_from_hash(digest)),
         )
 
     def at(self, point: float) -> RoutingDecision:

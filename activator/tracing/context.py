@@ -6,7 +6,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from pilotlight import errors
-from pilotlight.tracecontext import attempt_span_of, trace_id_of, traceparent
+from pilotlight.core.tracing.trace_context import (
+    attempt_span_id,
+    format_traceparent,
+    trace_id_for_call,
+)
 from snapshotter.types import StartKind
 
 if TYPE_CHECKING:
@@ -58,8 +62,10 @@ class Trace:
 
     def lines(self, call_id: str, attempt: int, *, is_sampled: bool) -> bytes:
         """Header lines for the worker, each *beginning* with CRLF."""
-        span = attempt_span_of(call_id, attempt)
-        line = b"\r\ntraceparent: " + traceparent(self.id, span, is_sampled=is_sampled).encode()
+        span = attempt_span_id(call_id, attempt)
+        line = (
+            b"\r\ntraceparent: " + format_traceparent(self.id, span, is_sampled=is_sampled).encode()
+        )
         return line + b"\r\ntracestate: " + self.state if self.state else line
 
 
@@ -94,7 +100,7 @@ def worker_lines(call: Call) -> bytes:
     if trace is None:
         if call.attempt == 1 and not waited:
             return b""
-        trace = Trace(trace_id_of(call.id))
+        trace = Trace(trace_id_for_call(call.id))
     return trace.lines(call.id, call.attempt, is_sampled=waited or bool(trace.kept_for))
 
 

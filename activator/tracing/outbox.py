@@ -12,9 +12,9 @@ from typing import Protocol
 import httpx
 
 from activator.tracing.trace_builder import Json
+from pilotlight.core.cookies import no_cookies
+from pilotlight.core.transport import Endpoint
 from pilotlight.protocol import HEADER_PLATFORM_TOKEN, TRACES_PATH
-from weight_cache.addresses import Address
-from weight_cache.cookies import no_cookies
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class TraceStore(Protocol):
 class ControllerTraces:
     """The trace store of the controller."""
 
-    def __init__(self, *, controller: Address, token: str, activator: str) -> None:
+    def __init__(self, *, controller: Endpoint, token: str, activator: str) -> None:
         self._activator = activator
         self._client = httpx.AsyncClient(
             transport=controller.transport(),

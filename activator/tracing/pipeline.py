@@ -11,7 +11,7 @@ from activator.tracing.otlp import OtlpExport
 from activator.tracing.outbox import ControllerTraces, Outbox
 from activator.tracing.trace_builder import Json
 from activator.tracing.tracer import Exemplifies, Tracer
-from weight_cache.addresses import Address
+from pilotlight.core.transport import Endpoint
 
 
 class TracePipeline:
@@ -26,7 +26,7 @@ class TracePipeline:
         self,
         *,
         share: float,
-        controller: Address,
+        controller: Endpoint,
         token: str,
         activator: str,
         endpoint: str | None,

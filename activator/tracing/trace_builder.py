@@ -14,7 +14,12 @@ from typing import Any
 from activator.calls.runner import Call
 from activator.tracing.context import Attempt
 from activator.tracing.worker_spans import WorkerSpans
-from pilotlight.tracecontext import attempt_span_of, child_of, root_span_of, trace_id_of
+from pilotlight.core.tracing.trace_context import (
+    attempt_span_id,
+    child_span_id,
+    root_span_id,
+    trace_id_for_call,
+)
 from snapshotter.types import InstanceInfo, StartKind
 
 SERVER, CLIENT, CONSUMER, INTERNAL = "server", "client", "consumer", "internal"
@@ -76,7 +81,7 @@ def document(ended: FinishedCall) -> Json:
 
 def trace_of(call: Call) -> str:
     """The id of a call's trace."""
-    return call.trace.id if call.trace is not None else trace_id_of(call.id)
+    return call.trace.id if call.trace is not None else trace_id_for_call(call.id)
 
 
 class _Spans:
@@ -85,7 +90,7 @@ class _Spans:
     def __init__(self, ended: FinishedCall) -> None:
         self._ended = ended
         self._call = ended.call
-        self._root = root_span_of(ended.call.id)
+        self._root = root_span_id(ended.call.id)
         self._begin_ns = ended.call.began_ns
         self._number = 0
 
@@ -221,7 +226,7 @@ class _Spans:
             if instance is not None
             else {}
         )
-        identity = attempt_span_of(self._call.id, attempt.number)
+        identity = attempt_span_id(self._call.id, attempt.number)
         status = self._ended.status if is_last and not attempt.error else 0
         yield self._span(
             "exec",
@@ -288,7 +293,7 @@ class _Spans:
         if error:
             present["error.type"] = error
         return {
-            "id": id or child_of(self._root, self._number),
+            "id": id or child_span_id(self._root, self._number),
             "parent": parent,
             "name": name,
             "kind": kind,

@@ -30,8 +30,12 @@ from activator.tracing.context import (
 from activator.tracing.sampling import Sampling
 from activator.tracing.trace_builder import FinishedCall, Json, document, trace_of
 from activator.worker_client.connection import WorkerResponse
+from pilotlight.core.tracing.trace_context import (
+    forwarded_tracestate,
+    parse_traceparent,
+    root_span_id,
+)
 from pilotlight.protocol import HEADER_SPANS
-from pilotlight.tracecontext import parse, passed_on_state, root_span_of
 from snapshotter.types import StartKind
 
 _SPANS = HEADER_SPANS.encode()
@@ -87,14 +91,14 @@ class Tracer:
             self._draw(call)
 
     def _join(self, call: Call, headers: Mapping[bytes, bytes]) -> None:
-        parent = parse(headers[b"traceparent"])
+        parent = parse_traceparent(headers[b"traceparent"])
         if parent is None:  # invalid: begin a new trace, as without the header (§4.3)
             if _random() < self._share:
                 self._draw(call)
             return
         given = headers.get(b"tracestate")
         trace = call.trace = Trace(
-            parent.trace_id, parent.span_id, state=passed_on_state(given) if given else b""
+            parent.trace_id, parent.span_id, state=forwarded_tracestate(given) if given else b""
         )
         # unauthenticated callers cannot keep traces
         if (
@@ -116,7 +120,7 @@ class Tracer:
             and original.trace.kept_for
             and self._try_acquire(copy.target.tenant, SHADOWED)
         )
-        link = f"{trace_of(original)}-{root_span_of(original.id)}"
+        link = f"{trace_of(original)}-{root_span_id(original.id)}"
         copy.trace = Trace(trace_of(copy), kept_for=SHADOWED if kept else "", link=link)
 
     # -- end of a call -----------------------------------------------------------------------------

@@ -1,11 +1,11 @@
 """Who decides: pilotlight's decider, Knative's KPA with its defaults, and a fixed keep-alive.
 
-`Pilotlight` feeds the platform's own `decide`, `instances_now`, windows and pauses just as
+`Pilotlight` feeds the platform's own `decide`, `starts_for_burst`, windows and pauses just as
 `autoscaler.revision_scaler.RevisionScaler` and `balancing.throttler.Throttler` of the activator do.
 `Kpa` is `activator.autoscaler.kpa.step` (held to Knative's own cases, number for number) with what
-is around it there: ticks of 2 s, a request_scale_up from zero, `bounds.bound` on the way to zero, starting
-instances invisible. Both get what flatters them: one queue for all calls, no network, no lost
-second between a decision and its start."""
+is around it there: ticks of 2 s, a request_scale_up from zero, `bounds.bound` on the way to zero,
+starting instances invisible. Both get what flatters them: one queue for all calls, no network, no
+lost second between a decision and its start."""
 
 from __future__ import annotations
 
@@ -14,24 +14,25 @@ from dataclasses import dataclass
 
 from activator.autoscaler import kpa
 from activator.autoscaler.bounds import Activity, BoundsSpec, RevisionStatus, bound
-from activator.autoscaler.burst import instances_now
+from activator.autoscaler.burst import starts_for_burst
 from activator.autoscaler.concurrency_meter import ConcurrencyMeter
 from activator.autoscaler.decider import DeciderSpec, decide, initial_state
-from activator.autoscaler.idle_histogram import Gaps
-from activator.autoscaler.observation import Observed
+from activator.autoscaler.idle_histogram import IdleHistogram
+from activator.autoscaler.observation import RevisionObservation
 from activator.autoscaler.scale_down import Candidate, choose_victims
 from activator.autoscaler.start_time_estimator import StartTimeEstimator
 from activator.autoscaler.target import panic_window_s, resolve_target
 from activator.autoscaler.windows import TimeWindow
 from benchmarks.autoscaling.world import Pod, Scaled
-from pilotlight.spec import Scaling
+from pilotlight.spec.function import Scaling
 from snapshotter.types import StartKind
 
 TICK_S = 2.0
 """Between decisions, in Knative and here."""
 PANIC_PERCENT = 10.0
 FORGET_S = 30.0
-"""As `activator.autoscaler.loop`: a revision at zero loses its windows after this long."""
+"""As `activator.autoscaler.autoscaler_loop`: a revision at zero loses its windows after this
+long."""
 MOVE_TO_ZERO_S = 3.0
 
 
@@ -47,7 +48,7 @@ class KeepAlive:
         """Start what waits."""
         own = self._scaled
         each = own.function.max_inputs
-        wanted = instances_now(
+        wanted = starts_for_burst(
             waiting=len(own.line),
             free_slots=own.free_slots,
             starting_slots=own.starting * each,
@@ -92,7 +93,7 @@ class Pilotlight:
         self._spec = DeciderSpec.from_scaling(scaling)
         self._load = ConcurrencyMeter(lambda: scaled.world.now)
         self._starts = StartTimeEstimator()
-        self._gaps = Gaps()
+        self._gaps = IdleHistogram()
         self._is_awake = False
         self._looks_again = False
         self._ticks = 0
@@ -145,7 +146,7 @@ class Pilotlight:
     def _required_starts(self, start_s: float | None = None, call_s: float | None = None) -> int:
         own = self._scaled
         each = own.function.max_inputs
-        return instances_now(
+        return starts_for_burst(
             waiting=len(own.line),
             free_slots=own.free_slots,
             starting_slots=own.starting * each,
@@ -183,7 +184,7 @@ class Pilotlight:
     def _decide(self, now: float) -> None:
         own = self._scaled
         live = list(own.live())
-        observed = Observed(
+        observed = RevisionObservation(
             stable=None if self._stable.is_empty(now) else self._stable.average(now),
             panic=None if self._panic.is_empty(now) else self._panic.average(now),
             ready=len(live),

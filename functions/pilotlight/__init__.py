@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pilotlight import weights
-    from pilotlight.client import AsyncClient, Client, Deployment
-    from pilotlight.engines import TokenLimits
+    from pilotlight.client.client import AsyncClient, Client, Deployment
     from pilotlight.errors import (
         ClientClosedRequest,
         Conflict,
@@ -39,16 +38,12 @@ if TYPE_CHECKING:
         WorkerCrashed,
     )
     from pilotlight.packaging.deploy import deploy
-    from pilotlight.policies import Fallback, ModelCard, Objectives, RetryPolicy, Schedule, Variant
     from pilotlight.profile import Profile
     from pilotlight.sdk.app import App
     from pilotlight.sdk.calls import FunctionCall
-    from pilotlight.sdk.classes import Cls
+    from pilotlight.sdk.cls import Cls
     from pilotlight.sdk.context import Context, context
-    from pilotlight.sdk.handles import Function
-    from pilotlight.sdk.image import Image
-    from pilotlight.sdk.llm import Engine
-    from pilotlight.sdk.marks import (
+    from pilotlight.sdk.decorators import (
         PilotlightWarning,
         asgi_app,
         batched,
@@ -57,16 +52,28 @@ if TYPE_CHECKING:
         exit,
         method,
     )
-    from pilotlight.sdk.promises import Cron, Period, Retries, cached_answer, static_answer
+    from pilotlight.sdk.function import Function
+    from pilotlight.sdk.image import Image
+    from pilotlight.sdk.llm import Engine
+    from pilotlight.sdk.policies import Cron, Period, Retries, cached_answer, static_answer
     from pilotlight.sdk.secret import Secret
     from pilotlight.sdk.spans import span
     from pilotlight.sdk.weights import Weights
+    from pilotlight.spec.engines import TokenLimits
+    from pilotlight.spec.policies import (
+        Fallback,
+        ModelCard,
+        Objectives,
+        RetryPolicy,
+        Schedule,
+        Variant,
+    )
 
 __version__ = "0.1.0"
 
 _WHERE = {
-    "pilotlight.client": ("AsyncClient", "Client", "Deployment"),
-    "pilotlight.engines": ("TokenLimits",),
+    "pilotlight.client.client": ("AsyncClient", "Client", "Deployment"),
+    "pilotlight.spec.engines": ("TokenLimits",),
     "pilotlight.errors": (
         *(
             "ClientClosedRequest",
@@ -92,12 +99,12 @@ _WHERE = {
     "pilotlight.profile": ("Profile",),
     "pilotlight.sdk.app": ("App",),
     "pilotlight.sdk.calls": ("FunctionCall",),
-    "pilotlight.sdk.classes": ("Cls",),
+    "pilotlight.sdk.cls": ("Cls",),
     "pilotlight.sdk.context": ("Context", "context"),
-    "pilotlight.sdk.handles": ("Function",),
+    "pilotlight.sdk.function": ("Function",),
     "pilotlight.sdk.image": ("Image",),
     "pilotlight.sdk.llm": ("Engine",),
-    "pilotlight.sdk.marks": (
+    "pilotlight.sdk.decorators": (
         "PilotlightWarning",
         "asgi_app",
         "batched",
@@ -106,7 +113,7 @@ _WHERE = {
         "exit",
         "method",
     ),
-    "pilotlight.policies": (
+    "pilotlight.spec.policies": (
         "Fallback",
         "ModelCard",
         "Objectives",
@@ -114,7 +121,7 @@ _WHERE = {
         "Schedule",
         "Variant",
     ),
-    "pilotlight.sdk.promises": ("Cron", "Period", "Retries", "cached_answer", "static_answer"),
+    "pilotlight.sdk.policies": ("Cron", "Period", "Retries", "cached_answer", "static_answer"),
     "pilotlight.sdk.secret": ("Secret",),
     "pilotlight.sdk.spans": ("span",),
     "pilotlight.sdk.weights": ("Weights",),

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from pilotlight.errors import InvalidInput
-from pilotlight.types import DEFAULT_ENVIRONMENT, check_name
+from pilotlight.spec.identifiers import DEFAULT_ENVIRONMENT, check_name
 
 DEFAULT_URL = "http://127.0.0.1:8700"
 """Where `pilotlight up` listens unless platform.yaml says otherwise."""

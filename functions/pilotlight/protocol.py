@@ -122,7 +122,7 @@ newest `sequence` wins."""
 OBSERVATIONS_PATH = "/internal/observations"
 """`POST {"activator": id, "life": text, "sequence": n, "observations": [Observation…]}` →
 `{"accepted": bool}`: what calls looked like since the last post; a sequence that was there already
-is not counted twice (`pilotlight.observations`)."""
+is not counted twice (`pilotlight.spec.observations`)."""
 TRACES_PATH = "/internal/traces"
 """`POST {"activator": id, "traces": [...]}` → `{"accepted": n}`: traces that were kept."""
 DUE_PATH = "/internal/due"
@@ -145,7 +145,7 @@ class FeedChange:
         tenant id, `<tenant>/<environment>/<secret name>`,
             or a budget id.
         value: the document (`FunctionRoute`, `KeyRecord`, `TenantRecord`,
-        `pilotlight.quotas.Quotas`, `BudgetRecord` as JSON; a secret's
+        `pilotlight.spec.quotas.Quotas`, `BudgetRecord` as JSON; a secret's
             sealed text), None = removed.
     """
 
@@ -162,7 +162,7 @@ class KeyRecord:
     Attributes:
         hash: sha256 (hex) of the whole secret text. environment, app, function: the only one that
         it reaches; None = all. A function only together with its app. quotas: of this key alone
-        (`pilotlight.quotas.Quotas` as JSON).
+        (`pilotlight.spec.quotas.Quotas` as JSON).
     """
 
     id: str
@@ -182,8 +182,8 @@ class TenantRecord:
 
     Attributes:
         uid: on nodes; None: the platform's own. plan: what it may use and how it is treated
-        (`pilotlight.quotas.Plan` as JSON, its own overrides included); {} = no limits. suspended:
-        its calls are answered 403.
+        (`pilotlight.spec.quotas.Plan` as JSON, its own overrides included); {} = no limits.
+        suspended: its calls are answered 403.
     """
 
     id: str
@@ -244,7 +244,7 @@ class FunctionRoute:
         `{"spec": FunctionSpec, "launch": LaunchSpec}` as JSON, for every revision that the traffic
         document
             names: with a weight, a tag, a pin, an arm, or as the shadow.
-        document: `pilotlight.traffic.TrafficDocument` as JSON; {} = the weights alone.
+        document: `pilotlight.spec.traffic.TrafficDocument` as JSON; {} = the weights alone.
         stopped: the app was stopped: calls are answered 503 until it is deployed again.
     """
 
@@ -300,8 +300,8 @@ class UsageRecord:
         to it. degraded: of a call that was answered by a variant or a fallback: what
         HEADER_DEGRADED said. tokens_in, tokens_out, tokens_cached: of a language model, by the
         engine's own count; `tokens_cached` of those in were there. finish: why an answer that
-        streamed ended (`pilotlight.engines.FINISH_REASONS`); "" for others. first_token_ms: from
-        the request to the first token; 0 without one.
+        streamed ended (`pilotlight.spec.engines.FINISH_REASONS`); "" for others. first_token_ms:
+        from the request to the first token; 0 without one.
     """
 
     id: str

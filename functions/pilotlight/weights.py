@@ -90,10 +90,10 @@ def pool(size_bytes: int, *, device: str | torch.device = "cpu") -> Pool:
 
     Close it, or use it in a `with`. Raises PoolFull when the machine lacks the memory, DeviceFailed
     when there is no such device."""
-    from weight_cache.tensors.devices import device_of
+    from weight_cache.tensors.devices import resolve_device
     from weight_cache.tensors.pool import Pool
 
-    return Pool(size_bytes, pin=device_of(device).pin)
+    return Pool(size_bytes, pin=resolve_device(device).pin)
 
 
 def load_into(
@@ -111,9 +111,9 @@ def load_into(
     TensorsInvalid for a tensor of another shape and, if `strict`, for names on one side only and
     for what would be left without memory; then the module may have some of the tensors already."""
     from weight_cache.errors import TensorsInvalid
-    from weight_cache.tensors.files import read_files, whereabouts
+    from weight_cache.tensors.files import read_files, tensor_locations
 
-    there = set(whereabouts(read_files(Path(path))))
+    there = set(tensor_locations(read_files(Path(path))))
     state = module.state_dict(keep_vars=True)
     tied = _tied(state, there)
     loaded = Loaded(
@@ -187,10 +187,10 @@ def _delivered(
 ) -> dict[str, torch.Tensor]:
     """Through the pool, to their devices."""
     from weight_cache.tensors.delivery import deliver, pool_bytes
-    from weight_cache.tensors.devices import device_of
+    from weight_cache.tensors.devices import resolve_device
     from weight_cache.tensors.pool import Pool
 
-    devices = {where: device_of(where) for where in {where for _, _, where in found}}
+    devices = {where: resolve_device(where) for where in {where for _, _, where in found}}
     place = {tensor.name: devices[where] for _, tensor, where in found}
     groups = _by_file([(file, tensor) for file, tensor, _ in found])
     needed = max(pool_bytes(tensors) for tensors in groups.values())
@@ -218,9 +218,9 @@ def _by_file(found: Iterable[tuple[TensorFile, Tensor]]) -> dict[Path, list[Tens
 def _chosen(
     files: list[TensorFile], names: Collection[str] | None, path: str | Path
 ) -> dict[str, tuple[TensorFile, Tensor]]:
-    from weight_cache.tensors.files import whereabouts
+    from weight_cache.tensors.files import tensor_locations
 
-    found = whereabouts(files)
+    found = tensor_locations(files)
     _check_names(found, names or (), path)
     wanted = None if names is None else set(names)
     return {name: place for name, place in found.items() if wanted is None or name in wanted}

@@ -2,10 +2,9 @@
 arguments.
 
 The agent is root, and activators parse untrusted input. An activator therefore starts only what the
-controller wrote: each launch document carries the controller's signature (`snapshotter.grants`),
-whose key activators do not have. Activators cannot run commands beside instances, read logs, or
-build and delete images and snapshots.
-"""
+controller wrote: each launch document carries the controller's signature
+(`snapshotter.agent.launch_signature`), whose key activators do not have. Activators cannot run
+commands beside instances, read logs, or build and delete images and snapshots."""
 
 from __future__ import annotations
 
@@ -14,14 +13,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pilotlight.core.rpc import RpcGuest, RpcOperation, SendPart
+from pilotlight.core.settings import Paths
 from snapshotter.agent.agent import Agent
 from snapshotter.agent.controller_api import check_tenant
+from snapshotter.agent.launch_signature import LaunchSigner
+from snapshotter.agent.node_report import raw_key
 from snapshotter.errors import OrderRefused
-from snapshotter.grants import Grants
-from snapshotter.pods.node_report import raw_key
-from snapshotter.types import LaunchSpec, Share
-from weight_cache.protocol import Guest, Operation, Part
-from weight_cache.settings import Paths
+from snapshotter.types import LaunchSpec, TenantShare
 
 OPEN = (
     "stop",
@@ -40,7 +39,7 @@ _INSTANCE = re.compile(r"i-[0-9a-f]{16}\Z")
 _LESSEE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}\Z")
 
 
-def guest(agent: Agent, paths: Paths, *, key_file: Path | None, uid_base: int) -> Guest | None:
+def guest(agent: Agent, paths: Paths, *, key_file: Path | None, uid_base: int) -> RpcGuest | None:
     """API of activators that have their own uid. `key_file`: the platform's key; None:
     <home>/platform.key."""
     if paths.activator_uid is None:
@@ -48,12 +47,12 @@ def guest(agent: Agent, paths: Paths, *, key_file: Path | None, uid_base: int) -
     found = operations(
         agent.operations(), key_file or paths.home / "platform.key", uid_base=uid_base
     )
-    return Guest(uid=paths.activator_uid, operations=found)
+    return RpcGuest(uid=paths.activator_uid, operations=found)
 
 
 def operations(
-    of_root: Mapping[str, Operation], key_file: Path, *, uid_base: int
-) -> Mapping[str, Operation]:
+    of_root: Mapping[str, RpcOperation], key_file: Path, *, uid_base: int
+) -> Mapping[str, RpcOperation]:
     """The subset of `of_root` that an activator may call. The key is read when the first launch
     document is checked.
 
@@ -67,8 +66,8 @@ def operations(
     }
 
 
-def _checked(operation: Operation, seals: _Seals) -> Operation:
-    async def run(args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
+def _checked(operation: RpcOperation, seals: _Seals) -> RpcOperation:
+    async def run(args: Mapping[str, Any], part: SendPart) -> Mapping[str, Any]:
         _check_names(args)
         seals.check(args)
         return await operation(args, part)
@@ -88,7 +87,7 @@ def _check_names(args: Mapping[str, Any]) -> None:
         raise OrderRefused("secret_env must be an object with string values")
     try:
         if args.get("share") is not None:
-            Share.from_json(args["share"])
+            TenantShare.from_json(args["share"])
     except (ValueError, TypeError, AttributeError) as e:
         raise OrderRefused(f"share: {e}") from e
 
@@ -99,12 +98,12 @@ class _Seals:
     def __init__(self, key_file: Path, uid_base: int) -> None:
         self._key_file = key_file
         self._uid_base = uid_base
-        self._grants: Grants | None = None
+        self._grants: LaunchSigner | None = None
 
     def check(self, args: Mapping[str, Any]) -> None:
         """Raises OrderRefused, SettingsInvalid."""
         if self._grants is None:
-            self._grants = Grants.of_raw(raw_key(self._key_file))
+            self._grants = LaunchSigner.of_raw(raw_key(self._key_file))
         try:
             launch = LaunchSpec.from_json(args["launch"])
             is_valid = self._grants.verify(launch)

@@ -9,22 +9,22 @@ import os
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+from pilotlight.core.rpc import RpcOperation, SendPart
+from snapshotter.agent.launch_signature import verify_launch
+from snapshotter.checkpointing.api import SnapshotApi
 from snapshotter.errors import InstanceUnknown, SnapshotterError
 from snapshotter.events import Events, WatcherTooSlow
-from snapshotter.grants import unsealed
 from snapshotter.linux import proc
 from snapshotter.slots.instances import Instance, Instances
 from snapshotter.slots.launch_plan import ImageStore
 from snapshotter.slots.logs import LogQuery, Logs
 from snapshotter.slots.slot import SlotConnectionLost
-from snapshotter.snapshots.api import SnapshotApi
 from snapshotter.starts.launcher import StartRequest
 from snapshotter.starts.starter import InstanceStarter
 from snapshotter.starts.suspend import InstanceSuspender
 from snapshotter.starts.templates import Templates
-from snapshotter.types import InstanceId, InstanceState, LaunchSpec, RevisionKey, Share
+from snapshotter.types import InstanceId, InstanceState, LaunchSpec, RevisionKey, TenantShare
 from weight_cache.errors import WeightCacheError
-from weight_cache.protocol import Operation, Part
 
 _MAX_TEXT_BYTES = 64 * 1024
 
@@ -62,8 +62,8 @@ class Agent:
         """Snapshots of this node."""
         return self._snapshots
 
-    def operations(self) -> Mapping[str, Operation]:
-        """Operations by name, for `weight_cache.protocol.serve`."""
+    def operations(self) -> Mapping[str, RpcOperation]:
+        """Operations by name, for `pilotlight.core.rpc.serve_rpc`."""
         return {
             "start": self._start,
             "prepare": self._prepare,
@@ -87,7 +87,7 @@ class Agent:
             "delete_image": self._delete_image,
         }
 
-    async def _start(self, args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
+    async def _start(self, args: Mapping[str, Any], part: SendPart) -> Mapping[str, Any]:
         request = StartRequest(
             launch=_launch(args),
             instance_id=InstanceId(args["instance_id"]),
@@ -97,20 +97,20 @@ class Agent:
         )
         return (await self._starter.start(request)).to_json()
 
-    async def _prepare(self, args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
+    async def _prepare(self, args: Mapping[str, Any], part: SendPart) -> Mapping[str, Any]:
         return (await self._starter.prepare(_launch(args), _share(args))).to_json()
 
-    async def _stop(self, args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
+    async def _stop(self, args: Mapping[str, Any], part: SendPart) -> Mapping[str, Any]:
         await self._starter.stop(InstanceId(args["instance_id"]), float(args["grace_s"]))
         return {}
 
-    async def _sleep(self, args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
+    async def _sleep(self, args: Mapping[str, Any], part: SendPart) -> Mapping[str, Any]:
         return self._suspender.sleep(InstanceId(args["instance_id"])).to_json()
 
-    async def _wake(self, args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
+    async def _wake(self, args: Mapping[str, Any], part: SendPart) -> Mapping[str, Any]:
         return self._suspender.wake(InstanceId(args["instance_id"])).to_json()
 
-    async def _adopt(self, args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
+    async def _adopt(self, args: Mapping[str, Any], part: SendPart) -> Mapping[str, Any]:
         live = [
             i.info
             for i in self._instances
@@ -118,41 +118,41 @@ class Agent:
         ]
         return {"instances": [info.to_json() for info in live if info.lessee == args["lessee"]]}
 
-    async def _list_instances(self, args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
+    async def _list_instances(self, args: Mapping[str, Any], part: SendPart) -> Mapping[str, Any]:
         return {"instances": [info.to_json() for info in self._instances.matching(args["labels"])]}
 
-    async def _list_templates(self, args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
+    async def _list_templates(self, args: Mapping[str, Any], part: SendPart) -> Mapping[str, Any]:
         for template in self._templates:
             template.pss_bytes = await asyncio.to_thread(
                 proc.pss_bytes, template.occupied.slot.worker_pid
             )
         return {"templates": [template.info().to_json() for template in self._templates]}
 
-    async def _drop_template(self, args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
+    async def _drop_template(self, args: Mapping[str, Any], part: SendPart) -> Mapping[str, Any]:
         self._starter.drop_template(RevisionKey(args["revision"]))
         return {}
 
-    async def _checkpoint(self, args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
+    async def _checkpoint(self, args: Mapping[str, Any], part: SendPart) -> Mapping[str, Any]:
         return (await self._snapshots.checkpoint(_launch(args))).to_json()
 
-    async def _list_snapshots(self, args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
+    async def _list_snapshots(self, args: Mapping[str, Any], part: SendPart) -> Mapping[str, Any]:
         return {"snapshots": [info.to_json() for info in self._snapshots.infos(args["labels"])]}
 
-    async def _prove_snapshot(self, args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
+    async def _prove_snapshot(self, args: Mapping[str, Any], part: SendPart) -> Mapping[str, Any]:
         async def report(proof: str, cpu_ns: int) -> None:
             await part({"build": proof, "cpu_ns": cpu_ns})
 
         return (await self._snapshots.prove(args["snapshot_id"], report)).to_json()
 
-    async def _delete_snapshots(self, args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
+    async def _delete_snapshots(self, args: Mapping[str, Any], part: SendPart) -> Mapping[str, Any]:
         filters = {key: args[key] for key in ("snapshot_id", "revision", "function")}
         return {"deleted": await self._snapshots.delete(**filters)}
 
-    async def _capabilities(self, args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
+    async def _capabilities(self, args: Mapping[str, Any], part: SendPart) -> Mapping[str, Any]:
         found = await self._probe()
         return {**found, "node": {**found["node"], "snapshots": self._snapshots.describe()}}
 
-    async def _usage(self, args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
+    async def _usage(self, args: Mapping[str, Any], part: SendPart) -> Mapping[str, Any]:
         instance = self._known(args["instance_id"])
         pid, group = instance.info.pid, instance.group
         memory_bytes = group.memory_bytes() if group is not None else None
@@ -162,7 +162,7 @@ class Agent:
             "pss_bytes": await asyncio.to_thread(proc.pss_bytes, pid),
         }
 
-    async def _watch(self, args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
+    async def _watch(self, args: Mapping[str, Any], part: SendPart) -> Mapping[str, Any]:
         with self._events.watching() as watcher:
             await part({})  # no event is missed from here on
             while True:
@@ -171,7 +171,7 @@ class Agent:
                 except WatcherTooSlow as e:
                     raise SnapshotterError(str(e)) from e
 
-    async def _read_logs(self, args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
+    async def _read_logs(self, args: Mapping[str, Any], part: SendPart) -> Mapping[str, Any]:
         query = LogQuery(
             labels=args["labels"],
             instance_id=args["instance_id"],
@@ -186,7 +186,7 @@ class Agent:
                 await part(line)
         return {}
 
-    async def _exec(self, args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
+    async def _exec(self, args: Mapping[str, Any], part: SendPart) -> Mapping[str, Any]:
         instance = self._known(args["instance_id"])
         assert instance.occupied is not None
         pipes = {"stdout": os.pipe2(os.O_CLOEXEC), "stderr": os.pipe2(os.O_CLOEXEC)}
@@ -209,14 +209,14 @@ class Agent:
             raise InstanceUnknown(f"instance {instance.info.id} exited during the command")
         return {"exit_status": os.waitstatus_to_exitcode(status)}
 
-    async def _build_image(self, args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
+    async def _build_image(self, args: Mapping[str, Any], part: SendPart) -> Mapping[str, Any]:
         digest = await self._images.build(args["spec"], uid=args["uid"], part=part)
         return {
             "image": digest,
             "size_bytes": await asyncio.to_thread(self._images.size_bytes, digest, uid=args["uid"]),
         }
 
-    async def _delete_image(self, args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
+    async def _delete_image(self, args: Mapping[str, Any], part: SendPart) -> Mapping[str, Any]:
         return {
             "size_bytes": await asyncio.to_thread(
                 self._images.delete, args["digest"], uid=args["uid"]
@@ -235,11 +235,11 @@ class Agent:
 def _launch(args: Mapping[str, Any]) -> LaunchSpec:
     """The launch document without the signature, which `snapshotter.agent.activator_api`
     verifies."""
-    return unsealed(LaunchSpec.from_json(args["launch"]))
+    return verify_launch(LaunchSpec.from_json(args["launch"]))
 
 
-def _share(args: Mapping[str, Any]) -> Share | None:
-    return Share.from_json(args["share"]) if "share" in args else None
+def _share(args: Mapping[str, Any]) -> TenantShare | None:
+    return TenantShare.from_json(args["share"]) if "share" in args else None
 
 
 def describe(error: Exception) -> tuple[str, str, Mapping[str, Any]] | None:
@@ -252,7 +252,7 @@ def describe(error: Exception) -> tuple[str, str, Mapping[str, Any]] | None:
     return None
 
 
-async def _pump(fd: int, stream: str, part: Part) -> None:
+async def _pump(fd: int, stream: str, part: SendPart) -> None:
     """Forward text from a pipe to the caller at the caller's pace."""
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(limit=_MAX_TEXT_BYTES)

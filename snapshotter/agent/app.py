@@ -12,21 +12,21 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
+from pilotlight.core.disk_floor import DiskFloor
+from pilotlight.core.metrics_server import MetricsAddress, MetricsServer, metrics_socket
+from pilotlight.core.rpc import grant_group_access, serve_rpc
+from pilotlight.core.settings import Paths
 from snapshotter.agent import activator_api, controller_api
 from snapshotter.agent.agent import Agent, describe
-from snapshotter.agent.components import Node, Parts, assemble
+from snapshotter.agent.components import AgentComponents, Node, assemble
+from snapshotter.checkpointing.startup import SnapshotsDisabled, open_components
 from snapshotter.linux.cgroups import Cgroups
 from snapshotter.linux.seccomp_log import FindLabels, SeccompLog
 from snapshotter.linux.slot_network import Network, of_functions
 from snapshotter.settings import SnapshotterSettings
 from snapshotter.slots.launch_plan import RUNTIME_PACKAGES, BundleStore, ImageStore
-from snapshotter.slots.recovery import reattach, sweep_groups
 from snapshotter.snapshots.components import SnapshotComponents
-from snapshotter.snapshots.startup import SnapshotsDisabled, open_components
-from weight_cache.disk import DiskFloor
-from weight_cache.metrics_server import MetricsAddress, MetricsServer, metrics_socket
-from weight_cache.protocol import admit, serve
-from weight_cache.settings import Paths
+from snapshotter.starts.recovery import reattach, sweep_groups
 
 _log = logging.getLogger(__name__)
 STOP_GRACE_S = 10.0
@@ -52,7 +52,7 @@ def own_runtime() -> dict[str, Path]:
 
 @contextlib.asynccontextmanager
 async def running_agent(
-    paths: Paths, settings: SnapshotterSettings, parts: Parts
+    paths: Paths, settings: SnapshotterSettings, parts: AgentComponents
 ) -> AsyncIterator[Agent]:
     """A serving agent. On a regular exit everything that it started is stopped; when it is killed
     everything keeps running.
@@ -64,7 +64,7 @@ async def running_agent(
     if cgroups.why_not is not None:
         _log.warning("cgroups.off reason=%s fallback=RLIMIT_DATA", cgroups.why_not)
     (paths.run / "slots").mkdir(exist_ok=True, mode=0o700)
-    admit(paths.run / "slots")
+    grant_group_access(paths.run / "slots")
     async with _snapshot_components(paths, settings, parts) as (stock, why_not):
         requested = Network(settings.function_network) if parts.namespaces else Network.HOST
         network = await of_functions(requested)
@@ -158,7 +158,8 @@ async def _serve(
     if (controller := controller_api.guest(operations, paths, uid_base=uid_base)) is not None:
         guests[paths.socket_for_controller("snapshotter")] = controller
     return {
-        path: await serve(path, operations, describe, guest=guest) for path, guest in guests.items()
+        path: await serve_rpc(path, operations, describe, guest=guest)
+        for path, guest in guests.items()
     }
 
 
@@ -174,7 +175,7 @@ async def _close(node: Node) -> None:
 
 @contextlib.asynccontextmanager
 async def _snapshot_components(
-    paths: Paths, settings: SnapshotterSettings, parts: Parts
+    paths: Paths, settings: SnapshotterSettings, parts: AgentComponents
 ) -> AsyncIterator[tuple[SnapshotComponents | None, str]]:
     """The snapshot components, or None and the reason, which is logged once."""
     try:

@@ -7,13 +7,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pilotlight.core.background_tasks import BackgroundTasks
+from pilotlight.core.disk_floor import DiskFloor
+from pilotlight.core.settings import Paths
 from snapshotter.agent.agent import Agent
-from snapshotter.background_tasks import BackgroundTasks
+from snapshotter.checkpointing.api import SnapshotApi
+from snapshotter.checkpointing.checkpoints import Checkpoints
+from snapshotter.checkpointing.dumps import Dumps
+from snapshotter.checkpointing.requested_validation import RequestedValidations
+from snapshotter.checkpointing.trial_restore import SnapshotValidator
 from snapshotter.cuda.devices import Devices, NoDevices
-from snapshotter.egress import EVERYWHERE
 from snapshotter.events import Events
 from snapshotter.linux.cgroups import Cgroups
 from snapshotter.linux.dns_servers import DnsServers
+from snapshotter.linux.egress_policy import EVERYWHERE
 from snapshotter.linux.slot_network import Network
 from snapshotter.metrics import Metrics
 from snapshotter.settings import SnapshotterSettings
@@ -23,16 +30,11 @@ from snapshotter.slots.logs import Logs
 from snapshotter.slots.manager import SlotAllocator
 from snapshotter.slots.pool import SlotPool
 from snapshotter.slots.weights import Weights
-from snapshotter.snapshots.api import SnapshotApi
-from snapshotter.snapshots.asked import AskedProofs
 from snapshotter.snapshots.background_builder import DELAY_S, BackgroundBuilder
-from snapshotter.snapshots.checkpoints import Checkpoints
 from snapshotter.snapshots.components import SnapshotComponents
-from snapshotter.snapshots.dumps import Dumps
 from snapshotter.snapshots.predictions import Predictions
 from snapshotter.snapshots.restores import Restores
 from snapshotter.snapshots.selector import SnapshotSelector
-from snapshotter.snapshots.validation import SnapshotValidator
 from snapshotter.starts.launcher import InstanceLauncher
 from snapshotter.starts.node_capacity import NodeCapacity
 from snapshotter.starts.prefork_pool import PreforkPool
@@ -41,8 +43,6 @@ from snapshotter.starts.strategy import StartStrategy
 from snapshotter.starts.teardown import Teardown
 from snapshotter.starts.template_boot import TemplateBooter
 from snapshotter.starts.templates import Templates
-from weight_cache.disk import DiskFloor
-from weight_cache.settings import Paths
 
 _PROOF_S = 30.0
 """Deadline of a snapshot validation on a loaded node; a function that starts slowly has its own
@@ -50,7 +50,7 @@ startup timeout."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parts:
+class AgentComponents:
     """External dependencies of the agent.
 
     Attributes:
@@ -134,7 +134,7 @@ class _Base:
 def assemble(
     paths: Paths,
     settings: SnapshotterSettings,
-    parts: Parts,
+    parts: AgentComponents,
     *,
     cgroups: Cgroups,
     network: Network,
@@ -182,7 +182,7 @@ def assemble(
         checkpoints = Checkpoints(
             stock=stock, selector=selector, dumps=dumps, proofs=proofs, metrics=base.metrics
         )
-        asked = AskedProofs(checkpoints, instances=base.instances, room=room)
+        asked = RequestedValidations(checkpoints, instances=base.instances, room=room)
     builder = BackgroundBuilder(
         checkpoints,
         background_tasks=base.background_tasks,
@@ -247,7 +247,7 @@ def assemble(
 
 
 def _dumps(
-    base: _Base, parts: Parts, stock: SnapshotComponents, template_booter: TemplateBooter
+    base: _Base, parts: AgentComponents, stock: SnapshotComponents, template_booter: TemplateBooter
 ) -> Dumps:
     return Dumps(
         stock=stock,
@@ -262,7 +262,7 @@ def _dumps(
 def _base(
     paths: Paths,
     settings: SnapshotterSettings,
-    parts: Parts,
+    parts: AgentComponents,
     cgroups: Cgroups,
     network: Network,
     *,
@@ -334,7 +334,7 @@ def _base(
 
 
 def _restores(
-    base: _Base, settings: SnapshotterSettings, parts: Parts, stock: SnapshotComponents
+    base: _Base, settings: SnapshotterSettings, parts: AgentComponents, stock: SnapshotComponents
 ) -> Restores:
     pages = settings.snapshot_pages
     return Restores(

@@ -12,9 +12,9 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from pilotlight.core.rpc import RpcGuest, RpcOperation, SendPart
+from pilotlight.core.settings import Paths
 from snapshotter.errors import OrderRefused
-from weight_cache.protocol import Guest, Operation, Part
-from weight_cache.settings import Paths
 
 PLAIN = ("instances", "templates", "drop_template", "snapshots", "capabilities")
 """Operations whose arguments are only looked up among existing objects."""
@@ -25,14 +25,14 @@ _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 Check = Callable[[Mapping[str, Any]], None]
 
 
-def guest(of_root: Mapping[str, Operation], paths: Paths, *, uid_base: int) -> Guest | None:
+def guest(of_root: Mapping[str, RpcOperation], paths: Paths, *, uid_base: int) -> RpcGuest | None:
     """API of a controller that has its own uid."""
     if paths.controller_uid is None:
         return None
-    return Guest(uid=paths.controller_uid, operations=operations(of_root, uid_base=uid_base))
+    return RpcGuest(uid=paths.controller_uid, operations=operations(of_root, uid_base=uid_base))
 
 
-def operations(of_root: Mapping[str, Operation], *, uid_base: int) -> Mapping[str, Operation]:
+def operations(of_root: Mapping[str, RpcOperation], *, uid_base: int) -> Mapping[str, RpcOperation]:
     """The subset of `of_root` that a controller may call. `uid_base`: first uid of tenants."""
 
     def tenant(args: Mapping[str, Any]) -> None:
@@ -68,8 +68,8 @@ def check_tenant(uid: object, *, uid_base: int) -> None:
         )
 
 
-def _checked(operation: Operation, check: Check) -> Operation:
-    async def run(args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
+def _checked(operation: RpcOperation, check: Check) -> RpcOperation:
+    async def run(args: Mapping[str, Any], part: SendPart) -> Mapping[str, Any]:
         check(args)
         return await operation(args, part)
 

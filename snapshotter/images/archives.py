@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from pilotlight.core.disk_floor import DiskFloor
+from pilotlight.core.object_store import ObjectStore, blob_key
+from pilotlight.core.object_store.errors import ObjectNotFound, ObjectStoreError
+from pilotlight.core.openat2 import open_file_beneath
 from snapshotter.errors import BundleUnavailable
 from snapshotter.linux.atomic_directory import staging_directory
-from weight_cache.beneath import open_file
-from weight_cache.disk import DiskFloor
-from weight_cache.errors import ObjectMissing, ObjectStoreError
-from weight_cache.objects import ObjectStore, blob_key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class Archive:
         """To read it. Raises OSError, also where a link leads to it from the store."""
         if self.root is None:
             return self.path.open("rb")
-        return os.fdopen(open_file(self.root, str(self.path.relative_to(self.root))), "rb")
+        return os.fdopen(open_file_beneath(self.root, str(self.path.relative_to(self.root))), "rb")
 
 
 @contextlib.asynccontextmanager
@@ -56,7 +56,7 @@ async def local_archive(
         fetched = work.directory / "archive"
         try:
             await floor.guard(blobs.fetch(key, fetched))
-        except ObjectMissing as e:
+        except ObjectNotFound as e:
             raise missing(digest, repr(blobs)) from e
         except ObjectStoreError as e:
             raise BundleUnavailable(f"bundle {digest[:12]} cannot be fetched: {e}") from e

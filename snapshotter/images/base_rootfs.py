@@ -20,6 +20,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pilotlight.core.openat2 import open_file_beneath
+from pilotlight.core.threads import finish_in_thread
 from snapshotter.errors import Unsupported
 from snapshotter.images.pip_config import without_credentials
 from snapshotter.linux.atomic_directory import (
@@ -28,8 +30,6 @@ from snapshotter.linux.atomic_directory import (
     staged_in_thread,
     sweep,
 )
-from weight_cache.beneath import open_file
-from weight_cache.threads import finish_in_thread
 
 ID_COUNT = 65536
 """Users and groups of one image: what Debian's packages expect."""
@@ -355,7 +355,7 @@ def packages_digest(rootfs: Path) -> str:
     """sha256 (hex) of the packages that dpkg says are installed, with their versions, whatever
     their order. Blocking. Raises OSError."""
     found, package = set[str](), ""
-    with open(open_file(rootfs, "var/lib/dpkg/status"), errors="replace") as lines:
+    with open(open_file_beneath(rootfs, "var/lib/dpkg/status"), errors="replace") as lines:
         for line in lines:
             key, _, value = line.partition(": ")
             package = value.strip() if key == "Package" else package

@@ -14,10 +14,10 @@ import re
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 
-from snapshotter.egress import PUBLIC, Egress
 from snapshotter.errors import Unsupported
 from snapshotter.linux import net_commands, slot_network
 from snapshotter.linux.dns_servers import DnsServers
+from snapshotter.linux.egress_policy import PUBLIC, EgressPolicy
 
 _ON_LOOPBACK = re.compile(
     r"(?:://|@|^|[\s=,])(?:localhost|127(?:\.[0-9]{1,3}){3}|\[::1\])(?=[:/\s,]|$)",
@@ -60,7 +60,7 @@ def is_on_loopback(texts: Iterable[str]) -> bool:
 async def joined(
     wanted: BuildNetwork,
     texts: Iterable[str],
-    egress: Egress = PUBLIC,
+    egress: EgressPolicy = PUBLIC,
     servers: DnsServers | None = None,
 ) -> AsyncIterator[Joined]:
     """The network of a build whose pip is configured by `texts`. Raises Unsupported where OWN is

@@ -15,6 +15,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pilotlight.core.disk_floor import DiskFloor
+from pilotlight.core.object_store import ObjectStore
+from pilotlight.core.threads import finish_in_thread
 from snapshotter.errors import BundleUnavailable, ImageBuildFailed, Unsupported
 from snapshotter.images.archives import is_there, local_archive
 from snapshotter.images.base_rootfs import BaseRootfs, package_proxies
@@ -24,9 +27,6 @@ from snapshotter.images.bundles import UNPACKING, unpack
 from snapshotter.images.pip_cache import lend
 from snapshotter.images.spec import ImagePlan, Step
 from snapshotter.linux.atomic_directory import expose, remove_tree
-from weight_cache.disk import DiskFloor
-from weight_cache.objects import ObjectStore
-from weight_cache.threads import finish_in_thread
 
 LOG_TAIL_LINES = 40
 """Lines of the log that an error carries: pip's last words fit, a whole compiler's output does

@@ -27,6 +27,10 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO
 
+from pilotlight.core.disk_floor import BelowFloor, DiskFloor, no_floor
+from pilotlight.core.object_store import DirectoryStore, ObjectStore
+from pilotlight.core.tar_stream import TarContent, read_tar_entries
+from pilotlight.core.threads import BoundedThreads
 from snapshotter.errors import BundleUnavailable
 from snapshotter.images.archives import Archive, local_archive, missing
 from snapshotter.linux.atomic_directory import (
@@ -36,10 +40,6 @@ from snapshotter.linux.atomic_directory import (
     staged,
     sweep,
 )
-from snapshotter.tarstream import Content, entries
-from weight_cache.disk import BelowFloor, DiskFloor, no_floor
-from weight_cache.objects import DirectoryStore, ObjectStore
-from weight_cache.threads import BoundedThreads
 
 _log = logging.getLogger(__name__)
 
@@ -274,7 +274,7 @@ def unpack(
         extraction = _Extraction(into, most, floor or no_floor())
         try:
             with gzip.open(packed) as plain:
-                extraction.run(entries(plain))
+                extraction.run(read_tar_entries(plain))
         except (tarfile.TarError, zlib.error, EOFError, gzip.BadGzipFile) as e:
             raise BundleUnavailable(f"bundle {digest[:12]} is not a .tar.gz archive: {e}") from e
         return extraction.size()
@@ -308,7 +308,7 @@ class _Extraction:
             self._floor.require()
             self._unseen_bytes = 0
 
-    def run(self, members: Iterable[tuple[tarfile.TarInfo, Content]]) -> None:
+    def run(self, members: Iterable[tuple[tarfile.TarInfo, TarContent]]) -> None:
         for member, content in members:
             self._count()
             self._entry(member, content)
@@ -321,7 +321,7 @@ class _Extraction:
         if self._left_entries < 0:
             raise BundleUnavailable(f"the archive has more than {MAX_ENTRIES} entries")
 
-    def _entry(self, member: tarfile.TarInfo, content: Content) -> None:
+    def _entry(self, member: tarfile.TarInfo, content: TarContent) -> None:
         name = _relative(member.name, member.name)
         if member.isdir():
             self._folder(name)
@@ -357,7 +357,7 @@ class _Extraction:
             (self._root / folder).mkdir()
             self._folders.add(folder)
 
-    def _file(self, name: PurePosixPath, source: Content, member: tarfile.TarInfo) -> None:
+    def _file(self, name: PurePosixPath, source: TarContent, member: tarfile.TarInfo) -> None:
         self._take(member.size)
         mode = 0o755 if member.mode & 0o100 else 0o644
         descriptor = os.open(

@@ -32,7 +32,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from snapshotter.egress import PUBLIC, Egress
+from pilotlight.core.disk_floor import DiskFloor, no_floor
+from pilotlight.core.object_store import DirectoryStore, ObjectStore
+from pilotlight.core.openat2 import check_directory_beneath
 from snapshotter.engines import Engines
 from snapshotter.errors import BundleUnavailable, ImageBuildFailed, Unsupported
 from snapshotter.images.base_rootfs import (
@@ -67,11 +69,9 @@ from snapshotter.linux.atomic_directory import (
 )
 from snapshotter.linux.cgroups import Cgroups, Group
 from snapshotter.linux.dns_servers import DnsServers
+from snapshotter.linux.egress_policy import PUBLIC, EgressPolicy
 from snapshotter.shim import mounts, root_directory
 from snapshotter.slots.launch_plan import Layout
-from weight_cache.beneath import check_directory
-from weight_cache.disk import DiskFloor, no_floor
-from weight_cache.objects import DirectoryStore, ObjectStore
 
 RUNTIME_PACKAGES = ("cloudpickle", "uvicorn", "httptools", "uvloop", "wsproto")
 """What a worker imports (the extra `worker` in pyproject.toml): goes into every image, at the
@@ -147,7 +147,7 @@ class Images:
         engines: Engines | None = None,
         floor: DiskFloor | None = None,
         network: BuildNetwork = BuildNetwork.AUTO,
-        egress: Egress = PUBLIC,
+        egress: EgressPolicy = PUBLIC,
         servers: DnsServers | None = None,
     ) -> None:
         """`blobs`: where copy steps find their archives; None: the directory `<home>/blobs`.
@@ -200,7 +200,7 @@ class Images:
                 f"`pilotlight deploy` anew"
             )
         try:
-            site = tuple(check_directory(image, s) for s in body["site"])
+            site = tuple(check_directory_beneath(image, s) for s in body["site"])
         except OSError as e:
             raise Unsupported(
                 f"image {digest[:12]} cannot be used: {e.strerror}. Change a step of it, and "
@@ -499,7 +499,7 @@ def _seal(box: BuildSandbox, env: Mapping[str, str], max_entries: int) -> None:
     temp, interpreter, left = box.image, box.interpreter, max_entries
     for name in CACHES if box.ids is not None else ():
         with contextlib.suppress(OSError):  # a step removed it, or put a link in its place
-            remove_tree(check_directory(box.rootfs, name))
+            remove_tree(check_directory_beneath(box.rootfs, name))
     for name in ("env", "files", *(("rootfs",) if box.ids is not None else ())):
         try:
             left -= freeze(temp / name, owners=box.owners, max_entries=left)
@@ -512,7 +512,7 @@ def _seal(box: BuildSandbox, env: Mapping[str, str], max_entries: int) -> None:
     site = [f"env/lib/python{interpreter.version}/site-packages", "files"]
     for name in site:
         # what slots bind: a link of the tenant's would have them bind something else
-        check_directory(temp, name)
+        check_directory_beneath(temp, name)
     body = {
         "python": str(interpreter.executable),
         "prefix": str(interpreter.prefix),

@@ -16,9 +16,9 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
+from pilotlight.core.threads import finish_in_thread
 from snapshotter.images.interpreters import Interpreter
 from snapshotter.linux.atomic_directory import expose, remove_tree, staged_in_thread, sweep
-from weight_cache.threads import finish_in_thread
 
 _log = logging.getLogger(__name__)
 _TIMEOUT_S = 120.0

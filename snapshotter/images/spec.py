@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
-from snapshotter.debian import check_package_name
+from pilotlight.core.debian_packages import check_debian_package_name
 from snapshotter.errors import ImageBuildFailed, Unsupported
 
 OLDEST_PYTHON = (3, 11)
@@ -172,7 +172,7 @@ def _target(target: str, where: str) -> str:
 
 def _check_debian(package: str, where: str) -> None:
     try:
-        check_package_name(package)
+        check_debian_package_name(package)
     except ValueError as e:
         raise _broken(f"{where}: {e}") from e
 

@@ -16,7 +16,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from snapshotter.egress import GATEWAY, resolvers
+from snapshotter.linux.egress_policy import GATEWAY, resolvers
 
 _HOSTS = Path("/etc/resolv.conf")
 _RESOLVED = Path("/run/systemd/resolve/resolv.conf")

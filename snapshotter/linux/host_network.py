@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from snapshotter.egress import Rules
 from snapshotter.errors import Unsupported
 from snapshotter.linux import net_commands
+from snapshotter.linux.egress_policy import EgressRules
 
 PREFIX = "pls"
 TABLE = "pilotlight_slots"
@@ -110,7 +110,7 @@ class _Opened:
     """State found or created by this process, and when: with many slots at once, only the first
     checks the host. `last_close_ns`: when any agent of the machine last removed the table."""
 
-    rules: Rules
+    rules: EgressRules
     routes: list[dict[str, Any]]
     at: float
     last_close_ns: int
@@ -120,7 +120,7 @@ _opened: _Opened | None = None
 _FRESH_S = 1.0
 
 
-async def open_host(rules: Rules) -> list[dict[str, Any]]:
+async def open_host(rules: EgressRules) -> list[dict[str, Any]]:
     """Create the table with these rules, and enable forwarding on every interface on which answers
     may arrive. Returns the host's routes.
 
@@ -156,7 +156,7 @@ async def open_host(rules: Rules) -> list[dict[str, Any]]:
     return known
 
 
-def _is_fresh(rules: Rules) -> bool:
+def _is_fresh(rules: EgressRules) -> bool:
     """Whether these rules were in the table a moment ago, and it was not removed since."""
     if _opened is None or _opened.rules != rules:
         return False

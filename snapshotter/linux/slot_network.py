@@ -37,10 +37,10 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from snapshotter.egress import EVERYWHERE, GATEWAY, INSIDE, Egress, Rules
 from snapshotter.errors import Unsupported
 from snapshotter.linux import dns_servers, host_network, net_commands
 from snapshotter.linux.dns_servers import DnsServers
+from snapshotter.linux.egress_policy import EVERYWHERE, GATEWAY, INSIDE, EgressPolicy, EgressRules
 from snapshotter.linux.host_network import PREFIX, TABLE, interfaces
 from snapshotter.shim import netns
 
@@ -79,7 +79,7 @@ async def of_functions(wanted: Network) -> Network:
 
 
 async def connect(
-    namespace: int, egress: Egress = EVERYWHERE, servers: DnsServers | None = None
+    namespace: int, egress: EgressPolicy = EVERYWHERE, servers: DnsServers | None = None
 ) -> str:
     """Connect the network namespace of this descriptor; returns the name of its interface on the
     host. Raises Unsupported, OSError.
@@ -102,13 +102,15 @@ async def connect(
     return name
 
 
-def _rules(egress: Egress, servers: DnsServers | None) -> Rules:
+def _rules(egress: EgressPolicy, servers: DnsServers | None) -> EgressRules:
     if servers is None:
         return egress.rules(dns_servers.find().addresses)
     return egress.rules(servers.find().addresses, servers.relay_port())
 
 
-async def keep(names: Iterable[str], egress: Egress, servers: DnsServers | None = None) -> None:
+async def keep(
+    names: Iterable[str], egress: EgressPolicy, servers: DnsServers | None = None
+) -> None:
     """Apply `egress` and `servers` to live networks. Raises Unsupported, OSError."""
     async with host_network.turn():
         if live := set(host_network.interfaces()).intersection(names):
@@ -164,7 +166,7 @@ async def remove(names: Iterable[str]) -> None:
 
 
 async def _make_pair(
-    namespace: int, routes: Sequence[Mapping[str, Any]], rules: Rules
+    namespace: int, routes: Sequence[Mapping[str, Any]], rules: EgressRules
 ) -> tuple[str, str]:
     """Create interfaces with a number that no live slot has; returns the name on the host and the
     address.

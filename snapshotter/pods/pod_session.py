@@ -20,15 +20,15 @@ import time
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
+from pilotlight.core.yield_budget import YieldBudget
+from snapshotter.agent.launch_signature import LaunchSigner
 from snapshotter.cuda.memory import MemoryReader
 from snapshotter.errors import SnapshotterError
-from snapshotter.grants import Grants
 from snapshotter.pods import gpus
 from snapshotter.pods.registration import Announcement, NotAdmitted
 from snapshotter.pods.restoring import PodRestores
 from snapshotter.pods.tenant_mounts import TenantMounts
 from weight_cache.errors import WeightCacheError
-from weight_cache.turns import Turns
 
 _log = logging.getLogger(__name__)
 MAX_LINE_BYTES = 1024 * 1024
@@ -54,7 +54,7 @@ class PodSession:
         memory: MemoryReader,
         own_uid: int,
         restores: PodRestores | None = None,
-        grants: Grants | None = None,
+        grants: LaunchSigner | None = None,
     ) -> None:
         """`restores` None: pods boot cold. `grants` None: launch documents are not signed."""
         writer.transport.set_write_buffer_limits(0)
@@ -208,7 +208,7 @@ class PodSession:
             self._send_wait(f"continuing although {left}")
 
     async def _listen(self) -> None:
-        turns = Turns()
+        turns = YieldBudget()
         while line := await self._reader.readline():
             await turns.handled(line)
             message = _parsed(line)

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from snapshotter.agent.launch_signature import LaunchSigner, verify_launch
 from snapshotter.errors import SnapshotterError
-from snapshotter.grants import Grants, unsealed
 from snapshotter.types import LaunchSpec
 
 MAX_MOUNTS = 16
@@ -52,7 +52,7 @@ class Announcement:
         tenant: str,
         uid: int,
         own_uid: int,
-        grants: Grants | None = None,
+        grants: LaunchSigner | None = None,
     ) -> Announcement:
         """Parse and validate the announcement of a pod in the directory of `tenant` whose process
         runs as `uid`; `own_uid`: the agent's. Raises NotAdmitted.
@@ -82,7 +82,7 @@ class Announcement:
                 "the launch document was not written by the controller: its signature is "
                 "missing or invalid"
             )
-        announced = replace(announced, launch=unsealed(launch))
+        announced = replace(announced, launch=verify_launch(launch))
         announced._check(tenant=tenant, uid=uid, own_uid=own_uid)
         return announced
 

@@ -25,6 +25,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from snapshotter.checkpointing.api import SnapshotApi
 from snapshotter.criu import operations
 from snapshotter.criu.errors import CriuError
 from snapshotter.criu.self_test_sandbox import SandboxProcess
@@ -35,7 +36,6 @@ from snapshotter.pods.pod_process import demand_own_namespaces, pidfd_of_peer
 from snapshotter.slots import launch_plan
 from snapshotter.slots.launch_plan import Sources
 from snapshotter.slots.manager import StartPhase
-from snapshotter.snapshots.api import SnapshotApi
 from snapshotter.snapshots.components import SnapshotComponents
 from snapshotter.snapshots.stored import Snapshot
 from snapshotter.types import LaunchSpec

@@ -9,17 +9,18 @@ import importlib.metadata
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
+from pilotlight.core.settings import Paths, PlatformSettings
+from pilotlight.core.transport import controller_endpoint
+from snapshotter.agent import node_report
+from snapshotter.agent.launch_signature import LaunchSigner
+from snapshotter.checkpointing.api import SnapshotApi
 from snapshotter.cuda.gpu_usage import cuda_node
 from snapshotter.cuda.memory import NvidiaSmi
-from snapshotter.grants import Grants
-from snapshotter.pods import node_report, tenant_listeners
+from snapshotter.pods import tenant_listeners
 from snapshotter.pods.restoring import PodRestores
 from snapshotter.pods.tenant_listeners import Tenants
 from snapshotter.slots.launch_plan import BundleStore
-from snapshotter.snapshots.api import SnapshotApi
-from weight_cache.addresses import controller_address
 from weight_cache.client import WeightCacheClient
-from weight_cache.settings import Paths, PlatformSettings
 
 
 @contextlib.asynccontextmanager
@@ -42,8 +43,8 @@ async def opened(
         return
     key_file = Path(platform.key_file) if platform.key_file else paths.home / "platform.key"
     token = node_report.platform_token(key_file)
-    grants = Grants.of_raw(node_report.raw_key(key_file))
-    controller = controller_address(platform, paths)
+    grants = LaunchSigner.of_raw(node_report.raw_key(key_file))
+    controller = controller_endpoint(platform, paths)
     into_pods = (
         PodRestores(snapshots, runtime=runtime, directory=paths.home / "node" / "pods")
         if restores

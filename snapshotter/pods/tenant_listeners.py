@@ -16,9 +16,9 @@ import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from snapshotter.background_tasks import BackgroundTasks
+from pilotlight.core.background_tasks import BackgroundTasks
+from snapshotter.agent.launch_signature import LaunchSigner
 from snapshotter.cuda.memory import MemoryReader
-from snapshotter.grants import Grants
 from snapshotter.linux.inotify import DirectoryWatch, watching
 from snapshotter.pods.pod_session import MAX_LINE_BYTES, PodSession
 from snapshotter.pods.restoring import PodRestores
@@ -51,7 +51,7 @@ class Tenants:
         weights: PodWeights,
         memory: MemoryReader,
         restores: PodRestores | None = None,
-        grants: Grants | None = None,
+        grants: LaunchSigner | None = None,
     ) -> None:
         """`root`: `snapshotter.pods`. `restores` None: pods boot cold. `grants` None: launch
         documents are not signed."""
@@ -161,7 +161,7 @@ class TenantListener:
         holds: TenantMounts,
         memory: MemoryReader,
         restores: PodRestores | None,
-        grants: Grants | None,
+        grants: LaunchSigner | None,
     ) -> None:
         self._restores = restores
         self._grants = grants
@@ -182,7 +182,7 @@ class TenantListener:
         holds: TenantMounts,
         memory: MemoryReader,
         restores: PodRestores | None,
-        grants: Grants | None,
+        grants: LaunchSigner | None,
     ) -> TenantListener:
         """Listen in the directory, replacing the socket of an earlier agent. Raises OSError."""
         listener = cls(directory, holds, memory, restores, grants)
@@ -253,7 +253,7 @@ async def opened(
     weights: PodWeights,
     memory: MemoryReader,
     restores: PodRestores | None = None,
-    grants: Grants | None = None,
+    grants: LaunchSigner | None = None,
 ) -> AsyncIterator[Tenants]:
     """Serve while the context lasts. Raises OSError when `root` cannot be created or watched."""
     root.mkdir(parents=True, exist_ok=True)

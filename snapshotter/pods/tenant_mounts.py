@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from snapshotter.background_tasks import BackgroundTasks
+from pilotlight.core.background_tasks import BackgroundTasks
 from snapshotter.errors import NoCapacity
 from snapshotter.linux import atomic_directory
 from snapshotter.pods import hardlinks
 from snapshotter.slots.launch_plan import BundleStore
-from weight_cache.errors import LeaseUnknown, ProtocolError, WeightCacheError
+from weight_cache.errors import LeaseUnknown, WeightCacheError, WeightCacheUnavailable
 from weight_cache.types import Lease, LoadProgress, OpenedLease, WeightsLease
 
 _log = logging.getLogger(__name__)
@@ -175,7 +175,7 @@ class TenantMounts:
         for pause_s in _PAUSES_S:
             try:
                 return await self._open(manifest, item)
-            except (ProtocolError, LeaseUnknown) as e:
+            except (WeightCacheUnavailable, LeaseUnknown) as e:
                 item.notify(f"the weight cache does not answer: {e}")
                 await asyncio.sleep(pause_s)
         return await self._open(manifest, item)

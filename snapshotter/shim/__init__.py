@@ -1,4 +1,4 @@
 """PID 1 of a slot: what runs as root inside its namespaces, from the standard library alone.
 
-It imports nothing but itself and `snapshotter.reports`: its files are all that a slot's root
+It imports nothing but itself and `snapshotter.shim.messages`: its files are all that a slot's root
 process consists of."""

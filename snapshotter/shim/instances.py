@@ -12,8 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from snapshotter import reports
-from snapshotter.shim import child, seqpacket
+from snapshotter.shim import child, messages, seqpacket
 from snapshotter.shim.event_loop import Poller
 from snapshotter.shim.log_capture import LogCapture
 from snapshotter.shim.parked_forks import ParkedFork, ParkedForks
@@ -171,18 +170,18 @@ class ShimInstances:
             )
             _signal(process.pidfd)
         elif event == "ready" and process.state == "forked":
-            phases_ms = reports.phases_of(message["phases_ms"])
+            phases_ms = messages.phases_of(message["phases_ms"])
             with self._poller.unmetered():
                 process.state, process.phases_ms = "ready", phases_ms
                 process.close_channel()
                 self._notify({"event": "ready", "instance": process.id, "phases_ms": phases_ms})
         elif event == "exited" and process.dead_at is not None:
-            status = reports.status_of(message["status"])
+            status = messages.status_of(message["status"])
             with self._poller.unmetered():
                 self._finish(process, status)
         elif event == "exited":
             # the report arrived before the pidfd event
-            process.status = reports.status_of(message["status"])
+            process.status = messages.status_of(message["status"])
         return True
 
     def _of_parked(self, name: str) -> Process | None:

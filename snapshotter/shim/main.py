@@ -28,8 +28,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from snapshotter import reports
-from snapshotter.shim import child, seqpacket
+from snapshotter.shim import child, messages, seqpacket
 from snapshotter.shim.criu_processes import CriuProcesses
 from snapshotter.shim.event_loop import Peer, Poller
 from snapshotter.shim.exec_processes import ExecProcesses
@@ -262,7 +261,7 @@ class Shim:
             worker.failure = failure_of(message)
             self._notify(worker.failure)
         elif event == "proved" and worker.state == "proving":
-            proved = reports.proved_of(message)
+            proved = messages.proved_of(message)
             worker.state = "proven"
             self._notify({"event": "proved", **proved})
 

@@ -16,8 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from snapshotter import reports
-from snapshotter.shim import child, mounts, seqpacket, workdir_archive
+from snapshotter.shim import child, messages, mounts, seqpacket, workdir_archive
 from snapshotter.shim.event_loop import Peer, Poller
 from snapshotter.shim.worker import ShimWorker
 
@@ -141,7 +140,7 @@ class Quiescer:
         seqpacket.close_all(fds)
         if message.get("event") != "quiesced" or frozen.pidfd < 0 or frozen.still:
             return
-        found = reports.quiesced_of(message)
+        found = messages.quiesced_of(message)
         obstacles = found["obstacles"]
         frozen.still = not obstacles
         try:

@@ -11,8 +11,7 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from snapshotter import reports
-from snapshotter.shim import child, mounts, seqpacket, workdir_archive
+from snapshotter.shim import child, messages, mounts, seqpacket, workdir_archive
 from snapshotter.shim.event_loop import Peer, Poller
 from snapshotter.shim.log_capture import LogCapture
 from snapshotter.shim.log_pipe import LogFile, LogPipe
@@ -190,7 +189,7 @@ class ShimWorker:
     def reach_point(self, message: Mapping[str, Any]) -> None:
         """Handle the snapshot point. Archives the files written so far for its snapshots, because
         its forks will write as well. Raises ValueError."""
-        point = reports.point_of(message)
+        point = messages.point_of(message)
         with self._poller.unmetered():
             strays = mounts.other_processes({os.getpid(), self.pid}) if self._namespaced else []
             point["threads"] += [f"process {name}" for name in strays[:_STRAYS_NAMED]]

@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Final, Self
 
-from snapshotter.types import Share
+from snapshotter.types import TenantShare
 
 PER_PROCESSOR: Final = 2
 """One boot reads its files while another one computes."""
@@ -27,7 +27,7 @@ blocks others no further."""
 MOST_S: Final = 20.0
 """How long a slower boot keeps its permit while all processors are busy: another boot would only
 delay both."""
-NOBODY: Final = Share()
+NOBODY: Final = TenantShare()
 """Share of background work without a caller: one tenant of weight 1."""
 
 
@@ -72,7 +72,7 @@ class FairSemaphore:
         """Number of free permits."""
         return self._free
 
-    async def acquire(self, share: Share) -> None:
+    async def acquire(self, share: TenantShare) -> None:
         """Wait for a permit; return it by `release`."""
         if self._free:
             self._free -= 1
@@ -130,7 +130,7 @@ class BootLimiter:
         return cls(PER_PROCESSOR * len(os.sched_getaffinity(0)), is_busy=processors_are_busy)
 
     @contextlib.asynccontextmanager
-    async def acquire(self, share: Share = NOBODY) -> AsyncIterator[float]:
+    async def acquire(self, share: TenantShare = NOBODY) -> AsyncIterator[float]:
         """Hold a permit while the context lasts, or for about `hold_s`; yields the time waited for
         it, in ms."""
         began = time.perf_counter()

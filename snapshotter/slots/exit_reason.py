@@ -10,7 +10,7 @@ from typing import Any
 
 ENGINE_DIED = 71
 """Exit status of a worker whose engine crashed (EX_OSERR of sysexits.h;
-`pilotlight.worker.engine.life`)."""
+`pilotlight.worker.engine.engine_worker`)."""
 
 
 def reason(

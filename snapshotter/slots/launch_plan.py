@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from pilotlight.core.settings import FUNCTIONS_SOCKET
 from snapshotter.shim import mounts
 from snapshotter.shim.child import CONTROL_FD
 from snapshotter.types import LaunchSpec
-from weight_cache.settings import FUNCTIONS_SOCKET
 from weight_cache.types import OpenedLease, Prediction, WeightsLease
 
 THREADS_OFF = {

@@ -30,10 +30,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pilotlight.core.threads import BoundedThreads
 from snapshotter.errors import LogsBusy
 from snapshotter.linux.inotify import watching
 from snapshotter.slots.log_owners import LogOwners
-from weight_cache.threads import BoundedThreads
 
 TAIL_LINES = 40
 """Number of last lines in an error: a Python traceback and its context."""

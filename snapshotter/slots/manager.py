@@ -35,7 +35,7 @@ from snapshotter.slots.pausable_deadline import PausableDeadline
 from snapshotter.slots.pool import SlotPool
 from snapshotter.slots.slot import BootFailed, Slot
 from snapshotter.slots.weights import Opening, Served, Weights
-from snapshotter.types import LaunchSpec, RevisionKey, Share, StartKind
+from snapshotter.types import LaunchSpec, RevisionKey, StartKind, TenantShare
 
 _log = logging.getLogger(__name__)
 _RECORD = "housing.json"
@@ -505,7 +505,7 @@ class StartPhase:
     before_ms: dict[str, float] = field(default_factory=dict)
     patience: PausableDeadline = field(default_factory=PausableDeadline)
     is_background: bool = False
-    share: Share = NOBODY
+    share: TenantShare = NOBODY
     cpu_ns: int = 0
     attempt_ns: Callable[[], int] = int
 

@@ -10,14 +10,14 @@ from types import TracebackType
 from typing import Self
 
 from snapshotter.slots.boot_limiter import NOBODY, FairSemaphore
-from snapshotter.types import Share
+from snapshotter.types import TenantShare
 
 
 class YieldableSlot:
     """A semaphore permit that can be released temporarily; `share`: whose turn it uses. Owner: one
     task."""
 
-    def __init__(self, gate: FairSemaphore, share: Share = NOBODY) -> None:
+    def __init__(self, gate: FairSemaphore, share: TenantShare = NOBODY) -> None:
         self._gate = gate
         self._share = share
         self._held = False

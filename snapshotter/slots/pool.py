@@ -16,17 +16,17 @@ import sys
 from collections.abc import Collection
 from pathlib import Path
 
-from snapshotter.egress import EVERYWHERE, Egress
+from pilotlight.core.rpc import grant_group_access
+from pilotlight.core.threads import cancel_and_wait
 from snapshotter.errors import Unsupported
 from snapshotter.linux import host_network, proc, slot_network
 from snapshotter.linux.dns_servers import DnsServers
+from snapshotter.linux.egress_policy import EVERYWHERE, EgressPolicy
 from snapshotter.linux.nft_watch import NftWatch
 from snapshotter.linux.slot_network import Network
 from snapshotter.shim import seqpacket
 from snapshotter.slots import slot as slots
 from snapshotter.slots.slot import Slot, SlotConnectionLost
-from weight_cache.protocol import admit
-from weight_cache.threads import cancel_and_wait
 
 _log = logging.getLogger(__name__)
 _ANSWER_PATIENCE_S = 10.0
@@ -55,7 +55,7 @@ class SlotPool:
         namespaced: bool,
         groups: Collection[Path] = (),
         disk_floor_bytes: int = 0,
-        egress: Egress = EVERYWHERE,
+        egress: EgressPolicy = EVERYWHERE,
         usual: Network = Network.HOST,
         servers: DnsServers | None = None,
     ) -> None:
@@ -239,7 +239,7 @@ class SlotPool:
                 continue
             slot = Slot(directory.name, directory, connection, -1)
             for path in (directory, *directory.glob("i-*.sock")):
-                admit(path)
+                grant_group_access(path)
             try:
                 await slot.adopt()
             except SlotConnectionLost:
@@ -257,7 +257,7 @@ class SlotPool:
         slot_id = f"s-{secrets.token_hex(8)}"
         directory = self._directory / slot_id
         directory.mkdir(parents=True, mode=0o700)
-        admit(directory)
+        grant_group_access(directory)
         try:
             return await self._spawn(slot_id, directory, kind)
         except BaseException:

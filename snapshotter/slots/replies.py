@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from snapshotter import reports
+from snapshotter.shim import messages
 
 
 class SlotConnectionLost(Exception):
@@ -71,7 +71,7 @@ class SnapshotPoint:
     def from_json(cls, body: Mapping[str, Any]) -> Self:
         """The reverse of `to_json`; keys that an older shim does not send are empty. Raises
         ValueError: an older shim does not validate either."""
-        point = reports.point_of(body)
+        point = messages.point_of(body)
         return cls(
             **{
                 **point,

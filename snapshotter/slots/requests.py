@@ -10,9 +10,8 @@ import socket as sockets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
-from snapshotter import reports
 from snapshotter.linux import proc
-from snapshotter.shim import seqpacket
+from snapshotter.shim import messages, seqpacket
 from snapshotter.slots.replies import (
     BootFailed,
     CheckpointFailed,
@@ -217,7 +216,7 @@ class SlotRequests:
                 exited.set_result(None)
 
     def _on_quiesced(self, m: Mapping[str, Any], fds: list[int]) -> None:
-        found = reports.quiesced_of(m)
+        found = messages.quiesced_of(m)
         quiesced = QuiesceResult(
             pid=m["pid"],
             host_pid=proc.host_pid(fds[0]),
@@ -259,7 +258,7 @@ class SlotRequests:
             exited.set_result(m["status"])
 
     def _on_proved(self, m: Mapping[str, Any], _: Sequence[int]) -> None:
-        result = reports.proved_of(m)
+        result = messages.proved_of(m)
         self._proofs.answer(
             "prove", ExampleCheckResult(**{**result, "notes": tuple(result["notes"])})
         )

@@ -19,9 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from snapshotter import reports
 from snapshotter.linux import proc
-from snapshotter.shim import seqpacket
+from snapshotter.shim import messages, seqpacket
 from snapshotter.slots.instance_process import ExitStatus, InstanceProcess, SlotListener
 from snapshotter.slots.replies import (
     BootFailed,
@@ -388,7 +387,7 @@ class Slot:
             running.pid = self._pid_of(fds[0])
             running.pidfd = os.dup(fds[0])
         elif event == "ready" and running is not None and not running.ready.done():
-            running.ready.set_result(reports.phases_of(message["phases_ms"]))
+            running.ready.set_result(messages.phases_of(message["phases_ms"]))
         elif event == "exited" and running is not None:
             self._finish(
                 running,
@@ -456,7 +455,7 @@ class Slot:
             running.pid = self._pid_of(fds[0])
             running.pidfd = os.dup(fds[0])
         if message["state"] == "ready":
-            running.ready.set_result(reports.phases_of(message["phases_ms"]))
+            running.ready.set_result(messages.phases_of(message["phases_ms"]))
         if message["state"] == "gone":
             running.exited.set_result(ExitStatus(status=_status(message)))
 
@@ -519,4 +518,4 @@ class Slot:
 
 def _status(message: Mapping[str, Any]) -> int | None:
     """Wait status of a process; None if unknown. Raises ValueError, KeyError."""
-    return None if message["status"] is None else reports.status_of(message["status"])
+    return None if message["status"] is None else messages.status_of(message["status"])

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from weight_cache.protocol import admit
+from pilotlight.core.rpc import grant_group_access
 
 _BACKLOG = 4096
 """Connections that queue in the kernel while an instance starts (further limited by
@@ -32,7 +32,7 @@ def listen(path: Path) -> socket.socket:
         with contextlib.suppress(FileNotFoundError):
             path.unlink()
         listener.bind(str(path))
-        admit(path)
+        grant_group_access(path)
         listener.listen(_BACKLOG)
     except OSError:
         listener.close()

@@ -17,7 +17,7 @@ from pathlib import Path
 from snapshotter.slots.launch_plan import WeightSource
 from snapshotter.slots.slot import BootFailed
 from snapshotter.types import LaunchSpec, StartKind, WeightsMount
-from weight_cache.errors import LeaseUnknown, ProtocolError, WeightCacheError
+from weight_cache.errors import LeaseUnknown, WeightCacheError, WeightCacheUnavailable
 from weight_cache.types import Lease, Tier
 
 _log = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ class Opening:
         for pause_s in _PAUSES_S:
             try:
                 return await self._open(mount)
-            except (ProtocolError, LeaseUnknown) as e:
+            except (WeightCacheUnavailable, LeaseUnknown) as e:
                 _log.warning("weights.again slot=%s name=%s error=%s", self._holder, mount.name, e)
                 await asyncio.sleep(pause_s)
         return await self._open(mount)

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from snapshotter.background_tasks import BackgroundTasks
+from pilotlight.core.background_tasks import BackgroundTasks
 from snapshotter.errors import SnapshotRefused, SnapshotterError
 from snapshotter.slots.slot import SlotConnectionLost
 from snapshotter.types import LaunchSpec, RevisionKey

@@ -24,10 +24,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from pilotlight.core.disk_floor import DiskFloor, no_floor
 from snapshotter.errors import SnapshotUnknown
 from snapshotter.linux import atomic_directory
 from snapshotter.snapshots import manifest as manifests
 from snapshotter.snapshots import quarantine
+from snapshotter.snapshots.file_integrity import FileVerifier
 from snapshotter.snapshots.hash_cache import HashCache
 from snapshotter.snapshots.identity import Identity
 from snapshotter.snapshots.manifest import (
@@ -48,9 +50,7 @@ from snapshotter.snapshots.stored import (
     SnapshotStaging,
     files_of,
 )
-from snapshotter.snapshots.verify import Verifier
 from snapshotter.types import SnapshotInfo, SnapshotState
-from weight_cache.disk import DiskFloor, no_floor
 
 __all__ = [
     "Catalog",
@@ -94,7 +94,7 @@ class Catalog:
         self._lock = _own(directory)
         self._directory, self._key, self._step = directory, key, step
         self._memory = HashCache()
-        self._verifier = Verifier(self._memory, key)
+        self._verifier = FileVerifier(self._memory, key)
         self._snapshots: dict[str, Snapshot] = {}
         self._leases: dict[str, int] = {}
         self._failures: dict[str, int] = {}

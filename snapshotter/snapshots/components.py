@@ -11,7 +11,7 @@ from snapshotter.slots.launch_plan import ImageStore
 from snapshotter.snapshots.catalog import Catalog
 from snapshotter.snapshots.identity import Identity, NodeIdentity, identity_of
 from snapshotter.snapshots.mapped_files import BindMounts
-from snapshotter.snapshots.remote_copies import Remote
+from snapshotter.snapshots.remote_copies import RemoteCopies
 from snapshotter.types import LaunchSpec
 
 
@@ -31,7 +31,7 @@ class SnapshotComponents:
     kdat: Path | None
     images: ImageStore
     node: NodeIdentity
-    remote: Remote | None
+    remote: RemoteCopies | None
 
     def describe(self, launch: LaunchSpec) -> tuple[Identity, BindMounts]:
         """What a snapshot of `launch` must be of, and where the files lie here that its process

@@ -19,9 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from pilotlight.core.object_store import ObjectStore
 from snapshotter.errors import SnapshotUnknown
 from snapshotter.snapshots.catalog import Catalog, Snapshot, SnapshotCorrupt, SnapshotStaging
 from snapshotter.snapshots.chunks import CHUNK_BYTES, Chunk, offsets, pack, unpack
+from snapshotter.snapshots.file_integrity import compare
 from snapshotter.snapshots.identity import Identity
 from snapshotter.snapshots.manifest import (
     MAX_MANIFEST_BYTES,
@@ -32,11 +34,9 @@ from snapshotter.snapshots.manifest import (
     sealed,
 )
 from snapshotter.snapshots.mapped_files import BindMounts
-from snapshotter.snapshots.remote_objects import Copies, CopyMissing, RemoteError
-from snapshotter.snapshots.verify import compare
-from weight_cache.objects import ObjectStore
+from snapshotter.snapshots.remote_objects import CopyMissing, RemoteError, RemoteObjects
 
-__all__ = ["Pushed", "Remote", "RemoteError"]
+__all__ = ["RemoteCopies", "RemoteError", "UploadedSnapshot"]
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _MAX_RECORD_BYTES = 2 * MAX_MANIFEST_BYTES
@@ -45,7 +45,7 @@ _SETTLE_ROUNDS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pushed:
+class UploadedSnapshot:
     """What sending a snapshot took: pieces sent, compressed bytes of them, and pieces that were
     there already."""
 
@@ -68,7 +68,7 @@ class _Record:
         }
 
 
-class Remote:
+class RemoteCopies:
     """Owner: the event loop. Two nodes may push the same snapshot; when one forgets what another
     fetches, the latter fails cleanly."""
 
@@ -80,20 +80,20 @@ class Remote:
         at_once: int = 4,
         chunk_bytes: int = CHUNK_BYTES,
     ) -> None:
-        self._store = Copies(store)
+        self._store = RemoteObjects(store)
         self._catalogue = catalogue
         self._at_once = at_once
         self._chunk_bytes = chunk_bytes
 
     def __repr__(self) -> str:
-        return f"<Remote {self._store!r}>"
+        return f"<RemoteCopies {self._store!r}>"
 
     async def aclose(self) -> None:
         """Let the store go."""
         await self._store.aclose()
 
     # -- sending -----------------------------------------------------------------------------------
-    async def push(self, snapshot: Snapshot) -> Pushed:
+    async def push(self, snapshot: Snapshot) -> UploadedSnapshot:
         """Send what is not there yet; the record comes last, and older snapshots of the same
         identity go.
 
@@ -115,7 +115,7 @@ class Remote:
         await self._forget(
             [k for k in await self._store.keys(f"{key.rpartition('/')[0]}/") if k != key]
         )
-        return Pushed(sent=sent, sent_bytes=sent_bytes, reused=reused)
+        return UploadedSnapshot(sent=sent, sent_bytes=sent_bytes, reused=reused)
 
     async def push_quietly(self, snapshot: Snapshot) -> bool:
         """For the background: a copy that cannot be made is logged, and is no failure of the

@@ -6,8 +6,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from weight_cache.errors import ObjectMissing, ObjectStoreError
-from weight_cache.objects import ObjectStore
+from pilotlight.core.object_store import ObjectStore
+from pilotlight.core.object_store.errors import ObjectNotFound, ObjectStoreError
 
 
 class RemoteError(Exception):
@@ -19,7 +19,7 @@ class CopyMissing(RemoteError):
     """Raised when there is no object of that key."""
 
 
-class Copies:
+class RemoteObjects:
     """Bytes by key; see ObjectStore. Everything raises RemoteError; `get` raises CopyMissing."""
 
     def __init__(self, store: ObjectStore) -> None:
@@ -63,7 +63,7 @@ class Copies:
 def _translated() -> Iterator[None]:
     try:
         yield
-    except ObjectMissing as e:
+    except ObjectNotFound as e:
         raise CopyMissing(str(e)) from e
     except ObjectStoreError as e:
         raise RemoteError(str(e)) from e

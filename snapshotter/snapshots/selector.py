@@ -21,7 +21,7 @@ from snapshotter.snapshots.components import SnapshotComponents
 from snapshotter.snapshots.identity import Identity
 from snapshotter.snapshots.mapped_files import BindMounts
 from snapshotter.snapshots.predictions import Predictions
-from snapshotter.snapshots.remote_copies import Remote, RemoteError
+from snapshotter.snapshots.remote_copies import RemoteCopies, RemoteError
 from snapshotter.snapshots.restores import RestoreFailed, Restores
 from snapshotter.snapshots.stored import DiskBudgetExceeded, LibraryChanged, Snapshot
 from snapshotter.types import AgentEvent, LaunchSpec, RevisionKey, SnapshotState, StartKind
@@ -238,7 +238,7 @@ class SnapshotSelector:
             self._metrics.snapshot_missed(field)
 
     async def _fetched(
-        self, remote: Remote, identity: Identity, binds: BindMounts, phase: StartPhase
+        self, remote: RemoteCopies, identity: Identity, binds: BindMounts, phase: StartPhase
     ) -> Snapshot | None:
         """From the object store, single flight per identity; the phase `fetch` is part of the start
         that waits for it."""
@@ -254,7 +254,7 @@ class SnapshotSelector:
         return found
 
     async def _fetch(
-        self, remote: Remote, identity: Identity, binds: BindMounts
+        self, remote: RemoteCopies, identity: Identity, binds: BindMounts
     ) -> Snapshot | None:
         assert self._stock is not None
         try:

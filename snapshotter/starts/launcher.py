@@ -24,7 +24,7 @@ from snapshotter.slots.slot import SlotConnectionLost
 from snapshotter.slots.weights import served_from
 from snapshotter.starts.prefork_pool import PreforkPool
 from snapshotter.starts.teardown import Teardown
-from snapshotter.types import InstanceId, InstanceState, LaunchSpec, Share, StartKind
+from snapshotter.types import InstanceId, InstanceState, LaunchSpec, StartKind, TenantShare
 
 _log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class StartRequest:
     instance_id: InstanceId
     lessee: str
     secret_env: Mapping[str, str]
-    share: Share | None = None
+    share: TenantShare | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from snapshotter.errors import NoCapacity, Unsupported
-from snapshotter.types import InstanceInfo, LaunchSpec, Share
+from snapshotter.types import InstanceInfo, LaunchSpec, TenantShare
 
 _MIB = 1024**2
 
@@ -34,7 +34,7 @@ class NodeCapacity:
     gpus: tuple[str, ...] | None = None
     reserved: Mapping[str, int] = field(default_factory=dict)
 
-    def require_tenant_allowed(self, share: Share | None) -> None:
+    def require_tenant_allowed(self, share: TenantShare | None) -> None:
         """Raises NoCapacity if this node does not accept this tenant."""
         if self.dedicated_to is not None and (share is None or share.name != self.dedicated_to):
             caller = (
@@ -52,14 +52,14 @@ class NodeCapacity:
             )
             raise NoCapacity(message, {"resource": "dedicated"})
 
-    def free_bytes(self, instances: Iterable[InstanceInfo], share: Share | None) -> int:
+    def free_bytes(self, instances: Iterable[InstanceInfo], share: TenantShare | None) -> int:
         """Memory available to this tenant; negative if others' reservations were made after the
         claims."""
         claimed = reservation_of(instances)
         return self.memory_bytes - claimed.total() - kept_bytes(claimed, share)
 
     def check(
-        self, launch: LaunchSpec, instances: Collection[InstanceInfo], share: Share | None
+        self, launch: LaunchSpec, instances: Collection[InstanceInfo], share: TenantShare | None
     ) -> None:
         """Raises NoCapacity when the launch does not fit, Unsupported when it never can because the
         node lacks GPUs."""
@@ -73,10 +73,10 @@ class NodeCapacity:
     ) -> None:
         """As `check`, for an instance that already exists on this node: uses the latest start's
         reservations. Raises NoCapacity, Unsupported."""
-        self._check(launch, instances, Share(tenant=tenant, reserved=self.reserved))
+        self._check(launch, instances, TenantShare(tenant=tenant, reserved=self.reserved))
 
     def _check(
-        self, launch: LaunchSpec, instances: Collection[InstanceInfo], share: Share | None
+        self, launch: LaunchSpec, instances: Collection[InstanceInfo], share: TenantShare | None
     ) -> None:
         self._check_gpus(launch, instances)
         free = self.free_bytes(instances, share)
@@ -143,7 +143,7 @@ def reservation_of(instances: Iterable[InstanceInfo]) -> Counter[str]:
     return claimed
 
 
-def kept_bytes(claimed: Mapping[str, int], share: Share | None) -> int:
+def kept_bytes(claimed: Mapping[str, int], share: TenantShare | None) -> int:
     """Unused reservations of other tenants than this one."""
     if share is None:
         return 0

@@ -15,7 +15,7 @@ import logging
 import secrets
 from dataclasses import dataclass
 
-from snapshotter.background_tasks import BackgroundTasks
+from pilotlight.core.background_tasks import BackgroundTasks
 from snapshotter.linux import proc
 from snapshotter.linux.cgroups import Cgroups
 from snapshotter.slots.manager import OccupiedSlot, ParkedSpot

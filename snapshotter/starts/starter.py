@@ -42,9 +42,9 @@ from snapshotter.types import (
     InstanceState,
     LaunchSpec,
     RevisionKey,
-    Share,
     StartKind,
     TemplateInfo,
+    TenantShare,
 )
 from weight_cache.errors import WeightCacheError
 
@@ -54,7 +54,7 @@ NOTICE_S = 0.05
 stops sending calls."""
 WRONG_ANSWER = "WrongAnswer"
 """Error type of a worker that answers differently after a restore
-(`pilotlight.worker.engine.failures`)."""
+(`pilotlight.worker.engine.errors`)."""
 _ATTEMPTS = 4
 """A Template may exit between the choice and the fork; three times in a row is no coincidence. One
 more attempt for a failed restore."""
@@ -133,7 +133,7 @@ class InstanceStarter:
             if flight.waiters == 0 and not flight.task.done():
                 flight.task.cancel()
 
-    async def prepare(self, launch: LaunchSpec, share: Share | None = None) -> TemplateInfo:
+    async def prepare(self, launch: LaunchSpec, share: TenantShare | None = None) -> TemplateInfo:
         """Ensure a Template, as `AgentClient.prepare`."""
         self._room.require_tenant_allowed(share)
         for _ in range(_ATTEMPTS):

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from snapshotter.background_tasks import BackgroundTasks
+from pilotlight.core.background_tasks import BackgroundTasks
 from snapshotter.errors import NoCapacity
 from snapshotter.events import Events
 from snapshotter.metrics import Metrics
@@ -18,7 +18,7 @@ from snapshotter.slots.manager import OccupiedSlot, SlotAllocator
 from snapshotter.slots.slot import Slot
 from snapshotter.starts.prefork_pool import PreforkPool
 from snapshotter.starts.templates import Template, Templates
-from snapshotter.types import AgentEvent, InstanceId, Share
+from snapshotter.types import AgentEvent, InstanceId, TenantShare
 
 _log = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class Teardown:
     def publish_shortage(
         self,
         instance_id: InstanceId,
-        share: Share | None,
+        share: TenantShare | None,
         refusal: NoCapacity,
         claimed: Mapping[str, int],
     ) -> None:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
-from snapshotter.background_tasks import BackgroundTasks
+from pilotlight.core.background_tasks import BackgroundTasks
 from snapshotter.errors import StartFailed, StartTimeout
 from snapshotter.events import Events
 from snapshotter.linux import proc
@@ -21,7 +21,7 @@ from snapshotter.slots.manager import OccupiedSlot, SlotAllocator, StartPhase
 from snapshotter.snapshots.selector import SnapshotSelector
 from snapshotter.starts.teardown import Teardown
 from snapshotter.starts.templates import Template, Templates
-from snapshotter.types import AgentEvent, LaunchSpec, RevisionKey, Share, StartKind
+from snapshotter.types import AgentEvent, LaunchSpec, RevisionKey, StartKind, TenantShare
 
 BEHIND_S = 0.3
 
@@ -61,7 +61,7 @@ class TemplateBooter:
         return f"<TemplateBooter {len(self._flights)} in flight>"
 
     async def ensure(
-        self, launch: LaunchSpec, *, restoring: bool = False, share: Share = NOBODY
+        self, launch: LaunchSpec, *, restoring: bool = False, share: TenantShare = NOBODY
     ) -> None:
         """Boot a Template, or wait for the boot in progress. Raises the errors of `boot`, and
         StartTimeout.
@@ -183,7 +183,9 @@ class TemplateBooter:
         self._discarded.discard(revision)
         slots.seen(flight)
 
-    async def _make_template(self, launch: LaunchSpec, *, restoring: bool, share: Share) -> None:
+    async def _make_template(
+        self, launch: LaunchSpec, *, restoring: bool, share: TenantShare
+    ) -> None:
         phase = StartPhase(share=share)
         try:
             async with asyncio.timeout(launch.startup_timeout_s):

@@ -13,8 +13,8 @@ from activator.billing.instance_meter import InstanceAccount
 from activator.billing.journal import Journal
 from activator.billing.segments import read_segment, segment_numbers
 from activator.billing.usage import UsageSubject, UsageTemplate
-from pilotlight.pricing import Footprint, Rates
 from pilotlight.protocol import BudgetRecord
+from pilotlight.spec.pricing import Footprint, Rates
 
 RATES = Rates(
     version="test-1",

@@ -17,9 +17,9 @@ import pytest
 import uvicorn
 
 from activator.async_calls.service import AsyncCalls
-from activator.autoscaler.loop import AutoscalerLoop
-from activator.balancing.admission import GlobalQueue, UnauthenticatedRateLimiter
+from activator.autoscaler.autoscaler_loop import AutoscalerLoop
 from activator.balancing.fleet import Fleet
+from activator.balancing.global_queue import GlobalQueue, UnauthenticatedRateLimiter
 from activator.balancing.throttler import Throttler
 from activator.billing.service import BillingService
 from activator.calls.argument_checker import ArgumentChecker
@@ -44,14 +44,14 @@ from activator.routing.route_table import CallTarget
 from activator.settings import ActivatorSettings
 from activator.tracing.trace_builder import Json
 from activator.tracing.tracer import Tracer
+from pilotlight.core.public_listener import open_functions_socket
+from pilotlight.core.transport import Endpoint
 from pilotlight.protocol import BudgetState, FeedChange, FunctionRoute, UsageRecord
-from pilotlight.public_listener import for_functions
 from tests.fakes.fake_controller import FakeController
 from tests.fakes.fake_fleet import FakeFleet
 from tests.fakes.fake_worker import Behaviour, echo
 from tests.fakes.plain_http import NO_TLS
 from tests.fakes.routes import TENANT, TEST_KEY, change, empty_table
-from weight_cache.addresses import Address
 
 KEY = "pl_test"
 PATIENCE_S = 30.0
@@ -130,7 +130,7 @@ class Edge:
             routes=self.table, throttler_of=self.scaler.throttler_of, arguments=self.arguments
         )
         self.table.on_budget = self.books.budgets.apply
-        nobody = Address.at(directory / "controller.sock")
+        nobody = Endpoint.at(directory / "controller.sock")
         self.control = ControlPlaneProxy(
             nobody,
             table=self.table,
@@ -320,7 +320,7 @@ async def served(edge: Edge) -> AsyncIterator[Edge]:
     """It, behind a port of its own and a Unix socket, until the context ends."""
     listener, at_unix = (
         socket.create_server(("127.0.0.1", 0)),
-        for_functions(edge.directory / "http.sock"),
+        open_functions_socket(edge.directory / "http.sock"),
     )
     edge.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     config = uvicorn.Config(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from activator.balancing.admission import UnauthenticatedRateLimiter, network_of
+from activator.balancing.global_queue import UnauthenticatedRateLimiter, network_of
 from pilotlight import errors
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from activator.balancing.admission import (
+from activator.balancing.global_queue import (
     MAX_ADDRESSES,
     GlobalQueue,
     TokenBucket,
@@ -12,7 +12,7 @@ from activator.balancing.admission import (
 )
 from activator.fairness.queue_priority import DEFAULT_RANK, QueueBound, QueuePriority
 from pilotlight import errors
-from pilotlight.types import Priority
+from pilotlight.spec.identifiers import Priority
 
 
 def test_a_bucket_lets_a_burst_through_then_its_rate() -> None:

@@ -21,7 +21,7 @@ from activator.billing.instance_meter import InstanceAccount, OpenRecord
 from activator.billing.journal import Journal
 from activator.billing.redis_money import RedisMoney
 from activator.billing.shipping import Shipper
-from activator.billing.usage import PICO, as_picos
+from activator.billing.usage import PICO, to_picos
 from pilotlight import errors
 from pilotlight.protocol import BudgetRecord
 from tests.activator.billing_world import SECOND, Wall, account, budget
@@ -31,7 +31,7 @@ from tests.fakes.money_board import BoardMoney, MoneyBoard
 from tests.fakes.redis_server import MortalRedis
 
 NOON = 1_795_262_400 * SECOND
-WORST = as_picos("0.040201")
+WORST = to_picos("0.040201")
 
 
 class Member:
@@ -262,7 +262,7 @@ async def test_members_that_spend_ship_die_and_come_back_never_spend_more_than_t
     for member in members:
         await member.shipper.flush()
     assert (
-        sum(as_picos(r["cost"]) for r in platform.ledger.records.values())
+        sum(to_picos(r["cost"]) for r in platform.ledger.records.values())
         == platform.cost
         <= 0.6 * PICO
     )

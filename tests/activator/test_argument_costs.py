@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from activator.calls.arguments import INLINE_COST, ArgumentCheck, CheckTooExpensive
+from activator.calls.arguments import INLINE_COST, ArgumentValidator, CheckTooExpensive
 from activator.settings import ActivatorSettings
-from pilotlight.spec import MethodSpec
-from pilotlight.types import FunctionAddress, TenantId
+from pilotlight.spec.function import MethodSpec
+from pilotlight.spec.identifiers import FunctionAddress, TenantId
 from tests.activator.conftest import PATIENCE_S, Edge
 from tests.activator.test_gateway import until
 from tests.fakes.routes import TENANT, route_of, spec_of
@@ -62,7 +62,7 @@ def _deploy(edge: Edge, name: str, schema: Mapping[str, Any]) -> None:
     edge.add(route_of(spec_of(name, methods=(MethodSpec(schema=schema, parameters=("x",)),))))
 
 
-def _check(edge: Edge, name: str) -> ArgumentCheck:
+def _check(edge: Edge, name: str) -> ArgumentValidator:
     address = FunctionAddress(
         tenant=TenantId(TENANT), environment="main", app="shop", function=name
     )

@@ -12,8 +12,8 @@ import pytest
 from activator.balancing.preemptible_instances import PreemptibleInstances
 from activator.balancing.throttler import Throttler
 from activator.llm.engine_sleep import EngineSleepMode
-from pilotlight.engines import EngineSpec
-from pilotlight.spec import FunctionKind, FunctionSpec, Resources, Scaling, WeightsSpec
+from pilotlight.spec.engines import EngineSpec
+from pilotlight.spec.function import FunctionKind, FunctionSpec, Resources, Scaling, WeightsSpec
 from snapshotter import errors
 from snapshotter.types import InstanceId, StartKind
 from tests.activator.test_gateway import until

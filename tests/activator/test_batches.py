@@ -15,9 +15,9 @@ from activator.metrics.batching import Batches, priority_lines
 from activator.metrics.collectors import LabelLimiter
 from activator.metrics.metrics import Metrics
 from activator.routing.call_target import CallTarget
-from pilotlight.policies import BatchPolicy
-from pilotlight.spec import MethodSpec, Scaling
-from pilotlight.types import Priority
+from pilotlight.spec.function import MethodSpec, Scaling
+from pilotlight.spec.identifiers import Priority
+from pilotlight.spec.policies import BatchPolicy
 from tests.activator.conftest import Edge
 from tests.fakes.fake_worker import Behaviour, WorkerAnswer, WorkerRequest
 from tests.fakes.routes import SCHEMA, route_of, spec_of, target_of

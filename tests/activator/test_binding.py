@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from activator.autoscaler.decider import DeciderSpec, DeciderState, ScaleDecision, decide
 from activator.autoscaler.llm_signals import SETTLE_S, FirstTokenTerms
-from activator.autoscaler.observation import EngineLoad, Observed
+from activator.autoscaler.observation import EngineLoad, RevisionObservation
 from activator.balancing.instance import slots_of
-from pilotlight.policies import BatchPolicy, Objectives
-from pilotlight.spec import MethodSpec, Scaling
+from pilotlight.spec.function import MethodSpec, Scaling
+from pilotlight.spec.policies import BatchPolicy, Objectives
 from tests.activator.engines.worlds import engine_spec
 from tests.fakes.routes import spec_of
 
@@ -34,13 +34,17 @@ def language_model(
 
 
 def once(
-    observed: Observed, spec: DeciderSpec, state: DeciderState | None = None, *, now: float = 1000.0
+    observed: RevisionObservation,
+    spec: DeciderSpec,
+    state: DeciderState | None = None,
+    *,
+    now: float = 1000.0,
 ) -> ScaleDecision:
     return decide(now, observed, spec, state or DeciderState())[0]
 
 
-def load(value: float, *, ready: int = 1, **rest: object) -> Observed:
-    return Observed(stable=value, panic=value, ready=ready, in_flight=int(value), **rest)  # type: ignore[arg-type]
+def load(value: float, *, ready: int = 1, **rest: object) -> RevisionObservation:
+    return RevisionObservation(stable=value, panic=value, ready=ready, in_flight=int(value), **rest)  # type: ignore[arg-type]
 
 
 # -- the terms -------------------------------------------------------------------------------------
@@ -95,7 +99,7 @@ def test_memory_keeps_instances_that_concurrency_alone_would_let_go() -> None:
 # -- queued tokens ---------------------------------------------------------------------------------
 def queue(
     tokens: int, *, ready: int = 1, start_s: float = 4.0, calls: float = 8.0, **rest: object
-) -> Observed:
+) -> RevisionObservation:
     return load(
         calls,
         ready=ready,
@@ -272,7 +276,7 @@ ENGINES = st.builds(
 def test_whatever_engines_say_the_ceiling_holds_and_busy_instances_stay(
     stable: float, ready: int, waiting: int, engine: EngineLoad, start_s: float | None
 ) -> None:
-    observed = Observed(
+    observed = RevisionObservation(
         stable=stable,
         panic=stable,
         ready=ready,

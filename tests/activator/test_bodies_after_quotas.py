@@ -14,7 +14,7 @@ import pytest
 
 from activator.async_calls.pending import LEAST_BYTES
 from activator.settings import ActivatorSettings
-from pilotlight.spec import MethodSpec, Scaling
+from pilotlight.spec.function import MethodSpec, Scaling
 from tests.activator.conftest import KEY, PATIENCE_S, Edge
 from tests.activator.openai.conftest import llm
 from tests.activator.test_gateway import until

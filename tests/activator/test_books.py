@@ -10,8 +10,8 @@ import pytest
 
 from activator.billing.errors import LedgerRefused, LedgerUnavailable
 from activator.billing.service import ControllerLedger
+from pilotlight.core.transport import Endpoint
 from tests.fakes.fake_worker import FakeWorker, WorkerAnswer, WorkerRequest
-from weight_cache.addresses import Address
 
 
 class FakeLedgerServer:
@@ -39,7 +39,7 @@ async def _server(short_tmp: Path) -> AsyncIterator[FakeLedgerServer]:
 @pytest.fixture(name="ledger")
 async def _ledger(short_tmp: Path) -> AsyncIterator[ControllerLedger]:
     ledger = ControllerLedger(
-        controller=Address.at(short_tmp / "c.sock"), token="secret", activator="a-0"
+        controller=Endpoint.at(short_tmp / "c.sock"), token="secret", activator="a-0"
     )
     yield ledger
     await ledger.aclose()

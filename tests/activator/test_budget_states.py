@@ -17,9 +17,9 @@ from activator.billing.errors import LedgerUnavailable
 from activator.billing.instance_meter import InstanceAccount
 from activator.billing.journal import Journal
 from activator.billing.shipping import Shipper
-from activator.billing.usage import as_picos
+from activator.billing.usage import to_picos
 from pilotlight.protocol import BudgetRecord, BudgetState
-from pilotlight.spec import canonical_json
+from pilotlight.spec.function import canonical_json
 from tests.activator.billing_world import SECOND, Wall, account, budget, records_on_disk
 from tests.fakes.ledger import FakeLedger
 from tests.hypothesis_profiles import examples
@@ -140,7 +140,7 @@ async def test_a_new_life_knows_what_the_last_one_spent_shipped_or_not(
     life.die()
     again = Life(tmp_path, life.ledger, wall=life.wall)
     purse = await again.start(budget(amount="100"))
-    lost = as_picos(records_on_disk(tmp_path)[-1]["cost"])
+    lost = to_picos(records_on_disk(tmp_path)[-1]["cost"])
     assert lost == 4_001_000_000
     assert (purse.ledger, purse.own, purse.reserved) == (shipped, kept + lost, 0)
     again.die()

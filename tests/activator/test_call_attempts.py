@@ -14,10 +14,10 @@ import pytest
 from activator.async_calls.records import payload, queued
 from activator.calls.runner import Call
 from activator.routing.traffic_split import RoutingDecision
-from pilotlight.policies import Fallback, RetryPolicy
 from pilotlight.protocol import HEADER_REPLAYED
-from pilotlight.spec import Clocks
-from pilotlight.traffic import Arm, ExperimentTraffic
+from pilotlight.spec.function import Clocks
+from pilotlight.spec.policies import Fallback, RetryPolicy
+from pilotlight.spec.traffic import Arm, ExperimentTraffic
 from snapshotter import errors as agent_errors
 from tests.activator.conftest import KEY, Edge
 from tests.activator.test_calls import finished, get

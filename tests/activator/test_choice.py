@@ -14,12 +14,13 @@ import pytest
 from activator.routing.api_keys import Principal
 from activator.routing.route_table import RouteTable
 from activator.routing.traffic_split import MAX_UNITS, FunctionRouter
-from pilotlight import errors, traffic
-from pilotlight.pricing import Rates
+from pilotlight import errors
 from pilotlight.protocol import FeedChange, FunctionRoute, KeyRecord
-from pilotlight.spec import PUBLIC, Scaling
-from pilotlight.traffic import Arm, ExperimentTraffic, Segment, Shadow
-from pilotlight.types import FunctionAddress, TenantId
+from pilotlight.spec import traffic
+from pilotlight.spec.function import PUBLIC, Scaling
+from pilotlight.spec.identifiers import FunctionAddress, TenantId
+from pilotlight.spec.pricing import Rates
+from pilotlight.spec.traffic import Arm, ExperimentTraffic, Segment, Shadow
 from tests.fakes.routes import TENANT, change, empty_table, route_of, spec_of, split_route
 
 V1, V2, V3 = "v1-aaaaaa", "v2-bbbbbb", "v3-cccccc"
@@ -81,7 +82,7 @@ def test_the_same_unit_stands_where_the_document_says_whatever_activator_asks() 
     route = split_route(spec_of(), {V1: 60, V2: 40}, sticky="header:x-user")
     document = traffic.from_json(route.document)
     expected = [
-        traffic.revision_at(document.segments, traffic.point(document.salt, f"u-{n}"))
+        traffic.revision_at(document.segments, traffic.unit_point(document.salt, f"u-{n}"))
         for n in range(200)
     ]
     assert chosen(FunctionRouter(route, RATES), 200) == expected
@@ -153,7 +154,7 @@ def test_arms_share_the_units_and_a_larger_experiment_keeps_those_it_had() -> No
 def test_a_choice_in_an_arm_names_it_everywhere_and_the_unit_nowhere() -> None:
     choice = routed({V1: 100}, named=(V2,), experiment=HALVES).choose(caller(), user(7))
     assert len(choice.unit) == 16
-    assert choice.unit == traffic.digest("s-1", "u-7").hex()
+    assert choice.unit == traffic.hash_unit("s-1", "u-7").hex()
     assert json.loads("{" + choice.mark[1:] + "}") == {
         "experiment": "x-1",
         "arm": choice.arm,

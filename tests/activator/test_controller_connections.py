@@ -17,7 +17,7 @@ from activator.gateway.control_plane_proxy import (
     MAX_STRANGER_BODY_BYTES,
 )
 from activator.settings import ActivatorSettings
-from pilotlight import visitors
+from pilotlight.core.dashboard import visitor_cookie
 from tests.activator.conftest import KEY, PATIENCE_S, Edge
 from tests.activator.test_gateway import until
 from tests.fakes.fake_worker import FakeWorker, WorkerAnswer, WorkerRequest
@@ -114,7 +114,9 @@ async def test_strangers_hold_no_more_than_their_share(
 
 def signed_in(key: str = KEY, *, until: float = FOREVER) -> bytes:
     """The head of a request for a page, from a browser that signed in with `key`."""
-    cookie = visitors.joined("k1.of-the-controller", TEST_KEY.visitors, key=f"k-{key}", until=until)
+    cookie = visitor_cookie.join_cookie(
+        "k1.of-the-controller", TEST_KEY.visitors, key=f"k-{key}", until=until
+    )
     return (
         b'GET /dashboard HTTP/1.1\r\nhost: x\r\ncookie: theme=dark; pilotlight_session="%b"\r\n\r\n'
         % cookie.encode()

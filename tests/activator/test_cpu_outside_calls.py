@@ -13,8 +13,8 @@ from activator.billing.budgets import Budgets
 from activator.billing.cpu import GRACE_S, PauseCpuMeter
 from activator.billing.instance_meter import InstanceAccount, OpenRecord
 from activator.billing.journal import Journal
-from pilotlight.pricing import Rates, cost_of
 from pilotlight.protocol import UsageRecord
+from pilotlight.spec.pricing import Rates, price_usage
 from tests.activator.billing_world import (
     FOOTPRINT,
     RATES,
@@ -225,7 +225,7 @@ def test_an_idle_instance_that_computes_is_billed_from_its_first_second(tmp_path
         0,
     )
     assert record.outcome == "span"
-    assert Decimal(record.cost) == cost_of(record, RATES) == Decimal("0.03"), (
+    assert Decimal(record.cost) == price_usage(record, RATES) == Decimal("0.03"), (
         "30 s of a core at 0.001"
     )
 
@@ -336,4 +336,4 @@ def test_its_price_is_a_part_of_a_core(tmp_path: Path, factor: str, cost: str) -
     world.machine.run(30, cores=1)
     world.settle()
     [body] = records_on_disk(tmp_path)
-    assert Decimal(body["cost"]) == Decimal(cost) == cost_of(UsageRecord.from_json(body), rates)
+    assert Decimal(body["cost"]) == Decimal(cost) == price_usage(UsageRecord.from_json(body), rates)

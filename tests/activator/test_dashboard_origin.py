@@ -17,8 +17,8 @@ from activator.http.dashboard_host import DashboardHost
 from activator.quotas.process import ProcessQuotas
 from activator.settings import ActivatorSettings
 from pilotlight.controller.settings import ControllerSettings
-from pilotlight.dashboard_origin import DashboardOrigin
-from pilotlight.spec import FunctionKind
+from pilotlight.core.dashboard.dashboard_origin import DashboardOrigin
+from pilotlight.spec.function import FunctionKind
 from tests.activator.conftest import KEY, PATIENCE_S, Edge, served
 from tests.fakes.fake_worker import WorkerAnswer, WorkerRequest
 from tests.fakes.plain_http import NO_TLS

@@ -9,24 +9,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from activator.autoscaler import decider, kpa
-from activator.autoscaler.burst import instances_now
+from activator.autoscaler.burst import starts_for_burst
 from activator.autoscaler.decider import DeciderSpec, ScaleDecision
-from activator.autoscaler.observation import Observed
+from activator.autoscaler.observation import RevisionObservation
 from activator.autoscaler.scale_down import Candidate, choose_victims
 from activator.autoscaler.windows import TimeWindow
-from pilotlight.spec import Scaling
+from pilotlight.spec.function import Scaling
 
 
 def spec_of(**scaling: object) -> DeciderSpec:
     return DeciderSpec.from_scaling(Scaling(**scaling))  # type: ignore[arg-type]
 
 
-def once(observed: Observed, spec: DeciderSpec, *, now: float = 0.0) -> ScaleDecision:
+def once(observed: RevisionObservation, spec: DeciderSpec, *, now: float = 0.0) -> ScaleDecision:
     return decider.decide(now, observed, spec, decider.DeciderState())[0]
 
 
-def load(value: float, **rest: object) -> Observed:
-    return Observed(stable=value, panic=value, **rest)  # type: ignore[arg-type]
+def load(value: float, **rest: object) -> RevisionObservation:
+    return RevisionObservation(stable=value, panic=value, **rest)  # type: ignore[arg-type]
 
 
 # -- the request_scale_up from zero ----------------------------------------------------------------------------
@@ -41,7 +41,7 @@ def request_scale_up(waiting: int, **changes: object) -> int:
         "max_instances": 8,
         **changes,
     }
-    return instances_now(waiting=waiting, **facts)  # type: ignore[arg-type]
+    return starts_for_burst(waiting=waiting, **facts)  # type: ignore[arg-type]
 
 
 def test_a_burst_on_a_cold_function_starts_all_its_instances_at_once() -> None:
@@ -146,14 +146,16 @@ def test_floor_and_ceiling_bind_and_say_so() -> None:
 
 
 def test_no_data_is_never_zero() -> None:
-    nothing = Observed(stable=None, panic=None, ready=3, idle_s=(500.0, 500.0, 500.0))
+    nothing = RevisionObservation(stable=None, panic=None, ready=3, idle_s=(500.0, 500.0, 500.0))
     assert once(nothing, spec_of()) == ScaleDecision(
         desired=3, valid=False, signal="no_data", capacity=3, want=(("no_data", 3), ("min", 0))
     )
     assert once(replace(nothing, ready=9), spec_of(max_instances=8)).desired == 9
     floor = once(replace(nothing, ready=0, idle_s=()), spec_of(min_instances=2))
     assert (floor.valid, floor.desired, floor.signal) == (True, 2, "min")
-    waiting = once(Observed(stable=None, panic=None, ready=0, waiting=20), spec_of(max_instances=8))
+    waiting = once(
+        RevisionObservation(stable=None, panic=None, ready=0, waiting=20), spec_of(max_instances=8)
+    )
     assert (waiting.valid, waiting.desired, waiting.signal) == (True, 8, "backlog")
 
 
@@ -219,7 +221,7 @@ class Diary:
             + [now] * max(0, self.ready - len(self.busy_until))
         )
         in_flight = min(calls, self.ready * self.spec.max_inputs)
-        observed = Observed(
+        observed = RevisionObservation(
             stable=self.stable.average(now),
             panic=self.panic.average(now),
             ready=self.ready,
@@ -297,12 +299,12 @@ def test_a_starting_instance_is_never_stopped_nor_multiplied_without_traffic() -
 
 
 @st.composite
-def houses(draw: st.DrawFn) -> Observed:
+def houses(draw: st.DrawFn) -> RevisionObservation:
     ready = draw(st.integers(0, 12))
     idle_s = tuple(draw(st.lists(st.floats(0, 200), max_size=ready)))
     value = st.one_of(st.none(), st.floats(0, 500))
     has_data = draw(st.booleans())
-    return Observed(
+    return RevisionObservation(
         stable=draw(st.floats(0, 500)) if has_data else None,
         panic=draw(st.floats(0, 500)) if has_data else None,
         ready=ready,
@@ -324,7 +326,7 @@ def houses(draw: st.DrawFn) -> Observed:
     spare=st.sampled_from([0, 2, "50%"]),
 )
 def test_a_decision_respects_bounds_busy_instances_and_missing_data(
-    house: Observed, minimum: int, maximum: int, spare: int | str
+    house: RevisionObservation, minimum: int, maximum: int, spare: int | str
 ) -> None:
     spec = spec_of(
         min_instances=minimum,

@@ -22,16 +22,16 @@ import pytest
 from activator.billing.errors import JournalInUse
 from activator.billing.journal import Journal
 from activator.billing.journal_drain import DrainResult, drain_journal
-from pilotlight.controller import calls, due
-from pilotlight.controller.store import Store
+from pilotlight.controller.database.store import Store
+from pilotlight.controller.scheduling import dispatch_queue, submitted_calls
+from pilotlight.core.crypto import PlatformKey
+from pilotlight.core.settings import Paths, PlatformSettings
+from pilotlight.core.transport import Endpoint
 from pilotlight.protocol import CALLS_PATH, DUE_PATH, USAGE_PATH, CallRecord
-from pilotlight.seal import PlatformKey
 from tests.activator.billing_world import SECOND, account
 from tests.fakes.databases import empty_sqlite
 from tests.fakes.fake_worker import FakeWorker, WorkerAnswer, WorkerRequest
 from tests.fakes.routes import TENANT
-from weight_cache.addresses import Address
-from weight_cache.settings import Paths, PlatformSettings
 
 ROOT = Path(__file__).parents[2]
 GONE = "a-7"
@@ -72,26 +72,31 @@ class Desk:
             return 200, {"accepted": len(ids), "budgets": {}}
         with self.store.write() as write:
             if path == CALLS_PATH:
-                calls.put(write, [CallRecord.from_json(item) for item in body["calls"]])
+                submitted_calls.put(write, [CallRecord.from_json(item) for item in body["calls"]])
                 return 200, {"accepted": len(body["calls"])}
             assert path == DUE_PATH
             if method == "POST":
-                return 200, {"yours": due.take(write, activator=body["activator"], ids=body["ids"])}
+                return 200, {
+                    "yours": dispatch_queue.acknowledge(
+                        write, activator=body["activator"], ids=body["ids"]
+                    )
+                }
             return 200, {
                 "accepted": sum(
-                    due.inherit(write, held, activator=body["activator"]) for held in body["calls"]
+                    dispatch_queue.take_over(write, held, activator=body["activator"])
+                    for held in body["calls"]
                 )
             }
 
     def for_others(self) -> list[dict[str, Any]]:
         """What the next activator that asks is given."""
         with self.store.write() as write:
-            return due.claim(write, activator="a-0")
+            return dispatch_queue.claim(write, activator="a-0")
 
     def state(self, call: str) -> str:
         """As callers see it."""
         with self.store.read() as sql:
-            return str(calls.get(sql, tenant=TENANT, call=call)["state"])
+            return str(submitted_calls.get(sql, tenant=TENANT, call=call)["state"])
 
 
 def record(call: str, **more: Any) -> CallRecord:
@@ -171,7 +176,7 @@ async def drained(home: Path, desk: Desk, *, patience_s: float = 20.0) -> DrainR
     return await drain_journal(
         home,
         activator=GONE,
-        controller=Address.at(desk.server.path),
+        controller=Endpoint.at(desk.server.path),
         token="t",
         patience_s=patience_s,
     )
@@ -225,9 +230,11 @@ async def test_a_due_call_that_is_another_activators_by_now_is_forgotten(
     short_tmp: Path, desk: Desk
 ) -> None:
     with desk.store.write() as write:
-        due.add(write, due.payload(record("c"), body=b"{}"), due_at=0.0)
-        [given] = due.claim(write, activator="a-1")
-        assert due.take(write, activator="a-1", ids=[given["due"]]) == ["c/1"]
+        dispatch_queue.enqueue_call(
+            write, dispatch_queue.payload(record("c"), body=b"{}"), due_at=0.0
+        )
+        [given] = dispatch_queue.claim(write, activator="a-1")
+        assert dispatch_queue.acknowledge(write, activator="a-1", ids=[given["due"]]) == ["c/1"]
     (home := short_tmp / "j").mkdir()
     journal, _ = Journal.open(home, activator=GONE)
     await asyncio.gather(journal.submit("c", given), journal.sync())
@@ -240,7 +247,7 @@ async def test_a_due_call_that_is_another_activators_by_now_is_forgotten(
 
 async def test_a_call_that_ended_after_all_is_not_run_again(short_tmp: Path, desk: Desk) -> None:
     with desk.store.write() as write:
-        calls.put(write, [record("unfinished", state="SUCCEEDED", sequence=5)])
+        submitted_calls.put(write, [record("unfinished", state="SUCCEEDED", sequence=5)])
     await left_behind(home := short_tmp / "j")
     assert (await drained(home, desk)).left == ""
     assert desk.for_others() == []

@@ -21,7 +21,7 @@ from activator.quotas.store import QuotaStore
 from activator.resilience.node_breaker import AWAY_S, NodeBreaker
 from activator.settings import ActivatorSettings
 from activator.tracing.otlp import OtlpExport
-from pilotlight.policies import Fallback
+from pilotlight.spec.policies import Fallback
 from tests.activator.conftest import Edge
 from tests.activator.test_gateway import problem_of, until
 from tests.conftest import RequireOrSkip

@@ -19,8 +19,10 @@ import sqlalchemy as sa
 
 from activator.async_calls.schedule_poller import SchedulePoller
 from activator.settings import ActivatorSettings
-from pilotlight.controller import calls, due, tables
-from pilotlight.controller.store import Store
+from pilotlight.controller.database import tables
+from pilotlight.controller.database.store import Store
+from pilotlight.controller.scheduling import dispatch_queue, submitted_calls
+from pilotlight.core.transport import Endpoint
 from pilotlight.errors import Conflict, TooManyRequests
 from pilotlight.protocol import CALLS_PATH, CallRecord
 from tests.activator.conftest import Edge
@@ -28,7 +30,6 @@ from tests.activator.test_gateway import forever, until
 from tests.fakes.databases import empty_sqlite
 from tests.fakes.fake_worker import Behaviour, FakeWorker, WorkerAnswer, WorkerRequest, echo
 from tests.fakes.routes import TENANT, route_of, spec_of
-from weight_cache.addresses import Address
 
 
 class ControlDesk:
@@ -64,12 +65,17 @@ class ControlDesk:
             schedule="f-shop-hello/0",
         )
         with self.store.write() as write:
-            assert due.add(write, due.payload(record, body=body), due_at=self.now) == 1
+            assert (
+                dispatch_queue.enqueue_call(
+                    write, dispatch_queue.payload(record, body=body), due_at=self.now
+                )
+                == 1
+            )
 
     def state(self, call: str = "req-1") -> str:
         """As the controller knows it."""
         with self.store.read() as sql:
-            return str(calls.get(sql, tenant=TENANT, call=call)["state"])
+            return str(submitted_calls.get(sql, tenant=TENANT, call=call)["state"])
 
     async def _answer(self, request: WorkerRequest) -> WorkerAnswer:
         parts = urlsplit(request.path)
@@ -87,16 +93,20 @@ class ControlDesk:
         with self.store.write() as write:
             if path == CALLS_PATH:
                 items = json.loads(body)["calls"]
-                calls.put(write, [CallRecord.from_json(item) for item in items])
+                submitted_calls.put(write, [CallRecord.from_json(item) for item in items])
                 return {"accepted": len(items)}
             if method == "GET":
                 return {
-                    "calls": due.claim(
+                    "calls": dispatch_queue.claim(
                         write, activator=query["activator"][0], without=query.get("without", [])
                     )
                 }
             asked = json.loads(body)
-            return {"yours": due.take(write, activator=asked["activator"], ids=asked["ids"])}
+            return {
+                "yours": dispatch_queue.acknowledge(
+                    write, activator=asked["activator"], ids=asked["ids"]
+                )
+            }
 
 
 class Life:
@@ -110,7 +120,7 @@ class Life:
         self.edge.add(route_of(spec_of()))
         self.due = SchedulePoller(
             self.edge.calls,
-            controller=Address.at(desk.server.path),
+            controller=Endpoint.at(desk.server.path),
             token="t",
             activator=name,
             wait_s=0,
@@ -196,7 +206,7 @@ async def test_killed_before_it_wrote_a_call_down_it_is_given_it_again(
     desk.add()
     with desk.store.write() as write:
         # the answer reached a process that was killed
-        assert len(due.claim(write, activator="a-0")) == 1
+        assert len(dispatch_queue.claim(write, activator="a-0")) == 1
     async with living(short_tmp / "0", desk) as life:
         await life.due.round()
         await until(lambda: desk.state() == "SUCCEEDED")
@@ -209,7 +219,7 @@ async def test_killed_after_it_wrote_a_call_down_it_asks_before_it_runs_it(
     desk.add()
     async with living(short_tmp / "0", desk) as life:
         with desk.store.write() as write:
-            (kept,) = due.claim(write, activator="a-0")
+            (kept,) = dispatch_queue.claim(write, activator="a-0")
         await life.edge.calls.store(kept)
         assert life.runs == []
     async with living(short_tmp / "0", desk) as life:
@@ -225,9 +235,9 @@ async def test_killed_for_longer_than_its_claim_it_forgets_what_another_runs(
     desk.add()
     async with living(short_tmp / "0", desk) as life:
         with desk.store.write() as write:
-            (kept,) = due.claim(write, activator="a-0")
+            (kept,) = dispatch_queue.claim(write, activator="a-0")
         await life.edge.calls.store(kept)
-    desk.now += due.CLAIM_S + 1
+    desk.now += dispatch_queue.CLAIM_S + 1
     async with living(short_tmp / "1", desk, name="a-1") as other:
         await other.due.round()
         await until(lambda: desk.state() == "SUCCEEDED")
@@ -247,7 +257,7 @@ async def test_killed_when_the_controllers_word_was_lost_it_asks_again_and_runs_
         with pytest.raises(httpx.HTTPStatusError):
             await life.due.round()
         assert life.runs == []
-    desk.now += 10 * due.CLAIM_S
+    desk.now += 10 * dispatch_queue.CLAIM_S
     async with living(short_tmp / "1", desk, name="a-1") as other:
         await other.due.round()
         assert other.edge.calls.stored() == []  # it was taken for good
@@ -362,7 +372,7 @@ async def test_a_tenant_without_room_keeps_no_other_tenants_calls_back(
     desk.add("req-others", tenant="t-other")
     keeper = Refusing("t-full", error)
     asking = SchedulePoller(
-        keeper, controller=Address.at(desk.server.path), token="t", activator="a-0", wait_s=0
+        keeper, controller=Endpoint.at(desk.server.path), token="t", activator="a-0", wait_s=0
     )
     try:
         await asking.round()
@@ -383,8 +393,10 @@ async def test_tenants_take_turns_and_an_answer_has_a_bound_in_bytes(desk: Contr
 
     def claimed() -> list[str]:
         with desk.store.write() as write:
-            found = due.claim(write, activator="a-0")
-            return due.take(write, activator="a-0", ids=[one["due"] for one in found])
+            found = dispatch_queue.claim(write, activator="a-0")
+            return dispatch_queue.acknowledge(
+                write, activator="a-0", ids=[one["due"] for one in found]
+            )
 
     assert claimed() == ["req-0/1", "req-small/1", "req-1/1"]
     assert claimed() == ["req-2/1", "req-3/1"]

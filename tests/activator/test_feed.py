@@ -13,11 +13,11 @@ import pytest
 from activator.routing.config_feed import ConfigCache, ConfigWatcher
 from activator.routing.route_table import RouteTable
 from pilotlight import errors
+from pilotlight.core.transport import Endpoint
 from pilotlight.protocol import FeedChange
 from tests.activator.test_routes import address
 from tests.fakes.fake_worker import FakeWorker, WorkerAnswer, WorkerRequest
 from tests.fakes.routes import change, empty_table, route_of, spec_of
-from weight_cache.addresses import Address
 
 
 class FakeController:
@@ -57,7 +57,7 @@ async def _controller(short_tmp: Path) -> AsyncIterator[tuple[FakeController, Fa
 async def following(table: RouteTable, directory: Path) -> AsyncIterator[ConfigWatcher]:
     follower = ConfigWatcher(
         table=table,
-        controller=Address.at(directory / "c.sock"),
+        controller=Endpoint.at(directory / "c.sock"),
         token="t",
         log_path=directory / "routes.ndjson",
     )
@@ -110,7 +110,7 @@ async def test_who_catches_up_finds_what_was_published_before(
 async def test_without_a_controller_nobody_waits_to_catch_up(short_tmp: Path) -> None:
     follower = ConfigWatcher(
         table=empty_table(),
-        controller=Address.at(short_tmp / "none.sock"),
+        controller=Endpoint.at(short_tmp / "none.sock"),
         token="t",
         log_path=short_tmp / "routes.ndjson",
     )
@@ -190,7 +190,7 @@ async def test_routes_on_disk_from_before_there_were_seals_are_asked_for_again(
     table = empty_table()
     follower = ConfigWatcher(
         table=table,
-        controller=Address.at(tmp_path / "c.sock"),
+        controller=Endpoint.at(tmp_path / "c.sock"),
         token="t",
         log_path=tmp_path / "routes.ndjson",
         needs_seals=True,

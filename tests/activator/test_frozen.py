@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 
 from activator.__main__ import _settings
-from activator.autoscaler.loop import AutoscalerLoop
+from activator.autoscaler.autoscaler_loop import AutoscalerLoop
 from activator.balancing.throttler import Throttler
 from activator.settings import ActivatorSettings
-from pilotlight.engines import EngineSpec
-from pilotlight.spec import FunctionKind, Scaling, WeightsSpec
+from pilotlight.core.settings import PlatformSettings, SettingsInvalid
+from pilotlight.spec.engines import EngineSpec
+from pilotlight.spec.function import FunctionKind, Scaling, WeightsSpec
 from snapshotter import errors
 from snapshotter.types import StartKind
 from tests.activator.test_gateway import until
 from tests.activator.test_scaler import Rig
 from tests.fakes.routes import TENANT, change, route_of, spec_of
-from weight_cache.settings import PlatformSettings, SettingsInvalid
 
 IDLE_S = 5.0
 KEPT = Scaling(scaledown_window_s=60, max_instances=2)

@@ -12,20 +12,20 @@ from activator.autoscaler.idle_histogram import (
     BUCKETS,
     EDGES_S,
     LONGEST_S,
-    Gaps,
-    KeepTerms,
-    Pauses,
+    IdleHistogram,
+    IdleHistograms,
+    KeepAlivePolicy,
     window_s,
 )
 
 HOUR_S = 3600.0
-TERMS = KeepTerms(waiting_cost=10.0, longest_s=HOUR_S)
+TERMS = KeepAlivePolicy(waiting_cost=10.0, longest_s=HOUR_S)
 
 
-def seen(pauses_s: list[float]) -> tuple[Gaps, float]:
+def seen(pauses_s: list[float]) -> tuple[IdleHistogram, float]:
     """A function that needed one instance for a second, then paused, and so on; and when it was
     last needed."""
-    gaps, now = Gaps(), 100.0
+    gaps, now = IdleHistogram(), 100.0
     gaps.record(now, 1)
     for pause_s in pauses_s:
         now += pause_s
@@ -34,7 +34,12 @@ def seen(pauses_s: list[float]) -> tuple[Gaps, float]:
 
 
 def keeps_for(
-    gaps: Gaps, now: float, *, start_s: float, is_crowded: bool = False, terms: KeepTerms = TERMS
+    gaps: IdleHistogram,
+    now: float,
+    *,
+    start_s: float,
+    is_crowded: bool = False,
+    terms: KeepAlivePolicy = TERMS,
 ) -> float:
     """Seconds until the last instance is not worth keeping any more."""
     at = 0.0
@@ -64,7 +69,9 @@ def test_the_more_waiting_costs_the_longer_it_is_kept() -> None:
     dice = random.Random(1)
     gaps, now = seen([dice.lognormvariate(4, 1.5) for _ in range(300)])
     windows = [
-        keeps_for(gaps, now, start_s=5.0, terms=KeepTerms(waiting_cost=cost, longest_s=HOUR_S))
+        keeps_for(
+            gaps, now, start_s=5.0, terms=KeepAlivePolicy(waiting_cost=cost, longest_s=HOUR_S)
+        )
         for cost in (0.0, 1.0, 10.0, 100.0)
     ]
     assert windows == sorted(windows)
@@ -82,7 +89,7 @@ def test_a_habit_that_changed_is_believed() -> None:
 
 
 def test_each_instance_has_pauses_of_its_own() -> None:
-    gaps, now = Gaps(), 0.0
+    gaps, now = IdleHistogram(), 0.0
     for second in range(4000):
         now = float(second)
         # the second one is needed each quarter of an hour, the first always
@@ -92,7 +99,7 @@ def test_each_instance_has_pauses_of_its_own() -> None:
 
 
 def test_an_instance_that_was_never_needed_is_not_kept() -> None:
-    assert Gaps().kept(5.0, instances=4, start_s=2.0, terms=TERMS, is_crowded=False) == 0
+    assert IdleHistogram().kept(5.0, instances=4, start_s=2.0, terms=TERMS, is_crowded=False) == 0
 
 
 def test_before_anything_was_seen_it_is_kept_for_less_than_letting_go_costs() -> None:
@@ -102,13 +109,13 @@ def test_before_anything_was_seen_it_is_kept_for_less_than_letting_go_costs() ->
 
 
 def test_the_functions_called_last_are_remembered() -> None:
-    pauses = Pauses()
+    pauses = IdleHistograms()
     first = pauses.get_or_create("a")
     assert pauses.get_or_create("a") is first
     for n in range(10_001):
         pauses.get_or_create(f"other-{n}")
     assert pauses.get_or_create("a") is not first
-    assert repr(pauses) == "<Pauses of 10000 functions>"
+    assert repr(pauses) == "<IdleHistograms of 10000 functions>"
 
 
 @given(st.lists(st.floats(0, 10), min_size=BUCKETS, max_size=BUCKETS), st.floats(0.01, 10_000))

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from activator.balancing.throttler import Throttler
-from pilotlight.policies import RolloutStrategy, RolloutTerms
-from pilotlight.spec import Clocks
+from pilotlight.spec.function import Clocks
+from pilotlight.spec.policies import RolloutStrategy, RolloutTerms
 from snapshotter import errors as agent_errors
 from tests.activator.conftest import Edge
 from tests.activator.test_gateway import until

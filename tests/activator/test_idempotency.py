@@ -152,7 +152,7 @@ async def test_what_is_no_key_and_who_has_none_are_refused(edge: Edge, function:
 
 
 async def test_web_applications_get_the_header_themselves(edge: Edge, function: Counting) -> None:
-    from pilotlight.spec import FunctionKind
+    from pilotlight.spec.function import FunctionKind
 
     edge.add(route_of(spec_of("web", kind=FunctionKind.ASGI)))
     for _ in range(2):

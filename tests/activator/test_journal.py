@@ -17,8 +17,8 @@ from activator.billing.errors import JournalFull, JournalInUse
 from activator.billing.journal import Journal
 from activator.billing.segments import Cursor, segment_numbers, segment_path
 from pilotlight.errors import Conflict, NotFound
-from pilotlight.pricing import price
 from pilotlight.protocol import UsageRecord
+from pilotlight.spec.pricing import price_duration
 from tests.activator.billing_world import SECOND, Wall, account, records_on_disk, template
 
 
@@ -82,7 +82,7 @@ def test_a_call_becomes_one_complete_record(tmp_path: Path) -> None:
         500,
         1000.0,
     )
-    assert Decimal(record.cost) == price(
+    assert Decimal(record.cost) == price_duration(
         record.billed_ns, Decimal(record.rate_per_s), Decimal("0.000001")
     )
     unset = {

@@ -10,10 +10,10 @@ from typing import Any
 from activator.billing.budgets import Budgets
 from activator.billing.instance_meter import InstanceAccount
 from activator.billing.journal import Journal
-from activator.billing.usage import marked
+from activator.billing.usage import encode_optional_fields
 from activator.llm.token_reservation import TokenReservation
-from pilotlight.pricing import cost_of
 from pilotlight.protocol import UsageRecord
+from pilotlight.spec.pricing import price_usage
 from tests.activator.billing_world import (
     FOOTPRINT,
     RATES,
@@ -25,7 +25,7 @@ from tests.activator.billing_world import (
     subject,
 )
 
-ARM = marked(experiment="x-1", arm='bold"', unit="00ff" * 4)
+ARM = encode_optional_fields(experiment="x-1", arm='bold"', unit="00ff" * 4)
 
 
 def opened(books: InstanceAccount, call: str, **more: Any) -> Any:
@@ -51,7 +51,7 @@ def closed(books: InstanceAccount, ticket: Any) -> Any:
 
 
 def test_a_mark_is_members_of_json_and_nothing_where_there_is_nothing_to_say() -> None:
-    assert marked(experiment="", arm="") == ""
+    assert encode_optional_fields(experiment="", arm="") == ""
     assert json.loads("{" + ARM[1:] + "}") == {
         "experiment": "x-1",
         "arm": 'bold"',
@@ -66,7 +66,7 @@ def test_the_arm_is_on_the_record_of_a_call_that_ended_and_of_one_that_was_lost(
     journal = Journal.open(tmp_path, activator="a-1", sync_s=0.0, wall_ns=wall)[0]
     books = account(journal)
     closed(books, opened(books, "done", mark=ARM))
-    opened(books, "lost", mark=ARM + marked(degraded="cached"))
+    opened(books, "lost", mark=ARM + encode_optional_fields(degraded="cached"))
     opened(books, "plain")
     journal.abandon()
     journal, recovered = Journal.open(tmp_path, activator="a-1", wall_ns=wall)
@@ -105,7 +105,10 @@ def test_a_copy_costs_nothing_asks_no_budget_and_its_price_can_be_checked(tmp_pa
     budgets.apply("b-1", budget(amount="0.0000001"))
     journal = Journal.open(tmp_path, activator="a-1", sync_s=0.0, wall_ns=Wall(SECOND))[0]
     books = account(journal, budgets=budgets)
-    bill = closed(books, opened(books, "copied-shadow", is_shadow=True, mark=marked(arm="~shadow")))
+    bill = closed(
+        books,
+        opened(books, "copied-shadow", is_shadow=True, mark=encode_optional_fields(arm="~shadow")),
+    )
     journal.abandon()
     (body,) = records_on_disk(tmp_path)
     record = UsageRecord.from_json(body)
@@ -116,7 +119,7 @@ def test_a_copy_costs_nothing_asks_no_budget_and_its_price_can_be_checked(tmp_pa
         "~shadow",
     )
     assert record.billed_ns == SECOND
-    assert cost_of(record, RATES) == 0
+    assert price_usage(record, RATES) == 0
 
 
 def test_what_came_up_for_copies_is_free_until_it_answers_a_call(tmp_path: Path) -> None:

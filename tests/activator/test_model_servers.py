@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from activator.open_inference.api import InferenceRequest, is_model_path, parse
-from pilotlight.spec import MethodSpec
+from pilotlight.spec.function import MethodSpec
 from tests.activator.conftest import KEY, Edge
 from tests.fakes.fake_worker import Behaviour, WorkerAnswer, WorkerRequest
 from tests.fakes.routes import route_of, spec_of, split_route

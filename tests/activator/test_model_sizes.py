@@ -16,7 +16,7 @@ from activator.open_inference import tensors
 from activator.open_inference.translations import MAX_VALUES
 from activator.settings import ActivatorSettings
 from pilotlight import errors
-from pilotlight.json_size import expect_few
+from pilotlight.validation.json_size import require_few_values
 from tests.activator.conftest import KEY, Edge
 from tests.activator.test_model_servers import post, takes
 from tests.fakes.fake_worker import WorkerAnswer, WorkerRequest
@@ -219,7 +219,7 @@ async def test_an_image_is_within_the_bound(models: Edge) -> None:
 
 @pytest.mark.parametrize("text", [b"a,[{", b"\\\\", b'\\"[', b'\\\\\\",{'])
 def test_what_stands_in_strings_does_not_count(text: bytes) -> None:
-    expect_few(b'{"a":"' + text * 50_000 + b'"}', 10, "")
+    require_few_values(b'{"a":"' + text * 50_000 + b'"}', 10, "")
 
     with pytest.raises(errors.TooLarge, match="more than 10 values"):
-        expect_few(b'{"a":"' + text * 50_000 + b'","b":[[],[]]}', 10, "")
+        require_few_values(b'{"a":"' + text * 50_000 + b'","b":[[],[]]}', 10, "")

@@ -13,9 +13,9 @@ import pytest
 
 from activator.billing.service import BillingService
 from activator.settings import ActivatorSettings
-from pilotlight.pricing import cost_of
 from pilotlight.protocol import FeedChange
-from pilotlight.spec import Clocks, FunctionKind, Scaling
+from pilotlight.spec.function import Clocks, FunctionKind, Scaling
+from pilotlight.spec.pricing import price_usage
 from tests.activator.billing_world import budget
 from tests.activator.conftest import KEY, Edge
 from tests.activator.test_gateway import problem_of, until
@@ -148,7 +148,7 @@ async def test_every_record_costs_what_its_price_list_says(edge: Edge) -> None:
     rates = edge.table.targets_of(f"{TENANT}/main/shop/hello")[0].rates
     assert {r.kind for r in records.values()} == {"CALL", "START"}
     for record in records.values():
-        assert Decimal(record.cost) == cost_of(record, rates)
+        assert Decimal(record.cost) == price_usage(record, rates)
 
 
 @contextmanager

@@ -13,11 +13,11 @@ import httpx
 import pytest
 
 from activator.calls.shadow_traffic import ShadowTraffic
-from pilotlight.observations import SHADOW_ARM, added
-from pilotlight.policies import Fallback, RetryPolicy, Variant
-from pilotlight.spec import Clocks, Scaling
-from pilotlight.traffic import Arm, ExperimentTraffic, Shadow
-from pilotlight.types import Priority
+from pilotlight.spec.function import Clocks, Scaling
+from pilotlight.spec.identifiers import Priority
+from pilotlight.spec.observations import SHADOW_ARM, sum_observations
+from pilotlight.spec.policies import Fallback, RetryPolicy, Variant
+from pilotlight.spec.traffic import Arm, ExperimentTraffic, Shadow
 from tests.activator.conftest import Edge
 from tests.activator.test_gateway import until
 from tests.activator.test_warm import in_flight
@@ -169,7 +169,7 @@ async def test_nothing_is_left_of_calls_that_end_in_any_way(
     assert Counter(behaviour.begun).most_common(1)[0][1] == 1, "no two attempts under one number"
     assert set(behaviour.begun) <= set(of_calls), "what reached a worker has a record"
     assert not edge.books.journal._open
-    counted = added(
+    counted = sum_observations(
         o
         for o in edge.metrics.observer.drain(1)
         if o.function_id == "f-shop-hello" and o.arm != SHADOW_ARM

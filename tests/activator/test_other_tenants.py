@@ -15,7 +15,7 @@ from activator.quotas.store import QuotaStore
 from activator.routing.api_keys import ANONYMOUS
 from activator.settings import ActivatorSettings
 from pilotlight import errors
-from pilotlight.spec import FunctionKind, MethodSpec
+from pilotlight.spec.function import FunctionKind, MethodSpec
 from tests.activator.conftest import KEY, Edge
 from tests.activator.test_gateway import problem_of, until
 from tests.fakes.fake_controller import FakeController

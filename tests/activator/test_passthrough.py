@@ -14,7 +14,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.asyncio.server import ServerConnection, unix_serve
 
 from activator.settings import ActivatorSettings
-from pilotlight.spec import Clocks, FunctionKind, MethodSpec, Scaling
+from pilotlight.spec.function import Clocks, FunctionKind, MethodSpec, Scaling
 from tests.activator.conftest import KEY, PATIENCE_S, Edge
 from tests.activator.test_gateway import until
 from tests.fakes.fake_worker import WorkerAnswer, WorkerRequest

@@ -33,13 +33,13 @@ from activator.llm.openai.api import MODELS, OURS
 from activator.llm.openai.request import PATHS
 from activator.settings import ActivatorSettings
 from pilotlight import errors
-from pilotlight.policies import Fallback
+from pilotlight.client import sessions
 from pilotlight.profile import Profile
 from pilotlight.protocol import CONTENT_JSON, CONTENT_PICKLE, CallRecord
-from pilotlight.sdk import session
-from pilotlight.sdk.classes import Cls
-from pilotlight.spec import FunctionKind, FunctionSpec, MethodSpec, Scaling
-from pilotlight.traffic import Shadow
+from pilotlight.sdk.cls import Cls
+from pilotlight.spec.function import FunctionKind, FunctionSpec, MethodSpec, Scaling
+from pilotlight.spec.policies import Fallback
+from pilotlight.spec.traffic import Shadow
 from snapshotter.errors import StartFailed
 from tests.activator.conftest import KEY, Edge, served
 from tests.activator.openai.conftest import llm
@@ -391,7 +391,7 @@ def test_only_two_places_write_to_a_workers_route_for_calls() -> None:
     }
     those_who_serve_it = {
         "functions/pilotlight/protocol.py",
-        "functions/pilotlight/worker/calls.py",
+        "functions/pilotlight/worker/http/calls.py",
     }
     assert found - those_who_serve_it == {
         "activator/calls/call.py",
@@ -867,7 +867,7 @@ async def test_the_sdk_calls_another_tenants_function_and_reads_its_streams_and_
     shop: Edge,
 ) -> None:
     def play() -> None:
-        with session.using(Profile(url=shop.url, api_key=THEIR_KEY)):
+        with sessions.use_profile(Profile(url=shop.url, api_key=THEIR_KEY)):
             theirs = Cls.from_name("shop", "Service", tenant="acme")()
             assert (
                 theirs.add.remote(1, 2)
@@ -886,6 +886,6 @@ async def test_the_sdk_calls_another_tenants_function_and_reads_its_streams_and_
                 theirs.fail.remote()
             with pytest.raises(errors.InvalidInput, match="by name, or all by position"):
                 theirs.add.remote(1, y=2)
-        session.close()
+        sessions.close()
 
     await asyncio.to_thread(play)

@@ -13,7 +13,7 @@ import redis
 from activator.quotas.redis_store import RedisQuotas
 from activator.quotas.store import QuotaCheck, QuotaStore
 from activator.settings import ActivatorSettings
-from pilotlight.spec import Scaling
+from pilotlight.spec.function import Scaling
 from tests.activator.conftest import KEY, Edge
 from tests.activator.test_gateway import forever, problem_of, until
 from tests.fakes.fake_worker import Behaviour, Script

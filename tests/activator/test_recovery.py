@@ -21,7 +21,7 @@ from activator.billing import journal_format
 from activator.billing.journal import Journal
 from activator.billing.segments import Cursor, segment_numbers, segment_path
 from activator.billing.shipping import Shipper
-from pilotlight.pricing import price
+from pilotlight.spec.pricing import price_duration
 from tests.activator.billing_world import RATES, SECOND, Wall, account, records_on_disk
 from tests.fakes.ledger import FakeLedger
 
@@ -102,7 +102,7 @@ def test_lost_calls_share_their_instance_exactly_as_living_ones_do(tmp_path: Pat
         "the instance was busy for 30 s"
     )
     for record in recovered.lost:
-        assert Decimal(record.cost) == price(
+        assert Decimal(record.cost) == price_duration(
             record.billed_ns, Decimal(record.rate_per_s), RATES.request
         )
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from activator.coordination.redis_access import require_protected
+from pilotlight.core.settings import SettingsInvalid
 from tests.fakes.ports import free_port
-from weight_cache.settings import SettingsInvalid
 
 ROOT = Path(__file__).parents[2]
 

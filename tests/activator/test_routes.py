@@ -10,8 +10,8 @@ import pytest
 from activator.routing.route_table import ANONYMOUS, RouteTable
 from pilotlight import errors
 from pilotlight.protocol import FeedChange
-from pilotlight.spec import MethodSpec, Scaling
-from pilotlight.types import FunctionAddress, TenantId
+from pilotlight.spec.function import MethodSpec, Scaling
+from pilotlight.spec.identifiers import FunctionAddress, TenantId
 from tests.fakes.routes import (
     SCHEMA,
     TENANT,

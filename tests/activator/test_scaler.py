@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from activator.autoscaler.loop import DROP_S, AutoscalerLoop
-from activator.balancing.admission import GlobalQueue
+from activator.autoscaler.autoscaler_loop import DROP_S, AutoscalerLoop
+from activator.balancing.global_queue import GlobalQueue
 from activator.balancing.throttler import Throttler
 from activator.billing.service import BillingService
 from activator.metrics.metrics import Metrics
 from activator.routing.route_table import CallTarget, RouteTable
 from pilotlight.protocol import FeedChange
-from pilotlight.spec import Scaling
-from pilotlight.traffic import TrafficDocument, reweighted, to_json
+from pilotlight.spec.function import Scaling
+from pilotlight.spec.traffic import TrafficDocument, to_json, with_weights
 from snapshotter import errors
 from snapshotter.types import StartKind
 from tests.activator.conftest import MemoryLedger
@@ -418,7 +418,7 @@ def in_rollout(
     """A rollout's document takes effect; the throttlers of its revisions."""
     spec = spec_of(scaling=Scaling(max_inputs=1, max_instances=6, scaledown_window_s=4))
     routes = {name: route_of(spec, revision=name) for name in {stable, *weights} - {""}}
-    document = reweighted(TrafficDocument(stable=stable), weights)
+    document = with_weights(TrafficDocument(stable=stable), weights)
     route = replace(
         next(iter(routes.values())),
         traffic=tuple(weights.items()),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from activator.settings import ActivatorSettings
-from pilotlight.seal import ActivatorKey
+from pilotlight.core.crypto import ActivatorKey
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from activator.balancing.admission import GlobalQueue
+from activator.balancing.global_queue import GlobalQueue
 from activator.balancing.instance import Instance
 from activator.balancing.rebalancing import (
     IDLE_SURPLUS_S,
@@ -22,11 +22,11 @@ from activator.balancing.throttler import Throttler
 from activator.billing.service import BillingService
 from activator.coordination.heartbeat import START_GRACE_S, HeartbeatLoop
 from activator.coordination.state import HeartbeatReply, InstanceDemand
-from activator.coordination.unauthenticated_limit import SharedStrangerLimit
+from activator.coordination.unauthenticated_limit import SharedUnauthenticatedLimit
 from activator.metrics.metrics import Metrics
 from activator.routing.call_target import CallTarget
 from pilotlight import errors
-from pilotlight.spec import Scaling
+from pilotlight.spec.function import Scaling
 from snapshotter import errors as agent_errors
 from snapshotter.types import InstanceId, InstanceInfo, StartKind
 from tests.activator.conftest import MemoryLedger
@@ -362,7 +362,8 @@ async def test_instances_of_an_activator_that_is_really_gone_are_stopped(short_t
 async def test_a_stranger_that_spreads_over_activators_finds_one_bucket() -> None:
     board = Board(ManualClock())
     one, two = (
-        SharedStrangerLimit(BoardState(board, member=m), rate_per_s=1.0) for m in ("a-0", "a-1")
+        SharedUnauthenticatedLimit(BoardState(board, member=m), rate_per_s=1.0)
+        for m in ("a-0", "a-1")
     )
     for limit in (one, two):
         limit.check("10.0.0.1", now=0.0)

@@ -13,10 +13,10 @@ import pytest
 from activator.billing.errors import JournalFull
 from activator.calls.shadow_traffic import WINDOW_S, ShadowBudget, ShadowTraffic, is_same
 from activator.routing.call_target import CallTarget
-from pilotlight.observations import SHADOW_ARM
-from pilotlight.pricing import cost_of
 from pilotlight.protocol import UsageRecord
-from pilotlight.traffic import Shadow
+from pilotlight.spec.observations import SHADOW_ARM
+from pilotlight.spec.pricing import price_usage
+from pilotlight.spec.traffic import Shadow
 from tests.activator.conftest import Edge
 from tests.activator.test_gateway import until
 from tests.activator.test_warm import in_flight
@@ -187,7 +187,7 @@ async def test_copies_cost_nothing_and_pass_no_quota(world: World) -> None:
         ("0.000000000000", copies[0].rate_per_s, V2, SHADOW_ARM, "")
     }
     assert all(
-        cost_of(UsageRecord.from_json(r.to_json()), world.edge.table.rates_of(r.tenant)) == 0
+        price_usage(UsageRecord.from_json(r.to_json()), world.edge.table.rates_of(r.tenant)) == 0
         for r in copies
     )
     assert len([record for record in records if record.kind == "CALL"]) == 3

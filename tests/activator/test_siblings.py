@@ -22,14 +22,14 @@ from activator.coordination.peers import (
     peer_addresses,
     socket_of,
 )
+from pilotlight.core.settings import SettingsInvalid
+from pilotlight.core.transport import TlsCredentials
 from tests.activator.conftest import KEY, Edge
 from tests.activator.test_gateway import until
 from tests.fakes.authority import Authority
 from tests.fakes.fake_controller import FakeController
 from tests.fakes.fake_worker import FakeWorker, WorkerAnswer, WorkerRequest
 from tests.fakes.routes import TENANT, route_of, spec_of
-from weight_cache.addresses import Credentials
-from weight_cache.settings import SettingsInvalid
 
 AUTHORIZED = {"authorization": f"Bearer {KEY}"}
 HELD_THERE = "req-there"
@@ -186,7 +186,7 @@ async def test_who_has_no_name_any_more_is_no_process(
             raise
 
     monkeypatch.setattr(socket, "getaddrinfo", asked)
-    credentials = Credentials(Authority().issue(tmp_path, "a-0"))
+    credentials = TlsCredentials(Authority().issue(tmp_path, "a-0"))
     siblings = ActivatorPeers(
         peer_addresses(short_tmp, "https://{member}.invalid:8710", credentials), index=0, count=2
     )

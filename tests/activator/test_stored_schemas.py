@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from pilotlight.protocol import CONTENT_PICKLE
-from pilotlight.spec import MethodSpec
+from pilotlight.spec.function import MethodSpec
 from tests.activator.conftest import Edge
 from tests.fakes.routes import SCHEMA, route_of, spec_of
 from tests.fakes.schema_server import SchemaServer, serve_schemas

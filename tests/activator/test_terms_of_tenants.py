@@ -12,10 +12,10 @@ from activator.fairness.queue_priority import QueueBound
 from activator.quotas.rules import Rule, body_bytes_of, counted, queue_bounds_of
 from activator.routing.route_table import RouteTable
 from activator.routing.tenants import Tenants, priority_of
-from pilotlight.pricing import Rates
 from pilotlight.protocol import BudgetRecord, FeedChange
-from pilotlight.quotas import BUILT_IN, UNLIMITED, Plan, Quotas
-from pilotlight.types import Priority
+from pilotlight.spec.identifiers import Priority
+from pilotlight.spec.pricing import Rates
+from pilotlight.spec.quotas import BUILT_IN_PLANS, UNLIMITED, Plan, Quotas
 from tests.activator.test_routes import address, key_change
 from tests.fakes.routes import TENANT, TEST_KEY, change, empty_table, route_of, spec_of
 
@@ -45,8 +45,8 @@ def tenant(
 def test_a_tenants_plan_is_what_the_feed_says_and_unlimited_where_it_says_nothing() -> None:
     table = empty_table()
     assert table.plan_of("t-unknown") is UNLIMITED
-    tenant(table, BUILT_IN["free"].to_json())
-    assert table.plan_of(TENANT) == BUILT_IN["free"]
+    tenant(table, BUILT_IN_PLANS["free"].to_json())
+    assert table.plan_of(TENANT) == BUILT_IN_PLANS["free"]
     tenant(table)
     assert table.plan_of(TENANT) is UNLIMITED
 

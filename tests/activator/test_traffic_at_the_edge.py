@@ -12,8 +12,8 @@ from websockets.asyncio.client import connect
 from websockets.asyncio.server import unix_serve
 
 from pilotlight.protocol import FunctionRoute
-from pilotlight.spec import FunctionKind, MethodSpec
-from pilotlight.traffic import Arm, ExperimentTraffic
+from pilotlight.spec.function import FunctionKind, MethodSpec
+from pilotlight.spec.traffic import Arm, ExperimentTraffic
 from tests.activator.conftest import Edge
 from tests.activator.test_gateway import forever, problem_of, until
 from tests.activator.test_passthrough import HEADERS, Chat, tell

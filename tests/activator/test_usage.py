@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from activator.billing.usage import PICO, UsageTemplate, as_picos, cost_text
-from pilotlight.pricing import Footprint, Rates, cost_of, price
+from activator.billing.usage import PICO, UsageTemplate, cost_text, to_picos
 from pilotlight.protocol import UsageRecord
+from pilotlight.spec.pricing import Footprint, Rates, price_duration, price_usage
 from tests.activator.billing_world import FOOTPRINT, RATES, subject, template
 
 
@@ -29,7 +29,7 @@ def test_the_cost_is_the_price_to_the_last_digit(
     made = UsageTemplate(
         subject(), footprint=Footprint(cpu=cpu, memory_bytes=memory_bytes), rates=rates
     )
-    assert Decimal(made.cost(billed_ns)) == price(
+    assert Decimal(made.cost(billed_ns)) == price_duration(
         billed_ns, Decimal(made.fixed["rate_per_s"]), request
     )
 
@@ -95,8 +95,8 @@ def test_every_record_can_be_priced_again_from_what_it_measured(
         tokens_out=tokens_out,
     )
     parsed = UsageRecord.from_json(json.loads(record))
-    assert cost_of(parsed, rates) == Decimal(parsed.cost) == Decimal(picos) / PICO
-    assert as_picos(parsed.cost) == picos
+    assert price_usage(parsed, rates) == Decimal(parsed.cost) == Decimal(picos) / PICO
+    assert to_picos(parsed.cost) == picos
 
 
 def test_minimum_and_rounding_are_charged_and_the_time_itself_stays_in_the_record() -> None:
@@ -115,7 +115,7 @@ def test_minimum_and_rounding_are_charged_and_the_time_itself_stays_in_the_recor
 @pytest.mark.parametrize("text", ["", "x", "NaN", "Infinity", "1e16", "--1"])
 def test_what_is_no_amount_of_money_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"decimal|money"):
-        as_picos(text)
+        to_picos(text)
 
 
 def test_half_a_picounit_goes_to_the_even_neighbour() -> None:

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from activator.balancing.admission import GlobalQueue
+from activator.balancing.global_queue import GlobalQueue
 from activator.balancing.reservation import Reservation
 from activator.balancing.throttler import Throttler
 from activator.billing.service import BillingService
@@ -23,8 +23,8 @@ from activator.fairness.queue_priority import QueueBound, QueuePriority
 from activator.metrics.metrics import Metrics
 from activator.routing.route_table import CallTarget
 from pilotlight import errors
-from pilotlight.spec import Scaling
-from pilotlight.types import Priority
+from pilotlight.spec.function import Scaling
+from pilotlight.spec.identifiers import Priority
 from snapshotter.types import InstanceId, InstanceInfo, StartKind
 from tests.activator.conftest import MemoryLedger
 from tests.activator.test_gateway import until

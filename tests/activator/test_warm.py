@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from activator.gateway.fast_path import CLOCK_STEP_S, DeadlineWheel
-from pilotlight.spec import Clocks as ClockSpec
-from pilotlight.spec import MethodSpec
+from pilotlight.spec.function import Clocks as ClockSpec
+from pilotlight.spec.function import MethodSpec
 from tests.activator.conftest import KEY, Edge
 from tests.activator.test_gateway import forever, problem_of, until
 from tests.fakes.fake_worker import Behaviour, Script, WorkerAnswer, WorkerRequest, echo

@@ -20,10 +20,10 @@ from activator.resilience.outlier_detection import RevisionHealth
 from activator.resilience.response_cache import ResponseCache
 from activator.routing.traffic_split import MAX_NAME_BYTES, MAX_UNITS, FunctionRouter
 from activator.worker_client.connection import WorkerResponse
-from pilotlight.pricing import Rates
 from pilotlight.protocol import FunctionRoute
-from pilotlight.spec import Clocks, MethodSpec, Scaling, to_json
-from pilotlight.traffic import Arm, ExperimentTraffic, Segment, Shadow
+from pilotlight.spec.function import Clocks, MethodSpec, Scaling, to_json
+from pilotlight.spec.pricing import Rates
+from pilotlight.spec.traffic import Arm, ExperimentTraffic, Segment, Shadow
 from tests.activator.conftest import Edge
 from tests.activator.test_choice import caller
 from tests.activator.test_gateway import forever, until

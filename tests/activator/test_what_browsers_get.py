@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from pilotlight.spec import FunctionKind
+from pilotlight.spec.function import FunctionKind
 from tests.activator.conftest import KEY, Edge
 from tests.fakes.fake_worker import WorkerAnswer, WorkerRequest
 from tests.fakes.routes import route_of, spec_of

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from pilotlight.cluster.api import Cluster
-from pilotlight.cluster.deeds import Deed
-from pilotlight.cluster.doctor.examine import examine
-from pilotlight.cluster.doctor.findings import BROKEN
-from pilotlight.cluster.errors import (
+from pilotlight.kubernetes.api_request import ApiRequest
+from pilotlight.kubernetes.cluster import Cluster
+from pilotlight.kubernetes.doctor.checks import examine_cluster
+from pilotlight.kubernetes.doctor.findings import BROKEN
+from pilotlight.kubernetes.errors import (
     AlreadyExists,
     Conflict,
     Invalid,
@@ -23,10 +23,10 @@ from pilotlight.cluster.errors import (
     NamespaceEnding,
     NotFound,
 )
-from pilotlight.cluster.kinds import CONFIG_MAP, LEASE, NAMESPACE, POD, Kind
-from pilotlight.cluster.lease import Election, LeaseTerms
-from pilotlight.cluster.settings import ClusterSettings
-from pilotlight.cluster.watch import Reflector
+from pilotlight.kubernetes.kinds import CONFIG_MAP, LEASE, NAMESPACE, POD, Kind
+from pilotlight.kubernetes.leader_election import LeaderElection, LeaseTerms
+from pilotlight.kubernetes.reflector import Reflector
+from pilotlight.kubernetes.settings import ClusterSettings
 
 pytestmark = pytest.mark.cluster
 
@@ -136,9 +136,11 @@ async def test_a_version_from_long_ago_does_not_stop_a_watch(
 
 async def test_one_leader(cluster: Cluster, namespace: str) -> None:
     terms = LeaseTerms(lease_s=6, renew_s=4, retry_s=0.2)
-    async with Election(cluster, name="a", namespace=namespace, identity="one", terms=terms) as one:
+    async with LeaderElection(
+        cluster, name="a", namespace=namespace, identity="one", terms=terms
+    ) as one:
         await one.wait_leader()
-        async with Election(
+        async with LeaderElection(
             cluster, name="a", namespace=namespace, identity="two", terms=terms
         ) as two:
             await one.aclose()
@@ -150,11 +152,11 @@ async def test_one_leader(cluster: Cluster, namespace: str) -> None:
 
 
 async def test_rights_are_known_before_they_are_needed(cluster: Cluster, namespace: str) -> None:
-    assert await cluster.may(Deed(verb="create", kind=POD, namespace=namespace))
+    assert await cluster.may(ApiRequest(verb="create", kind=POD, namespace=namespace))
 
 
 async def test_doctor_has_an_answer_to_everything(kubeconfig: Path) -> None:
-    found = await examine(ClusterSettings(kubeconfig=str(kubeconfig)), role="operator")
+    found = await examine_cluster(ClusterSettings(kubeconfig=str(kubeconfig)), role="operator")
     assert found[0].what == "API server"
     assert all(
         one.way_out or one.commands for one in found if one.state == BROKEN and one.what != "nodes"

@@ -16,18 +16,18 @@ import pytest
 import yaml
 
 from activator.settings import ActivatorSettings
-from pilotlight.cluster.settings import ClusterSettings
-from pilotlight.controller.cluster.departed import Journal, drain_job
+from pilotlight.controller.kubernetes.orphaned_journals import OrphanedJournal, drain_job
 from pilotlight.controller.settings import ControllerConfig
-from pilotlight.dashboard_origin import read_dashboard_origin
-from pilotlight.quotas import BUILT_IN, Plan
+from pilotlight.core.dashboard.dashboard_origin import read_dashboard_origin
+from pilotlight.core.settings import PlatformSettings, load_named_records, load_section
+from pilotlight.kubernetes.settings import ClusterSettings
+from pilotlight.spec.quotas import BUILT_IN_PLANS, Plan
 from scripts import render_kustomize
 from scripts.chart_schema import SECTIONS, schema
 from scripts.render_kustomize import CHART
 from snapshotter.settings import SnapshotterSettings
 from tests.fakes.chart import Object, Rendering, containers, faults, pod_of, refusal, render
-from weight_cache.configuration import WeightCacheSettings
-from weight_cache.settings import PlatformSettings, load, load_each
+from weight_cache.settings import WeightCacheSettings
 
 DIGEST = "sha256:" + "5" * 64
 EVERYTHING: Mapping[str, Any] = {
@@ -350,7 +350,7 @@ def test_a_departed_activators_journal_is_drained_by_a_job_that_is_valid_and_let
     claim = {"metadata": {"name": "journal-pilotlight-activator-4"}}
     job = drain_job(
         activators,
-        Journal(claim=claim, ordinal=4),
+        OrphanedJournal(claim=claim, ordinal=4),
         labels={"app.kubernetes.io/managed-by": "pilotlight"},
     )
     assert faults(dict(job)) == []
@@ -428,16 +428,16 @@ def test_a_dashboard_at_the_host_of_functions_is_refused(part: str) -> None:
 
 def test_our_processes_read_their_settings(chart: Rendering, tmp_path: Path) -> None:
     file = _written(chart, tmp_path)
-    read = {name: load(record, name, file) for name, record in SECTIONS.items()}
-    load_each(Plan, "plans", file, base=BUILT_IN)
+    read = {name: load_section(record, name, file) for name, record in SECTIONS.items()}
+    load_named_records(Plan, "plans", file, base=BUILT_IN_PLANS)
     controller = ControllerConfig.read(file)
     assert controller.database_url == "postgresql+psycopg://u:p@h/d"
     platform, activator = read["platform"], read["activator"]
     assert isinstance(platform, PlatformSettings)
     assert isinstance(activator, ActivatorSettings)
     assert platform.fleet == "knative"
-    assert read["cluster"] == load(ClusterSettings, "cluster", file)
-    assert load(ClusterSettings, "cluster", file).namespace == chart.namespace
+    assert read["cluster"] == load_section(ClusterSettings, "cluster", file)
+    assert load_section(ClusterSettings, "cluster", file).namespace == chart.namespace
     replicas = chart.one("StatefulSet", "-activator")["spec"]["replicas"]
     assert activator.activators == replicas
     assert (activator.redis_url is None) == (replicas == 1)
@@ -445,11 +445,11 @@ def test_our_processes_read_their_settings(chart: Rendering, tmp_path: Path) -> 
 
 def test_what_is_given_is_there_as_it_was_given(everything: Rendering, tmp_path: Path) -> None:
     file = _written(everything, tmp_path)
-    assert load(ActivatorSettings, "activator", file).max_body_bytes == 104857600
-    assert load(WeightCacheSettings, "weight_cache", file).max_bytes == 4000000000000
-    assert load_each(Plan, "plans", file, base=BUILT_IN)["gold"].concurrent == 5
-    assert load(ClusterSettings, "cluster", file).node_path == "/mnt/nvme/pilotlight/node"
-    assert load(SnapshotterSettings, "snapshotter", file).restore_into_pods, (
+    assert load_section(ActivatorSettings, "activator", file).max_body_bytes == 104857600
+    assert load_section(WeightCacheSettings, "weight_cache", file).max_bytes == 4000000000000
+    assert load_named_records(Plan, "plans", file, base=BUILT_IN_PLANS)["gold"].concurrent == 5
+    assert load_section(ClusterSettings, "cluster", file).node_path == "/mnt/nvme/pilotlight/node"
+    assert load_section(SnapshotterSettings, "snapshotter", file).restore_into_pods, (
         "the agent does not read section cluster"
     )
 
@@ -459,10 +459,10 @@ def test_addresses_are_services_with_certificates_for_their_names(
 ) -> None:
     file = _written(default, tmp_path)
     platform, activator = (
-        load(PlatformSettings, "platform", file),
-        load(ActivatorSettings, "activator", file),
+        load_section(PlatformSettings, "platform", file),
+        load_section(ActivatorSettings, "activator", file),
     )
-    peers = load(WeightCacheSettings, "weight_cache", file).peers
+    peers = load_section(WeightCacheSettings, "weight_cache", file).peers
     assert isinstance(peers, str)
     _, name, peer_port = peers.split(":")
     controller, siblings = (
@@ -518,7 +518,7 @@ def test_listeners_are_the_ports_that_are_named(default: Rendering, tmp_path: Pa
 
 
 def test_a_pod_ends_after_its_calls(chart: Rendering, tmp_path: Path) -> None:
-    settings = load(ActivatorSettings, "activator", _written(chart, tmp_path))
+    settings = load_section(ActivatorSettings, "activator", _written(chart, tmp_path))
     grace_s = pod_of(chart.one("StatefulSet", "-activator"))["terminationGracePeriodSeconds"]
     assert grace_s >= settings.drain_s + settings.shutdown_s + 10
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from pilotlight.cluster import rights
-from pilotlight.cluster.settings import ClusterSettings
+from pilotlight.core.settings import load_section
+from pilotlight.kubernetes import rbac
+from pilotlight.kubernetes.settings import ClusterSettings
 from tests.cluster.test_chart import SETS
 from tests.fakes.chart import Object, Rendering, faults, render
 from tests.fakes.kubernetes.policies import compiled
-from weight_cache.settings import load
 
 POLICIES = ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
 
@@ -28,7 +28,7 @@ def _chart(request: pytest.FixtureRequest) -> Rendering:
 def _settings(chart: Rendering, directory: Path) -> ClusterSettings:
     file = directory / "platform.yaml"
     file.write_text(chart.platform_yaml)
-    return load(ClusterSettings, "cluster", file)
+    return load_section(ClusterSettings, "cluster", file)
 
 
 def _roles(chart: Rendering) -> Mapping[tuple[str, str | None, str], Object]:
@@ -60,7 +60,7 @@ def _granted(chart: Rendering, account: str, settings: ClusterSettings) -> dict[
         ]
     return {
         **found,
-        "tenant": roles["ClusterRole", None, rights.tenant_role(settings, account)]["rules"],
+        "tenant": roles["ClusterRole", None, rbac.tenant_role(settings, account)]["rules"],
     }
 
 
@@ -68,12 +68,12 @@ def test_rights_are_those_that_our_code_needs_and_no_others(
     chart: Rendering, tmp_path: Path
 ) -> None:
     settings = _settings(chart, tmp_path)
-    accounts: tuple[tuple[rights.Role, str], ...] = (
+    accounts: tuple[tuple[rbac.Role, str], ...] = (
         ("controller", settings.controller_account),
         ("activator", settings.activator_account),
     )
     for role, account in accounts:
-        needed = rights.rights_of(role, settings)
+        needed = rbac.rules_of_account(role, settings)
         for scope, rules in _granted(chart, account, settings).items():
             assert rules == [right.rule() for right in needed if right.scope == scope]
     assert "*" not in json.dumps([each["rules"] for each in chart.of("Role", "ClusterRole")])

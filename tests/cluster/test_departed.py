@@ -10,10 +10,10 @@ from typing import Any
 import kubernetes_validate
 import pytest
 
-from pilotlight.cluster.api import Cluster
-from pilotlight.cluster.settings import ClusterSettings
-from pilotlight.controller.cluster import departed
-from pilotlight.controller.cluster.departed import DRAINED, Journal, drain_job
+from pilotlight.controller.kubernetes import orphaned_journals
+from pilotlight.controller.kubernetes.orphaned_journals import DRAINED, OrphanedJournal, drain_job
+from pilotlight.kubernetes.cluster import Cluster
+from pilotlight.kubernetes.settings import ClusterSettings
 from tests.fakes.kubernetes.server import ApiServer
 
 Json = dict[str, Any]
@@ -102,17 +102,27 @@ def test_only_ordinals_that_are_not_wanted_and_have_ended_are_departed() -> None
         claim(7, name="other"),
         claim(3, name="activator-big"),
     ]
-    assert [journal.ordinal for journal in departed.departed(activators(2), claims)] == [2, 3]
-    assert [journal.ordinal for journal in departed.departed(activators(2, still=3), claims)] == [3]
-    assert [journal.ordinal for journal in departed.departed(activators(4), claims)] == []
-    assert [journal.ordinal for journal in departed.departed(activators(2, start=2), claims)] == [
+    assert [
+        journal.ordinal for journal in orphaned_journals.orphaned_journals(activators(2), claims)
+    ] == [2, 3]
+    assert [
+        journal.ordinal
+        for journal in orphaned_journals.orphaned_journals(activators(2, still=3), claims)
+    ] == [3]
+    assert [
+        journal.ordinal for journal in orphaned_journals.orphaned_journals(activators(4), claims)
+    ] == []
+    assert [
+        journal.ordinal
+        for journal in orphaned_journals.orphaned_journals(activators(2, start=2), claims)
+    ] == [
         0,
         1,
     ]
 
 
 def test_the_job_is_the_activators_own_pod_with_the_departed_ones_volume() -> None:
-    job = drain_job(activators(1), Journal(claim=claim(2), ordinal=2), labels={})
+    job = drain_job(activators(1), OrphanedJournal(claim=claim(2), ordinal=2), labels={})
     kubernetes_validate.validate(job, "1.34", strict=True)
     pod = job["spec"]["template"]["spec"]
     (container,) = pod["containers"]
@@ -142,15 +152,15 @@ async def test_a_departed_journal_is_drained_once_and_says_so(
     api_server.put(activators(1))
     for number in range(2):
         api_server.put(claim(number))
-    await departed.look(cluster)
+    await orphaned_journals.drain_orphans(cluster)
     assert jobs(api_server) == ["drain-journal-activator-1"]
-    await departed.look(cluster)
+    await orphaned_journals.drain_orphans(cluster)
     assert label_of(api_server, 1) is None
     finish(api_server, "drain-journal-activator-1", "Complete")
-    await departed.look(cluster)
+    await orphaned_journals.drain_orphans(cluster)
     assert label_of(api_server, 1) == "true"
     api_server.requests.clear()
-    await departed.look(cluster)
+    await orphaned_journals.drain_orphans(cluster)
     assert api_server.requests.writes() == 0
 
 
@@ -167,7 +177,7 @@ async def test_one_whose_pod_still_ends_is_left_alone(
             "spec": {"containers": [{"name": "activator", "image": IMAGE}]},
         }
     )
-    await departed.look(cluster)
+    await orphaned_journals.drain_orphans(cluster)
     assert jobs(api_server) == []
 
 
@@ -176,9 +186,9 @@ async def test_a_drain_that_failed_is_told_and_not_called_done(
 ) -> None:
     api_server.put(activators(1))
     api_server.put(claim(1))
-    await departed.look(cluster)
+    await orphaned_journals.drain_orphans(cluster)
     finish(api_server, "drain-journal-activator-1", "Failed")
-    await departed.look(cluster)
+    await orphaned_journals.drain_orphans(cluster)
     assert label_of(api_server, 1) is None
     assert "kubectl logs job/drain-journal-activator-1" in caplog.text
 
@@ -188,15 +198,15 @@ async def test_an_activator_that_comes_back_writes_new_records(
 ) -> None:
     api_server.put(activators(1))
     api_server.put(claim(1))
-    await departed.look(cluster)
+    await orphaned_journals.drain_orphans(cluster)
     finish(api_server, "drain-journal-activator-1", "Complete")
-    await departed.look(cluster)
+    await orphaned_journals.drain_orphans(cluster)
     api_server.put(activators(2))
-    await departed.look(cluster)
+    await orphaned_journals.drain_orphans(cluster)
     assert label_of(api_server, 1) is None
     assert jobs(api_server) == []
     api_server.put(activators(1))
-    await departed.look(cluster)
+    await orphaned_journals.drain_orphans(cluster)
     assert jobs(api_server) == ["drain-journal-activator-1"]
 
 
@@ -205,13 +215,13 @@ async def test_a_drain_that_nobody_looked_at_before_its_activator_came_back_coun
 ) -> None:
     api_server.put(activators(1))
     api_server.put(claim(1))
-    await departed.look(cluster)
+    await orphaned_journals.drain_orphans(cluster)
     finish(api_server, "drain-journal-activator-1", "Complete")
     api_server.put(activators(2))
-    await departed.look(cluster)
+    await orphaned_journals.drain_orphans(cluster)
     assert jobs(api_server) == []
     api_server.put(activators(1))
-    await departed.look(cluster)
-    await departed.look(cluster)
+    await orphaned_journals.drain_orphans(cluster)
+    await orphaned_journals.drain_orphans(cluster)
     assert label_of(api_server, 1) is None
     assert jobs(api_server) == ["drain-journal-activator-1"]

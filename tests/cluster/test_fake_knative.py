@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from pilotlight.cluster.kinds import POD
+from pilotlight.kubernetes.kinds import POD
 from tests.fakes.knative.cluster import FakeKnative
 from tests.fakes.knative.controllers import condition_of
 from tests.fakes.kubernetes.raw import MERGE, RawClient

@@ -10,11 +10,16 @@ from typing import Any
 
 import pytest
 
-from pilotlight.cluster.api import Cluster
-from pilotlight.cluster.names import snapshot_label, weights_label
-from pilotlight.cluster.settings import ClusterSettings
-from pilotlight.controller.cluster.labels import MAX_LABELS, NodeLabels, patch_of, wanted_labels
-from pilotlight.controller.nodes import FRESH_S, Nodes
+from pilotlight.controller.kubernetes.node_labels import (
+    MAX_LABELS,
+    NodeLabels,
+    desired_labels,
+    label_patch,
+)
+from pilotlight.controller.kubernetes.node_reports import FRESH_S, NodeReports
+from pilotlight.kubernetes.cluster import Cluster
+from pilotlight.kubernetes.names import snapshot_label, weights_label
+from pilotlight.kubernetes.settings import ClusterSettings
 from snapshotter.types import NodeReport
 from tests.fakes.kubernetes.faults import Fault
 from tests.fakes.kubernetes.server import ApiServer
@@ -24,7 +29,7 @@ MODEL, OTHER = "a" * 64, "b" * 64
 PATIENCE_S = 20.0
 
 
-class CountedNodes(Nodes):
+class CountedNodes(NodeReports):
     """Reports, and how often they were looked at."""
 
     looks = 0
@@ -84,18 +89,18 @@ def test_weights_and_snapshots_take_turns_and_there_is_a_bound() -> None:
         weights=[f"{n:064x}" for n in range(1, 100)][::-1],
         revisions=[f"f-1@v{n}" for n in range(5)],
     )
-    wanted = wanted_labels(report)
+    wanted = desired_labels(report)
 
     assert len(wanted) <= MAX_LABELS
     assert snapshot_label("f-1@v4") in wanted
-    assert wanted_labels(None) == frozenset()
+    assert desired_labels(None) == frozenset()
 
 
 def test_only_what_differs_is_written_and_labels_of_others_stay() -> None:
     labels = {"zone": "x", weights_label(MODEL): "hot", weights_label(OTHER): "hot"}
 
-    assert patch_of(labels, frozenset([weights_label(MODEL)])) == {weights_label(OTHER): None}
-    assert patch_of(labels, frozenset([weights_label(MODEL), weights_label(OTHER)])) == {}
+    assert label_patch(labels, frozenset([weights_label(MODEL)])) == {weights_label(OTHER): None}
+    assert label_patch(labels, frozenset([weights_label(MODEL), weights_label(OTHER)])) == {}
 
 
 async def test_a_node_says_what_is_hot_and_no_longer_when_it_is_cold(bench: Bench) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from activator.coordination import redis_client, redis_state
 from activator.knative import redis_pod_leases
-from pilotlight.controller.store import Store
+from pilotlight.controller.database.store import Store
 from tests.fakes.databases import empty_sqlite
 from tests.functions.controller.parts import ManualClock
 

@@ -12,9 +12,12 @@ import sqlalchemy as sa
 from alembic import command
 from alembic.config import Config
 
-from pilotlight.controller import calls, idempotency, rollups, tables
-from pilotlight.controller.store import Store
-from pilotlight.spec import FunctionSpec, canonical_json, from_json, to_json
+from pilotlight.controller.database import store as store_module
+from pilotlight.controller.database import tables
+from pilotlight.controller.database.store import Store
+from pilotlight.controller.scheduling import submitted_calls
+from pilotlight.controller.server import idempotency
+from pilotlight.spec.function import FunctionSpec, canonical_json, from_json, to_json
 from tests.functions.controller.parts import ManualClock, spec
 
 AT = 1_799_000_000.0
@@ -127,7 +130,9 @@ def upgraded(url: str) -> Iterator[Store]:
     """A store as 0010 left it, with rows, brought up to date."""
     store = Store(url, clock=ManualClock(AT + 1))
     config = Config()
-    config.set_main_option("script_location", str(Path(rollups.__file__).parent / "migrations"))
+    config.set_main_option(
+        "script_location", str(Path(store_module.__file__).parent / "migrations")
+    )
     with store.engine.connect().execution_options(pilotlight_writing=True) as connection:
         config.attributes["connection"] = connection
         command.upgrade(config, "0010")
@@ -155,13 +160,17 @@ def test_kept_calls_are_counted_by_tenant_and_go_with_their_count(upgraded: Stor
             for row in write.sql.execute(sa.select(tables.calls))
         }
         assert found == sizes
-        assert [calls.kept_bytes(write.sql, tenant=tenant) for tenant in ("t-1", "t-2", "t-3")] == [
+        assert [
+            submitted_calls.kept_bytes(write.sql, tenant=tenant) for tenant in ("t-1", "t-2", "t-3")
+        ] == [
             44,
             16,
             0,
         ]
-        assert calls.expire(write, now=AT + 100, limit=10) == 4
-        assert [calls.kept_bytes(write.sql, tenant=tenant) for tenant in ("t-1", "t-2")] == [0, 0]
+        assert submitted_calls.expire(write, now=AT + 100, limit=10) == 4
+        assert [
+            submitted_calls.kept_bytes(write.sql, tenant=tenant) for tenant in ("t-1", "t-2")
+        ] == [0, 0]
 
 
 def test_results_are_moved_out_of_the_records_that_lists_read(upgraded: Store) -> None:
@@ -174,8 +183,10 @@ def test_results_are_moved_out_of_the_records_that_lists_read(upgraded: Store) -
             (("t-1", "c-1"), ("t-1", "c-2"), ("t-2", "c-1")), ('{"result":""}', "ABC")
         )
         assert found == {**small, ("t-4", "c-1"): ('{"result":""}', LARGE)}
-        assert calls.listing(sql, calls.Wanted(tenant="t-2"), limit=10) == [{"result": ""}]
-        assert calls.get(sql, tenant="t-2", call="c-1")["result"] == "ABC"
+        assert submitted_calls.listing(sql, submitted_calls.CallQuery(tenant="t-2"), limit=10) == [
+            {"result": ""}
+        ]
+        assert submitted_calls.get(sql, tenant="t-2", call="c-1")["result"] == "ABC"
 
 
 def test_due_calls_that_wait_are_whole_and_those_that_were_taken_are_a_note(

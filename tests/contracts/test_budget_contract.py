@@ -7,19 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from pilotlight.controller import alerts, budgets, ledger, tenants
-from pilotlight.controller.budget_terms import parse
-from pilotlight.controller.budgets import Budget
-from pilotlight.controller.store import Store
+from pilotlight.controller.billing import budget_alerts, budgets, ledger
+from pilotlight.controller.billing.budget_definition import parse_definition
+from pilotlight.controller.billing.budgets import Budget
+from pilotlight.controller.database.store import Store
+from pilotlight.controller.identity import tenants
+from pilotlight.core.crypto import PlatformKey
 from pilotlight.protocol import BudgetState
-from pilotlight.seal import PlatformKey
 from tests.functions.controller.parts import usage
 
 
 @pytest.fixture
 def budget(store: Store, tmp_path: Path) -> Budget:
     key = PlatformKey.load_or_create(tmp_path / "platform.key")
-    terms = parse(
+    terms = parse_definition(
         amount="4000000.000000000001",
         currency="USD",
         currencies={"USD"},
@@ -52,7 +53,9 @@ def test_large_sums_are_exact_and_each_threshold_is_noted_once(
     }
     spend(store, budget, "1999999.999999999999", "0.000000000002", first=2)
     with store.read() as sql:
-        assert sorted(alert.percent for alert in alerts.listing(sql, budgets=[budget.id])) == [
+        assert sorted(
+            alert.percent for alert in budget_alerts.listing(sql, budgets=[budget.id])
+        ) == [
             50,
             80,
             100,
@@ -67,7 +70,7 @@ def test_an_alert_is_claimed_by_one_of_many(store: Store, budget: Budget) -> Non
 
     def claim() -> None:
         with store.write() as write:
-            claimed.extend(alert.id for alert in alerts.claim(write, limit=2))
+            claimed.extend(alert.id for alert in budget_alerts.claim(write, limit=2))
 
     threads = [threading.Thread(target=claim) for _ in range(4)]
     for thread in threads:
@@ -82,4 +85,4 @@ def test_a_budget_goes_with_its_alerts(store: Store, budget: Budget) -> None:
     with store.write() as write:
         budgets.delete(write, tenant=budget.tenant, budget_id=budget.id, actor="k-1")
     with store.read() as sql:
-        assert (budgets.listing(sql), alerts.listing(sql, budgets=[budget.id])) == ([], [])
+        assert (budgets.listing(sql), budget_alerts.listing(sql, budgets=[budget.id])) == ([], [])

@@ -14,13 +14,13 @@ from redis.asyncio import Redis
 
 from activator.coordination.redis_state import RedisState
 from activator.knative.pod_leases import (
-    Claims,
     ClaimsUnreachable,
+    InMemoryPodLeases,
     PodLease,
+    PodLeaseStore,
     PodLeaseTable,
-    ProcessClaims,
 )
-from activator.knative.redis_pod_leases import RedisClaims
+from activator.knative.redis_pod_leases import RedisPodLeases
 
 REVISION = "f-shop-hello@v1"
 OTHER = "f-shop-other@v1"
@@ -31,7 +31,7 @@ class Store:
 
     def __init__(
         self,
-        make: Callable[[str], Claims],
+        make: Callable[[str], PodLeaseStore],
         join: Callable[[str], Awaitable[None]],
         lapse: Callable[[str], Awaitable[None]],
         owners: Callable[[], Awaitable[dict[str, str]]],
@@ -41,7 +41,7 @@ class Store:
         self.lapse = lapse
         self.owners = owners
 
-    async def member(self, name: str) -> Claims:
+    async def member(self, name: str) -> PodLeaseStore:
         """A member that counts."""
         await self.rejoin(name)
         return self._make(name)
@@ -62,7 +62,7 @@ async def _store(request: pytest.FixtureRequest) -> AsyncIterator[Store]:
         async def owners() -> dict[str, str]:
             return {life: member for life, (member, _) in board.owners.items()}
 
-        yield Store(lambda name: ProcessClaims(board, member=name), join, lapse, owners)
+        yield Store(lambda name: InMemoryPodLeases(board, member=name), join, lapse, owners)
         return
     async with AsyncExitStack() as closing:
         yield _redis_store(request.getfixturevalue("redis_url"), closing)
@@ -92,8 +92,8 @@ def _redis_store(url: str, closing: AsyncExitStack) -> Store:
             }
         return found
 
-    def make(name: str) -> Claims:
-        claims = RedisClaims(url, platform=platform, member=name)
+    def make(name: str) -> PodLeaseStore:
+        claims = RedisPodLeases(url, platform=platform, member=name)
         closing.push_async_callback(claims.aclose)
         return claims
 
@@ -278,7 +278,7 @@ async def test_who_finds_no_free_pod_is_heard_by_who_has_more_than_its_share(
         states, claims = [], []
         for name in ("a-0", "a-1"):
             states.append(state := RedisState(redis_url, platform=platform, member=name))
-            claims.append(claim := RedisClaims(redis_url, platform=platform, member=name))
+            claims.append(claim := RedisPodLeases(redis_url, platform=platform, member=name))
             closing.push_async_callback(state.aclose)
             closing.push_async_callback(claim.aclose)
             await state.join()
@@ -300,7 +300,7 @@ async def test_who_finds_no_free_pod_is_heard_by_who_has_more_than_its_share(
 
 
 async def test_an_unreachable_store_claims_nothing_and_forgets_nothing() -> None:
-    claims = RedisClaims("unix:///nowhere/r.sock", platform="p", member="a-0")
+    claims = RedisPodLeases("unix:///nowhere/r.sock", platform="p", member="a-0")
     with pytest.raises(ClaimsUnreachable, match=r"/nowhere/r\.sock"):
         await claims.claim(REVISION, "i-1", ["p.0"], pods=1)
     with pytest.raises(ClaimsUnreachable):
@@ -314,7 +314,7 @@ async def test_a_member_that_lapsed_is_granted_nothing_until_it_is_one_again(
     redis_url: str,
 ) -> None:
     platform = uuid.uuid4().hex[:8]
-    claims = RedisClaims(redis_url, platform=platform, member="a-0")
+    claims = RedisPodLeases(redis_url, platform=platform, member="a-0")
     assert await claims.claim(REVISION, "i-1", ["p.0"], pods=1) is None
     state = RedisState(redis_url, platform=platform, member="a-0")
     await state.join()

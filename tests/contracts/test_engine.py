@@ -18,11 +18,11 @@ import httpx
 import pytest
 
 from examples.tiny_llama import make
-from pilotlight.engines import EngineSpec
-from pilotlight.spec import FunctionKind, FunctionSpec, MethodSpec, Resources, WeightsSpec
-from pilotlight.worker.engine import arguments, known
-from pilotlight.worker.engine.asking import Asker
-from pilotlight.worker.engine.tree import Tree
+from pilotlight.spec.engines import EngineSpec
+from pilotlight.spec.function import FunctionKind, FunctionSpec, MethodSpec, Resources, WeightsSpec
+from pilotlight.worker.engine import arguments, reference_answer
+from pilotlight.worker.engine.client import EngineClient
+from pilotlight.worker.engine.process_tree import ProcessTree
 from tests.fakes.engine.environment import HERE
 
 START_S = 300.0
@@ -46,7 +46,7 @@ class Served:
     """A running engine and a client of it."""
 
     def __init__(self, path: str) -> None:
-        self.asker = Asker(path)
+        self.asker = EngineClient(path)
         self.client = httpx.Client(
             transport=httpx.HTTPTransport(uds=path), base_url="http://engine", timeout=60.0
         )
@@ -83,7 +83,7 @@ def serving(python: str, environ: Mapping[str, str], site: list[str]) -> Iterato
     directory = Path(tempfile.mkdtemp(prefix="pl"))
     model, path = make(directory / "model"), str(directory / "engine.sock")
     command = arguments.command(SPEC, python=python, weights={"m": str(model)}, socket=path)
-    tree = Tree(
+    tree = ProcessTree(
         command,
         arguments.environment(SPEC, environ, site=site, chosen=()),
         directory=str(directory),
@@ -123,9 +123,11 @@ def test_it_says_what_it_serves(engine: Served) -> None:
 
 
 def test_greedy_answers_are_always_the_same(engine: Served) -> None:
-    learned = known.learn(ENGINE, "assistant", engine.asker, within_s=60)
-    assert len(learned.value) == known.TOKENS
-    learned.demand_same(known.ask(ENGINE, "assistant", engine.asker, within_s=60, tokens=2))
+    learned = reference_answer.learn(ENGINE, "assistant", engine.asker, within_s=60)
+    assert len(learned.value) == reference_answer.TOKENS
+    learned.demand_same(
+        reference_answer.ask(ENGINE, "assistant", engine.asker, within_s=60, tokens=2)
+    )
 
 
 def test_a_chat_tells_its_tokens_and_why_it_ended(engine: Served) -> None:

@@ -9,18 +9,21 @@ from collections.abc import Sequence
 import pytest
 import sqlalchemy as sa
 
-from pilotlight.controller import feedback, intake, tables, tenants
-from pilotlight.controller.access import Principal
+from pilotlight.controller.analytics import feedback
+from pilotlight.controller.analytics.feedback import FeedbackWindow
+from pilotlight.controller.billing import usage_ingestion
+from pilotlight.controller.database import tables
+from pilotlight.controller.database.store import Store
 from pilotlight.controller.experiments import report
 from pilotlight.controller.experiments.design import Design, Guardrail
-from pilotlight.controller.experiments.evidence import Evidence, Met, contrasts
+from pilotlight.controller.experiments.evidence import ArmExposure, ExperimentEvidence, contrasts
 from pilotlight.controller.experiments.stats import Estimate, Moments, ratio
-from pilotlight.controller.feedback import Window
-from pilotlight.controller.store import Store
+from pilotlight.controller.identity import tenants
+from pilotlight.controller.identity.access_control import Principal
 from pilotlight.protocol import UsageRecord
-from pilotlight.spec import canonical_json
-from pilotlight.traffic import Arm
-from pilotlight.types import Scope
+from pilotlight.spec.function import canonical_json
+from pilotlight.spec.identifiers import Scope
+from pilotlight.spec.traffic import Arm
 from tests.functions.controller.parts import ManualClock, usage
 
 DESIGN = Design(
@@ -110,7 +113,7 @@ def records(experiment: str, tenant: str, units: int = 25) -> list[UsageRecord]:
 
 def take(store: Store, batch: Sequence[UsageRecord]) -> None:
     with store.write() as write:
-        intake.take(write, [record.to_json() for record in batch])
+        usage_ingestion.ingest_usage(write, [record.to_json() for record in batch])
 
 
 def test_sums_per_unit_are_those_of_the_records_however_they_come(
@@ -120,10 +123,10 @@ def test_sums_per_unit_are_those_of_the_records_however_they_come(
     for batch in (every[:7], every[5:40], every, every[-3:]):
         take(store, batch)
     with store.read() as sql:
-        evidence = Evidence(sql, experiment, DESIGN)
+        evidence = ExperimentEvidence(sql, experiment, DESIGN)
         assert evidence.met() == {
-            "control": Met(units=25, units_before=25, calls=49, mistagged=0),
-            "bold": Met(units=25, units_before=25, calls=49, mistagged=0),
+            "control": ArmExposure(units=25, units_before=25, calls=49, mistagged=0),
+            "bold": ArmExposure(units=25, units_before=25, calls=49, mistagged=0),
         }
         assert evidence.crossed() == 0
         found = evidence.estimates("error_ratio")["bold"]
@@ -150,11 +153,11 @@ def test_percentiles_come_with_bounds_that_know_the_units(
 ) -> None:
     take(store, records(experiment, tenant, units=300))
     with store.read() as sql:
-        found = Evidence(sql, experiment, DESIGN).intervals("latency_p50", alpha=0.05)
+        found = ExperimentEvidence(sql, experiment, DESIGN).intervals("latency_p50", alpha=0.05)
     assert found["control"].low < 10 <= found["control"].value < 11
     assert found["bold"].low < 40 <= found["bold"].value < 44
     with store.read() as sql:
-        watched = report.watch(Evidence(sql, experiment, DESIGN), DESIGN)
+        watched = report.check_guardrails(ExperimentEvidence(sql, experiment, DESIGN), DESIGN)
     assert [(one.arm, one.state) for one in watched] == [("bold", report.BREACHED)]
 
 
@@ -164,7 +167,7 @@ def test_an_experiment_that_is_not_there_stops_no_record(
     lost = usage("req-lost/1", tenant=tenant, experiment="x-gone", arm="a", unit="u")
     take(store, [lost, *records(experiment, tenant)])
     with store.read() as sql:
-        assert Evidence(sql, experiment, DESIGN).met()["bold"].units == 25
+        assert ExperimentEvidence(sql, experiment, DESIGN).met()["bold"].units == 25
         assert (
             sql.execute(
                 sa.select(tables.usage.c.id).where(tables.usage.c.id == "req-lost/1")
@@ -190,25 +193,25 @@ def test_feedback_is_joined_summed_and_windowed(
     take(store, every)
     with store.write() as write:
         for record in every:
-            told = feedback.parse(
+            told = feedback.parse_feedback(
                 "good" if record.arm == "bold" else "bad",
                 {"rating": 5.0 if record.arm == "bold" else 3.0},
             )
-            feedback.give(write, caller, call=record.call, feedback=told, window_days=30)
-        feedback.give(
+            feedback.record_feedback(write, caller, call=record.call, feedback=told, window_days=30)
+        feedback.record_feedback(
             write,
             caller,
             call=early,
-            feedback=feedback.parse(None, {"rating": 1.0}),
+            feedback=feedback.parse_feedback(None, {"rating": 1.0}),
             window_days=30,
         )
         assert feedback.is_anything_waiting(write.sql)
-        assert feedback.join(write) == 0
+        assert feedback.join_to_calls(write) == 0
     take(store, [usage(f"{early}/1", tenant=tenant, function_id="f-early")])
     with store.write() as write:
-        assert feedback.join(write) == 1
+        assert feedback.join_to_calls(write) == 1
     with store.read() as sql:
-        evidence = Evidence(sql, experiment, DESIGN)
+        evidence = ExperimentEvidence(sql, experiment, DESIGN)
         assert evidence.told() == ["feedback:rating", "feedback:label=bad", "feedback:label=good"]
         assert evidence.estimates("feedback:rating")["bold"].value == 5.0
         assert evidence.estimates("feedback:label=good")["control"].value == 0.0
@@ -220,7 +223,7 @@ def test_feedback_is_joined_summed_and_windowed(
             since_s=0.0,
             until_s=math.inf,
         )
-        assert joined == Window(1, 1.0, 0.0)
+        assert joined == FeedbackWindow(1, 1.0, 0.0)
         assert (
             feedback.window(
                 sql, function_id="f-1", metric="label=good", revision="v2", since_s=0.0, until_s=2e9
@@ -254,6 +257,6 @@ def test_a_unit_counts_for_the_arm_that_it_met_first(
     take(store, [second])
     take(store, [first])
     with store.read() as sql:
-        evidence = Evidence(sql, experiment, DESIGN)
+        evidence = ExperimentEvidence(sql, experiment, DESIGN)
         assert {arm: met.units for arm, met in evidence.met().items() if met.units} == {"bold": 1}
         assert evidence.crossed() == 1

@@ -14,10 +14,10 @@ from typing import Any, Protocol
 import pytest
 
 from activator.balancing.fleet import Fleet, NodeFleet, new_instance_id
-from activator.knative.pod_leases import PodLeaseTable, ProcessClaims
+from activator.knative.pod_leases import InMemoryPodLeases, PodLeaseTable
 from activator.knative.readiness_probe import exchange
 from activator.routing.route_table import CallTarget
-from pilotlight.spec import Clocks
+from pilotlight.spec.function import Clocks
 from snapshotter import errors
 from snapshotter.types import AgentEvent, InstanceInfo, InstanceState, RevisionKey
 from tests.fakes.agent_home import AgentHome
@@ -102,7 +102,7 @@ class Pods:
         self.inner = world.on_wake
 
     async def fleet(self) -> Fleet:
-        return await self._world.fleet("a-0", ProcessClaims(self._board, member="a-0"))
+        return await self._world.fleet("a-0", InMemoryPodLeases(self._board, member="a-0"))
 
     def target(self, *, is_broken: bool = False, never_ready: bool = False) -> CallTarget:
         target = self._world.target(clocks=Clocks(startup_s=0.5 if never_ready else 20.0))

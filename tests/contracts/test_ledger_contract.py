@@ -15,26 +15,26 @@ import sqlalchemy as sa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pilotlight.controller import (
-    bills,
+from pilotlight.controller.billing import (
     corrections,
-    exports,
     invoices,
     ledger,
-    prices,
+    ledger_totals,
+    price_lists,
+    reports,
     rollups,
-    tables,
-    tenants,
-    totals,
+    usage_exports,
 )
-from pilotlight.controller.aggregation import CLOCKS, Spending, bucket_of
-from pilotlight.controller.store import Store
+from pilotlight.controller.billing.usage_aggregation import CLOCKS, SpendKey, bucket_of
+from pilotlight.controller.database import tables
+from pilotlight.controller.database.store import Store
+from pilotlight.controller.identity import tenants
+from pilotlight.core.settings import SettingsInvalid
 from pilotlight.errors import Conflict, InvalidInput, NotFound
-from pilotlight.pricing import PriceSettings
 from pilotlight.protocol import UsageRecord
+from pilotlight.spec.pricing import PriceSettings
 from tests.functions.controller.parts import ManualClock, usage
 from tests.hypothesis_profiles import examples
-from weight_cache.settings import SettingsInvalid
 
 DAY = 86_400.0
 NOVEMBER_1, DECEMBER_1 = 1_793_491_200.0, 1_796_083_200.0  # 2026, UTC
@@ -61,19 +61,19 @@ def make_tenant(store: Store, name: str = "acme") -> str:
         return tenants.create(write, name=name, uid_base=None, actor="platform").id
 
 
-def add(store: Store, *records: UsageRecord) -> ledger.Added:
+def add(store: Store, *records: UsageRecord) -> ledger.LedgerInsert:
     with store.write() as write:
         return ledger.add(write, list(records))
 
 
-def report(store: Store, tenant: str, by: str = "function", **cut: Any) -> list[bills.Line]:
+def report(store: Store, tenant: str, by: str = "function", **cut: Any) -> list[reports.ReportLine]:
     with store.read() as sql:
-        return bills.report(
+        return reports.report(
             sql, tenant=tenant, by=by, **{"since": None, "until": None, "environment": None, **cut}
         )
 
 
-def differences(store: Store, tenant: str | None = None) -> Sequence[rollups.Difference]:
+def differences(store: Store, tenant: str | None = None) -> Sequence[rollups.RollupDifference]:
     with store.read() as sql:
         return rollups.verify(sql, tenant=tenant)
 
@@ -153,7 +153,7 @@ def test_a_bill_is_the_sum_of_its_records_to_the_last_digit(
             for one in kept
             if (begin is None or one.started_at >= begin) and (end is None or one.started_at < end)
         ]
-        for by in (*bills.GROUPS, "tag:team"):
+        for by in (*reports.GROUPS, "tag:team"):
             found: dict[str, Decimal] = {}
             lines = report(store, owner, by, since=begin, until=end)
             for line in lines:
@@ -185,7 +185,7 @@ def rows_of(store: Store, table: sa.Table, tenant: str) -> list[tuple[Any, ...]]
     for row in found:
         row |= {name: float(f"{row[name]:.9g}") for name in tables.ROLLUP_FLOATS if name in row}
         if "high" in row:
-            row["high"], row["low"] = row["high"] * totals.HALF + row["low"], 0
+            row["high"], row["low"] = row["high"] * ledger_totals.HALF + row["low"], 0
     return sorted(tuple(row.values()) for row in found)
 
 
@@ -257,7 +257,7 @@ def test_the_rollups_of_an_older_ledger_are_made_once(store: Store) -> None:
 def test_what_budgets_look_at_is_told_of_new_records_and_of_the_whole_batch(store: Store) -> None:
     one = usage("req-1/1", cost="0.5", started_at=NOVEMBER_1)
     other = usage("req-2/1", cost="0.25", started_at=NOVEMBER_1 - 1)
-    here = Spending("t-1", "main", "search", "embed", int(NOVEMBER_1 // DAY), "2026-11", "USD")
+    here = SpendKey("t-1", "main", "search", "embed", int(NOVEMBER_1 // DAY), "2026-11", "USD")
     before = here._replace(day=here.day - 1, month="2026-10")
     first, again = add(store, one), add(store, one, other, other)
     assert first.spent == first.batch == {here: 500_000_000_000}
@@ -563,7 +563,7 @@ def test_a_correction_is_not_corrected(store: Store, tenant: str) -> None:
 def test_a_version_of_prices_never_changes(store: Store, clock: ManualClock) -> None:
     def keep(**changes: Any) -> list[str]:
         with store.write() as write:
-            return prices.keep(write, PriceSettings(**changes).lists())
+            return price_lists.record_price_lists(write, PriceSettings(**changes).lists())
 
     assert keep(version="1", request="0.10", others={"1-partner": {"request": "0.05"}}) == [
         "1",
@@ -580,7 +580,7 @@ def test_a_version_of_prices_never_changes(store: Store, clock: ManualClock) -> 
     clock.now += 1
     assert keep(version="2", request="0.2") == ["2"]
     with store.read() as sql:
-        assert [(one["version"], one["request"]) for one in prices.listing(sql)] == [
+        assert [(one["version"], one["request"]) for one in price_lists.listing(sql)] == [
             ("2", "0.2"),
             ("1", "0.10"),
             ("1-partner", "0.05"),
@@ -591,19 +591,19 @@ def test_a_version_of_prices_never_changes(store: Store, clock: ManualClock) -> 
 def test_an_export_goes_on_after_the_record_that_came_last(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exports, "PAGE", 3)
+    monkeypatch.setattr(usage_exports, "PAGE", 3)
     records = [usage(f"req-{n:02}/1", started_at=NOVEMBER_1 + n // 4) for n in range(20)]
     add(store, *records, usage("req-99/1", tenant="t-2", started_at=NOVEMBER_1))
-    wanted = exports.Wanted(tenant="t-1")
+    wanted = usage_exports.ExportQuery(tenant="t-1")
 
     def ids(
         after: tuple[float, str] | None = None,
         limit: int | None = None,
-        wanted: exports.Wanted = wanted,
+        wanted: usage_exports.ExportQuery = wanted,
     ) -> list[str]:
         return [
             one["id"]
-            for page in exports.pages(store, wanted, after=after, limit=limit)
+            for page in usage_exports.pages(store, wanted, after=after, limit=limit)
             for one in page
         ]
 
@@ -611,9 +611,9 @@ def test_an_export_goes_on_after_the_record_that_came_last(
     assert ids() == everything
     first = ids(limit=7)
     with store.read() as sql:
-        after = exports.position(sql, tenant="t-1", cursor=first[-1])
+        after = usage_exports.position(sql, tenant="t-1", cursor=first[-1])
         with pytest.raises(NotFound):
-            exports.position(sql, tenant="t-2", cursor=first[-1])
+            usage_exports.position(sql, tenant="t-2", cursor=first[-1])
     assert first + ids(after) == everything
     assert (
         ids(wanted=replace(wanted, since=NOVEMBER_1 + 1, until=NOVEMBER_1 + 2)) == everything[4:8]

@@ -15,22 +15,23 @@ import sqlalchemy as sa
 from activator.billing.errors import LedgerUnavailable
 from activator.billing.journal import Journal
 from activator.billing.shipping import Shipper, usage_body
-from pilotlight.controller import application, bills, rollups
-from pilotlight.controller.bell import Bell
-from pilotlight.controller.blobs import BlobFiles
+from pilotlight.controller import http_app
+from pilotlight.controller.billing import reports, rollups
 from pilotlight.controller.context import Context
-from pilotlight.controller.metrics import Metrics
+from pilotlight.controller.database.change_notifier import ChangeNotifier
+from pilotlight.controller.database.store import Store
+from pilotlight.controller.server.metrics import Metrics
 from pilotlight.controller.settings import ControllerConfig, ControllerSettings
-from pilotlight.controller.store import Store
+from pilotlight.controller.weights.blobs import BlobStore
+from pilotlight.core.crypto import PlatformKey
+from pilotlight.core.object_store import DirectoryStore
+from pilotlight.core.settings import Paths
 from pilotlight.protocol import HEADER_PLATFORM_TOKEN, USAGE_PATH, BudgetState
-from pilotlight.seal import PlatformKey
 from snapshotter.client import AgentClient
 from tests.activator.billing_world import SECOND, account, records_on_disk
 from tests.fakes.postgres_server import PostgresServer
 from tests.functions.controller.parts import ManualClock
 from weight_cache.client import WeightCacheClient
-from weight_cache.objects import DirectoryStore
-from weight_cache.settings import Paths
 
 CALLS = 2500
 
@@ -39,7 +40,7 @@ class HttpLedger:
     """A `shipping.Ledger`: the controller's application, in this process."""
 
     def __init__(self, context: Context) -> None:
-        transport = httpx.ASGITransport(application.build(context), raise_app_exceptions=False)
+        transport = httpx.ASGITransport(http_app.build_app(context), raise_app_exceptions=False)
         self._http = httpx.AsyncClient(
             transport=transport,
             base_url="http://c",
@@ -79,11 +80,11 @@ async def _ledger(store: Store, tmp_path: Path, short_tmp: Path) -> AsyncIterato
             settings=ControllerSettings(), paths=paths, trust="isolated", uid_base=None
         ),
         store=store,
-        files=BlobFiles(objects=blobs, incoming=tmp_path / "incoming", limit_bytes=1000),
+        files=BlobStore(objects=blobs, incoming=tmp_path / "incoming", limit_bytes=1000),
         key=PlatformKey.load_or_create(tmp_path / "platform.key"),
         agent=AgentClient(paths.socket("snapshotter")),
         cache=WeightCacheClient(paths.socket("weight_cache")),
-        bell=Bell(),
+        bell=ChangeNotifier(),
         metrics=Metrics(),
         clock=ManualClock(),
     )
@@ -146,7 +147,7 @@ async def test_postgresql_killed_in_the_middle_of_a_batch_catches_up(
     written = records_on_disk(tmp_path / "journal")
     assert (shipper.lag().records, shipper.refused, len(written)) == (0, 0, CALLS)
     with store.read() as sql:
-        lines = bills.report(
+        lines = reports.report(
             sql, tenant="t-1", by="function", since=None, until=None, environment=None
         )
         assert rollups.verify(sql) == []

@@ -12,9 +12,11 @@ import sqlalchemy as sa
 from alembic import command
 from alembic.config import Config
 
-from pilotlight.controller import bills, invoices, rollups, tables
-from pilotlight.controller.aggregation import COLUMNS, DAY_S, month_of_day
-from pilotlight.controller.store import Store
+from pilotlight.controller.billing import invoices, reports, rollups
+from pilotlight.controller.billing.usage_aggregation import COLUMNS, DAY_S, month_of_day
+from pilotlight.controller.database import store as store_module
+from pilotlight.controller.database import tables
+from pilotlight.controller.database.store import Store
 from tests.functions.controller.parts import ManualClock, usage
 
 NOVEMBER_1 = 1_793_491_200.0  # 2026, UTC
@@ -49,7 +51,9 @@ def old(url: str) -> Iterator[Store]:
     """A store as 0004 left it."""
     store = Store(url, clock=ManualClock(NOVEMBER_1))
     config = Config()
-    config.set_main_option("script_location", str(Path(rollups.__file__).parent / "migrations"))
+    config.set_main_option(
+        "script_location", str(Path(store_module.__file__).parent / "migrations")
+    )
     with store.engine.connect().execution_options(pilotlight_writing=True) as connection:
         config.attributes["connection"] = connection
         command.upgrade(config, "0004")
@@ -81,7 +85,7 @@ def test_records_from_before_are_in_months_and_rollups(old: Store) -> None:
             == ["2026-11", "2026-10", "2026-10", "2026-11", "1970-01"]
         )
         assert rollups.verify(sql) == []
-        (line,) = bills.report(
+        (line,) = reports.report(
             sql, tenant="t-1", by="function", since=None, until=None, environment=None
         )
         assert line.cost == Decimal("0.000000000035")

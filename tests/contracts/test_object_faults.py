@@ -14,15 +14,15 @@ from typing import Any
 
 import pytest
 
-from tests.fakes.faulty_objects import Fault, FaultyObjects, Kind, faulty_objects
-from tests.fakes.s3_server import OTHER_VARIABLES
-from weight_cache.errors import (
+from pilotlight.core.object_store.errors import (
     ObjectChanged,
-    ObjectMissing,
+    ObjectNotFound,
     ObjectStoreError,
     ObjectStoreUnavailable,
 )
-from weight_cache.objects.s3 import S3Store
+from pilotlight.core.object_store.s3 import S3Store
+from tests.fakes.faulty_objects import Fault, FaultyObjects, Kind, faulty_objects
+from tests.fakes.s3_server import OTHER_VARIABLES
 
 CONTENT = bytes(range(256)) * 1024
 ATTEMPTS = 3
@@ -159,7 +159,7 @@ async def test_writes_are_insisted_on_too(store: S3Store, server: FaultyObjects)
 @pytest.mark.parametrize(
     "status, expected, words",
     [
-        (404, ObjectMissing, "p/k is missing"),
+        (404, ObjectNotFound, "p/k is missing"),
         (403, ObjectStoreError, "access refused .AccessDenied.*the rights to get"),
         (401, ObjectStoreError, "access refused .InvalidToken"),
         (400, ObjectStoreError, "the store refused .400"),
@@ -182,7 +182,7 @@ async def test_a_missing_bucket_is_not_a_missing_object(
     server.fail(Fault(kind="status", status=404, code="NoSuchBucket"))
     with pytest.raises(ObjectStoreError, match="the bucket does not exist") as caught:
         await read(store)
-    assert not isinstance(caught.value, ObjectMissing)
+    assert not isinstance(caught.value, ObjectNotFound)
 
 
 async def test_a_refused_listing_and_a_refused_write_are_final(

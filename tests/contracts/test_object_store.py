@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from weight_cache.errors import (
+from pilotlight.core.object_store import ObjectStore, blob_key, blob_store, open_store
+from pilotlight.core.object_store.errors import (
     ObjectChanged,
-    ObjectMissing,
+    ObjectNotFound,
     ObjectStoreError,
     ObjectStoreUnavailable,
 )
-from weight_cache.objects import ObjectStore, blob_key, blob_store, open_store
-from weight_cache.objects.s3 import S3Store
-from weight_cache.settings import Paths, PlatformSettings, SettingsInvalid
+from pilotlight.core.object_store.s3 import S3Store
+from pilotlight.core.settings import Paths, PlatformSettings, SettingsInvalid
 
 PART_BYTES = 5 * 1024 * 1024
 """The least that S3 takes as a part, except for the last."""
@@ -58,11 +58,11 @@ async def test_an_empty_object_is_an_object(store: ObjectStore) -> None:
 async def test_what_is_missing_is_said(store: ObjectStore, tmp_path: Path) -> None:
     assert await store.info("a/nothing") is None
     assert await store.keys("a/") == []
-    with pytest.raises(ObjectMissing, match="a/nothing"):
+    with pytest.raises(ObjectNotFound, match="a/nothing"):
         await store.get("a/nothing", max_bytes=10)
-    with pytest.raises(ObjectMissing, match="a/nothing"):
+    with pytest.raises(ObjectNotFound, match="a/nothing"):
         await store.read("a/nothing", offset_bytes=0, length_bytes=1)
-    with pytest.raises(ObjectMissing, match="a/nothing"):
+    with pytest.raises(ObjectNotFound, match="a/nothing"):
         await store.fetch("a/nothing", tmp_path / "new")
     assert not (tmp_path / "new").exists()
     await store.delete("a/nothing")

@@ -21,7 +21,7 @@ from activator.quotas.redis_store import RedisQuotas
 from activator.quotas.rules import Of, Rule
 from activator.quotas.store import QuotaCheck, QuotaStore, Refused
 from pilotlight import errors
-from pilotlight.quotas import Quotas
+from pilotlight.spec.quotas import Quotas
 from tests.fakes.clock import ManualClock
 from tests.fakes.redis_server import MortalRedis
 from tests.hypothesis_profiles import examples

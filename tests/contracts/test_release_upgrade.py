@@ -13,24 +13,20 @@ import sqlalchemy as sa
 from alembic import command
 from alembic.config import Config
 
-from pilotlight.controller import (
-    approvals,
-    feed,
-    publishing,
-    registry,
-    releases,
-    rollups,
-    tables,
-    tenants,
-)
-from pilotlight.controller.places import Place
+from pilotlight.controller.database import feed, tables
+from pilotlight.controller.database import store as store_module
+from pilotlight.controller.database.store import Store
+from pilotlight.controller.deployments import app_registry, releases
+from pilotlight.controller.identity import tenants
+from pilotlight.controller.registry import feed_publisher
+from pilotlight.controller.registry.app_ref import AppRef
+from pilotlight.controller.release import approvals
 from pilotlight.controller.rollouts import lifecycle
-from pilotlight.controller.rollouts.plan import Plan
-from pilotlight.controller.store import Store
-from pilotlight.spec import FunctionSpec, canonical_json, from_json, to_json
+from pilotlight.controller.rollouts.plan import RolloutPlan
+from pilotlight.spec.function import FunctionSpec, canonical_json, from_json, to_json
 from tests.functions.controller.parts import ManualClock, spec
 
-PLACE = Place(tenant="t-1", uid=20_000, environment="staging", app="search", actor="k-1")
+PLACE = AppRef(tenant="t-1", uid=20_000, environment="staging", app="search", actor="k-1")
 FUNCTION = PLACE.function_id("hello")
 
 
@@ -46,7 +42,9 @@ def old(url: str) -> Iterator[Store]:
     """A store as 0005 left it, with a function of two revisions that share its traffic."""
     store = Store(url, clock=ManualClock())
     config = Config()
-    config.set_main_option("script_location", str(Path(rollups.__file__).parent / "migrations"))
+    config.set_main_option(
+        "script_location", str(Path(store_module.__file__).parent / "migrations")
+    )
     with store.engine.connect().execution_options(pilotlight_writing=True) as connection:
         config.attributes["connection"] = connection
         command.upgrade(config, "0005")
@@ -121,16 +119,16 @@ def _fill(sql: sa.Connection) -> None:
 def test_what_served_goes_on_serving_and_needs_nobodys_approval(old: Store) -> None:
     old.migrate()
     with old.write() as write:
-        document = publishing.document(write.sql, FUNCTION)
+        document = feed_publisher.traffic_document(write.sql, FUNCTION)
         assert (sorted(document.weights.values()), document.generation, document.tags) == (
             [50, 50],
             0,
             {},
         )
-        publishing.publish(write, FUNCTION)
-        approvals.protect(write, PLACE, approvals=2)
+        feed_publisher.publish(write, FUNCTION)
+        approvals.set_policy(write, PLACE, approvals=2)
         first = min(document.weights)
-        assert approvals.missing(write.sql, PLACE, function="hello", revision=first) == 0
+        assert approvals.missing_approvals(write.sql, PLACE, function="hello", revision=first) == 0
         name, after = releases.rollback(write, PLACE, function="hello")
         assert (name, dict(after.weights), after.generation) == (first, {first: 100}, 1)
     with old.read() as sql:
@@ -145,9 +143,9 @@ def test_what_served_goes_on_serving_and_needs_nobodys_approval(old: Store) -> N
 def test_an_environment_with_releases_of_every_kind_is_deleted(old: Store) -> None:
     old.migrate()
     with old.write() as write:
-        first, second = sorted(publishing.document(write.sql, FUNCTION).weights)
+        first, second = sorted(feed_publisher.traffic_document(write.sql, FUNCTION).weights)
         releases.rollback(write, PLACE, function="hello", reference=first)
-        lifecycle.begin(write, PLACE, function="hello", candidate=second, plan=Plan())
+        lifecycle.begin(write, PLACE, function="hello", candidate=second, plan=RolloutPlan())
         row = {"function": FUNCTION, "revision": first}
         write.sql.execute(
             sa.insert(tables.aliases).values(
@@ -202,7 +200,7 @@ def test_an_environment_with_releases_of_every_kind_is_deleted(old: Store) -> No
         write.sql.execute(
             sa.insert(tables.webhooks).values(**hook, created_by="k-1", created_at=write.now)
         )
-        registry.delete(write, PLACE)
+        app_registry.delete(write, PLACE)
         tenants.delete_environment(write, tenant="t-1", name="staging", actor="k-1")
     with old.read() as sql:
         assert tenants.environments(sql, tenant="t-1") == []

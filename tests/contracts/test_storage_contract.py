@@ -20,21 +20,24 @@ from alembic.config import Config
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pilotlight.controller import blobs, keys, references, registry, tables, tenants
-from pilotlight.controller.blobs import BlobFiles
-from pilotlight.controller.places import Place
-from pilotlight.controller.store import Store
-from pilotlight.controller.stored import accounting, forgetting
-from pilotlight.controller.stored.collector import Collector, sweep
+from pilotlight.controller.database import retention, tables
+from pilotlight.controller.database import store as store_module
+from pilotlight.controller.database.store import Store
+from pilotlight.controller.deployments import app_registry, dependency_checks
+from pilotlight.controller.identity import api_keys, tenants
+from pilotlight.controller.registry.app_ref import AppRef
+from pilotlight.controller.weights import blobs, storage_usage
+from pilotlight.controller.weights.blob_gc import BlobCollector, collect_garbage
+from pilotlight.controller.weights.blobs import BlobStore
+from pilotlight.core.object_store import DirectoryStore, blob_key
 from pilotlight.errors import InvalidInput, StorageQuotaExceeded
-from pilotlight.quotas import Plan
-from pilotlight.spec import FunctionSpec, from_json
-from pilotlight.types import Scope
+from pilotlight.spec.function import FunctionSpec, from_json
+from pilotlight.spec.identifiers import Scope
+from pilotlight.spec.quotas import Plan
 from tests.fakes.databases import empty_sqlite
 from tests.fakes.killed_sweep import AFTER, BEFORE, NEVER
 from tests.functions.controller.parts import ManualClock, spec
 from tests.hypothesis_profiles import examples
-from weight_cache.objects import DirectoryStore, blob_key
 
 ROOT = Path(__file__).parents[2]
 
@@ -53,10 +56,10 @@ class Platform:
     def __init__(self, store: Store, root: Path) -> None:
         self.store = store
         self.root = root
-        self.files = BlobFiles(
+        self.files = BlobStore(
             objects=DirectoryStore(root), incoming=root / "incoming", limit_bytes=1 << 30
         )
-        self.collector = Collector(self.files, store)
+        self.collector = BlobCollector(self.files, store)
         with store.write() as write:
             self.tenants = [
                 tenants.create(write, name=name, uid_base=20_000, actor="k").id
@@ -81,9 +84,9 @@ class Platform:
     def deploy(self, whose: int, *numbers: int, app: str = "app") -> None:
         """One app with a function for each blob. Raises InvalidInput."""
         specs = [from_json(FunctionSpec, spec(f"f{n}", bundle=digest_of(n))) for n in numbers]
-        place = Place(tenant=self.tenants[whose], uid=None, environment="main", app=app, actor="k")
+        place = AppRef(tenant=self.tenants[whose], uid=None, environment="main", app=app, actor="k")
         with self.store.write() as write:
-            references.check(
+            dependency_checks.check_dependencies(
                 write.sql,
                 tenant=place.tenant,
                 environment="main",
@@ -91,7 +94,7 @@ class Platform:
                 manifests={},
                 bundle_max_bytes=1 << 20,
             )
-            registry.deploy(write, place, specs=specs)
+            app_registry.deploy(write, place, specs=specs)
 
     def owned(self, whose: int) -> set[str]:
         table = tables.blob_owners
@@ -104,7 +107,7 @@ class Platform:
 
     def stored(self, whose: int) -> int:
         with self.store.read() as sql:
-            return accounting.stored(sql, tenant=self.tenants[whose]).total_bytes
+            return storage_usage.usage_of_tenant(sql, tenant=self.tenants[whose]).total_bytes
 
     def rows(self) -> dict[str, float | None]:
         """Digest → `deleting_at`."""
@@ -137,7 +140,7 @@ async def test_sweep_keeps_what_revisions_name_and_what_is_new(
     platform.deploy(0, 0, 1)
     clock.now += 1000
     await platform.upload(0, 4)
-    collected, deleted = await sweep(
+    collected, deleted = await collect_garbage(
         platform.collector, platform.store, unused_since=clock.now - 500
     )
     assert set(collected.digests) == {digest_of(2), digest_of(3)}
@@ -228,7 +231,7 @@ async def test_deploys_during_sweeps_have_their_blobs_or_fail(platform: Platform
 
     async def sweeper() -> None:
         while not done.is_set():
-            await sweep(platform.collector, platform.store, unused_since=float("inf"))
+            await collect_garbage(platform.collector, platform.store, unused_since=float("inf"))
             await asyncio.sleep(0.003)
 
     sweeping = asyncio.create_task(sweeper())
@@ -280,7 +283,7 @@ async def _play(steps: list[tuple[str, int, int]]) -> None:
                     with pytest.raises(InvalidInput):
                         platform.deploy(whose, number, app=app)
                 elif verb == "delete" and app in needed[whose]:
-                    place = Place(
+                    place = AppRef(
                         tenant=platform.tenants[whose],
                         uid=None,
                         environment="main",
@@ -288,10 +291,10 @@ async def _play(steps: list[tuple[str, int, int]]) -> None:
                         actor="k",
                     )
                     with store.write() as write:
-                        registry.delete(write, place)
+                        app_registry.delete(write, place)
                     del needed[whose][app]
                 elif verb == "collect":
-                    await sweep(platform.collector, store, unused_since=float("inf"))
+                    await collect_garbage(platform.collector, store, unused_since=float("inf"))
                     owned = [set(one.values()) for one in needed]
                 for one in (0, 1):
                     assert platform.owned(one) == {digest_of(n) for n in owned[one]}
@@ -306,7 +309,9 @@ def test_upgrade_keeps_blobs_for_a_grace_from_their_upload(url: str) -> None:
     revision is pruned."""
     store = Store(url, clock=ManualClock())
     config = Config()
-    config.set_main_option("script_location", str(Path(blobs.__file__).parent / "migrations"))
+    config.set_main_option(
+        "script_location", str(Path(store_module.__file__).parent / "migrations")
+    )
     with store.engine.connect().execution_options(pilotlight_writing=True) as connection:
         config.attributes["connection"] = connection
         command.upgrade(config, "0007")
@@ -325,7 +330,7 @@ def test_upgrade_keeps_blobs_for_a_grace_from_their_upload(url: str) -> None:
     with store.read() as sql:
         assert sql.execute(sa.select(tables.blob_owners.c.used_at)).scalars().all() == [6.0]
         assert sql.execute(sa.select(tables.blobs.c.deleting_at)).scalars().all() == [None]
-        assert accounting.stored(sql, tenant="t-1") == accounting.Stored(
+        assert storage_usage.usage_of_tenant(sql, tenant="t-1") == storage_usage.StorageUsage(
             blob_bytes=7, image_bytes=0
         )
     store.close()
@@ -337,14 +342,14 @@ async def test_sweep_reads_each_spec_once(platform: Platform, store: Store) -> N
     for number in range(3):
         await platform.upload(0, number)
     platform.deploy(0, 0, 1, 2)
-    await sweep(platform.collector, store, unused_since=float("inf"))
+    await collect_garbage(platform.collector, store, unused_since=float("inf"))
     statements: list[str] = []
 
     def note(connection: Any, cursor: Any, statement: str, *rest: Any) -> None:
         statements.append(statement)
 
     sa.event.listen(store.engine, "before_cursor_execute", note)
-    await sweep(platform.collector, store, unused_since=float("inf"))
+    await collect_garbage(platform.collector, store, unused_since=float("inf"))
     assert [
         s
         for s in statements
@@ -356,20 +361,20 @@ async def test_sweep_reads_each_spec_once(platform: Platform, store: Store) -> N
 async def test_the_oldest_that_was_given_up_goes_with_what_belongs_to_it(
     platform: Platform, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forgetting, "KEPT_PER_FUNCTION", 2)
+    monkeypatch.setattr(retention, "KEPT_PER_FUNCTION", 2)
     tenant = platform.tenants[0]
     for number in range(5):
         await platform.upload(0, number)
-    place = Place(tenant=tenant, uid=None, environment="main", app="gone", actor="k")
+    place = AppRef(tenant=tenant, uid=None, environment="main", app="gone", actor="k")
     for numbers in ((0, 1), (2,)):
         clock.now += 1
         platform.deploy(0, *numbers, app="gone")
     with platform.store.write() as write:
-        registry.delete(write, place)
+        app_registry.delete(write, place)
     platform.deploy(0, 3, app="here")
     with platform.store.write() as write:
-        forgetting.make_room(write, Plan(functions=1), tenant=tenant, before=0)
-        assert forgetting.revisions(write.sql, tenant=tenant) == 1
+        retention.enforce_retention(write, Plan(functions=1), tenant=tenant, before=0)
+        assert retention.count_revisions(write.sql, tenant=tenant) == 1
         assert write.sql.execute(sa.select(tables.functions.c.app)).scalars().all() == ["here"]
         assert write.sql.execute(sa.select(tables.apps.c.name)).scalars().all() == ["here"]
         assert write.sql.execute(sa.select(tables.deployments.c.app)).scalars().all() == ["here"]
@@ -378,16 +383,16 @@ async def test_the_oldest_that_was_given_up_goes_with_what_belongs_to_it(
         pytest.raises(StorageQuotaExceeded, match="this tenant would have 2 revisions"),
         platform.store.write() as write,
     ):
-        forgetting.make_room(write, Plan(functions=0), tenant=tenant, before=1)
+        retention.enforce_retention(write, Plan(functions=0), tenant=tenant, before=1)
 
 
 def test_keys_that_ended_go_and_those_in_force_stay(
     platform: Platform, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keys, "MAX_ENDED", 1)
+    monkeypatch.setattr(api_keys, "MAX_ENDED", 1)
     for expires_in_s in (5, 6, None):
         with platform.store.write() as write:
-            keys.create(
+            api_keys.create(
                 write,
                 tenant=platform.tenants[0],
                 scope=Scope.INVOKE,
@@ -396,6 +401,8 @@ def test_keys_that_ended_go_and_those_in_force_stay(
             )
     clock.now += 10
     with platform.store.write() as write:
-        keys.create(write, tenant=platform.tenants[0], scope=Scope.INVOKE, actor="k")
-        ends = [one["expires_at"] for one in keys.listing(write.sql, tenant=platform.tenants[0])]
+        api_keys.create(write, tenant=platform.tenants[0], scope=Scope.INVOKE, actor="k")
+        ends = [
+            one["expires_at"] for one in api_keys.listing(write.sql, tenant=platform.tenants[0])
+        ]
     assert ends == [None, None], "with the oldest go some more, for the next to have room"

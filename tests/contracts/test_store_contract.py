@@ -16,45 +16,43 @@ from alembic.script import ScriptDirectory
 from alembic.util.exc import CommandError
 from sqlalchemy.exc import DBAPIError
 
-from pilotlight.controller import (
-    audit,
-    bills,
-    bootstrap,
-    calls,
-    feed,
-    history,
-    keys,
-    launch,
-    ledger,
-    lock,
-    registry,
-    tables,
-    tenants,
+from pilotlight.controller.analytics import environment_usage as use
+from pilotlight.controller.analytics import (
+    function_stats,
+    latency_histograms,
+    recent_calls,
+    tenant_shares,
 )
-from pilotlight.controller import store as store_module
-from pilotlight.controller.figures import functions, latency, newest, shares
-from pilotlight.controller.figures import usage as use
-from pilotlight.controller.figures.spans import Span
-from pilotlight.controller.places import Place
-from pilotlight.controller.store import Store, newest_schema
+from pilotlight.controller.analytics.time_range import TimeRange
+from pilotlight.controller.billing import ledger, reports
+from pilotlight.controller.database import audit_trail, feed, tables
+from pilotlight.controller.database import store as store_module
+from pilotlight.controller.database.store import Store, newest_schema_revision
+from pilotlight.controller.deployments import app_registry
+from pilotlight.controller.identity import api_keys, tenants
+from pilotlight.controller.registry import launch_spec
+from pilotlight.controller.registry.app_ref import AppRef
+from pilotlight.controller.release import app_history
+from pilotlight.controller.scheduling import submitted_calls
+from pilotlight.controller.server import bootstrap, database_lock
 from pilotlight.errors import Conflict, InvalidInput, NotFound
 from pilotlight.protocol import CallRecord, FunctionRoute
-from pilotlight.spec import FunctionSpec, from_json
-from pilotlight.types import Scope
+from pilotlight.spec.function import FunctionSpec, from_json
+from pilotlight.spec.identifiers import Scope
 from snapshotter.types import LaunchSpec
 from tests.functions.controller.parts import ManualClock, spec, usage
 
 
 @pytest.fixture
-def place(store: Store) -> Place:
+def place(store: Store) -> AppRef:
     with store.write() as write:
         tenant = tenants.create(write, name="default", uid_base=20_000, actor="platform")
-    return Place(tenant=tenant.id, uid=tenant.uid, environment="main", app="search", actor="k-1")
+    return AppRef(tenant=tenant.id, uid=tenant.uid, environment="main", app="search", actor="k-1")
 
 
-def deploy(store: Store, place: Place, *specs: dict[str, object]) -> registry.Deployment:
+def deploy(store: Store, place: AppRef, *specs: dict[str, object]) -> app_registry.Deployment:
     with store.write() as write:
-        return registry.deploy(write, place, specs=[from_json(FunctionSpec, s) for s in specs])
+        return app_registry.deploy(write, place, specs=[from_json(FunctionSpec, s) for s in specs])
 
 
 def page(store: Store, after: int = 0, limit: int = 1000) -> feed.Page:
@@ -80,7 +78,7 @@ def test_files_of_migrations_begin_with_their_revision_and_the_newest_is_the_hea
     assert {Path(script.path).name.partition("_")[0] for script in scripts.walk_revisions()} == {
         s.revision for s in scripts.walk_revisions()
     }
-    assert newest_schema() == scripts.get_current_head()
+    assert newest_schema_revision() == scripts.get_current_head()
 
 
 def test_a_schema_of_a_later_release_is_not_taken_for_ours(store: Store) -> None:
@@ -140,7 +138,7 @@ def test_a_failed_write_leaves_nothing_behind(store: Store) -> None:
         assert tenants.count(sql) == 0
 
 
-def test_an_equal_spec_is_the_same_revision_and_makes_no_noise(store: Store, place: Place) -> None:
+def test_an_equal_spec_is_the_same_revision_and_makes_no_noise(store: Store, place: AppRef) -> None:
     first = deploy(store, place, spec())
     seq = page(store).seq
     second = deploy(store, place, spec())
@@ -152,13 +150,15 @@ def test_an_equal_spec_is_the_same_revision_and_makes_no_noise(store: Store, pla
     assert page(store, after=seq).changes == ()
 
 
-def test_revisions_are_numbered_and_going_back_is_not_a_new_one(store: Store, place: Place) -> None:
+def test_revisions_are_numbered_and_going_back_is_not_a_new_one(
+    store: Store, place: AppRef
+) -> None:
     names = [deploy(store, place, spec(env={"N": n})).functions[0] for n in ("1", "2", "1")]
     assert [n.revision[:3] for n in names] == ["v1-", "v2-", "v1-"]
     assert [n.created for n in names] == [True, True, False]
 
 
-def test_a_route_carries_all_that_the_data_plane_needs(store: Store, place: Place) -> None:
+def test_a_route_carries_all_that_the_data_plane_needs(store: Store, place: AppRef) -> None:
     done = deploy(
         store, place, spec(weights=[{"name": "minilm", "manifest": "cd" * 32}], snapshot=False)
     )
@@ -176,7 +176,7 @@ def test_a_route_carries_all_that_the_data_plane_needs(store: Store, place: Plac
 
 
 def test_functions_that_a_deploy_leaves_out_are_removed_and_their_numbers_go_on(
-    store: Store, place: Place
+    store: Store, place: AppRef
 ) -> None:
     deploy(store, place, spec("one"), spec("two"))
     seq = page(store).seq
@@ -188,38 +188,38 @@ def test_functions_that_a_deploy_leaves_out_are_removed_and_their_numbers_go_on(
     assert back.functions[1].revision.startswith("v2-")
 
 
-def test_stop_marks_every_route_and_deploy_starts_again(store: Store, place: Place) -> None:
+def test_stop_marks_every_route_and_deploy_starts_again(store: Store, place: AppRef) -> None:
     deploy(store, place, spec())
     with store.write() as write:
-        registry.stop(write, place)
+        app_registry.stop(write, place)
     stopped = [c["value"]["stopped"] for c in changes(page(store)) if c["kind"] == "function"]  # type: ignore[index]
     deploy(store, place, spec())
     again = [c["value"]["stopped"] for c in changes(page(store)) if c["kind"] == "function"]  # type: ignore[index]
     assert (stopped, again) == ([True], [False])
 
 
-def test_a_deleted_app_is_gone_but_its_history_stays(store: Store, place: Place) -> None:
+def test_a_deleted_app_is_gone_but_its_history_stays(store: Store, place: AppRef) -> None:
     deploy(store, place, spec())
     with store.write() as write:
-        registry.delete(write, place)
+        app_registry.delete(write, place)
     where: dict[str, Any] = {"tenant": place.tenant, "environment": "main"}
     with store.read() as sql:
-        assert registry.apps(sql, **where) == []
+        assert app_registry.apps(sql, **where) == []
         with pytest.raises(NotFound, match="no app 'search'"):
-            registry.app(sql, **where, name="search")
-        assert [h["action"] for h in history.entries(sql, **where, app="search", limit=9)] == [
+            app_registry.app(sql, **where, name="search")
+        assert [h["action"] for h in app_history.entries(sql, **where, app="search", limit=9)] == [
             "delete",
             "deploy",
         ]
 
 
-def test_the_feed_keeps_only_the_newest_change_of_a_thing(store: Store, place: Place) -> None:
+def test_the_feed_keeps_only_the_newest_change_of_a_thing(store: Store, place: AppRef) -> None:
     for n in range(5):
         deploy(store, place, spec(env={"N": str(n)}))
     assert len([c for c in changes(page(store)) if c["kind"] == "function"]) == 1
 
 
-def test_pages_add_up_to_everything_in_order(store: Store, place: Place) -> None:
+def test_pages_add_up_to_everything_in_order(store: Store, place: AppRef) -> None:
     deploy(store, place, *(spec(f"f{n}") for n in range(25)))
     found = page(store, limit=10)
     assert (found.reset, found.more) == (True, True)
@@ -233,13 +233,13 @@ def test_pages_add_up_to_everything_in_order(store: Store, place: Place) -> None
     assert page(store, after=found.seq).changes == ()
 
 
-def test_a_position_from_another_life_starts_over(store: Store, place: Place) -> None:
+def test_a_position_from_another_life_starts_over(store: Store, place: AppRef) -> None:
     assert page(store, after=10**6).reset
     assert not page(store, after=page(store).seq).reset
 
 
 def test_a_purge_resets_who_may_have_missed_a_removal_and_nobody_else(
-    store: Store, place: Place, clock: ManualClock
+    store: Store, place: AppRef, clock: ManualClock
 ) -> None:
     deploy(store, place, spec("one"), spec("two"))
     stale = page(store).seq
@@ -256,18 +256,18 @@ def test_a_purge_resets_who_may_have_missed_a_removal_and_nobody_else(
     )
 
 
-def test_a_revoked_key_leaves_the_feed_at_once(store: Store, place: Place) -> None:
+def test_a_revoked_key_leaves_the_feed_at_once(store: Store, place: AppRef) -> None:
     with store.write() as write:
-        made = keys.create(write, tenant=place.tenant, scope=Scope.INVOKE, actor="k-1")
+        made = api_keys.create(write, tenant=place.tenant, scope=Scope.INVOKE, actor="k-1")
     seq = page(store).seq
     with store.write() as write:
-        keys.revoke(write, tenant=place.tenant, key_id=made.record.id, actor="k-1")
+        api_keys.revoke(write, tenant=place.tenant, key_id=made.record.id, actor="k-1")
     assert [(c["kind"], c["key"], c["value"]) for c in changes(page(store, after=seq))] == [
         ("key", made.record.id, None)
     ]
 
 
-def outcome(added: ledger.Added) -> tuple[int, list[str]]:
+def outcome(added: ledger.LedgerInsert) -> tuple[int, list[str]]:
     return added.new, list(added.conflicts)
 
 
@@ -276,7 +276,7 @@ def test_usage_is_counted_once_however_often_it_is_sent(store: Store) -> None:
         with store.write() as write:
             ledger.add(write, [usage("req-1/1"), usage("req-2/1")])
     with store.read() as sql:
-        (line,) = bills.report(
+        (line,) = reports.report(
             sql, tenant="t-1", by="function", since=None, until=None, environment=None
         )
     assert line.records == 2
@@ -296,7 +296,7 @@ def test_sums_are_exact_beyond_64_bits_of_picounits(store: Store) -> None:
     with store.write() as write:
         ledger.add(write, [usage(f"req-{n}/1", cost=large) for n in range(4)])
     with store.read() as sql:
-        (line,) = bills.report(
+        (line,) = reports.report(
             sql, tenant="t-1", by="app", since=None, until=None, environment=None
         )
     assert line.cost == Decimal("16000000.000000000004")
@@ -320,7 +320,7 @@ def test_a_batch_with_new_known_repeated_and_changed_records_keeps_each_once(sto
     with store.write() as write:
         assert outcome(ledger.add(write, again)) == (1, ["req-2/1"])
     with store.read() as sql:
-        (line,) = bills.report(
+        (line,) = reports.report(
             sql, tenant="t-1", by="app", since=None, until=None, environment=None
         )
     assert (line.records, line.cost) == (3, Decimal(3))
@@ -334,7 +334,7 @@ def test_a_cost_is_kept_exactly_however_it_is_written(store: Store, cost: str) -
     with store.write() as write:
         ledger.add(write, [usage(cost=cost)])
     with store.read() as sql:
-        (line,) = bills.report(
+        (line,) = reports.report(
             sql, tenant="t-1", by="app", since=None, until=None, environment=None
         )
         assert [record.cost for record in ledger.attempts(sql, tenant="t-1", call="req-1")] == [
@@ -401,13 +401,13 @@ def test_a_bill_is_cut_by_time_and_environment_and_grouped(store: Store) -> None
             ],
         )
     with store.read() as sql:
-        days = bills.report(
+        days = reports.report(
             sql, tenant="t-1", by="day", since=20_001 * day, until=20_003 * day, environment="main"
         )
-        by_key = bills.report(
+        by_key = reports.report(
             sql, tenant="t-1", by="key", since=None, until=None, environment="main"
         )
-        whole = bills.report(
+        whole = reports.report(
             sql, tenant="t-1", by="environment", since=None, until=None, environment=None
         )
     assert [(line.group["day"], line.cost) for line in days] == [
@@ -425,10 +425,10 @@ def test_a_bill_is_cut_by_time_and_environment_and_grouped(store: Store) -> None
 
 
 def test_the_figures_of_a_day_are_the_same_everywhere(
-    store: Store, place: Place, clock: ManualClock
+    store: Store, place: AppRef, clock: ManualClock
 ) -> None:
     deploy(store, place, spec("embed"), spec("idle"))
-    function = launch.function_id(
+    function = launch_spec.function_id(
         tenant=place.tenant, environment="main", app="search", function="embed"
     )
     common = {
@@ -450,11 +450,11 @@ def test_the_figures_of_a_day_are_the_same_everywhere(
         )
     where: dict[str, Any] = {"tenant": place.tenant, "environment": "main"}
     with store.read() as sql:
-        used = use.read(sql, **where, span=Span.of("24h", clock.now), currency="USD")
-        parts = latency.read(sql, now=clock.now, **where)
-        busy, idle = functions.table(sql, **where, usage=used, parts=parts)
-        mine = newest.read(sql, now=clock.now, limit=2, **where)
-        (share,) = shares.read(sql, span=used.span, plans={}, currency="USD")
+        used = use.read(sql, **where, span=TimeRange.of("24h", clock.now), currency="USD")
+        parts = latency_histograms.read(sql, now=clock.now, **where)
+        busy, idle = function_stats.table(sql, **where, usage=used, parts=parts)
+        mine = recent_calls.read(sql, now=clock.now, limit=2, **where)
+        (share,) = tenant_shares.read(sql, span=used.span, plans={}, currency="USD")
     assert (busy.name, busy.calls.records, busy.starts, busy.whole.cost) == (
         "embed",
         100,
@@ -494,24 +494,24 @@ def call(sequence: int, **changes: object) -> CallRecord:
 
 def test_the_newest_sequence_of_a_call_wins_in_any_order(store: Store) -> None:
     with store.write() as write:
-        calls.put(write, [call(1), call(3, state="SUCCEEDED"), call(2)])
+        submitted_calls.put(write, [call(1), call(3, state="SUCCEEDED"), call(2)])
     with store.read() as sql:
-        assert calls.get(sql, tenant="t-1", call="req-1")["state"] == "SUCCEEDED"
+        assert submitted_calls.get(sql, tenant="t-1", call="req-1")["state"] == "SUCCEEDED"
         with pytest.raises(NotFound):
-            calls.get(sql, tenant="t-2", call="req-1")
+            submitted_calls.get(sql, tenant="t-2", call="req-1")
 
 
 def test_two_tenants_may_choose_the_same_call_id(store: Store) -> None:
     with store.write() as write:
-        calls.put(write, [call(1), call(9, tenant="t-2", state="FAILED")])
+        submitted_calls.put(write, [call(1), call(9, tenant="t-2", state="FAILED")])
     with store.read() as sql:
-        assert calls.get(sql, tenant="t-1", call="req-1")["state"] == "RUNNING"
+        assert submitted_calls.get(sql, tenant="t-1", call="req-1")["state"] == "RUNNING"
 
 
 def test_expired_calls_go_in_batches(store: Store) -> None:
     with store.write() as write:
-        calls.put(write, [call(1, id=f"req-{n}", expires_at=float(n)) for n in range(10)])
-        assert [calls.expire(write, now=8.0, limit=5) for _ in range(3)] == [5, 3, 0]
+        submitted_calls.put(write, [call(1, id=f"req-{n}", expires_at=float(n)) for n in range(10)])
+        assert [submitted_calls.expire(write, now=8.0, limit=5) for _ in range(3)] == [5, 3, 0]
 
 
 def test_a_synchronous_call_is_told_from_its_usage(store: Store) -> None:
@@ -524,17 +524,18 @@ def test_a_synchronous_call_is_told_from_its_usage(store: Store) -> None:
             ],
         )
     with store.read() as sql:
-        found = calls.get(sql, tenant="t-1", call="req-7")
+        found = submitted_calls.get(sql, tenant="t-1", call="req-7")
     assert (found["state"], found["cost"], len(found["attempts"])) == ("SUCCEEDED", "0.75", 2)
 
 
-def test_the_audit_log_cannot_be_changed(store: Store, place: Place) -> None:
+def test_the_audit_log_cannot_be_changed(store: Store, place: AppRef) -> None:
     for statement in (sa.update(tables.audit).values(actor="nobody"), sa.delete(tables.audit)):
         with pytest.raises(DBAPIError, match="append-only"), store.write() as write:
             write.sql.execute(statement)
     with store.read() as sql:
         assert [
-            e["action"] for e in audit.entries(sql, audit.Wanted(tenant=place.tenant), limit=9)
+            e["action"]
+            for e in audit_trail.entries(sql, audit_trail.AuditQuery(tenant=place.tenant), limit=9)
         ] == [
             "environment.create",
             "tenant.create",
@@ -551,19 +552,21 @@ def test_every_tenant_has_a_uid_of_its_own(store: Store) -> None:
 
 
 def test_an_environment_goes_only_when_it_is_empty_and_takes_its_keys_along(
-    store: Store, place: Place
+    store: Store, place: AppRef
 ) -> None:
-    staging = Place(tenant=place.tenant, uid=None, environment="staging", app="search", actor="k-1")
+    staging = AppRef(
+        tenant=place.tenant, uid=None, environment="staging", app="search", actor="k-1"
+    )
     with store.write() as write:
         tenants.create_environment(write, tenant=place.tenant, name="staging", actor="k-1")
-        made = keys.create(
+        made = api_keys.create(
             write, tenant=place.tenant, scope=Scope.INVOKE, actor="k-1", environment="staging"
         )
     deploy(store, staging, spec())
     with pytest.raises(Conflict, match="still has apps"), store.write() as write:
         tenants.delete_environment(write, tenant=place.tenant, name="staging", actor="k-1")
     with store.write() as write:
-        registry.delete(write, staging)
+        app_registry.delete(write, staging)
         tenants.delete_environment(write, tenant=place.tenant, name="staging", actor="k-1")
     assert {c["key"]: c["value"] for c in changes(page(store))}[made.record.id] is None
 
@@ -571,14 +574,14 @@ def test_an_environment_goes_only_when_it_is_empty_and_takes_its_keys_along(
 def test_a_second_controller_on_one_database_is_refused_by_name(
     store: Store, tmp_path: Path
 ) -> None:
-    with lock.ControllerLock(tmp_path / "controller.lock", store.engine):
+    with database_lock.ControllerLock(tmp_path / "controller.lock", store.engine):
         elsewhere = tmp_path / (
             "controller.lock" if store.engine.dialect.name == "sqlite" else "other.lock"
         )
         with (
-            pytest.raises(lock.AlreadyRunning, match="another controller"),
-            lock.ControllerLock(elsewhere, store.engine),
+            pytest.raises(database_lock.AlreadyRunning, match="another controller"),
+            database_lock.ControllerLock(elsewhere, store.engine),
         ):
             pass
-    with lock.ControllerLock(tmp_path / "controller.lock", store.engine):
+    with database_lock.ControllerLock(tmp_path / "controller.lock", store.engine):
         pass

@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 
-from pilotlight.cli.snapshot import drop_templates
+from pilotlight.cli.commands.operations.snapshot import drop_templates
 from pilotlight.errors import NotFound
 from pilotlight.protocol import HEADER_START
 from snapshotter.criu.self_test import self_test

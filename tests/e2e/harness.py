@@ -20,9 +20,9 @@ from typing import Any, TypeVar
 import httpx
 import yaml
 
-from pilotlight.cli import local, orphans, supervise
-from pilotlight.cli.supervisor import PROCESSES
-from pilotlight.client import Client
+from pilotlight.cli.supervisor import local_platform, run_platform, stale_processes
+from pilotlight.cli.supervisor.supervisor import PROCESSES
+from pilotlight.client.client import Client
 from pilotlight.profile import Profile
 from tests.fakes.plain_http import NO_TLS
 from tests.fakes.ports import free_port
@@ -48,7 +48,7 @@ class PlatformUnderTest:
         profile_file: the same, as a profile file.
     """
 
-    local: local.LocalPlatform
+    local: local_platform.LocalPlatform
     profile: Profile
     profile_file: Path
 
@@ -213,28 +213,28 @@ def platform_up(**sections: dict[str, object]) -> Iterator[PlatformUnderTest]:
             }
         )
     )
-    platform = local.find(config=config, home=None, environ={}, cwd=root)
+    platform = local_platform.find_platform(config=config, home=None, environ={}, cwd=root)
     try:
         yield from _run(platform, root)
     finally:
         shutil.rmtree(root, ignore_errors=True)
 
 
-def _run(platform: local.LocalPlatform, root: Path) -> Iterator[PlatformUnderTest]:
-    key = supervise.prepare_home(platform)
+def _run(platform: local_platform.LocalPlatform, root: Path) -> Iterator[PlatformUnderTest]:
+    key = run_platform.prepare_home(platform)
     if key is None:
         raise AssertionError("a fresh home made no admin key")
     from pilotlight import profile
 
     mine = Profile(url=platform.url, api_key=key)
     file = profile.save(mine, path=root / "profile.toml")
-    for _ in supervise.detach(platform):
+    for _ in run_platform.detach(platform):
         pass
     try:
         yield PlatformUnderTest(local=platform, profile=mine, profile_file=file)
     finally:
-        if (found := local.running(platform)) is not None:
-            orphans.terminate(found.pid, grace_s=STOP_S)
+        if (found := local_platform.find_running(platform)) is not None:
+            stale_processes.terminate(found.pid, grace_s=STOP_S)
 
 
 def wait_for(

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pilotlight.cli import local, orphans, supervise
+from pilotlight.cli.supervisor import local_platform, run_platform, stale_processes
 from tests.e2e.harness import STOP_S, PlatformUnderTest, platform_up, wait_for
 from tests.fakes.as_user import as_user, status_of
 
@@ -38,13 +38,13 @@ def _served() -> Iterator[PlatformUnderTest]:
 
 def restart(platform: PlatformUnderTest, **settings: object) -> None:
     """The same home under other settings of section `platform`."""
-    if (found := local.running(platform.local)) is not None:
-        orphans.terminate(found.pid, grace_s=STOP_S)
+    if (found := local_platform.find_running(platform.local)) is not None:
+        stale_processes.terminate(found.pid, grace_s=STOP_S)
     sections = yaml.safe_load(platform.local.config.read_text())
     platform.local.config.write_text(
         yaml.safe_dump({**sections, "platform": {**sections["platform"], **settings}})
     )
-    for _ in supervise.detach(platform.local):
+    for _ in run_platform.detach(platform.local):
         pass
 
 

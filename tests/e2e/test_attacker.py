@@ -33,10 +33,10 @@ import pytest
 import yaml
 
 from pilotlight import profile
+from pilotlight.packaging.app_loader import load_app, load_module
 from pilotlight.packaging.build import build
 from pilotlight.packaging.deploy import deploy
-from pilotlight.packaging.load import load_app, load_module
-from pilotlight.spec import WeightsSpec, to_json
+from pilotlight.spec.function import WeightsSpec, to_json
 from snapshotter.shim import netns
 from tests.e2e.frozen import SNAPSHOT_S
 from tests.e2e.harness import APPS, PlatformUnderTest, platform_up, wait_for

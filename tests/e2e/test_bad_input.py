@@ -9,11 +9,11 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
+from pilotlight.client import sessions
 from pilotlight.errors import NotFound, Unauthenticated
 from pilotlight.profile import Profile
 from pilotlight.protocol import PROBLEM_BASE
-from pilotlight.sdk import session
-from pilotlight.sdk.handles import Function
+from pilotlight.sdk.function import Function
 from tests.e2e.harness import PlatformUnderTest, wait_for
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
@@ -128,7 +128,7 @@ def test_an_unknown_function_is_not_found(platform: PlatformUnderTest, address: 
 
 
 def test_an_unknown_function_is_not_found_by_the_sdk(platform: PlatformUnderTest) -> None:
-    with session.using(platform.profile), pytest.raises(NotFound, match="pilotlight deploy"):
+    with sessions.use_profile(platform.profile), pytest.raises(NotFound, match="pilotlight deploy"):
         Function.from_name("faulty", "missing").remote()
 
 
@@ -145,7 +145,7 @@ def test_without_a_key_and_with_a_wrong_one_nobody_gets_in(platform: PlatformUnd
         "unauthenticated",
     )
     with (
-        session.using(Profile(url=platform.url, api_key="pl_guessed")),
+        sessions.use_profile(Profile(url=platform.url, api_key="pl_guessed")),
         pytest.raises(Unauthenticated),
     ):
         Function.from_name("faulty", "area").remote(3)

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from pilotlight.cli import local, orphans
-from pilotlight.cli.supervisor import PROCESSES
+from pilotlight.cli.supervisor import local_platform, stale_processes
+from pilotlight.cli.supervisor.supervisor import PROCESSES
 from tests.e2e.harness import PlatformUnderTest, platform_up, wait_for
 from tests.fakes.ports import free_port
 
@@ -324,22 +324,22 @@ def test_up_in_the_terminal_writes_the_first_key_refuses_a_second_and_ends_with_
         assert [path for path in kept if path.stat().st_mode & 0o077] == []
         up.send_signal(signal.SIGINT)
         assert up.wait(60) == 0
-    platform = local.find(config=config, home=None, environ={}, cwd=short_tmp)
-    assert local.running(platform) is None
+    platform = local_platform.find_platform(config=config, home=None, environ={}, cwd=short_tmp)
+    assert local_platform.find_running(platform) is None
     assert not list((short_tmp / "r").glob("*.pid"))
 
 
 def test_a_killed_supervisor_takes_its_processes_along_and_the_next_one_starts() -> None:
     with platform_up() as platform:
-        found = local.require_running(platform.local)
+        found = local_platform.require_running(platform.local)
         pids = {name: platform.pid(name) for name in PROCESSES}
         assert all(pids.values())
         os.kill(found.pid, signal.SIGKILL)
         for pid in pids.values():
-            assert orphans.terminate(pid, grace_s=20)
-        assert local.running(platform.local) is None
+            assert stale_processes.terminate(pid, grace_s=20)
+        assert local_platform.find_running(platform.local) is None
         platform.cli("up", "-d", "--config", str(platform.local.config))
         platform.cli("deploy", HELLO, "--no-wait")
         assert "Hello" in platform.cli("call", "hello/hello").stdout
         platform.cli("down", "--config", str(platform.local.config))
-        assert local.running(platform.local) is None
+        assert local_platform.find_running(platform.local) is None

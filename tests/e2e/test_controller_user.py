@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from pilotlight.cli import local, orphans
+from pilotlight.cli.supervisor import local_platform, stale_processes
 from tests.e2e.harness import STOP_S, PlatformUnderTest, platform_up, wait_for
 from tests.e2e.test_activator_user import (
     DENIED,
@@ -41,7 +41,9 @@ def _served() -> Iterator[PlatformUnderTest]:
         assert not (platform.local.paths.run / "controller").exists()
         platform.deploy("pair.py")
         platform.result("pair/greet", {"n": 1})
-        orphans.terminate(local.require_running(platform.local).pid, grace_s=STOP_S)
+        stale_processes.terminate(
+            local_platform.require_running(platform.local).pid, grace_s=STOP_S
+        )
         home = platform.local.paths.home
         for file in (home / "controller").iterdir():
             file.rename(home / file.name)

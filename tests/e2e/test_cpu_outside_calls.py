@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
-from pilotlight.pricing import PriceSettings, cost_of
 from pilotlight.protocol import UsageRecord
+from pilotlight.spec.pricing import PriceSettings, price_usage
 from tests.e2e.harness import PlatformUnderTest, platform_up, wait_for
 from tests.fakes.plain_http import NO_TLS
 
@@ -74,7 +74,7 @@ def test_what_an_instance_computes_after_its_answer_is_billed_and_its_calls_are_
     rates = PriceSettings(version="cpu-1", cpu_factor="0.5").rates()
     for row in cpu_records(platform, "Worker"):
         record = UsageRecord.from_json({key: row[key] for key in UsageRecord.__dataclass_fields__})
-        assert Decimal(record.cost) == cost_of(record, rates)
+        assert Decimal(record.cost) == price_usage(record, rates)
 
 
 def test_an_enter_that_fails_is_billed(platform: PlatformUnderTest) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from pilotlight.controller.bootstrap import first_admin_key
+from pilotlight.controller.server.bootstrap import first_admin_key
 from tests.e2e.harness import wait_for
 from tests.fakes.authority import Authority, settings_of
 from tests.fakes.plain_http import NO_TLS

@@ -22,8 +22,8 @@ import pytest
 
 from activator.billing import journal_format
 from activator.billing.segments import read_segment, segment_numbers
-from pilotlight.pricing import PriceSettings, cost_of
 from pilotlight.protocol import UsageRecord
+from pilotlight.spec.pricing import PriceSettings, price_usage
 from tests.e2e.harness import PlatformUnderTest, platform_up, wait_for
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
@@ -294,7 +294,7 @@ def _check_costs(platform: PlatformUnderTest, records: list[UsageRecord]) -> Non
     their sums, to the last digit."""
     (rates,) = PriceSettings(**PRICES).lists().values()  # type: ignore[arg-type]
     for record in records:
-        assert Decimal(record.cost) == cost_of(record, rates), record
+        assert Decimal(record.cost) == price_usage(record, rates), record
     total = sum(Decimal(record.cost) for record in records)
     assert total > 0
     with platform.client() as client:

@@ -18,9 +18,9 @@ from typing import Any
 import httpx
 import pytest
 
-from pilotlight.cli import local
+from pilotlight.cli.supervisor import local_platform
+from pilotlight.client import sessions
 from pilotlight.errors import StorageFull
-from pilotlight.sdk import session
 from tests.e2e.harness import APPS, PlatformUnderTest, platform_up, wait_for
 from tests.e2e.load import Load
 
@@ -45,7 +45,7 @@ def battered() -> Iterator[PlatformUnderTest]:
 @contextlib.contextmanager
 def without_supervisor(platform: PlatformUnderTest) -> Iterator[None]:
     """Nothing that is killed in the block comes back before its end."""
-    supervisor = local.running(platform.local)
+    supervisor = local_platform.find_running(platform.local)
     assert supervisor is not None
     os.kill(supervisor.pid, signal.SIGSTOP)
     try:
@@ -311,7 +311,7 @@ def test_a_full_disk_refuses_the_deploy_and_leaves_everything_else_as_it_was(
         platform_up(
             platform={"home": str(small_disk / "h"), "run": str(short_tmp / "r")}
         ) as platform,
-        session.using(platform.profile),
+        sessions.use_profile(platform.profile),
     ):
         platform.deploy("work.py")
         assert platform.result("work/cold", {"n": 1}) == 1

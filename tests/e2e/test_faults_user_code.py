@@ -16,9 +16,9 @@ from typing import Self
 import httpx
 import pytest
 
+from pilotlight.client import sessions
 from pilotlight.protocol import PROBLEM_BASE
-from pilotlight.sdk import session
-from pilotlight.sdk.handles import Function
+from pilotlight.sdk.function import Function
 from tests.e2e.harness import APPS, PlatformUnderTest, wait_for
 
 SOON_S = 15.0
@@ -99,7 +99,7 @@ class Prober:
 def test_an_exception_reaches_the_sdk_as_its_own_type_with_the_remote_traceback(
     platform: PlatformUnderTest, faulty: ModuleType
 ) -> None:
-    with session.using(platform.profile), pytest.raises(faulty.OrderRejected) as raised:
+    with sessions.use_profile(platform.profile), pytest.raises(faulty.OrderRejected) as raised:
         faulty.refuse.remote(7)
     assert raised.value.order == 7
     assert str(raised.value) == "order 7 is rejected"
@@ -112,7 +112,7 @@ def test_an_exception_reaches_the_sdk_as_its_own_type_with_the_remote_traceback(
 def test_an_exception_of_a_spawned_call_reaches_the_sdk_too(
     platform: PlatformUnderTest, faulty: ModuleType
 ) -> None:
-    with session.using(platform.profile):
+    with sessions.use_profile(platform.profile):
         call = faulty.refuse.spawn(8)
         with pytest.raises(faulty.OrderRejected, match="order 8"):
             call.get(timeout=30)
@@ -237,5 +237,8 @@ def test_a_missing_import_tells_the_sdk_the_module(platform: PlatformUnderTest) 
     from pilotlight.errors import StartFailed
 
     platform.deploy("incomplete.py")
-    with session.using(platform.profile), pytest.raises(StartFailed, match="colourful_numbers"):
+    with (
+        sessions.use_profile(platform.profile),
+        pytest.raises(StartFailed, match="colourful_numbers"),
+    ):
         Function.from_name("incomplete", "double").remote(1)

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from pilotlight.cli.supervisor import PROCESSES
+from pilotlight.cli.supervisor.supervisor import PROCESSES
 from tests.e2e.harness import PlatformUnderTest, platform_up, wait_for
 from tests.fakes.hooks import Receiver
 from tests.fakes.plain_http import NO_TLS

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pilotlight.cli import supervise
+from pilotlight.cli.supervisor import run_platform
 from tests.e2e.harness import platform_up, wait_for
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
@@ -19,7 +19,7 @@ def test_instances_go_on_while_the_platform_is_down_and_serve_when_it_is_up_agai
         (instance,) = served.instances("pair", "greet")
         assert "stopped" in served.cli("down", "--keep-instances").stdout
         assert Path(f"/proc/{instance['pid']}").exists()
-        for _ in supervise.detach(served.local):
+        for _ in run_platform.detach(served.local):
             pass
         wait_for(lambda: served.instances("pair", "greet"), "the instance to be adopted")
         assert served.result("pair/greet", {"n": 2})[0] == 2

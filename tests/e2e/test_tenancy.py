@@ -13,11 +13,11 @@ import httpx
 import pytest
 
 from pilotlight import Function, profile
-from pilotlight.client import Client
+from pilotlight.client import sessions
+from pilotlight.client.client import Client
 from pilotlight.errors import NotFound
 from pilotlight.profile import Profile
 from pilotlight.protocol import CONTENT_PICKLE
-from pilotlight.sdk import session
 from tests.e2e.harness import APPS, PlatformUnderTest, wait_for
 from tests.fakes.plain_http import NO_TLS
 
@@ -185,7 +185,7 @@ def test_the_log_says_from_where_whatever_the_caller_says(acme: Tenant) -> None:
 
 
 def test_the_sdk_calls_what_another_tenant_lends_and_says_whose_is_missing(acme: Tenant) -> None:
-    with session.using(acme.platform.profile):
+    with sessions.use_profile(acme.platform.profile):
         lent = Function.from_name("shared", "lent", tenant="acme")
         assert lent.remote(7) == 7
         assert lent.with_options(priority="batch").remote(8) == 8
@@ -193,4 +193,4 @@ def test_the_sdk_calls_what_another_tenant_lends_and_says_whose_is_missing(acme:
         assert lent.spawn(9).get(timeout=60) == 9
         with pytest.raises(NotFound, match="tenant 'acme' has no shared/own, or does not share it"):
             Function.from_name("shared", "own", tenant="acme").remote(7)
-    session.close()
+    sessions.close()

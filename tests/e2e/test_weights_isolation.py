@@ -12,11 +12,11 @@ import httpx
 import pytest
 
 from pilotlight import profile
-from pilotlight.cli import deploying
+from pilotlight.cli.commands.apps import deploy_progress
 from pilotlight.errors import InvalidInput, NotFound
 from pilotlight.packaging.build import build
-from pilotlight.packaging.weights import upload
-from pilotlight.spec import WeightsSpec
+from pilotlight.packaging.weights_push import upload_blobs
+from pilotlight.spec.function import WeightsSpec
 from snapshotter.shim import mounts
 from tests.e2e.harness import APPS, PlatformUnderTest, wait_for
 
@@ -124,9 +124,9 @@ def test_worker_gets_nothing_through_other_processes(
 def test_deploy_that_names_another_tenants_manifest_is_refused(
     rival: PlatformUnderTest, manifest: str
 ) -> None:
-    app = deploying.load(str(APPS / "spy.py"))
+    app = deploy_progress.load_user_app(str(APPS / "spy.py"))
     with rival.client() as client, build(app, name="thief") as built:
-        upload(client, built.blobs)
+        upload_blobs(client, built.blobs)
         stolen = [
             replace(spec, weights=(WeightsSpec(name="w", manifest=manifest),))
             for spec in built.functions

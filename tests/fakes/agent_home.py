@@ -19,9 +19,10 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from pilotlight.core.settings import Paths
 from snapshotter.agent.agent import Agent
 from snapshotter.agent.app import own_runtime, running_agent
-from snapshotter.agent.components import Parts
+from snapshotter.agent.components import AgentComponents
 from snapshotter.client import AgentClient
 from snapshotter.cuda.devices import Devices, NoDevices
 from snapshotter.images.bundles import Bundles
@@ -30,7 +31,6 @@ from snapshotter.linux.cgroups import Cgroups
 from snapshotter.settings import SnapshotterSettings
 from snapshotter.types import InstanceId, LaunchSpec, RevisionKey
 from weight_cache.errors import WeightCacheError
-from weight_cache.settings import Paths
 from weight_cache.types import Lease, OpenedLease, Prediction, Tier, WeightsLease
 
 WORKER = Path(__file__).with_name("slot_worker.py")
@@ -139,7 +139,7 @@ class AgentHome:
         async def probe(cgroups: Cgroups) -> Mapping[str, Any]:
             return {"features": [], "node": {"cgroup": cgroups.version}}
 
-        parts = Parts(
+        parts = AgentComponents(
             bundles=self.bundles,
             images=images,
             weights=self.weights,

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import psycopg
 
-from pilotlight.controller import bootstrap
-from pilotlight.controller.store import Store
+from pilotlight.controller.database.store import Store
+from pilotlight.controller.server import bootstrap
 
 _TEMPLATE = "migrated"
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-from pilotlight.pricing import GIB, Footprint, Rates, price, rate_per_s
 from pilotlight.protocol import UsageRecord, new_call_id
+from pilotlight.spec.pricing import GIB, Footprint, Rates, price_duration, rate_per_s
 
 DAY_S = 86_400
 MIB = 1024**2
@@ -167,7 +167,7 @@ class _Source:
             "IDLE": rates.idle_factor,
             "RESERVED": rates.reserved_factor,
         }
-        cost = price(
+        cost = price_duration(
             billed_ns,
             per_s * factors.get(kind, Decimal(1)),
             (rates.request if kind == "CALL" else Decimal(0)) + tokens,

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 
-from pilotlight.observations import Observation, bucket_of
+from pilotlight.spec.observations import Observation, latency_bucket
 
 EVERY_MINUTES = 5
 OUTAGE = (60, 95)
@@ -38,18 +38,18 @@ def _observation(
 ) -> Observation:
     cold = calls // 25
     warm = {
-        bucket_of(24): calls // 2,
-        bucket_of(41): calls - calls // 2 - cold - slow,
-        bucket_of(260): slow,
+        latency_bucket(24): calls // 2,
+        latency_bucket(41): calls - calls // 2 - cold - slow,
+        latency_bucket(260): slow,
     }
     stages = {
         "route": {0: calls},
         "admit": {0: calls},
-        "queue": {bucket_of(2): calls - slow, bucket_of(230): slow},
-        "start": {0: calls - cold, bucket_of(130): cold},
-        "exec": {bucket_of(22): calls // 2, bucket_of(39): calls - calls // 2},
+        "queue": {latency_bucket(2): calls - slow, latency_bucket(230): slow},
+        "start": {0: calls - cold, latency_bucket(130): cold},
+        "exec": {latency_bucket(22): calls // 2, latency_bucket(39): calls - calls // 2},
     }
-    latency = {"warm": warm, "cold": {bucket_of(180): cold}, **stages}
+    latency = {"warm": warm, "cold": {latency_bucket(180): cold}, **stages}
     return Observation(
         tenant=tenant,
         function_id=function_id,

@@ -14,17 +14,25 @@ from typing import Any
 import httpx
 import uvicorn
 
-from pilotlight.controller import application, bootstrap, ledger, observations, traces, weights
-from pilotlight.controller.bell import Bell
-from pilotlight.controller.blobs import BlobFiles
+from pilotlight.controller import http_app
+from pilotlight.controller.analytics import traces
+from pilotlight.controller.billing import ledger
 from pilotlight.controller.context import Context
-from pilotlight.controller.metrics import Metrics
-from pilotlight.controller.objectives.loop import look
+from pilotlight.controller.database.change_notifier import ChangeNotifier
+from pilotlight.controller.database.store import Store
+from pilotlight.controller.server import bootstrap
+from pilotlight.controller.server.metrics import Metrics
 from pilotlight.controller.settings import ControllerConfig, ControllerSettings
-from pilotlight.controller.store import Store
-from pilotlight.pricing import GIB, PriceSettings, Rates
-from pilotlight.quotas import BUILT_IN
-from pilotlight.seal import PlatformKey
+from pilotlight.controller.slo import observations
+from pilotlight.controller.slo.loop import evaluate_all
+from pilotlight.controller.weights import weight_names
+from pilotlight.controller.weights.blobs import BlobStore
+from pilotlight.core.crypto import PlatformKey
+from pilotlight.core.object_store import DirectoryStore
+from pilotlight.core.rpc import SendPart
+from pilotlight.core.settings import Paths
+from pilotlight.spec.pricing import GIB, PriceSettings, Rates
+from pilotlight.spec.quotas import BUILT_IN_PLANS
 from snapshotter.client import AgentClient
 from snapshotter.types import InstanceId, InstanceInfo, StartKind, TemplateInfo
 from tests.fakes import demo_books, demo_observations, demo_traces
@@ -40,9 +48,6 @@ from tests.functions.controller.parts import (
     spec,
 )
 from weight_cache.client import WeightCacheClient
-from weight_cache.objects import DirectoryStore
-from weight_cache.protocol import Part
-from weight_cache.settings import Paths
 
 BATCH = 1000
 PRICES = PriceSettings(
@@ -54,7 +59,10 @@ PRICES = PriceSettings(
 )
 _PROMISES = {"latency_p99_ms": 20_000, "availability": 0.995, "utilisation": 0.6}
 _BOUNDS = {"requests_per_s": 200, "instances": 12, "gpus": 4, "tokens_per_min": 200_000}
-PLANS = {**BUILT_IN, "enterprise": BUILT_IN["enterprise"].with_overrides({**_PROMISES, **_BOUNDS})}
+PLANS = {
+    **BUILT_IN_PLANS,
+    "enterprise": BUILT_IN_PLANS["enterprise"].with_overrides({**_PROMISES, **_BOUNDS}),
+}
 
 
 @dataclass
@@ -64,7 +72,7 @@ class DemoCache(SmallCache):
     sizes: dict[str, int] = field(default_factory=dict)
     now: float = 0.0
 
-    async def _list(self, args: Mapping[str, Any], part: Part) -> dict[str, Any]:
+    async def _list(self, args: Mapping[str, Any], part: SendPart) -> dict[str, Any]:
         models = [
             {
                 "manifest": m,
@@ -78,7 +86,7 @@ class DemoCache(SmallCache):
         ]
         return {"models": models, "leases": []}
 
-    async def _stat(self, args: Mapping[str, Any], part: Part) -> dict[str, Any]:
+    async def _stat(self, args: Mapping[str, Any], part: SendPart) -> dict[str, Any]:
         used = {
             "used_bytes": sum(self.sizes.values()),
             "max_bytes": 400 * GIB,
@@ -93,7 +101,7 @@ class DemoCache(SmallCache):
 class DemoAgent(SmallAgent):
     """An agent on a machine worth a look. Owner: its loop."""
 
-    async def _capabilities(self, args: Mapping[str, Any], part: Part) -> dict[str, Any]:
+    async def _capabilities(self, args: Mapping[str, Any], part: SendPart) -> dict[str, Any]:
         features = (
             ("fork", "a Template was forked"),
             ("snapshots", "CRIU 4.1 dumped and restored a process"),
@@ -160,7 +168,7 @@ async def demo(
         await agent.serve(paths.socket("snapshotter")),
         await cache.serve(paths.socket("weight_cache")),
     ]
-    bell = Bell()
+    bell = ChangeNotifier()
     store = Store(empty_sqlite(home / "controller.db"), clock=clock, on_fed=bell.ring)
     key = bootstrap.ensure_admin(store, uid_base=20_000)
     assert key is not None
@@ -174,7 +182,7 @@ async def demo(
             prices=PRICES,
         ),
         store=store,
-        files=BlobFiles(
+        files=BlobStore(
             objects=DirectoryStore(home / "blobs"),
             incoming=home / "blobs" / "incoming",
             limit_bytes=1_000_000,
@@ -190,7 +198,7 @@ async def demo(
     listener = socket.create_server(("127.0.0.1", port))
     server = uvicorn.Server(
         uvicorn.Config(
-            application.build(context), lifespan="off", log_config=None, access_log=False
+            http_app.build_app(context), lifespan="off", log_config=None, access_log=False
         )
     )
     # `serve` would take the test's signals
@@ -324,7 +332,7 @@ async def furnish(made: Demo, *, now: float) -> None:
             list(demo_traces.traces(tenant=made.tenant, revisions=made.revisions, now=now)),
             keep=1000,
         )
-    look(made.context)
+    evaluate_all(made.context)
     _name_models(made)
     _run(made, theirs, now)
 
@@ -339,15 +347,15 @@ def _name_models(made: Demo) -> None:
     made.cache.here |= set(made.cache.sizes)
     made.cache.in_memory |= {"c0" * 32, "9b" * 32}
     made.cache.pinned.add("9b" * 32)
-    holder = weights.Holder(tenant=made.tenant, environment="main", actor="demo")
+    holder = weight_names.WeightsScope(tenant=made.tenant, environment="main", actor="demo")
     with made.context.store.write() as write:
         for name, (manifest, size) in zip(
             ("minilm", "llama-3b", "whisper", "cross-encoder"),
             made.cache.sizes.items(),
             strict=True,
         ):
-            model = weights.Model(manifest=manifest, size_bytes=size, files=4)
-            weights.put(write, holder, name=name, model=model, source=f"hf://demo/{name}")
+            model = weight_names.NamedWeights(manifest=manifest, size_bytes=size, files=4)
+            weight_names.put(write, holder, name=name, model=model, source=f"hf://demo/{name}")
 
 
 _RUNNING: tuple[tuple[str, StartKind, float, dict[str, float], dict[str, str], float], ...] = (

@@ -51,7 +51,7 @@ from pilotlight.protocol import (
     new_call_id,
     problem,
 )
-from pilotlight.spec import FunctionSpec, ImageSpec, from_json, to_json
+from pilotlight.spec.function import FunctionSpec, ImageSpec, from_json, to_json
 from tests.fakes.loopback import LoopbackServer, handler_for
 from tests.fakes.pushed_weights import PushedWeights
 from tests.fakes.streamed_calls import stream_of

@@ -26,7 +26,7 @@ from typing import Any, Self
 import httpx
 
 from pilotlight.protocol import CONTENT_PICKLE, HEADER_TRUSTED_PICKLE
-from pilotlight.spec import FunctionKind, FunctionSpec, MethodSpec, Scaling, to_json
+from pilotlight.spec.function import FunctionKind, FunctionSpec, MethodSpec, Scaling, to_json
 from tests.fakes.process_trees import kill_tree
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,14 +8,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pilotlight import traffic
-from pilotlight.controller import feed, launch
-from pilotlight.controller.bell import Bell
-from pilotlight.controller.store import Store
+from pilotlight.controller.database import feed
+from pilotlight.controller.database.change_notifier import ChangeNotifier
+from pilotlight.controller.database.store import Store
+from pilotlight.controller.registry import launch_spec
+from pilotlight.core.crypto import PlatformKey
 from pilotlight.protocol import TenantRecord
-from pilotlight.seal import PlatformKey
-from pilotlight.spec import FunctionSpec, MethodSpec
-from pilotlight.traffic import TrafficDocument
+from pilotlight.spec import traffic
+from pilotlight.spec.function import FunctionSpec, MethodSpec
+from pilotlight.spec.traffic import TrafficDocument
 from tests.fakes.databases import empty_sqlite
 
 ACME = TenantRecord(id="t-0123456789ab", name="acme", uid=20_001, plan={"instances": 20, "gpus": 4})
@@ -39,7 +40,7 @@ def spec(name: str = "embed", **changes: Any) -> FunctionSpec:
 class FedPlatform:
     """Owner: the test. `bell` rings with every change; `close` ends it."""
 
-    def __init__(self, home: Path, *, bell: Bell) -> None:
+    def __init__(self, home: Path, *, bell: ChangeNotifier) -> None:
         self.bell = bell
         self.key = PlatformKey.load_or_create(home / "platform.key")
         self.store = Store(
@@ -114,8 +115,8 @@ def document_of(
     by_name = specs if isinstance(specs, Mapping) else {"v1-000001": specs}
     name = next(iter(by_name.values())).name
     whole = weights or {next(iter(by_name)): 100}
-    told = traffic.reweighted(TrafficDocument(salt=f"{app}/{name}", **document), whole)
-    route = launch.route(
+    told = traffic.with_weights(TrafficDocument(salt=f"{app}/{name}", **document), whole)
+    route = launch_spec.function_route(
         tenant=tenant.id,
         uid=tenant.uid,
         environment=environment,

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pilotlight.spec import FunctionSpec
+from pilotlight.spec.function import FunctionSpec
 from tests.fakes.fake_shim import WAIT_S, FakeShim, ShimTimeout
 
 

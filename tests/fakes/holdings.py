@@ -8,8 +8,8 @@ from collections import defaultdict
 from pathlib import Path
 
 from weight_cache.errors import WeightCacheError
-from weight_cache.leases import OnProgress
-from weight_cache.types import Lane, Lease, LoadProgress
+from weight_cache.leases.manager import OnProgress
+from weight_cache.types import Lease, LoadProgress, ReadPriority
 
 
 class FakeHoldings:
@@ -38,7 +38,7 @@ class FakeHoldings:
         manifest: str,
         *,
         holder: str,
-        lane: Lane,
+        lane: ReadPriority,
         pid: int | None,
         pid_started: int | None,
         on_progress: OnProgress | None,

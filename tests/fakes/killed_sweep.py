@@ -9,10 +9,10 @@ import signal
 import sys
 from pathlib import Path
 
-from pilotlight.controller.blobs import BlobFiles
-from pilotlight.controller.store import Store
-from pilotlight.controller.stored.collector import Collector, sweep
-from weight_cache.objects import DirectoryStore
+from pilotlight.controller.database.store import Store
+from pilotlight.controller.weights.blob_gc import BlobCollector, collect_garbage
+from pilotlight.controller.weights.blobs import BlobStore
+from pilotlight.core.object_store import DirectoryStore
 
 BEFORE, AFTER, NEVER = "before", "after", "never"
 
@@ -39,8 +39,8 @@ async def main(database: str, blobs: str, point: str, number: str) -> None:
     """Sweep once: whatever nothing refers to goes, however new it is."""
     store = Store(database, clock=lambda: 1_900_000_000.0)
     objects = DeadlyStore(Path(blobs), point=point, number=int(number))
-    files = BlobFiles(objects=objects, incoming=Path(blobs) / "incoming", limit_bytes=1 << 30)
-    await sweep(Collector(files, store), store, unused_since=float("inf"))
+    files = BlobStore(objects=objects, incoming=Path(blobs) / "incoming", limit_bytes=1 << 30)
+    await collect_garbage(BlobCollector(files, store), store, unused_since=float("inf"))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import httpx
 
-from pilotlight.spec import FunctionSpec, to_json
+from pilotlight.spec.function import FunctionSpec, to_json
 from snapshotter.types import LaunchSpec, RevisionKey, WeightsMount
 from tests.fakes.process_trees import kill_tree
 

@@ -9,13 +9,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 from tests.fakes.origins import MemoryOrigin
-from weight_cache.peers import wire
-from weight_cache.peers.neighbourhood import NODE_HEADER
-from weight_cache.peers.station import Station, Terms
-from weight_cache.peers.tickets import PeerKey
-from weight_cache.store import Store
+from weight_cache.peers import http1
+from weight_cache.peers.auth_tokens import TokenSigner
+from weight_cache.peers.membership import NODE_HEADER
+from weight_cache.peers.service import PeerService, PeerSettings
+from weight_cache.store.store import Store
 
-KEY = PeerKey(b"k" * 32)
+KEY = TokenSigner(b"k" * 32)
 
 
 class NeighbourNode:
@@ -31,8 +31,8 @@ class NeighbourNode:
         answer_s: float,
     ) -> None:
         self.origin = origin
-        self.station = Station(
-            Terms(
+        self.station = PeerService(
+            PeerSettings(
                 peers=peers,
                 listen="127.0.0.1:0",
                 answer_s=answer_s,
@@ -95,12 +95,12 @@ class Street:
         self.peers.append(address)
         for node in self.nodes:
             node.station.neighbourhood._members._last = tuple(self.peers)
-        await self.look_around()
+        await self.refresh()
 
-    async def look_around(self) -> None:
+    async def refresh(self) -> None:
         """Everybody asks who is there, and who holds what."""
         for _ in range(2):
-            await asyncio.gather(*(node.station.neighbourhood.look_around() for node in self.nodes))
+            await asyncio.gather(*(node.station.neighbourhood.refresh() for node in self.nodes))
 
 
 @contextlib.asynccontextmanager
@@ -115,7 +115,7 @@ async def street(folder: Path) -> AsyncIterator[Street]:
         await asyncio.sleep(0)
 
 
-Behaviour = Callable[[wire.Request, asyncio.StreamWriter], Awaitable[None]]
+Behaviour = Callable[[http1.Request, asyncio.StreamWriter], Awaitable[None]]
 
 
 @contextlib.asynccontextmanager
@@ -127,10 +127,12 @@ async def bad_peer(behaviour: Behaviour, *, holds: list[str]) -> AsyncIterator[s
 
     async def on_connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writers.add(writer)
-        with contextlib.suppress(OSError, wire.WireBroken):
-            while (request := await wire.read_request(reader)) is not None:
+        with contextlib.suppress(OSError, http1.ProtocolViolation):
+            while (request := await http1.read_request(reader)) is not None:
                 if request.target == "/v1/holdings":
-                    writer.write(wire.answer_head(200, len(body), {NODE_HEADER: "b" * 32}) + body)
+                    writer.write(
+                        http1.response_head(200, len(body), {NODE_HEADER: "b" * 32}) + body
+                    )
                 else:
                     await behaviour(request, writer)
                 if writer.is_closing():

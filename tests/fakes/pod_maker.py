@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from activator.routing.route_table import CallTarget
-from pilotlight.cluster import names
-from pilotlight.cluster.api import Cluster
-from pilotlight.cluster.kinds import POD
+from pilotlight.kubernetes import names
+from pilotlight.kubernetes.cluster import Cluster
+from pilotlight.kubernetes.kinds import POD
 from tests.fakes.fake_worker import (
     Behaviour,
     FakeWorker,

@@ -8,12 +8,12 @@ from decimal import Decimal
 from typing import Any
 
 from activator.routing.route_table import CallTarget, RouteTable
-from pilotlight.pricing import Rates
+from pilotlight.core.crypto import ActivatorKey
 from pilotlight.protocol import FeedChange, FunctionRoute
-from pilotlight.seal import ActivatorKey
-from pilotlight.spec import FunctionKind, FunctionSpec, MethodSpec, Scaling, to_json
-from pilotlight.traffic import TrafficDocument, reweighted
-from pilotlight.traffic import to_json as document_to_json
+from pilotlight.spec.function import FunctionKind, FunctionSpec, MethodSpec, Scaling, to_json
+from pilotlight.spec.pricing import Rates
+from pilotlight.spec.traffic import TrafficDocument, with_weights
+from pilotlight.spec.traffic import to_json as document_to_json
 from snapshotter.types import LaunchSpec, RevisionKey, WeightsMount
 
 TEST_KEY = ActivatorKey(b"0123456789abcdef0123456789abcdef")
@@ -120,7 +120,7 @@ def split_route(
     names = sorted({*weights, *named})
     routes = {name: route_of(spec, revision=name) for name in names}
     first = routes[names[0]]
-    document = reweighted(TrafficDocument(salt=first.id, **more), weights)
+    document = with_weights(TrafficDocument(salt=first.id, **more), weights)
     return replace(
         first,
         traffic=tuple(sorted(weights.items())),

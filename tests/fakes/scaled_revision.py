@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from pilotlight.cluster import names
+from pilotlight.kubernetes import names
 from tests.fakes.kubernetes.server import ApiServer
 
 Json = dict[str, Any]

@@ -12,22 +12,22 @@ from typing import Self
 
 import uvicorn
 
-from pilotlight.client import Client
-from pilotlight.controller import application
-from pilotlight.controller.bell import Bell
-from pilotlight.controller.blobs import BlobFiles
-from pilotlight.controller.cluster.status import Statuses
+from pilotlight.client.client import Client
+from pilotlight.controller import http_app
 from pilotlight.controller.context import Context
-from pilotlight.controller.metrics import Metrics
+from pilotlight.controller.database.change_notifier import ChangeNotifier
+from pilotlight.controller.database.store import Store
+from pilotlight.controller.kubernetes.function_status import FunctionStatuses
+from pilotlight.controller.server.metrics import Metrics
 from pilotlight.controller.settings import ControllerConfig, ControllerSettings
-from pilotlight.controller.store import Store
+from pilotlight.controller.weights.blobs import BlobStore
+from pilotlight.core.crypto import PlatformKey
+from pilotlight.core.object_store import DirectoryStore
+from pilotlight.core.settings import Paths
 from pilotlight.profile import Profile
-from pilotlight.seal import PlatformKey
 from snapshotter.client import AgentClient
 from tests.fakes.databases import owned_sqlite
 from weight_cache.client import WeightCacheClient
-from weight_cache.objects import DirectoryStore
-from weight_cache.settings import Paths
 
 CLOCK_S = 1_800_000_000.0
 
@@ -49,7 +49,7 @@ class ServedController:
         """`unix_socket`: where it listens as well, for an activator."""
         self._settings = settings or ControllerSettings()
         self.now = CLOCK_S
-        self.statuses = Statuses()
+        self.statuses = FunctionStatuses()
         url, self.key = owned_sqlite(home / "controller.db", now=self.now)
         self.store = Store(url, clock=lambda: self.now)
         self._paths = Paths(home=home, run=home)
@@ -109,12 +109,12 @@ class ServedController:
             AgentClient(self._paths.socket("snapshotter")),
             WeightCacheClient(self._paths.socket("weight_cache")),
         )
-        files = BlobFiles(
+        files = BlobStore(
             objects=DirectoryStore(self._paths.home / "blobs"),
             incoming=self._paths.home / "blobs" / "incoming",
             limit_bytes=1_000_000,
         )
-        bell = Bell()
+        bell = ChangeNotifier()
         context = Context(
             config=ControllerConfig(
                 settings=self._settings, paths=self._paths, trust="isolated", uid_base=20_000
@@ -130,7 +130,7 @@ class ServedController:
             statuses=self.statuses,
         )
         settings = uvicorn.Config(
-            application.build(context), lifespan="off", log_config=None, access_log=False
+            http_app.build_app(context), lifespan="off", log_config=None, access_log=False
         )
         self._server = _Server(settings, bell)
         # the socket listens already: who connects before uvicorn accepts waits in its backlog
@@ -145,7 +145,7 @@ class ServedController:
 class _Server(uvicorn.Server):
     """Ends the open streams first, as the controller's own server does."""
 
-    def __init__(self, config: uvicorn.Config, bell: Bell) -> None:
+    def __init__(self, config: uvicorn.Config, bell: ChangeNotifier) -> None:
         super().__init__(config)
         self._bell = bell
 

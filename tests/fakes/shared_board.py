@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-from activator.balancing.admission import TokenBucket
+from activator.balancing.global_queue import TokenBucket
 from activator.coordination.state import (
     HeartbeatReply,
     InstanceDemand,

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pilotlight.core.rpc import SendPart, serve_rpc
 from weight_cache.errors import OriginUnavailable, WeightCacheError
-from weight_cache.protocol import Part, serve
 
 SIZE_BYTES = 100
 
@@ -48,9 +48,9 @@ class SmallCache:
             "unpin": self._unpin,
             "drop": self._drop,
         }
-        return await serve(path, operations, _describe)
+        return await serve_rpc(path, operations, _describe)
 
-    async def _stat(self, args: Mapping[str, Any], part: Part) -> dict[str, Any]:
+    async def _stat(self, args: Mapping[str, Any], part: SendPart) -> dict[str, Any]:
         figures = (
             "used_bytes",
             "leases",
@@ -68,7 +68,7 @@ class SmallCache:
             "quarantined_files": 0,
         }
 
-    async def _list(self, args: Mapping[str, Any], part: Part) -> dict[str, Any]:
+    async def _list(self, args: Mapping[str, Any], part: SendPart) -> dict[str, Any]:
         common = {"size_bytes": SIZE_BYTES, "files": 1, "leases": 0, "last_used_at": 0.0}
         return {
             "models": [
@@ -77,7 +77,7 @@ class SmallCache:
             "leases": [],
         }
 
-    async def _predict(self, args: Mapping[str, Any], part: Part) -> dict[str, Any]:
+    async def _predict(self, args: Mapping[str, Any], part: SendPart) -> dict[str, Any]:
         manifest = args["manifest"]
         if manifest not in self.here:
             return {"tier": "origin", "seconds": None, "missing": {}}
@@ -85,7 +85,7 @@ class SmallCache:
             return {"tier": "dram", "seconds": 0.0, "missing": {}}
         return {"tier": "nvme", "seconds": 0.5, "missing": {"nvme": SIZE_BYTES}}
 
-    async def _prefetch(self, args: Mapping[str, Any], part: Part) -> dict[str, Any]:
+    async def _prefetch(self, args: Mapping[str, Any], part: SendPart) -> dict[str, Any]:
         manifest = self._note("prefetch", args)
         try:
             await part({"done_bytes": SIZE_BYTES // 2, "total_bytes": SIZE_BYTES})
@@ -96,23 +96,23 @@ class SmallCache:
         self._fetch(manifest)
         return {}
 
-    async def _verify(self, args: Mapping[str, Any], part: Part) -> dict[str, Any]:
+    async def _verify(self, args: Mapping[str, Any], part: SendPart) -> dict[str, Any]:
         manifest = self._note("verify", args)
         return {"corrupt": self.corrupt if manifest in self.here else []}
 
-    async def _pin(self, args: Mapping[str, Any], part: Part) -> dict[str, Any]:
+    async def _pin(self, args: Mapping[str, Any], part: SendPart) -> dict[str, Any]:
         manifest = self._note("pin", args)
         self._fetch(manifest)
         self.pinned.add(manifest)
         return {}
 
-    async def _unpin(self, args: Mapping[str, Any], part: Part) -> dict[str, Any]:
+    async def _unpin(self, args: Mapping[str, Any], part: SendPart) -> dict[str, Any]:
         manifest = self._note("unpin", args)
         was_pinned = manifest in self.pinned
         self.pinned.discard(manifest)
         return {"unpinned": was_pinned}
 
-    async def _drop(self, args: Mapping[str, Any], part: Part) -> dict[str, Any]:
+    async def _drop(self, args: Mapping[str, Any], part: SendPart) -> dict[str, Any]:
         manifest = self._note("drop", args)
         if manifest in self.held | self.pinned or manifest not in self.here:
             return {"dropped": False}

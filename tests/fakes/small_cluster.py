@@ -10,15 +10,15 @@ from pathlib import Path
 
 from activator.knative.activation_requests import ActivationRequests
 from activator.knative.fleet import KnativeFleet
-from activator.knative.pod_leases import Claims, ProcessClaims
-from activator.knative.pods import Pods
+from activator.knative.pod_leases import InMemoryPodLeases, PodLeaseStore
+from activator.knative.pod_watcher import PodWatcher
 from activator.knative.scale_request import ScaleRequester
 from activator.routing.route_table import CallTarget
-from pilotlight.cluster.api import Cluster, Patience
-from pilotlight.cluster.credentials import find_credentials
-from pilotlight.cluster.names import function_selector
-from pilotlight.cluster.retries import Pauses
-from pilotlight.cluster.settings import ClusterSettings
+from pilotlight.kubernetes.cluster import CallDeadlines, Cluster
+from pilotlight.kubernetes.credentials import find_credentials
+from pilotlight.kubernetes.names import function_selector
+from pilotlight.kubernetes.retry_policy import RetryDelays
+from pilotlight.kubernetes.settings import ClusterSettings
 from snapshotter.types import InstanceId, InstanceInfo
 from tests.fakes.fake_worker import WorkerAnswer, WorkerRequest
 from tests.fakes.kubernetes.server import ApiServer
@@ -26,8 +26,9 @@ from tests.fakes.pod_maker import PodMaker, whereabouts
 from tests.fakes.routes import spec_of, target_of
 
 NO_SECRETS: Mapping[str, str] = {}
-PATIENCE = Patience(
-    pauses=Pauses(first_s=0.01, most_s=0.05), watch_pauses=Pauses(first_s=0.01, most_s=0.1)
+PATIENCE = CallDeadlines(
+    pauses=RetryDelays(first_s=0.01, most_s=0.05),
+    watch_pauses=RetryDelays(first_s=0.01, most_s=0.1),
 )
 
 
@@ -73,7 +74,7 @@ class World:
     async def fleet(
         self,
         member: str = "a-0",
-        claims: Claims | None = None,
+        claims: PodLeaseStore | None = None,
         *,
         grace_s: float = 0.05,
         summons: ScaleRequester | None = None,
@@ -83,8 +84,8 @@ class World:
         settings = ClusterSettings()
         fleet = KnativeFleet(
             cluster=self.cluster,
-            pods=Pods(selector=function_selector(settings)),
-            claims=claims or ProcessClaims(member=member),
+            pods=PodWatcher(selector=function_selector(settings)),
+            claims=claims or InMemoryPodLeases(member=member),
             summons=summons
             or ActivationRequests(
                 self.wake_url, whereabouts=whereabouts, waiting_of=lambda _: self.waiting

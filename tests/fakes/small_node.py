@@ -10,7 +10,7 @@ from pathlib import Path
 from activator.routing.route_table import CallTarget
 from snapshotter.slots.boot_limiter import NOBODY, FairSemaphore
 from snapshotter.starts.node_capacity import NodeCapacity, gpus_of
-from snapshotter.types import InstanceId, InstanceInfo, Share, StartKind
+from snapshotter.types import InstanceId, InstanceInfo, StartKind, TenantShare
 from tests.fakes.fake_fleet import FakeFleet, info_of
 from tests.fakes.fake_worker import Behaviour, echo
 
@@ -29,7 +29,7 @@ class SmallNode(FakeFleet):
         self,
         directory: Path,
         room: NodeCapacity,
-        share_of: Callable[[str], Share | None],
+        share_of: Callable[[str], TenantShare | None],
         *,
         places: int = 1000,
         behaviour: Behaviour = echo,

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from pilotlight.client.pickling import dumps
 from pilotlight.protocol import (
     CONTENT_JSON,
     CONTENT_NDJSON,
@@ -19,7 +20,6 @@ from pilotlight.protocol import (
     HEADER_OUTCOME,
     problem,
 )
-from pilotlight.sdk.pickling import dumps
 
 
 @dataclass(kw_only=True)

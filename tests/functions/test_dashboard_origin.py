@@ -9,12 +9,16 @@ from typing import Any, cast
 
 import pytest
 
-from pilotlight.cli import local
-from pilotlight.controller import reference
+from pilotlight.cli.supervisor import local_platform
+from pilotlight.controller.dashboard.pages import api_docs
 from pilotlight.controller.settings import ControllerConfig, ControllerSettings
-from pilotlight.dashboard_origin import DashboardOrigin, host_of, read_dashboard_origin
+from pilotlight.core.dashboard.dashboard_origin import (
+    DashboardOrigin,
+    parse_host,
+    read_dashboard_origin,
+)
+from pilotlight.core.settings import SettingsInvalid
 from pilotlight.errors import InvalidInput
-from weight_cache.settings import SettingsInvalid
 
 
 @pytest.mark.parametrize(
@@ -78,7 +82,7 @@ def test_what_is_not_an_origin_is_refused_by_name(url: str) -> None:
     ],
 )
 def test_host_of_a_host_header(authority: str, host: str) -> None:
-    assert host_of(authority) == host
+    assert parse_host(authority) == host
 
 
 def _file(directory: Path, text: str) -> Path:
@@ -128,8 +132,8 @@ def test_both_processes_refuse_what_is_not_an_origin(tmp_path: Path) -> None:
 
 
 def test_the_command_line_names_it(tmp_path: Path) -> None:
-    def found(text: str) -> local.LocalPlatform:
-        return local.find(
+    def found(text: str) -> local_platform.LocalPlatform:
+        return local_platform.find_platform(
             config=_file(tmp_path, text), home=None, environ={"HOME": str(tmp_path)}, cwd=tmp_path
         )
 
@@ -152,7 +156,7 @@ async def test_the_reference_of_the_api_links_to_it(
     config = SimpleNamespace(settings=ControllerSettings(dashboard_url=url))
     app = SimpleNamespace(openapi=lambda: {"info": {"title": "t", "summary": "s"}, "paths": {}})
 
-    page = await reference.docs(
+    page = await api_docs.docs(
         cast(Any, SimpleNamespace(config=config)), cast(Any, SimpleNamespace(app=app))
     )
 

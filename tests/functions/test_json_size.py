@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pilotlight import errors
-from pilotlight.json_size import ValueCounter, expect_few
+from pilotlight.validation.json_size import ValueCounter, require_few_values
 
 FEW: list[Any] = [
     {"prompt": "a, b, [c], {d}" * 100},
@@ -30,7 +30,7 @@ def count(data: bytes, size: int) -> None:
 def test_what_stands_in_strings_does_not_count_wherever_a_piece_ends(value: Any, size: int) -> None:
     data = json.dumps(value, ensure_ascii=False).encode()
     count(data, size)
-    expect_few(data, 60, "send fewer")
+    require_few_values(data, 60, "send fewer")
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 10_000])
@@ -40,4 +40,4 @@ def test_values_count_wherever_a_piece_ends(value: Any, size: int) -> None:
     with pytest.raises(errors.TooLarge, match="more than 60 values"):
         count(data, size)
     with pytest.raises(errors.TooLarge, match="more than 60 values"):
-        expect_few(data, 60, "send fewer")
+        require_few_values(data, 60, "send fewer")

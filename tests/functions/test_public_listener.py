@@ -14,15 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from pilotlight.public_listener import (
-    AddressTaken,
-    for_functions,
-    hold,
+from pilotlight.core.public_listener import (
+    AddressInUse,
+    open_functions_socket,
     open_listeners,
     public_addresses,
+    reserve_addresses,
 )
+from pilotlight.core.rpc import peer_uid
 from tests.fakes.ports import free_port
-from weight_cache.protocol import uid_of
 
 OTHER_UID = 54321
 ATTACK = """
@@ -91,7 +91,7 @@ def test_a_free_port_is_the_same_on_both_families() -> None:
 def test_another_user_listens_at_no_loopback_address_of_the_port(listen: str) -> None:
     address = f"{listen}:{free_port()}"
     port = int(address.rpartition(":")[2])
-    with opened(hold(address)):
+    with opened(reserve_addresses(address)):
         assert attack(port) == [], "no activator runs yet"
         with (
             opened(open_listeners(address, is_shared=True)) as first,
@@ -107,7 +107,7 @@ def test_another_user_listens_at_no_loopback_address_of_the_port(listen: str) ->
 
 def test_connections_are_refused_and_not_queued_while_no_activator_runs() -> None:
     port = free_port()
-    with opened(hold(f"127.0.0.1:{port}")):
+    with opened(reserve_addresses(f"127.0.0.1:{port}")):
         for host in ("127.0.0.1", "::1"):
             with pytest.raises(ConnectionRefusedError):
                 socket.create_connection((host, port), timeout=5)
@@ -119,27 +119,33 @@ def test_a_second_platform_is_refused_the_port_by_name_of_the_address(host: str)
     with socket.create_server(
         (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET
     ):
-        for attempt in (hold, partial(open_listeners, is_shared=False)):
-            with pytest.raises(AddressTaken, match="Address already in use") as refused:
+        for attempt in (reserve_addresses, partial(open_listeners, is_shared=False)):
+            with pytest.raises(AddressInUse, match="Address already in use") as refused:
                 attempt(f"127.0.0.1:{port}")
             assert host in str(refused.value)
 
 
 def test_two_platforms_of_one_user_do_not_share_a_port() -> None:
     address = f"127.0.0.1:{free_port()}"
-    with opened(hold(address)), pytest.raises(AddressTaken):
-        hold(address)
-    with opened(hold(address)), opened(open_listeners(address, is_shared=True)) as listeners:
+    with opened(reserve_addresses(address)), pytest.raises(AddressInUse):
+        reserve_addresses(address)
+    with (
+        opened(reserve_addresses(address)),
+        opened(open_listeners(address, is_shared=True)) as listeners,
+    ):
         for each in listeners:
             each.listen()
-        with pytest.raises(AddressTaken):
-            hold(address)
+        with pytest.raises(AddressInUse):
+            reserve_addresses(address)
 
 
 def test_a_platform_starts_again_at_once_where_connections_of_its_former_life_linger() -> None:
     address = f"127.0.0.1:{free_port()}"
     for _ in range(2):
-        with opened(hold(address)), opened(open_listeners(address, is_shared=True)) as listeners:
+        with (
+            opened(reserve_addresses(address)),
+            opened(open_listeners(address, is_shared=True)) as listeners,
+        ):
             for each in listeners:
                 each.setblocking(True)
                 each.listen()
@@ -160,8 +166,8 @@ def test_every_user_connects_to_the_socket_of_functions_and_what_was_there_is_re
     short_tmp: Path,
 ) -> None:
     path = short_tmp / "http.sock"
-    for_functions(path).close()
-    with for_functions(path) as listener:
+    open_functions_socket(path).close()
+    with open_functions_socket(path) as listener:
         caller = subprocess.Popen(
             ["python3", "-c", CALL, str(path)],
             user=OTHER_UID,
@@ -171,6 +177,6 @@ def test_every_user_connects_to_the_socket_of_functions_and_what_was_there_is_re
         )
         listener.setblocking(True)
         with listener.accept()[0] as connection:
-            assert uid_of(connection) == OTHER_UID
+            assert peer_uid(connection) == OTHER_UID
             connection.sendall(b"welcome")
         assert caller.communicate()[0] == b"welcome\n"

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pilotlight.quotas import BUILT_IN, UNLIMITED, Plan, Quotas, parse_quotas
-from pilotlight.types import Isolation, Priority
+from pilotlight.spec.identifiers import Isolation, Priority
+from pilotlight.spec.quotas import BUILT_IN_PLANS, UNLIMITED, Plan, Quotas, parse_quotas
 
 NAMES = [f.name for f in fields(Quotas)]
 
@@ -47,7 +47,7 @@ def test_a_bucket_holds_its_burst_else_a_second(
 
 @given(st.dictionaries(st.sampled_from(NAMES), st.none() | st.integers(1, 1000)))
 def test_an_override_changes_its_key_and_no_other(overrides: dict[str, Any]) -> None:
-    plan = BUILT_IN["standard"]
+    plan = BUILT_IN_PLANS["standard"]
     if (
         overrides.get("requests_per_s", plan.requests_per_s) is None
         and overrides.get("burst", plan.burst) is not None

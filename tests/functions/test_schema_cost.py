@@ -7,9 +7,15 @@ from typing import Any
 import pytest
 
 from activator.llm.openai.request import OpenAIRequest
-from pilotlight.controller import schemas
+from pilotlight.controller.release import argument_schemas
 from pilotlight.errors import InvalidInput
-from pilotlight.schema_cost import MAX_DEPTH, MAX_NODES, UNBOUNDED, cost_of, pattern_weight
+from pilotlight.validation.schema_cost import (
+    MAX_DEPTH,
+    MAX_NODES,
+    UNBOUNDED,
+    estimate_schema_cost,
+    pattern_weight,
+)
 
 LEAF = {"type": "integer"}
 TREE: dict[str, Any] = {
@@ -50,8 +56,10 @@ def test_repetitions_count_as_often_as_they_repeat(pattern: str, least: int, mos
 
 
 def test_each_use_of_a_definition_counts() -> None:
-    one = cost_of({"$defs": {"a": LEAF}, "allOf": [{"$ref": "#/$defs/a"}]}).by_depth[0]
-    ten = cost_of({"$defs": {"a": LEAF}, "allOf": [{"$ref": "#/$defs/a"}] * 10}).by_depth[0]
+    one = estimate_schema_cost({"$defs": {"a": LEAF}, "allOf": [{"$ref": "#/$defs/a"}]}).by_depth[0]
+    ten = estimate_schema_cost(
+        {"$defs": {"a": LEAF}, "allOf": [{"$ref": "#/$defs/a"}] * 10}
+    ).by_depth[0]
 
     assert ten - one >= 9 * 2
 
@@ -59,11 +67,14 @@ def test_each_use_of_a_definition_counts() -> None:
 def test_definitions_that_name_each_other_twice_double_at_each_step() -> None:
     names = {f"a{n}": {"anyOf": [{"$ref": f"#/$defs/a{n + 1}"}] * 2} for n in range(16)}
 
-    assert cost_of({"$defs": {**names, "a16": LEAF}, "$ref": "#/$defs/a0"}).by_depth[0] > 2**16
+    assert (
+        estimate_schema_cost({"$defs": {**names, "a16": LEAF}, "$ref": "#/$defs/a0"}).by_depth[0]
+        > 2**16
+    )
 
 
 def test_a_schema_that_refers_to_itself_costs_by_the_depth_of_the_value() -> None:
-    tree, two = cost_of(TREE), cost_of(TWO_WAYS)
+    tree, two = estimate_schema_cost(TREE), estimate_schema_cost(TWO_WAYS)
 
     assert tree.is_recursive
     assert len(tree.by_depth) == MAX_DEPTH + 1
@@ -73,12 +84,16 @@ def test_a_schema_that_refers_to_itself_costs_by_the_depth_of_the_value() -> Non
 
 
 def test_patterns_count_for_each_byte_and_as_often_as_they_are_used() -> None:
-    one = cost_of({"$defs": {"a": {"pattern": "abc"}}, "allOf": [{"$ref": "#/$defs/a"}]})
-    ten = cost_of({"$defs": {"a": {"pattern": "abc"}}, "allOf": [{"$ref": "#/$defs/a"}] * 10})
+    one = estimate_schema_cost(
+        {"$defs": {"a": {"pattern": "abc"}}, "allOf": [{"$ref": "#/$defs/a"}]}
+    )
+    ten = estimate_schema_cost(
+        {"$defs": {"a": {"pattern": "abc"}}, "allOf": [{"$ref": "#/$defs/a"}] * 10}
+    )
 
     assert (one.per_byte, ten.per_byte, ten.compile_weight) == (3, 30, 3)
     assert (
-        cost_of(
+        estimate_schema_cost(
             {"patternProperties": {"abc": True}, "properties": {"x": {"format": "email"}}}
         ).per_byte
         > 3
@@ -90,11 +105,11 @@ def test_nested_evaluation_multiplies() -> None:
     for _ in range(12):
         schema = {"allOf": [schema], "unevaluatedProperties": False}
 
-    assert cost_of(schema).by_depth[0] > 2**12
+    assert estimate_schema_cost(schema).by_depth[0] > 2**12
 
 
 def test_a_schema_too_large_to_estimate_is_unbounded() -> None:
-    assert cost_of({"enum": list(range(MAX_NODES))}).by_depth == (UNBOUNDED,)
+    assert estimate_schema_cost({"enum": list(range(MAX_NODES))}).by_depth == (UNBOUNDED,)
 
 
 @pytest.mark.parametrize(
@@ -107,13 +122,15 @@ def test_a_schema_too_large_to_estimate_is_unbounded() -> None:
     ],
 )
 def test_cycles_that_stay_at_one_value_end(schema: dict[str, Any]) -> None:
-    assert cost_of(schema).by_depth[0] < 100
+    assert estimate_schema_cost(schema).by_depth[0] < 100
 
 
 def test_a_deploy_with_patterns_too_large_to_compile_is_refused() -> None:
     with pytest.raises(InvalidInput, match="patterns have about"):
-        schemas.check({"allOf": [{"pattern": r"(\w{1,90}){1,90}"} for _ in range(20)]}, "w")
-    schemas.check({"pattern": "^[a-z0-9-]{1,63}$"}, "w")
+        argument_schemas.check_schema(
+            {"allOf": [{"pattern": r"(\w{1,90}){1,90}"} for _ in range(20)]}, "w"
+        )
+    argument_schemas.check_schema({"pattern": "^[a-z0-9-]{1,63}$"}, "w")
 
 
 @pytest.mark.parametrize(

@@ -12,16 +12,16 @@ from cryptography.fernet import Fernet
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from pilotlight.seal import (
-    MARK,
+from pilotlight.core.crypto import (
+    SEALED_PREFIX,
     ActivatorKey,
+    DecryptionFailed,
     PlatformKey,
-    SealBroken,
     Sealer,
-    activator_key_of,
-    key_of,
+    load_activator_key,
+    load_platform_key,
 )
-from weight_cache.settings import Paths, PlatformSettings, SettingsInvalid
+from pilotlight.core.settings import Paths, PlatformSettings, SettingsInvalid
 
 RAW = bytes(range(32))
 KEY = PlatformKey(base64.urlsafe_b64encode(RAW))
@@ -44,16 +44,16 @@ def test_what_is_sealed_for_one_purpose_opens_for_no_other() -> None:
         if sealing == opening:
             assert other.open(sealed) == "text"
         else:
-            with pytest.raises(SealBroken, match=f"key for {opening}"):
+            with pytest.raises(DecryptionFailed, match=f"key for {opening}"):
                 other.open(sealed)
 
 
 def test_the_platforms_key_itself_opens_nothing_that_is_sealed_now() -> None:
     for sealer in sealers(KEY).values():
         sealed = sealer.seal("text")
-        assert sealed.startswith(MARK)
-        for text in (sealed, sealed.removeprefix(MARK)):
-            with pytest.raises(SealBroken):
+        assert sealed.startswith(SEALED_PREFIX)
+        for text in (sealed, sealed.removeprefix(SEALED_PREFIX)):
+            with pytest.raises(DecryptionFailed):
                 KEY.open_unmarked(text)
 
 
@@ -63,7 +63,7 @@ def test_keys_are_derived_with_hkdf_sha256_by_purpose() -> None:
             algorithm=SHA256(), length=32, salt=None, info=f"pilotlight/v1/{purpose}".encode()
         ).derive(key)
 
-    sealed = KEY.activator.secrets.seal("text").removeprefix(MARK)
+    sealed = KEY.activator.secrets.seal("text").removeprefix(SEALED_PREFIX)
     own = base64.urlsafe_b64encode(derived(derived(RAW, "activator"), "secrets"))
     assert Fernet(own).decrypt(sealed.encode()) == b"text"
 
@@ -75,9 +75,9 @@ def test_what_activators_have_opens_nothing_of_the_controllers(tmp_path: Path) -
     assert theirs.secrets.open(KEY.activator.secrets.seal("text")) == "text"
     as_master = PlatformKey((tmp_path / "activator.key").read_bytes().strip())
     for name in ("sessions", "webhooks", "answers"):
-        with pytest.raises(SealBroken):
+        with pytest.raises(DecryptionFailed):
             sealers(as_master)[name].open(sealers(KEY)[name].seal("text"))
-    with pytest.raises(SealBroken):
+    with pytest.raises(DecryptionFailed):
         as_master.open_unmarked(Fernet(base64.urlsafe_b64encode(RAW)).encrypt(b"text").decode())
     assert as_master.node_token != KEY.node_token
 
@@ -98,8 +98,8 @@ def test_a_key_of_the_activators_own_stands_in_for_the_derived_one(tmp_path: Pat
     settings = PlatformSettings(activator_key_file=str(tmp_path / "given.key"))
     paths = Paths(home=tmp_path, run=tmp_path)
     assert (
-        key_of(settings, paths).token
-        == activator_key_of(settings, paths).token
+        load_platform_key(settings, paths).token
+        == load_activator_key(settings, paths).token
         == ActivatorKey(bytes(32)).token
     )
 
@@ -113,4 +113,4 @@ def test_a_missing_or_broken_key_file_is_refused_by_name(
     with pytest.raises(
         SettingsInvalid, match=r"activator\.key: (no key|holds no key) for activators"
     ):
-        activator_key_of(PlatformSettings(), Paths(home=tmp_path, run=tmp_path))
+        load_activator_key(PlatformSettings(), Paths(home=tmp_path, run=tmp_path))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pilotlight.errors import InvalidInput
-from pilotlight.observations import Observation, added, errors, judged
-from pilotlight.policies import MIN_STAGE_S, STAGES, Objectives
+from pilotlight.spec.observations import Observation, count_eligible, count_errors, sum_observations
+from pilotlight.spec.policies import MIN_STAGE_S, STAGES, Objectives
 
 WARM = tuple(stage for stage in STAGES if stage != "start")
 
@@ -57,7 +57,7 @@ def test_observations_are_added_up_and_stay_as_they_were() -> None:
         overruns={"exec": 2},
         latency={"warm": {3: 1, 4: 1}},
     )
-    total = added([one, two])
+    total = sum_observations([one, two])
     assert total is not None
     assert (total.minute, total.answered, total.failed, total.overruns, total.latency) == (
         4,
@@ -67,7 +67,7 @@ def test_observations_are_added_up_and_stay_as_they_were() -> None:
         {"warm": {3: 3, 4: 1}},
     )
     assert one.latency == {"warm": {3: 2}}
-    assert added([]) is None
+    assert sum_observations([]) is None
 
 
 def test_a_stream_that_broke_is_an_error_of_those_judged() -> None:
@@ -82,4 +82,4 @@ def test_a_stream_that_broke_is_an_error_of_those_judged() -> None:
         streams=3,
         streams_completed=2,
     )
-    assert (judged(one), errors(one)) == (10, 2)
+    assert (count_eligible(one), count_errors(one)) == (10, 2)

@@ -1,4 +1,4 @@
-"""`traceparent` and `tracestate` are read as the W3C's recommendation says:
+"""`format_traceparent` and `tracestate` are read as the W3C's recommendation says:
 https://www.w3.org/TR/trace-context/."""
 
 from __future__ import annotations
@@ -7,18 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pilotlight.protocol import new_call_id
-from pilotlight.tracecontext import (
-    Parent,
-    attempt_span_of,
-    child_of,
-    parse,
-    passed_on_state,
-    root_span_of,
-    trace_id_of,
-    traceparent,
-    traceparent_of,
+from pilotlight.core.tracing.trace_context import (
+    TraceParent,
+    attempt_span_id,
+    child_span_id,
+    format_traceparent,
+    forwarded_tracestate,
+    parse_traceparent,
+    root_span_id,
+    trace_id_for_call,
+    traceparent_for_call,
 )
+from pilotlight.protocol import new_call_id
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
@@ -33,7 +33,7 @@ def header(
     "flags, is_sampled", [("00", False), ("01", True), ("02", False), ("03", True), ("ff", True)]
 )
 def test_only_the_first_bit_of_the_flags_says_sampled(flags: str, is_sampled: bool) -> None:
-    assert parse(header(flags=flags)) == Parent(TRACE, SPAN, is_sampled)
+    assert parse_traceparent(header(flags=flags)) == TraceParent(TRACE, SPAN, is_sampled)
 
 
 @pytest.mark.parametrize(
@@ -60,27 +60,28 @@ def test_only_the_first_bit_of_the_flags_says_sampled(flags: str, is_sampled: bo
     ],
 )
 def test_what_is_no_traceparent_is_none(broken: bytes) -> None:
-    assert parse(broken) is None
+    assert parse_traceparent(broken) is None
 
 
 def test_a_later_version_is_read_as_far_as_it_is_known() -> None:
     assert (
-        parse(header(version="cc"))
-        == parse(header(version="cc", rest="-what-the-future-brings"))
-        == Parent(TRACE, SPAN, True)
+        parse_traceparent(header(version="cc"))
+        == parse_traceparent(header(version="cc", rest="-what-the-future-brings"))
+        == TraceParent(TRACE, SPAN, True)
     )
 
 
 def test_blanks_around_the_value_are_no_part_of_it() -> None:
-    assert parse(b" \t" + header() + b" ") == Parent(TRACE, SPAN, True)
+    assert parse_traceparent(b" \t" + header() + b" ") == TraceParent(TRACE, SPAN, True)
 
 
 @given(st.binary(max_size=80))
 def test_no_bytes_break_the_parser(text: bytes) -> None:
-    found = parse(text)
+    found = parse_traceparent(text)
     assert (
         found is None
-        or parse(traceparent(*found[:2], is_sampled=found.is_sampled).encode()) == found
+        or parse_traceparent(format_traceparent(*found[:2], is_sampled=found.is_sampled).encode())
+        == found
     )
 
 
@@ -96,7 +97,7 @@ def test_no_bytes_break_the_parser(text: bytes) -> None:
     ],
 )
 def test_a_good_state_goes_on_as_it_came(state: bytes) -> None:
-    assert passed_on_state(state) == state
+    assert forwarded_tracestate(state) == state
 
 
 @pytest.mark.parametrize(
@@ -115,23 +116,23 @@ def test_a_good_state_goes_on_as_it_came(state: bytes) -> None:
     ],
 )
 def test_a_broken_state_is_dropped_whole(state: bytes) -> None:
-    assert passed_on_state(state) == b""
+    assert forwarded_tracestate(state) == b""
 
 
 def test_empty_members_and_blanks_between_members_are_allowed() -> None:
-    assert passed_on_state(b"a=1 , ,b=2,") == b"a=1,b=2"
+    assert forwarded_tracestate(b"a=1 , ,b=2,") == b"a=1,b=2"
 
 
 def test_a_state_of_more_than_32_members_is_dropped() -> None:
-    assert passed_on_state(b",".join(b"k%d=1" % n for n in range(33))) == b""
+    assert forwarded_tracestate(b",".join(b"k%d=1" % n for n in range(33))) == b""
 
 
 def test_a_long_state_loses_its_long_members_first_then_the_last() -> None:
     members = [b"k%d=" % n + b"x" * 40 for n in range(10)]
     long = b"long=" + b"x" * 200
-    kept = passed_on_state(b",".join([long, *members])).split(b",")
+    kept = forwarded_tracestate(b",".join([long, *members])).split(b",")
     assert kept == members
-    kept = passed_on_state(
+    kept = forwarded_tracestate(
         b",".join([*members, *(b"m%d=" % n + b"y" * 40 for n in range(10))])
     ).split(b",")
     assert kept == [*members, b"m0=" + b"y" * 40]
@@ -139,23 +140,29 @@ def test_a_long_state_loses_its_long_members_first_then_the_last() -> None:
 
 def test_a_call_that_is_in_no_trace_begins_the_one_of_its_own_id() -> None:
     call = new_call_id()
-    assert trace_id_of(call) == call.removeprefix("req-")
-    assert root_span_of(call) == call[-16:]
-    assert parse(traceparent_of(call).encode()) == Parent(
-        trace_id_of(call), attempt_span_of(call), False
+    assert trace_id_for_call(call) == call.removeprefix("req-")
+    assert root_span_id(call) == call[-16:]
+    assert parse_traceparent(traceparent_for_call(call).encode()) == TraceParent(
+        trace_id_for_call(call), attempt_span_id(call), False
     )
 
 
 def test_any_id_of_a_call_makes_valid_ids() -> None:
     for odd in ("", "req-", "req-" + "0" * 32, "mine", "req-" + "G" * 32):
         assert (
-            parse(traceparent(trace_id_of(odd), root_span_of(odd), is_sampled=True).encode())
+            parse_traceparent(
+                format_traceparent(
+                    trace_id_for_call(odd), root_span_id(odd), is_sampled=True
+                ).encode()
+            )
             is not None
         )
 
 
 def test_spans_of_attempts_and_their_children_differ() -> None:
     call = new_call_id()
-    attempts = [attempt_span_of(call, n) for n in range(1, 40)]
-    children = [child_of(one, n) for one in (root_span_of(call), *attempts) for n in range(1, 70)]
-    assert len({*attempts, *children, root_span_of(call)}) == len(attempts) + len(children) + 1
+    attempts = [attempt_span_id(call, n) for n in range(1, 40)]
+    children = [
+        child_span_id(one, n) for one in (root_span_id(call), *attempts) for n in range(1, 70)
+    ]
+    assert len({*attempts, *children, root_span_id(call)}) == len(attempts) + len(children) + 1

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pilotlight import traffic
 from pilotlight.errors import InvalidInput
-from pilotlight.traffic import Arm, ExperimentTraffic, Segment, Shadow, TrafficDocument
+from pilotlight.spec import traffic
+from pilotlight.spec.traffic import Arm, ExperimentTraffic, Segment, Shadow, TrafficDocument
 
 REVISIONS = ("v1-aaaaaa", "v2-bbbbbb", "v3-cccccc", "v4-dddddd")
 V1, V2, V3, V4 = REVISIONS
@@ -23,7 +23,7 @@ GRID = [n / 4 for n in range(400)]
 
 def split(**weights: int) -> TrafficDocument:
     named = {name.replace("_", "-"): weight for name, weight in weights.items()}
-    return traffic.reweighted(TrafficDocument(salt="f-1"), named)
+    return traffic.with_weights(TrafficDocument(salt="f-1"), named)
 
 
 @st.composite
@@ -47,9 +47,9 @@ def owners(document: TrafficDocument) -> list[str]:
 def test_a_change_moves_exactly_the_units_that_the_new_weights_need(
     steps: list[Mapping[str, int]],
 ) -> None:
-    document = traffic.reweighted(TrafficDocument(salt="s"), steps[0])
+    document = traffic.with_weights(TrafficDocument(salt="s"), steps[0])
     for step in steps[1:]:
-        after = traffic.reweighted(document, step)
+        after = traffic.with_weights(document, step)
         moved = [
             (old, new)
             for old, new in zip(owners(document), owners(after), strict=True)
@@ -67,8 +67,8 @@ def test_a_change_moves_exactly_the_units_that_the_new_weights_need(
 
 @given(weightings())
 def test_segments_are_the_weights_and_cover_everything_once(weights: Mapping[str, int]) -> None:
-    document = traffic.checked(
-        traffic.reweighted(TrafficDocument(salt="s"), weights), revisions=REVISIONS
+    document = traffic.validate_document(
+        traffic.with_weights(TrafficDocument(salt="s"), weights), revisions=REVISIONS
     )
     assert document.segments[0].begin == 0
     assert document.segments[-1].end == 100
@@ -83,7 +83,7 @@ def test_segments_are_the_weights_and_cover_everything_once(weights: Mapping[str
 def test_raising_a_canary_moves_nobody_back(low: int, high: int) -> None:
     low, high = sorted((low, high))
     before = split(v1_aaaaaa=100 - low, v2_bbbbbb=low)
-    after = traffic.reweighted(before, {V1: 100 - high, V2: high})
+    after = traffic.with_weights(before, {V1: 100 - high, V2: high})
     assert all(
         new == V2 for old, new in zip(owners(before), owners(after), strict=True) if old == V2
     )
@@ -91,26 +91,26 @@ def test_raising_a_canary_moves_nobody_back(low: int, high: int) -> None:
 
 def test_a_revision_that_comes_back_gets_the_units_it_had() -> None:
     start = split(v1_aaaaaa=90, v2_bbbbbb=10)
-    there = traffic.reweighted(start, {V1: 100})
-    assert owners(traffic.reweighted(there, {V1: 90, V2: 10})) == owners(start)
+    there = traffic.with_weights(start, {V1: 100})
+    assert owners(traffic.with_weights(there, {V1: 90, V2: 10})) == owners(start)
 
 
 @given(st.text(max_size=40), st.text(max_size=40))
 def test_a_point_is_in_the_range_and_always_the_same(salt: str, unit: str) -> None:
-    point = traffic.point(salt, unit)
+    point = traffic.unit_point(salt, unit)
     assert 0 <= point < 100
-    assert point == traffic.point(salt, unit)
+    assert point == traffic.unit_point(salt, unit)
 
 
 def test_the_last_digest_there_is_still_has_a_point_below_100() -> None:
-    assert traffic.point_of(b"\xff" * 8) < 100
-    assert traffic.point_of(b"\0" * 8) == 0
+    assert traffic.point_from_hash(b"\xff" * 8) < 100
+    assert traffic.point_from_hash(b"\0" * 8) == 0
 
 
 def test_units_spread_as_the_weights_say() -> None:
     document = split(v1_aaaaaa=75, v2_bbbbbb=25)
     hits = sum(
-        traffic.revision_at(document.segments, traffic.point("f-1", f"user-{n}")) == V2
+        traffic.revision_at(document.segments, traffic.unit_point("f-1", f"user-{n}")) == V2
         for n in range(20_000)
     )
     assert abs(hits / 20_000 - 0.25) < 4 * math.sqrt(0.25 * 0.75 / 20_000)
@@ -118,7 +118,9 @@ def test_units_spread_as_the_weights_say() -> None:
 
 def test_other_salts_draw_other_units() -> None:
     users = [f"user-{n}" for n in range(1000)]
-    first, second = ({u for u in users if traffic.point(salt, u) < 10} for salt in ("f-1", "f-2"))
+    first, second = (
+        {u for u in users if traffic.unit_point(salt, u) < 10} for salt in ("f-1", "f-2")
+    )
     assert len(first & second) < len(first) / 2
 
 
@@ -135,7 +137,7 @@ def test_other_salts_draw_other_units() -> None:
 )
 def test_weights_that_do_not_sum_are_refused(weights: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidInput, match=says):
-        traffic.reweighted(TrafficDocument(), weights)
+        traffic.with_weights(TrafficDocument(), weights)
 
 
 GOOD = split(v1_aaaaaa=90, v2_bbbbbb=10)
@@ -184,13 +186,13 @@ RUNNING = ExperimentTraffic(id="x-1", salt="s", unit="key", percent=50, arms=ARM
 )
 def test_what_cannot_be_followed_is_refused_and_named(document: TrafficDocument, says: str) -> None:
     with pytest.raises(InvalidInput, match=says):
-        traffic.checked(document, revisions=REVISIONS)
+        traffic.validate_document(document, revisions=REVISIONS)
 
 
 def test_the_blast_radius_counts_arms_as_well_as_weights() -> None:
-    assert traffic.exposed(GOOD) == 10
-    assert traffic.exposed(replace(GOOD, experiment=RUNNING)) == 30
-    assert traffic.exposed(split(v2_bbbbbb=100)) == 0
+    assert traffic.exposed_percent(GOOD) == 10
+    assert traffic.exposed_percent(replace(GOOD, experiment=RUNNING)) == 30
+    assert traffic.exposed_percent(split(v2_bbbbbb=100)) == 0
 
 
 def test_a_document_survives_json() -> None:

@@ -20,7 +20,7 @@ from activator.balancing.throttler_stats import calls_per_instance
 from activator.http.server import ClientConnection
 from activator.quotas.process import ProcessQuotas
 from activator.settings import ActivatorSettings
-from pilotlight.spec import FunctionKind
+from pilotlight.spec.function import FunctionKind
 from tests.activator.conftest import KEY, Edge, served
 from tests.fakes.fake_worker import WorkerAnswer, WorkerRequest
 from tests.fakes.plain_http import NO_TLS

@@ -16,13 +16,13 @@ import httpx
 import pytest
 from hypothesis import strategies as st
 
+from pilotlight.core.object_store import DirectoryStore
 from pilotlight.protocol import CONTENT_PROBLEM
 from snapshotter.errors import ImageBuildFailed, Unsupported
 from snapshotter.images.spec import image_digest, parse_image
 from tests.functions.controller.conftest import Controller, running_controller
 from tests.functions.controller.parts import ManualClock
 from tests.fuzz.fuzzing import Fuzzer, json_mutated, seeds
-from weight_cache.objects import DirectoryStore
 
 PATIENCE_S = 30.0
 Send = Callable[[httpx.AsyncClient, bytes], Coroutine[Any, Any, list[httpx.Response]]]

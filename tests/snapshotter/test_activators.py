@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
+from pilotlight.core.rpc import RpcOperation, SendPart
 from snapshotter.agent.activator_api import OPEN, SEALED, operations
+from snapshotter.agent.launch_signature import LaunchSigner
 from snapshotter.errors import OrderRefused
-from snapshotter.grants import Grants
 from snapshotter.types import WeightsMount
 from tests.snapshotter.test_grants import LAUNCH
-from weight_cache.protocol import Operation, Part
 
 RAW = bytes(range(32))
-SEALED_LAUNCH = Grants.of_raw(RAW).signed(LAUNCH)
+SEALED_LAUNCH = LaunchSigner.of_raw(RAW).signed(LAUNCH)
 ORDER = {
     "instance_id": "i-0123456789abcdef",
     "lessee": "a-0",
@@ -32,13 +32,13 @@ async def _no_part(_: Mapping[str, Any]) -> None:
 
 
 @pytest.fixture
-def asked(tmp_path: Path) -> tuple[Mapping[str, Operation], list[str]]:
+def asked(tmp_path: Path) -> tuple[Mapping[str, RpcOperation], list[str]]:
     """Operations of an agent that notes what reaches it, as activators have them."""
     (tmp_path / "platform.key").write_bytes(base64.urlsafe_b64encode(RAW))
     reached: list[str] = []
 
-    def noting(name: str) -> Operation:
-        async def run(_args: Mapping[str, Any], _part: Part) -> Mapping[str, Any]:
+    def noting(name: str) -> RpcOperation:
+        async def run(_args: Mapping[str, Any], _part: SendPart) -> Mapping[str, Any]:
             reached.append(name)
             return {}
 
@@ -61,7 +61,7 @@ def asked(tmp_path: Path) -> tuple[Mapping[str, Operation], list[str]]:
 
 
 async def test_what_the_controller_sealed_is_started(
-    asked: tuple[Mapping[str, Operation], list[str]],
+    asked: tuple[Mapping[str, RpcOperation], list[str]],
 ) -> None:
     found, reached = asked
     for name in SEALED:
@@ -93,7 +93,7 @@ async def test_what_the_controller_sealed_is_started(
     ],
 )
 async def test_a_launch_document_of_its_own_making_is_refused(
-    asked: tuple[Mapping[str, Operation], list[str]], operation: str, change: dict[str, Any]
+    asked: tuple[Mapping[str, RpcOperation], list[str]], operation: str, change: dict[str, Any]
 ) -> None:
     found, reached = asked
     with pytest.raises(OrderRefused, match="signature is missing or invalid"):
@@ -127,7 +127,7 @@ async def test_a_launch_document_of_its_own_making_is_refused(
     ],
 )
 async def test_names_and_shapes_are_checked(
-    asked: tuple[Mapping[str, Operation], list[str]], change: dict[str, Any], said: str
+    asked: tuple[Mapping[str, RpcOperation], list[str]], change: dict[str, Any], said: str
 ) -> None:
     found, reached = asked
     with pytest.raises(OrderRefused, match=said):

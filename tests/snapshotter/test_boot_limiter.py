@@ -9,7 +9,7 @@ import time
 import pytest
 
 from snapshotter.slots.boot_limiter import BootLimiter, FairSemaphore, processors_are_busy
-from snapshotter.types import Share
+from snapshotter.types import TenantShare
 
 
 async def test_no_more_than_so_many_at_once_and_in_their_order() -> None:
@@ -57,16 +57,16 @@ async def test_who_stops_waiting_takes_no_place() -> None:
         pass
 
 
-def share_of(tenant: str, weight: int = 1) -> Share:
-    return Share(tenant=tenant, name=tenant, weight=weight)
+def share_of(tenant: str, weight: int = 1) -> TenantShare:
+    return TenantShare(tenant=tenant, name=tenant, weight=weight)
 
 
-async def order_of(shares: list[Share]) -> list[str]:
+async def order_of(shares: list[TenantShare]) -> list[str]:
     """Whose turn came when, at one place that was taken until all waited."""
     turns, served = FairSemaphore(1), list[str]()
     await turns.acquire(share_of("before"))
 
-    async def one(share: Share) -> None:
+    async def one(share: TenantShare) -> None:
         await turns.acquire(share)
         served.append(share.tenant)
         turns.release()

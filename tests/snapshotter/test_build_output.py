@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from pilotlight.core.rpc import SendPart, serve_rpc
 from snapshotter.agent.agent import describe
 from snapshotter.client import AgentClient
 from snapshotter.errors import ImageBuildFailed
@@ -28,7 +29,6 @@ from snapshotter.images.build_sandbox import run_on_machine
 from snapshotter.images.builder import LOG_TAIL_BYTES, log_tail
 from snapshotter.images.images import KEPT_LOGS, Images
 from snapshotter.images.interpreters import own_interpreter
-from weight_cache.protocol import Part, serve
 
 FLOOD_S = 2.0
 _FLOOD = f"""
@@ -199,12 +199,12 @@ def test_the_tail_of_a_log_is_bounded_as_json_has_it() -> None:
 
 
 async def test_a_failed_build_whose_last_lines_are_long_gets_its_answer(short_tmp: Path) -> None:
-    async def build(args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
+    async def build(args: Mapping[str, Any], part: SendPart) -> Mapping[str, Any]:
         raise ImageBuildFailed(
             "it failed", {"log_tail": log_tail(["\0" * 65_000] * 45), "step": "run"}
         )
 
-    server = await serve(short_tmp / "s", {"build_image": build}, describe)
+    server = await serve_rpc(short_tmp / "s", {"build_image": build}, describe)
     client = AgentClient(short_tmp / "s")
     with pytest.raises(ImageBuildFailed, match="it failed") as failed:
         async for _ in client.build_image({}, uid=None):

@@ -21,11 +21,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pilotlight.core.disk_floor import DiskFloor
+from pilotlight.core.object_store import ObjectStore, blob_key, open_store
 from snapshotter.errors import BundleUnavailable
 from snapshotter.images.bundles import KEPT_BYTES, KEPT_ENTRIES, Bundles
 from snapshotter.linux.atomic_directory import delete_atomically
-from weight_cache.disk import DiskFloor
-from weight_cache.objects import ObjectStore, blob_key, open_store
 
 REPOSITORY = Path(__file__).parents[2]
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
+from pilotlight.core.rpc import RpcOperation, SendPart
+from pilotlight.core.settings import Paths
 from snapshotter.agent import activator_api
 from snapshotter.agent.controller_api import guest, operations
+from snapshotter.agent.launch_signature import LaunchSigner
 from snapshotter.errors import OrderRefused
-from snapshotter.grants import Grants
 from tests.snapshotter.test_grants import LAUNCH, RAW
-from weight_cache.protocol import Operation, Part
-from weight_cache.settings import Paths
 
 INSTANCE = "i-0123456789abcdef"
 EVERYTHING = (
@@ -70,12 +70,12 @@ async def _no_part(_: Mapping[str, Any]) -> None:
 
 
 @pytest.fixture(name="agent")
-def _agent() -> tuple[Mapping[str, Operation], list[str]]:
+def _agent() -> tuple[Mapping[str, RpcOperation], list[str]]:
     """Operations of an agent that notes what reaches it, as root has them."""
     reached: list[str] = []
 
-    def noting(name: str) -> Operation:
-        async def run(_args: Mapping[str, Any], _part: Part) -> Mapping[str, Any]:
+    def noting(name: str) -> RpcOperation:
+        async def run(_args: Mapping[str, Any], _part: SendPart) -> Mapping[str, Any]:
             reached.append(name)
             return {}
 
@@ -85,7 +85,7 @@ def _agent() -> tuple[Mapping[str, Operation], list[str]]:
 
 
 async def test_what_the_controller_asks_is_taken_and_nothing_else_is_there(
-    agent: tuple[Mapping[str, Operation], list[str]],
+    agent: tuple[Mapping[str, RpcOperation], list[str]],
 ) -> None:
     of_root, reached = agent
     found = operations(of_root, uid_base=20000)
@@ -114,7 +114,7 @@ async def test_what_the_controller_asks_is_taken_and_nothing_else_is_there(
     ],
 )
 async def test_names_and_users_that_are_no_tenants_are_refused(
-    agent: tuple[Mapping[str, Operation], list[str]], operation: str, change: dict[str, Any]
+    agent: tuple[Mapping[str, RpcOperation], list[str]], operation: str, change: dict[str, Any]
 ) -> None:
     of_root, reached = agent
     with pytest.raises(OrderRefused):
@@ -126,7 +126,7 @@ async def test_names_and_users_that_are_no_tenants_are_refused(
 
 @pytest.mark.parametrize("uid", [0, None, 1000, 19901, 19902])
 async def test_a_seal_starts_nothing_as_root_or_as_another_user(
-    agent: tuple[Mapping[str, Operation], list[str]], tmp_path: Path, uid: int | None
+    agent: tuple[Mapping[str, RpcOperation], list[str]], tmp_path: Path, uid: int | None
 ) -> None:
     of_root, reached = agent
     (tmp_path / "platform.key").write_bytes(base64.urlsafe_b64encode(RAW))
@@ -138,15 +138,20 @@ async def test_a_seal_starts_nothing_as_root_or_as_another_user(
             match=r"is not a tenant's uid: they start at snapshotter\.uid_base = 20000",
         ):
             await found[name](
-                {**order, "launch": Grants.of_raw(RAW).signed(replace(LAUNCH, uid=uid)).to_json()},
+                {
+                    **order,
+                    "launch": LaunchSigner.of_raw(RAW).signed(replace(LAUNCH, uid=uid)).to_json(),
+                },
                 _no_part,
             )
     assert not reached
-    await found["start"]({**order, "launch": Grants.of_raw(RAW).signed(LAUNCH).to_json()}, _no_part)
+    await found["start"](
+        {**order, "launch": LaunchSigner.of_raw(RAW).signed(LAUNCH).to_json()}, _no_part
+    )
 
 
 def test_a_controller_without_a_uid_of_its_own_is_no_guest(
-    tmp_path: Path, agent: tuple[Mapping[str, Operation], list[str]]
+    tmp_path: Path, agent: tuple[Mapping[str, RpcOperation], list[str]]
 ) -> None:
     assert guest(agent[0], Paths(home=tmp_path, run=tmp_path), uid_base=20000) is None
     found = guest(

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from snapshotter.client import AgentClient
-from snapshotter.cpu_counter import CpuCounter, counted_ns
 from snapshotter.errors import StartFailed, StartStopped, StartTimeout
 from snapshotter.linux.cgroups import Cgroups
+from snapshotter.linux.cpu_counter import CpuCounter, counted_ns
 from snapshotter.types import LaunchSpec
 from tests.fakes.agent_home import AgentHome, instance_id
 from tests.snapshotter.test_node import begin, watching

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from snapshotter.debian import check_package_name, packages_of
+from pilotlight.core.debian_packages import apt_packages, check_debian_package_name
 from snapshotter.images.builder import APT_INSTALL
 
 
@@ -18,7 +18,7 @@ from snapshotter.images.builder import APT_INSTALL
     ["ffmpeg", "libgl1", "libglib2.0-0", "g++", "libstdc++6", "python3.11", "0ad", "libsigc++"],
 )
 def test_plain_names_of_packages_are_accepted(name: str) -> None:
-    assert check_package_name(name) == name
+    assert check_debian_package_name(name) == name
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_plain_names_of_packages_are_accepted(name: str) -> None:
 )
 def test_what_apt_could_read_as_something_else_is_refused(name: object) -> None:
     with pytest.raises(ValueError, match="is not the name of a Debian package"):
-        check_package_name(name)
+        check_debian_package_name(name)
 
 
 def test_packages_of_all_apt_steps_are_found() -> None:
@@ -67,9 +67,9 @@ def test_packages_of_all_apt_steps_are_found() -> None:
         {"op": "apt", "packages": ["b1"]},
         {"op": "apt"},
     ]
-    assert packages_of(steps) == ["b1", "a1"]
+    assert apt_packages(steps) == ["b1", "a1"]
     with pytest.raises(ValueError, match="expected a list"):
-        packages_of([{"op": "apt", "packages": "criu-"}])
+        apt_packages([{"op": "apt", "packages": "criu-"}])
 
 
 @pytest.mark.skipif(

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from pilotlight.engines import EngineSpec
-from pilotlight.spec import (
+from pilotlight.spec.engines import EngineSpec
+from pilotlight.spec.function import (
     Clocks,
     FunctionKind,
     FunctionSpec,

@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import pytest
 
-from pilotlight.seal import PlatformKey
-from snapshotter.grants import KEY_LABEL, LABEL, Grants, unsealed
+from pilotlight.core.crypto import PlatformKey
+from snapshotter.agent.launch_signature import KEY_LABEL, LABEL, LaunchSigner, verify_launch
 from snapshotter.types import LaunchSpec, RevisionKey, WeightsMount
 
 RAW = bytes(range(32))
-GRANTS = Grants.of_raw(RAW)
+GRANTS = LaunchSigner.of_raw(RAW)
 LAUNCH = LaunchSpec(
     revision=RevisionKey("f-1@v1"),
     trust_domain="t-1",
@@ -34,7 +34,7 @@ def test_a_sealed_document_survives_its_way_through_a_file_and_a_launcher() -> N
         json.loads(json.dumps(GRANTS.signed(LAUNCH).to_json(), indent=1, ensure_ascii=False))
     )
     assert GRANTS.verify(sent)
-    assert unsealed(sent) == LAUNCH
+    assert verify_launch(sent) == LAUNCH
     assert GRANTS.signed(sent) == GRANTS.signed(LAUNCH)
 
 
@@ -67,6 +67,6 @@ def test_no_seal_holds_nothing() -> None:
 
 
 def test_the_controllers_key_derives_the_same() -> None:
-    assert Grants(PlatformKey(base64.urlsafe_b64encode(RAW)).derived(KEY_LABEL)).verify(
+    assert LaunchSigner(PlatformKey(base64.urlsafe_b64encode(RAW)).derived(KEY_LABEL)).verify(
         GRANTS.signed(LAUNCH)
     )

@@ -20,6 +20,8 @@ from typing import Any
 
 import pytest
 
+from pilotlight.core.disk_floor import DiskFloor
+from pilotlight.core.object_store import blob_key, open_store
 from snapshotter.errors import BundleUnavailable, ImageBuildFailed, SnapshotterError, Unsupported
 from snapshotter.images.build_limits import BuildLimits
 from snapshotter.images.images import Images, own_layout, runtime_requirements
@@ -38,8 +40,6 @@ from snapshotter.images.spec import image_digest, parse_image
 from snapshotter.linux import proc, slot_network
 from snapshotter.linux.cgroups import Cgroups
 from tests.fakes.wheels import make_wheel
-from weight_cache.disk import DiskFloor
-from weight_cache.objects import blob_key, open_store
 
 REPOSITORY = Path(__file__).parents[2]
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"

@@ -22,19 +22,19 @@ from typing import Any
 
 import pytest
 
-from snapshotter.egress import (
+from snapshotter.errors import Unsupported
+from snapshotter.linux import dns_servers, host_network, net_commands, slot_network
+from snapshotter.linux.dns_servers import DnsServers, FoundServers
+from snapshotter.linux.egress_policy import (
     DENIED,
     EVERYWHERE,
     GATEWAY,
     INSIDE,
     METADATA,
     PUBLIC,
-    Egress,
+    EgressPolicy,
     resolvers,
 )
-from snapshotter.errors import Unsupported
-from snapshotter.linux import dns_servers, host_network, net_commands, slot_network
-from snapshotter.linux.dns_servers import DnsServers, FoundServers
 from snapshotter.linux.slot_network import Network
 from snapshotter.settings import SnapshotterSettings
 from snapshotter.shim import netns
@@ -136,7 +136,7 @@ def test_without_a_resolv_conf_there_is_nothing_to_replace(tmp_path: Path) -> No
 
 
 def test_rules_name_what_is_open_and_closed_and_have_a_number_of_their_own() -> None:
-    rules = Egress.of(["10.0.0.0/8"], ["10.0.0.7", "192.168.0.0/24"]).rules(
+    rules = EgressPolicy.of(["10.0.0.0/8"], ["10.0.0.7", "192.168.0.0/24"]).rules(
         ["10.0.0.1", "10.0.0.1"]
     )
     assert rules.to_host == (
@@ -149,10 +149,10 @@ def test_rules_name_what_is_open_and_closed_and_have_a_number_of_their_own() -> 
     assert rules.beyond == (*rules.to_host[:-1], "ip daddr { 10.0.0.0/8 } reject", "accept")
     assert (
         rules.group
-        == Egress.of(["10.0.0.0/8"], ["192.168.0.0/24", "10.0.0.7"]).rules(["10.0.0.1"]).group
-        != Egress().rules([]).group
+        == EgressPolicy.of(["10.0.0.0/8"], ["192.168.0.0/24", "10.0.0.7"]).rules(["10.0.0.1"]).group
+        != EgressPolicy().rules([]).group
     )
-    assert Egress.of([], []).rules([]).beyond == (
+    assert EgressPolicy.of([], []).rules([]).beyond == (
         "ct state established,related accept",
         "ip daddr 169.254.169.254 reject",
         "accept",
@@ -160,7 +160,7 @@ def test_rules_name_what_is_open_and_closed_and_have_a_number_of_their_own() -> 
 
 
 def test_a_function_reaches_what_it_asks_for_where_the_operator_lets_it() -> None:
-    egress = Egress.of(["10.0.0.0/8"], ["192.168.0.0/24"], ["10.1.0.0/16"])
+    egress = EgressPolicy.of(["10.0.0.0/8"], ["192.168.0.0/24"], ["10.1.0.0/16"])
     asked = egress.requested(["10.1.2.3", "10.1.2.2", "192.168.0.7"])
     assert [str(slot_network) for slot_network in asked.allowed] == [
         "10.1.2.2/31",
@@ -205,7 +205,7 @@ def tools(require_or_skip: object) -> None:
 
 @contextlib.asynccontextmanager
 async def opened(
-    directory: Path, egress: Egress = EVERYWHERE, servers: DnsServers | None = None
+    directory: Path, egress: EgressPolicy = EVERYWHERE, servers: DnsServers | None = None
 ) -> AsyncIterator[SlotPool]:
     (directory / "logs").mkdir(exist_ok=True)
     slot_pool = SlotPool(
@@ -324,7 +324,7 @@ async def test_a_worker_reaches_the_host_only_where_it_is_allowed_and_never_its_
 ) -> None:
     for egress, answers in (
         (PUBLIC, "refused"),
-        (Egress.of([], [host_address()]), "reached 100."),
+        (EgressPolicy.of([], [host_address()]), "reached 100."),
         (EVERYWHERE, "reached 100."),
     ):
         async with opened(short_tmp, egress) as slot_pool, taken(slot_pool, Network.OWN) as slot:
@@ -354,7 +354,7 @@ async def test_private_networks_are_closed_unless_they_are_allowed(
             with telling_peers(there, 7):
                 assert (await reach(slot, address, 7)).startswith("refused")
         async with (
-            opened(short_tmp, Egress.of(DENIED, [address])) as slot_pool,
+            opened(short_tmp, EgressPolicy.of(DENIED, [address])) as slot_pool,
             taken(slot_pool, Network.OWN) as slot,
         ):
             with telling_peers(there, 7):
@@ -534,7 +534,7 @@ async def test_what_a_function_asked_for_is_open_in_its_slot_alone(
         short_tmp,
         log_max_bytes=4096,
         namespaced=True,
-        egress=Egress.of([], [], [here]),
+        egress=EgressPolicy.of([], [], [here]),
     )
     asking, other = await left.acquire(Network.OWN), await left.acquire(Network.OWN)
     with pytest.raises(Unsupported, match=r"192\.0\.2\.9/32 is not available to functions"):
@@ -548,7 +548,7 @@ async def test_what_a_function_asked_for_is_open_in_its_slot_alone(
     for slot in (asking, other):
         slot.close()
     kill_spawner(left)
-    async with opened(short_tmp, Egress.of([], [], [here] if is_kept else [])) as slot_pool:
+    async with opened(short_tmp, EgressPolicy.of([], [], [here] if is_kept else [])) as slot_pool:
         adopted = {s.id: s for s in await slot_pool.adopt()}
         await slot_pool.open()
         with greeting("0.0.0.0") as port:
@@ -667,7 +667,7 @@ async def test_the_next_agent_keeps_living_networks_and_leaves_the_host_as_it_wa
     name = interface(slot)
     slot.close()
     kill_spawner(left)
-    async with opened(short_tmp, Egress.of([], [host_address()])) as slot_pool:
+    async with opened(short_tmp, EgressPolicy.of([], [host_address()])) as slot_pool:
         with greeting("0.0.0.0") as port:
             assert (await reach(slot, host_address(), port)).startswith("refused")
         adopted = {s.id: s for s in await slot_pool.adopt()}
@@ -705,7 +705,7 @@ def kill_spawner(slot_pool: SlotPool) -> None:
 FIREWALLED = """
 import asyncio, sys
 from snapshotter.linux import host_network, net_commands
-from snapshotter.egress import PUBLIC
+from snapshotter.linux.egress_policy import PUBLIC
 
 async def main() -> None:
     await net_commands.nft(sys.argv[1])
@@ -749,12 +749,12 @@ FLUSHED = """
 import asyncio, sys
 from pathlib import Path
 from snapshotter.linux import host_network, net_commands
-from snapshotter.egress import Egress
+from snapshotter.linux.egress_policy import EgressPolicy
 from snapshotter.linux.slot_network import Network
 from snapshotter.slots.pool import SlotPool
 
 async def main() -> None:
-    home, egress = Path(sys.argv[1]), Egress.of(["10.0.0.0/8"], [], ["10.0.0.0/24"])
+    home, egress = Path(sys.argv[1]), EgressPolicy.of(["10.0.0.0/8"], [], ["10.0.0.0/24"])
     slot_pool = SlotPool(home / "slots", home, log_max_bytes=4096, namespaced=True, egress=egress, usual=Network.OWN)
     await slot_pool.open()
     slots = [await slot_pool.acquire(Network.OWN) for _ in range(2)]
@@ -806,12 +806,12 @@ async def test_rules_that_another_program_flushes_are_back_for_every_living_slot
 
 TWO_AGENTS = """
 import asyncio, dataclasses, subprocess, sys, time
-from snapshotter.egress import PUBLIC, Egress
+from snapshotter.linux.egress_policy import PUBLIC, EgressPolicy
 from snapshotter.linux import host_network, net_commands
 
 OTHER = '''
 import asyncio
-from snapshotter.egress import PUBLIC
+from snapshotter.linux.egress_policy import PUBLIC
 from snapshotter.linux import host_network
 async def main():
     async with host_network.turn():
@@ -822,7 +822,7 @@ asyncio.run(main())
 '''
 
 async def main() -> None:
-    rules = Egress.of([], ["10.0.0.7"], []).rules([])
+    rules = EgressPolicy.of([], ["10.0.0.7"], []).rules([])
     await net_commands.run("ip", "link", "add", "pls1", "type", "veth", "peer", "name", "slot1")
     for _ in range(2):
         async with host_network.turn():

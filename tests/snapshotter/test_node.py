@@ -31,8 +31,8 @@ from snapshotter.types import (
     InstanceState,
     LaunchSpec,
     RevisionKey,
-    Share,
     StartKind,
+    TenantShare,
     WeightsMount,
 )
 from tests.fakes.agent_home import MIB, AgentHome, get, instance_id
@@ -482,9 +482,11 @@ async def test_claims_beyond_the_node_are_refused_and_unused_templates_go_first(
 async def test_a_start_that_finds_no_memory_is_told_to_the_watchers(home: AgentHome) -> None:
     async with home.agent(memory_bytes=256 * MIB), home.client() as client:
         wanted = await watching(client, "room_wanted")
-        await begin(client, home.launch(labels={"tenant": "t-1"}), share=Share(tenant="t-1"))
+        await begin(client, home.launch(labels={"tenant": "t-1"}), share=TenantShare(tenant="t-1"))
         with pytest.raises(NoCapacity):
-            await begin(client, home.launch(labels={"tenant": "t-2"}), share=Share(tenant="t-2"))
+            await begin(
+                client, home.launch(labels={"tenant": "t-2"}), share=TenantShare(tenant="t-2")
+            )
         event = await wanted
         assert event.subject.startswith("i-")
         assert (event.detail["tenant"], event.detail["claims"], event.detail["free"]) == (
@@ -497,7 +499,9 @@ async def test_a_start_that_finds_no_memory_is_told_to_the_watchers(home: AgentH
 async def test_what_is_reserved_for_a_tenant_is_kept_free_for_it(home: AgentHome) -> None:
     async with home.agent(memory_bytes=512 * MIB), home.client() as client:
         reserved = {"t-2": 256 * MIB}
-        one, two = (Share(tenant=name, name=name, reserved=reserved) for name in ("t-1", "t-2"))
+        one, two = (
+            TenantShare(tenant=name, name=name, reserved=reserved) for name in ("t-1", "t-2")
+        )
         await begin(client, home.launch(labels={"tenant": "t-1"}), share=one)
         with pytest.raises(NoCapacity, match="0 MiB of 512 MiB free"):
             await begin(client, home.launch(labels={"tenant": "t-1"}), share=one)
@@ -506,13 +510,13 @@ async def test_what_is_reserved_for_a_tenant_is_kept_free_for_it(home: AgentHome
 
 async def test_a_dedicated_node_starts_nothing_of_others(home: AgentHome) -> None:
     async with home.agent(dedicated_to="acme"), home.client() as client:
-        for share in (None, Share(tenant="t-1", name="other")):
+        for share in (None, TenantShare(tenant="t-1", name="other")):
             with pytest.raises(NoCapacity, match="dedicated"):
                 await begin(client, home.launch(), share=share)
             with pytest.raises(NoCapacity, match="dedicated"):
                 await client.prepare(home.launch(), share=share)
         await begin(
-            client, home.launch(), share=Share(tenant="t-2", name="acme", is_dedicated=True)
+            client, home.launch(), share=TenantShare(tenant="t-2", name="acme", is_dedicated=True)
         )
 
 

@@ -15,8 +15,8 @@ from snapshotter.types import (
     InstanceState,
     LaunchSpec,
     RevisionKey,
-    Share,
     StartKind,
+    TenantShare,
 )
 from tests.fakes.agent_home import MIB
 
@@ -55,8 +55,8 @@ def claim(tenant: str, mib: int) -> InstanceInfo:
     )
 
 
-def share_of(tenant: str, **reserved_mib: int) -> Share:
-    return Share(
+def share_of(tenant: str, **reserved_mib: int) -> TenantShare:
+    return TenantShare(
         tenant=tenant,
         name=tenant.upper(),
         reserved={name: mib * MIB for name, mib in reserved_mib.items()},
@@ -108,8 +108,8 @@ def test_a_dedicated_node_is_for_its_tenant_only_and_a_dedicated_tenant_is_on_no
 
 
 def test_a_share_survives_the_wire() -> None:
-    share = Share(tenant="t-1", name="acme", weight=4, is_dedicated=True, reserved={"t-2": 5})
-    assert Share.from_json(share.to_json()) == share
+    share = TenantShare(tenant="t-1", name="acme", weight=4, is_dedicated=True, reserved={"t-2": 5})
+    assert TenantShare.from_json(share.to_json()) == share
 
 
 def on(gpu: str, count: int = 0) -> LaunchSpec:

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from snapshotter.background_tasks import BackgroundTasks
+from pilotlight.core.background_tasks import BackgroundTasks
 from snapshotter.client import AgentClient
 from snapshotter.linux.cgroups import Cgroups, Group
 from snapshotter.slots.manager import OccupiedSlot, ParkedSpot

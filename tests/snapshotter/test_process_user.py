@@ -12,10 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from snapshotter.process_user import ProcessUser, code_directories, give, take_back
+from pilotlight.core.settings import PlatformSettings, SettingsInvalid
+from snapshotter.linux.process_user import (
+    ProcessUser,
+    code_directories,
+    give_file_to_user,
+    take_file_back,
+)
 from snapshotter.settings import SnapshotterSettings
 from tests.fakes.as_user import as_user, status_of
-from weight_cache.settings import PlatformSettings, SettingsInvalid
 
 pytestmark = [pytest.mark.root, pytest.mark.usefixtures("installed_modules_only")]
 UID = 19901
@@ -24,7 +29,7 @@ _PROGRAM = """
 import json, os, subprocess, sys
 sys.path[:0] = {path!r}
 from pathlib import Path
-from snapshotter.process_user import ProcessUser
+from snapshotter.linux.process_user import ProcessUser
 from tests.fakes.as_user import status_of
 user = ProcessUser(uid={uid}, owns=(Path({own!r}),), enters=(Path({run!r}),))
 why = user.obstacle()
@@ -143,16 +148,16 @@ def test_what_is_in_a_directory_changes_hands_before_the_directory_does(tmp_path
     (top / "deep").mkdir(parents=True)
     (top / "deep" / "file").touch()
     (top / "link").symlink_to(tmp_path / "elsewhere")
-    give(top, UID)
+    give_file_to_user(top, UID)
     owners = {path.name: path.lstat().st_uid for path in (top, *top.rglob("*"))}
     assert owners == {"top": UID, "deep": UID, "file": UID, "link": UID}
     assert (tmp_path / "elsewhere").stat().st_uid == 0, "no link is followed"
     (top / "made by root").touch()
-    give(top, UID)
+    give_file_to_user(top, UID)
     assert (top / "made by root").stat().st_uid == 0, (
         "root changes nothing in a directory that another user may change"
     )
-    give(top, 0)
+    give_file_to_user(top, 0)
     assert {path.lstat().st_uid for path in (top, *top.rglob("*"))} == {0}
 
 
@@ -161,7 +166,7 @@ def test_a_file_with_another_name_does_not_change_hands(tmp_path: Path) -> None:
     (tmp_path / "top").mkdir()
     os.link(tmp_path / "shadow", tmp_path / "top" / "mine")
     with pytest.raises(OSError, match="has several hard links"):
-        give(tmp_path / "top", UID)
+        give_file_to_user(tmp_path / "top", UID)
     assert (
         "top/mine has several hard links"
         in ProcessUser(uid=UID, owns=(tmp_path / "top",)).obstacle()
@@ -290,16 +295,16 @@ def test_root_takes_nothing_back_that_could_lead_it_elsewhere(tmp_path: Path) ->
     (top / "deep").mkdir(parents=True)
     (top / "deep/file").touch()
     (top / "deep/controller.db-wal").symlink_to("/etc/passwd")
-    give(top, UID)
+    give_file_to_user(top, UID)
     for _ in range(2):  # also the next time, when some of it was done
         with pytest.raises(
             OSError,
             match=r"deep/controller\.db-wal \(lrwxrwxrwx\) was not made by the platform",
         ):
-            take_back(top)
+            take_file_back(top)
         assert top.stat().st_uid == 0
     (top / "deep/controller.db-wal").unlink()
-    take_back(top)
+    take_file_back(top)
     assert {(path.lstat().st_uid, path.lstat().st_gid) for path in (top, *top.rglob("*"))} == {
         (0, 0)
     }

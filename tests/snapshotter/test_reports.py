@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from snapshotter import reports
-from snapshotter.shim import seqpacket
+from snapshotter.shim import messages, seqpacket
 
 POINT: dict[str, Any] = {
     "threads": [],
@@ -29,18 +28,18 @@ OBSTACLE = {
 
 @pytest.mark.parametrize("said", [None, [], {"made up": 1.0}, {"wake": "soon"}, {"wake": True}])
 def test_phases_that_no_worker_has_name_no_metric(said: object) -> None:
-    assert reports.phases_of(said) == {}
+    assert messages.phases_of(said) == {}
 
 
 def test_phases_of_a_worker_are_milliseconds() -> None:
-    assert reports.phases_of({"fork": 3, "wake": 0.5, "x" * 1000: 1}) == {"fork": 3.0, "wake": 0.5}
+    assert messages.phases_of({"fork": 3, "wake": 0.5, "x" * 1000: 1}) == {"fork": 3.0, "wake": 0.5}
 
 
 @pytest.mark.parametrize(
     "ms", ["-5000", "NaN", "Infinity", "-Infinity", "1" + "0" * 400, "604800001"]
 )
 def test_a_phase_that_is_no_duration_of_a_start_is_left_out(ms: str) -> None:
-    assert reports.phases_of(json.loads(f'{{"fork": {ms}, "wake": 2.5}}')) == {"wake": 2.5}
+    assert messages.phases_of(json.loads(f'{{"fork": {ms}, "wake": 2.5}}')) == {"wake": 2.5}
 
 
 def test_a_snapshot_point_is_as_it_was_said() -> None:
@@ -51,11 +50,11 @@ def test_a_snapshot_point_is_as_it_was_said() -> None:
         "listens": ["127.0.0.1:80"],
         "connections_inside": 2,
     }
-    assert reports.point_of({**said, "event": "snapshot_point", "more": "x"}) == said
+    assert messages.point_of({**said, "event": "snapshot_point", "more": "x"}) == said
 
 
 def test_what_a_snapshot_point_leaves_out_is_empty() -> None:
-    assert reports.point_of({"threads": []}) == {**POINT, "phases_ms": {}, "joins": False}
+    assert messages.point_of({"threads": []}) == {**POINT, "phases_ms": {}, "joins": False}
 
 
 @pytest.mark.parametrize(
@@ -79,11 +78,11 @@ def test_a_snapshot_point_with_values_of_other_types_is_a_value_error(
     wrong: dict[str, Any],
 ) -> None:
     with pytest.raises(ValueError, match=r"integer|list|string|object|descriptor"):
-        reports.point_of({**POINT, **wrong})
+        messages.point_of({**POINT, **wrong})
 
 
 def test_a_long_snapshot_point_is_cut_to_what_fits_into_a_message() -> None:
-    point = reports.point_of(
+    point = messages.point_of(
         {
             **POINT,
             "threads": ["t" * 90] * 900,
@@ -96,17 +95,17 @@ def test_a_long_snapshot_point_is_cut_to_what_fits_into_a_message() -> None:
 
 def test_a_snapshot_point_that_is_long_after_all_is_refused() -> None:
     with pytest.raises(ValueError, match="bytes"):
-        reports.point_of({**POINT, "threads": ["\U0001f525" * 64] * 200})
+        messages.point_of({**POINT, "threads": ["\U0001f525" * 64] * 200})
 
 
 @pytest.mark.parametrize("wrong", [{"ok": 1}, {"error": "no"}, {"notes": 5}, {"notes": [5]}])
 def test_a_proof_with_values_of_other_types_is_a_value_error(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"validation|list|string"):
-        reports.proved_of({"ok": True, "error": None, "notes": [], "phases_ms": {}, **wrong})
+        messages.proved_of({"ok": True, "error": None, "notes": [], "phases_ms": {}, **wrong})
 
 
 def test_the_error_of_a_proof_is_cut() -> None:
-    proved = reports.proved_of(
+    proved = messages.proved_of(
         {"ok": False, "error": {"type": "T", "message": "m" * 90_000, "pad": [[]]}, "phases_ms": {}}
     )
     assert proved["error"] == {"type": "T", "message": "m" * 8192}
@@ -115,4 +114,4 @@ def test_the_error_of_a_proof_is_cut() -> None:
 @pytest.mark.parametrize("status", [None, "0", 0x7F, -1, 1 << 16, 10**400, True])
 def test_what_is_no_wait_status_is_a_value_error(status: object) -> None:
     with pytest.raises(ValueError, match="status"):
-        reports.status_of(status)
+        messages.status_of(status)

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from pilotlight.protocol import WORKER_ASGI
-from pilotlight.spec import FunctionKind, FunctionSpec, MethodSpec, to_json
+from pilotlight.spec.function import FunctionKind, FunctionSpec, MethodSpec, to_json
 from snapshotter.agent.app import own_runtime
 from snapshotter.client import AgentClient
 from snapshotter.linux import host_network

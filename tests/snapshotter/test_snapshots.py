@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from snapshotter.background_tasks import BackgroundTasks
+from pilotlight.core.background_tasks import BackgroundTasks
 from snapshotter.errors import SnapshotRefused
 from snapshotter.snapshots.background_builder import BackgroundBuilder
 from snapshotter.starts.strategy import restore_deadline_s

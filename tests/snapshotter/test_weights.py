@@ -16,7 +16,7 @@ from snapshotter.types import LaunchSpec, RevisionKey, StartKind, WeightsMount
 from tests.fakes.agent_home import FakeWeights
 from tests.weight_cache.models import put_model
 from tests.weight_cache.served import node_with_client
-from weight_cache.errors import LeaseUnknown, OriginUnavailable, ProtocolError
+from weight_cache.errors import LeaseUnknown, OriginUnavailable, WeightCacheUnavailable
 from weight_cache.types import Lease, Tier
 
 MOUNTS = (WeightsMount(name="a", manifest="1" * 64), WeightsMount(name="b", manifest="2" * 64))
@@ -74,8 +74,8 @@ async def test_cache_that_restarts_is_asked_again(
     cache.tier = Tier.ORIGIN
     cache.arrival.set()
     cache.failures = {
-        "open": [ProtocolError("nobody answers")],
-        "wait": [LeaseUnknown("restarted"), ProtocolError("lost")],
+        "open": [WeightCacheUnavailable("nobody answers")],
+        "wait": [LeaseUnknown("restarted"), WeightCacheUnavailable("lost")],
     }
     cache.arrival.clear()
     opening = Weights(cache).open(MOUNTS[:1], holder="s-1", pid=1)
@@ -141,7 +141,7 @@ async def test_cache_that_cannot_be_told_is_no_failure(
 ) -> None:
     class Silent(FakeWeights):
         async def close(self, lease_id: str) -> bool:
-            raise ProtocolError("nobody answers")
+            raise WeightCacheUnavailable("nobody answers")
 
     caplog.set_level(logging.WARNING)
     await Weights(Silent(tmp_path)).close(["l-1"])

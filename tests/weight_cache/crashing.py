@@ -21,7 +21,7 @@ from tests.fakes.trees import remove_tree
 from tests.weight_cache.models import chunked, digest_of, put_model
 from weight_cache.errors import OriginUnavailable
 from weight_cache.manifest import CHUNK_BYTES
-from weight_cache.store import Store
+from weight_cache.store.store import Store
 
 _STEPS = frozenset(
     [

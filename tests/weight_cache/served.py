@@ -12,12 +12,12 @@ from pathlib import Path
 
 from tests.fakes.origins import MemoryOrigin
 from tests.fakes.trees import remove_tree
-from weight_cache.bandwidth import Bandwidths
 from weight_cache.client import WeightCacheClient
-from weight_cache.leases import Leases
-from weight_cache.readahead import ReadAhead
+from weight_cache.leases.bandwidth import TierBandwidths
+from weight_cache.leases.manager import LeaseManager
+from weight_cache.leases.read_ahead import ReadAhead
 from weight_cache.server import serve_store
-from weight_cache.store import Store
+from weight_cache.store.store import Store
 from weight_cache.types import Tier
 
 
@@ -26,8 +26,8 @@ class Cache:
     """One life of a cache process."""
 
     store: Store
-    leases: Leases
-    bandwidths: Bandwidths
+    leases: LeaseManager
+    bandwidths: TierBandwidths
     ahead: ReadAhead
     server: asyncio.Server
 
@@ -60,7 +60,7 @@ class Node:
 
     async def start(self, *, max_bytes: int = 100_000) -> Cache:
         """A cache that serves; what an earlier one granted holds."""
-        bandwidths = Bandwidths(origin="memory")
+        bandwidths = TierBandwidths(origin="memory")
         store = Store.open(
             self.home / "w",
             origin=self.origin,
@@ -70,7 +70,7 @@ class Node:
             reload_s=bandwidths.reload_s,
         )
         ahead = ReadAhead(max_bytes=10**6, observe=bandwidths.observe)
-        leases = Leases(
+        leases = LeaseManager(
             store,
             bandwidths=bandwidths,
             ahead=ahead,

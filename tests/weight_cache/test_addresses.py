@@ -15,16 +15,16 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.fakes.authority import HOUR, Authority
-from weight_cache.addresses import (
-    Address,
+from pilotlight.core.settings import Paths, PlatformSettings, SettingsInvalid
+from pilotlight.core.tls import explain_tls_error
+from pilotlight.core.transport import (
     CertificateInvalid,
-    Credentials,
+    Endpoint,
+    TlsCredentials,
     TlsFiles,
-    controller_address,
+    controller_endpoint,
 )
-from weight_cache.certificates import explain
-from weight_cache.settings import Paths, PlatformSettings, SettingsInvalid
+from tests.fakes.authority import HOUR, Authority
 
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 
@@ -52,9 +52,9 @@ async def _serving(context: ssl.SSLContext) -> AsyncIterator[int]:
 
 @asynccontextmanager
 async def _asking(
-    port: int, credentials: Credentials | None, host: str = "127.0.0.1"
+    port: int, credentials: TlsCredentials | None, host: str = "127.0.0.1"
 ) -> AsyncIterator[httpx.AsyncClient]:
-    address = Address.parse(f"https://{host}:{port}", credentials)
+    address = Endpoint.parse(f"https://{host}:{port}", credentials)
     async with httpx.AsyncClient(
         transport=address.transport(), base_url=address.base_url, timeout=30
     ) as client:
@@ -67,28 +67,28 @@ def _authority() -> Authority:
 
 
 @pytest.fixture(name="server")
-def _server(authority: Authority, tmp_path: Path) -> Credentials:
-    return Credentials(authority.issue(tmp_path / "server", "localhost", "127.0.0.1"))
+def _server(authority: Authority, tmp_path: Path) -> TlsCredentials:
+    return TlsCredentials(authority.issue(tmp_path / "server", "localhost", "127.0.0.1"))
 
 
 @pytest.fixture(name="client")
-def _client(authority: Authority, tmp_path: Path) -> Credentials:
-    return Credentials(authority.issue(tmp_path / "client", "client"))
+def _client(authority: Authority, tmp_path: Path) -> TlsCredentials:
+    return TlsCredentials(authority.issue(tmp_path / "client", "client"))
 
 
 # -- addresses -------------------------------------------------------------------------------------
 def test_a_path_is_a_socket_of_this_machine() -> None:
     for text in ("/run/c.sock", "unix:/run/c.sock"):
-        address = Address.parse(text)
+        address = Endpoint.parse(text)
         assert (address.socket, address.base_url, repr(address)) == (
             Path("/run/c.sock"),
             "http://local",
-            "<Address /run/c.sock>",
+            "<Endpoint /run/c.sock>",
         )
 
 
-def test_a_url_names_host_and_port(client: Credentials) -> None:
-    address = Address.parse("https://[::1]:8443", client)
+def test_a_url_names_host_and_port(client: TlsCredentials) -> None:
+    address = Endpoint.parse("https://[::1]:8443", client)
     assert (address.host, address.port, address.base_url) == ("::1", 8443, "https://[::1]:8443")
 
 
@@ -104,32 +104,32 @@ def test_a_url_names_host_and_port(client: Credentials) -> None:
         "https://c:1?x=1",
     ],
 )
-def test_what_is_no_address_is_refused_by_name(text: str, client: Credentials) -> None:
+def test_what_is_no_address_is_refused_by_name(text: str, client: TlsCredentials) -> None:
     with pytest.raises(ValueError, match=r"https://host:port|ort could not be cast"):
-        Address.parse(text, client)
+        Endpoint.parse(text, client)
 
 
 def test_another_machine_needs_certificates() -> None:
     with pytest.raises(ValueError, match=r"platform\.tls_cert"):
-        Address.parse("https://c:1")
+        Endpoint.parse("https://c:1")
 
 
 def test_the_controller_is_behind_its_socket_unless_a_url_is_set(
-    tmp_path: Path, client: Credentials
+    tmp_path: Path, client: TlsCredentials
 ) -> None:
     paths = Paths(home=tmp_path, run=tmp_path)
-    assert controller_address(PlatformSettings(), paths).socket == tmp_path / "controller.sock"
+    assert controller_endpoint(PlatformSettings(), paths).socket == tmp_path / "controller.sock"
     files: dict[str, Any] = {
         "tls_cert": str(client.files.cert),
         "tls_key": str(client.files.key),
         "tls_ca": str(client.files.ca),
     }
     assert (
-        str(controller_address(PlatformSettings(controller_url="https://c:8443", **files), paths))
+        str(controller_endpoint(PlatformSettings(controller_url="https://c:8443", **files), paths))
         == "https://c:8443"
     )
     with pytest.raises(SettingsInvalid, match=r"platform\.controller_url = 'https://c:8443/x'"):
-        controller_address(PlatformSettings(controller_url="https://c:8443/x", **files), paths)
+        controller_endpoint(PlatformSettings(controller_url="https://c:8443/x", **files), paths)
 
 
 def test_half_of_the_files_is_refused() -> None:
@@ -140,12 +140,14 @@ def test_half_of_the_files_is_refused() -> None:
 
 
 # -- handshakes ------------------------------------------------------------------------------------
-async def test_both_know_each_other(server: Credentials, client: Credentials) -> None:
+async def test_both_know_each_other(server: TlsCredentials, client: TlsCredentials) -> None:
     async with _serving(server.server_context()) as port, _asking(port, client) as http:
         assert (await http.get("/")).text == "ok"
 
 
-async def test_a_protocol_of_our_own_connects_too(server: Credentials, client: Credentials) -> None:
+async def test_a_protocol_of_our_own_connects_too(
+    server: TlsCredentials, client: TlsCredentials
+) -> None:
     class Once(asyncio.Protocol):
         def __init__(self) -> None:
             self.done: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
@@ -159,7 +161,7 @@ async def test_a_protocol_of_our_own_connects_too(server: Credentials, client: C
             self.done.set_result(data)
 
     async with _serving(server.server_context()) as port:
-        protocol = await Address.parse(f"https://localhost:{port}", client).connect(
+        protocol = await Endpoint.parse(f"https://localhost:{port}", client).connect(
             asyncio.get_running_loop(), Once
         )
         assert await protocol.done == ANSWER
@@ -167,7 +169,7 @@ async def test_a_protocol_of_our_own_connects_too(server: Credentials, client: C
 
 
 async def test_a_caller_without_a_certificate_is_refused_and_told_why(
-    server: Credentials, authority: Authority, caplog: pytest.LogCaptureFixture
+    server: TlsCredentials, authority: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with (
         _serving(server.server_context()) as port,
@@ -175,17 +177,19 @@ async def test_a_caller_without_a_certificate_is_refused_and_told_why(
     ):
         with pytest.raises(ssl.SSLError) as caught:
             await http.get(f"https://127.0.0.1:{port}/")
-    assert "it demands a certificate and we showed none" in explain(caught.value, "x")
+    assert "it demands a certificate and we showed none" in explain_tls_error(caught.value, "x")
     assert "event=caller_refused a caller: it showed no certificate" in caplog.text
 
 
 async def test_a_certificate_of_another_authority_is_refused_by_both(
-    server: Credentials, authority: Authority, tmp_path: Path
+    server: TlsCredentials, authority: Authority, tmp_path: Path
 ) -> None:
     stranger = Authority("another")
-    blind = Credentials(stranger.issue(tmp_path / "blind", "client"))  # believes the stranger alone
+    blind = TlsCredentials(
+        stranger.issue(tmp_path / "blind", "client")
+    )  # believes the stranger alone
     # believes ours, is the stranger's
-    duped = Credentials(stranger.issue(tmp_path / "duped", "client", ca=authority))
+    duped = TlsCredentials(stranger.issue(tmp_path / "duped", "client", ca=authority))
     async with _serving(server.server_context()) as port:
         async with _asking(port, blind) as http:
             with pytest.raises(
@@ -200,15 +204,15 @@ async def test_a_certificate_of_another_authority_is_refused_by_both(
 
 
 async def test_another_name_is_refused(
-    server: Credentials, authority: Authority, client: Credentials, tmp_path: Path
+    server: TlsCredentials, authority: Authority, client: TlsCredentials, tmp_path: Path
 ) -> None:
-    elsewhere = Credentials(authority.issue(tmp_path / "elsewhere", "controller.other"))
+    elsewhere = TlsCredentials(authority.issue(tmp_path / "elsewhere", "controller.other"))
     async with _serving(elsewhere.server_context()) as port, _asking(port, client) as http:
         with pytest.raises(httpx.ConnectError, match="for another name"):
             await http.get("/")
 
 
-async def test_an_older_tls_is_refused(server: Credentials, client: Credentials) -> None:
+async def test_an_older_tls_is_refused(server: TlsCredentials, client: TlsCredentials) -> None:
     old = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     old.maximum_version = ssl.TLSVersion.TLSv1_2
     old.load_cert_chain(client.files.cert, client.files.key)
@@ -216,10 +220,10 @@ async def test_an_older_tls_is_refused(server: Credentials, client: Credentials)
     async with _serving(server.server_context()) as port:
         with pytest.raises(ssl.SSLError) as caught:
             await asyncio.open_connection("127.0.0.1", port, ssl=old)
-    assert "does not speak TLS 1.3" in explain(caught.value, "x")
+    assert "does not speak TLS 1.3" in explain_tls_error(caught.value, "x")
 
 
-async def test_a_port_without_tls_is_named_as_one(client: Credentials) -> None:
+async def test_a_port_without_tls_is_named_as_one(client: TlsCredentials) -> None:
     async def rude(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(ANSWER)
         await writer.drain()
@@ -232,7 +236,7 @@ async def test_a_port_without_tls_is_named_as_one(client: Credentials) -> None:
 
 
 async def test_whose_time_is_over_is_said(
-    server: Credentials, authority: Authority, client: Credentials, tmp_path: Path
+    server: TlsCredentials, authority: Authority, client: TlsCredentials, tmp_path: Path
 ) -> None:
     for starts, ends, words in ((-2 * HOUR, -HOUR, "has ended"), (HOUR, 2 * HOUR, "clocks differ")):
         files = authority.issue(tmp_path / words, "127.0.0.1", starts=starts, ends=ends)
@@ -256,7 +260,7 @@ def _break_off(listener: socket.socket, context: ssl.SSLContext) -> None:
 
 
 async def test_a_connection_that_breaks_in_the_middle_of_an_answer_is_httpxs_error(
-    server: Credentials, client: Credentials
+    server: TlsCredentials, client: TlsCredentials
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         breaking = asyncio.create_task(
@@ -270,7 +274,7 @@ async def test_a_connection_that_breaks_in_the_middle_of_an_answer_is_httpxs_err
 
 # -- renewal ---------------------------------------------------------------------------------------
 async def test_renewed_files_are_taken_up_and_what_stands_goes_on(
-    server: Credentials, client: Credentials, authority: Authority, tmp_path: Path
+    server: TlsCredentials, client: TlsCredentials, authority: Authority, tmp_path: Path
 ) -> None:
     successor = Authority("successor")
     async with _serving(server.server_context()) as port, _asking(port, client) as before:
@@ -286,7 +290,7 @@ async def test_renewed_files_are_taken_up_and_what_stands_goes_on(
 
 
 async def test_a_client_that_lives_takes_its_renewed_certificate_up(
-    server: Credentials, client: Credentials, authority: Authority, tmp_path: Path
+    server: TlsCredentials, client: TlsCredentials, authority: Authority, tmp_path: Path
 ) -> None:
     successor = Authority("successor")
     async with _asking(1, client) as http:
@@ -298,8 +302,8 @@ async def test_a_client_that_lives_takes_its_renewed_certificate_up(
 
 
 async def test_a_renewal_that_does_not_fit_leaves_the_one_before_in_force(
-    server: Credentials,
-    client: Credentials,
+    server: TlsCredentials,
+    client: TlsCredentials,
     authority: Authority,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
@@ -348,7 +352,7 @@ def test_a_file_that_cannot_be_used_is_named(
     files = authority.issue(tmp_path, "a")
     spoil(files)
     with pytest.raises(CertificateInvalid, match=message):
-        Credentials(files)
+        TlsCredentials(files)
 
 
 def test_a_certificate_is_for_a_time(authority: Authority, tmp_path: Path) -> None:

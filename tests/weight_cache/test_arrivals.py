@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from pilotlight.core.disk_floor import FLOOR_INODES, DiskFloor
 from tests.fakes.origins import MemoryOrigin
 from tests.weight_cache.models import chunked, digest_of, put_model
-from weight_cache.disk import FLOOR_INODES, DiskFloor
 from weight_cache.errors import ChunkCorrupt, OriginUnavailable, StoreFailed, StoreFull
-from weight_cache.lanes import Lanes
+from weight_cache.fetch.read_scheduler import ReadScheduler
 from weight_cache.manifest import CHUNK_BYTES
-from weight_cache.store import Store
-from weight_cache.types import Lane, LoadProgress
+from weight_cache.store.store import Store
+from weight_cache.types import LoadProgress, ReadPriority
 
 CONTENT = chunked(b"a", b"b", b"c")
 WEIGHTS = digest_of(CONTENT)
@@ -49,7 +49,7 @@ class Home:
             origin=self.origin,
             max_bytes=BUDGET,
             clock=time.time,
-            lanes=Lanes(4, 0.25),
+            lanes=ReadScheduler(4, 0.25),
             observe=lambda size, seconds: self.observed.append((size, seconds)),
         )
 
@@ -299,7 +299,7 @@ async def test_disk_that_refuses_is_named(home: Home, origin: MemoryOrigin) -> N
     (home.root / "partial").rmdir()
     (home.root / "partial").write_text("no folder")
     with pytest.raises(StoreFailed, match=r"refuses model .* rights"):
-        await home.store.lease(name, holder="s", lane=Lane.PREFETCH)
+        await home.store.lease(name, holder="s", lane=ReadPriority.PREFETCH)
     assert home.store.statistics().arriving == 0
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from weight_cache.beneath import check_directory, open_beneath, open_by_parts
+from pilotlight.core.openat2 import check_directory_beneath, open_beneath, open_beneath_by_parts
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def folder(root: Path) -> Iterator[int]:
     os.close(fd)
 
 
-both = pytest.mark.parametrize("opens", [open_beneath, open_by_parts])
+both = pytest.mark.parametrize("opens", [open_beneath, open_beneath_by_parts])
 
 
 @both
@@ -65,11 +65,11 @@ def test_links_and_ways_out_are_refused(
 
 
 def test_a_checked_directory_says_what_is_wrong_with_it(root: Path) -> None:
-    assert check_directory(root, "a/b") == root / "a" / "b"
+    assert check_directory_beneath(root, "a/b") == root / "a" / "b"
     for name, said in (
         ("inner/b", "leads through a symbolic link"),
         ("../x", "leads out of it"),
         ("a/b/file", "Not a directory"),
     ):
         with pytest.raises(OSError, match=said):
-            check_directory(root, name)
+            check_directory_beneath(root, name)

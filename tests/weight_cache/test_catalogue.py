@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
 from tests.hypothesis_profiles import examples
-from weight_cache.catalogue import Catalogue, Files, Removal
 from weight_cache.errors import StoreFull
+from weight_cache.store.catalog import Catalog, EvictionPlan, Files
 from weight_cache.types import Lease
 
 SIZES = {f"f{i}": 10 + i for i in range(8)}
@@ -21,7 +21,7 @@ def hold(manifest: str, *, at: float) -> Lease:
     return Lease(id=f"l-{manifest}", manifest=manifest, holder="slot", acquired_at=at)
 
 
-def bring(catalogue: Catalogue, name: str, files: Files, *, now: float) -> Removal:
+def bring(catalogue: Catalog, name: str, files: Files, *, now: float) -> EvictionPlan:
     removal = catalogue.claim(name, files)
     for digest, size in files.items():
         catalogue.file_arrived(digest, size)
@@ -30,16 +30,16 @@ def bring(catalogue: Catalogue, name: str, files: Files, *, now: float) -> Remov
 
 
 def test_least_recently_used_goes_first_and_its_shared_file_stays() -> None:
-    catalogue = Catalogue(30)
+    catalogue = Catalog(30)
     bring(catalogue, "old", {"a": 10, "shared": 5}, now=1)
     bring(catalogue, "young", {"b": 10, "shared": 5}, now=2)
     removal = bring(catalogue, "new", {"c": 10}, now=3)
-    assert removal == Removal(models=("old",), files=("a",), size_bytes=10)
+    assert removal == EvictionPlan(models=("old",), files=("a",), size_bytes=10)
     assert [m.manifest for m in catalogue.models()] == ["young", "new"]
 
 
 def test_last_use_is_the_release_not_the_lease() -> None:
-    catalogue = Catalogue(20)
+    catalogue = Catalog(20)
     bring(catalogue, "first", {"a": 10}, now=1)
     bring(catalogue, "second", {"b": 10}, now=2)
     catalogue.lease(hold("first", at=3), now=3)
@@ -48,30 +48,30 @@ def test_last_use_is_the_release_not_the_lease() -> None:
 
 
 def test_full_of_leases_says_so_and_changes_nothing() -> None:
-    catalogue = Catalogue(20)
+    catalogue = Catalog(20)
     bring(catalogue, "held", {"a": 15}, now=1)
     catalogue.lease(hold("held", at=1), now=1)
     with pytest.raises(StoreFull, match="15 of 20 bytes are used and only 0 may go"):
         catalogue.claim("new", {"b": 10})
-    assert repr(catalogue) == "<Catalogue 15/20 bytes models=1 arriving=0 leases=1>"
+    assert repr(catalogue) == "<Catalog 15/20 bytes models=1 arriving=0 leases=1>"
 
 
 def test_files_of_nobody_go_before_any_model() -> None:
-    catalogue = Catalogue(25)
+    catalogue = Catalog(25)
     catalogue.file_arrived("leftover", 10)
     bring(catalogue, "kept", {"a": 10}, now=1)
-    assert catalogue.claim("new", {"b": 10}) == Removal(files=("leftover",), size_bytes=10)
+    assert catalogue.claim("new", {"b": 10}) == EvictionPlan(files=("leftover",), size_bytes=10)
 
 
 def test_models_go_when_the_disk_is_short_of_inodes() -> None:
     free = 0
-    catalogue = Catalogue(1000, shortage=lambda _, files: (0, max(0, files - free)))
+    catalogue = Catalog(1000, shortage=lambda _, files: (0, max(0, files - free)))
     free = 100
     bring(catalogue, "old", {"a": 10, "b": 10}, now=1)
     bring(catalogue, "young", {"c": 10}, now=2)
     catalogue.partial_left("half", 5)
     free = 0
-    assert catalogue.claim("new", {"d": 10, "e": 10}) == Removal(
+    assert catalogue.claim("new", {"d": 10, "e": 10}) == EvictionPlan(
         models=("old",), files=("a", "b"), partials=("half",), size_bytes=25
     )
     with pytest.raises(
@@ -84,7 +84,7 @@ def test_models_go_when_the_disk_is_short_of_inodes() -> None:
 
 def test_directories_count_as_inodes_and_go_with_their_model() -> None:
     free = 10_000
-    catalogue = Catalogue(1000, shortage=lambda _, files: (0, max(0, files - free)))
+    catalogue = Catalog(1000, shortage=lambda _, files: (0, max(0, files - free)))
     bring(catalogue, "plain", {"a": 10}, now=1)
     catalogue.lease(hold("plain", at=1), now=1)
     with pytest.raises(StoreFull, match="1 more inodes must be free on the disk"):
@@ -93,7 +93,7 @@ def test_directories_count_as_inodes_and_go_with_their_model() -> None:
     catalogue.file_arrived("empty", 0)
     catalogue.model_arrived("deep", now=2)
     free = 0
-    assert catalogue.claim("new", {"empty": 0, "b": 10}) == Removal(
+    assert catalogue.claim("new", {"empty": 0, "b": 10}) == EvictionPlan(
         models=("deep",), folders=9_999
     ), "though it frees no bytes"
     with pytest.raises(StoreFull, match="51 more inodes"):
@@ -102,7 +102,7 @@ def test_directories_count_as_inodes_and_go_with_their_model() -> None:
 
 def test_a_model_of_many_directories_and_few_bytes_goes_first_where_inodes_are_short() -> None:
     free = 1000
-    catalogue = Catalogue(1000, shortage=lambda _, files: (0, max(0, files - free)))
+    catalogue = Catalog(1000, shortage=lambda _, files: (0, max(0, files - free)))
     bring(catalogue, "plain", {"a": 10}, now=1)
     catalogue.claim("deep", {"empty": 0}, folders=900)
     catalogue.file_arrived("empty", 0)
@@ -112,18 +112,18 @@ def test_a_model_of_many_directories_and_few_bytes_goes_first_where_inodes_are_s
 
 
 def test_lease_on_a_condemned_model_holds_again_when_it_is_back() -> None:
-    catalogue = Catalogue(100)
+    catalogue = Catalog(100)
     bring(catalogue, "m", {"a": 10, "b": 10}, now=1)
     bring(catalogue, "n", {"b": 10}, now=1)
     catalogue.lease(hold("m", at=1), now=1)
-    assert catalogue.condemn({"b"}) == ("m", "n")
+    assert catalogue.quarantine({"b"}) == ("m", "n")
     assert not catalogue.is_here("m")
     bring(catalogue, "m", {"a": 10, "b": 10}, now=2)
     assert [m.leases for m in catalogue.models()] == [1]
 
 
 def test_what_was_found_at_start_up_goes_in_the_order_of_last_use_whatever_its_size() -> None:
-    catalogue = Catalogue(1_500, reload_s=lambda size: 1 + size / 100)
+    catalogue = Catalog(1_500, reload_s=lambda size: 1 + size / 100)
     catalogue.adopt("small and old", {"a": 1}, last_used_at=1)
     catalogue.adopt("large and young", {"b": 1_000}, last_used_at=3)
     catalogue.adopt("middle", {"c": 100}, last_used_at=2)
@@ -133,7 +133,7 @@ def test_what_was_found_at_start_up_goes_in_the_order_of_last_use_whatever_its_s
 
 
 def test_pins_leave_half_of_the_budget_to_starts() -> None:
-    catalogue = Catalogue(40)
+    catalogue = Catalog(40)
     for name, size in (("a", 12), ("b", 12), ("c", 8)):
         bring(catalogue, name, {name: size}, now=1)
     catalogue.pin("a")
@@ -145,7 +145,7 @@ def test_pins_leave_half_of_the_budget_to_starts() -> None:
 
 
 def test_pinned_model_is_no_victim() -> None:
-    catalogue = Catalogue(30)
+    catalogue = Catalog(30)
     bring(catalogue, "pinned", {"a": 10}, now=1)
     bring(catalogue, "other", {"b": 10}, now=2)
     catalogue.pin("pinned")
@@ -160,7 +160,7 @@ def test_pinned_model_is_no_victim() -> None:
 
 
 def test_half_files_count_with_what_is_there_and_claimed_ones_in_full() -> None:
-    catalogue = Catalogue(100)
+    catalogue = Catalog(100)
     catalogue.partial_left("a", 30)
     assert (catalogue.used_bytes, catalogue.partial_bytes) == (30, 30)
     catalogue.claim("m", {"a": 90})
@@ -169,12 +169,12 @@ def test_half_files_count_with_what_is_there_and_claimed_ones_in_full() -> None:
     with pytest.raises(StoreFull, match="only 0 may go"):
         catalogue.claim("n", {"b": 20})
     catalogue.abandon("m")
-    assert catalogue.claim("n", {"b": 80}) == Removal(partials=("a",), size_bytes=30)
+    assert catalogue.claim("n", {"b": 80}) == EvictionPlan(partials=("a",), size_bytes=30)
     assert catalogue.missing("m") == 90
 
 
 def test_files_of_the_most_recent_models_are_remembered() -> None:
-    catalogue = Catalogue(10_000)
+    catalogue = Catalog(10_000)
     for i in range(300):
         catalogue.know(f"m{i}", {f"f{i}": 1})
     assert (catalogue.missing("m0"), catalogue.missing("m299")) == (None, 1)
@@ -188,7 +188,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.catalogue = Catalogue(BUDGET)
+        self.catalogue = Catalog(BUDGET)
         self.disk: set[str] = set()
         self.claims: dict[str, Files] = {}
         self.models: dict[str, Files] = {}
@@ -216,7 +216,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.remove(removal)
         self.claims[name] = sized
 
-    def remove(self, removal: Removal) -> None:
+    def remove(self, removal: EvictionPlan) -> None:
         """As the store does: names go at once."""
         assert set(removal.models) <= set(self.models)
         assert removal.size_bytes == sum(SIZES[f] for f in removal.files) + sum(
@@ -263,11 +263,11 @@ class AnyOrder(RuleBasedStateMachine):
             self.remove(removal)
 
     @rule(digest=st.sampled_from(sorted(SIZES)))
-    def condemn(self, digest: str) -> None:
+    def quarantine(self, digest: str) -> None:
         """A file that is corrupt: its models are gone; leases wait for them (which this model of
         the store does not follow)."""
         if digest in self.disk and not any(digest in self.models[name] for name in self.held):
-            for name in self.catalogue.condemn({digest}):
+            for name in self.catalogue.quarantine({digest}):
                 del self.models[name]
             self.disk.discard(digest)
 
@@ -321,7 +321,7 @@ TestAnyOrder = AnyOrder.TestCase
 
 
 def test_of_models_that_are_not_here_few_files_are_remembered() -> None:
-    catalogue = Catalogue(10)
+    catalogue = Catalog(10)
     for name in ("old", "young"):
         catalogue.know(name, {f"{name} {n}": 1 for n in range(150_000)})
     assert catalogue.missing("old") is None

@@ -16,8 +16,8 @@ from weight_cache.errors import (
     ChunkCorrupt,
     LeaseUnknown,
     OriginUnavailable,
-    ProtocolError,
     StoreFull,
+    WeightCacheUnavailable,
 )
 from weight_cache.types import LoadProgress, Tier
 
@@ -162,7 +162,7 @@ async def test_restart_keeps_granted_leases_and_forgets_those_on_their_way(
     await cache.aclose()
     another = await node.start()
     try:
-        with pytest.raises((LeaseUnknown, ProtocolError)):
+        with pytest.raises((LeaseUnknown, WeightCacheUnavailable)):
             await waiting
         fresh = WeightCacheClient(node.socket)
         assert (await fresh.wait(kept.lease_id)).path == path
@@ -176,7 +176,7 @@ async def test_restart_keeps_granted_leases_and_forgets_those_on_their_way(
 
 
 async def test_nobody_there_is_said_so(tmp_path: Path) -> None:
-    with pytest.raises(ProtocolError, match="nobody answers"):
+    with pytest.raises(WeightCacheUnavailable, match="nobody answers"):
         await WeightCacheClient(tmp_path / "none").stat()
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from pilotlight.core.disk_floor import BelowFloor, DiskFloor, free_bytes, no_floor
 from tests.fakes.origins import MemoryOrigin
 from tests.weight_cache.models import put_model
-from weight_cache.disk import BelowFloor, DiskFloor, free_bytes, no_floor
 from weight_cache.errors import StoreFull
-from weight_cache.store import Store
+from weight_cache.store.store import Store
 
 
 class Disk:

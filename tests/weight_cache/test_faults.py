@@ -14,15 +14,15 @@ from pathlib import Path
 
 import pytest
 
+from pilotlight.core.object_store import blob_key, open_store
 from tests.fakes.faulty_objects import Fault, FaultyObjects, faulty_objects
 from tests.fakes.origins import MemoryOrigin, ZeroOrigin
 from tests.fakes.trees import remove_tree
 from tests.weight_cache.models import chunked, digest_of, put_model
 from weight_cache.errors import ChunkCorrupt, ManifestInvalid, OriginUnavailable, StoreFull
+from weight_cache.fetch.origin import ObjectOrigin
 from weight_cache.manifest import CHUNK_BYTES
-from weight_cache.objects import blob_key, open_store
-from weight_cache.origin import ObjectOrigin
-from weight_cache.store import Store
+from weight_cache.store.store import Store
 
 REPOSITORY = Path(__file__).parents[2]
 CONTENT = chunked(b"a", b"b")
@@ -188,7 +188,7 @@ from pathlib import Path
 from tests.fakes.origins import MemoryOrigin
 from tests.weight_cache.models import put_model
 from weight_cache.errors import WeightCacheError
-from weight_cache.store import Store
+from weight_cache.store.store import Store
 
 async def main():
     os.setresgid(65534, 65534, 65534)

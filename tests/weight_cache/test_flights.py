@@ -6,18 +6,18 @@ import asyncio
 
 import pytest
 
-from weight_cache.flights import Flights
-from weight_cache.lanes import LaneOf
-from weight_cache.types import Lane
+from weight_cache.fetch.read_scheduler import PriorityOf
+from weight_cache.fetch.single_flight import SingleFlight
+from weight_cache.types import ReadPriority
 
 
 @pytest.mark.timeout(30)
 async def test_who_joins_in_the_moment_between_the_end_of_a_flight_and_its_landing_begins_another() -> (
     None
 ):
-    flights, ended = Flights[int](), asyncio.Event()
+    flights, ended = SingleFlight[int](), asyncio.Event()
 
-    async def work(_: LaneOf) -> int:
+    async def work(_: PriorityOf) -> int:
         try:
             await asyncio.sleep(60)
         finally:
@@ -28,7 +28,7 @@ async def test_who_joins_in_the_moment_between_the_end_of_a_flight_and_its_landi
         await ended.wait()
         return await flights.join("k", answer)
 
-    async def answer(_: LaneOf) -> int:
+    async def answer(_: PriorityOf) -> int:
         return 2
 
     waiting = asyncio.create_task(second())
@@ -44,35 +44,35 @@ async def test_who_joins_in_the_moment_between_the_end_of_a_flight_and_its_landi
 
 async def test_a_flight_is_as_urgent_as_its_most_urgent_passenger() -> None:
     changes: list[None] = []
-    flights, go = Flights[Lane](lambda: changes.append(None)), asyncio.Event()
-    lanes: list[Lane] = []
+    flights, go = SingleFlight[ReadPriority](lambda: changes.append(None)), asyncio.Event()
+    lanes: list[ReadPriority] = []
 
-    async def work(lane_of: LaneOf) -> Lane:
-        lanes.append(lane_of())
+    async def work(priority_of: PriorityOf) -> ReadPriority:
+        lanes.append(priority_of())
         await go.wait()
-        return lane_of()
+        return priority_of()
 
-    async def join(lane: Lane) -> Lane:
-        return await flights.join("k", work, lane_of=lambda: lane)
+    async def join(lane: ReadPriority) -> ReadPriority:
+        return await flights.join("k", work, priority_of=lambda: lane)
 
-    first = asyncio.create_task(join(Lane.PREFETCH))
+    first = asyncio.create_task(join(ReadPriority.PREFETCH))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    assert (lanes, len(changes)) == ([Lane.PREFETCH], 1)
-    hasty = asyncio.create_task(join(Lane.START))
+    assert (lanes, len(changes)) == ([ReadPriority.PREFETCH], 1)
+    hasty = asyncio.create_task(join(ReadPriority.START))
     await asyncio.sleep(0)
     assert len(changes) == 2
     hasty.cancel()
     await asyncio.wait([hasty])
     assert len(changes) == 3
     go.set()
-    assert await first is Lane.PREFETCH
+    assert await first is ReadPriority.PREFETCH
 
 
 async def test_nobody_left_ends_the_work_however_often_the_last_is_cancelled() -> None:
-    flights, begun, cleaned = Flights[None](), asyncio.Event(), asyncio.Event()
+    flights, begun, cleaned = SingleFlight[None](), asyncio.Event(), asyncio.Event()
 
-    async def work(_: LaneOf) -> None:
+    async def work(_: PriorityOf) -> None:
         begun.set()
         try:
             await asyncio.sleep(60)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.weight_cache.models import chunked, digest_of
 from weight_cache.errors import StoreFailed, StoreFull, WeightCacheError
-from weight_cache.ingest import check_room, hash_file, translated
+from weight_cache.fetch.file_download import check_room, disk_error, hash_file
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ from weight_cache.ingest import check_room, hash_file, translated
     ],
 )
 def test_errors_of_the_disk(number: int, kind: type[WeightCacheError], said: str) -> None:
-    error = translated(OSError(number, os.strerror(number)), Path("/disk"), "model x")
+    error = disk_error(OSError(number, os.strerror(number)), Path("/disk"), "model x")
     assert type(error) is kind
     assert said in str(error)
     assert "/disk" in str(error)

@@ -9,25 +9,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weight_cache.lanes import Lanes, most_urgent
-from weight_cache.types import Lane
+from weight_cache.fetch.read_scheduler import ReadScheduler, highest_priority
+from weight_cache.types import ReadPriority
 
-START, PREFETCH, SCRUB = Lane
+START, PREFETCH, SCRUB = ReadPriority
 
 
 class Crowd:
     """Takes turns and keeps them until told; `running` and `order` say who has one and who came
     when."""
 
-    def __init__(self, lanes: Lanes) -> None:
+    def __init__(self, lanes: ReadScheduler) -> None:
         self.lanes = lanes
         self.order: list[str] = []
         self.running: set[str] = set()
-        self.lane: dict[str, Lane] = {}
+        self.lane: dict[str, ReadPriority] = {}
         self._done: dict[str, asyncio.Event] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
-    async def ask(self, name: str, lane: Lane) -> None:
+    async def ask(self, name: str, lane: ReadPriority) -> None:
         self.lane[name] = lane
         self._done[name] = asyncio.Event()
         self._tasks[name] = asyncio.create_task(self._take(name))
@@ -63,10 +63,10 @@ class Crowd:
 
 
 async def test_a_start_goes_before_prefetches_that_came_earlier() -> None:
-    crowd = Crowd(Lanes(1, 1.0))
+    crowd = Crowd(ReadScheduler(1, 1.0))
     for name, lane in (("a", PREFETCH), ("b", PREFETCH), ("s", START)):
         await crowd.ask(name, lane)
-    assert repr(crowd.lanes) == "<Lanes 1/1 start=0+1 prefetch=1+1 scrub=0+0>"
+    assert repr(crowd.lanes) == "<ReadScheduler 1/1 start=0+1 prefetch=1+1 scrub=0+0>"
     await crowd.end("a")
     assert crowd.running == {"s"}
     await crowd.all_end()
@@ -74,7 +74,7 @@ async def test_a_start_goes_before_prefetches_that_came_earlier() -> None:
 
 
 async def test_prefetches_have_all_the_turns_alone_and_their_share_beside_a_start() -> None:
-    crowd = Crowd(Lanes(8, 0.25))
+    crowd = Crowd(ReadScheduler(8, 0.25))
     for i in range(10):
         await crowd.ask(f"p{i}", PREFETCH)
     assert len(crowd.running) == 8
@@ -92,7 +92,7 @@ async def test_prefetches_have_all_the_turns_alone_and_their_share_beside_a_star
 
 
 async def test_the_share_is_at_least_one() -> None:
-    crowd = Crowd(Lanes(2, 0.01))
+    crowd = Crowd(ReadScheduler(2, 0.01))
     await crowd.ask("s", START)
     await crowd.ask("p", PREFETCH)
     assert crowd.running == {"s", "p"}
@@ -100,7 +100,7 @@ async def test_the_share_is_at_least_one() -> None:
 
 
 async def test_scrubbing_has_one_turn_and_only_when_nobody_else_reads_or_waits() -> None:
-    crowd = Crowd(Lanes(4, 0.25))
+    crowd = Crowd(ReadScheduler(4, 0.25))
     await crowd.ask("p", PREFETCH)
     await crowd.ask("x", SCRUB)
     await crowd.ask("y", SCRUB)
@@ -115,7 +115,7 @@ async def test_scrubbing_has_one_turn_and_only_when_nobody_else_reads_or_waits()
 
 
 async def test_what_becomes_urgent_is_let_in_at_the_next_review() -> None:
-    crowd = Crowd(Lanes(4, 0.25))
+    crowd = Crowd(ReadScheduler(4, 0.25))
     await crowd.ask("s", START)
     await crowd.ask("p", PREFETCH)
     await crowd.ask("q", PREFETCH)
@@ -128,7 +128,7 @@ async def test_what_becomes_urgent_is_let_in_at_the_next_review() -> None:
 
 
 async def test_who_leaves_waiting_or_reading_leaves_no_turn_taken() -> None:
-    crowd = Crowd(Lanes(1, 1.0))
+    crowd = Crowd(ReadScheduler(1, 1.0))
     await crowd.ask("a", START)
     await crowd.ask("b", START)
     await crowd.ask("c", START)
@@ -136,11 +136,11 @@ async def test_who_leaves_waiting_or_reading_leaves_no_turn_taken() -> None:
     await crowd.leave("a")
     assert crowd.running == {"c"}
     await crowd.all_end()
-    assert repr(crowd.lanes) == "<Lanes 0/1 start=0+0 prefetch=0+0 scrub=0+0>"
+    assert repr(crowd.lanes) == "<ReadScheduler 0/1 start=0+0 prefetch=0+0 scrub=0+0>"
 
 
 async def test_a_turn_given_in_the_moment_of_a_cancellation_is_given_on() -> None:
-    crowd = Crowd(Lanes(1, 1.0))
+    crowd = Crowd(ReadScheduler(1, 1.0))
     await crowd.ask("a", START)
     waiting = asyncio.create_task(crowd.ask("b", START))
     await crowd.turn_round()
@@ -156,8 +156,8 @@ async def test_a_turn_given_in_the_moment_of_a_cancellation_is_given_on() -> Non
 @pytest.mark.parametrize(
     "lanes, most", [([SCRUB, START], START), ([SCRUB, PREFETCH], PREFETCH), ([], SCRUB)]
 )
-def test_most_urgent(lanes: list[Lane], most: Lane) -> None:
-    assert most_urgent(lanes) is most
+def test_most_urgent(lanes: list[ReadPriority], most: ReadPriority) -> None:
+    assert highest_priority(lanes) is most
 
 
 @given(
@@ -165,16 +165,16 @@ def test_most_urgent(lanes: list[Lane], most: Lane) -> None:
         st.tuples(
             st.sampled_from(["ask", "end", "leave", "promote"]),
             st.integers(0, 9),
-            st.sampled_from(list(Lane)),
+            st.sampled_from(list(ReadPriority)),
         ),
         max_size=40,
     )
 )
 def test_any_order_keeps_the_bound_starves_no_start_and_ends_empty(
-    steps: list[tuple[str, int, Lane]],
+    steps: list[tuple[str, int, ReadPriority]],
 ) -> None:
     async def story() -> None:
-        crowd = Crowd(Lanes(3, 0.34))
+        crowd = Crowd(ReadScheduler(3, 0.34))
         names: list[str] = []
         for step, index, lane in steps:
             if step == "ask":
@@ -192,6 +192,6 @@ def test_any_order_keeps_the_bound_starves_no_start_and_ends_empty(
             assert not crowd.lanes.waiting(START) or len(crowd.running) == 3
             assert not (crowd.lanes.waiting(PREFETCH) and not crowd.running)
         await crowd.all_end()
-        assert repr(crowd.lanes) == "<Lanes 0/3 start=0+0 prefetch=0+0 scrub=0+0>"
+        assert repr(crowd.lanes) == "<ReadScheduler 0/3 start=0+0 prefetch=0+0 scrub=0+0>"
 
     asyncio.run(story())

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from weight_cache.disk import BelowFloor, DiskFloor
-from weight_cache.layout import LinkingStopped, StoreDirectory
+from pilotlight.core.disk_floor import BelowFloor, DiskFloor
 from weight_cache.manifest import Manifest, ManifestFile
-from weight_cache.victims import Removal
+from weight_cache.store.eviction import EvictionPlan
+from weight_cache.store.layout import LinkingStopped, StoreDirectory
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_names_go_at_once_and_remains_later(directory: StoreDirectory) -> None:
     (directory.model("m") / "sub").chmod(0o555)
     directory.settle("m")
     graves = directory.bury(
-        Removal(
+        EvictionPlan(
             models=("m", "not here"),
             files=("f", "nor this"),
             partials=("p", "nor that"),

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.holdings import FakeHoldings
-from weight_cache.bandwidth import Bandwidths
 from weight_cache.errors import LeaseUnknown, OriginUnavailable
-from weight_cache.holders import Holder, started_ticks
-from weight_cache.leases import Leases
-from weight_cache.readahead import ReadAhead
+from weight_cache.leases.bandwidth import TierBandwidths
+from weight_cache.leases.holders import LeaseHolder, process_start_ticks
+from weight_cache.leases.manager import LeaseManager
+from weight_cache.leases.read_ahead import ReadAhead
 from weight_cache.types import LoadProgress, OpenedLease, Tier
 
 
@@ -24,14 +24,14 @@ class Desk:
 
     def __init__(self, root: Path) -> None:
         self.store = FakeHoldings(root)
-        self.bandwidths = Bandwidths(origin="fake")
+        self.bandwidths = TierBandwidths(origin="fake")
         self.ahead = ReadAhead(max_bytes=10**6, observe=self.bandwidths.observe)
         self.fetched: list[tuple[float, float]] = []
         self.leases = self.another()
 
-    def another(self) -> Leases:
+    def another(self) -> LeaseManager:
         """As after a restart."""
-        return Leases(
+        return LeaseManager(
             self.store,
             bandwidths=self.bandwidths,
             ahead=self.ahead,
@@ -83,7 +83,7 @@ async def test_model_that_is_here_is_ready_at_once(desk: Desk, tmp_path: Path) -
     assert opened.expected_s == 0
     held = await desk.leases.wait(opened.lease_id)
     assert (held.path, held.manifest, held.tier) == (tmp_path / "m", "m", Tier.DRAM)
-    assert repr(desk.leases) == "<Leases 1 open, 0 of them arriving>"
+    assert repr(desk.leases) == "<LeaseManager 1 open, 0 of them arriving>"
     assert desk.leases.served == {Tier.DRAM: 1}
 
 
@@ -103,7 +103,7 @@ async def test_model_that_is_not_here_is_waited_for_with_progress(
     assert opened == OpenedLease(
         lease_id=opened.lease_id, manifest="m", ready=False, tier=Tier.ORIGIN
     )
-    assert repr(desk.leases) == "<Leases 1 open, 1 of them arriving>"
+    assert repr(desk.leases) == "<LeaseManager 1 open, 1 of them arriving>"
     seen: list[LoadProgress] = []
     waiting = asyncio.create_task(desk.leases.wait(opened.lease_id, on_progress=seen.append))
     await asyncio.sleep(0)
@@ -164,7 +164,7 @@ async def test_failures_that_nobody_asks_about_are_bounded(desk: Desk) -> None:
         desk.store.broken[f"m{number}"] = OriginUnavailable("gone")
     opened = [await desk.leases.open(f"m{number}", holder="s") for number in range(300)]
     async with asyncio.timeout(30):
-        while repr(desk.leases) != "<Leases 0 open, 0 of them arriving>":
+        while repr(desk.leases) != "<LeaseManager 0 open, 0 of them arriving>":
             await asyncio.sleep(0)
     with pytest.raises(LeaseUnknown):
         await desk.leases.wait(opened[0].lease_id)
@@ -201,11 +201,11 @@ async def test_lease_ends_with_its_process(desk: Desk, child: Spawn) -> None:
     process = child()
     await desk.leases.open(desk.store.put("m"), holder="s-1", pid=process.pid)
     (lease,) = desk.store.held.values()
-    assert (lease.pid, lease.pid_started) == (process.pid, started_ticks(process.pid))
+    assert (lease.pid, lease.pid_started) == (process.pid, process_start_ticks(process.pid))
     await asyncio.to_thread(end, process)
     await until(desk, "release")
     assert desk.store.held == {}
-    assert repr(desk.leases) == "<Leases 0 open, 0 of them arriving>"
+    assert repr(desk.leases) == "<LeaseManager 0 open, 0 of them arriving>"
 
 
 async def test_fetch_ends_with_the_process_that_wants_it(desk: Desk, child: Spawn) -> None:
@@ -251,12 +251,12 @@ async def test_restart_ends_leases_of_processes_that_ended_meanwhile(
 
 def test_another_process_of_the_same_pid_is_not_the_holder(child: Spawn) -> None:
     process = child()
-    started = started_ticks(process.pid)
+    started = process_start_ticks(process.pid)
     assert started is not None
     with pytest.raises(LeaseUnknown):
-        Holder.find(process.pid, started=started - 1)
+        LeaseHolder.find(process.pid, started=started - 1)
     end(process)
-    assert started_ticks(process.pid) is None
+    assert process_start_ticks(process.pid) is None
 
 
 async def test_prediction_says_tier_bytes_and_seconds(desk: Desk) -> None:

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from tests.fakes.holdings import FakeHoldings
 from tests.fakes.trees import remove_tree
 from tests.hypothesis_profiles import examples
-from weight_cache.bandwidth import Bandwidths
 from weight_cache.errors import OriginUnavailable
-from weight_cache.leases import Leases
-from weight_cache.readahead import ReadAhead
+from weight_cache.leases.bandwidth import TierBandwidths
+from weight_cache.leases.manager import LeaseManager
+from weight_cache.leases.read_ahead import ReadAhead
 from weight_cache.types import Lease
 
 MODELS, HOLDERS = ("a", "b"), ("s-1", "s-2")
@@ -43,9 +43,9 @@ def test_any_order(steps: list[tuple[str, str, str]]) -> None:
 
 
 async def walk(root: Path, steps: list[tuple[str, str, str]]) -> None:
-    store, speeds = FakeHoldings(root), Bandwidths(origin="o")
+    store, speeds = FakeHoldings(root), TierBandwidths(origin="o")
     ahead = ReadAhead(max_bytes=10**6, observe=speeds.observe)
-    leases = Leases(store, bandwidths=speeds, ahead=ahead)
+    leases = LeaseManager(store, bandwidths=speeds, ahead=ahead)
     wanted: set[str] = set()
     for step, model, holder in steps:
         lease_id = Lease.id_of(model, holder)
@@ -78,7 +78,7 @@ async def walk(root: Path, steps: list[tuple[str, str, str]]) -> None:
     assert (store.held, ahead.held_bytes, repr(leases)) == (
         {},
         0,
-        "<Leases 0 open, 0 of them arriving>",
+        "<LeaseManager 0 open, 0 of them arriving>",
     )
     await leases.aclose()
     await ahead.aclose()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from weight_cache.log_lines import LineFormatter, escaped
+from pilotlight.core.logging_config import SingleLineFormatter, escape_control_characters
 
 FORGED = "x\n2026-11-24 00:00:00 INFO activator all is well\x1b]0;owned\x07\x9b2J\r\u2028\u202e"
 
@@ -15,7 +15,7 @@ def formatted(*args: object, error: Exception | None = None) -> list[str]:
     record = logging.LogRecord(
         "activator", logging.WARNING, __file__, 1, "start failed error=%s", args, info
     )
-    return LineFormatter("%(levelname)s %(name)s %(message)s").format(record).split("\n")
+    return SingleLineFormatter("%(levelname)s %(name)s %(message)s").format(record).split("\n")
 
 
 def test_a_record_is_one_line_without_control_characters() -> None:
@@ -38,7 +38,7 @@ def test_no_line_of_a_traceback_can_be_taken_for_a_record() -> None:
 
 
 def test_other_text_is_left_alone() -> None:
-    assert escaped("Grüße, 東京 \\n 'quoted' 🙂") == "Grüße, 東京 \\n 'quoted' 🙂"
+    assert escape_control_characters("Grüße, 東京 \\n 'quoted' 🙂") == "Grüße, 東京 \\n 'quoted' 🙂"
 
 
 def test_every_process_logs_so() -> None:
@@ -51,5 +51,8 @@ def test_every_process_logs_so() -> None:
 
     assert [
         str(file.relative_to(root)) for file in sources if "basicConfig" in file.read_text()
-    ] == ["weight_cache/log_lines.py"]
-    assert len([file for file in sources if "log_lines.set_up(" in file.read_text()]) == 4
+    ] == ["functions/pilotlight/core/logging_config.py"]
+    assert (
+        len([file for file in sources if "logging_config.configure_logging(" in file.read_text()])
+        == 4
+    )

@@ -22,12 +22,12 @@ from weight_cache.manifest import (
     MAX_TENSORS_OF_FILE,
     FileHash,
     ManifestFile,
-    build_manifest,
     check_paths,
     check_tensors,
     file_digest,
     parse,
 )
+from weight_cache.sources.manifest_builder import build_manifest
 from weight_cache.types import Chunk, Tensor
 
 

@@ -12,13 +12,13 @@ import pytest
 GROUPED = Path("/proc/self/autogroup").exists()
 ASK = """
 import resource, sys
-from weight_cache import manners
-lowered = manners.step_back()
+from weight_cache import process_tuning
+lowered = process_tuning.lower_process_priority()
 try:
     group = open("/proc/self/autogroup").read().split()[-1]
 except (OSError, IndexError):  # a session of the root group has an empty file
     group = "none"
-manners.settle()
+process_tuning.tune_process()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(8):
     bytes(bytearray(16 << 20))

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
+from pilotlight.core.metrics_server import MetricsAddress, MetricsServer
 from tests.weight_cache.models import put_model
 from tests.weight_cache.served import node_with_client
-from weight_cache.metrics import Forecasts, StoreCollector, TierCollector
-from weight_cache.metrics_server import MetricsAddress, MetricsServer
+from weight_cache.metrics import PredictionMetrics, StoreCollector, TierCollector
 
 
 async def scrape(path: Path) -> str:
@@ -31,7 +31,7 @@ async def test_figures_of_a_model_that_was_fetched_and_served_again() -> None:
         registry.register(
             TierCollector(leases=cache.leases, bandwidths=cache.bandwidths, ahead=cache.ahead)
         )
-        forecasts = Forecasts(registry)
+        forecasts = PredictionMetrics(registry)
         name = put_model(node.origin, {"a": b"x" * 1000})
         await client.wait((await client.open(name, holder="s-1")).lease_id)
         await client.open(name, holder="s-2")

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
+from pilotlight.core.metrics_server import MetricsAddress, MetricsServer, metrics_token
+from pilotlight.core.settings import SettingsInvalid
 from tests.fakes.ports import free_port
-from weight_cache.metrics_server import MetricsAddress, MetricsServer, metrics_token
-from weight_cache.settings import SettingsInvalid
 
 OTHER_UID = 54321
 

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from pilotlight.core.object_store import DirectoryStore, blob_key
+from pilotlight.core.object_store.s3 import S3Store
 from tests.fakes.faulty_objects import Fault, FaultyObjects, Kind, faulty_objects
 from tests.fakes.origins import MemoryOrigin
 from tests.fakes.s3_server import OTHER_VARIABLES
 from weight_cache.errors import OriginUnavailable
+from weight_cache.fetch.origin import ObjectOrigin, Origin
 from weight_cache.manifest import CHUNK_BYTES
-from weight_cache.objects import DirectoryStore, blob_key
-from weight_cache.objects.s3 import S3Store
-from weight_cache.origin import ObjectOrigin, Origin
 
 Put = Callable[[bytes], str]
 ATTEMPTS = 3

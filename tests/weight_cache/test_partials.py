@@ -8,20 +8,20 @@ from pathlib import Path
 import pytest
 
 from tests.weight_cache.models import chunked, manifest_of
+from weight_cache.fetch.partial_files import PartialFile, PartialFiles
 from weight_cache.manifest import CHUNK_BYTES, ManifestFile
-from weight_cache.partials import Partial, Partials
 
 CONTENT = chunked(b"a", b"b")
 FILE = manifest_of({"w": CONTENT}).files[0]
 
 
 @pytest.fixture
-def partials(tmp_path: Path) -> Partials:
-    return Partials(tmp_path)
+def partials(tmp_path: Path) -> PartialFiles:
+    return PartialFiles(tmp_path)
 
 
 def write(
-    partial: Partial, *indices: int, file: ManifestFile = FILE, content: bytes = CONTENT
+    partial: PartialFile, *indices: int, file: ManifestFile = FILE, content: bytes = CONTENT
 ) -> list[bool]:
     chunks = list(file.chunks())
     return [
@@ -38,7 +38,7 @@ def names(folder: Path) -> list[str]:
     return sorted(p.name for p in folder.iterdir())
 
 
-def test_wrong_or_short_chunks_are_not_written(tmp_path: Path, partials: Partials) -> None:
+def test_wrong_or_short_chunks_are_not_written(tmp_path: Path, partials: PartialFiles) -> None:
     partial = partials.open(FILE)
     chunk = next(iter(FILE.chunks()))
     assert partial.write(0, chunk, b"b" * CHUNK_BYTES) is False
@@ -50,7 +50,7 @@ def test_wrong_or_short_chunks_are_not_written(tmp_path: Path, partials: Partial
 
 
 def test_what_this_process_wrote_is_known_and_what_another_wrote_is_read_again(
-    tmp_path: Path, partials: Partials
+    tmp_path: Path, partials: PartialFiles
 ) -> None:
     partial = partials.open(FILE)
     assert write(partial, 1, 2) == [True, True]
@@ -59,15 +59,15 @@ def test_what_this_process_wrote_is_known_and_what_another_wrote_is_read_again(
     ours = partials.open(FILE)
     assert (ours.verified, ours.claimed) == ({1, 2}, set())
     partials.leave(ours)
-    theirs = Partials(tmp_path).open(FILE)
+    theirs = PartialFiles(tmp_path).open(FILE)
     assert (theirs.verified, theirs.claimed, theirs.missing_bytes) == (set(), {1, 2}, CHUNK_BYTES)
     assert theirs.check(1, list(FILE.chunks())[1]) is True
     assert (theirs.verified, theirs.claimed) == ({1}, {2})
-    assert repr(theirs) == f"<Partial {FILE.digest[:12]} 1/3 chunks>"
+    assert repr(theirs) == f"<PartialFile {FILE.digest[:12]} 1/3 chunks>"
     theirs.close()
 
 
-def test_a_claim_that_is_wrong_is_dropped(tmp_path: Path, partials: Partials) -> None:
+def test_a_claim_that_is_wrong_is_dropped(tmp_path: Path, partials: PartialFiles) -> None:
     partial = partials.open(FILE)
     write(partial, 0, 1)
     partials.leave(partial)
@@ -78,34 +78,36 @@ def test_a_claim_that_is_wrong_is_dropped(tmp_path: Path, partials: Partials) ->
     assert [again.check(0, chunks[0]), again.check(1, chunks[1])] == [False, True]
     assert again.missing_bytes == CHUNK_BYTES + 4
     partials.leave(again)
-    assert Partials(tmp_path).stock(set()) == {FILE.digest: CHUNK_BYTES}
+    assert PartialFiles(tmp_path).stock(set()) == {FILE.digest: CHUNK_BYTES}
 
 
 def test_claims_not_looked_at_yet_are_still_claimed_after_the_next_failure(
-    tmp_path: Path, partials: Partials
+    tmp_path: Path, partials: PartialFiles
 ) -> None:
     partial = partials.open(FILE)
     write(partial, 0, 1)
     partials.leave(partial)
-    others = Partials(tmp_path)
+    others = PartialFiles(tmp_path)
     second = others.open(FILE)
     write(second, 2)
     others.leave(second)
-    third = Partials(tmp_path).open(FILE)
+    third = PartialFiles(tmp_path).open(FILE)
     assert third.claimed == {0, 1, 2}
     third.close()
 
 
 def test_bits_are_on_the_disk_after_every_few_chunks(tmp_path: Path) -> None:
-    partial = Partials(tmp_path, flushed_every=2).open(FILE)
+    partial = PartialFiles(tmp_path, flushed_every=2).open(FILE)
     write(partial, 0)
     assert names(tmp_path) == [FILE.digest]
     write(partial, 1, 2)
     partial.close()  # as a kill would: nothing more is written
-    assert Partials(tmp_path).stock(set()) == {FILE.digest: 2 * CHUNK_BYTES}
+    assert PartialFiles(tmp_path).stock(set()) == {FILE.digest: 2 * CHUNK_BYTES}
 
 
-def test_files_of_one_chunk_have_no_bits_and_no_half(tmp_path: Path, partials: Partials) -> None:
+def test_files_of_one_chunk_have_no_bits_and_no_half(
+    tmp_path: Path, partials: PartialFiles
+) -> None:
     file = manifest_of({"w": b"abc"}).files[0]
     partial = partials.open(file)
     assert write(partial, 0, file=file, content=b"abc") == [True]
@@ -123,12 +125,12 @@ def test_stock_removes_what_is_of_no_use(tmp_path: Path) -> None:
     (tmp_path / "empty bits.done").write_bytes(b"")
     (tmp_path / "good").write_bytes(b"x" * 100)
     (tmp_path / "good.done").write_bytes(b"\1")
-    assert Partials(tmp_path).stock({"complete"}) == {"good": 100}
+    assert PartialFiles(tmp_path).stock({"complete"}) == {"good": 100}
     assert names(tmp_path) == ["good", "good.done"]
 
 
 def test_bits_beyond_the_file_and_bits_without_a_file_mean_nothing(
-    tmp_path: Path, partials: Partials
+    tmp_path: Path, partials: PartialFiles
 ) -> None:
     (tmp_path / f"{FILE.digest}.done").write_bytes(b"\xff\xff")
     partial = partials.open(FILE)
@@ -141,7 +143,7 @@ def test_bits_beyond_the_file_and_bits_without_a_file_mean_nothing(
 
 
 def test_sealed_file_is_read_only_and_its_bits_go_when_it_has_its_name(
-    tmp_path: Path, partials: Partials
+    tmp_path: Path, partials: PartialFiles
 ) -> None:
     partial = partials.open(FILE)
     write(partial, 0, 1, 2)
@@ -157,7 +159,7 @@ def test_sealed_file_is_read_only_and_its_bits_go_when_it_has_its_name(
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 def test_a_disk_that_refuses_the_flush_loses_no_older_bits(
-    tmp_path: Path, partials: Partials, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, partials: PartialFiles, caplog: pytest.LogCaptureFixture
 ) -> None:
     partial = partials.open(FILE)
     write(partial, 0)

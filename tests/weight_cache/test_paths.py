@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from pilotlight.core.settings import Paths, PlatformSettings
 from tests.fakes.as_user import as_user
-from weight_cache.settings import Paths, PlatformSettings
 
 ACTIVATOR, CONTROLLER, TENANT = 19901, 19902, 20000
 

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from pilotlight.core.settings import SettingsInvalid, load_section
 from tests.fakes.trees import remove_tree
 from weight_cache.client import WeightCacheClient
-from weight_cache.configuration import WeightCacheSettings
-from weight_cache.manifest import build_manifest
-from weight_cache.settings import SettingsInvalid, load
+from weight_cache.settings import WeightCacheSettings
+from weight_cache.sources.manifest_builder import build_manifest
 from weight_cache.types import Tier
 
 REPOSITORY = Path(__file__).parents[2]
@@ -44,7 +44,7 @@ def home() -> Iterator[Path]:
 def test_wrong_settings_name_key_and_bound(home: Path, text: str, said: str) -> None:
     (home / "c.yaml").write_text(f"weight_cache:\n  {text}\n")
     with pytest.raises(SettingsInvalid, match=said):
-        load(WeightCacheSettings, "weight_cache", home / "c.yaml")
+        load_section(WeightCacheSettings, "weight_cache", home / "c.yaml")
 
 
 async def start(home: Path) -> asyncio.subprocess.Process:

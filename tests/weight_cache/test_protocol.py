@@ -12,8 +12,15 @@ from typing import Any
 
 import pytest
 
-from weight_cache.errors import ProtocolError
-from weight_cache.protocol import MAX_CALLS, MAX_CALLS_BYTES, Part, RemoteFailure, RpcClient, serve
+from pilotlight.core.rpc import (
+    MAX_CALLS,
+    MAX_CALLS_BYTES,
+    RpcClient,
+    RpcRemoteError,
+    RpcTransportError,
+    SendPart,
+    serve_rpc,
+)
 
 FRAMES = 50_000
 
@@ -23,10 +30,10 @@ async def test_frames_that_come_at_once_are_handled_in_many_turns_of_the_loop(
 ) -> None:
     turns = 0
 
-    async def count(args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
+    async def count(args: Mapping[str, Any], part: SendPart) -> Mapping[str, Any]:
         return {"turns": turns}
 
-    server = await serve(short_tmp / "s", {"count": count}, lambda _: None)
+    server = await serve_rpc(short_tmp / "s", {"count": count}, lambda _: None)
     reader, writer = await asyncio.open_unix_connection(short_tmp / "s")
     writer.write(b'{"id":0,"op":"cancel"}\n' * FRAMES + b'{"id":1,"op":"count"}\n')
     answer = asyncio.create_task(reader.readline())
@@ -41,15 +48,15 @@ async def test_frames_that_come_at_once_are_handled_in_many_turns_of_the_loop(
 async def test_a_stream_that_nobody_reads_stops_at_its_source(short_tmp: Path) -> None:
     sent = 0
 
-    async def flood(args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
+    async def flood(args: Mapping[str, Any], part: SendPart) -> Mapping[str, Any]:
         nonlocal sent
         while sent < FRAMES:
             sent += 1
             await part({"text": "x" * 10_000})
         return {}
 
-    server = await serve(short_tmp / "s", {"flood": flood}, lambda _: None)
-    client = await RpcClient.open(short_tmp / "s", most_waiting=10)
+    server = await serve_rpc(short_tmp / "s", {"flood": flood}, lambda _: None)
+    client = await RpcClient.open(short_tmp / "s", max_queued_frames=10)
     async with contextlib.aclosing(client.stream("flood", {})) as stream:
         await anext(stream)
         before = -1
@@ -64,18 +71,18 @@ async def test_a_stream_that_nobody_reads_stops_at_its_source(short_tmp: Path) -
 
 
 async def test_a_lost_connection_is_told_to_a_reader_with_a_full_inbox(short_tmp: Path) -> None:
-    async def some(args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
+    async def some(args: Mapping[str, Any], part: SendPart) -> Mapping[str, Any]:
         for n in range(100):
             await part({"n": n})
         raise ConnectionResetError
 
-    server = await serve(short_tmp / "s", {"some": some}, lambda _: ("lost", "lost", {}))
-    client = await RpcClient.open(short_tmp / "s", most_waiting=2)
+    server = await serve_rpc(short_tmp / "s", {"some": some}, lambda _: ("lost", "lost", {}))
+    client = await RpcClient.open(short_tmp / "s", max_queued_frames=2)
     stream = client.stream("some", {})
     await anext(stream)
     await asyncio.sleep(0.05)
     await client.aclose()
-    with pytest.raises(ProtocolError, match="closed the connection"):
+    with pytest.raises(RpcTransportError, match="closed the connection"):
         async for _ in stream:
             pass
     server.close()
@@ -88,13 +95,15 @@ async def test_a_lost_connection_is_told_to_a_reader_with_a_full_inbox(short_tmp
 async def test_an_error_that_is_too_long_for_a_frame_arrives_without_its_detail(
     short_tmp: Path, message: str, detail: Mapping[str, Any]
 ) -> None:
-    async def fail(args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
+    async def fail(args: Mapping[str, Any], part: SendPart) -> Mapping[str, Any]:
         raise ValueError
 
-    server = await serve(short_tmp / "s", {"fail": fail}, lambda _: ("too_long", message, detail))
+    server = await serve_rpc(
+        short_tmp / "s", {"fail": fail}, lambda _: ("too_long", message, detail)
+    )
     client = await RpcClient.open(short_tmp / "s")
     async with asyncio.timeout(30):
-        with pytest.raises(RemoteFailure) as failed:
+        with pytest.raises(RpcRemoteError) as failed:
             await client.call("fail", {})
     assert (failed.value.code, str(failed.value)[:6], failed.value.detail) == (
         "too_long",
@@ -110,7 +119,7 @@ async def test_calls_of_a_connection_at_once_are_bounded_and_one_can_be_cancelle
 ) -> None:
     running, most = 0, 0
 
-    async def wait(args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
+    async def wait(args: Mapping[str, Any], part: SendPart) -> Mapping[str, Any]:
         nonlocal running, most
         running += 1
         most = max(most, running)
@@ -120,15 +129,15 @@ async def test_calls_of_a_connection_at_once_are_bounded_and_one_can_be_cancelle
             running -= 1
         return {}
 
-    async def ping(args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
+    async def ping(args: Mapping[str, Any], part: SendPart) -> Mapping[str, Any]:
         return {}
 
-    server = await serve(short_tmp / "s", {"wait": wait, "ping": ping}, lambda _: None)
+    server = await serve_rpc(short_tmp / "s", {"wait": wait, "ping": ping}, lambda _: None)
     client = await RpcClient.open(short_tmp / "s")
     calls = [asyncio.create_task(client.call("wait", {})) for _ in range(MAX_CALLS + 10)]
     done, _ = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED, timeout=30)
     refused = done.pop().exception()
-    assert isinstance(refused, RemoteFailure)
+    assert isinstance(refused, RpcRemoteError)
     assert refused.code == "too_many_calls"
     assert f"at most {MAX_CALLS}" in str(refused)
     assert most <= MAX_CALLS
@@ -145,11 +154,11 @@ async def test_calls_of_a_connection_at_once_are_bounded_and_one_can_be_cancelle
 
 
 async def test_requests_of_a_connection_at_once_are_bounded_in_bytes(short_tmp: Path) -> None:
-    async def wait(args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
+    async def wait(args: Mapping[str, Any], part: SendPart) -> Mapping[str, Any]:
         await asyncio.sleep(60)
         return {}
 
-    server = await serve(short_tmp / "s", {"wait": wait}, lambda _: None)
+    server = await serve_rpc(short_tmp / "s", {"wait": wait}, lambda _: None)
     client = await RpcClient.open(short_tmp / "s")
     piece = {"text": "x" * (MAX_CALLS_BYTES // 10)}
     calls = [asyncio.create_task(client.call("wait", piece)) for _ in range(10)]
@@ -165,7 +174,7 @@ async def test_requests_of_a_connection_at_once_are_bounded_in_bytes(short_tmp: 
 async def test_an_id_that_is_in_use_ends_the_connection_and_all_its_calls(short_tmp: Path) -> None:
     begun, ended = 0, 0
 
-    async def wait(args: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
+    async def wait(args: Mapping[str, Any], part: SendPart) -> Mapping[str, Any]:
         nonlocal begun, ended
         begun += 1
         try:
@@ -174,7 +183,7 @@ async def test_an_id_that_is_in_use_ends_the_connection_and_all_its_calls(short_
             ended += 1
         return {}
 
-    server = await serve(short_tmp / "s", {"wait": wait}, lambda _: None)
+    server = await serve_rpc(short_tmp / "s", {"wait": wait}, lambda _: None)
     reader, writer = await asyncio.open_unix_connection(short_tmp / "s")
     writer.write(b'{"id":1,"op":"wait"}\n')
     async with asyncio.timeout(30):

@@ -18,7 +18,7 @@ from tests.weight_cache.models import chunked, put_model
 from tests.weight_cache.served import Node
 from weight_cache.client import WeightCacheClient
 from weight_cache.errors import StoreOwned
-from weight_cache.store import Store
+from weight_cache.store.store import Store
 
 REPOSITORY = Path(__file__).parents[2]
 CONTENT = chunked(b"a", b"b")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from weight_cache import residency
-from weight_cache.readahead import ReadAhead
+from weight_cache.leases import page_cache
+from weight_cache.leases.read_ahead import ReadAhead
 from weight_cache.types import Tier
 
 MIB = 1024**2
@@ -33,7 +33,7 @@ def cold_file(path: Path, size: int) -> Path:
         file.flush()
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    if residency.look([path]).resident_bytes:
+    if page_cache.measure_residency([path]).resident_bytes:
         pytest.skip("the temporary directory's file system keeps everything in memory")
     return path
 
@@ -51,7 +51,7 @@ async def test_model_is_read_once_for_all_who_hold_it(tmp_path: Path) -> None:
     assert repr(ahead) == f"<ReadAhead {3 * MIB}/{10 * MIB} bytes of 1 models>"
     await until_read(ahead)
     assert speeds.seen == [(Tier.NVME, 3 * MIB)]
-    assert residency.tier_of([path]) is Tier.DRAM
+    assert page_cache.memory_tier([path]) is Tier.DRAM
     ahead.end("m")
     assert ahead.held_bytes == 3 * MIB
     ahead.end("m")
@@ -99,7 +99,7 @@ async def test_zero_means_never(tmp_path: Path) -> None:
     ahead.begin("m", [path])
     await until_read(ahead)
     assert speeds.seen == []
-    assert residency.tier_of([path]) is Tier.NVME
+    assert page_cache.memory_tier([path]) is Tier.NVME
     ahead.end("m")
     await ahead.aclose()
 

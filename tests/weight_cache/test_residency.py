@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from weight_cache import residency
-from weight_cache.residency import Residency
+from weight_cache.leases import page_cache
+from weight_cache.leases.page_cache import Residency
 from weight_cache.types import Tier
 
 MIB = 1024**2
@@ -29,7 +29,7 @@ def big(disk: Path, tmp_path: Path) -> Path:
         file.flush()
         os.fsync(file.fileno())
     forget(path)
-    if residency.look([path]).resident_bytes:
+    if page_cache.measure_residency([path]).resident_bytes:
         pytest.skip("the temporary directory's file system keeps everything in memory")
     return path
 
@@ -45,40 +45,46 @@ def never() -> bool:
 
 
 def test_what_was_dropped_is_on_the_disk_and_what_was_brought_in_memory(big: Path) -> None:
-    assert residency.tier_of([big]) is Tier.NVME
-    brought = residency.bring([big], room_bytes=100 * MIB, stopped=never)
+    assert page_cache.memory_tier([big]) is Tier.NVME
+    brought = page_cache.populate_page_cache([big], room_bytes=100 * MIB, stopped=never)
     assert (brought.size_bytes, brought.left_bytes) == (20 * MIB, 0)
     assert brought.seconds > 0
-    assert residency.look([big]) == Residency(resident_bytes=20 * MIB, total_bytes=20 * MIB)
-    assert residency.tier_of([big]) is Tier.DRAM
+    assert page_cache.measure_residency([big]) == Residency(
+        resident_bytes=20 * MIB, total_bytes=20 * MIB
+    )
+    assert page_cache.memory_tier([big]) is Tier.DRAM
 
 
 def test_what_is_there_is_not_read_again(big: Path) -> None:
-    residency.bring([big], room_bytes=100 * MIB, stopped=never)
-    assert residency.bring([big], room_bytes=100 * MIB, stopped=never).size_bytes == 0
+    page_cache.populate_page_cache([big], room_bytes=100 * MIB, stopped=never)
+    assert (
+        page_cache.populate_page_cache([big], room_bytes=100 * MIB, stopped=never).size_bytes == 0
+    )
 
 
 def test_only_as_much_as_there_is_room_for(big: Path) -> None:
-    brought = residency.bring([big], room_bytes=4 * MIB, stopped=never)
+    brought = page_cache.populate_page_cache([big], room_bytes=4 * MIB, stopped=never)
     assert (brought.size_bytes, brought.left_bytes) == (4 * MIB, 16 * MIB)
-    assert residency.look([big]).resident_bytes < 18 * MIB
-    assert residency.bring([big], room_bytes=0, stopped=never).size_bytes == 0
+    assert page_cache.measure_residency([big]).resident_bytes < 18 * MIB
+    assert page_cache.populate_page_cache([big], room_bytes=0, stopped=never).size_bytes == 0
 
 
 def test_stops_between_pieces(big: Path) -> None:
     answers = iter([False, False, True])
-    brought = residency.bring([big], room_bytes=100 * MIB, stopped=lambda: next(answers))
-    assert brought.size_bytes == residency.PIECE_BYTES
+    brought = page_cache.populate_page_cache(
+        [big], room_bytes=100 * MIB, stopped=lambda: next(answers)
+    )
+    assert brought.size_bytes == page_cache.PIECE_BYTES
 
 
 def test_both_ways_of_looking_agree(big: Path) -> None:
-    residency.bring([big], room_bytes=4 * MIB, stopped=never)
+    page_cache.populate_page_cache([big], room_bytes=4 * MIB, stopped=never)
     descriptor = os.open(big, os.O_RDONLY)
     try:
         for offset, length in [(0, 20 * MIB), (0, 2 * MIB), (4097, 5000), (19 * MIB, MIB)]:
             one, other = (
-                residency.cached_bytes(descriptor, offset, length),
-                residency.mapped_bytes(descriptor, offset, length),
+                page_cache.cached_bytes(descriptor, offset, length),
+                page_cache.mapped_bytes(descriptor, offset, length),
             )
             assert abs(one - other) <= 2 * os.sysconf("SC_PAGE_SIZE")
     finally:
@@ -86,16 +92,21 @@ def test_both_ways_of_looking_agree(big: Path) -> None:
 
 
 def test_what_is_gone_counts_for_nothing(tmp_path: Path) -> None:
-    assert residency.look([tmp_path / "none"]) == Residency(resident_bytes=0, total_bytes=0)
-    assert residency.look([]).tier is Tier.DRAM
-    assert residency.bring([tmp_path / "none"], room_bytes=5, stopped=never).size_bytes == 0
+    assert page_cache.measure_residency([tmp_path / "none"]) == Residency(
+        resident_bytes=0, total_bytes=0
+    )
+    assert page_cache.measure_residency([]).tier is Tier.DRAM
+    assert (
+        page_cache.populate_page_cache([tmp_path / "none"], room_bytes=5, stopped=never).size_bytes
+        == 0
+    )
 
 
 def test_large_models_are_looked_at_in_windows(tmp_path: Path) -> None:
     path = tmp_path / "huge"
     with path.open("wb") as file:
         file.truncate(3 * 1024 * MIB)
-    found = residency.look([path, path.with_name("none")])
+    found = page_cache.measure_residency([path, path.with_name("none")])
     assert found.total_bytes == 3 * 1024 * MIB
     assert found.tier is Tier.NVME
 
@@ -107,4 +118,4 @@ def test_share_that_makes_a_model_warm() -> None:
 
 
 def test_machine_says_what_memory_it_has() -> None:
-    assert residency.available_bytes() > MIB
+    assert page_cache.available_bytes() > MIB

@@ -13,10 +13,10 @@ import pytest
 
 from tests.fakes.origins import MemoryOrigin
 from tests.weight_cache.models import digest_of, put_model
-from weight_cache.lanes import Lanes
-from weight_cache.scrub import PIECE_BYTES, ROUND_S
-from weight_cache.store import Store
-from weight_cache.types import Lane
+from weight_cache.fetch.read_scheduler import ReadScheduler
+from weight_cache.store.scrubber import PIECE_BYTES, ROUND_S
+from weight_cache.store.store import Store
+from weight_cache.types import ReadPriority
 
 FILES = {f"f{i}": bytes([i]) * (PIECE_BYTES // 2 + i) for i in range(3)}
 
@@ -46,12 +46,12 @@ def origin() -> MemoryOrigin:
 
 
 @pytest.fixture
-def lanes() -> Lanes:
-    return Lanes(4, 0.25)
+def lanes() -> ReadScheduler:
+    return ReadScheduler(4, 0.25)
 
 
 @pytest.fixture
-def store(tmp_path: Path, origin: MemoryOrigin, lanes: Lanes) -> Iterator[Store]:
+def store(tmp_path: Path, origin: MemoryOrigin, lanes: ReadScheduler) -> Iterator[Store]:
     opened = Store.open(
         tmp_path / "w", origin=origin, max_bytes=10**9, clock=time.time, lanes=lanes
     )
@@ -149,15 +149,15 @@ async def test_position_is_remembered_over_restarts(
 
 
 async def test_it_waits_while_anybody_reads(
-    store: Store, origin: MemoryOrigin, lanes: Lanes
+    store: Store, origin: MemoryOrigin, lanes: ReadScheduler
 ) -> None:
     await store.prefetch(put_model(origin, FILES))
     pace = Pace()
-    async with lanes.turn(lambda: Lane.PREFETCH):
+    async with lanes.turn(lambda: ReadPriority.PREFETCH):
         task = asyncio.create_task(
             store.scrubber(PIECE_BYTES, sleep=pace.sleep, clock=pace.clock).run()
         )
-        await until(lambda: lanes.waiting(Lane.SCRUB) == 1)
+        await until(lambda: lanes.waiting(ReadPriority.SCRUB) == 1)
         assert store.statistics().scrubbed_bytes == 0
     await until(lambda: store.statistics().scrubbed_bytes > 0)
     task.cancel()

@@ -13,12 +13,19 @@ from typing import Any
 
 import pytest
 
+from pilotlight.core.rpc import (
+    RpcClient,
+    RpcGuest,
+    RpcOperation,
+    RpcRemoteError,
+    SendPart,
+    serve_rpc,
+)
 from tests.fakes.as_user import as_user
 from tests.weight_cache.models import put_model
 from tests.weight_cache.served import Cache, Node, node_with_client
 from weight_cache.client import WeightCacheClient
 from weight_cache.errors import ManifestInvalid, StoreFailed
-from weight_cache.protocol import Guest, Operation, Part, RemoteFailure, RpcClient, serve
 from weight_cache.server import controller_operations
 
 
@@ -64,7 +71,7 @@ async def test_wrong_arguments_are_named(
     node: Node, op: str, args: dict[str, Any], said: str
 ) -> None:
     rpc = await RpcClient.open(node.socket)
-    with pytest.raises(RemoteFailure, match=said):
+    with pytest.raises(RpcRemoteError, match=said):
         await rpc.call(op, args)
     await rpc.aclose()
 
@@ -75,15 +82,15 @@ async def test_socket_is_for_its_owner(node: Node) -> None:
 
 
 async def test_what_the_disk_refuses_is_answered(short_tmp: Path) -> None:
-    async def refuse(_args: Mapping[str, Any], _part: Part) -> Mapping[str, Any]:
+    async def refuse(_args: Mapping[str, Any], _part: SendPart) -> Mapping[str, Any]:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     defects: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: defects.append(context))
-    server = await serve(short_tmp / "s", {"refuse": refuse}, lambda _: None)
+    server = await serve_rpc(short_tmp / "s", {"refuse": refuse}, lambda _: None)
     rpc = await RpcClient.open(short_tmp / "s")
     async with asyncio.timeout(30):
-        with pytest.raises(RemoteFailure, match="No space left"):
+        with pytest.raises(RpcRemoteError, match="No space left"):
             await rpc.call("refuse", {})
     await rpc.aclose()
     server.close()
@@ -102,14 +109,14 @@ async def test_a_disk_that_refuses_notes_is_named(node: Node, client: WeightCach
 
 @pytest.mark.root
 async def test_a_guest_has_operations_of_its_own_and_others_have_none(short_tmp: Path) -> None:
-    async def answer(_args: Mapping[str, Any], _part: Part) -> Mapping[str, Any]:
+    async def answer(_args: Mapping[str, Any], _part: SendPart) -> Mapping[str, Any]:
         return {"done": True}
 
     guest, other = 19901, 20001
     short_tmp.chmod(0o710)
     os.chown(short_tmp, 0, guest)
-    allowed = Guest(uid=guest, operations={"look": answer})
-    server = await serve(
+    allowed = RpcGuest(uid=guest, operations={"look": answer})
+    server = await serve_rpc(
         short_tmp / "s", {"look": answer, "exec": answer}, lambda _: None, guest=allowed
     )
 
@@ -137,8 +144,8 @@ async def test_a_guest_has_operations_of_its_own_and_others_have_none(short_tmp:
 async def test_a_controller_asks_where_models_are_and_holds_none() -> None:
     reached: list[str] = []
 
-    def noting(name: str) -> Operation:
-        async def run(_args: Mapping[str, Any], _part: Part) -> Mapping[str, Any]:
+    def noting(name: str) -> RpcOperation:
+        async def run(_args: Mapping[str, Any], _part: SendPart) -> Mapping[str, Any]:
             reached.append(name)
             return {}
 

@@ -32,9 +32,9 @@ from weight_cache.errors import (
     StoreFull,
     StoreOwned,
 )
-from weight_cache.holders import Holder
+from weight_cache.leases.holders import LeaseHolder
 from weight_cache.manifest import CHUNK_BYTES
-from weight_cache.store import Store
+from weight_cache.store.store import Store
 from weight_cache.types import Lease, LoadProgress
 
 REPOSITORY = Path(__file__).parents[2]
@@ -542,7 +542,7 @@ _CHILD = """
 import asyncio, sys, time
 from tests.fakes.origins import FolderOrigin
 from pathlib import Path
-from weight_cache.store import Store
+from weight_cache.store.store import Store
 
 async def main():
     store = Store.open(Path(sys.argv[1]) / "w", origin=FolderOrigin(Path(sys.argv[1]) / "blobs"), max_bytes=40_000_000, clock=time.time)
@@ -633,7 +633,7 @@ async def test_a_process_without_descriptors_condemns_no_file(
             await store.verify(name)
         assert await store.scrubber(10**9).check(digest_of(b"{}"))
         with pytest.raises(StoreFailed, match="LimitNOFILE"):
-            Holder.find(os.getpid())
+            LeaseHolder.find(os.getpid())
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert await store.verify(name) == []

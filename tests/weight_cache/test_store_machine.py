@@ -21,7 +21,7 @@ from tests.fakes.trees import remove_tree
 from tests.hypothesis_profiles import examples
 from tests.weight_cache.models import digest_of, put_model
 from weight_cache.errors import ChunkCorrupt, OriginUnavailable, StoreFull
-from weight_cache.store import Store
+from weight_cache.store.store import Store
 
 T = TypeVar("T")
 _BLOBS = [bytes([65 + i]) * (400 + 10 * i) for i in range(6)]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from weight_cache.catalogue import Catalogue
-from weight_cache.tally import FetchMeter, Tally
-from weight_cache.victims import Removal
+from weight_cache.store.catalog import Catalog
+from weight_cache.store.counters import FetchRateMeter, StoreCounters
+from weight_cache.store.eviction import EvictionPlan
 
 
 class Meter:
@@ -13,7 +13,7 @@ class Meter:
     def __init__(self) -> None:
         self.now = 0.0
         self.told: list[tuple[int, float]] = []
-        self.meter = FetchMeter(
+        self.meter = FetchRateMeter(
             lambda: self.now, lambda size, seconds: self.told.append((size, seconds))
         )
 
@@ -65,10 +65,10 @@ def test_failures_and_fetches_of_nothing_tell_nothing() -> None:
 
 
 def test_figures_add_up() -> None:
-    tally = Tally(hits=1, fetched_bytes=7)
-    tally.evicted(Removal(models=("m", "n"), files=("f",), size_bytes=30))
-    tally.evicted(Removal(partials=("p",), size_bytes=5))
-    now = tally.statistics(Catalogue(100))
+    tally = StoreCounters(hits=1, fetched_bytes=7)
+    tally.evicted(EvictionPlan(models=("m", "n"), files=("f",), size_bytes=30))
+    tally.evicted(EvictionPlan(partials=("p",), size_bytes=5))
+    now = tally.statistics(Catalog(100))
     assert (now.hits, now.fetched_bytes, now.evicted_models, now.evicted_bytes, now.max_bytes) == (
         1,
         7,

@@ -9,20 +9,20 @@ from collections.abc import Iterator
 
 import pytest
 
-from weight_cache.threads import (
+from pilotlight.core.threads import (
     NICENESS,
     BoundedThreads,
-    QuietThreads,
+    LowPriorityThreads,
     cancel_and_wait,
-    each,
     finish_in_thread,
-    settle,
+    run_concurrently,
+    wait_finished,
 )
 
 
 @pytest.fixture
-def threads() -> Iterator[QuietThreads]:
-    pool = QuietThreads(2)
+def threads() -> Iterator[LowPriorityThreads]:
+    pool = LowPriorityThreads(2)
     yield pool
     pool.close()
 
@@ -31,7 +31,7 @@ def niceness() -> int:
     return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
 
 
-async def test_quiet_threads_are_nice_and_nobody_else_is(threads: QuietThreads) -> None:
+async def test_quiet_threads_are_nice_and_nobody_else_is(threads: LowPriorityThreads) -> None:
     before = niceness()
     assert await threads.run(niceness) == max(before, NICENESS)
     assert niceness() == before
@@ -39,7 +39,7 @@ async def test_quiet_threads_are_nice_and_nobody_else_is(threads: QuietThreads) 
 
 
 async def test_cancelled_caller_waits_for_the_work_however_often_it_is_cancelled(
-    threads: QuietThreads,
+    threads: LowPriorityThreads,
 ) -> None:
     begun, go, ended = threading.Event(), threading.Event(), threading.Event()
 
@@ -94,7 +94,9 @@ async def test_first_failure_ends_the_others_and_is_raised_when_they_have_ended(
         raise ValueError("first")
 
     with pytest.raises(ValueError, match="first"):
-        await each([lambda: slow("a"), lambda: slow("b"), fail, lambda: slow("never")], at_once=3)
+        await run_concurrently(
+            [lambda: slow("a"), lambda: slow("b"), fail, lambda: slow("never")], at_once=3
+        )
     assert sorted(ended) == ["a", "b"]
 
 
@@ -109,7 +111,7 @@ async def test_no_more_than_so_many_at_once_and_all_are_done() -> None:
         running -= 1
         done += 1
 
-    await each((job for _ in range(10)), at_once=3)
+    await run_concurrently((job for _ in range(10)), at_once=3)
     assert (most, done) == (3, 10)
 
 
@@ -124,7 +126,7 @@ async def test_cancelling_the_caller_cancels_what_runs() -> None:
             cancelled += 1
             raise
 
-    caller = asyncio.create_task(each([job, job], at_once=5))
+    caller = asyncio.create_task(run_concurrently([job, job], at_once=5))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     caller.cancel()
@@ -134,7 +136,7 @@ async def test_cancelling_the_caller_cancels_what_runs() -> None:
 
 
 async def test_nothing_to_settle_is_settled() -> None:
-    await settle([])
+    await wait_finished([])
 
 
 async def test_who_is_cancelled_while_a_task_ends_is_cancelled_and_the_task_has_ended() -> None:

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weight_cache.victims import Candidate, Files, Removal, choose
+from weight_cache.store.eviction import EvictionCandidate, EvictionPlan, Files, plan_eviction
 
 
-def model(files: Files, *, uses: int = 1, clock: float = 0.0, at: float = 0.0) -> Candidate:
-    return Candidate(files=files, uses=uses, clock=clock, last_used_at=at)
+def model(files: Files, *, uses: int = 1, clock: float = 0.0, at: float = 0.0) -> EvictionCandidate:
+    return EvictionCandidate(files=files, uses=uses, clock=clock, last_used_at=at)
 
 
 def by_bytes(size: int) -> float:
@@ -23,13 +23,13 @@ def with_latency(size: int) -> float:
 
 def pick(
     excess: int,
-    candidates: dict[str, Candidate],
+    candidates: dict[str, EvictionCandidate],
     *,
     kept: list[Files] | None = None,
     latency: bool = False,
-) -> Removal:
+) -> EvictionPlan:
     files = {d: s for c in candidates.values() for d, s in c.files.items()}
-    return choose(
+    return plan_eviction(
         excess,
         files=files,
         partials={},
@@ -53,7 +53,7 @@ def test_large_models_go_before_small_ones_when_a_fetch_has_a_fixed_cost() -> No
 
 def test_slow_origins_keep_their_models() -> None:
     """The same bytes, but one model's files come from far away: reload_s is what tells."""
-    slow = choose(
+    slow = plan_eviction(
         5,
         files={"a": 10, "b": 20},
         partials={},
@@ -66,9 +66,9 @@ def test_slow_origins_keep_their_models() -> None:
 
 def test_old_fame_fades_as_the_clock_moves_on() -> None:
     famous, clock, turns = model({"a": 10}, uses=50), 0.0, 0
-    removal = Removal()
+    removal = EvictionPlan()
     while removal.models != ("famous",) and turns < 1000:
-        removal, moved = choose(
+        removal, moved = plan_eviction(
             5,
             files={"a": 10, "b": 10},
             partials={},
@@ -89,17 +89,17 @@ def test_of_equals_the_least_recently_used_goes() -> None:
 @pytest.mark.parametrize(
     "excess, expected",
     [
-        (1, Removal(partials=("half",), size_bytes=10)),
-        (11, Removal(partials=("half",), files=("loose",), size_bytes=20)),
-        (21, Removal(partials=("half",), files=("loose", "a"), models=("m",), size_bytes=30)),
+        (1, EvictionPlan(partials=("half",), size_bytes=10)),
+        (11, EvictionPlan(partials=("half",), files=("loose",), size_bytes=20)),
+        (21, EvictionPlan(partials=("half",), files=("loose", "a"), models=("m",), size_bytes=30)),
     ],
 )
 def test_half_files_go_first_then_files_of_nobody_then_models(
-    excess: int, expected: Removal
+    excess: int, expected: EvictionPlan
 ) -> None:
     files, candidates = {"a": 10, "loose": 10}, {"m": model({"a": 10})}
     assert (
-        choose(
+        plan_eviction(
             excess,
             files=files,
             partials={"half": 10},
@@ -113,7 +113,7 @@ def test_half_files_go_first_then_files_of_nobody_then_models(
 
 def test_two_models_of_the_same_files_both_go_when_they_must() -> None:
     twins = {"one": model({"a": 10}), "two": model({"a": 10})}
-    assert pick(5, twins) == Removal(models=("one", "two"), files=("a",), size_bytes=10)
+    assert pick(5, twins) == EvictionPlan(models=("one", "two"), files=("a",), size_bytes=10)
 
 
 def test_files_that_are_kept_do_not_count_and_whose_going_frees_nothing_goes_last() -> None:
@@ -142,7 +142,7 @@ def test_any_choice_frees_what_it_says_and_takes_nothing_that_is_needed(
         for n, (files, uses, clock) in models.items()
     }
     files = {d: SIZE[d] for d in loose | kept | {d for c in candidates.values() for d in c.files}}
-    removal, clock = choose(
+    removal, clock = plan_eviction(
         excess,
         files=files,
         partials={"half": 7},

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from weight_cache.errors import SourceInvalid
-from weight_cache.sources.chosen import ChosenSource
 from weight_cache.sources.directory import DirectorySource
+from weight_cache.sources.filtered import FilteredSource
 from weight_cache.sources.source import Source, SourceFile
 
 __all__ = ["Source", "SourceFile", "is_remote", "open_source"]
@@ -38,12 +38,12 @@ def open_source(
     """Open what a user named; nothing is read before `files()`. Raises SourceInvalid.
 
     `where`: a directory, `s3://bucket/prefix`, one or several `http(s)://` addresses, or
-    `hf://org/name@revision`. `include`: patterns of the files that are wanted (`ChosenSource`), all
-    if there are none. `token`: of the hub, or sent to web servers as `Authorization: Bearer`.
+    `hf://org/name@revision`. `include`: patterns of the files that are wanted (`FilteredSource`),
+    all if there are none. `token`: of the hub, or sent to web servers as `Authorization: Bearer`.
     `environ`: where to look for credentials (`AWS_…`, `HF_TOKEN`) before the standard places;
     default: the process's own environment."""
     source = _open(where, token, os.environ if environ is None else environ)
-    return ChosenSource(source, include) if include else source
+    return FilteredSource(source, include) if include else source
 
 
 def _open(

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from weight_cache.errors import SourceInvalid
-from weight_cache.sources.source import SourceFile, changed, in_order
+from weight_cache.sources.source import SourceFile, sort_source_files, source_changed_error
 
 _SETTLED_S = 2.0
 """FAT counts seconds by twos; every other file system that matters is finer."""
@@ -46,7 +46,7 @@ class DirectorySource:
         file nor directory."""
         now_s = time.time()
         try:
-            return in_order(
+            return sort_source_files(
                 (self._described(path, now_s) for path in self._walk()), where=str(self._asked)
             )
         except OSError as e:
@@ -65,7 +65,7 @@ class DirectorySource:
         except OSError as e:
             raise SourceInvalid(f"{path} cannot be read: {e.strerror}") from e
         if not is_same or len(data) != length_bytes:
-            raise changed(path)
+            raise source_changed_error(path)
         return data
 
     def close(self) -> None:

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from weight_cache.errors import SourceInvalid
-from weight_cache.sources.patience import Passing
-from weight_cache.sources.ranges import RemoteFile, Web, bearer
-from weight_cache.sources.source import SourceFile, in_order
+from weight_cache.sources.http_client import RangeClient, RemoteFile, bearer_header
+from weight_cache.sources.retries import TransientSourceError
+from weight_cache.sources.source import SourceFile, sort_source_files
 
 _ADDRESS = re.compile(r"hf://([\w.-]+/[\w.-]+)(?:@([\w./-]+))?/?\Z")
 _READS_AT_ONCE = 8
@@ -29,7 +29,7 @@ class HubSource:
         revision: str | None,
         token: str | None,
         endpoint: str | None,
-        web: Web | None = None,
+        web: RangeClient | None = None,
     ) -> None:
         self._repository = repository
         self._revision = revision
@@ -71,9 +71,9 @@ class HubSource:
     def files(self) -> list[SourceFile]:
         """See Source."""
         hub, token = self._hub()
-        headers = bearer(token)
+        headers = bearer_header(token)
         api = hub.HfApi(endpoint=self._endpoint, token=token and token.strip())
-        web = self._web = self._web or Web(headers=headers)
+        web = self._web = self._web or RangeClient(headers=headers)
         self._commit = str(
             web.patiently(
                 lambda: self._ask(
@@ -90,7 +90,7 @@ class HubSource:
             for entry in web.patiently(lambda: self._ask(hub, tree))
             if isinstance(entry, hub.hf_api.RepoFile)
         ]
-        return in_order(
+        return sort_source_files(
             (_listed(entry) for entry in found if entry.path not in _NOT_WEIGHTS), where=self.name
         )
 
@@ -147,10 +147,10 @@ class HubSource:
             ) from e
         except errors.HfHubHTTPError as e:
             status = e.response.status_code
-            kind = Passing if status >= 500 or status == 429 else SourceInvalid
+            kind = TransientSourceError if status >= 500 or status == 429 else SourceInvalid
             raise kind(f"{self.name}: the hub answers {status}: {str(e).splitlines()[0]}") from e
         except (httpx.TransportError, OSError) as e:
-            raise Passing(
+            raise TransientSourceError(
                 f"{self.name}: the hub does not answer: {str(e) or type(e).__name__}"
             ) from e
         except ValueError as e:

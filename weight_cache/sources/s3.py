@@ -14,8 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from weight_cache.errors import SourceInvalid
-from weight_cache.sources.patience import TIMEOUT_S, Passing, patiently
-from weight_cache.sources.source import SourceFile, changed, in_order
+from weight_cache.sources.retries import TIMEOUT_S, TransientSourceError, retry_transient
+from weight_cache.sources.source import SourceFile, sort_source_files, source_changed_error
 
 T = TypeVar("T")
 _READS_AT_ONCE = 8
@@ -29,8 +29,8 @@ _SESSION = {
     "AWS_PROFILE": "profile_name",
 }
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
-_PASSING = frozenset({408, 429})
-_PASSING_CODES = frozenset(
+_TRANSIENT_STATUSES = frozenset({408, 429})
+_TRANSIENT_CODES = frozenset(
     {"SlowDown", "RequestTimeout", "Throttling", "ThrottlingException", "RequestLimitExceeded"}
 )
 
@@ -94,7 +94,7 @@ class S3Source:
         if not all(file.version for file in found):  # a server whose listings have no entity tags
             with ThreadPoolExecutor(_READS_AT_ONCE, "ask S3") as pool:
                 found = list(pool.map(self._described, found))
-        return in_order(found, where=self.name)
+        return sort_source_files(found, where=self.name)
 
     def read(self, file: SourceFile, offset_bytes: int, length_bytes: int) -> bytes:
         """See Source."""
@@ -148,16 +148,16 @@ class S3Source:
         )
         with answer["Body"] as body:
             if file.version and answer.get("ETag") != file.version:
-                raise changed(where)
+                raise source_changed_error(where)
             if answer["ContentLength"] > length or (offset and "ContentRange" not in answer):
                 raise SourceInvalid(f"{where}: the store does not answer ranges")
             data = bytes(body.read())
         if len(data) < length:
-            raise Passing(f"{where}: the answer has {len(data)} of {length} bytes")
+            raise TransientSourceError(f"{where}: the answer has {len(data)} of {length} bytes")
         return data
 
     def _ask(self, where: str, call: Callable[[Any], T]) -> T:
-        return patiently(lambda: self._attempt(where, call), pause=self._pause)
+        return retry_transient(lambda: self._attempt(where, call), pause=self._pause)
 
     def _attempt(self, where: str, call: Callable[[Any], T]) -> T:
         try:
@@ -181,7 +181,7 @@ class S3Source:
         except (PartialCredentialsError, ProfileNotFound) as e:
             raise SourceInvalid(f"{where}: {e}") from e
         except (BotoCoreError, HTTPError, OSError) as e:
-            raise Passing(
+            raise TransientSourceError(
                 f"{where}: no proper answer: {e}. Check the endpoint (AWS_ENDPOINT_URL) and the "
                 f"network"
             ) from e
@@ -205,15 +205,17 @@ def _refused(where: str, response: Mapping[str, Any]) -> SourceInvalid:
     if status == 404:
         return SourceInvalid(f"{where}: there is nothing of that name, and nothing below it")
     if status in (412, 416):
-        return changed(where)
+        return source_changed_error(where)
     if status in (401, 403):
         return SourceInvalid(
             f"{where}: access refused ({code or status}: {said}): give credentials that may list "
             f"and read it, "
             "in AWS_PROFILE or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or with secret="
         )
-    if status >= 500 or status in _PASSING or code in _PASSING_CODES:
-        return Passing(f"{where}: the store is not able to answer now ({status} {code}: {said})")
+    if status >= 500 or status in _TRANSIENT_STATUSES or code in _TRANSIENT_CODES:
+        return TransientSourceError(
+            f"{where}: the store is not able to answer now ({status} {code}: {said})"
+        )
     return SourceInvalid(f"{where}: the store refused ({status} {code}: {said})")
 
 
@@ -221,13 +223,13 @@ def _client(given: Mapping[str, str], timeout_s: float) -> Any:
     from botocore import UNSIGNED
     from botocore.config import Config
 
-    from weight_cache import aws
+    from pilotlight.core.object_store import boto3_session
 
-    session = aws.session(
+    session = boto3_session.shared_session(
         **{_SESSION[name]: value for name, value in given.items() if name in _SESSION}
     )
     config = Config(
-        # `patiently` asks again, for the bodies of answers too
+        # `retry_transient` asks again, for the bodies of answers too
         retries={"mode": "standard", "total_max_attempts": 1},
         s3={"addressing_style": "path"},
         connect_timeout=min(_CONNECT_TIMEOUT_S, timeout_s),

@@ -59,7 +59,7 @@ class Source(Protocol):
         ...
 
 
-def in_order(files: Iterable[SourceFile], *, where: str) -> list[SourceFile]:
+def sort_source_files(files: Iterable[SourceFile], *, where: str) -> list[SourceFile]:
     """The files sorted by the bytes of their paths. Raises SourceInvalid when there are none."""
     found = sorted(files, key=lambda f: f.path.encode(errors="surrogateescape"))
     if not found:
@@ -69,7 +69,7 @@ def in_order(files: Iterable[SourceFile], *, where: str) -> list[SourceFile]:
     return found
 
 
-def changed(what: object) -> SourceInvalid:
+def source_changed_error(what: object) -> SourceInvalid:
     """The error for a file that is not the one that was listed."""
     return SourceInvalid(
         f"{what} changed while it was read: wait until whoever writes it is done, then deploy or "

@@ -14,8 +14,14 @@ from dataclasses import dataclass, field
 from urllib.parse import unquote, urlsplit
 
 from weight_cache.errors import SourceInvalid
-from weight_cache.sources.ranges import RemoteFile, Web, bearer, shown, take
-from weight_cache.sources.source import SourceFile, changed, in_order
+from weight_cache.sources.http_client import (
+    RangeClient,
+    RemoteFile,
+    bearer_header,
+    read_exact_body,
+    redact_url,
+)
+from weight_cache.sources.source import SourceFile, sort_source_files, source_changed_error
 
 _READS_AT_ONCE = 8
 
@@ -24,15 +30,16 @@ class WebSource:
     """The files at `urls`. `token` goes with every request as `Authorization: Bearer`."""
 
     def __init__(
-        self, urls: Sequence[str], *, token: str | None = None, web: Web | None = None
+        self, urls: Sequence[str], *, token: str | None = None, web: RangeClient | None = None
     ) -> None:
         self._urls = {_name(url): url for url in urls}
         if len(self._urls) != len(urls):
             raise SourceInvalid(
-                f"two of {', '.join(shown(url) for url in urls)} have the same last part, which "
+                f"two of {', '.join(redact_url(url) for url in urls)} have the same last part, "
+                f"which "
                 f"names the file"
             )
-        self._web = web or Web(headers=bearer(token))
+        self._web = web or RangeClient(headers=bearer_header(token))
         self._files: dict[str, RemoteFile] = {}
         self._streams: dict[str, _Stream] = {}
 
@@ -42,7 +49,7 @@ class WebSource:
     @property
     def name(self) -> str:
         """The addresses, without what may be a key in them."""
-        return ", ".join(shown(url) for url in self._urls.values())
+        return ", ".join(redact_url(url) for url in self._urls.values())
 
     @property
     def reads_at_once(self) -> int:
@@ -60,7 +67,7 @@ class WebSource:
             for path, file in self._files.items()
             if not file.is_ranged
         }
-        return in_order(
+        return sort_source_files(
             (_listed(path, file) for path, file in self._files.items()), where=self.name
         )
 
@@ -86,7 +93,7 @@ class _Stream:
     """A file that comes in one answer. Whoever reads holds the lock; a read elsewhere than at `_at`
     begins anew."""
 
-    web: Web
+    web: RangeClient
     file: RemoteFile
     _open: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     _pieces: Iterator[bytes] = field(default_factory=lambda: iter(()))
@@ -120,7 +127,7 @@ class _Stream:
         response = self._open.enter_context(self.web.get(self.file.url, self.file.conditions()))
         self.file.check(response.headers)
         if response.headers.get("content-length") != str(self.file.size_bytes):
-            raise changed(shown(self.file.url))
+            raise source_changed_error(redact_url(self.file.url))
         self._pieces = self.web.body(self.file.url, response)
 
     def _take(self, length: int) -> bytes:
@@ -130,7 +137,7 @@ class _Stream:
             parts.append(piece[:missing])
             self._rest = piece[missing:]
             missing -= len(parts[-1])
-        return take(iter(parts), length, url=self.file.url)
+        return read_exact_body(iter(parts), length, url=self.file.url)
 
     def _end(self) -> None:
         self._at, self._rest, self._pieces = -1, b"", iter(())
@@ -149,7 +156,7 @@ def _listed(path: str, file: RemoteFile) -> SourceFile:
 
 
 def _name(url: str) -> str:
-    address = shown(url)
+    address = redact_url(url)
     name = unquote(urlsplit(address).path.rpartition("/")[2])
     if not name or "/" in name:
         raise SourceInvalid(

@@ -16,17 +16,17 @@ from pathlib import Path
 
 import torch
 
-from weight_cache.tensors.devices import Device, Wait, as_bytes, flat
-from weight_cache.tensors.dtypes import layout
-from weight_cache.tensors.pieces import PIECE_BYTES, Piece, cut, runs
-from weight_cache.tensors.pool import ALIGNMENT_BYTES, Pool
-from weight_cache.tensors.reading import (
-    Pieces,
-    each,
-    open_file,
+from weight_cache.tensors.devices import Device, Wait, as_bytes, flatten_to_bytes
+from weight_cache.tensors.dtypes import tensor_layout
+from weight_cache.tensors.parallel_read import (
+    PieceQueue,
+    default_reader_threads,
+    open_tensor_file,
     read_exactly,
-    threads_of_this_machine,
+    run_readers,
 )
+from weight_cache.tensors.pool import ALIGNMENT_BYTES, Pool
+from weight_cache.tensors.read_plan import PIECE_BYTES, ReadPiece, contiguous_runs, plan_reads
 from weight_cache.types import Tensor
 
 STAGES_PER_THREAD = 2
@@ -35,8 +35,8 @@ _READER_BYTES = STAGES_PER_THREAD * PIECE_BYTES
 
 def pool_bytes(tensors: Sequence[Tensor], *, threads: int | None = None) -> int:
     """What `deliver` makes good use of; the least that it needs is one thread's."""
-    pieces = sum(1 for _ in cut(tensors))
-    return min(threads or threads_of_this_machine(), max(1, pieces)) * _READER_BYTES
+    pieces = sum(1 for _ in plan_reads(tensors))
+    return min(threads or default_reader_threads(), max(1, pieces)) * _READER_BYTES
 
 
 def deliver(
@@ -52,8 +52,12 @@ def deliver(
 
     `pool` gives at most `pool_bytes` for the time of the call. Raises TensorsInvalid (cut off, no
     dtype), DeviceFailed, PoolFull, Cancelled, OSError; then nothing is left on any device."""
-    targets = {tensor.name: device.allocate(*layout(tensor)) for tensor, device in placed}
-    flats = {tensor.name: flat(targets[tensor.name]) for tensor, _ in placed if tensor.length_bytes}
+    targets = {tensor.name: device.allocate(*tensor_layout(tensor)) for tensor, device in placed}
+    flats = {
+        tensor.name: flatten_to_bytes(targets[tensor.name])
+        for tensor, _ in placed
+        if tensor.length_bytes
+    }
     devices = {tensor.name: device for tensor, device in placed}
     wanted = [tensor for tensor, _ in placed if tensor.length_bytes]
     if not wanted:
@@ -69,7 +73,7 @@ def deliver(
         fit = (pool.size_bytes - pool.used_bytes) // _READER_BYTES
         count = max(1, min(pool_bytes(wanted, threads=threads) // _READER_BYTES, fit))
         readers += [_Reader(descriptor, path.name, pool, flats, devices) for _ in range(count)]
-        each(Pieces(cut(wanted), cancelled), readers)
+        run_readers(PieceQueue(plan_reads(wanted), cancelled), readers)
     return targets
 
 
@@ -86,13 +90,13 @@ def read_into(
 
     Raises as `deliver` does.
     """
-    layouts = {tensor.name: layout(tensor) for tensor in tensors}
-    rooms = _Rooms(tensors, pool)
+    layouts = {tensor.name: tensor_layout(tensor) for tensor in tensors}
+    rooms = _TargetBuffers(tensors, pool)
     with contextlib.ExitStack() as stack, contextlib.ExitStack() as undo:
         undo.callback(rooms.clear)
         descriptor = _opened(path, [t for t in tensors if t.length_bytes], stack)
 
-        def read(pieces: Pieces) -> None:
+        def read(pieces: PieceQueue) -> None:
             while (piece := pieces.take()) is not None:
                 read_exactly(
                     descriptor,
@@ -101,7 +105,10 @@ def read_into(
                     name=path.name,
                 )
 
-        each(Pieces(cut(tensors), cancelled), [read] * (threads or threads_of_this_machine()))
+        run_readers(
+            PieceQueue(plan_reads(tensors), cancelled),
+            [read] * (threads or default_reader_threads()),
+        )
         undo.pop_all()
     return {tensor.name: _shaped(rooms, tensor, *layouts[tensor.name]) for tensor in tensors}
 
@@ -109,7 +116,8 @@ def read_into(
 def room_bytes(tensors: Sequence[Tensor]) -> int:
     """What `read_into` needs of a pool."""
     return sum(
-        -(-(_end(run) - _begin(run)) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for run in runs(tensors)
+        -(-(_end(run) - _begin(run)) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        for run in contiguous_runs(tensors)
     )
 
 
@@ -130,7 +138,7 @@ class _Reader:
         self._devices = devices
         self._stages = [_Stage(pool.take(PIECE_BYTES)) for _ in range(STAGES_PER_THREAD)]
 
-    def __call__(self, pieces: Pieces) -> None:
+    def __call__(self, pieces: PieceQueue) -> None:
         try:
             while (piece := pieces.take()) is not None:
                 stage = self._stages[0]
@@ -148,7 +156,7 @@ class _Reader:
             for stage in self._stages:
                 stage.wait()
 
-    def _send(self, stage: _Stage, piece: Piece) -> None:
+    def _send(self, stage: _Stage, piece: ReadPiece) -> None:
         used: dict[int, Device] = {}
         try:
             for part in piece.parts:
@@ -178,12 +186,12 @@ class _Stage:
             wait()
 
 
-class _Rooms:
+class _TargetBuffers:
     """Where in the pool each run of tensors lies. Made before anybody reads, and not changed
     then."""
 
     def __init__(self, tensors: Sequence[Tensor], pool: Pool) -> None:
-        found = list(runs(tensors))
+        found = list(contiguous_runs(tensors))
         self._begins = [_begin(run) for run in found]
         self._memory = [pool.take(_end(run) - _begin(run)) for run in found]
 
@@ -199,7 +207,7 @@ class _Rooms:
 
 
 def _shaped(
-    rooms: _Rooms, tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]
+    rooms: _TargetBuffers, tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]
 ) -> torch.Tensor:
     if not tensor.length_bytes:
         return torch.empty(shape, dtype=dtype, device="cpu")
@@ -211,7 +219,7 @@ def _shaped(
 
 
 def _opened(path: Path, tensors: Sequence[Tensor], stack: contextlib.ExitStack) -> int:
-    descriptor = open_file(path, least_bytes=_end(tensors))
+    descriptor = open_tensor_file(path, least_bytes=_end(tensors))
     stack.callback(os.close, descriptor)
     return descriptor
 

@@ -196,7 +196,7 @@ def _runtime() -> Any:
     return torch.cuda.cudart()  # type: ignore[no-untyped-call]
 
 
-def device_of(where: torch.device | str) -> Device:
+def resolve_device(where: torch.device | str) -> Device:
     """The device of that name. Raises DeviceFailed for what is neither `cpu` nor a CUDA device."""
     try:
         device = torch.device(where)
@@ -212,7 +212,7 @@ def device_of(where: torch.device | str) -> Device:
     )
 
 
-def flat(tensor: torch.Tensor) -> torch.Tensor:
+def flatten_to_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """The bytes of a contiguous tensor, as a tensor of uint8 over the same memory."""
     return tensor.view(-1).view(torch.uint8)
 

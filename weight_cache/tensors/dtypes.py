@@ -35,7 +35,7 @@ _DTYPES: dict[str, torch.dtype] = {
 }
 
 
-def layout(tensor: Tensor) -> tuple[torch.dtype, tuple[int, ...]]:
+def tensor_layout(tensor: Tensor) -> tuple[torch.dtype, tuple[int, ...]]:
     """Dtype and shape that torch gives to `tensor`. Raises TensorsInvalid for what torch has no
     type for."""
     dtype = _DTYPES.get(tensor.dtype)
@@ -54,7 +54,7 @@ def layout(tensor: Tensor) -> tuple[torch.dtype, tuple[int, ...]]:
     return dtype, (*tensor.shape[:-1], tensor.shape[-1] // 2)
 
 
-def strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Of a tensor whose elements lie in rows, one behind the other."""
     steps, step = [], 1
     for n in reversed(shape):

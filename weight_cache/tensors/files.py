@@ -52,7 +52,7 @@ def read_files(path: Path) -> list[TensorFile]:
     return [TensorFile(path=file, header=read_header(file)) for file in find_files(path)]
 
 
-def whereabouts(files: Sequence[TensorFile]) -> dict[str, tuple[TensorFile, Tensor]]:
+def tensor_locations(files: Sequence[TensorFile]) -> dict[str, tuple[TensorFile, Tensor]]:
     """Every tensor by name, with the file that it is in. Raises TensorsInvalid for what is wrong
     with any, and for one that is in two files."""
     found: dict[str, tuple[TensorFile, Tensor]] = {}

@@ -149,7 +149,8 @@ class Header:
         if tensor.offset_bytes + tensor.length_bytes > self.file_bytes:
             end = tensor.offset_bytes + tensor.length_bytes
             raise TensorsInvalid(
-                f"tensor {_say(name)} ends at byte {end}, the file at {self.file_bytes}: it is "
+                f"tensor {_abbreviate(name)} ends at byte {end}, the file at {self.file_bytes}: "
+                f"it is "
                 f"cut off"
             )
         return tensor
@@ -243,7 +244,7 @@ def _once(pairs: list[tuple[str, Any]]) -> None:
     names = set()
     for name, _ in pairs:
         if name in names:
-            raise TensorsInvalid(f"{_say(name)} is there twice")
+            raise TensorsInvalid(f"{_abbreviate(name)} is there twice")
         names.add(name)
 
 
@@ -258,7 +259,7 @@ def _tensor(name: str, body: Any, *, base_bytes: int) -> Tensor:
         raise _refused(name, "the name is not UTF-8")
     dtype, shape, offsets = body["dtype"], body["shape"], body["data_offsets"]
     if not isinstance(dtype, str) or dtype not in BITS_OF:
-        raise _refused(name, f"dtype {_say(dtype)} is none of {', '.join(BITS_OF)}")
+        raise _refused(name, f"dtype {_abbreviate(dtype)} is none of {', '.join(BITS_OF)}")
     if not _are_sizes(shape) or len(shape) > _MAX_DIMENSIONS:
         raise _refused(name, f"a shape is a list of at most {_MAX_DIMENSIONS} whole numbers from 0")
     if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
@@ -266,12 +267,12 @@ def _tensor(name: str, body: Any, *, base_bytes: int) -> Tensor:
     begin, end = offsets
     # counted as if no dimension were 0: other readers multiply in 64 bits
     if math.prod(max(n, 1) for n in shape) > _MAX_ELEMENTS:
-        raise _refused(name, f"shape {_say(shape)} has more elements than anybody can count")
+        raise _refused(name, f"shape {_abbreviate(shape)} has more elements than anybody can count")
     bits = math.prod(shape) * BITS_OF[dtype]
     if bits != (end - begin) * 8:
         raise _refused(
             name,
-            f"{dtype} {_say(shape)} takes {bits / 8:.12g} bytes, its data_offsets span "
+            f"{dtype} {_abbreviate(shape)} takes {bits / 8:.12g} bytes, its data_offsets span "
             f"{end - begin}",
         )
     return Tensor(
@@ -284,7 +285,7 @@ def _tensor(name: str, body: Any, *, base_bytes: int) -> Tensor:
 
 
 def _refused(name: str, why: str) -> TensorsInvalid:
-    return TensorsInvalid(f"tensor {_say(name)}: {why}")
+    return TensorsInvalid(f"tensor {_abbreviate(name)}: {why}")
 
 
 def _check_side_by_side(tensors: list[Tensor], *, begin_bytes: int, file_bytes: int) -> None:
@@ -292,9 +293,9 @@ def _check_side_by_side(tensors: list[Tensor], *, begin_bytes: int, file_bytes: 
     for tensor in tensors:
         if tensor.offset_bytes != end:
             how = "overlaps" if tensor.offset_bytes < end else "leaves a gap after"
-            what = "the header" if before is None else f"tensor {_say(before.name)}"
+            what = "the header" if before is None else f"tensor {_abbreviate(before.name)}"
             raise TensorsInvalid(
-                f"tensor {_say(tensor.name)} {how} {what}: it begins at byte "
+                f"tensor {_abbreviate(tensor.name)} {how} {what}: it begins at byte "
                 f"{tensor.offset_bytes}, not at {end}"
             )
         end, before = end + tensor.length_bytes, tensor
@@ -318,7 +319,7 @@ def _is_text(name: str) -> bool:
     return True
 
 
-def _say(value: Any) -> str:
+def _abbreviate(value: Any) -> str:
     """`value`, short enough for a message."""
     text = ascii(value)
     return text if len(text) <= 120 else text[:117] + "..."

@@ -16,10 +16,10 @@ from typing import cast
 import torch
 
 from weight_cache.errors import TensorsInvalid
-from weight_cache.tensors.ahead import ReadAhead, is_in_memory
-from weight_cache.tensors.dtypes import layout, strides
-from weight_cache.tensors.files import TensorFile, whereabouts
-from weight_cache.tensors.pieces import runs
+from weight_cache.tensors.dtypes import contiguous_strides, tensor_layout
+from weight_cache.tensors.files import TensorFile, tensor_locations
+from weight_cache.tensors.prefetch import FilePrefetcher, is_in_memory
+from weight_cache.tensors.read_plan import contiguous_runs
 from weight_cache.types import Tensor
 
 
@@ -64,7 +64,7 @@ class MappedTensors(Mapping[str, torch.Tensor]):
 
     def _all(self) -> dict[str, tuple[TensorFile, Tensor]]:
         if self._where is None:
-            where = whereabouts(self._files)
+            where = tensor_locations(self._files)
             self._where = (
                 where
                 if self._names is None
@@ -84,7 +84,7 @@ class MappedTensors(Mapping[str, torch.Tensor]):
             raise TensorsInvalid(f"{file.path}: {e}") from e
 
     def _make(self, file: TensorFile, tensor: Tensor) -> torch.Tensor:
-        dtype, shape = layout(tensor)
+        dtype, shape = tensor_layout(tensor)
         if not tensor.length_bytes:
             return torch.empty(shape, dtype=dtype, device="cpu")
         storage = self._mappings.get(file.path)
@@ -97,7 +97,7 @@ class MappedTensors(Mapping[str, torch.Tensor]):
             )
             return raw.clone().view(dtype).view(shape)
         return torch.empty(0, dtype=dtype, device="cpu").set_(
-            storage, tensor.offset_bytes // dtype.itemsize, shape, strides(shape)
+            storage, tensor.offset_bytes // dtype.itemsize, shape, contiguous_strides(shape)
         )
 
 
@@ -109,7 +109,7 @@ def _map(file: TensorFile, first: Tensor, names: Collection[str] | None) -> torc
     except RuntimeError as e:  # torch has one error for all: the message carries errno
         raise TensorsInvalid(f"{file.path} cannot be mapped: {e}") from e
     if not _is_in_memory(file.path, size):
-        ReadAhead(storage.data_ptr(), _ranges(file, first, names), keep=storage).start()
+        FilePrefetcher(storage.data_ptr(), _ranges(file, first, names), keep=storage).start()
     return cast(torch.UntypedStorage, storage)
 
 
@@ -123,7 +123,7 @@ def _ranges(
         return [(begin, size - begin), (0, begin)]
     found = [
         (run[0].offset_bytes, run[-1].offset_bytes + run[-1].length_bytes)
-        for run in runs(file.header[n] for n in names if n in file.header)
+        for run in contiguous_runs(file.header[n] for n in names if n in file.header)
     ]
     return [
         (start, end - start)

@@ -6,7 +6,7 @@ Reading into it costs no page faults, and a device may fetch from it directly on
 bytes; it gives its room back when the last tensor on it dies.
 
 A pool must not be mapped when its process is dumped: a snapshot would carry all of it.
-`let_go_of_pools` unmaps those that nobody uses (they map themselves again when something is taken),
+`release_pools` unmaps those that nobody uses (they map themselves again when something is taken),
 and names the others."""
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ class Pool:
                 mapping.close()
 
 
-def let_go_of_pools() -> list[Pool]:
+def release_pools() -> list[Pool]:
     """Unmap all pools of this process that nobody uses; those that are in use are returned."""
     return [pool for pool in list(_POOLS) if not pool.let_go()]
 

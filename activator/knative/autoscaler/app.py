@@ -13,13 +13,13 @@ from activator.knative.autoscaler.leader import Leader
 from activator.knative.autoscaler.load_report import Statement
 from activator.knative.autoscaler.load_report_store import LoadReportStore, ProcessBoard
 from activator.knative.autoscaler.load_reporter import LoadReporter
-from activator.knative.pods import Pod
-from pilotlight.cluster.api import Cluster
-from pilotlight.cluster.errors import ClusterError
-from pilotlight.cluster.lease import Election, LeaseTerms
-from pilotlight.cluster.names import function_selector
-from pilotlight.cluster.settings import ClusterSettings
-from pilotlight.spec import FunctionSpec
+from activator.knative.pod_watcher import Pod
+from pilotlight.kubernetes.cluster import Cluster
+from pilotlight.kubernetes.errors import ClusterError
+from pilotlight.kubernetes.leader_election import LeaderElection, LeaseTerms
+from pilotlight.kubernetes.names import function_selector
+from pilotlight.kubernetes.settings import ClusterSettings
+from pilotlight.spec.function import FunctionSpec
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +111,7 @@ class Autoscaler:
 
     async def _run_election(self, cluster: Cluster) -> None:
         identity = f"{self._around.member}-{secrets.token_hex(4)}"
-        election = Election(
+        election = LeaderElection(
             cluster,
             name=LEASE_NAME,
             namespace=self._settings.namespace,

@@ -26,13 +26,13 @@ from activator.knative.autoscaler.scaling import Decision, RevisionScale, Standi
 from activator.knative.autoscaler.write_cache import Latest
 from activator.knative.deletion_cost import CLAIMED, cost_of
 from activator.knative.pod_status import Blocker
-from activator.knative.pods import COST, Pod
-from pilotlight.cluster.api import Cluster
-from pilotlight.cluster.changes import Change
-from pilotlight.cluster.errors import AlreadyExists, ClusterError, NotFound
-from pilotlight.cluster.kinds import DEPLOYMENT, POD, POD_AUTOSCALER, SERVERLESS_SERVICE
-from pilotlight.cluster.watch import Reflector
-from pilotlight.spec import FunctionSpec
+from activator.knative.pod_watcher import COST, Pod
+from pilotlight.kubernetes.cluster import Cluster
+from pilotlight.kubernetes.errors import AlreadyExists, ClusterError, NotFound
+from pilotlight.kubernetes.kinds import DEPLOYMENT, POD, POD_AUTOSCALER, SERVERLESS_SERVICE
+from pilotlight.kubernetes.reflector import Reflector
+from pilotlight.kubernetes.watch_events import WatchChange
+from pilotlight.spec.function import FunctionSpec
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ Object = Mapping[str, Any]
 
 
 class Leading(Protocol):
-    """The part of `pilotlight.cluster.lease.Election` that is used here."""
+    """The part of `pilotlight.kubernetes.leader_election.LeaderElection` that is used here."""
 
     @property
     def is_leader(self) -> bool:
@@ -158,7 +158,7 @@ class Leader:
                 for item in self.autoscalers.by("key", key):
                     self._schedule(_place(item))
 
-    def _changed(self, change: Change) -> None:
+    def _changed(self, change: WatchChange) -> None:
         """Handle a change of an object: our PodAutoscalers, or objects that they depend on."""
         if change.type == "SYNCED" or not all(
             one.is_synced for one in (self.autoscalers, self.services, self.deployments)

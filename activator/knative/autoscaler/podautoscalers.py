@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pilotlight.cluster import names
+from pilotlight.kubernetes import names
 
 log = logging.getLogger(__name__)
 

@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 
 from activator.autoscaler.bounds import ACTIVATION_BUFFER_S, clamp
 from activator.autoscaler.decider import DeciderSpec, DeciderState, decide, initial_state
-from activator.autoscaler.observation import Observed
+from activator.autoscaler.observation import RevisionObservation
 from activator.autoscaler.revision_scaler import PANIC_WINDOW_PERCENT
 from activator.autoscaler.target import panic_window_s
 from activator.autoscaler.windows import TimeWindow
 from activator.balancing.instance import slots_of
 from activator.knative.autoscaler.load_aggregation import RevisionLoad
 from activator.knative.autoscaler.podautoscalers import Scalable
-from pilotlight.spec import FunctionSpec, Scaling
+from pilotlight.spec.function import FunctionSpec, Scaling
 
 FREE_S = 1e9
 """Idle time of an unclaimed pod: its last owner released it after the function's window."""
@@ -128,13 +128,15 @@ class RevisionScale:
             wanted, why = standing.replicas, "held_on"
         return Decision(wanted=wanted, why=why)
 
-    def _observed(self, now: float, merged: RevisionLoad, standing: Standing) -> Observed:
+    def _observed(
+        self, now: float, merged: RevisionLoad, standing: Standing
+    ) -> RevisionObservation:
         held = len(merged.held)
         ready = min(standing.replicas, max(standing.ready, held))
         busy = sum(1 for calls in merged.held.values() if calls)
         free = max(0, ready - held)
         is_heard = merged.concurrency is not None
-        return Observed(
+        return RevisionObservation(
             stable=self._stable.average(now)
             if is_heard and not self._stable.is_empty(now)
             else None,

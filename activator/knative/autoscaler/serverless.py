@@ -12,7 +12,7 @@ from typing import Any
 
 from activator.autoscaler.target import MIN_ACTIVATORS
 from activator.knative.autoscaler.podautoscalers import Scalable
-from pilotlight.cluster.kinds import POD_AUTOSCALER, SERVERLESS_SERVICE
+from pilotlight.kubernetes.kinds import POD_AUTOSCALER, SERVERLESS_SERVICE
 
 Object = Mapping[str, Any]
 _NOT_COPIED = "autoscaling.knative.dev/metric"

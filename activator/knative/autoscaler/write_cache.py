@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pilotlight.cluster.changes import Key, key_of, version_of
-from pilotlight.cluster.kinds import Kind
+from pilotlight.kubernetes.kinds import Kind
+from pilotlight.kubernetes.watch_events import Key, key_of, version_of
 
 Object = Mapping[str, Any]
 

@@ -36,8 +36,8 @@ from activator.routing.route_table import RouteTable
 from activator.settings import ActivatorSettings
 from activator.tracing.tracer import Tracer
 from pilotlight import errors
-from pilotlight.json_size import expect_few
 from pilotlight.protocol import CONTENT_JSON
+from pilotlight.validation.json_size import require_few_values
 
 MODELS = "/v1/models"
 OURS = frozenset({CHAT, COMPLETIONS, EMBEDDINGS, MODELS})
@@ -137,7 +137,9 @@ class OpenAI:
         upload_ns = time.monotonic_ns() - asked_ns
         request.began_ns += upload_ns
         request.routed_ns += upload_ns
-        expect_few(data, MAX_VALUES, "send less in one request, or text in place of token ids")
+        require_few_values(
+            data, MAX_VALUES, "send less in one request, or text in place of token ids"
+        )
         return data
 
     async def _read_admitted(

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from activator.calls.call import Call, Reading
+from activator.calls.call import Call, ResponseFilter
 from activator.llm.openai.errors import ModelNotFound
 from activator.llm.openai.parser import reading_of
 from activator.llm.openai.request import PATHS, OpenAIRequest, parsed
@@ -58,7 +58,7 @@ class EngineCall(Call):
         """The body for an engine. Raises ModelNotFound, InvalidInput."""
         return self.wanted.written_for(target)
 
-    def reading(self, answer: WorkerResponse) -> Reading:
+    def reading(self, answer: WorkerResponse) -> ResponseFilter:
         """The parser of an answer."""
         return reading_of(
             self.wanted, self.tokens, answer, served=self.wanted.adapter or self.target.spec.name

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from activator.routing.traffic_split import FunctionRouter
-from pilotlight.engines import Task
-from pilotlight.spec import PUBLIC
+from pilotlight.spec.engines import Task
+from pilotlight.spec.function import PUBLIC
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,9 +15,9 @@ from activator.llm.openai.errors import ModelNotFound
 from activator.llm.request_size import CHAT, COMPLETIONS, EMBEDDINGS
 from activator.routing.call_target import CallTarget
 from pilotlight import errors
-from pilotlight.engines import Task
-from pilotlight.json_schema import check_schema
-from pilotlight.schema_cost import pattern_weights
+from pilotlight.spec.engines import Task
+from pilotlight.validation.json_schema import check_schema
+from pilotlight.validation.schema_cost import pattern_weights
 
 TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
 PATHS: Final = frozenset({CHAT, COMPLETIONS, EMBEDDINGS, TOKENIZE, DETOKENIZE})

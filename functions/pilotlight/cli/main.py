@@ -11,49 +11,49 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from pilotlight.cli.commands import common_callback
-from pilotlight.cli.session import Options
+from pilotlight.cli.core.command import common_callback
+from pilotlight.cli.core.session import CommonOptions
 
 _PARTS = {
-    "up": "up",
-    "down": "up",
-    "status": "up",
-    "deploy": "deploy",
-    "run": "deploy",
-    "serve": "deploy",
-    "render": "render",
-    "call": "call",
-    "shell": "instance",
-    "audit": "audit",
-    "doctor": "doctor",
-    "top": "top",
-    "loadtest": "loadtest",
-    "schedule": "schedule",
-    "webhook": "webhook",
-    "app": "app",
-    "traffic": "traffic",
-    "rollout": "rollout",
-    "experiment": "experiment",
-    "feedback": "feedback",
-    "slo": "slo",
-    "trace": "trace",
-    "engine": "engine",
-    "image": "image",
-    "instance": "instance",
-    "snapshot": "snapshot",
-    "template": "snapshot",
-    "storage": "storage",
-    "node": "node",
-    "weights": "weights",
-    "token": "admin",
-    "secret": "admin",
-    "environment": "admin",
-    "tenant": "tenant",
-    "plan": "tenant",
-    "quota": "quota",
-    "budget": "budget",
-    "billing": "billing",
-    "state": "state",
+    "up": "operations.up",
+    "down": "operations.up",
+    "status": "operations.up",
+    "deploy": "apps.deploy",
+    "run": "apps.deploy",
+    "serve": "apps.deploy",
+    "render": "apps.render",
+    "call": "calls.call",
+    "shell": "operations.instance",
+    "audit": "tenants.audit",
+    "doctor": "operations.doctor",
+    "top": "operations.top",
+    "loadtest": "calls.loadtest",
+    "schedule": "calls.schedule",
+    "webhook": "tenants.webhook",
+    "app": "apps.app",
+    "traffic": "apps.traffic",
+    "rollout": "apps.rollout",
+    "experiment": "apps.experiment",
+    "feedback": "calls.feedback",
+    "slo": "operations.slo",
+    "trace": "calls.trace",
+    "engine": "apps.engine",
+    "image": "apps.image",
+    "instance": "operations.instance",
+    "snapshot": "operations.snapshot",
+    "template": "operations.snapshot",
+    "storage": "tenants.storage",
+    "node": "operations.node",
+    "weights": "apps.weights",
+    "token": "tenants.access",
+    "secret": "tenants.access",
+    "environment": "tenants.access",
+    "tenant": "tenants.tenant",
+    "plan": "tenants.tenant",
+    "quota": "tenants.quota",
+    "budget": "tenants.budget",
+    "billing": "tenants.billing",
+    "state": "operations.state",
 }
 """The module that registers each command or group of commands, in the order in which --help lists
 them."""
@@ -81,7 +81,7 @@ class _Root(TyperGroup):
 
 def _load(part: str) -> Mapping[str, Any]:
     made = typer.Typer()
-    importlib.import_module(f"pilotlight.cli.{part}").register(made)
+    importlib.import_module(f"pilotlight.cli.commands.{part}").register(made)
     return typer.main.get_group(made).commands
 
 
@@ -95,7 +95,7 @@ def _version(wanted: bool) -> None:
 
 def _root(
     ctx: typer.Context,
-    options: Options,
+    options: CommonOptions,
     version: Annotated[  # noqa: ARG001
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,

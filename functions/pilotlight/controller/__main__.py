@@ -3,7 +3,7 @@ platform."""
 
 from __future__ import annotations
 
-from weight_cache import quick_start
+from pilotlight.core import import_gc
 
 # isort: split
 import argparse
@@ -15,16 +15,16 @@ from pathlib import Path
 
 import uvloop
 
-from pilotlight.controller.bootstrap import first_admin_key
-from pilotlight.controller.lock import AlreadyRunning, ring
-from pilotlight.controller.process_user import leave_root, open_as_root
-from pilotlight.controller.server import serve
+from pilotlight.controller.process import serve
+from pilotlight.controller.server.bootstrap import first_admin_key
+from pilotlight.controller.server.database_lock import AlreadyRunning, notify_controller
+from pilotlight.controller.server.process_user import leave_root, open_as_root
 from pilotlight.controller.settings import ControllerConfig
+from pilotlight.core import logging_config
+from pilotlight.core.settings import SettingsInvalid
 from pilotlight.errors import Conflict
-from weight_cache import log_lines
-from weight_cache.settings import SettingsInvalid
 
-quick_start.imported()
+import_gc.imported()
 
 NICE = 5
 """The control plane gives way to calls: a ledger that is a second behind hurts nobody, a call that
@@ -53,7 +53,7 @@ def main(argv: list[str] | None = None) -> int:
         help="print a first admin key, where there is no key at all, and end",
     )
     args = parser.parse_args(argv)
-    log_lines.set_up("%(asctime)s %(levelname)s %(name)s %(message)s")
+    logging_config.configure_logging("%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("alembic").setLevel(logging.WARNING)
     os.nice(NICE)
     try:
@@ -82,7 +82,7 @@ def _first_key(config: Path | None) -> int:
         )
         return 1
     print(key)
-    ring(ControllerConfig.read(config).paths.home / "controller.lock")
+    notify_controller(ControllerConfig.read(config).paths.home / "controller.lock")
     return 0
 
 

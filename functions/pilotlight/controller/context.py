@@ -10,27 +10,27 @@ from typing import Annotated, cast
 
 from fastapi import Depends, Header, Request
 
-from pilotlight.controller import access
-from pilotlight.controller.access import Principal
-from pilotlight.controller.agents import Agent
-from pilotlight.controller.bell import Bell
-from pilotlight.controller.blobs import BlobFiles
-from pilotlight.controller.builds import Builds
-from pilotlight.controller.cluster.status import Statuses
-from pilotlight.controller.metrics import Metrics
-from pilotlight.controller.nodes import Nodes
-from pilotlight.controller.places import Place
+from pilotlight.controller.billing.build_charges import BuildUsage
+from pilotlight.controller.database.change_notifier import ChangeNotifier
+from pilotlight.controller.database.store import Store
+from pilotlight.controller.identity import access_control
+from pilotlight.controller.identity.access_control import Principal
+from pilotlight.controller.kubernetes.function_status import FunctionStatuses
+from pilotlight.controller.kubernetes.node_reports import NodeReports
+from pilotlight.controller.registry.app_ref import AppRef
+from pilotlight.controller.server.metrics import Metrics
+from pilotlight.controller.server.node_backend import NodeBackend
+from pilotlight.controller.server.tenant_threads import TenantThreads
 from pilotlight.controller.settings import ControllerConfig
-from pilotlight.controller.store import Store
-from pilotlight.controller.stored.collector import Collector
-from pilotlight.controller.threads import TenantThreads
+from pilotlight.controller.weights.blob_gc import BlobCollector
+from pilotlight.controller.weights.blobs import BlobStore
+from pilotlight.core.crypto import PlatformKey
+from pilotlight.core.disk_floor import DiskFloor, no_floor
 from pilotlight.errors import Forbidden, StorageFull
 from pilotlight.protocol import HEADER_ENVIRONMENT, HEADER_PLATFORM_TOKEN
-from pilotlight.seal import PlatformKey
-from pilotlight.types import Scope
-from snapshotter.grants import KEY_LABEL, Grants
+from pilotlight.spec.identifiers import Scope
+from snapshotter.agent.launch_signature import KEY_LABEL, LaunchSigner
 from weight_cache.client import WeightCacheClient
-from weight_cache.disk import DiskFloor, no_floor
 
 _READING = ("GET", "HEAD", "OPTIONS")
 
@@ -47,27 +47,27 @@ class Context:
 
     config: ControllerConfig
     store: Store
-    files: BlobFiles
+    files: BlobStore
     key: PlatformKey
-    agent: Agent
+    agent: NodeBackend
     cache: WeightCacheClient
-    bell: Bell
+    bell: ChangeNotifier
     metrics: Metrics
     clock: Callable[[], float]
-    statuses: Statuses = field(default_factory=Statuses)
-    nodes: Nodes = field(default_factory=Nodes)
+    statuses: FunctionStatuses = field(default_factory=FunctionStatuses)
+    nodes: NodeReports = field(default_factory=NodeReports)
     node_key: PlatformKey | None = None
-    builds: Builds = field(default_factory=Builds)
+    builds: BuildUsage = field(default_factory=BuildUsage)
     database_floor: DiskFloor = field(default_factory=no_floor)
     threads: TenantThreads = field(default_factory=TenantThreads)
-    collector: Collector = field(init=False)
-    grants: Grants | None = field(init=False)
+    collector: BlobCollector = field(init=False)
+    grants: LaunchSigner | None = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "collector", Collector(self.files, self.store))
+        object.__setattr__(self, "collector", BlobCollector(self.files, self.store))
         is_local = self.config.platform.fleet == "local"
         object.__setattr__(
-            self, "grants", Grants(self.key.derived(KEY_LABEL)) if is_local else None
+            self, "grants", LaunchSigner(self.key.derived(KEY_LABEL)) if is_local else None
         )
 
 
@@ -102,7 +102,7 @@ async def principal(
 
     def authenticate() -> Principal:
         with context.store.read() as sql:
-            return access.authenticate(
+            return access_control.authenticate(
                 sql, authorization=authorization, environment=environment, now=context.clock()
             )
 
@@ -122,7 +122,7 @@ async def principal(
 _PRINCIPAL = Depends(principal, scope="function")
 
 
-def _at_least(scope: Scope) -> Callable[[Principal], Awaitable[Principal]]:
+def _require_scope(scope: Scope) -> Callable[[Principal], Awaitable[Principal]]:
     async def require_scope(caller: Annotated[Principal, _PRINCIPAL]) -> Principal:
         caller.require_scope(scope)
         return caller
@@ -130,34 +130,34 @@ def _at_least(scope: Scope) -> Callable[[Principal], Awaitable[Principal]]:
     return require_scope
 
 
-Known = Annotated[Principal, _PRINCIPAL]
+AnyKey = Annotated[Principal, _PRINCIPAL]
 """A caller with a valid key of any scope."""
-biller = _at_least(Scope.READ_BILLING)
+biller = _require_scope(Scope.READ_BILLING)
 Biller = Annotated[Principal, Depends(biller)]
 """A caller that may see costs, plans and quotas."""
-Invoker = Annotated[Principal, Depends(_at_least(Scope.INVOKE))]
-deployer = _at_least(Scope.DEPLOY)
+Invoker = Annotated[Principal, Depends(_require_scope(Scope.INVOKE))]
+deployer = _require_scope(Scope.DEPLOY)
 Deployer = Annotated[Principal, Depends(deployer)]
-Admin = Annotated[Principal, Depends(_at_least(Scope.ADMIN))]
+Admin = Annotated[Principal, Depends(_require_scope(Scope.ADMIN))]
 
 
-async def room(context: Ctx) -> None:
+async def require_disk_space(context: Ctx) -> None:
     """Reject a change that makes the database larger while its free disk space is below the floor.
     Raises StorageFull."""
     if context.database_floor.missing_bytes():
         raise StorageFull(f"{context.database_floor.describe()}; nothing was changed")
 
 
-async def _room_for(context: Ctx, _caller: Known) -> None:
-    await room(context)
+async def _room_for(context: Ctx, _caller: AnyKey) -> None:
+    await require_disk_space(context)
 
 
-ROOM = Depends(_room_for)
+REQUIRE_DISK_SPACE = Depends(_room_for)
 """Dependency of routes whose changes grow the database. Other routes, above all deletion and
 rollback, work on a full disk too."""
 
 
-async def platform_token(
+async def require_platform_token(
     context: Ctx, token: Annotated[str, Header(alias=HEADER_PLATFORM_TOKEN)] = ""
 ) -> None:
     """Admit only the platform's own processes. Raises Forbidden."""
@@ -168,19 +168,19 @@ async def platform_token(
         )
 
 
-async def node_token(
+async def require_node_token(
     context: Ctx, token: Annotated[str, Header(alias=HEADER_PLATFORM_TOKEN)] = ""
 ) -> None:
     """Also admit node agents, which have a key of their own. Raises Forbidden."""
     if not hmac.compare_digest(
         token.encode(), (context.node_key or context.key).node_token.encode()
     ):
-        await platform_token(context, token)
+        await require_platform_token(context, token)
 
 
-def place(caller: Principal, app: str, request: str) -> Place:
+def app_ref_of(caller: Principal, app: str, request: str) -> AppRef:
     """Return the place of `app` for a change by `caller`."""
-    return Place(
+    return AppRef(
         tenant=caller.tenant,
         uid=caller.uid,
         environment=caller.environment,

@@ -8,22 +8,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pilotlight.addresses import check_listen
-from pilotlight.cluster.settings import ClusterSettings
-from pilotlight.controller.database_file import file_of
-from pilotlight.dashboard_origin import DashboardOrigin, read_dashboard_origin
-from pilotlight.pricing import PriceSettings
-from pilotlight.quotas import BUILT_IN, Plan
-from snapshotter.egress import Egress
-from snapshotter.settings import SnapshotterSettings
-from weight_cache.settings import (
+from pilotlight.controller.database.sqlite_file import database_path
+from pilotlight.core.dashboard.dashboard_origin import DashboardOrigin, read_dashboard_origin
+from pilotlight.core.listeners import require_tls_or_loopback
+from pilotlight.core.settings import (
     Paths,
     PlatformSettings,
     SettingsInvalid,
-    load,
-    load_each,
-    secret_of,
+    load_named_records,
+    load_section,
+    read_secret,
 )
+from pilotlight.kubernetes.settings import ClusterSettings
+from pilotlight.spec.pricing import PriceSettings
+from pilotlight.spec.quotas import BUILT_IN_PLANS, Plan
+from snapshotter.linux.egress_policy import EgressPolicy
+from snapshotter.settings import SnapshotterSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +113,7 @@ class ControllerSettings:
         object.__setattr__(
             self,
             "database_url",
-            secret_of("database_url", self.database_url, self.database_url_file),
+            read_secret("database_url", self.database_url, self.database_url_file),
         )
         if self.database_url is not None and not self.database_url.startswith(
             ("sqlite:", "postgresql+psycopg:")
@@ -145,33 +145,35 @@ class ControllerConfig:
     trust: str
     uid_base: int | None
     platform: PlatformSettings = field(default_factory=PlatformSettings)
-    plans: Mapping[str, Plan] = field(default_factory=lambda: BUILT_IN)
+    plans: Mapping[str, Plan] = field(default_factory=lambda: BUILT_IN_PLANS)
     prices: PriceSettings = field(default_factory=PriceSettings)
     cluster: ClusterSettings = field(default_factory=ClusterSettings)
-    egress: Egress | None = None
+    egress: EgressPolicy | None = None
 
     @property
     def database_url(self) -> str:
         """The database: what was set, else SQLite in <home>/controller."""
-        return self.settings.database_url or f"sqlite:///{file_of(self.paths.home)}"
+        return self.settings.database_url or f"sqlite:///{database_path(self.paths.home)}"
 
     @property
     def is_own_file(self) -> bool:
         """Whether the database is SQLite's file in <home>/controller."""
-        return self.database_url == f"sqlite:///{file_of(self.paths.home)}"
+        return self.database_url == f"sqlite:///{database_path(self.paths.home)}"
 
     @classmethod
     def read(cls, file: Path | None) -> ControllerConfig:
         """Read `file`. Raises SettingsInvalid."""
-        platform = load(PlatformSettings, "platform", file)
-        node = load(SnapshotterSettings, "snapshotter", file)
+        platform = load_section(PlatformSettings, "platform", file)
+        node = load_section(SnapshotterSettings, "snapshotter", file)
         node.check_uids(platform)
-        settings = load(ControllerSettings, "controller", file)
-        prices = load(PriceSettings, "prices", file)
-        plans = load_each(Plan, "plans", file, base=BUILT_IN)
+        settings = load_section(ControllerSettings, "controller", file)
+        prices = load_section(PriceSettings, "prices", file)
+        plans = load_named_records(Plan, "plans", file, base=BUILT_IN_PLANS)
         _check_plans(plans, settings, prices)
         read_dashboard_origin(file)  # refuses the host of functions
-        check_listen("controller.listen", settings.listen, is_known=platform.tls_cert is not None)
+        require_tls_or_loopback(
+            "controller.listen", settings.listen, is_known=platform.tls_cert is not None
+        )
         return cls(
             settings=settings,
             plans=plans,
@@ -180,7 +182,7 @@ class ControllerConfig:
             trust=platform.trust,
             platform=platform,
             uid_base=node.uid_base if os.geteuid() == 0 or platform.fleet == "knative" else None,
-            cluster=load(ClusterSettings, "cluster", file),
+            cluster=load_section(ClusterSettings, "cluster", file),
             egress=node.egress()
             if platform.fleet == "local" and node.function_network == "own" and os.geteuid() == 0
             else None,

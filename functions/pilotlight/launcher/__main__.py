@@ -7,9 +7,9 @@ import os
 import sys
 import time
 
-from pilotlight.launcher.life import Launcher
-from pilotlight.launcher.surroundings import Misplaced, Surroundings
-from pilotlight.launcher.words import say
+from pilotlight.launcher.launcher import Launcher
+from pilotlight.launcher.log import log_event
+from pilotlight.launcher.pod_environment import InvalidPod, PodEnvironment
 
 EX_CONFIG = 78
 """Exit status where the pod was put together wrongly (sysexits.h)."""
@@ -20,10 +20,10 @@ def main() -> int:
     sysexits.h when none came to be."""
     began = time.monotonic()
     try:
-        surroundings = Surroundings.of(os.environ)
+        surroundings = PodEnvironment.of(os.environ)
         launcher = Launcher(surroundings, began=began)
-    except Misplaced as e:
-        say("launcher.misplaced", why=e)
+    except InvalidPod as e:
+        log_event("launcher.misplaced", why=e)
         return EX_CONFIG
     return launcher.run()
 

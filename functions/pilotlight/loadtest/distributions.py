@@ -24,7 +24,7 @@ MAX_LENGTH = 10_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Lengths:
+class LengthDistribution:
     """One distribution of whole numbers from 1 on. `text`: as it was written; `longest`: what is
     above is cut to it."""
 
@@ -40,7 +40,7 @@ class Lengths:
             return self.longest
 
 
-def parse(text: str, *, option: str, longest: int = MAX_LENGTH) -> Lengths:
+def parse_distribution(text: str, *, option: str, longest: int = MAX_LENGTH) -> LengthDistribution:
     """`200`, `fixed:200`, `uniform:10,400`, `exponential:200`, `lognormal:200,0.8`,
     `pareto:50,1.5`. Raises InvalidInput."""
     name, colon, rest = text.partition(":")
@@ -63,7 +63,7 @@ def parse(text: str, *, option: str, longest: int = MAX_LENGTH) -> Lengths:
             f"{option} {text!r}: write {name}:{form[0]}, numbers above 0",
             hint="For example lognormal:200,0.8.",
         )
-    return Lengths(text, longest, _drawer(name, numbers, option))
+    return LengthDistribution(text, longest, _drawer(name, numbers, option))
 
 
 def _drawer(name: str, numbers: list[float], option: str) -> Callable[[random.Random], float]:

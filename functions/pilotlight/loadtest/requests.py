@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from pilotlight.loadtest.distributions import Lengths
+from pilotlight.loadtest.distributions import LengthDistribution
 
 FIRST_TOKEN_ID, LAST_TOKEN_ID = 16, 255
 """Token ids that every vocabulary has, and that are letters or parts of words in most: what is
@@ -17,7 +17,7 @@ _SYLLABLES = ("ba", "de", "fi", "go", "ku", "la", "me", "ni", "po", "ru", "sa", 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
+class PreparedRequest:
     """A request that is ready to go. `is_stream`: its answer comes in pieces, whose times count."""
 
     path: str
@@ -34,10 +34,10 @@ class Prepared:
         }
 
 
-class Recipe(Protocol):
+class RequestFactory(Protocol):
     """Makes the requests of a test."""
 
-    def make(self, source: random.Random) -> Prepared:
+    def make(self, source: random.Random) -> PreparedRequest:
         """The next one."""
         ...
 
@@ -54,10 +54,10 @@ class FunctionCalls:
     arguments: Sequence[Any]
     is_stream: bool = False
 
-    def make(self, source: random.Random) -> Prepared:
+    def make(self, source: random.Random) -> PreparedRequest:
         """One of the given ones."""
         body = json.dumps(source.choice(self.arguments), ensure_ascii=False).encode()
-        return Prepared(path=self.path, body=body, is_stream=self.is_stream)
+        return PreparedRequest(path=self.path, body=body, is_stream=self.is_stream)
 
     def describe(self) -> dict[str, Any]:
         """The path, and how many different arguments there are."""
@@ -76,8 +76,8 @@ class ModelCalls:
     """
 
     model: str
-    prompt: Lengths
-    output: Lengths
+    prompt: LengthDistribution
+    output: LengthDistribution
     by_ids: bool = True
     is_stream: bool = True
     shared: int = 0
@@ -85,7 +85,7 @@ class ModelCalls:
     ignore_eos: bool = True
     prefix: str = ""
 
-    def make(self, source: random.Random) -> Prepared:
+    def make(self, source: random.Random) -> PreparedRequest:
         """A prompt that nobody had, but for its shared begin."""
         length, answer = self.prompt.draw(source), self.output.draw(source)
         common = random.Random(f"group {source.randrange(self.groups)}")
@@ -111,7 +111,7 @@ class ModelCalls:
             ]
             body["messages"] = [{"role": "user", "content": " ".join(words)}]
         path = f"{self.prefix}/v1/{'completions' if self.by_ids else 'chat/completions'}"
-        return Prepared(path=path, body=json.dumps(body).encode(), is_stream=self.is_stream)
+        return PreparedRequest(path=path, body=json.dumps(body).encode(), is_stream=self.is_stream)
 
     def describe(self) -> dict[str, Any]:
         """Lengths and what is shared."""

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pilotlight.loadtest.requests import Prepared, Recipe, StreamReader
+from pilotlight.loadtest.requests import PreparedRequest, RequestFactory, StreamReader
 from pilotlight.loadtest.results import Result
 from pilotlight.protocol import HEADER_COST, HEADER_ENVIRONMENT, HEADER_START
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from pilotlight.profile import Profile
 
-Told = Callable[[int, int, int], None]
+ProgressCallback = Callable[[int, int, int], None]
 """Hears (sent, answered, failed) whenever one of them changes."""
 MAX_OPEN = 4096
 """Requests under way at once; beyond, the generator waits, and says so by its `late` figures."""
@@ -33,12 +33,12 @@ AHEAD_BYTES = 128 * 1024**2
 
 async def run(
     profile: Profile,
-    recipe: Recipe,
+    recipe: RequestFactory,
     due: Sequence[float],
     *,
     timeout_s: float,
     seed: int = 0,
-    told: Told | None = None,
+    told: ProgressCallback | None = None,
     most_open: int = MAX_OPEN,
     ahead_bytes: int = AHEAD_BYTES,
 ) -> tuple[list[Result], float]:
@@ -49,7 +49,7 @@ async def run(
     returns what came back until then."""
     import httpx
 
-    from weight_cache.cookies import no_cookies
+    from pilotlight.core.cookies import no_cookies
 
     prepared = _made(recipe, random.Random(seed), len(due), ahead_bytes)
     headers = {HEADER_ENVIRONMENT: profile.environment, "user-agent": "pilotlight-loadtest"}
@@ -80,10 +80,12 @@ async def run(
         return sorted(test.results, key=lambda result: result.due_s), time.perf_counter() - begin
 
 
-def _made(recipe: Recipe, source: random.Random, count: int, ahead_bytes: int) -> Iterator[Any]:
+def _made(
+    recipe: RequestFactory, source: random.Random, count: int, ahead_bytes: int
+) -> Iterator[Any]:
     """Requests, in their order; before the first comes None, once as many are made as there is room
     for: the generator's own work must not delay what is due."""
-    waiting, held, made = deque[Prepared](), 0, 0
+    waiting, held, made = deque[PreparedRequest](), 0, 0
     while made < count and held < ahead_bytes:
         waiting.append(recipe.make(source))
         held, made = held + len(waiting[-1].body), made + 1
@@ -115,7 +117,11 @@ class _Test:
     """The requests of one test. Owned by its event loop."""
 
     def __init__(
-        self, client: httpx.AsyncClient, timeout_s: float, most_open: int, told: Told | None
+        self,
+        client: httpx.AsyncClient,
+        timeout_s: float,
+        most_open: int,
+        told: ProgressCallback | None,
     ) -> None:
         self._client = client
         self._timeout_s = timeout_s
@@ -124,12 +130,12 @@ class _Test:
         self._sent = self._failed = 0
         self.results: list[Result] = []
 
-    async def send(self, prepared: Prepared, begin: float, due_s: float) -> None:
+    async def send(self, prepared: PreparedRequest, begin: float, due_s: float) -> None:
         """One request, as soon as there is room for it."""
         async with self._room:
             await self._send(prepared, begin, due_s)
 
-    async def _send(self, prepared: Prepared, begin: float, due_s: float) -> None:
+    async def _send(self, prepared: PreparedRequest, begin: float, due_s: float) -> None:
         import httpx
 
         result = Result(due_s=due_s, late_ms=(time.perf_counter() - begin - due_s) * 1000)
@@ -150,7 +156,7 @@ class _Test:
         if self._told is not None:
             self._told(self._sent, len(self.results), self._failed)
 
-    async def _exchange(self, prepared: Prepared, result: Result, due: float) -> None:
+    async def _exchange(self, prepared: PreparedRequest, result: Result, due: float) -> None:
         async with self._client.stream(
             "POST", prepared.path, content=prepared.body, headers=prepared.headers
         ) as response:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pilotlight.errors import InvalidInput, TooLarge
-from pilotlight.packaging.ignore import Ignore
+from pilotlight.packaging.ignore import IgnoreRules
 
 DEFAULT_LIMIT_BYTES = 100 * 1024**2
 """Bound of all files together, the same number as the controller's bundle_max_bytes, which bounds
@@ -57,7 +57,7 @@ def pack_tree(
     Directories in `exclude` stay out, and what the ignore files say, unless `respect_ignore` is
     False. Raises TooLarge, naming the largest files, or InvalidInput when something cannot be read.
     """
-    ignore = Ignore.at_root(root) if respect_ignore else None
+    ignore = IgnoreRules.at_root(root) if respect_ignore else None
     try:
         entries = dict(
             _Walk(root.resolve(), frozenset(exclude)).files(root, "", ignore, frozenset())
@@ -90,7 +90,7 @@ class _Walk:
     exclude: frozenset[Path]
 
     def files(
-        self, directory: Path, prefix: str, ignore: Ignore | None, above: frozenset[Path]
+        self, directory: Path, prefix: str, ignore: IgnoreRules | None, above: frozenset[Path]
     ) -> Iterator[tuple[str, _Entry]]:
         """(name, entry) of everything to pack, sorted; `above` are the directories on the way
         here."""

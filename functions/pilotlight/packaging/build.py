@@ -15,20 +15,27 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from pilotlight.client.pickling import dumps
 from pilotlight.errors import InvalidInput
 from pilotlight.packaging.archive import DEFAULT_LIMIT_BYTES, Archive, pack_files, pack_tree
-from pilotlight.packaging.language_models import complete
-from pilotlight.packaging.pull import Blobs, fetch_manifest
-from pilotlight.packaging.source import Source, notebook_files, source_of
-from pilotlight.packaging.weights import Blob, Model, Say, SourceBody, prepare, readable
+from pilotlight.packaging.source import SourceTree, find_source_tree, notebook_files
+from pilotlight.packaging.vllm import resolve_engine
+from pilotlight.packaging.weights_pull import BlobReader, fetch_manifest
+from pilotlight.packaging.weights_push import (
+    Blob,
+    HashProgress,
+    PreparedWeights,
+    SourceBody,
+    prepare_weights,
+    source_errors_as_invalid_input,
+)
+from pilotlight.sdk.active_app import APP_VARIABLE
 from pilotlight.sdk.declaration import Declaration
+from pilotlight.sdk.decorators import PilotlightWarning
 from pilotlight.sdk.image import Image
 from pilotlight.sdk.llm import EngineDeclaration
-from pilotlight.sdk.marks import PilotlightWarning
-from pilotlight.sdk.pickling import dumps
-from pilotlight.sdk.running import APP_VARIABLE
 from pilotlight.sdk.weights import Weights
-from pilotlight.spec import FunctionSpec, ImageSpec, WeightsSpec
+from pilotlight.spec.function import FunctionSpec, ImageSpec, WeightsSpec
 
 if TYPE_CHECKING:
     from pilotlight.sdk.app import App
@@ -81,9 +88,9 @@ def build(
     *,
     name: str | None = None,
     limit_bytes: int = DEFAULT_LIMIT_BYTES,
-    say: Say | None = None,
+    say: HashProgress | None = None,
     named: Named | None = None,
-    remote: Blobs | None = None,
+    remote: BlobReader | None = None,
     unread: Unread | None = None,
 ) -> Build:
     """Package `app`, to be deployed as `name` (default: its own). Raises InvalidInput, NotFound or
@@ -137,7 +144,7 @@ def pack_function(
         )
     builder = _Builder(app, app.name, limit_bytes, None, None, None)
     digest = builder._image(declaration.image) if declaration.image is not None else None
-    bundle = builder._bundle(source_of(declaration))
+    bundle = builder._bundle(find_source_tree(declaration))
     image = builder.images[digest] if digest is not None else None
     return Packed(bundle=bundle.data, bundle_digest=bundle.digest, image=image, image_digest=digest)
 
@@ -150,16 +157,18 @@ class _Builder:
     app: App
     name: str
     limit_bytes: int
-    say: Say | None
+    say: HashProgress | None
     named: Named | None
-    remote: Blobs | None
+    remote: BlobReader | None
     unread: Unread | None = None
     images: dict[str, ImageSpec] = field(default_factory=dict)
     blobs: dict[str, Blob] = field(default_factory=dict)
     sources: list[Origin] = field(default_factory=list)
     secrets: dict[str, Mapping[str, str]] = field(default_factory=dict)
     _bundles: dict[Path | None, Archive] = field(default_factory=dict)
-    _models: dict[tuple[tuple[str, ...], tuple[str, ...]], Model] = field(default_factory=dict)
+    _models: dict[tuple[tuple[str, ...], tuple[str, ...]], PreparedWeights] = field(
+        default_factory=dict
+    )
 
     def close(self) -> None:
         """Close the sources of weights, where nobody else will."""
@@ -170,7 +179,7 @@ class _Builder:
         """The spec of one declaration; what it names is collected on the way."""
         if isinstance(declaration, EngineDeclaration):
             return self._language_model(declaration)
-        source = source_of(declaration)
+        source = find_source_tree(declaration)
         image = declaration.image
         return FunctionSpec(
             module=source.module,
@@ -189,7 +198,7 @@ class _Builder:
         weights = self._weights(declaration)
         names = {name: w.name for name, w in declaration.adapters.items()}
         manifests = {w.name: self._manifest_of(w.manifest) for w in weights}
-        completed = complete(
+        completed = resolve_engine(
             declaration,
             manifests[declaration.model.name],
             self._read,
@@ -246,7 +255,7 @@ class _Builder:
             return self.remote.read_blob(file.digest)
         return b"".join(blob) if isinstance(blob, SourceBody) else blob or b""
 
-    def _bundle(self, source: Source) -> Archive:
+    def _bundle(self, source: SourceTree) -> Archive:
         if source.root not in self._bundles:
             pickles = self._pickles(source.root)
             if source.root is None:
@@ -269,7 +278,9 @@ class _Builder:
 
     def _pickles(self, root: Path | None) -> dict[str, bytes]:
         travelling = [
-            d for d in self.app.declarations.values() if d.by_value and source_of(d).root == root
+            d
+            for d in self.app.declarations.values()
+            if d.by_value and find_source_tree(d).root == root
         ]
         return {_pickle_name(d): _pickled(d) for d in travelling}
 
@@ -313,7 +324,7 @@ class _Builder:
         key = (where, weights.include)
         if key not in self._models:
             try:
-                self._models[key] = prepare(
+                self._models[key] = prepare_weights(
                     self._open(weights, where), name=weights.name, say=self.say
                 )
             except InvalidInput as e:
@@ -327,7 +338,7 @@ class _Builder:
         from weight_cache.sources import open_source
 
         token, environ = weights.token(), weights.variables(os.environ)
-        with readable(weights.name):
+        with source_errors_as_invalid_input(weights.name):
             opened = open_source(
                 where[0] if len(where) == 1 else where,
                 include=weights.include,

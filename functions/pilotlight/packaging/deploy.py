@@ -6,15 +6,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from pilotlight.client import Client, Deployment
+from pilotlight.client.client import Client, Deployment
+from pilotlight.client.resources.releases import ReleaseOptions
 from pilotlight.errors import PilotlightError
-from pilotlight.packaging import lineage
+from pilotlight.packaging import git_provenance
 from pilotlight.packaging.archive import DEFAULT_LIMIT_BYTES
 from pilotlight.packaging.build import build
-from pilotlight.packaging.progress import DEPLOY, IMAGE, PACKAGE, Progress, ProgressEvent, unheard
-from pilotlight.packaging.weights import hashing, upload
-from pilotlight.sdk.releases import ReleaseTerms
-from pilotlight.spec import ImageSpec
+from pilotlight.packaging.progress import (
+    DEPLOY,
+    IMAGE,
+    PACKAGE,
+    Progress,
+    ProgressEvent,
+    ignore_progress,
+)
+from pilotlight.packaging.weights_push import hashing_event, upload_blobs
+from pilotlight.spec.function import ImageSpec
 
 if TYPE_CHECKING:
     from pilotlight.sdk.app import App
@@ -29,7 +36,7 @@ def deploy(
     name: str | None = None,
     message: str = "",
     labels: Mapping[str, str] | None = None,
-    terms: ReleaseTerms | None = None,
+    terms: ReleaseOptions | None = None,
     progress: Progress | None = None,
     limit_bytes: int = DEFAULT_LIMIT_BYTES,
 ) -> Deployment:
@@ -38,7 +45,7 @@ def deploy(
 
     `terms`: how it is released; its lineage is completed from the git checkout that the app lies
     in."""
-    report = progress or unheard
+    report = progress or ignore_progress
     report(ProgressEvent(stage=PACKAGE, text=f"packaging {app.name}"))
 
     def named(weights: str) -> str:
@@ -48,11 +55,11 @@ def deploy(
         app,
         name=name,
         limit_bytes=limit_bytes,
-        say=lambda *said: report(hashing(*said)),
+        say=lambda *said: report(hashing_event(*said)),
         named=named,
         remote=client,
     ) as built:
-        upload(client, built.blobs, report=report)
+        upload_blobs(client, built.blobs, report=report)
     for digest, spec in built.images.items():
         _build_image(client, digest, spec, report)
     for secret, values in built.secrets.items():
@@ -60,9 +67,9 @@ def deploy(
     report(
         ProgressEvent(stage=DEPLOY, text=f"deploying {built.app} to {client.profile.environment}")
     )
-    given: ReleaseTerms = terms or {}
-    known = lineage.of_declarations(list(app.declarations.values()))
-    wanted: ReleaseTerms = {**given, "meta": {**known, **given.get("meta", {})}}
+    given: ReleaseOptions = terms or {}
+    known = git_provenance.read_provenance(list(app.declarations.values()))
+    wanted: ReleaseOptions = {**given, "meta": {**known, **given.get("meta", {})}}
     return client.deploy(built.app, built.functions, message=message, labels=labels, **wanted)
 
 

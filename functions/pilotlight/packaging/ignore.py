@@ -40,7 +40,7 @@ class _Level:
     patterns: Any
 
 
-class Ignore:
+class IgnoreRules:
     """The ignore files that apply in one directory, from the top down. Immutable: `within` gives a
     subdirectory's."""
 
@@ -48,7 +48,7 @@ class Ignore:
         self._levels = levels
 
     @classmethod
-    def at_root(cls, root: Path) -> Ignore:
+    def at_root(cls, root: Path) -> IgnoreRules:
         """For the root of an archive: its own ignore files, and those above it inside the same git
         work tree."""
         above: list[Path] = []
@@ -62,13 +62,13 @@ class Ignore:
             found = found.within(directory)
         return found
 
-    def within(self, directory: Path) -> Ignore:
+    def within(self, directory: Path) -> IgnoreRules:
         """With the ignore files of `directory` added."""
         lines = [line for name in IGNORE_FILES for line in _lines(directory / name)]
         if not lines:
             return self
         patterns = importlib.import_module("pathspec").GitIgnoreSpec.from_lines(lines)
-        return Ignore((*self._levels, _Level(directory, patterns)))
+        return IgnoreRules((*self._levels, _Level(directory, patterns)))
 
     def excludes(self, path: Path, *, is_directory: bool) -> bool:
         """Whether `path` (below the directory that this is for) stays out."""

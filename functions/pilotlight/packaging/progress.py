@@ -29,5 +29,5 @@ Progress = Callable[[ProgressEvent], None]
 """Told about every step, one at a time; about uploads not always from the same thread."""
 
 
-def unheard(_: ProgressEvent) -> None:
+def ignore_progress(_: ProgressEvent) -> None:
     """Where nobody listens."""

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pilotlight.cluster.manifests.function import function_manifests
-from pilotlight.cluster.manifests.marks import Manifest
-from pilotlight.cluster.manifests.secrets import secret_manifest
-from pilotlight.cluster.manifests.tenancy import Tenancy, namespace_manifests
-from pilotlight.controller import launch
+from pilotlight.controller.registry import launch_spec
+from pilotlight.kubernetes.manifests.knative_service import function_manifests
+from pilotlight.kubernetes.manifests.labels import Manifest
+from pilotlight.kubernetes.manifests.secrets import secret_manifest
+from pilotlight.kubernetes.manifests.tenant_namespace import Tenancy, namespace_manifests
 from pilotlight.protocol import FunctionRoute
-from pilotlight.spec import FunctionSpec
-from pilotlight.traffic import of_one
+from pilotlight.spec.function import FunctionSpec
+from pilotlight.spec.traffic import single_revision_traffic
 
 UNKNOWN_TENANT = "t-000000000000"
 """The id of a tenant that only the platform knows."""
@@ -24,14 +24,14 @@ _DIGITS = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rendered:
+class RenderedFunction:
     """The manifests of one function: `name` of the function."""
 
     name: str
     manifests: tuple[Manifest, ...]
 
 
-def namespace(tenancy: Tenancy, specs: Sequence[FunctionSpec]) -> list[Manifest]:
+def render_namespace(tenancy: Tenancy, specs: Sequence[FunctionSpec]) -> list[Manifest]:
     """The tenant's namespace, with the secrets that the functions name; without their values."""
     names = sorted({secret for spec in specs for secret in spec.secrets})
     return [
@@ -40,23 +40,23 @@ def namespace(tenancy: Tenancy, specs: Sequence[FunctionSpec]) -> list[Manifest]
     ]
 
 
-def function(app: str, spec: FunctionSpec, tenancy: Tenancy) -> Rendered:
+def render_function(app: str, spec: FunctionSpec, tenancy: Tenancy) -> RenderedFunction:
     """One function, as a first deploy makes it. Raises InvalidInput for what the cluster cannot
     run."""
     revision = f"v1-{spec.digest()[:_DIGITS]}"
-    document = launch.route(
+    document = launch_spec.function_route(
         tenant=tenancy.id,
         uid=tenancy.uid,
         environment=tenancy.environment,
         app=app,
         function=spec.name,
-        document=of_one(revision, salt=spec.name),
+        document=single_revision_traffic(revision, salt=spec.name),
         specs={revision: spec},
         stopped=False,
         snapshots=True,
         variables={},
     )
-    return Rendered(
+    return RenderedFunction(
         name=spec.name,
         manifests=tuple(function_manifests(FunctionRoute.from_json(document), tenancy)),
     )

@@ -14,7 +14,7 @@ from pilotlight.sdk.declaration import Declaration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class SourceTree:
     """One directory to pack.
 
     Attributes:
@@ -26,18 +26,18 @@ class Source:
     module: str
 
 
-def source_of(declaration: Declaration) -> Source:
+def find_source_tree(declaration: Declaration) -> SourceTree:
     """The source of one declaration. Raises InvalidInput when its module is not a file."""
     file = declaration.file
     if declaration.by_value:
-        return Source(root=file.parent if file else None, module="")
+        return SourceTree(root=file.parent if file else None, module="")
     if file is None:
         raise InvalidInput(
             f"{declaration.name}: module {declaration.module!r} is not a file, so it cannot be "
             f"packaged"
         )
     parts = module_parts(declaration.module, file)
-    return Source(root=root_of(file, parts), module=".".join(parts))
+    return SourceTree(root=import_root(file, parts), module=".".join(parts))
 
 
 def module_parts(module: str, file: Path) -> list[str]:
@@ -56,7 +56,7 @@ def module_parts(module: str, file: Path) -> list[str]:
     return [file.stem]
 
 
-def root_of(file: Path, parts: Sequence[str]) -> Path:
+def import_root(file: Path, parts: Sequence[str]) -> Path:
     """The directory from which `parts` are importable: for a module of a package, the directory
     that holds the package."""
     start = file.parent if file.stem == "__init__" else file

@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar, Unpack
 
-from pilotlight.engines import Task, TokenLimits
+from pilotlight.client import sessions
 from pilotlight.errors import InvalidInput
-from pilotlight.sdk import running, session
+from pilotlight.sdk import active_app
 from pilotlight.sdk.batches import local_body
-from pilotlight.sdk.classes import Cls
+from pilotlight.sdk.cls import Cls
 from pilotlight.sdk.declaration import (
     Declaration,
     check_class,
@@ -22,20 +22,27 @@ from pilotlight.sdk.declaration import (
     check_function,
     members,
 )
-from pilotlight.sdk.handles import Function
+from pilotlight.sdk.decorators import (
+    METADATA_ATTRIBUTE,
+    describe_target,
+    metadata_of,
+    method_metadata,
+    refuse_bare,
+)
+from pilotlight.sdk.function import Function
 from pilotlight.sdk.image import Image
 from pilotlight.sdk.llm import Engine, EngineOptions, engine_declaration
-from pilotlight.sdk.marks import MARKS, describe, marks_of, method_mark, refuse_bare
-from pilotlight.sdk.options import Options, Settled, parse_tags, settle
+from pilotlight.sdk.options import FunctionOptions, ResolvedOptions, parse_tags, resolve_options
 from pilotlight.sdk.secret import Secret
 from pilotlight.sdk.weights import Weights
-from pilotlight.spec import FunctionKind
-from pilotlight.types import MAX_NAME_LENGTH, check_name
+from pilotlight.spec.engines import Task, TokenLimits
+from pilotlight.spec.function import FunctionKind
+from pilotlight.spec.identifiers import MAX_NAME_LENGTH, check_name
 
 if TYPE_CHECKING:
-    from pilotlight.client import Deployment
+    from pilotlight.client.client import Deployment
+    from pilotlight.client.resources.releases import ReleaseOptions
     from pilotlight.packaging.deploy import Progress
-    from pilotlight.sdk.releases import ReleaseTerms
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -107,26 +114,28 @@ class App:
         return App, (self.name,)
 
     def function(
-        self, func: None = None, /, **options: Unpack[Options]
+        self, func: None = None, /, **options: Unpack[FunctionOptions]
     ) -> Callable[[Callable[P, R]], Function[P, R]]:
         """Declare a function, or (above @asgi_app()) a web application. Keywords:
-        `pilotlight.sdk.options.Options`."""
+        `pilotlight.sdk.options.FunctionOptions`."""
         refuse_bare("app.function", func)
 
         def declare(raw: Callable[P, R]) -> Function[P, R]:
             check_function(raw, "app.function")
-            settled = settle(options, concurrent=marks_of(raw).get("concurrent"), batched=raw)
+            settled = resolve_options(
+                options, concurrent=metadata_of(raw).get("concurrent"), batched=raw
+            )
             if settled.example is not None or settled.check is not None:
                 marked: Any = raw
                 setattr(
                     marked,
-                    MARKS,
+                    METADATA_ATTRIBUTE,
                     {
-                        **marks_of(raw),
-                        "method": method_mark(example=settled.example, check=settled.check),
+                        **metadata_of(raw),
+                        "method": method_metadata(example=settled.example, check=settled.check),
                     },
                 )
-            kind = FunctionKind.ASGI if "asgi" in marks_of(raw) else FunctionKind.FUNCTION
+            kind = FunctionKind.ASGI if "asgi" in metadata_of(raw) else FunctionKind.FUNCTION
             declaration = self._declare(raw, kind, settled)
             return Function(
                 app=self.name,
@@ -137,9 +146,11 @@ class App:
 
         return declare
 
-    def cls(self, kind: None = None, /, **options: Unpack[Options]) -> Callable[[type[T]], Cls[T]]:
-        """Declare a class with @method()s. Keywords: `pilotlight.sdk.options.Options`, without
-        `example` and `check`."""
+    def cls(
+        self, kind: None = None, /, **options: Unpack[FunctionOptions]
+    ) -> Callable[[type[T]], Cls[T]]:
+        """Declare a class with @method()s. Keywords: `pilotlight.sdk.options.FunctionOptions`,
+        without `example` and `check`."""
         refuse_bare("app.cls", kind)
         for key in ("example", "check"):
             if key in options:
@@ -149,7 +160,9 @@ class App:
 
         def declare(raw: type[T]) -> Cls[T]:
             check_class(raw, "app.cls")
-            settled = settle(options, concurrent=marks_of(raw).get("concurrent"), batched=raw)
+            settled = resolve_options(
+                options, concurrent=metadata_of(raw).get("concurrent"), batched=raw
+            )
             is_web = any("asgi" in marks for _, marks, _ in members(raw))
             declaration = self._declare(
                 raw, FunctionKind.ASGI if is_web else FunctionKind.CLASS, settled
@@ -236,7 +249,7 @@ class App:
         name: str | None = None,
         message: str = "",
         progress: Progress | None = None,
-        **terms: Unpack[ReleaseTerms],
+        **terms: Unpack[ReleaseOptions],
     ) -> Deployment:
         """Deploy the app (under `name`, if given) with the profile in force, as `pilotlight deploy`
         does; `terms`: how it is released."""
@@ -244,7 +257,7 @@ class App:
 
         return deploy(
             self,
-            client=session.client(),
+            client=sessions.client(),
             name=name,
             message=message,
             progress=progress,
@@ -254,9 +267,9 @@ class App:
     @property
     def is_running(self) -> bool:
         """Whether an ephemeral deployment of it is up in this process."""
-        return running.is_running(self.name)
+        return active_app.is_running(self.name)
 
-    def _declare(self, raw: Any, kind: FunctionKind, settled: Settled) -> Declaration:
+    def _declare(self, raw: Any, kind: FunctionKind, settled: ResolvedOptions) -> Declaration:
         name = check_declared_name(raw, settled.name)
         self._check_new(name, raw)
         image = settled.image if settled.has_image else self.image
@@ -288,8 +301,8 @@ class App:
         if there is None or _is_same_place_again(there.raw, raw):
             return
         raise InvalidInput(
-            f"app {self.name!r} has two functions named {name!r}: {describe(there.raw)} and "
-            f"{describe(raw)}; rename one, or give it name=",
+            f"app {self.name!r} has two functions named {name!r}: {describe_target(there.raw)} and "
+            f"{describe_target(raw)}; rename one, or give it name=",
             parameter="name",
         )
 
@@ -308,12 +321,12 @@ class EphemeralRun:
         return f"<EphemeralRun {self.name}>"
 
     def __enter__(self) -> Self:
-        if running.is_running(self._app.name):
+        if active_app.is_running(self._app.name):
             raise InvalidInput(
                 f"app {self._app.name!r} is running already: leave the outer 'with app.run():' first"
             )
         self._app.deploy(name=self.name, message="run", progress=self._progress)
-        running.start(self._app.name, self.name)
+        active_app.start_ephemeral(self._app.name, self.name)
         return self
 
     def __exit__(
@@ -322,8 +335,8 @@ class EphemeralRun:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        running.end(self._app.name)
-        session.client().delete_app(self.name)
+        active_app.end_ephemeral(self._app.name)
+        sessions.client().delete_app(self.name)
 
     async def __aenter__(self) -> Self:
         return await asyncio.to_thread(self.__enter__)

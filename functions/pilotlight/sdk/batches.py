@@ -17,9 +17,9 @@ from collections.abc import Set as AbstractSet
 from typing import Any
 
 from pilotlight.errors import InvalidInput, PilotlightError
-from pilotlight.policies import BatchPolicy
-from pilotlight.sdk.marks import PilotlightWarning, describe, marks_of
+from pilotlight.sdk.decorators import PilotlightWarning, describe_target, metadata_of
 from pilotlight.sdk.schema import hints_of
+from pilotlight.spec.policies import BatchPolicy
 
 INPUTS_PER_BATCH = 2
 """Calls that an instance takes, in batches, where nobody says how many: while one computes, the
@@ -48,9 +48,9 @@ class WrongResults(PilotlightError):
     status = 500
 
 
-def policy_of(function: Callable[..., Any]) -> BatchPolicy | None:
+def batch_policy(function: Callable[..., Any]) -> BatchPolicy | None:
     """How calls of a marked function are gathered; None for one that is not marked."""
-    mark = marks_of(function).get("batched")
+    mark = metadata_of(function).get("batched")
     return None if mark is None else BatchPolicy(**{**mark, "buckets": tuple(mark["buckets"])})
 
 
@@ -70,7 +70,8 @@ def item_hints(function: Callable[..., Any]) -> dict[str, Any]:
             )
             where = "returns" if name == "return" else f"parameter {name!r} is"
             raise InvalidInput(
-                f"{describe(function)} is @batched, and {where} {_shown(hint)}: its body gets and "
+                f"{describe_target(function)} is @batched, and {where} {_shown(hint)}: its body "
+                f"gets and "
                 f"gives {wanted}, annotate it as list[…]",
                 parameter=name,
             )
@@ -80,7 +81,7 @@ def item_hints(function: Callable[..., Any]) -> dict[str, Any]:
 
 def check_batched(function: Callable[..., Any], *, is_method: bool) -> None:
     """Raise InvalidInput when a marked function cannot be run in batches."""
-    marks, what = marks_of(function), f"{describe(function)} is @batched"
+    marks, what = metadata_of(function), f"{describe_target(function)} is @batched"
     if other := sorted(marks.keys() & {"enter", "exit", "asgi"}):
         raise InvalidInput(
             f"{what} and @{other[0]}: batches are made of calls, take one of the two away"
@@ -113,7 +114,7 @@ def inputs_for_batches(raw: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
         (
             policy.max_batch_size
             for function in functions
-            if (policy := policy_of(function)) is not None
+            if (policy := batch_policy(function)) is not None
         ),
         default=0,
     )
@@ -131,7 +132,7 @@ def inputs_for_batches(raw: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
     plain = [
         function
         for function in functions
-        if "method" in marks_of(function) and "batched" not in marks_of(function)
+        if "method" in metadata_of(function) and "batched" not in metadata_of(function)
     ]
     if plain:
         raise InvalidInput(
@@ -143,7 +144,7 @@ def inputs_for_batches(raw: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
     return {**inputs, "max_inputs": min(MOST_INPUTS, INPUTS_PER_BATCH * largest)}
 
 
-class Lists:
+class BatchLists:
     """From calls to the lists of one batch. Made once per callable; immutable."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -156,7 +157,7 @@ class Lists:
         ]
 
     def __repr__(self) -> str:
-        return f"<Lists {self.title}({', '.join(name for name, _ in self._defaults)})>"
+        return f"<BatchLists {self.title}({', '.join(name for name, _ in self._defaults)})>"
 
     def values(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
         """One value for each parameter of a call that fits, in their order."""
@@ -206,7 +207,7 @@ class LocalBatch:
         self.__signature__ = inspect.signature(body)
         self.__wrapped__ = body
         self._body = body
-        self._lists = Lists(body)
+        self._lists = BatchLists(body)
 
     def __repr__(self) -> str:
         return f"<LocalBatch {self._lists.title}>"
@@ -230,7 +231,7 @@ class LocalBatch:
 def local_body(body: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
     """What `.local` calls: `body` itself, or for one value where `function`, which it runs, is
     batched."""
-    return body if policy_of(function) is None else LocalBatch(body)
+    return body if batch_policy(function) is None else LocalBatch(body)
 
 
 def _functions(raw: Any) -> list[Callable[..., Any]]:

@@ -7,11 +7,11 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any, Generic, TypeVar
 
-from pilotlight.client import LONG_POLL_S
+from pilotlight.client import sessions
+from pilotlight.client.client import LONG_POLL_S
+from pilotlight.client.responses import is_finished, parse_record_result
 from pilotlight.protocol import CallRecord
-from pilotlight.sdk import session
-from pilotlight.sdk.answers import is_finished, value_of_record
-from pilotlight.sdk.dual import Dual
+from pilotlight.sdk.sync_async import SyncAsyncMethod
 
 R = TypeVar("R")
 
@@ -19,7 +19,7 @@ _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 1.0
 
 
-def pauses_s() -> Iterator[float]:
+def poll_delays_s() -> Iterator[float]:
     """Seconds between looks at a call, where the server does not hold the look open: doubling from
     20 ms to 1 s."""
     pause = _FIRST_PAUSE_S
@@ -38,13 +38,13 @@ class FunctionCall(Generic[R]):
     def __init__(self, call_id: str, pickles: bool = True) -> None:
         self.id = call_id
         self._pickles = pickles
-        self.get = Dual(self._get, self._get_aio)
-        self.stream = Dual(self._stream, self._stream_aio)
-        self.cancel = Dual(self._cancel, self._cancel_aio)
-        self.record = Dual(self._record, self._record_aio)
-        self.attempts = Dual(self._attempts, self._attempts_aio)
+        self.get = SyncAsyncMethod(self._get, self._get_aio)
+        self.stream = SyncAsyncMethod(self._stream, self._stream_aio)
+        self.cancel = SyncAsyncMethod(self._cancel, self._cancel_aio)
+        self.record = SyncAsyncMethod(self._record, self._record_aio)
+        self.attempts = SyncAsyncMethod(self._attempts, self._attempts_aio)
         self.redrive = self._redrive
-        self.feedback = Dual(self._feedback, self._feedback_aio)
+        self.feedback = SyncAsyncMethod(self._feedback, self._feedback_aio)
 
     def __repr__(self) -> str:
         return f"<FunctionCall {self.id}>"
@@ -75,24 +75,24 @@ class FunctionCall(Generic[R]):
     def _get(self, timeout: float | None = None) -> R:
         """The result. Raises what the function raised; TimeoutError after `timeout` seconds (the
         call goes on; 0 looks once)."""
-        client, deadline = session.client(), _deadline(timeout)
-        for pause in pauses_s():
+        client, deadline = sessions.client(), _deadline(timeout)
+        for pause in poll_delays_s():
             asked = time.monotonic()
             record = client.call(self.id, wait_s=_patience(deadline, asked))
             if is_finished(record):
-                result: R = value_of_record(record, pickles=self._pickles)
+                result: R = parse_record_result(record, pickles=self._pickles)
                 return result
             time.sleep(self._pause(pause, asked, deadline, record.state))
         raise AssertionError("pauses never end")
 
     async def _get_aio(self, timeout: float | None = None) -> R:
         """As `get`."""
-        client, deadline = await session.async_client(), _deadline(timeout)
-        for pause in pauses_s():
+        client, deadline = await sessions.async_client(), _deadline(timeout)
+        for pause in poll_delays_s():
             asked = time.monotonic()
             record = await client.call(self.id, wait_s=_patience(deadline, asked))
             if is_finished(record):
-                result: R = value_of_record(record, pickles=self._pickles)
+                result: R = parse_record_result(record, pickles=self._pickles)
                 return result
             await asyncio.sleep(self._pause(pause, asked, deadline, record.state))
         raise AssertionError("pauses never end")
@@ -104,11 +104,11 @@ class FunctionCall(Generic[R]):
         Raises what the function raised, once all before it was read. Lost connections are made
         again. `after`: id of an event of `GET /v1/calls/{id}/stream`. An attempt that is made again
         begins again, and so do its items."""
-        return session.client().call_stream(self.id, after=after, pickles=self._pickles)
+        return sessions.client().call_stream(self.id, after=after, pickles=self._pickles)
 
     async def _stream_aio(self, *, after: str = "") -> AsyncIterator[Any]:
         """As `stream`."""
-        async for item in (await session.async_client()).call_stream(
+        async for item in (await sessions.async_client()).call_stream(
             self.id, after=after, pickles=self._pickles
         ):
             yield item
@@ -125,28 +125,28 @@ class FunctionCall(Generic[R]):
 
     def _cancel(self) -> None:
         """Cancel it, queued or running."""
-        session.client().cancel(self.id)
+        sessions.client().cancel(self.id)
 
     async def _cancel_aio(self) -> None:
         """As `cancel`."""
-        await (await session.async_client()).cancel(self.id)
+        await (await sessions.async_client()).cancel(self.id)
 
     def _feedback(self, label: str | None = None, **metrics: float) -> None:
         """Tell its outcome, once per metric: `call.feedback(label="good", rating=5)`. Raises
         Conflict when it was told otherwise before."""
-        session.client().feedback(self.id, label=label, metrics=metrics)
+        sessions.client().feedback(self.id, label=label, metrics=metrics)
 
     async def _feedback_aio(self, label: str | None = None, **metrics: float) -> None:
         """As `feedback`."""
-        await (await session.async_client()).feedback(self.id, label=label, metrics=metrics)
+        await (await sessions.async_client()).feedback(self.id, label=label, metrics=metrics)
 
     def _record(self) -> CallRecord:
         """What is known of it now: its state, times, cost, and result."""
-        return session.client().call(self.id)
+        return sessions.client().call(self.id)
 
     async def _record_aio(self) -> CallRecord:
         """As `record`."""
-        return await (await session.async_client()).call(self.id)
+        return await (await sessions.async_client()).call(self.id)
 
     def _attempts(self) -> int:
         """How often it was tried so far; it runs at least once, and again as its function's
@@ -160,7 +160,7 @@ class FunctionCall(Generic[R]):
     def _redrive(self) -> None:
         """Send it again, if it failed for the last time and waits as a dead letter. Raises Conflict
         when it does not."""
-        session.client().redrive(self.id)
+        sessions.client().redrive(self.id)
 
 
 def _deadline(timeout: float | None) -> float | None:

@@ -48,7 +48,7 @@ class Context:
         return max(0.0, self._ends_at - time.monotonic())
 
 
-class Running(Protocol):
+class ContextProvider(Protocol):
     """A call that knows itself."""
 
     def context(self) -> Context:
@@ -56,14 +56,16 @@ class Running(Protocol):
         ...
 
 
-CURRENT: ContextVar[Running | None] = ContextVar("pilotlight running call", default=None)
+CURRENT_CALL: ContextVar[ContextProvider | None] = ContextVar(
+    "pilotlight running call", default=None
+)
 """Set by the worker for each call."""
 
 
 def context() -> Context:
     """The call that this code runs in: its id, attempt, deadline, arm, revision. Raises
     InvalidInput outside of calls."""
-    running = CURRENT.get()
+    running = CURRENT_CALL.get()
     if running is None:
         raise InvalidInput(
             "pilotlight.context() is for code that runs in a call of a deployed function: there "

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from pilotlight.errors import InvalidInput
-from pilotlight.sdk.batches import check_batched, item_hints, policy_of
+from pilotlight.sdk.batches import batch_policy, check_batched, item_hints
+from pilotlight.sdk.decorators import describe_target, metadata_of
 from pilotlight.sdk.image import Image
-from pilotlight.sdk.marks import describe, marks_of
 from pilotlight.sdk.schema import arguments_schema, returns_schema
 from pilotlight.sdk.secret import Secret
 from pilotlight.sdk.weights import Weights
-from pilotlight.spec import Clocks, FunctionKind, MethodSpec, Resources, Scaling
-from pilotlight.types import Priority, check_name
+from pilotlight.spec.function import Clocks, FunctionKind, MethodSpec, Resources, Scaling
+from pilotlight.spec.identifiers import Priority, check_name
 
 _MAIN = "__main__"
 
@@ -29,8 +29,8 @@ class Declaration:
 
     Attributes:
         app: name of the app that declared it. name: its name in the app. raw: the undecorated
-        callable or class. policies: fields of `pilotlight.spec.FunctionSpec` that are records of
-        `pilotlight.policies`.
+        callable or class. policies: fields of `pilotlight.spec.function.FunctionSpec` that are
+        records of `pilotlight.spec.policies`.
     """
 
     app: str
@@ -100,7 +100,7 @@ def members(kind: type) -> Iterator[tuple[str, Mapping[str, Any], Callable[..., 
     its first definition."""
     for name in dict.fromkeys(name for base in reversed(kind.__mro__) for name in vars(base)):
         found = inspect.getattr_static(kind, name, None)
-        if inspect.isfunction(found) and (marks := marks_of(found)):
+        if inspect.isfunction(found) and (marks := metadata_of(found)):
             yield name, marks, found
 
 
@@ -115,23 +115,26 @@ def check_function(raw: Any, decorator: str) -> None:
         raise InvalidInput(f"{raw!r} is declared already: one @{decorator}() is enough")
     if inspect.isclass(raw):
         raise InvalidInput(
-            f"@{decorator}() goes on a function; {describe(raw)} is a class: write @app.cls()"
+            f"@{decorator}() goes on a function; {describe_target(raw)} is a class: write "
+            f"@app.cls()"
         )
     if isinstance(raw, staticmethod | classmethod) or not inspect.isfunction(raw):
         raise InvalidInput(
-            f"@{decorator}() goes on a function, not on {type(raw).__name__} {describe(raw)}"
+            f"@{decorator}() goes on a function, not on {type(raw).__name__} {describe_target(raw)}"
         )
-    if "enter" in marks_of(raw) or "exit" in marks_of(raw):
+    if "enter" in metadata_of(raw) or "exit" in metadata_of(raw):
         raise InvalidInput(
-            f"{describe(raw)} is a function: @enter and @exit belong to the methods of a class "
+            f"{describe_target(raw)} is a function: @enter and @exit belong to the methods of a "
+            f"class "
             f"with @app.cls()"
         )
-    if "method" in marks_of(raw):
+    if "method" in metadata_of(raw):
         raise InvalidInput(
-            f"{describe(raw)}: @method() is for methods of a class; give example= and check= to "
+            f"{describe_target(raw)}: @method() is for methods of a class; give example= and "
+            f"check= to "
             f"@{decorator}() itself"
         )
-    if "batched" in marks_of(raw):
+    if "batched" in metadata_of(raw):
         check_batched(raw, is_method=False)
     check_place(raw)
 
@@ -143,7 +146,8 @@ def check_class(raw: Any, decorator: str) -> None:
         raise InvalidInput(f"{raw!r} is declared already: one @{decorator}() is enough")
     if not inspect.isclass(raw):
         raise InvalidInput(
-            f"@{decorator}() goes on a class; {describe(raw)} is a {type(raw).__name__}: write "
+            f"@{decorator}() goes on a class; {describe_target(raw)} is a {type(raw).__name__}: "
+            f"write "
             f"@app.function()"
         )
     for function in (function for _, marks, function in members(raw) if "batched" in marks):
@@ -173,10 +177,13 @@ def check_place(raw: Any) -> None:
     """Raise InvalidInput when a function or class could not be found again by importing its
     module."""
     if raw.__name__ == "<lambda>":
-        raise InvalidInput(f"{describe(raw)}: a lambda has no name to deploy it under: write a def")
+        raise InvalidInput(
+            f"{describe_target(raw)}: a lambda has no name to deploy it under: write a def"
+        )
     if "<locals>" in raw.__qualname__ and raw.__module__ != _MAIN:
         raise InvalidInput(
-            f"{describe(raw)} is defined inside a function, so a worker cannot import it: move it "
+            f"{describe_target(raw)} is defined inside a function, so a worker cannot import it: "
+            f"move it "
             f"to the top level of its module"
         )
 
@@ -201,8 +208,8 @@ def _required_arguments(kind: type) -> list[str]:
 
 
 def _method_spec(name: str, function: Callable[..., Any], *, is_method: bool) -> MethodSpec:
-    marks = marks_of(function)
-    batch = policy_of(function)
+    marks = metadata_of(function)
+    batch = batch_policy(function)
     hints = None if batch is None else item_hints(function)
     schema, parameters = arguments_schema(function, is_method=is_method, hints=hints)
     mark = marks.get("method") or {}

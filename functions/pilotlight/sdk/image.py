@@ -1,6 +1,7 @@
 """`Image`: an environment described step by step, content-addressed, built once by the platform.
 
-Steps are records `{"op": …}`, the same that the builder reads (`pilotlight.spec.ImageSpec`):
+Steps are records `{"op": …}`, the same that the builder reads
+(`pilotlight.spec.function.ImageSpec`):
 
     {"op": "pip", "packages": [...], "options": [...]}     {"op": "apt", "packages": [...]}     {"op": "run", "commands": [...]}
     {"op": "env", "values": {...}}                         {"op": "copy", "blob": sha256, "target": "path"}
@@ -21,7 +22,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NoReturn
 
 from pilotlight.errors import InvalidInput, NotFound
-from pilotlight.spec import ImageSpec
+from pilotlight.spec.function import ImageSpec
 
 _VERSION = re.compile(r"3\.(\d{1,2})\Z")
 _OLDEST_MINOR = 11
@@ -126,12 +127,12 @@ class Image:
         The image has a root file system of its own then, in which its later `run` steps are root,
         too. Where the node can make none (without root, or without debootstrap) packages that are
         installed on it will do, and others are refused when the image is built."""
-        from snapshotter.debian import check_package_name
+        from pilotlight.core.debian_packages import check_debian_package_name
 
         names = _flat("apt_install", packages)
         for name in names:
             try:
-                check_package_name(name)
+                check_debian_package_name(name)
             except ValueError as e:
                 raise InvalidInput(f"apt_install: {e}", parameter="packages") from e
         return self._with({"op": "apt", "packages": names})

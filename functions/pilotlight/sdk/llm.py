@@ -10,16 +10,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypedDict
 
-from pilotlight.engines import EngineSpec, Task, TokenLimits
+from pilotlight.client import sessions
 from pilotlight.errors import InvalidInput
-from pilotlight.policies import Fallback, ModelCard, Objectives, RetryPolicy, Variant, bound
-from pilotlight.sdk import running, session
+from pilotlight.sdk import active_app
 from pilotlight.sdk.declaration import Declaration, check_declared_name
 from pilotlight.sdk.image import Image
-from pilotlight.sdk.options import parse_memory, settle
+from pilotlight.sdk.options import parse_memory, resolve_options
 from pilotlight.sdk.secret import Secret
 from pilotlight.sdk.weights import Weights
-from pilotlight.spec import FunctionKind, MethodSpec
+from pilotlight.spec.engines import EngineSpec, Task, TokenLimits
+from pilotlight.spec.function import FunctionKind, MethodSpec
+from pilotlight.spec.policies import (
+    Fallback,
+    ModelCard,
+    Objectives,
+    RetryPolicy,
+    Variant,
+    require_in_range,
+)
 
 OWN_ARGUMENTS = frozenset(
     {
@@ -51,7 +59,7 @@ _KV_BYTES = "kv-cache-memory-bytes"
 
 class EngineOptions(TypedDict, total=False):
     """Keywords of `app.vllm()` beside its own; they mean what they mean to `@app.function()`
-    (`pilotlight.sdk.options.Options`)."""
+    (`pilotlight.sdk.options.FunctionOptions`)."""
 
     image: Image | None
     env: Mapping[str, str]
@@ -141,7 +149,7 @@ class EngineDeclaration(Declaration):
         )
 
 
-class Place:
+class DeclarationSite:
     """Where `app.vllm(…)` was called: what a declaration has in place of a function."""
 
     def __init__(self, name: str, module: str, doc: str) -> None:
@@ -178,7 +186,7 @@ class Engine:
     def model(self) -> str:
         """What an application writes as `model`: `app/function`; an adapter is
         `app/function:adapter`."""
-        return f"{running.deployed_name(self._app)}/{self._name}"
+        return f"{active_app.deployed_name(self._app)}/{self._name}"
 
     def client(self, **options: Any) -> Any:
         """`openai.OpenAI`, with this platform's address and key. Raises InvalidInput when the
@@ -198,7 +206,7 @@ def _client(kind: str, options: Mapping[str, Any]) -> Any:
             "the package `openai` is not installed here: pip install openai, or call the HTTP API "
             "at /v1"
         ) from e
-    profile = session.client().profile
+    profile = sessions.client().profile
     known: dict[str, Any] = {
         "base_url": f"{profile.base_url.rstrip('/')}/v1",
         "api_key": profile.api_key,
@@ -212,7 +220,7 @@ def _over_socket(kind: str, path: str) -> Any:
     """The HTTP client of an OpenAI client that connects to a Unix socket."""
     import httpx
 
-    from weight_cache.cookies import no_cookies
+    from pilotlight.core.cookies import no_cookies
 
     if kind.startswith("Async"):
         return httpx.AsyncClient(
@@ -262,13 +270,13 @@ def engine_declaration(
             f"app.vllm: weights = {weights!r}: expected pilotlight.Weights(…)", parameter="weights"
         )
     place, adapters = (
-        Place(name, module, str(options.get("description", ""))),
+        DeclarationSite(name, module, str(options.get("description", ""))),
         _adapters(lora, function=name),
     )
     checked = check_declared_name(place, name)
-    bound("max_num_seqs", max_num_seqs, 1, 10_000)
-    settled = settle({**_DEFAULTS, **options}, concurrent={"max_inputs": max_num_seqs})
-    arguments, kv_bytes = check_arguments(engine_args, gpus=settled.resources.gpu_count)
+    require_in_range("max_num_seqs", max_num_seqs, 1, 10_000)
+    settled = resolve_options({**_DEFAULTS, **options}, concurrent={"max_inputs": max_num_seqs})
+    arguments, kv_bytes = parse_engine_arguments(engine_args, gpus=settled.resources.gpu_count)
     memory, is_parallel = options.get("memory"), settled.resources.gpu_count > 1
     return EngineDeclaration(
         app=app,
@@ -327,7 +335,7 @@ def _adapters(lora: Mapping[str, Weights] | None, *, function: str) -> dict[str,
     return dict(lora or {})
 
 
-def check_arguments(
+def parse_engine_arguments(
     given: Mapping[str, Any] | None, *, gpus: int
 ) -> tuple[dict[str, Any], int | None]:
     """The server's arguments without dashes in front, `_` as `-`, and what they say of the cache's
@@ -350,7 +358,7 @@ def check_arguments(
         found[name] = value
     product = 1
     for name in _PARALLEL:
-        product *= whole(name, found.get(name, 1))
+        product *= parse_whole_number(name, found.get(name, 1))
     if any(name in found for name in _PARALLEL) and product != max(1, gpus):
         raise InvalidInput(
             f"engine_args: {' times '.join(n for n in _PARALLEL if n in found)} makes {product}, "
@@ -361,10 +369,10 @@ def check_arguments(
     cache = found.pop(_KV_BYTES, None)
     return found, None if cache is None else parse_memory(cache) if isinstance(
         cache, str
-    ) else whole(_KV_BYTES, cache)
+    ) else parse_whole_number(_KV_BYTES, cache)
 
 
-def whole(name: str, value: Any) -> int:
+def parse_whole_number(name: str, value: Any) -> int:
     """A number among the server's arguments. Raises InvalidInput."""
     try:
         number = int(value)

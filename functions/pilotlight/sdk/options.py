@@ -1,5 +1,5 @@
 """The keywords of `@app.function()` and `@app.cls()`, and what they mean: parsed once into the
-records of `pilotlight.spec`."""
+records of `pilotlight.spec.function`."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
 from pilotlight.errors import InvalidInput
-from pilotlight.policies import Fallback, ModelCard, Objectives, RetryPolicy, Schedule, Variant
 from pilotlight.sdk.batches import inputs_for_batches
+from pilotlight.sdk.decorators import warn_ignored
 from pilotlight.sdk.image import Image
-from pilotlight.sdk.marks import ignored
-from pilotlight.sdk.promises import settle_policies
+from pilotlight.sdk.policies import resolve_policies
 from pilotlight.sdk.secret import Secret
 from pilotlight.sdk.weights import Weights
-from pilotlight.spec import GIB, MIB, PUBLIC, Clocks, FunctionNetwork, Resources, Scaling
-from pilotlight.types import Priority
+from pilotlight.spec.function import GIB, MIB, PUBLIC, Clocks, FunctionNetwork, Resources, Scaling
+from pilotlight.spec.identifiers import Priority
+from pilotlight.spec.policies import Fallback, ModelCard, Objectives, RetryPolicy, Schedule, Variant
 
 
-class Options(TypedDict, total=False):
+class FunctionOptions(TypedDict, total=False):
     """Keywords of a declaration; every one may be left out.
 
     Times are seconds. `memory` is a limit: "2GiB", "2Gi", "512MiB", or a whole number of MiB; `gpu`
@@ -154,9 +154,9 @@ _SCALING = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settled:
+class ResolvedOptions:
     """Options after parsing: complete and checked. `policies` are the fields of that kind of
-    `pilotlight.spec.FunctionSpec`."""
+    `pilotlight.spec.function.FunctionSpec`."""
 
     name: str | None
     image: Image | None
@@ -178,9 +178,9 @@ class Settled:
     check: Callable[[Any, Any], bool] | None
 
 
-def settle(
+def resolve_options(
     options: Mapping[str, Any], *, concurrent: Mapping[str, Any] | None, batched: Any = None
-) -> Settled:
+) -> ResolvedOptions:
     """Parse a declaration's keywords. Raises InvalidInput naming the keyword.
 
     Args:
@@ -195,7 +195,7 @@ def settle(
     clocks = {field: values[key] for key, field in _CLOCKS.items() if values.get(key) is not None}
     if scaling.get("min_instances", 0) > scaling.get("max_instances", Scaling().max_instances):
         scaling.setdefault("max_instances", scaling["min_instances"])
-    return Settled(
+    return ResolvedOptions(
         name=values.get("name"),
         image=_typed(values, "image", Image),
         has_image="image" in values,
@@ -211,14 +211,14 @@ def settle(
         access=parse_access(values.get("access")),
         priority=parse_priority(values.get("priority")),
         tags=parse_tags(values.get("tags")),
-        policies=settle_policies(values),
+        policies=resolve_policies(values),
         example=values.get("example"),
         check=values.get("check"),
     )
 
 
 def _resolve_aliases(options: Mapping[str, Any]) -> dict[str, Any]:
-    known = set(Options.__annotations__)
+    known = set(FunctionOptions.__annotations__)
     values: dict[str, Any] = {}
     for given, value in options.items():
         if given in _REFUSED:
@@ -228,7 +228,7 @@ def _resolve_aliases(options: Mapping[str, Any]) -> dict[str, Any]:
             hint = f"; did you mean {near[0]}=?" if near else ""
             raise InvalidInput(f"there is no option {given}={hint}", parameter=given)
         if given in _IGNORED:
-            ignored(given, _IGNORED[given], stacklevel=5)
+            warn_ignored(given, _IGNORED[given], stacklevel=5)
             continue
         name = _ALIASES.get(given, given)
         if given == "block_network":

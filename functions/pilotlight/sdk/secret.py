@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pilotlight.errors import InvalidInput, NotFound
-from pilotlight.types import MAX_NAME_LENGTH, check_name
+from pilotlight.spec.identifiers import MAX_NAME_LENGTH, check_name
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 

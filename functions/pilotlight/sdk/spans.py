@@ -18,7 +18,7 @@ from typing import Any, Protocol, Self, TypeVar, cast
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-class Recorder(Protocol):
+class SpanRecorder(Protocol):
     """Who keeps the spans of one call; safe from any thread."""
 
     def begin(self, begun: span, parent: span | None) -> str:
@@ -61,7 +61,7 @@ class span:  # noqa: N801 - it reads as a statement
         self.error = ""
         self.began_ns = 0
         self.ended_ns = 0
-        self._recorder: Recorder | None = None
+        self._recorder: SpanRecorder | None = None
         self._outer: Current = None
 
     def __repr__(self) -> str:
@@ -76,16 +76,16 @@ class span:  # noqa: N801 - it reads as a statement
         return self
 
     def __enter__(self) -> Self:
-        outer = CURRENT.get()
+        outer = CURRENT_RECORDER.get()
         if outer is None:
             return self
         around = outer if isinstance(outer, span) else None
         recorder = around._recorder if around is not None else outer
-        self._outer, self._recorder = outer, cast(Recorder, recorder)
+        self._outer, self._recorder = outer, cast(SpanRecorder, recorder)
         self.id = self._recorder.begin(self, around)
         self.parent = around.id if around is not None else ""
         if self.id:
-            CURRENT.set(self)
+            CURRENT_RECORDER.set(self)
         self.began_ns = time.perf_counter_ns()
         return self
 
@@ -103,8 +103,8 @@ class span:  # noqa: N801 - it reads as a statement
         ):
             self.error = kind.__qualname__
         # else it ends in another context, or before one inside it: nothing to put back here
-        if CURRENT.get() is self:
-            CURRENT.set(self._open_outer())
+        if CURRENT_RECORDER.get() is self:
+            CURRENT_RECORDER.set(self._open_outer())
         self._recorder.end(self)
 
     def _open_outer(self) -> Current:
@@ -149,6 +149,6 @@ class span:  # noqa: N801 - it reads as a statement
         return cast(_Function, calling)
 
 
-Current = span | Recorder | None
-CURRENT: ContextVar[Current] = ContextVar("pilotlight_span", default=None)
+Current = span | SpanRecorder | None
+CURRENT_RECORDER: ContextVar[Current] = ContextVar("pilotlight_span", default=None)
 """The innermost span that is open here, the call's recorder where none is, None outside calls."""

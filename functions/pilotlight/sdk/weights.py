@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 
 from pilotlight.errors import InvalidInput, NotFound
 from pilotlight.sdk.secret import Secret
-from pilotlight.types import MAX_NAME_LENGTH, check_name
+from pilotlight.spec.identifiers import MAX_NAME_LENGTH, check_name
 
 WEIGHTS_VARIABLE = "PILOTLIGHT_WEIGHTS"
 """In a worker: a JSON object, mount name → directory."""

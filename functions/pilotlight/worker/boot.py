@@ -92,20 +92,20 @@ def main(launch_path: str, *, interpreter_ms: float, started: float) -> None:
     chosen_here = set_environment(env=document["env"], work=document["work"])
     set_path(runtime=document["runtime"], site_directories=document["site"])
 
-    from pilotlight.spec import FunctionKind
-    from pilotlight.worker import startup
-    from pilotlight.worker.launch import Launch
+    from pilotlight.spec.function import FunctionKind
+    from pilotlight.worker import worker
+    from pilotlight.worker.launch_file import Launch
 
     launch = Launch.from_json(document, chosen_threads=chosen_here)
     if launch.spec.kind is FunctionKind.ENGINE:
-        from pilotlight.worker.engine import life
+        from pilotlight.worker.engine import engine_worker
 
-        life.run(
+        engine_worker.run(
             launch,
             site=document["site"],
             boot_ms=interpreter_ms + (time.monotonic() - started) * 1000,
         )
-    startup.run(launch, boot_ms=interpreter_ms + (time.monotonic() - started) * 1000)
+    worker.run(launch, boot_ms=interpreter_ms + (time.monotonic() - started) * 1000)
 
 
 if __name__ == "__main__":

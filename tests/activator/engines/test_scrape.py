@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from activator.llm.engine_scraper import IDLE_EVERY_S, MAX_BYTES, Scraper, read
+from activator.llm.engine_scraper import IDLE_EVERY_S, MAX_BYTES, EngineScraper, read
 from activator.llm.engine_state import EngineState
 from activator.routing.route_table import CallTarget
-from pilotlight.spec import Scaling
+from pilotlight.spec.function import Scaling
 from tests.activator.conftest import PATIENCE_S
 from tests.activator.engines.worlds import World, started
 from tests.fakes.engine.engine import EngineFake
@@ -35,7 +35,7 @@ async def test_an_engine_with_calls_is_asked_each_time_and_an_idle_one_seldom(wo
     throttler = world.engine(scaling=SCALING)
     busy, _ = await started(throttler, 2)
     looks: list[CallTarget] = []
-    scraper = Scraper(
+    scraper = EngineScraper(
         world.scaler.throttlers,
         deadline_s=PATIENCE_S,
         seen=lambda target, _: looks.append(target),
@@ -70,7 +70,7 @@ async def test_a_look_is_no_call_and_what_it_saw_is_told(world: World) -> None:
     (instance,) = await started(throttler, 1)
     before = (instance.calls, instance.idle_since, throttler.load.last_call_at)
     told: list[tuple[CallTarget, EngineState]] = []
-    scraper = Scraper(
+    scraper = EngineScraper(
         world.scaler.throttlers,
         deadline_s=PATIENCE_S,
         seen=lambda target, view: told.append((target, view)),
@@ -90,7 +90,7 @@ async def test_a_look_is_no_call_and_what_it_saw_is_told(world: World) -> None:
 async def test_functions_that_are_no_language_models_are_never_asked(world: World) -> None:
     (instance,) = await started(world.deploy(spec_of(scaling=SCALING)), 1)
 
-    await Scraper(world.scaler.throttlers, deadline_s=PATIENCE_S, clock=world.clock).scrape()
+    await EngineScraper(world.scaler.throttlers, deadline_s=PATIENCE_S, clock=world.clock).scrape()
 
     assert world.fleet.workers[instance.id].requests == []
 
@@ -98,7 +98,7 @@ async def test_functions_that_are_no_language_models_are_never_asked(world: Worl
 async def test_who_ended_while_it_was_asked_is_forgotten(world: World) -> None:
     throttler = world.engine(scaling=SCALING)
     (instance,) = await started(throttler, 1)
-    scraper = Scraper(world.scaler.throttlers, deadline_s=PATIENCE_S, clock=world.clock)
+    scraper = EngineScraper(world.scaler.throttlers, deadline_s=PATIENCE_S, clock=world.clock)
 
     looking = asyncio.create_task(scraper.scrape())
     await asyncio.sleep(0)
@@ -114,7 +114,7 @@ async def test_an_engine_that_does_not_answer_is_not_known_and_keeps_its_slots(
     throttler = world.engine(scaling=SCALING)
     (instance,) = await started(throttler, 1)
     await world.fleet.engines[instance.id].die()
-    scraper = Scraper(world.scaler.throttlers, deadline_s=PATIENCE_S, clock=world.clock)
+    scraper = EngineScraper(world.scaler.throttlers, deadline_s=PATIENCE_S, clock=world.clock)
 
     for _ in range(5):
         await scraper.scrape()

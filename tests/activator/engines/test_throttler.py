@@ -11,8 +11,8 @@ import pytest
 
 from activator.balancing.throttler import Throttler
 from activator.llm.engine_state import MAX_MISSED
-from pilotlight.policies import Objectives
-from pilotlight.spec import Scaling
+from pilotlight.spec.function import Scaling
+from pilotlight.spec.policies import Objectives
 from tests.activator.engines.samples import histogram, reading
 from tests.activator.engines.worlds import World, started
 from tests.activator.test_gateway import until

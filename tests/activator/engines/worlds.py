@@ -5,17 +5,17 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from activator.autoscaler.loop import AutoscalerLoop
-from activator.balancing.admission import GlobalQueue
+from activator.autoscaler.autoscaler_loop import AutoscalerLoop
+from activator.balancing.global_queue import GlobalQueue
 from activator.balancing.instance import Instance
 from activator.balancing.throttler import Throttler
 from activator.billing.service import BillingService
 from activator.llm.engine_throttler import EngineThrottler
 from activator.metrics.metrics import Metrics
 from activator.routing.route_table import CallTarget, RouteTable
-from pilotlight.engines import EngineSpec
-from pilotlight.policies import Objectives
-from pilotlight.spec import FunctionKind, FunctionSpec, MethodSpec, Scaling, WeightsSpec
+from pilotlight.spec.engines import EngineSpec
+from pilotlight.spec.function import FunctionKind, FunctionSpec, MethodSpec, Scaling, WeightsSpec
+from pilotlight.spec.policies import Objectives
 from tests.activator.conftest import MemoryLedger
 from tests.fakes.clock import ManualClock
 from tests.fakes.fake_fleet import FakeFleet

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from activator.autoscaler.loop import AutoscalerLoop
-from activator.balancing.admission import GlobalQueue
+from activator.autoscaler.autoscaler_loop import AutoscalerLoop
+from activator.balancing.global_queue import GlobalQueue
 from activator.balancing.rebalancing import IDLE_SURPLUS_S
 from activator.balancing.reservation import Reservation
 from activator.balancing.throttler import Throttler
@@ -23,10 +23,10 @@ from activator.fairness.start_admission import StartAdmission
 from activator.metrics.metrics import Metrics
 from activator.routing.route_table import CallTarget, RouteTable
 from pilotlight import errors
-from pilotlight.pricing import Rates
 from pilotlight.protocol import FeedChange
-from pilotlight.quotas import Plan
-from pilotlight.spec import Resources, Scaling
+from pilotlight.spec.function import Resources, Scaling
+from pilotlight.spec.pricing import Rates
+from pilotlight.spec.quotas import Plan
 from snapshotter.errors import NoCapacity
 from snapshotter.starts.node_capacity import NodeCapacity
 from tests.activator.conftest import MemoryLedger

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from activator.fairness.fair_queue import Entry, FairQueue
 from activator.fairness.queue_priority import DEFAULT_RANK, QueuePriority
-from pilotlight.types import Priority
+from pilotlight.spec.identifiers import Priority
 
 
 def rank_of(tenant: str, weight: int = 1, priority: Priority = Priority.STANDARD) -> QueuePriority:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from activator.fairness.load_shedding import SheddingIndex, level
 from activator.fairness.queue_priority import QueuePriority
-from pilotlight.types import Priority
+from pilotlight.spec.identifiers import Priority
 
 BATCH, STANDARD, REALTIME = Priority.BATCH, Priority.STANDARD, Priority.REALTIME
 

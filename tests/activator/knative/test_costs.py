@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from activator.knative.deletion_cost import Costs, cost_of
-from activator.knative.pods import COST
-from pilotlight.cluster.errors import ClusterUnreachable
+from activator.knative.deletion_cost import DeletionCosts, cost_of
+from activator.knative.pod_watcher import COST
+from pilotlight.kubernetes.errors import ClusterUnreachable
 from tests.fakes.pod_maker import FakePod
 from tests.fakes.small_cluster import World
 
@@ -34,7 +34,7 @@ async def test_only_what_changed_is_written(world: World) -> None:
     one, two = await world.maker.up(target), await world.maker.up(target)
     await world.until(lambda: len(fleet.pods.of(target.key)) == 2)
     loads = {one.uid: (target.key, 3)}
-    costs = Costs(fleet.pods, world.cluster, load_of=lambda: loads)
+    costs = DeletionCosts(fleet.pods, world.cluster, load_of=lambda: loads)
 
     await costs.update()
     assert (_written(world, one), _written(world, two)) == (cost_of(3), None)
@@ -53,7 +53,9 @@ async def test_the_only_pod_of_a_revision_needs_no_order(world: World) -> None:
     target, fleet = world.target(), await world.fleet()
     pod = await world.maker.up(target)
     await world.until(lambda: fleet.pods.of(target.key))
-    await Costs(fleet.pods, world.cluster, load_of=lambda: {pod.uid: (target.key, 3)}).update()
+    await DeletionCosts(
+        fleet.pods, world.cluster, load_of=lambda: {pod.uid: (target.key, 3)}
+    ).update()
     assert _written(world, pod) is None
 
 
@@ -65,7 +67,7 @@ async def test_while_the_api_server_is_away_nothing_fails(world: World) -> None:
     target, fleet = world.target(), await world.fleet()
     pods = [await world.maker.up(target) for _ in range(2)]
     await world.until(lambda: len(fleet.pods.of(target.key)) == 2)
-    await Costs(
+    await DeletionCosts(
         fleet.pods, Away(), load_of=lambda: {pod.uid: (target.key, 1) for pod in pods}
     ).update()
     assert [_written(world, pod) for pod in pods] == [None, None]

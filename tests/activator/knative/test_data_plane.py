@@ -24,9 +24,9 @@ from activator.coordination.redis_state import RedisState
 from activator.gateway.health import Health
 from activator.knative.activation_requests import ActivationRequests
 from activator.knative.fleet import KnativeFleet
-from activator.knative.redis_pod_leases import RedisClaims
+from activator.knative.redis_pod_leases import RedisPodLeases
 from activator.settings import ActivatorSettings
-from pilotlight.spec import FunctionKind, MethodSpec
+from pilotlight.spec.function import FunctionKind, MethodSpec
 from tests.activator.conftest import KEY, Edge, served
 from tests.activator.test_gateway import until
 from tests.fakes.fake_worker import WorkerAnswer, WorkerRequest
@@ -73,7 +73,7 @@ async def site_of(
             whereabouts=whereabouts,
             waiting_of=lambda key: desired_pods_hint(edge.scaler.active(key)),
         )
-        claims = RedisClaims(redis_url, platform=platform, member=member) if redis_url else None
+        claims = RedisPodLeases(redis_url, platform=platform, member=member) if redis_url else None
         fleet = await world.fleet(member, claims, summons=wakes)
         directory.mkdir(exist_ok=True)
         edge = Edge(

@@ -10,9 +10,9 @@ from typing import NoReturn
 import pytest
 
 from activator.knative.fleet import KnativeFleet
-from activator.knative.pod_leases import ClaimsUnreachable, PodLeaseTable, ProcessClaims
+from activator.knative.pod_leases import ClaimsUnreachable, InMemoryPodLeases, PodLeaseTable
 from activator.routing.route_table import CallTarget
-from pilotlight.spec import Clocks
+from pilotlight.spec.function import Clocks
 from snapshotter import errors
 from snapshotter.types import AgentEvent, InstanceId, InstanceInfo, StartKind
 from tests.fakes.absence import away
@@ -305,11 +305,11 @@ async def test_watches_that_are_cut_again_and_again_lose_nothing(world: World) -
 
 async def test_what_was_ours_is_ours_again(world: World) -> None:
     target, board = world.target(), PodLeaseTable(lambda: ("a-0",))
-    before = await world.fleet("a-0", ProcessClaims(board, member="a-0"))
+    before = await world.fleet("a-0", InMemoryPodLeases(board, member="a-0"))
     pod = await world.maker.up(target)
     info = await world.start(before, target)
 
-    after = await world.fleet("a-0", ProcessClaims(board, member="a-0"))
+    after = await world.fleet("a-0", InMemoryPodLeases(board, member="a-0"))
     await world.until(lambda: after.pods.of(target.key))
     adopted = await after.adopt()
 
@@ -330,7 +330,7 @@ async def test_what_nobody_routes_to_any_more_is_not_taken_back(world: World) ->
 async def test_without_what_activators_share_nothing_is_claimed_and_what_is_ours_stays(
     world: World,
 ) -> None:
-    class Mute(ProcessClaims):
+    class Mute(InMemoryPodLeases):
         is_mute = False
 
         async def claim(
@@ -370,7 +370,8 @@ async def test_a_pod_that_another_activator_took_gets_no_more_calls_and_is_not_t
     living = {"a-0", "a-1"}
     board = PodLeaseTable(lambda: living)
     one, two = [
-        await world.fleet(member, ProcessClaims(board, member=member)) for member in ("a-0", "a-1")
+        await world.fleet(member, InMemoryPodLeases(board, member=member))
+        for member in ("a-0", "a-1")
     ]
     await one.adopt()
     target = world.target()
@@ -396,7 +397,8 @@ async def test_a_pod_that_another_takes_while_its_last_calls_are_waited_for_is_n
     living = {"a-0", "a-1"}
     board = PodLeaseTable(lambda: living)
     one, two = [
-        await world.fleet(member, ProcessClaims(board, member=member)) for member in ("a-0", "a-1")
+        await world.fleet(member, InMemoryPodLeases(board, member=member))
+        for member in ("a-0", "a-1")
     ]
     await one.adopt()
     given_back: list[str] = []
@@ -422,11 +424,11 @@ async def test_a_pod_that_another_takes_while_its_last_calls_are_waited_for_is_n
 
 async def test_nothing_is_stated_before_what_was_ours_is_ours_again(world: World) -> None:
     target, board = world.target(), PodLeaseTable(lambda: ("a-0",))
-    before = await world.fleet("a-0", ProcessClaims(board, member="a-0"))
+    before = await world.fleet("a-0", InMemoryPodLeases(board, member="a-0"))
     pod = await world.maker.up(target)
     info = await world.start(before, target, 1)
 
-    after = await world.fleet("a-0", ProcessClaims(board, member="a-0"))
+    after = await world.fleet("a-0", InMemoryPodLeases(board, member="a-0"))
     await world.until(lambda: after.pods.of(target.key))
     await after.state()
 

@@ -22,12 +22,12 @@ import yaml
 
 from activator.coordination.redis_state import RedisState
 from activator.coordination.state import platform_id
-from activator.knative.redis_pod_leases import RedisClaims
-from pilotlight.cluster.names import namespace_of, revision_name, service_name
-from pilotlight.cluster.settings import ClusterSettings
+from activator.knative.redis_pod_leases import RedisPodLeases
+from pilotlight.core.crypto import ActivatorKey
+from pilotlight.kubernetes.names import revision_name, service_name, tenant_namespace
+from pilotlight.kubernetes.settings import ClusterSettings
 from pilotlight.protocol import DUE_PATH, FEED_PATH, FeedChange
-from pilotlight.seal import ActivatorKey
-from pilotlight.spec import Scaling
+from pilotlight.spec.function import Scaling
 from tests.activator.conftest import KEY
 from tests.fakes.fake_worker import FakeWorker, WorkerAnswer, WorkerRequest
 from tests.fakes.plain_http import NO_TLS
@@ -145,7 +145,7 @@ async def activator(world: World, home: Path, redis_url: str) -> AsyncIterator[R
 def _place(target: Any) -> tuple[str, str]:
     settings = ClusterSettings()
     name = revision_name(service_name(target.app, target.function), target.revision)
-    return namespace_of(settings, "acme", target.environment), name
+    return tenant_namespace(settings, "acme", target.environment), name
 
 
 class Held:
@@ -211,7 +211,7 @@ async def test_it_serves_from_pods_and_leaves_without_cutting_anybody_off(
     assert len(pods["quick"].calls) == 2
     platform = platform_id(ActivatorKey.load(short_tmp / "activator.key").token)
     state, claims = (
-        make(redis_url, platform=platform, member="a-1") for make in (RedisState, RedisClaims)
+        make(redis_url, platform=platform, member="a-1") for make in (RedisState, RedisPodLeases)
     )
     await state.join()  # type: ignore[union-attr]
     life = f"{pods['quick'].uid}.0"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from activator.knative.readiness_probe import Readiness, _parsed
+from activator.knative.readiness_probe import ReadinessProbe, _parsed
 from activator.worker_client.connection import WorkerResponse
 from tests.fakes.small_cluster import World
 
@@ -21,7 +21,7 @@ async def test_who_is_left_and_asked_again_at_once_is_asked_by_one_task_that_can
     await world.maker.boots(made)
     await world.until(lambda: fleet.pods.of(target.key) and fleet.pods.of(target.key)[0].ip)
     (pod,) = fleet.pods.of(target.key)
-    readiness = Readiness(port=8080, on_ready=lambda _: None)
+    readiness = ReadinessProbe(port=8080, on_ready=lambda _: None)
 
     def asking() -> list[asyncio.Task[Any]]:  # of the fleet's own are none: nobody starts anything
         return [task for task in asyncio.all_tasks() if task.get_name() == f"is {pod.name} ready"]

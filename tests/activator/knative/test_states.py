@@ -9,7 +9,7 @@ import pytest
 
 from activator.knative import pod_status, start_failure
 from activator.knative.pod_status import Blocker, PodBlocker, WorkerExit
-from activator.knative.pods import Pod
+from activator.knative.pod_watcher import Pod
 from snapshotter import errors
 
 CRASHED = {"lastState": {"terminated": {"exitCode": 1, "reason": "Error", "message": "boom"}}}
@@ -77,7 +77,7 @@ def disrupted(reason: str) -> dict[str, Any]:
     ],
 )
 def test_what_keeps_a_pod_from_starting(body: dict[str, Any], bar: Blocker, says: str) -> None:
-    obstacle = pod_status.obstacle_of(body)
+    obstacle = pod_status.pod_blocker(body)
     assert obstacle is not None
     assert obstacle.bar is bar
     assert says in obstacle.message
@@ -96,8 +96,8 @@ def test_what_keeps_a_pod_from_starting(body: dict[str, Any], bar: Blocker, says
     ],
 )
 def test_nothing_speaks_against_a_pod_that_is_on_its_way(body: dict[str, Any]) -> None:
-    assert pod_status.obstacle_of(body) is None
-    assert pod_status.ending_of(body) is None
+    assert pod_status.pod_blocker(body) is None
+    assert pod_status.worker_exit(body) is None
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_nothing_speaks_against_a_pod_that_is_on_its_way(body: dict[str, Any]) -
     ],
 )
 def test_how_a_worker_ended(body: dict[str, Any], reason: str) -> None:
-    ending = pod_status.ending_of(body)
+    ending = pod_status.worker_exit(body)
     assert ending is not None
     assert ending.reason == reason
 
@@ -131,7 +131,7 @@ def test_the_sidecar_is_not_the_worker() -> None:
         {"name": "queue-proxy", "state": {"terminated": {"exitCode": 1}}, "restartCount": 7}
     )
     assert pod_status.restarts_of(body) == 0
-    assert pod_status.ending_of(body) is None
+    assert pod_status.worker_exit(body) is None
 
 
 @pytest.mark.parametrize(

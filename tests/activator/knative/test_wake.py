@@ -100,7 +100,7 @@ async def test_somebody_who_does_not_answer_is_asked_again_and_named() -> None:
 
 
 class Leader:
-    """A `Demand` that notes what it is told."""
+    """A `ScaleDemand` that notes what it is told."""
 
     def __init__(self) -> None:
         self.said: list[tuple[str, int]] = []

@@ -11,9 +11,9 @@ from dataclasses import replace
 
 import pytest
 
-from pilotlight.observations import Observation, added
-from pilotlight.policies import Fallback
-from pilotlight.spec import FunctionKind, MethodSpec
+from pilotlight.spec.function import FunctionKind, MethodSpec
+from pilotlight.spec.observations import Observation, sum_observations
+from pilotlight.spec.policies import Fallback
 from snapshotter.errors import StartFailed
 from tests.activator.conftest import KEY, Edge
 from tests.activator.test_gateway import until
@@ -48,7 +48,7 @@ def _behaviour() -> object:
 
 
 def observed(edge: Edge, function: str = "hello") -> Observation:
-    total = added(
+    total = sum_observations(
         one for one in edge.metrics.observer.drain(7) if one.function_id == f"f-shop-{function}"
     )
     assert total is not None
@@ -185,11 +185,11 @@ async def test_a_submitted_call_is_observed_and_nobody_waits_for_it(
 
     def ended() -> bool:
         found.extend(edge.metrics.observer.drain(7))
-        total = added(found)
+        total = sum_observations(found)
         return total is not None and total.answered + total.failed == 2
 
     await until(ended)
-    total = added(found)
+    total = sum_observations(found)
     assert total is not None
     assert (counts(total), total.raised, total.latency) == ({"answered": 1, "failed": 1}, 1, {})
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from activator.metrics.metrics import Metrics
 from activator.routing.call_target import CallTarget
 from pilotlight.errors import StartFailed
-from pilotlight.policies import Objectives
+from pilotlight.spec.policies import Objectives
 from tests.fakes.routes import spec_of, target_of
 
 

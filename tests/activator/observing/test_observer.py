@@ -24,8 +24,8 @@ from pilotlight.errors import (
     StartFailed,
     WorkerCrashed,
 )
-from pilotlight.observations import CLOCKS, SHADOW_ARM, Observation, bucket_of
-from pilotlight.policies import STAGES, Objectives
+from pilotlight.spec.observations import CLOCKS, SHADOW_ARM, Observation, latency_bucket
+from pilotlight.spec.policies import STAGES, Objectives
 from snapshotter.types import StartKind
 from tests.fakes.routes import spec_of, target_of
 
@@ -80,7 +80,7 @@ def answer(
 
 @pytest.mark.parametrize("ms", [0.0, 0.3, 1.0, 1.05, 1.1, 99.9, 100.0, 12_345.6, 604_800_000.0])
 def test_buckets_are_those_of_the_door(ms: float) -> None:
-    assert bisect_left(BOUNDS, ms) == min(bucket_of(ms), MAX_BUCKET)
+    assert bisect_left(BOUNDS, ms) == min(latency_bucket(ms), MAX_BUCKET)
 
 
 @pytest.mark.parametrize(
@@ -155,10 +155,10 @@ def test_a_warm_call_that_waited_for_its_quotas_is_told_stage_by_stage() -> None
     )
     one = seen(observer)
     assert {clock: list(one.latency[clock]) for clock in ("route", "admit", "queue", "exec")} == {
-        "route": [bucket_of(2)],
-        "admit": [bucket_of(30)],
-        "queue": [bucket_of(8)],
-        "exec": [bucket_of(20)],
+        "route": [latency_bucket(2)],
+        "admit": [latency_bucket(30)],
+        "queue": [latency_bucket(8)],
+        "exec": [latency_bucket(20)],
     }
     assert one.overruns == {"admit": 1}
 
@@ -201,7 +201,7 @@ def test_an_answered_call_spends_one_clock(start_ms: float, streamed: bool, cloc
 def test_a_stream_counts_by_its_first_byte() -> None:
     observer = CallStats()
     answer(observer, call_of(), exec_ms=9000, streamed=True, first_byte_ms=100)
-    assert seen(observer).latency["first_byte"] == {bucket_of(100): 1}
+    assert seen(observer).latency["first_byte"] == {latency_bucket(100): 1}
 
 
 def test_a_stream_that_breaks_was_answered_and_not_completed() -> None:

@@ -11,7 +11,7 @@ import pytest
 from activator.call_stats import shipper
 from activator.call_stats.observer import CallStats
 from activator.call_stats.shipper import KEPT_MINUTES, PendingStats, StatsShipper
-from pilotlight.observations import Observation
+from pilotlight.spec.observations import Observation
 from tests.fakes.routes import spec_of, target_of
 
 TARGETS = [target_of(spec_of(f"f{number}")) for number in range(3)]

@@ -8,7 +8,7 @@ from activator.calls.runner import Call
 from activator.llm.openai.call import EngineCall
 from activator.llm.openai.request import OpenAIRequest
 from activator.llm.token_reservation import TokenReservation
-from pilotlight.observations import Observation, bucket_of
+from pilotlight.spec.observations import Observation, latency_bucket
 from snapshotter.types import StartKind
 from tests.activator.tokens.asking import model
 from tests.fakes.routes import target_of
@@ -57,15 +57,15 @@ def test_tokens_and_the_times_between_them_are_counted() -> None:
     one = observed(call_of(pieces_ms=(40, 60, 80, 180), cached=4))
 
     assert (one.tokens_in, one.tokens_out, one.tokens_cached) == (10, 4, 4)
-    assert one.latency["ttft"] == {bucket_of(40): 1}
-    assert one.latency["itl"] == {bucket_of(20): 2, bucket_of(100): 1}
+    assert one.latency["ttft"] == {latency_bucket(40): 1}
+    assert one.latency["itl"] == {latency_bucket(20): 2, latency_bucket(100): 1}
 
 
 def test_the_first_token_after_a_start_is_not_in_the_clock_of_the_warm() -> None:
     one = observed(call_of(pieces_ms=(900, 920), start_ms=800))
 
     assert "ttft" not in one.latency
-    assert one.latency["itl"] == {bucket_of(20): 1}
+    assert one.latency["itl"] == {latency_bucket(20): 1}
 
 
 def test_what_was_delivered_counts_although_the_caller_left_or_the_engine_died() -> None:

@@ -12,8 +12,8 @@ import openai
 import pytest
 
 from activator.settings import ActivatorSettings
-from pilotlight.engines import EngineSpec, Task, TokenLimits
-from pilotlight.spec import FunctionKind, FunctionSpec, MethodSpec, Scaling, WeightsSpec
+from pilotlight.spec.engines import EngineSpec, Task, TokenLimits
+from pilotlight.spec.function import FunctionKind, FunctionSpec, MethodSpec, Scaling, WeightsSpec
 from tests.activator.conftest import KEY, PATIENCE_S, Edge
 from tests.fakes.engine.engine import EngineFake
 from tests.fakes.engine.served import ServedEngine

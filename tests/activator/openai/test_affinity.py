@@ -7,9 +7,9 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
-from activator.llm.engine_scraper import Scraper
+from activator.llm.engine_scraper import EngineScraper
 from activator.llm.engine_throttler import EngineThrottler
-from pilotlight.spec import Scaling
+from pilotlight.spec.function import Scaling
 from tests.activator.conftest import PATIENCE_S
 from tests.activator.openai.conftest import Shop, chat, llm
 from tests.activator.test_gateway import until
@@ -77,7 +77,7 @@ async def test_memory_that_the_engine_says_is_full_keeps_calls_in_our_queue(shop
     await until(lambda: bool(shop.edge.fleet.engines))
     await shop.engine.wait_running(1)
 
-    await Scraper(shop.edge.scaler.throttlers, deadline_s=PATIENCE_S).scrape()
+    await EngineScraper(shop.edge.scaler.throttlers, deadline_s=PATIENCE_S).scrape()
 
     (instance,) = throttler.instances.values()
     assert instance.capacity < 4

@@ -11,7 +11,7 @@ from activator.llm.openai.errors import ModelNotFound
 from activator.llm.openai.request import OpenAIRequest, parsed
 from activator.llm.request_size import CHAT, COMPLETIONS, EMBEDDINGS
 from pilotlight import errors
-from pilotlight.engines import Task
+from pilotlight.spec.engines import Task
 from tests.activator.openai.conftest import chat, llm
 from tests.fakes.routes import spec_of, target_of
 

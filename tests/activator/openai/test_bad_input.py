@@ -11,8 +11,8 @@ import pytest
 from activator.http.request import MAX_ACCEPT_BYTES
 from activator.llm.openai.api import MAX_VALUES
 from activator.settings import ActivatorSettings
-from pilotlight.engines import Task, TokenLimits
-from pilotlight.spec import FunctionKind, MethodSpec
+from pilotlight.spec.engines import Task, TokenLimits
+from pilotlight.spec.function import FunctionKind, MethodSpec
 from tests.activator.openai.conftest import Shop, chat, llm
 from tests.fakes.routes import route_of, spec_of
 

@@ -13,11 +13,11 @@ import pytest
 
 from activator.llm.openai.call import EngineCall
 from pilotlight import errors
-from pilotlight.engines import TokenLimits
-from pilotlight.policies import Fallback, Variant
 from pilotlight.protocol import CallRecord
-from pilotlight.spec import Scaling
-from pilotlight.types import Priority
+from pilotlight.spec.engines import TokenLimits
+from pilotlight.spec.function import Scaling
+from pilotlight.spec.identifiers import Priority
+from pilotlight.spec.policies import Fallback, Variant
 from snapshotter import errors as agent_errors
 from tests.activator.openai.conftest import Shop, chat, events_of, llm
 from tests.activator.test_gateway import until

@@ -11,9 +11,9 @@ import httpx
 import openai
 import pytest
 
-from pilotlight.engines import Task, TokenLimits
-from pilotlight.pricing import Rates
-from pilotlight.traffic import Arm, ExperimentTraffic
+from pilotlight.spec.engines import Task, TokenLimits
+from pilotlight.spec.pricing import Rates
+from pilotlight.spec.traffic import Arm, ExperimentTraffic
 from tests.activator.conftest import KEY, PATIENCE_S
 from tests.activator.openai.conftest import Shop, chat, events_of, llm
 from tests.activator.test_gateway import until

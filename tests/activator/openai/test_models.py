@@ -7,7 +7,7 @@ import pytest
 from activator.llm.openai.model_catalog import Engines
 from activator.llm.openai.model_resolver import MAX_COMPARED, ModelName, near_names, parse
 from activator.routing.route_table import FunctionRouter
-from pilotlight.pricing import Rates
+from pilotlight.spec.pricing import Rates
 from tests.activator.openai.conftest import llm
 from tests.fakes.routes import TENANT, change, empty_table, route_of, spec_of, split_route
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from activator.calls.fallback import StandIn
+from activator.calls.fallback import FallbackResponse
 from activator.http.sse import HOLD_BYTES
 from activator.llm.openai.call import EngineCall
 from activator.llm.openai.parser import BodyParser, StreamParser
@@ -18,8 +18,8 @@ from activator.llm.request_size import CHAT, COMPLETIONS, EMBEDDINGS, asked_of
 from activator.llm.token_reservation import TokenReservation
 from activator.worker_client.connection import WorkerResponse
 from pilotlight import errors
-from pilotlight.engines import Task
-from pilotlight.spec import Clocks
+from pilotlight.spec.engines import Task
+from pilotlight.spec.function import Clocks
 from tests.activator.openai.conftest import Shop, chat, llm
 from tests.fakes.routes import route_of, target_of
 
@@ -197,4 +197,4 @@ def test_an_engine_that_writes_when_its_calls_time_is_over_is_not_stuck(
         OpenAIRequest(CHAT, chat()), tokens=counts, id="req-1", target=target, method="", key_id="k"
     )
 
-    assert StandIn(call, WorkerResponse(None, 200, [], b"{}"))._is_writing is is_writing
+    assert FallbackResponse(call, WorkerResponse(None, 200, [], b"{}"))._is_writing is is_writing

@@ -16,7 +16,7 @@ import openai
 import pytest
 
 from examples.tiny_llama import make
-from pilotlight.spec import MIB
+from pilotlight.spec.function import MIB
 from pilotlight.worker.engine import arguments
 from tests.activator.openai.conftest import Shop, chat, events_of, llm
 from tests.activator.test_gateway import until

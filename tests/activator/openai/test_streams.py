@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from activator.settings import ActivatorSettings
-from pilotlight.spec import Clocks
+from pilotlight.spec.function import Clocks
 from snapshotter import errors as agent_errors
 from tests.activator.conftest import KEY, PATIENCE_S
 from tests.activator.openai.conftest import Shop, chat, events_of, llm

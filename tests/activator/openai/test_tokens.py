@@ -10,11 +10,11 @@ import openai
 import pytest
 
 from activator.balancing.throttler import Throttler
-from pilotlight.engines import TokenLimits
-from pilotlight.pricing import Rates, cost_of
 from pilotlight.protocol import UsageRecord
-from pilotlight.spec import Scaling
-from pilotlight.types import FunctionAddress, TenantId
+from pilotlight.spec.engines import TokenLimits
+from pilotlight.spec.function import Scaling
+from pilotlight.spec.identifiers import FunctionAddress, TenantId
+from pilotlight.spec.pricing import Rates, price_usage
 from tests.activator.conftest import KEY
 from tests.activator.openai.conftest import Shop, chat, llm
 from tests.activator.test_gateway import until
@@ -25,7 +25,7 @@ async def record_of(shop: Shop) -> UsageRecord:
     """The only call there was."""
     records = await shop.edge.settle()
     [record] = [one for one in records.values() if one.kind == "CALL"]
-    assert Decimal(record.cost) == cost_of(record, Rates(version="test"))
+    assert Decimal(record.cost) == price_usage(record, Rates(version="test"))
     return record
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from pilotlight.policies import MAX_RUNGS, Fallback, RetryPolicy, Variant
 from pilotlight.protocol import CONTENT_PICKLE
-from pilotlight.spec import Clocks, MethodSpec, Scaling
-from pilotlight.types import Priority
+from pilotlight.spec.function import Clocks, MethodSpec, Scaling
+from pilotlight.spec.identifiers import Priority
+from pilotlight.spec.policies import MAX_FALLBACKS, Fallback, RetryPolicy, Variant
 from snapshotter import errors as agent_errors
 from tests.activator.conftest import Edge
 from tests.activator.test_gateway import problem_of, until
@@ -148,8 +148,8 @@ async def test_the_rungs_of_one_call_are_bounded_however_they_are_nested(edge: E
     broken(edge, *names)
     answer = await edge.call("shop/f0:invoke", json={"x": 1})
 
-    assert f"at most {MAX_RUNGS} fallbacks" in str(problem_of(answer)["fallbacks"])
-    assert len(edge.fleet.started) == 1 + MAX_RUNGS
+    assert f"at most {MAX_FALLBACKS} fallbacks" in str(problem_of(answer)["fallbacks"])
+    assert len(edge.fleet.started) == 1 + MAX_FALLBACKS
 
 
 async def test_the_last_good_answer_to_the_same_arguments_is_given_again(edge: Edge) -> None:

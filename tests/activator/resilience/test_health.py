@@ -10,16 +10,22 @@ from pathlib import Path
 
 import pytest
 
-from activator.balancing.admission import GlobalQueue
+from activator.balancing.global_queue import GlobalQueue
 from activator.balancing.throttler import Throttler
 from activator.billing.service import BillingService
 from activator.metrics.metrics import Metrics
 from activator.resilience.breaker import WINDOW_S, BreakerTerms, Outcome
 from activator.resilience.outlier_detection import CHECK_S, MAX_PAST, SLOW_CHECKS, RevisionHealth
-from activator.resilience.outliers import Tally, Timed, is_outlier, may_eject, slowest
+from activator.resilience.outliers import (
+    OutcomeCounts,
+    TimedRevision,
+    is_outlier,
+    may_eject,
+    slowest,
+)
 from activator.routing.call_target import CallTarget
 from pilotlight import errors
-from pilotlight.spec import Scaling
+from pilotlight.spec.function import Scaling
 from snapshotter import errors as agent_errors
 from snapshotter.types import InstanceId, InstanceInfo, StartKind
 from tests.activator.conftest import MemoryLedger
@@ -281,16 +287,16 @@ def test_a_revision_that_crashes_for_days_is_not_remembered_by_instance() -> Non
 @pytest.mark.parametrize(
     "mine, others, expected",
     [
-        (Tally(5, 5), Tally(50, 0), True),
-        (Tally(4, 4), Tally(50, 0), False),
-        (Tally(10, 4), Tally(50, 0), False),
-        (Tally(10, 10), Tally(50, 25), False),
-        (Tally(10, 10), Tally(50, 12), True),
-        (Tally(10, 10), Tally(4, 0), False),
+        (OutcomeCounts(5, 5), OutcomeCounts(50, 0), True),
+        (OutcomeCounts(4, 4), OutcomeCounts(50, 0), False),
+        (OutcomeCounts(10, 4), OutcomeCounts(50, 0), False),
+        (OutcomeCounts(10, 10), OutcomeCounts(50, 25), False),
+        (OutcomeCounts(10, 10), OutcomeCounts(50, 12), True),
+        (OutcomeCounts(10, 10), OutcomeCounts(4, 0), False),
     ],
 )
 def test_an_outlier_fails_where_its_siblings_do_not(
-    mine: Tally, others: Tally, expected: bool
+    mine: OutcomeCounts, others: OutcomeCounts, expected: bool
 ) -> None:
     assert is_outlier(mine, others) is expected
 
@@ -304,9 +310,9 @@ def test_no_more_than_half_are_ejected(live: int, ejected: int, expected: bool) 
 
 
 def test_slowness_is_a_factor_and_a_difference_and_needs_calls() -> None:
-    assert slowest([Timed("a", 20, 0.2), Timed("b", 20, 10)]) == "b"
-    assert slowest([Timed("a", 20, 0.002), Timed("b", 20, 0.2)]) is None, (
+    assert slowest([TimedRevision("a", 20, 0.2), TimedRevision("b", 20, 10)]) == "b"
+    assert slowest([TimedRevision("a", 20, 0.002), TimedRevision("b", 20, 0.2)]) is None, (
         "a hundred times slower, and still 10 ms"
     )
-    assert slowest([Timed("a", 20, 0.2), Timed("b", 19, 10)]) is None
-    assert slowest([Timed("a", 20, 20), Timed("b", 20, 60)]) is None
+    assert slowest([TimedRevision("a", 20, 0.2), TimedRevision("b", 19, 10)]) is None
+    assert slowest([TimedRevision("a", 20, 20), TimedRevision("b", 20, 60)]) is None

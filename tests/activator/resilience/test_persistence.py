@@ -10,14 +10,14 @@ import httpx
 import pytest
 
 from activator.calls.call import Call
-from activator.calls.fallback import StandIn
-from activator.calls.retry import RetryExecutor
+from activator.calls.fallback import FallbackResponse
+from activator.calls.retry_executor import RetryExecutor
 from activator.quotas.admission import Admission
 from activator.resilience.breaker import BreakerTerms
 from activator.resilience.retry_budget import BURST, RetryBudgets
 from activator.settings import ActivatorSettings
 from activator.worker_client.connection import WorkerResponse
-from pilotlight.policies import Fallback, RetryPolicy
+from pilotlight.spec.policies import Fallback, RetryPolicy
 from tests.activator.conftest import Edge
 from tests.activator.test_gateway import forever, problem_of, until
 from tests.fakes.fake_worker import Behaviour, Script, WorkerAnswer, WorkerRequest, echo
@@ -299,7 +299,7 @@ class SlowGate:
         """See Gate."""
 
 
-class Raised(StandIn):
+class Raised(FallbackResponse):
     """User code raised in it."""
 
     __slots__ = ("closed",)

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from activator.resilience import retry_budget
-from activator.resilience.retries import delay_s, is_failure, may_retry, pause_s
 from activator.resilience.retry_budget import BURST, RetryBudgets
+from activator.resilience.retry_policy import delay_s, is_failure, may_retry, pause_s
 from activator.worker_client.connection import WorkerConnectionLost
 from pilotlight import errors
-from pilotlight.policies import RetryPolicy
-from pilotlight.spec import FunctionSpec, MethodSpec
+from pilotlight.spec.function import FunctionSpec, MethodSpec
+from pilotlight.spec.policies import RetryPolicy
 
 FIXED = RetryPolicy(
     max_retries=3, initial_delay_s=1, backoff_coefficient=2, max_delay_s=3, jitter=0

@@ -15,9 +15,9 @@ import httpx
 import pytest
 
 from activator.settings import ActivatorSettings
-from pilotlight.policies import RetryPolicy
 from pilotlight.protocol import PROBLEM_BASE
-from pilotlight.spec import Clocks, MethodSpec
+from pilotlight.spec.function import Clocks, MethodSpec
+from pilotlight.spec.policies import RetryPolicy
 from tests.activator.conftest import KEY, PATIENCE_S, Edge
 from tests.activator.streams.world import GENERATOR, OFTEN_S, Released
 from tests.activator.test_gateway import until

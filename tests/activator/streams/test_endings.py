@@ -8,7 +8,7 @@ import contextlib
 import pytest
 
 from activator.http.sse import HOLD_BYTES
-from pilotlight.spec import Clocks
+from pilotlight.spec.function import Clocks
 from snapshotter import errors as agent_errors
 from tests.activator.conftest import Edge
 from tests.activator.streams.world import GENERATOR, OFTEN_S, Released, reading, told

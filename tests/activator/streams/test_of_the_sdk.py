@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from pilotlight.client import AsyncClient, Client
+from pilotlight.client.client import AsyncClient, Client
+from pilotlight.client.pickling import dumps
 from pilotlight.profile import Profile
-from pilotlight.sdk.pickling import dumps
 from tests.activator.conftest import KEY, Edge
 from tests.activator.streams.test_call_streams import submit
 from tests.activator.streams.world import GENERATOR, Released

@@ -9,7 +9,7 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
-from pilotlight.spec import MethodSpec
+from pilotlight.spec.function import MethodSpec
 from tests.activator.conftest import KEY, PATIENCE_S, Edge
 from tests.fakes.fake_worker import WorkerAnswer, WorkerRequest
 

@@ -10,10 +10,10 @@ from activator.routing.access import AccessCache, AccessGrant
 from activator.routing.api_keys import Principal
 from activator.routing.route_table import RouteTable
 from activator.settings import ActivatorSettings
-from pilotlight.engines import EngineSpec, Task, TokenLimits
 from pilotlight.protocol import FeedChange, KeyRecord
-from pilotlight.spec import FunctionKind, FunctionSpec, MethodSpec, Scaling, WeightsSpec
-from pilotlight.types import FunctionAddress, TenantId
+from pilotlight.spec.engines import EngineSpec, Task, TokenLimits
+from pilotlight.spec.function import FunctionKind, FunctionSpec, MethodSpec, Scaling, WeightsSpec
+from pilotlight.spec.identifiers import FunctionAddress, TenantId
 from tests.fakes.routes import TENANT, change, empty_table, route_of, spec_of
 
 

@@ -20,8 +20,8 @@ from activator.billing.journal import Journal
 from activator.billing.usage import PICO, UsageTemplate
 from activator.llm.token_reservation import TokenReservation
 from pilotlight import errors
-from pilotlight.pricing import BUSY, Rates, cost_of
 from pilotlight.protocol import UsageRecord
+from pilotlight.spec.pricing import BUSY, Rates, price_usage
 from tests.activator.billing_world import (
     FOOTPRINT,
     RATES,
@@ -111,7 +111,7 @@ def test_a_record_says_what_a_call_took_and_its_cost_is_that_of_the_list(engine:
         record.finish,
         record.first_token_ms,
     ) == (90, 12, 64, "stop", 15)
-    assert Decimal(bill.cost) == Decimal(record.cost) == cost_of(record, BY_TOKEN)
+    assert Decimal(bill.cost) == Decimal(record.cost) == price_usage(record, BY_TOKEN)
     assert (
         Decimal(record.cost)
         == Decimal("0.004001") + 90 * BY_TOKEN.token_in + 12 * BY_TOKEN.token_out
@@ -143,7 +143,7 @@ def test_the_books_price_tokens_as_the_list_does(
         tokens_in=tokens_in,
         tokens_out=tokens_out,
     )
-    assert Decimal(template.picos(7, tokens_in, tokens_out)) / PICO == cost_of(record, rates)
+    assert Decimal(template.picos(7, tokens_in, tokens_out)) / PICO == price_usage(record, rates)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_only_what_was_delivered_is_billed(
     engine.close(ticket, status=ended[0], outcome=ended[1])
     [record] = engine.records()
     assert (record.tokens_in, record.tokens_out, record.finish) == (*tokens, finish)
-    assert Decimal(record.cost) == cost_of(record, BY_TOKEN)
+    assert Decimal(record.cost) == price_usage(record, BY_TOKEN)
 
 
 def test_a_call_of_another_kind_says_nothing_of_tokens(engine: Engine) -> None:
@@ -211,7 +211,7 @@ def test_what_a_kill_left_open_is_lost_and_took_no_tokens(tmp_path: Path) -> Non
         0,
         "",
     )
-    assert Decimal(record.cost) == cost_of(record, BY_TOKEN)
+    assert Decimal(record.cost) == price_usage(record, BY_TOKEN)
 
 
 # -- budgets ---------------------------------------------------------------------------------------

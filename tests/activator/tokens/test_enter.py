@@ -12,7 +12,7 @@ from activator.llm.token_admission import TokenAdmission, use_of_kept
 from activator.llm.token_reservation import TokenReservation
 from activator.quotas.process import ProcessQuotas
 from pilotlight import errors
-from pilotlight.engines import Task
+from pilotlight.spec.engines import Task
 from tests.activator.tokens.asking import Door, chat, model
 from tests.fakes.clock import ManualClock
 from tests.fakes.routes import TENANT, spec_of, target_of

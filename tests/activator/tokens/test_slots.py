@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from activator.balancing.admission import GlobalQueue
+from activator.balancing.global_queue import GlobalQueue
 from activator.balancing.reservation import Reservation
 from activator.billing.service import BillingService
 from activator.fairness.fair_queue import FairQueue
@@ -24,8 +24,8 @@ from activator.llm.engine_throttler import EngineThrottler
 from activator.llm.token_reservation import TokenReservation
 from activator.metrics.metrics import Metrics
 from pilotlight import errors
-from pilotlight.spec import Scaling
-from pilotlight.types import Priority
+from pilotlight.spec.function import Scaling
+from pilotlight.spec.identifiers import Priority
 from tests.activator.conftest import MemoryLedger
 from tests.activator.test_gateway import until
 from tests.activator.test_waiting import BareFleet

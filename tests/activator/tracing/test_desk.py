@@ -11,9 +11,9 @@ from prometheus_client import CollectorRegistry
 
 from activator.calls.runner import Call
 from activator.tracing.pipeline import TracePipeline
+from pilotlight.core.transport import Endpoint
 from pilotlight.protocol import new_call_id
 from tests.fakes.routes import spec_of, target_of
-from weight_cache.addresses import Address
 
 
 @pytest.mark.slow  # waits until traces are given up
@@ -24,7 +24,7 @@ async def test_a_kept_trace_goes_both_ways_and_what_is_lost_on_either_is_counted
         nobody = f"http://127.0.0.1:{listener.getsockname()[1]}"
     desk = TracePipeline(
         share=0.0,
-        controller=Address.at(short_tmp / "none.sock"),
+        controller=Endpoint.at(short_tmp / "none.sock"),
         token="t",
         activator="a-0",
         endpoint=nobody,

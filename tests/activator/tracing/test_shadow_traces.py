@@ -9,8 +9,8 @@ import pytest
 
 from activator.settings import ActivatorSettings
 from activator.tracing.context import ERROR
-from pilotlight.observations import SHADOW_ARM
-from pilotlight.tracecontext import parse, root_span_of
+from pilotlight.core.tracing.trace_context import parse_traceparent, root_span_id
+from pilotlight.spec.observations import SHADOW_ARM
 from tests.activator.conftest import Edge
 from tests.activator.test_gateway import until
 from tests.activator.test_shadows import V2, World
@@ -55,9 +55,9 @@ async def test_the_copy_of_a_call_whose_trace_is_kept_is_kept_and_linked(world: 
     assert copy["id"] != TRACE
     assert copy["revision"] == V2
     root = copy["spans"][0]
-    assert root["links"] == [f"{TRACE}-{root_span_of(original['call'])}"]
+    assert root["links"] == [f"{TRACE}-{root_span_id(original['call'])}"]
     assert root["attributes"]["pilotlight.arm"] == SHADOW_ARM
-    parent = parse(world.copies[0].headers["traceparent"].encode())
+    parent = parse_traceparent(world.copies[0].headers["traceparent"].encode())
     assert parent is not None
     assert (parent.trace_id, parent.is_sampled) == (copy["id"], True)
 

@@ -15,9 +15,14 @@ from activator.settings import ActivatorSettings
 from activator.tracing.context import ASKED, Trace
 from activator.tracing.sampling import BURST_S, RATES
 from activator.tracing.trace_builder import Json
-from pilotlight.policies import Objectives, RetryPolicy
-from pilotlight.spec import FunctionKind
-from pilotlight.tracecontext import attempt_span_of, parse, root_span_of, trace_id_of
+from pilotlight.core.tracing.trace_context import (
+    attempt_span_id,
+    parse_traceparent,
+    root_span_id,
+    trace_id_for_call,
+)
+from pilotlight.spec.function import FunctionKind
+from pilotlight.spec.policies import Objectives, RetryPolicy
 from snapshotter import errors as agent_errors
 from tests.activator.conftest import KEY, Edge
 from tests.activator.test_gateway import until
@@ -95,11 +100,11 @@ async def test_a_call_that_waited_for_a_start_is_kept_with_its_phases(
         "COLD",
         answer.headers["x-request-id"],
     )
-    assert trace["id"] == trace_id_of(trace["call"])
+    assert trace["id"] == trace_id_for_call(trace["call"])
     route = "POST /v1/functions/shop/hello:invoke"
     assert {"fork": "start", "start": route, "exec": route}.items() <= tree(trace).items()
     root = spans(trace)[route]
-    assert (root["kind"], root["parent"], root["id"]) == ("server", "", root_span_of(trace["call"]))
+    assert (root["kind"], root["parent"], root["id"]) == ("server", "", root_span_id(trace["call"]))
     assert root["attributes"]["faas.coldstart"] is True
     assert root["attributes"]["http.response.status_code"] == 200
     assert root["attributes"]["pilotlight.start_kind"] == "COLD"
@@ -115,8 +120,8 @@ async def test_a_worker_is_asked_for_its_spans_where_the_call_waited_for_a_start
 ) -> None:
     edge.add(route_of(spec_of(objectives=patient)))
     await edge.call(json={"x": 1})
-    parent = parse(received(edge)[0]["traceparent"].encode())
-    assert parent == (edge.traces[0]["id"], attempt_span_of(edge.traces[0]["call"]), True)
+    parent = parse_traceparent(received(edge)[0]["traceparent"].encode())
+    assert parent == (edge.traces[0]["id"], attempt_span_id(edge.traces[0]["call"]), True)
 
 
 async def test_an_ordinary_warm_call_leaves_no_trace_and_tells_its_worker_nothing(
@@ -134,16 +139,20 @@ async def test_a_caller_that_keeps_its_trace_finds_the_call_in_it(warm: Edge) ->
     (trace,) = warm.traces
     assert (trace["id"], trace["kept_for"], trace["spans"][0]["parent"]) == (TRACE, "asked", SPAN)
     told = received(warm)[-1]
-    assert parse(told["traceparent"].encode()) == (TRACE, attempt_span_of(trace["call"]), True)
+    assert parse_traceparent(told["traceparent"].encode()) == (
+        TRACE,
+        attempt_span_id(trace["call"]),
+        True,
+    )
     assert told["tracestate"] == "congo=t61rcWkgMzE,rojo=00f067aa0ba902b7"
-    assert spans(trace)["exec"]["id"] == attempt_span_of(trace["call"])
+    assert spans(trace)["exec"]["id"] == attempt_span_id(trace["call"])
     assert TRACE in generate_latest(warm.metrics.registry).decode()  # type: ignore[no-untyped-call]  # as an exemplar
 
 
 async def test_a_caller_that_does_not_keep_its_trace_is_still_the_parent(warm: Edge) -> None:
     await warm.call(json={"x": 1}, headers=UNSAMPLED)
     assert warm.traces == []
-    parent = parse(received(warm)[-1]["traceparent"].encode())
+    parent = parse_traceparent(received(warm)[-1]["traceparent"].encode())
     assert parent is not None
     assert (parent.trace_id, parent.is_sampled, parent.span_id == SPAN) == (TRACE, False, False)
 
@@ -172,7 +181,7 @@ async def test_a_flood_of_calls_that_ask_is_not_a_flood_of_traces(
         await warm.call(json={"x": 1}, headers=SAMPLED)
     assert len(warm.traces) == bound
     # it is told as not sampled
-    assert parse(received(warm)[-1]["traceparent"].encode()) is not None
+    assert parse_traceparent(received(warm)[-1]["traceparent"].encode()) is not None
 
 
 async def test_a_failed_call_is_kept(warm: Edge, script: Script) -> None:
@@ -237,9 +246,9 @@ async def test_an_attempt_whose_worker_died_is_a_span_of_its_own(
     assert (
         executions[0]["attributes"]["faas.instance"] != executions[1]["attributes"]["faas.instance"]
     )
-    assert parse(received(edge)[-1]["traceparent"].encode()) == (
+    assert parse_traceparent(received(edge)[-1]["traceparent"].encode()) == (
         TRACE,
-        attempt_span_of(trace["call"], 2),
+        attempt_span_id(trace["call"], 2),
         True,
     )
 
@@ -362,7 +371,11 @@ async def test_a_raw_request_has_a_trace_and_its_function_our_span_as_parent(
         trace
     ).items()
     told = received(web)[-1]
-    assert parse(told["traceparent"].encode()) == (TRACE, attempt_span_of(trace["call"]), True)
+    assert parse_traceparent(told["traceparent"].encode()) == (
+        TRACE,
+        attempt_span_id(trace["call"]),
+        True,
+    )
     assert told["tracestate"] == "a=1"
 
 
@@ -384,7 +397,7 @@ async def test_a_stranger_to_a_public_function_keeps_no_trace_of_its_owner(
     )
     assert answer.status_code == 200, answer.text
     assert edge.traces == []
-    parent = parse(received(edge)[-1]["traceparent"].encode())
+    parent = parse_traceparent(received(edge)[-1]["traceparent"].encode())
     assert parent is not None
     assert (parent.trace_id, parent.is_sampled) == (TRACE, False)
 
@@ -410,9 +423,9 @@ async def test_a_submitted_call_stays_in_its_callers_trace(warm: Edge) -> None:
     root = trace["spans"][0]
     assert (root["name"], root["kind"], root["parent"]) == ("shop/hello", "consumer", SPAN)
     assert root["attributes"]["faas.trigger"] == "pubsub"
-    assert parse(received(warm)[-1]["traceparent"].encode()) == (
+    assert parse_traceparent(received(warm)[-1]["traceparent"].encode()) == (
         TRACE,
-        attempt_span_of(call_id),
+        attempt_span_id(call_id),
         True,
     )
 

@@ -10,18 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from pilotlight.cluster.api import Cluster
-from pilotlight.cluster.settings import ClusterSettings
-from pilotlight.controller.bell import Bell
-from pilotlight.controller.cluster.reconciler import Pace, Reconciler
-from pilotlight.controller.cluster.status import FunctionStatus, Statuses
+from pilotlight.controller.database.change_notifier import ChangeNotifier
+from pilotlight.controller.kubernetes.function_status import FunctionStatus, FunctionStatuses
+from pilotlight.controller.kubernetes.reconciler import ReconcileLimits, Reconciler
+from pilotlight.kubernetes.cluster import Cluster
+from pilotlight.kubernetes.settings import ClusterSettings
 from tests.fakes.fed_platform import CLOCK_S, FedPlatform
 from tests.fakes.kubernetes.server import ApiServer
 from tests.fakes.small_serving import SmallServing
 
 RUNTIME = "registry.example/runtime@sha256:" + "0" * 64
 PATIENCE_S = 30.0
-QUICK = Pace(
+QUICK = ReconcileLimits(
     workers=4,
     first_retry_s=0.02,
     most_retry_s=0.1,
@@ -41,13 +41,13 @@ class Bench:
     platform: FedPlatform
     kubeconfig: Path
     settings: ClusterSettings
-    statuses: Statuses = field(default_factory=Statuses)
+    statuses: FunctionStatuses = field(default_factory=FunctionStatuses)
     wall_s: float = CLOCK_S
     may_write: bool = True
     reconciler: Reconciler | None = None
 
     @contextlib.asynccontextmanager
-    async def running(self, statuses: Statuses | None = None) -> AsyncIterator[Reconciler]:
+    async def running(self, statuses: FunctionStatuses | None = None) -> AsyncIterator[Reconciler]:
         """A reconciler, for the time of a block."""
         async with await Cluster.connect(self.settings) as cluster:
             self.reconciler = Reconciler(
@@ -109,7 +109,7 @@ async def bench(api_server: ApiServer, kubeconfig: Path, tmp_path: Path) -> Asyn
     settings = ClusterSettings(
         kubeconfig=str(kubeconfig), runtime_image=RUNTIME, namespace="default"
     )
-    platform = FedPlatform(tmp_path, bell=Bell())
+    platform = FedPlatform(tmp_path, bell=ChangeNotifier())
     with SmallServing(api_server) as serving:
         yield Bench(
             server=api_server,

@@ -7,10 +7,10 @@ import base64
 from functools import partial
 from typing import Any
 
-from pilotlight.cluster import names
-from pilotlight.policies import RolloutTerms
+from pilotlight.kubernetes import names
 from pilotlight.protocol import TenantRecord
-from pilotlight.spec import Clocks
+from pilotlight.spec.function import Clocks
+from pilotlight.spec.policies import RolloutTerms
 from tests.cluster.reconciler.conftest import Bench
 from tests.fakes.fed_platform import ACME, document_of, spec
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from pilotlight.cluster import names
-from pilotlight.cluster.api import Cluster
-from pilotlight.cluster.kinds import NAMESPACE, REVISION, SERVICE
-from pilotlight.cluster.lease import Election, LeaseTerms
-from pilotlight.cluster.settings import ClusterSettings
-from pilotlight.controller.bell import Bell
-from pilotlight.controller.cluster.leading import lead
-from pilotlight.controller.cluster.reconciler import Reconciler
+from pilotlight.controller.database.change_notifier import ChangeNotifier
+from pilotlight.controller.kubernetes.leader_election import run_while_leading
+from pilotlight.controller.kubernetes.reconciler import Reconciler
+from pilotlight.kubernetes import names
+from pilotlight.kubernetes.cluster import Cluster
+from pilotlight.kubernetes.kinds import NAMESPACE, REVISION, SERVICE
+from pilotlight.kubernetes.leader_election import LeaderElection, LeaseTerms
+from pilotlight.kubernetes.settings import ClusterSettings
 from tests.cluster.reconciler.conftest import RUNTIME, Bench
 from tests.cluster.reconciler.test_reconciler import ONE, SERVING, TWO, traffic_of, two
 from tests.fakes.absence import away
@@ -187,7 +187,7 @@ async def test_a_feature_that_is_off_is_named_with_the_command_that_switches_it_
             settings = ClusterSettings(
                 kubeconfig=str(kubeconfig), runtime_image=RUNTIME, namespace="default"
             )
-            platform = FedPlatform(tmp_path, bell=Bell())
+            platform = FedPlatform(tmp_path, bell=ChangeNotifier())
             bench = Bench(
                 server=server,
                 serving=serving,
@@ -267,7 +267,7 @@ async def test_an_empty_database_deletes_nothing(bench: Bench, tmp_path: Path) -
         await bench.until_phase("ready")
     home = tmp_path / "fresh"
     home.mkdir()
-    kept, bench.platform = bench.platform, FedPlatform(home, bell=Bell())
+    kept, bench.platform = bench.platform, FedPlatform(home, bell=ChangeNotifier())
     async with bench.running():
         await bench.until_quiet()
         assert traffic_of(bench) == [(ONE, 100, "")]
@@ -310,7 +310,7 @@ async def test_of_two_controllers_one_works_and_the_other_takes_over(bench: Benc
     async def controller(name: str) -> None:
         async with (
             await Cluster.connect(bench.settings) as cluster,
-            Election(
+            LeaderElection(
                 cluster, name="reconciler", namespace="default", identity=name, terms=terms
             ) as election,
         ):
@@ -326,7 +326,7 @@ async def test_of_two_controllers_one_works_and_the_other_takes_over(bench: Benc
                         bell=bench.platform.bell,
                         statuses=bench.statuses,
                     )
-                    await lead(election, {"reconciler": reconciler.run})
+                    await run_while_leading(election, {"reconciler": reconciler.run})
                 finally:
                     at_work.remove(name)
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from pilotlight.cluster.api import Cluster
-from pilotlight.cluster.kinds import REVISION
-from pilotlight.cluster.settings import ClusterSettings
-from pilotlight.controller.bell import Bell
-from pilotlight.policies import RolloutTerms
+from pilotlight.controller.database.change_notifier import ChangeNotifier
+from pilotlight.kubernetes.cluster import Cluster
+from pilotlight.kubernetes.kinds import REVISION
+from pilotlight.kubernetes.settings import ClusterSettings
+from pilotlight.spec.policies import RolloutTerms
 from tests.cluster.reconciler.conftest import RUNTIME, Bench
 from tests.cluster.reconciler.test_reconciler import ONE, SERVING, TWO, traffic_of
 from tests.fakes.fed_platform import FedPlatform, spec
@@ -38,7 +38,7 @@ async def knative(
         settings = ClusterSettings(
             kubeconfig=str(cluster.kubeconfig), runtime_image=RUNTIME, namespace="default"
         )
-        platform = FedPlatform(tmp_path, bell=Bell())
+        platform = FedPlatform(tmp_path, bell=ChangeNotifier())
         stack.callback(platform.close)
         unused = SmallServing(cluster.api)
         yield Bench(

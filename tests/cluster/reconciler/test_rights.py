@@ -12,22 +12,22 @@ from typing import Any
 
 import pytest
 
-from pilotlight.cluster import kinds, names
-from pilotlight.cluster.api import Cluster
-from pilotlight.cluster.deeds import Deed
-from pilotlight.cluster.doctor.examine import examine
-from pilotlight.cluster.errors import ClusterError, Forbidden, Invalid
-from pilotlight.cluster.kinds import NAMESPACE, NODE, POD, ROLE_BINDING, SECRET
-from pilotlight.cluster.manifests.tenancy import (
+from pilotlight.controller.kubernetes.applier import Applier
+from pilotlight.controller.kubernetes.informers import Informers
+from pilotlight.controller.kubernetes.orphaned_journals import OrphanedJournal, drain_job
+from pilotlight.kubernetes import kinds, names
+from pilotlight.kubernetes.api_request import ApiRequest
+from pilotlight.kubernetes.cluster import Cluster
+from pilotlight.kubernetes.doctor.checks import examine_cluster
+from pilotlight.kubernetes.errors import ClusterError, Forbidden, Invalid
+from pilotlight.kubernetes.kinds import NAMESPACE, NODE, POD, ROLE_BINDING, SECRET
+from pilotlight.kubernetes.manifests.tenant_namespace import (
     ACTIVATOR_BINDING,
     CONTROLLER_BINDING,
     Tenancy,
     namespace_manifests,
 )
-from pilotlight.cluster.settings import ClusterSettings
-from pilotlight.controller.cluster.departed import Journal, drain_job
-from pilotlight.controller.cluster.mirror import Mirror
-from pilotlight.controller.cluster.writing import Writer
+from pilotlight.kubernetes.settings import ClusterSettings
 from tests.cluster.reconciler.conftest import Bench
 from tests.fakes.chart import Rendering, install_rights, render
 from tests.fakes.fed_platform import ACME, spec
@@ -147,8 +147,8 @@ async def test_what_goes_with_its_namespace_is_no_failure(site: Installed) -> No
         "labels": {**LABELS, names.FUNCTION_ID: "f-1"},
         "uid": "1",
     }
-    async with Mirror(site.controller, on_change=lambda *_: None) as mirror:
-        writer = Writer(site.controller, mirror)
+    async with Informers(site.controller, on_change=lambda *_: None) as mirror:
+        writer = Applier(site.controller, mirror)
         await writer.remove(kinds.CONFIG_MAP, {"metadata": left})
         bench.server.add_namespace("staying")
         with pytest.raises(Forbidden):
@@ -158,7 +158,7 @@ async def test_what_goes_with_its_namespace_is_no_failure(site: Installed) -> No
 async def test_doctor_finds_the_rights_complete(site: Installed) -> None:
     await site.deploy()
     for cluster, role in ((site.controller, "controller"), (site.activator, "activator")):
-        found = await examine(cluster.settings, role=role)  # type: ignore[arg-type]
+        found = await examine_cluster(cluster.settings, role=role)  # type: ignore[arg-type]
         assert [one.state for one in found if one.what == f"rights of {role}"] == ["ok"]
 
 
@@ -385,11 +385,11 @@ async def test_a_binding_by_mistake_does_not_give_an_activator_other_namespaces(
 async def test_an_activator_reads_no_secret_and_grants_nothing(site: Installed) -> None:
     site.add_namespace()
     for deed in (
-        Deed(verb="list", kind=SECRET, namespace="fn-acme"),
-        Deed(verb="create", kind=POD, namespace="fn-acme"),
-        Deed(verb="create", kind=POD, namespace="fn-acme", subresource="exec"),
-        Deed(verb="create", kind=ROLE_BINDING, namespace="fn-acme"),
-        Deed(verb="create", kind=NAMESPACE),
+        ApiRequest(verb="list", kind=SECRET, namespace="fn-acme"),
+        ApiRequest(verb="create", kind=POD, namespace="fn-acme"),
+        ApiRequest(verb="create", kind=POD, namespace="fn-acme", subresource="exec"),
+        ApiRequest(verb="create", kind=ROLE_BINDING, namespace="fn-acme"),
+        ApiRequest(verb="create", kind=NAMESPACE),
     ):
         assert not await site.activator.may(deed), deed
 
@@ -406,10 +406,10 @@ async def test_the_controller_reads_secrets_and_runs_commands_in_tenants_namespa
         (None, False),
     ):
         for deed in (
-            Deed(verb="list", kind=SECRET, namespace=namespace),
-            Deed(verb="create", kind=POD, namespace=namespace, subresource="exec"),
-            Deed(verb="delete", kind=POD, namespace=namespace),
-            Deed(verb="create", kind=kinds.SERVICE, namespace=namespace),
+            ApiRequest(verb="list", kind=SECRET, namespace=namespace),
+            ApiRequest(verb="create", kind=POD, namespace=namespace, subresource="exec"),
+            ApiRequest(verb="delete", kind=POD, namespace=namespace),
+            ApiRequest(verb="create", kind=kinds.SERVICE, namespace=namespace),
         ):
             assert await site.controller.may(deed) is is_allowed, deed
 
@@ -511,7 +511,7 @@ async def test_the_controllers_jobs_have_no_rights_on_their_node(
         }
     }
     job = drain_job(
-        activators, Journal(claim=claim, ordinal=4), labels={names.MANAGED_BY: "pilotlight"}
+        activators, OrphanedJournal(claim=claim, ordinal=4), labels={names.MANAGED_BY: "pilotlight"}
     )
     pod = job["spec"]["template"]["spec"]
     container = pod["containers"][0]

@@ -6,19 +6,24 @@ from typing import Any
 
 import pytest
 
-from pilotlight.cluster.errors import (
+from pilotlight.controller.kubernetes.conditions import ready_of
+from pilotlight.controller.kubernetes.function_status import (
+    FunctionStatus,
+    FunctionStatuses,
+    Phase,
+    status_from_error,
+)
+from pilotlight.controller.kubernetes.rollout_step import ServiceStep, next_step
+from pilotlight.kubernetes.errors import (
     ClusterUnreachable,
     FieldProblem,
     Forbidden,
     Invalid,
     NamespaceEnding,
 )
-from pilotlight.cluster.manifests.difference import differences
-from pilotlight.cluster.manifests.tenancy import Tenancy
-from pilotlight.cluster.settings import ClusterSettings
-from pilotlight.controller.cluster.conditions import ready_of
-from pilotlight.controller.cluster.staging import Step, next_step
-from pilotlight.controller.cluster.status import FunctionStatus, Phase, Statuses, of_error
+from pilotlight.kubernetes.manifests.difference import differences
+from pilotlight.kubernetes.manifests.tenant_namespace import Tenancy
+from pilotlight.kubernetes.settings import ClusterSettings
 from pilotlight.protocol import FunctionRoute
 from tests.fakes.fed_platform import ACME, document_of, spec
 
@@ -50,7 +55,7 @@ def live(traffic: list[dict[str, Any]], template: str = ONE, **annotations: str)
     }
 
 
-def split(step: Step) -> list[tuple[str, int, str]]:
+def split(step: ServiceStep) -> list[tuple[str, int, str]]:
     assert step.service is not None
     return [
         (each["revisionName"], each["percent"], each.get("tag", ""))
@@ -88,7 +93,7 @@ def test_while_knative_makes_it_nothing_is_written() -> None:
     step = next_step(
         route(weights={"v2-000002": 100}), TENANCY, live=now, there={ONE: revision(ONE)}, now=0
     )
-    assert step == Step(service=None, waits_for=TWO)
+    assert step == ServiceStep(service=None, waits_for=TWO)
 
 
 @pytest.mark.parametrize("ready, reason", [("Unknown", ""), ("False", "ImagePullBackOff")])
@@ -167,16 +172,18 @@ def test_differences_are_what_is_wanted_and_not_so(
 
 
 def test_what_passes_by_itself_is_pending_and_what_does_not_has_failed() -> None:
-    assert of_error(NamespaceEnding("gone soon")).phase is Phase.PENDING
-    assert of_error(ClusterUnreachable("away")).phase is Phase.PENDING
-    assert of_error(Forbidden("no")).phase is Phase.FAILED
-    refused = of_error(Invalid("no", problems=[FieldProblem("spec.x", "is wrong", "Write y.")]))
+    assert status_from_error(NamespaceEnding("gone soon")).phase is Phase.PENDING
+    assert status_from_error(ClusterUnreachable("away")).phase is Phase.PENDING
+    assert status_from_error(Forbidden("no")).phase is Phase.FAILED
+    refused = status_from_error(
+        Invalid("no", problems=[FieldProblem("spec.x", "is wrong", "Write y.")])
+    )
     assert refused.reason == "Refused"
     assert "Write y." in refused.message
 
 
 def test_a_status_keeps_its_time_as_long_as_it_says_the_same() -> None:
-    statuses = Statuses()
+    statuses = FunctionStatuses()
     assert statuses.get("f-1") is None
     statuses.is_kept = True
     assert statuses.get("f-1") == FunctionStatus(phase=Phase.PENDING, reason="NotSeen")
@@ -185,6 +192,6 @@ def test_a_status_keeps_its_time_as_long_as_it_says_the_same() -> None:
     assert (statuses.known()["f-1"].since, statuses.known()["f-1"].generation) == (10, 2)
     statuses.set("f-1", FunctionStatus(phase=Phase.FAILED, reason="X"), now=30)
     assert statuses.known()["f-1"].since == 30
-    assert repr(statuses) == "<Statuses 0 ready, 0 pending, 1 failed>"
+    assert repr(statuses) == "<FunctionStatuses 0 ready, 0 pending, 1 failed>"
     statuses.drop("f-1")
     assert statuses.known() == {}

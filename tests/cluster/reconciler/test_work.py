@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 
-from pilotlight.controller.cluster.work import Work
+from pilotlight.controller.kubernetes.workqueue import WorkQueue
 
 
 class Clock:
@@ -20,18 +20,18 @@ class Clock:
 
 async def test_a_key_stands_once_and_the_earlier_time_counts() -> None:
     clock = Clock()
-    work = Work(clock=clock)
+    work = WorkQueue(clock=clock)
     work.add("a", after_s=5)
     work.add("a")
     work.add("a", after_s=3)
     assert await work.take() == "a"
     work.done("a")
     assert work.is_idle
-    assert repr(work) == "<Work 0 waiting, 0 running>"
+    assert repr(work) == "<WorkQueue 0 waiting, 0 running>"
 
 
 async def test_what_is_added_while_it_is_worked_on_is_due_again_afterwards() -> None:
-    work = Work(clock=Clock())
+    work = WorkQueue(clock=Clock())
     work.add("a")
     assert await work.take() == "a"
     work.add("a")
@@ -46,7 +46,7 @@ async def test_what_is_added_while_it_is_worked_on_is_due_again_afterwards() -> 
 
 async def test_the_earliest_goes_first_whatever_was_added_when() -> None:
     clock = Clock()
-    work = Work(clock=clock)
+    work = WorkQueue(clock=clock)
     work.add("late", after_s=10)
     work.add("soon", after_s=1)
     work.add("now")
@@ -56,7 +56,7 @@ async def test_the_earliest_goes_first_whatever_was_added_when() -> None:
 
 async def test_pauses_double_up_to_a_bound_and_begin_anew_after_a_success() -> None:
     clock = Clock()
-    work = Work(clock=clock)
+    work = WorkQueue(clock=clock)
     pauses = []
     for _ in range(5):
         work.add("a")
@@ -73,7 +73,7 @@ async def test_pauses_double_up_to_a_bound_and_begin_anew_after_a_success() -> N
 
 
 async def test_a_pause_that_was_asked_for_is_kept() -> None:
-    work = Work(clock=Clock())
+    work = WorkQueue(clock=Clock())
     work.add("a")
     await work.take()
     assert work.failed("a", first_s=1, most_s=5, at_least_s=3) == 3
@@ -81,7 +81,7 @@ async def test_a_pause_that_was_asked_for_is_kept() -> None:
 
 async def test_one_that_is_done_may_be_due_again_by_itself() -> None:
     clock = Clock()
-    work = Work(clock=clock)
+    work = WorkQueue(clock=clock)
     work.add("a")
     await work.take()
     work.done("a", again_s=600)
@@ -92,7 +92,7 @@ async def test_one_that_is_done_may_be_due_again_by_itself() -> None:
 
 
 async def test_whoever_waits_for_nothing_is_woken_by_the_first_key() -> None:
-    work = Work(clock=Clock())
+    work = WorkQueue(clock=Clock())
     waiting = asyncio.create_task(work.take())
     await asyncio.sleep(0)
     work.add_all(["a"])

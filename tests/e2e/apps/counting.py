@@ -4,7 +4,7 @@ import asyncio
 import os
 
 import pilotlight
-from pilotlight.worker.output import CALL
+from pilotlight.worker.user_code.output import CALL
 
 app = pilotlight.App("counting")
 

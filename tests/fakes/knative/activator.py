@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from pilotlight.cluster.kinds import POD, REVISION
+from pilotlight.kubernetes.kinds import POD, REVISION
 from tests.fakes.knative.controllers import View
 from tests.fakes.knative.queue_proxy import PORT, Load
 from tests.fakes.kubernetes.http import Answer, Connection, Request

@@ -16,7 +16,7 @@ from typing import Any
 
 from activator.autoscaler import kpa
 from activator.autoscaler.windows import TimeWindow
-from pilotlight.cluster.kinds import DEPLOYMENT, POD, POD_AUTOSCALER, SERVERLESS_SERVICE
+from pilotlight.kubernetes.kinds import DEPLOYMENT, POD, POD_AUTOSCALER, SERVERLESS_SERVICE
 from tests.fakes.knative.activator import Activator
 from tests.fakes.knative.controllers import Controller, Key, View, condition, condition_of, owned
 from tests.fakes.knative.queue_proxy import QueueProxy

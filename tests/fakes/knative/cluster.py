@@ -11,9 +11,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from pilotlight.cluster import kinds
-from pilotlight.cluster.api import Cluster
-from pilotlight.cluster.settings import ClusterSettings
+from pilotlight.kubernetes import kinds
+from pilotlight.kubernetes.cluster import Cluster
+from pilotlight.kubernetes.settings import ClusterSettings
 from tests.fakes.knative.activator import Activator
 from tests.fakes.knative.autoscaler import Autoscaler
 from tests.fakes.knative.controllers import Controller, View, condition_of

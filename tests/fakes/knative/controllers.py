@@ -12,11 +12,11 @@ from typing import Any, Self
 
 import aiohttp
 
-from pilotlight.cluster.api import Cluster
-from pilotlight.cluster.changes import Change
-from pilotlight.cluster.errors import AlreadyExists, ClusterError, NotFound
-from pilotlight.cluster.kinds import Kind
-from pilotlight.cluster.watch import Reflector
+from pilotlight.kubernetes.cluster import Cluster
+from pilotlight.kubernetes.errors import AlreadyExists, ClusterError, NotFound
+from pilotlight.kubernetes.kinds import Kind
+from pilotlight.kubernetes.reflector import Reflector
+from pilotlight.kubernetes.watch_events import WatchChange
 from tests.fakes.kubernetes.raw import RawClient
 
 Json = dict[str, Any]
@@ -63,7 +63,7 @@ class View:
         for item in self._reflectors[kind].items():
             listener(item)
 
-    def changes(self, kind: Kind, listener: Callable[[Change], None]) -> None:
+    def changes(self, kind: Kind, listener: Callable[[WatchChange], None]) -> None:
         """As `on`, with what happened to it."""
         self._reflectors[kind].subscribe(listener)
 

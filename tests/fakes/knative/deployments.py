@@ -11,7 +11,7 @@ import json
 import secrets
 from typing import Any
 
-from pilotlight.cluster.errors import (
+from pilotlight.kubernetes.errors import (
     ClusterError,
     Conflict,
     Forbidden,
@@ -19,7 +19,7 @@ from pilotlight.cluster.errors import (
     NotFound,
     QuotaExceeded,
 )
-from pilotlight.cluster.kinds import DEPLOYMENT, POD, REPLICA_SET
+from pilotlight.kubernetes.kinds import DEPLOYMENT, POD, REPLICA_SET
 from tests.fakes.knative.controllers import (
     Controller,
     View,

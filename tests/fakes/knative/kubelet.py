@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from pilotlight.cluster.changes import Change
-from pilotlight.cluster.kinds import NODE, POD
+from pilotlight.kubernetes.kinds import NODE, POD
+from pilotlight.kubernetes.watch_events import WatchChange
 from tests.fakes.knative.controllers import View, condition
 from tests.fakes.knative.images import Images
 from tests.fakes.knative.logs import chosen
@@ -98,7 +98,7 @@ class Kubelet:
         self._view.changes(POD, self._pod_changed)
         self._view.on(NODE, self._node_seen)
         for pod in self._view.items(POD):
-            self._pod_changed(Change("ADDED", pod))
+            self._pod_changed(WatchChange("ADDED", pod))
 
     async def stop(self) -> None:
         """The node is gone: its containers die, and nobody says so."""
@@ -128,7 +128,7 @@ class Kubelet:
                 return runner
         raise KeyError(name)
 
-    def _pod_changed(self, change: Change) -> None:
+    def _pod_changed(self, change: WatchChange) -> None:
         if change.type == "SYNCED" or self._is_stopping:
             return
         pod = change.object

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pilotlight.cluster.kinds import (
+from pilotlight.kubernetes.kinds import (
     CORE_SERVICE,
     DEPLOYMENT,
     ENDPOINT_SLICE,

@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pilotlight.cluster.errors import ClusterError, Conflict
-from pilotlight.cluster.kinds import POD
+from pilotlight.kubernetes.errors import ClusterError, Conflict
+from pilotlight.kubernetes.kinds import POD
 from tests.fakes.knative import container as container_program
 from tests.fakes.knative import volumes
 from tests.fakes.knative.controllers import View, condition, now

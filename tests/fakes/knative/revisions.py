@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from pilotlight.cluster.kinds import DEPLOYMENT, POD, POD_AUTOSCALER, REVISION
+from pilotlight.kubernetes.kinds import DEPLOYMENT, POD, POD_AUTOSCALER, REVISION
 from tests.fakes.knative.controllers import Controller, View, condition, condition_of, owned
 from tests.fakes.knative.serving import summary
 

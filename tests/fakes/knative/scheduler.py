@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from pilotlight.cluster.changes import Change
-from pilotlight.cluster.kinds import NODE, POD
+from pilotlight.kubernetes.kinds import NODE, POD
+from pilotlight.kubernetes.watch_events import WatchChange
 from tests.fakes.knative.controllers import Controller, View, condition, condition_of
 from tests.fakes.kubernetes.quotas import amount
 
@@ -28,7 +28,7 @@ class Scheduler(Controller):
         if not pod["spec"].get("nodeName"):
             self.enqueue(pod)
 
-    def _freed(self, change: Change) -> None:
+    def _freed(self, change: WatchChange) -> None:
         if change.type == "DELETED":
             self._bound.pop(change.object["metadata"]["uid"], None)
             self._all()

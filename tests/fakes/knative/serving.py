@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pilotlight.cluster.kinds import CONFIGURATION, REVISION, ROUTE, SERVICE
+from pilotlight.kubernetes.kinds import CONFIGURATION, REVISION, ROUTE, SERVICE
 from tests.fakes.knative.controllers import (
     Controller,
     View,

@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from pilotlight.cluster.api import Cluster
-from pilotlight.cluster.kinds import CONFIG_MAP, SECRET
+from pilotlight.kubernetes.cluster import Cluster
+from pilotlight.kubernetes.kinds import CONFIG_MAP, SECRET
 
 Json = dict[str, Any]
 

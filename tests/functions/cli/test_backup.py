@@ -13,14 +13,19 @@ from pathlib import Path
 
 import pytest
 
-from pilotlight.cli import drill, state
-from pilotlight.cli.backup import blobs_elsewhere, load, save
-from pilotlight.cli.session import Options, Session
-from pilotlight.controller import invoices, ledger, tenants
-from pilotlight.controller.store import Store
+from pilotlight.cli.commands.operations import drill, state
+from pilotlight.cli.commands.operations.backup import (
+    external_blob_location,
+    load_backup,
+    save_backup,
+)
+from pilotlight.cli.core.session import CommonOptions, Session
+from pilotlight.controller.billing import invoices, ledger
+from pilotlight.controller.database.store import Store
+from pilotlight.controller.identity import tenants
+from pilotlight.core.settings import PlatformSettings
 from pilotlight.errors import Conflict, InvalidInput, NotFound
 from tests.functions.controller.parts import ManualClock, usage
-from weight_cache.settings import PlatformSettings
 
 
 @pytest.fixture
@@ -53,9 +58,9 @@ def test_a_backup_brings_back_what_matters_and_nothing_else(home: Path, tmp_path
     with contextlib.closing(sqlite3.connect(home / "controller.db")) as db:
         db.execute("INSERT INTO keys VALUES ('k-2')")
         db.commit()
-        done = save(home, tmp_path / "b.tar", now=5.0)
+        done = save_backup(home, tmp_path / "b.tar", now=5.0)
     assert (tmp_path / "b.tar").stat().st_mode & 0o777 == 0o600
-    loaded = load(tmp_path / "b.tar", tmp_path / "other", replace=False, now=9.0)
+    loaded = load_backup(tmp_path / "b.tar", tmp_path / "other", replace=False, now=9.0)
     assert loaded.created_at == 5.0
     assert loaded.files == done.files == 4
     assert keys(tmp_path / "other") == ["k-1", "k-2"]
@@ -75,12 +80,12 @@ def test_a_backup_brings_back_what_matters_and_nothing_else(home: Path, tmp_path
 def test_a_home_with_state_is_kept_unless_told_otherwise_and_then_set_aside(
     home: Path, tmp_path: Path
 ) -> None:
-    save(home, tmp_path / "b.tar", now=5.0)
+    save_backup(home, tmp_path / "b.tar", now=5.0)
     (home / "platform.yaml").write_text("# mine")
     with pytest.raises(Conflict, match="already holds"):
-        load(tmp_path / "b.tar", home, replace=False, now=9.0)
+        load_backup(tmp_path / "b.tar", home, replace=False, now=9.0)
     (home / "blobs/aa/later").write_text("newer")
-    load(tmp_path / "b.tar", home, replace=True, now=9.0)
+    load_backup(tmp_path / "b.tar", home, replace=True, now=9.0)
     assert not (home / "blobs/aa/later").exists()
     assert (tmp_path / "home.before-9/blobs/aa/later").read_text() == "newer"
     assert (home / "platform.yaml").read_text() == "# mine"
@@ -96,10 +101,10 @@ def altered(source: Path, target: Path, change: str, content: bytes) -> None:
 
 
 def test_an_altered_file_is_refused_and_nothing_is_touched(home: Path, tmp_path: Path) -> None:
-    save(home, tmp_path / "b.tar", now=5.0)
+    save_backup(home, tmp_path / "b.tar", now=5.0)
     altered(tmp_path / "b.tar", tmp_path / "bad.tar", "blobs/aa/aabb", b"evil")
     with pytest.raises(InvalidInput, match="blobs/aa/aabb was altered"):
-        load(tmp_path / "bad.tar", home, replace=True, now=9.0)
+        load_backup(tmp_path / "bad.tar", home, replace=True, now=9.0)
     assert (home / "blobs/aa/aabb").read_text() == "blob"
     assert keys(home) == ["k-1"]
 
@@ -119,22 +124,22 @@ def test_names_that_no_backup_has_are_refused(tmp_path: Path, name: str) -> None
             info.size = len(data)
             tar.addfile(info, io.BytesIO(data))
     with pytest.raises(InvalidInput, match="no backup does"):
-        load(tmp_path / "b.tar", tmp_path / "h", replace=False, now=9.0)
+        load_backup(tmp_path / "b.tar", tmp_path / "h", replace=False, now=9.0)
     assert not (tmp_path / "h").exists()
 
 
 def test_what_is_no_backup_or_cut_short_is_refused(home: Path, tmp_path: Path) -> None:
     (tmp_path / "text").write_text("hello")
     with pytest.raises(InvalidInput, match="not a whole backup"):
-        load(tmp_path / "text", tmp_path / "h", replace=False, now=9.0)
-    save(home, tmp_path / "b.tar", now=5.0)
+        load_backup(tmp_path / "text", tmp_path / "h", replace=False, now=9.0)
+    save_backup(home, tmp_path / "b.tar", now=5.0)
     (tmp_path / "cut.tar").write_bytes((tmp_path / "b.tar").read_bytes()[:6000])
     with pytest.raises(InvalidInput):
-        load(tmp_path / "cut.tar", tmp_path / "h", replace=False, now=9.0)
+        load_backup(tmp_path / "cut.tar", tmp_path / "h", replace=False, now=9.0)
     with pytest.raises(NotFound):
-        load(tmp_path / "none", tmp_path / "h", replace=False, now=9.0)
+        load_backup(tmp_path / "none", tmp_path / "h", replace=False, now=9.0)
     with pytest.raises(NotFound, match="no platform's state"):
-        save(tmp_path / "empty", tmp_path / "c.tar", now=5.0)
+        save_backup(tmp_path / "empty", tmp_path / "c.tar", now=5.0)
 
 
 def sparse(name: str, size: int) -> bytes:
@@ -163,7 +168,7 @@ def test_a_backup_becomes_no_more_than_it_has_bytes(tmp_path: Path) -> None:
         info.tobuf() + padded + sparse("blobs/aa/aabb", size) + bytes(1024)
     )
     with pytest.raises(InvalidInput, match="sparse"):
-        load(tmp_path / "b.tar", tmp_path / "h", replace=False, now=9.0)
+        load_backup(tmp_path / "b.tar", tmp_path / "h", replace=False, now=9.0)
 
 
 @pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE])
@@ -177,7 +182,7 @@ def test_a_link_in_a_backup_is_refused(tmp_path: Path, kind: bytes) -> None:
         link.type, link.linkname = kind, "/etc"
         tar.addfile(link)
     with pytest.raises(InvalidInput, match="no backup does"):
-        load(tmp_path / "b.tar", tmp_path / "h", replace=False, now=9.0)
+        load_backup(tmp_path / "b.tar", tmp_path / "h", replace=False, now=9.0)
 
 
 @pytest.mark.parametrize(
@@ -194,13 +199,13 @@ def test_a_manifest_that_no_backup_has_is_refused(tmp_path: Path, manifest: byte
         info.size = len(manifest)
         tar.addfile(info, io.BytesIO(manifest))
     with pytest.raises(InvalidInput, match="not a backup of format 1"):
-        load(tmp_path / "b.tar", tmp_path / "h", replace=False, now=9.0)
+        load_backup(tmp_path / "b.tar", tmp_path / "h", replace=False, now=9.0)
 
 
 def test_blobs_that_lie_elsewhere_are_left_out_and_named(home: Path, tmp_path: Path) -> None:
-    done = save(home, tmp_path / "b.tar", now=5.0, blobs_at="s3://bucket/blobs")
+    done = save_backup(home, tmp_path / "b.tar", now=5.0, blobs_at="s3://bucket/blobs")
     assert (done.files, done.blobs_at) == (3, "s3://bucket/blobs")
-    loaded = load(tmp_path / "b.tar", tmp_path / "other", replace=False, now=9.0)
+    loaded = load_backup(tmp_path / "b.tar", tmp_path / "other", replace=False, now=9.0)
     assert loaded.blobs_at == "s3://bucket/blobs"
     assert not (tmp_path / "other" / "blobs").exists()
 
@@ -208,14 +213,14 @@ def test_blobs_that_lie_elsewhere_are_left_out_and_named(home: Path, tmp_path: P
 def test_uploads_under_way_are_no_part_of_a_backup(home: Path, tmp_path: Path) -> None:
     (home / "blobs/incoming").mkdir()
     (home / "blobs/incoming/half").write_text("ha")
-    assert save(home, tmp_path / "b.tar", now=5.0).files == 4
+    assert save_backup(home, tmp_path / "b.tar", now=5.0).files == 4
 
 
 def test_only_another_place_than_the_homes_own_is_elsewhere(home: Path) -> None:
-    assert blobs_elsewhere(PlatformSettings(), home) is None
-    assert blobs_elsewhere(PlatformSettings(blobs=str(home / "x/../blobs")), home) is None
-    assert blobs_elsewhere(PlatformSettings(blobs="/srv/blobs"), home) == "/srv/blobs"
-    assert blobs_elsewhere(PlatformSettings(blobs="s3://b"), home) == "s3://b"
+    assert external_blob_location(PlatformSettings(), home) is None
+    assert external_blob_location(PlatformSettings(blobs=str(home / "x/../blobs")), home) is None
+    assert external_blob_location(PlatformSettings(blobs="/srv/blobs"), home) == "/srv/blobs"
+    assert external_blob_location(PlatformSettings(blobs="s3://b"), home) == "s3://b"
 
 
 def test_the_commands_say_where_blobs_are_that_a_backup_lacks(
@@ -225,7 +230,7 @@ def test_the_commands_say_where_blobs_are_that_a_backup_lacks(
         config = tmp_path / f"{name}.yaml"
         config.write_text(f"platform: {{home: {tmp_path / name}, blobs: {where}}}")
         return Session(
-            options=Options(config=config),
+            options=CommonOptions(config=config),
             environ={"HOME": str(tmp_path), "NO_COLOR": "1"},
             cwd=tmp_path,
         )
@@ -264,10 +269,10 @@ def books(home: Path) -> Path:
     return home
 
 
-def drilled(home: Path, tmp_path: Path, now: float = 1_800_000_100.0) -> drill.Outcome:
+def drilled(home: Path, tmp_path: Path, now: float = 1_800_000_100.0) -> drill.DrillResult:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    return drill.run(home, scratch, clock=ManualClock(now))
+    return drill.run_drill(home, scratch, clock=ManualClock(now))
 
 
 def test_a_drill_tells_what_would_be_lost_and_how_long_it_takes(
@@ -309,7 +314,9 @@ def test_the_drill_is_a_command_and_leaves_nothing_behind(
 ) -> None:
     (books / "platform.yaml").write_text(f"platform: {{home: {books}}}\n")
     state.drill(
-        Session(options=Options(home=books, config=books / "platform.yaml", json=True), environ={})
+        Session(
+            options=CommonOptions(home=books, config=books / "platform.yaml", json=True), environ={}
+        )
     )
     body = json.loads(capsys.readouterr().out)
     assert body["records"] == 3
@@ -333,7 +340,7 @@ def test_a_link_that_a_process_left_in_its_directory_leads_a_backup_nowhere(
         (home / link).symlink_to(tmp_path / target)
     os.mkfifo(home / "blobs/aa/pipe")
     (home / "blobs/aa/x.db").symlink_to(home / "controller.db")
-    save(home, tmp_path / "out.tar", now=1.0)
+    save_backup(home, tmp_path / "out.tar", now=1.0)
     with tarfile.open(tmp_path / "out.tar") as tar:
         assert {*tar.getnames()} == {
             "manifest.json",

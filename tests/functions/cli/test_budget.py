@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from pilotlight.cli.main import build
-from pilotlight.controller import intake
+from pilotlight.controller.billing import usage_ingestion
 from tests.fakes.served_controller import ServedController
 from tests.functions.controller.parts import usage
 
@@ -46,7 +46,7 @@ class Shell:
     def spend(self, cost: str, record: str, *, days_ago: int = 0) -> None:
         at = self.platform.now - days_ago * 86_400
         with self.platform.store.write() as write:
-            intake.take(
+            usage_ingestion.ingest_usage(
                 write,
                 [
                     usage(

@@ -14,11 +14,16 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from pilotlight.cli.admin import secret_values
-from pilotlight.cli.call import body_value, call_arguments, facts, summary
-from pilotlight.cli.commands import command, common_callback, what_to_do
+from pilotlight.cli.commands.calls.call import (
+    body_value,
+    call_arguments,
+    format_summary,
+    parse_response_headers,
+)
+from pilotlight.cli.commands.tenants.access import secret_values
+from pilotlight.cli.core.command import command, common_callback, next_step
+from pilotlight.cli.core.session import CommonOptions, Session
 from pilotlight.cli.main import build
-from pilotlight.cli.session import Options, Session
 from pilotlight.errors import InvalidInput, PilotlightError, Unauthenticated
 
 COMMANDS = [
@@ -74,14 +79,14 @@ COMMANDS = [
     *("weights pin", "weights unpin", "weights delete"),
     *("environment create", "environment list", "environment delete"),
 ]
-seen: list[Options] = []
+seen: list[CommonOptions] = []
 
 
 def probe() -> typer.Typer:
     """A tree with one command that records its options, and one that fails as told."""
     root = typer.Typer()
 
-    def remember(ctx: typer.Context, options: Options) -> None:
+    def remember(ctx: typer.Context, options: CommonOptions) -> None:
         ctx.obj = options
 
     def look(session: Session, word: str = "x") -> None:
@@ -128,7 +133,7 @@ def test_every_command_takes_json_and_explains_itself(words: str) -> None:
 def test_common_options_go_before_or_after_the_command_and_the_later_wins(words: list[str]) -> None:
     seen.clear()
     assert CliRunner().invoke(probe(), words).exit_code == 0
-    assert seen == [Options(json=True, environment="a")]
+    assert seen == [CommonOptions(json=True, environment="a")]
 
 
 @pytest.mark.parametrize(
@@ -178,7 +183,7 @@ def test_every_known_error_says_what_to_do() -> None:
         for kind in PilotlightError.__subclasses__()
         if kind.__module__ == PilotlightError.__module__
     ]
-    silent = [kind.__name__ for kind in ours if "PILOTLIGHT_DEBUG" in what_to_do(kind("x"))]
+    silent = [kind.__name__ for kind in ours if "PILOTLIGHT_DEBUG" in next_step(kind("x"))]
     assert set(silent) <= {"ClientClosedRequest"}
 
 
@@ -207,7 +212,7 @@ def test_answers_are_summed_up_from_their_headers() -> None:
         "x-request-id": "req-1",
     }
     assert (
-        summary(facts(headers))
+        format_summary(parse_response_headers(headers))
         == "FORK · queue 0.1 ms · start 12 ms · weights from dram · cost 0.00001 · req-1"
     )
     assert body_value("application/x-ndjson", b'1\n{"a": 2}\n') == [1, {"a": 2}]

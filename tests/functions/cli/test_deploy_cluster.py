@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from pilotlight.cli.deploying import Deployer
+from pilotlight.cli.commands.apps.deploy_progress import Deployer
+from pilotlight.cli.core.session import CommonOptions, Session
 from pilotlight.cli.main import build
-from pilotlight.cli.session import Options, Session
-from pilotlight.controller.cluster.status import FunctionStatus, Phase
+from pilotlight.controller.kubernetes.function_status import FunctionStatus, Phase
 from tests.fakes.served_controller import ServedController
 
 SOURCE = """
@@ -55,7 +55,9 @@ def test_without_a_cluster_there_is_nothing_to_wait_for(
     assert deploy(platform, tmp_path, "--no-wait").exit_code == 0
     assert shown(platform)["cluster"] is None
     with platform.client() as client:
-        Deployer(Session(options=Options(json=True)), client).wait_cluster("search", ["embed"])
+        Deployer(Session(options=CommonOptions(json=True)), client).wait_cluster(
+            "search", ["embed"]
+        )
 
 
 def test_it_ends_with_the_clusters_own_reason(platform: ServedController, tmp_path: Path) -> None:
@@ -100,4 +102,6 @@ def test_what_was_said_of_an_earlier_change_says_nothing_of_this_one(
         function, FunctionStatus(phase=Phase.READY, generation=1 << 20), now=platform.now
     )
     with platform.client() as client:
-        Deployer(Session(options=Options(json=True)), client).wait_cluster("search", ["embed"])
+        Deployer(Session(options=CommonOptions(json=True)), client).wait_cluster(
+            "search", ["embed"]
+        )

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from pilotlight.cli.doctor import (
+from pilotlight.cli.commands.operations.doctor import (
     BROKEN,
     NOTE,
     OK,
-    Finding,
+    CheckResult,
     activators,
     blobs,
     controller,
@@ -28,8 +28,8 @@ from pilotlight.cli.doctor import (
     settings,
     snapshots,
 )
-from pilotlight.cli.session import Options, Session
-from weight_cache.objects import ObjectStore, open_store
+from pilotlight.cli.core.session import CommonOptions, Session
+from pilotlight.core.object_store import ObjectStore, open_store
 
 
 def session_in(directory: Path, text: str) -> Session:
@@ -37,7 +37,7 @@ def session_in(directory: Path, text: str) -> Session:
     config.write_text(text)
     environ = {"HOME": str(directory), "PILOTLIGHT_CONFIG": str(directory / "none.toml")}
     return Session(
-        options=Options(config=config, home=directory / "h"), environ=environ, cwd=directory
+        options=CommonOptions(config=config, home=directory / "h"), environ=environ, cwd=directory
     )
 
 
@@ -74,7 +74,7 @@ def test_an_address_in_use_is_broken_with_a_way_out(short_tmp: Path) -> None:
 def test_who_activators_run_as_is_tried_and_an_obstacle_is_named(
     short_tmp: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = Finding(what="activator's user", state=OK, detail="uid 19901, without root")
+    expected = CheckResult(what="activator's user", state=OK, detail="uid 19901, without root")
     assert activators(session_in(short_tmp, "").platform()) == expected
     off = activators(session_in(short_tmp, "platform: {activator_uid: null}").platform())
     assert (off.state, off.detail) == (NOTE, "root: platform.activator_uid is null")
@@ -92,7 +92,7 @@ def test_who_activators_run_as_is_tried_and_an_obstacle_is_named(
 @pytest.mark.root
 @pytest.mark.usefixtures("installed_modules_only")
 def test_who_the_controller_runs_as_is_tried_and_an_obstacle_is_named(short_tmp: Path) -> None:
-    expected = Finding(what="controller's user", state=OK, detail="uid 19902, without root")
+    expected = CheckResult(what="controller's user", state=OK, detail="uid 19902, without root")
     assert controller(session_in(short_tmp, "").platform()) == expected
     off = controller(session_in(short_tmp, "platform: {controller_uid: null}").platform())
     assert (off.state, off.detail) == (NOTE, "root: platform.controller_uid is null")
@@ -133,7 +133,7 @@ def test_blobs_in_a_bucket_are_tried_without_a_trace(
     short_tmp: Path, s3_bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     platform = session_in(short_tmp, f"platform: {{blobs: 's3://{s3_bucket}/p'}}").platform()
-    assert blobs(platform) == Finding(
+    assert blobs(platform) == CheckResult(
         what="blobs", state=OK, detail=f"s3://{s3_bucket}/p takes, gives back and deletes objects"
     )
     store = open_store(f"s3://{s3_bucket}", setting="blobs")

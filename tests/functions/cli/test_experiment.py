@@ -11,12 +11,12 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from pilotlight.cli.main import build
-from pilotlight.client import AsyncClient
-from pilotlight.controller import intake
+from pilotlight.client import sessions
+from pilotlight.client.client import AsyncClient
+from pilotlight.controller.billing import usage_ingestion
 from pilotlight.errors import Conflict, NotFound
-from pilotlight.sdk import session
 from pilotlight.sdk.calls import FunctionCall
-from pilotlight.spec import FunctionSpec, from_json
+from pilotlight.spec.function import FunctionSpec, from_json
 from tests.fakes.served_controller import ServedController
 from tests.functions.controller.parts import BUNDLE, BUNDLE_DIGEST, spec, usage
 
@@ -66,7 +66,7 @@ class Shell:
 
     def call(self, call: str = "req-1", **changes: Any) -> None:
         with self.platform.store.write() as write:
-            intake.take(
+            usage_ingestion.ingest_usage(
                 write,
                 [
                     usage(
@@ -181,7 +181,7 @@ def test_feedback_from_python(shell: Shell) -> None:
 
 async def test_a_submitted_call_takes_feedback_on_itself(shell: Shell) -> None:
     shell.call()
-    with shell.platform.client() as client, session.using(client.profile):
+    with shell.platform.client() as client, sessions.use_profile(client.profile):
         call = FunctionCall.from_id("req-1")
         call.feedback(label="good")
         await call.feedback.aio(rating=4.0)
@@ -189,4 +189,4 @@ async def test_a_submitted_call_takes_feedback_on_itself(shell: Shell) -> None:
             assert (await asynchronous.feedback("req-1", label="good", metrics={"rating": 4.0}))[
                 "replayed"
             ]
-    session.close()
+    sessions.close()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pilotlight.cli.flags import parse_flags
+from pilotlight.cli.core.signature_flags import parse_flags
 from pilotlight.errors import InvalidInput
 
 

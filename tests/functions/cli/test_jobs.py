@@ -12,10 +12,11 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from pilotlight.cli.main import build
-from pilotlight.controller import calls, registry
-from pilotlight.controller.places import Place
+from pilotlight.controller.deployments import app_registry
+from pilotlight.controller.registry.app_ref import AppRef
+from pilotlight.controller.scheduling import submitted_calls
 from pilotlight.protocol import CallRecord
-from pilotlight.spec import FunctionSpec, from_json
+from pilotlight.spec.function import FunctionSpec, from_json
 from tests.fakes.served_controller import ServedController
 from tests.functions.controller.parts import spec
 
@@ -29,9 +30,9 @@ class Shell:
         self.platform = platform
         with platform.client() as client:
             self.tenant = str(client.whoami()["tenant"]["id"])
-        place = Place(tenant=self.tenant, uid=None, environment="main", app="search", actor="k-1")
+        place = AppRef(tenant=self.tenant, uid=None, environment="main", app="search", actor="k-1")
         with platform.store.write() as write:
-            registry.deploy(
+            app_registry.deploy(
                 write,
                 place,
                 specs=[
@@ -76,7 +77,7 @@ class Shell:
             is_dead=True,
         )
         with self.platform.store.write() as write:
-            calls.put(write, [record], payloads={call: {"body": "e30=", "key": "k-1"}})
+            submitted_calls.put(write, [record], payloads={call: {"body": "e30=", "key": "k-1"}})
 
 
 @pytest.fixture(name="shell")

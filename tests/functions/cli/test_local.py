@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pilotlight.cli.local import (
+from pilotlight.cli.supervisor.local_platform import (
     HomeLock,
     LocalPlatform,
     configure,
-    find,
-    in_force,
+    find_platform,
+    find_running,
     refuse_running,
     require_running,
-    running,
+    with_active_config,
 )
 from pilotlight.errors import Conflict, InvalidInput, NotFound
 
@@ -28,7 +28,7 @@ def here(short_tmp: Path) -> Path:
 def meant(
     here: Path, *, config: Path | None = None, home: Path | None = None, **environ: str
 ) -> LocalPlatform:
-    return find(config=config, home=home, environ={"HOME": str(here), **environ}, cwd=here)
+    return find_platform(config=config, home=home, environ={"HOME": str(here), **environ}, cwd=here)
 
 
 def test_without_anything_every_default_holds(here: Path) -> None:
@@ -103,7 +103,7 @@ def test_the_configuration_in_force_is_that_of_the_running_supervisor(here: Path
     lock = HomeLock(platform)
     lock.acquire()
     try:
-        found = in_force(meant(here, home=here / "h"))
+        found = with_active_config(meant(here, home=here / "h"))
     finally:
         lock.release()
     assert (found.config, found.listen) == (here / "own.yaml", "own:1")
@@ -130,5 +130,5 @@ def test_a_home_is_locked_by_one_supervisor_and_free_after_it(here: Path) -> Non
         ):
             refused()
     first.release()
-    assert running(platform) is None
+    assert find_running(platform) is None
     refuse_running(platform)

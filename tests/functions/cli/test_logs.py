@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pilotlight.cli.logs import log_line
+from pilotlight.cli.core.logs import format_log_line
 
 
 @pytest.mark.parametrize(
@@ -17,7 +17,7 @@ from pilotlight.cli.logs import log_line
     ],
 )
 def test_instances_are_told_apart_in_ten_characters(instance: str, shown: str) -> None:
-    line = log_line(
+    line = format_log_line(
         {"time": 0.0, "instance": instance, "stream": "stdout", "call": None, "text": "hello"}
     )
     assert line.plain.split(" ", 1)[1] == f"{shown} hello"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pilotlight.cli.proof import Proof, proof_of
+from pilotlight.cli.commands.apps.start_report import StartReport, summarize_start
 
 TEMPLATE = {"phases_ms": {"boot": 100.0, "enter": 5300.0}, "threads": []}
 READY = {
@@ -19,7 +19,7 @@ READY = {
 }
 
 
-def proof(snapshot: Any = None, **body: Any) -> Proof:
+def proof(snapshot: Any = None, **body: Any) -> StartReport:
     whole = {
         "template": TEMPLATE,
         "start_kind": "FORK",
@@ -27,7 +27,7 @@ def proof(snapshot: Any = None, **body: Any) -> Proof:
         "snapshot": snapshot,
         **body,
     }
-    return proof_of("embed", whole, waited_ms=9)
+    return summarize_start("embed", whole, waited_ms=9)
 
 
 def test_it_says_how_cold_how_restored_and_how_forked() -> None:

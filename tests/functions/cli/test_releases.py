@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from pilotlight.cli import releasing
+from pilotlight.cli.commands.apps import release_options
 from pilotlight.cli.main import build
-from pilotlight.controller.store import Store
+from pilotlight.controller.database.store import Store
 from pilotlight.errors import InvalidInput
 from tests.fakes.served_controller import ServedController
 
@@ -195,14 +195,17 @@ def test_what_serves_elsewhere_is_promoted(shell: Shell) -> None:
 def test_an_evaluation_is_an_object_of_numbers(tmp_path: Path, text: str) -> None:
     (tmp_path / "m.json").write_text(text)
     with pytest.raises(InvalidInput):
-        releasing.evaluation(tmp_path / "m.json")
+        release_options.read_evaluation(tmp_path / "m.json")
 
 
 def test_an_evaluation_may_be_by_function(tmp_path: Path) -> None:
     (tmp_path / "m.json").write_text('{"accuracy": 1, "embed": {"recall": 0.5}}')
-    assert releasing.evaluation(tmp_path / "m.json") == {"accuracy": 1.0, "embed.recall": 0.5}
-    assert releasing.evaluation(None) == {}
+    assert release_options.read_evaluation(tmp_path / "m.json") == {
+        "accuracy": 1.0,
+        "embed.recall": 0.5,
+    }
+    assert release_options.read_evaluation(None) == {}
     with pytest.raises(InvalidInput, match="No such file"):
-        releasing.evaluation(tmp_path / "missing.json")
+        release_options.read_evaluation(tmp_path / "missing.json")
     with pytest.raises(InvalidInput, match="name=value"):
-        releasing.lineage(["dataset"])
+        release_options.parse_lineage(["dataset"])

@@ -11,8 +11,8 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from pilotlight.cli.main import build
-from pilotlight.cluster.webhook.config import KnativeConfig
-from pilotlight.cluster.webhook.services import check
+from pilotlight.kubernetes.webhook.knative_config import KnativeConfig
+from pilotlight.kubernetes.webhook.services import check
 from tests.fakes.kubernetes.knative_settings import config_maps
 from tests.fakes.kubernetes.thread import running_api_server
 

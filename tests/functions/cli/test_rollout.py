@@ -11,14 +11,15 @@ import pytest
 import sqlalchemy as sa
 from typer.testing import CliRunner, Result
 
-from pilotlight.cli.canary import gate_of, plan_of
+from pilotlight.cli.commands.apps.rollout_options import parse_rollout_gate, parse_rollout_plan
 from pilotlight.cli.main import build
-from pilotlight.controller import registry, tables
-from pilotlight.controller.places import Place
+from pilotlight.controller.database import tables
+from pilotlight.controller.deployments import app_registry
+from pilotlight.controller.registry.app_ref import AppRef
 from pilotlight.controller.rollouts import lifecycle
 from pilotlight.controller.rollouts.plan import parse
 from pilotlight.errors import InvalidInput
-from pilotlight.spec import FunctionSpec, from_json
+from pilotlight.spec.function import FunctionSpec, from_json
 from tests.fakes.served_controller import ServedController
 from tests.functions.controller.parts import spec
 
@@ -30,7 +31,7 @@ class Shell:
         self.platform = platform
         with platform.store.write() as write:
             tenant = write.sql.execute(sa.select(tables.tenants.c.id)).scalar_one()
-            place = Place(
+            place = AppRef(
                 tenant=tenant,
                 uid=20_000,
                 environment="main",
@@ -40,7 +41,8 @@ class Shell:
             )
             specs = [from_json(FunctionSpec, spec(resources={"cpu": cpu})) for cpu in (2.0, 1.0)]
             revisions = [
-                registry.deploy(write, place, specs=[one]).functions[0].revision for one in specs
+                app_registry.deploy(write, place, specs=[one]).functions[0].revision
+                for one in specs
             ]
             self.candidate, self.stable = revisions
             self.rollout = lifecycle.begin(
@@ -118,7 +120,7 @@ def test_what_there_is_not_is_named(shell: Shell) -> None:
 
 # -- the options of a deploy -----------------------------------------------------------------------
 def test_options_make_a_plan_that_the_control_plane_takes() -> None:
-    plan = plan_of(
+    plan = parse_rollout_plan(
         "5,25%, 100",
         "90s",
         50,
@@ -136,7 +138,7 @@ def test_options_make_a_plan_that_the_control_plane_takes() -> None:
         ],
     }
     assert parse(plan).steps == (5, 25, 100)
-    assert plan_of(None, None, None, None) is None
+    assert parse_rollout_plan(None, None, None, None) is None
 
 
 @pytest.mark.parametrize(
@@ -147,8 +149,11 @@ def test_options_that_are_not_clear_are_refused(
     canary: str | None, every: str | None, gates: list[str] | None
 ) -> None:
     with pytest.raises(InvalidInput):
-        plan_of(canary, every, None, gates)
+        parse_rollout_plan(canary, every, None, gates)
 
 
 def test_what_more_is_better_of_may_lose_a_share() -> None:
-    assert gate_of("feedback:score-2%") == {"metric": "feedback:score", "max_increase": 0.02}
+    assert parse_rollout_gate("feedback:score-2%") == {
+        "metric": "feedback:score",
+        "max_increase": 0.02,
+    }

@@ -12,11 +12,12 @@ import sqlalchemy as sa
 from rich.console import Console
 from typer.testing import CliRunner
 
+from pilotlight.cli.commands.operations.slo import SLIS, WINDOWS, _listing, render
 from pilotlight.cli.main import build
-from pilotlight.cli.slo import SLIS, WINDOWS, _listing, render
-from pilotlight.controller import registry, tables
-from pilotlight.controller.places import Place
-from pilotlight.spec import FunctionSpec, from_json
+from pilotlight.controller.database import tables
+from pilotlight.controller.deployments import app_registry
+from pilotlight.controller.registry.app_ref import AppRef
+from pilotlight.spec.function import FunctionSpec, from_json
 from tests.fakes.served_controller import ServedController
 from tests.functions.controller.parts import spec
 
@@ -159,7 +160,7 @@ def test_a_platform_is_asked(tmp_path: Path) -> None:
         assert "No function takes traffic" in run("list")
         with platform.store.write() as write:
             tenant = write.sql.execute(sa.select(tables.tenants.c.id)).scalar_one()
-            place = Place(
+            place = AppRef(
                 tenant=tenant,
                 uid=20_000,
                 environment="main",
@@ -167,7 +168,7 @@ def test_a_platform_is_asked(tmp_path: Path) -> None:
                 actor="k-1",
                 request="r",
             )
-            registry.deploy(write, place, specs=[from_json(FunctionSpec, spec())])
+            app_registry.deploy(write, place, specs=[from_json(FunctionSpec, spec())])
         assert "search/hello" in run("list")
         assert "declares none: the defaults" in run("show", "search/hello")
         body = json.loads(run("show", "search/hello", "--json"))

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from pilotlight.client import Client
-from pilotlight.controller import images
+from pilotlight.client.client import Client
+from pilotlight.controller.registry import images
 from pilotlight.errors import StorageQuotaExceeded
-from pilotlight.spec import FunctionSpec, ImageSpec, from_json
+from pilotlight.spec.function import FunctionSpec, ImageSpec, from_json
 from tests.functions.cli.test_tenancy import Shell, _client, _database, _shell
 from tests.functions.controller.parts import spec
 

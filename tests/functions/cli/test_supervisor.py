@@ -15,10 +15,16 @@ from typing import Any
 
 import pytest
 
-from pilotlight.cli.child import Child, ProcessFailed, ProcessSpec, describe_status
-from pilotlight.cli.orphans import orphan_pid, stop_orphan, terminate
-from pilotlight.cli.processlog import ProcessLog
-from pilotlight.cli.supervisor import Notice, Stop, Supervisor, platform_processes, restart_delay_s
+from pilotlight.cli.supervisor.child import Child, ProcessFailed, ProcessSpec, describe_exit_status
+from pilotlight.cli.supervisor.process_log import ProcessLog
+from pilotlight.cli.supervisor.stale_processes import find_stale_pid, stop_stale_process, terminate
+from pilotlight.cli.supervisor.supervisor import (
+    Notice,
+    StopMode,
+    Supervisor,
+    platform_processes,
+    restart_delay_s,
+)
 
 PATIENCE_S = 30.0
 FAKE = str(Path(__file__).parents[2] / "fakes/supervised.py")
@@ -80,7 +86,7 @@ def test_restart_delay_doubles_from_a_tenth_to_five_seconds() -> None:
     ],
 )
 def test_exit_statuses_are_named(status: int, text: str) -> None:
-    assert describe_status(status) == text
+    assert describe_exit_status(status) == text
 
 
 @pytest.mark.root
@@ -103,7 +109,7 @@ async def test_a_process_that_goes_before_others_has_the_niceness_of_its_session
 async def test_starts_in_order_and_stops_in_the_opposite_one(place: Place) -> None:
     supervisor = place.supervisor(place.spec("cache"), place.spec("agent"), place.spec("gate"))
     await supervisor.start()
-    await supervisor.stop(Stop.ALL)
+    await supervisor.stop(StopMode.ALL)
     assert place.lines() == [
         "start cache",
         "start agent",
@@ -134,7 +140,7 @@ async def test_a_killed_process_is_restarted_alone(place: Place) -> None:
     await place.notice("ready", "gate")
     assert supervisor.children[1].pid not in (0, gate)
     assert supervisor.children[0].pid == cache_pid
-    supervisor.request_stop(Stop.ALL)
+    supervisor.request_stop(StopMode.ALL)
     await running
     assert place.lines()[-2:] == ["stop gate", "stop cache"]
 
@@ -183,8 +189,8 @@ async def test_a_second_request_to_stop_kills_what_still_drains(place: Place) ->
     supervisor = place.supervisor(place.spec("gate", "stubborn", grace_s=60))
     await supervisor.start()
     running = asyncio.create_task(supervisor.run_until_stopped())
-    supervisor.request_stop(Stop.ALL)
-    supervisor.request_stop(Stop.ALL)
+    supervisor.request_stop(StopMode.ALL)
+    supervisor.request_stop(StopMode.ALL)
     async with asyncio.timeout(PATIENCE_S):
         await running
     assert not supervisor.children[0].is_alive
@@ -192,7 +198,7 @@ async def test_a_second_request_to_stop_kills_what_still_drains(place: Place) ->
 
 async def test_a_stop_while_starting_is_obeyed(place: Place) -> None:
     supervisor = place.supervisor(place.spec("cache"), place.spec("gate", "mute"))
-    supervisor.request_stop(Stop.ALL)
+    supervisor.request_stop(StopMode.ALL)
     started: list[bool] = []
     async with asyncio.timeout(PATIENCE_S):
         await supervisor.run(started=lambda: started.append(True))
@@ -204,8 +210,8 @@ def test_children_die_with_a_killed_supervisor(place: Place) -> None:
     script = f"""
 import asyncio, os, signal
 from pathlib import Path
-from pilotlight.cli.supervisor import Supervisor
-from pilotlight.cli.child import ProcessSpec
+from pilotlight.cli.supervisor.supervisor import Supervisor
+from pilotlight.cli.supervisor.child import ProcessSpec
 async def go():
     spec = ProcessSpec(name="gate", argv={place.spec("gate").argv!r})
     s = Supervisor([spec], run=Path({str(place.run)!r}), logs=Path({str(place.run)!r}), announce=print)
@@ -237,15 +243,18 @@ async def test_a_process_left_behind_is_stopped_by_the_next_start(place: Place) 
     await supervisor.start()
     assert str(old) in (await place.notice("orphan", "gate")).text
     assert supervisor.children[0].pid != old
-    await supervisor.stop(Stop.ALL)
+    await supervisor.stop(StopMode.ALL)
     assert place.lines() == ["start gate", "stop gate", "start gate", "stop gate"]
 
 
 async def test_another_process_with_the_same_pid_is_left_alone(place: Place) -> None:
     pid_file = place.run / "gate.pid"
     pid_file.write_text(f"{os.getpid()}\n")
-    assert orphan_pid(pid_file, (sys.executable, "-m", "activator")) is None
-    assert await stop_orphan(pid_file, argv=(sys.executable, "-m", "activator"), grace_s=1) is None
+    assert find_stale_pid(pid_file, (sys.executable, "-m", "activator")) is None
+    assert (
+        await stop_stale_process(pid_file, argv=(sys.executable, "-m", "activator"), grace_s=1)
+        is None
+    )
     assert not pid_file.exists()
 
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from pilotlight.cli.audit import change, following
+from pilotlight.cli.commands.tenants.audit import follow_audit_log, format_change
 from pilotlight.cli.main import build
-from pilotlight.client import Client
-from pilotlight.controller.store import Store
+from pilotlight.client.client import Client
+from pilotlight.controller.database.store import Store
 from pilotlight.errors import Conflict, Forbidden, InvalidInput, NotFound, Unauthenticated
 from tests.fakes.served_controller import ServedController
 
@@ -288,7 +288,7 @@ def test_following_shows_each_change_once_in_order(shell: Shell, client: Client)
             for n in range(2):
                 client.create_environment(f"e{waits}-{n}")
 
-    shown = following(client, {"action": "environment.*"}, last=5, wait=wait)
+    shown = follow_audit_log(client, {"action": "environment.*"}, last=5, wait=wait)
     assert [next(shown)["subject"] for _ in range(5)] == ["main", "e2-0", "e2-1", "e3-0", "e3-1"]
 
 
@@ -303,7 +303,7 @@ def test_following_shows_each_change_once_in_order(shell: Shell, client: Client)
     ],
 )
 def test_a_change_in_short(before: Any, after: Any, said: str | None) -> None:
-    text = change({"before": before, "after": after})
+    text = format_change({"before": before, "after": after})
     assert text == said if said is not None else (len(text), text[-1]) == (60, "…")
 
 

@@ -9,19 +9,21 @@ from typing import Any
 import pytest
 from rich.live import Live
 
-from pilotlight.cli.call import _pretty
-from pilotlight.cli.commands import report
-from pilotlight.cli.logs import log_line
-from pilotlight.cli.output import table
-from pilotlight.cli.session import Options, Session
-from pilotlight.cli.terminal import Terminal
+from pilotlight.cli.commands.calls.call import _pretty
+from pilotlight.cli.core.command import report_error
+from pilotlight.cli.core.formatting import format_table
+from pilotlight.cli.core.logs import format_log_line
+from pilotlight.cli.core.session import CommonOptions, Session
+from pilotlight.cli.core.terminal import Terminal
 from pilotlight.errors import NotFound
 
 HOSTILE = "x\x1b]0;owned\x07\x1b[2J\x9b2J\u202ey"
 
 
 @pytest.mark.parametrize(
-    "what", [HOSTILE, table([{"name": HOSTILE}], {"name": "NAME"}, empty="")], ids=["text", "table"]
+    "what",
+    [HOSTILE, format_table([{"name": HOSTILE}], {"name": "NAME"}, empty="")],
+    ids=["text", "table"],
 )
 def test_control_characters_are_shown_and_not_obeyed(what: Any) -> None:
     out = io.StringIO()
@@ -33,7 +35,9 @@ def test_control_characters_are_shown_and_not_obeyed(what: Any) -> None:
 
 
 def test_an_errors_text_does_not_speak_to_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    report(NotFound(f"no function\n{HOSTILE}", hint=HOSTILE), Session(options=Options()))
+    report_error(
+        NotFound(f"no function\n{HOSTILE}", hint=HOSTILE), Session(options=CommonOptions())
+    )
 
     told = capsys.readouterr().err
     assert all(line.isprintable() for line in told.splitlines())
@@ -44,7 +48,7 @@ def test_lines_of_logs_keep_colours_and_nothing_else() -> None:
     out = io.StringIO()
     terminal = Terminal(out, width=120)
     terminal.print(
-        log_line(
+        format_log_line(
             {
                 "time": None,
                 "instance": "i-1",
@@ -72,5 +76,5 @@ def test_what_the_terminal_draws_itself_is_drawn(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("text", ["root:x:0:0:", ":smile:", "[bold]b[/bold]", "[/x]"])
 def test_a_result_is_printed_as_it_is(text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    Session(options=Options()).show({}, lambda: _pretty({"said": text}))
+    Session(options=CommonOptions()).show({}, lambda: _pretty({"said": text}))
     assert json.loads(capsys.readouterr().out) == {"said": text}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pilotlight.cli.promtext import Sample, parse, quantile
-from pilotlight.cli.top import Look, rows_between, seen
+from pilotlight.cli.commands.operations.top import MetricsSample, rows_between, sum_samples
+from pilotlight.cli.core.prometheus_text import PrometheusSample, histogram_quantile, parse_samples
 
 PAGE = r"""# HELP pilotlight_requests_total Calls answered, by status.
 # TYPE pilotlight_requests_total counter
@@ -23,24 +23,28 @@ KEY = "search", "Embedder"
 
 
 def test_samples_are_read_with_their_labels() -> None:
-    samples = list(parse(PAGE))
+    samples = list(parse_samples(PAGE))
     assert len(samples) == 8
-    assert samples[-1] == Sample(name="odd", labels={"text": 'a "quoted" \\ word'}, value=1.0)
+    assert samples[-1] == PrometheusSample(
+        name="odd", labels={"text": 'a "quoted" \\ word'}, value=1.0
+    )
 
 
 @pytest.mark.parametrize("share, value", [(0.25, 0.05), (0.5, 0.1), (0.75, 0.15), (1.0, 0.2)])
 def test_quantiles_are_linear_within_a_bucket(share: float, value: float) -> None:
-    assert quantile([(0.1, 2.0), (0.2, 4.0), (float("inf"), 4.0)], share) == pytest.approx(value)
+    assert histogram_quantile(
+        [(0.1, 2.0), (0.2, 4.0), (float("inf"), 4.0)], share
+    ) == pytest.approx(value)
 
 
 def test_quantiles_of_nothing_are_nothing_and_beyond_the_last_bound_that_bound() -> None:
-    assert quantile([], 0.5) is None
-    assert quantile([(0.1, 0.0), (float("inf"), 0.0)], 0.5) is None
-    assert quantile([(0.1, 0.0), (float("inf"), 5.0)], 0.5) == 0.1
+    assert histogram_quantile([], 0.5) is None
+    assert histogram_quantile([(0.1, 0.0), (float("inf"), 0.0)], 0.5) is None
+    assert histogram_quantile([(0.1, 0.0), (float("inf"), 5.0)], 0.5) == 0.1
 
 
-def look(at: float, requests: float, cost: float) -> Look:
-    return Look(
+def look(at: float, requests: float, cost: float) -> MetricsSample:
+    return MetricsSample(
         at=at,
         requests={KEY: requests},
         buckets={KEY: {0.1: requests, float("inf"): requests}},
@@ -63,7 +67,7 @@ def test_one_look_has_totals_and_no_rates_and_a_restart_none_below_zero() -> Non
 
 
 def test_samples_are_summed_by_function() -> None:
-    now = seen(list(parse(PAGE)), at=0, instances={KEY: 1}, cost={})
+    now = sum_samples(list(parse_samples(PAGE)), at=0, instances={KEY: 1}, cost={})
     (row,) = rows_between(None, now)
     assert now.requests[KEY] == 12
     assert (row.app, row.function, row.in_flight) == ("search", "Embedder", 3)

@@ -10,10 +10,10 @@ import pytest
 from rich.table import Table
 from typer.testing import CliRunner, Result
 
+from pilotlight.cli.commands.calls.trace import describe_span, draw_bar, waterfall
 from pilotlight.cli.main import build
-from pilotlight.cli.trace import drawn, told, waterfall
-from pilotlight.controller import traces
-from pilotlight.waterfall import MAX_DEPTH, bars
+from pilotlight.controller.analytics import traces
+from pilotlight.core.tracing.trace_layout import MAX_DEPTH, layout_spans
 from tests.fakes.served_controller import ServedController
 from tests.functions.controller.test_traces import trace
 
@@ -43,7 +43,7 @@ def span(
 
 
 def rows(*spans: dict[str, Any]) -> list[tuple[int, str]]:
-    return [(bar.depth, bar.span["id"]) for bar in bars({"spans": spans})]
+    return [(bar.depth, bar.span["id"]) for bar in layout_spans({"spans": spans})]
 
 
 # -- the waterfall ---------------------------------------------------------------------------------
@@ -72,14 +72,14 @@ def test_a_deep_chain_is_shown_flat_at_its_end() -> None:
 
 
 def test_bars_are_shares_of_the_whole_and_never_invisible() -> None:
-    first, second = bars({"spans": [span("a", ms=100), span("b", begin_ms=99.9, ms=0)]})
-    assert (drawn(first, 10), drawn(second, 10)) == ("█" * 10, "·" * 9 + "█")
-    (empty,) = bars({"spans": [span("a", ms=0)]})
-    assert drawn(empty, 4) == "█···"
+    first, second = layout_spans({"spans": [span("a", ms=100), span("b", begin_ms=99.9, ms=0)]})
+    assert (draw_bar(first, 10), draw_bar(second, 10)) == ("█" * 10, "·" * 9 + "█")
+    (empty,) = layout_spans({"spans": [span("a", ms=0)]})
+    assert draw_bar(empty, 4) == "█···"
 
 
 def test_errors_are_drawn_otherwise_and_told() -> None:
-    (bar,) = bars(
+    (bar,) = layout_spans(
         {
             "spans": [
                 span(
@@ -90,8 +90,8 @@ def test_errors_are_drawn_otherwise_and_told() -> None:
             ]
         }
     )
-    assert drawn(bar, 2) == "▒▒"
-    assert told(bar.span) == "error: KeyError, tokens=12, node=n1"
+    assert draw_bar(bar, 2) == "▒▒"
+    assert describe_span(bar.span) == "error: KeyError, tokens=12, node=n1"
 
 
 # -- the command -----------------------------------------------------------------------------------

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from pilotlight.cluster.api import Cluster, Patience
-from pilotlight.cluster.retries import Pauses
-from pilotlight.cluster.settings import ClusterSettings
+from pilotlight.kubernetes.cluster import CallDeadlines, Cluster
+from pilotlight.kubernetes.retry_policy import RetryDelays
+from pilotlight.kubernetes.settings import ClusterSettings
 from tests.fakes.kubernetes.server import ApiServer
 
-IMPATIENT = Patience(
-    pauses=Pauses(first_s=0.002, most_s=0.02), watch_pauses=Pauses(first_s=0.002, most_s=0.05)
+IMPATIENT = CallDeadlines(
+    pauses=RetryDelays(first_s=0.002, most_s=0.02),
+    watch_pauses=RetryDelays(first_s=0.002, most_s=0.05),
 )
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from pilotlight.cluster import kinds
-from pilotlight.cluster.doctor.config import needs
-from pilotlight.cluster.doctor.facts import Facts
-from pilotlight.cluster.features import BY_FIELD
-from pilotlight.cluster.settings import ClusterSettings
+from pilotlight.kubernetes import kinds
+from pilotlight.kubernetes.doctor.facts import Facts
+from pilotlight.kubernetes.doctor.knative_config import needs
+from pilotlight.kubernetes.knative_features import BY_FIELD
+from pilotlight.kubernetes.settings import ClusterSettings
 
 SETTINGS = ClusterSettings(
     runtime_image="registry.example/runtime@sha256:" + "0" * 64,

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from pilotlight.cluster.answers import Answer, refusal
-from pilotlight.cluster.deeds import Deed
-from pilotlight.cluster.errors import (
+from pilotlight.kubernetes.api_errors import ApiResponse, error_from_response
+from pilotlight.kubernetes.api_request import ApiRequest
+from pilotlight.kubernetes.errors import (
     AlreadyExists,
     BadCredentials,
     ClusterError,
@@ -24,12 +24,12 @@ from pilotlight.cluster.errors import (
     QuotaExceeded,
     WebhookDown,
 )
-from pilotlight.cluster.kinds import CONFIG_MAP, NAMESPACE, NODE, POD, SERVICE
+from pilotlight.kubernetes.kinds import CONFIG_MAP, NAMESPACE, NODE, POD, SERVICE
 
-APPLY = Deed(verb="patch", kind=SERVICE, namespace="fn-acme", name="embed")
+APPLY = ApiRequest(verb="patch", kind=SERVICE, namespace="fn-acme", name="embed")
 
 
-def status(code: int, reason: str, message: str, **details: Any) -> Answer:
+def status(code: int, reason: str, message: str, **details: Any) -> ApiResponse:
     body = {
         "kind": "Status",
         "code": code,
@@ -37,10 +37,10 @@ def status(code: int, reason: str, message: str, **details: Any) -> Answer:
         "message": message,
         "details": details,
     }
-    return Answer(status=code, body=json.dumps(body).encode())
+    return ApiResponse(status=code, body=json.dumps(body).encode())
 
 
-def webhook(why: str) -> Answer:
+def webhook(why: str) -> ApiResponse:
     return status(
         400,
         "BadRequest",
@@ -50,8 +50,8 @@ def webhook(why: str) -> Answer:
 
 
 def test_a_missing_right_names_verb_object_and_the_rule_that_grants_it() -> None:
-    deed = Deed(verb="list", kind=SERVICE)
-    error = refusal(
+    deed = ApiRequest(verb="list", kind=SERVICE)
+    error = error_from_response(
         deed,
         status(
             403,
@@ -69,17 +69,17 @@ def test_a_missing_right_names_verb_object_and_the_rule_that_grants_it() -> None
 
 
 def test_the_rule_of_a_subresource_names_it() -> None:
-    deed = Deed(verb="get", kind=POD, namespace="fn-acme", name="a", subresource="log")
+    deed = ApiRequest(verb="get", kind=POD, namespace="fn-acme", name="a", subresource="log")
     assert deed.rule == '{apiGroups: [""], resources: ["pods/log"], verbs: ["get"]}'
     assert deed.path == "/api/v1/namespaces/fn-acme/pods/a/log"
 
 
 def test_a_kind_that_the_cluster_lacks_says_what_to_install() -> None:
     for answer in (
-        Answer(status=404, body=b"404 page not found\n"),
+        ApiResponse(status=404, body=b"404 page not found\n"),
         status(404, "NotFound", "the server could not find the requested resource"),
     ):
-        error = refusal(APPLY, answer)
+        error = error_from_response(APPLY, answer)
         assert isinstance(error, KindMissing)
         assert "services.serving.knative.dev" in str(error)
         assert "install Knative Serving" in str(error)
@@ -87,13 +87,13 @@ def test_a_kind_that_the_cluster_lacks_says_what_to_install() -> None:
 
 def test_an_absent_object_and_an_absent_namespace_are_told_apart() -> None:
     assert isinstance(
-        refusal(
+        error_from_response(
             APPLY,
             status(404, "NotFound", 'services "embed" not found', name="embed", kind="services"),
         ),
         NotFound,
     )
-    error = refusal(
+    error = error_from_response(
         APPLY,
         status(
             404, "NotFound", 'namespaces "fn-acme" not found', name="fn-acme", kind="namespaces"
@@ -108,7 +108,7 @@ def test_a_namespace_on_its_way_out_is_its_own_error() -> None:
         'pods "a" is forbidden: unable to create new content in namespace fn-acme because '
         "it is being terminated"
     )
-    error = refusal(
+    error = error_from_response(
         APPLY,
         status(
             403,
@@ -122,7 +122,7 @@ def test_a_namespace_on_its_way_out_is_its_own_error() -> None:
 
 
 def test_a_full_quota_is_its_own_error() -> None:
-    error = refusal(
+    error = error_from_response(
         APPLY,
         status(
             403,
@@ -148,7 +148,7 @@ def test_a_full_quota_is_its_own_error() -> None:
     ],
 )
 def test_each_status_has_its_error(code: int, reason: str, expected: type[ClusterError]) -> None:
-    error = refusal(APPLY, status(code, reason, "as it is"))
+    error = error_from_response(APPLY, status(code, reason, "as it is"))
     assert type(error) is expected
     assert (error.status, error.reason, error.deed) == (code, reason, APPLY)
     assert "patch Service fn-acme/embed" in str(error)
@@ -159,19 +159,21 @@ def test_a_webhook_that_is_away_says_so() -> None:
         'Internal error occurred: failed calling webhook "webhook.serving.knative.dev": no '
         'endpoints available for service "webhook"'
     )
-    error = refusal(APPLY, status(500, "InternalError", message))
+    error = error_from_response(APPLY, status(500, "InternalError", message))
     assert isinstance(error, WebhookDown)
     assert "kubectl get pods -n knative-serving -l app=webhook" in str(error)
 
 
 def test_a_page_of_a_proxy_is_no_riddle() -> None:
-    error = refusal(APPLY, Answer(status=502, body=b"<html>bad gateway \xff</html>"))
+    error = error_from_response(
+        APPLY, ApiResponse(status=502, body=b"<html>bad gateway \xff</html>")
+    )
     assert error.status == 502
     assert "bad gateway" in str(error)
 
 
 def test_strict_validation_names_each_unknown_field() -> None:
-    error = refusal(
+    error = error_from_response(
         APPLY,
         status(
             400,
@@ -187,7 +189,9 @@ def test_the_schemas_refusals_keep_their_fields() -> None:
     causes = [
         {"field": "spec.replicas", "message": "must be at least 0", "reason": "FieldValueInvalid"}
     ]
-    error = refusal(APPLY, status(422, "Invalid", "Deployment is invalid", causes=causes))
+    error = error_from_response(
+        APPLY, status(422, "Invalid", "Deployment is invalid", causes=causes)
+    )
     assert isinstance(error, Invalid)
     assert str(error.problems[0]) == "spec.replicas: must be at least 0"
 
@@ -254,7 +258,7 @@ def test_the_schemas_refusals_keep_their_fields() -> None:
     ],
 )
 def test_the_webhooks_words_become_a_field_and_a_remedy(why: str, field: str, helps: str) -> None:
-    error = refusal(APPLY, webhook(why))
+    error = error_from_response(APPLY, webhook(why))
     assert isinstance(error, Invalid)
     assert [problem.field for problem in error.problems] == [field]
     assert helps in error.problems[0].fix
@@ -262,7 +266,7 @@ def test_the_webhooks_words_become_a_field_and_a_remedy(why: str, field: str, he
 
 
 def test_several_masked_fields_are_several_problems() -> None:
-    error = refusal(
+    error = error_from_response(
         APPLY,
         webhook(
             "must not set the field(s): spec.template.spec.tolerations, "
@@ -277,7 +281,7 @@ def test_several_masked_fields_are_several_problems() -> None:
 
 
 def test_a_refusal_that_nobody_foresaw_is_passed_on() -> None:
-    error = refusal(APPLY, webhook("something new: spec.template.spec.shape"))
+    error = error_from_response(APPLY, webhook("something new: spec.template.spec.shape"))
     assert isinstance(error, Invalid)
     assert (error.problems[0].field, error.problems[0].message) == (
         "spec.template.spec.shape",
@@ -286,13 +290,13 @@ def test_a_refusal_that_nobody_foresaw_is_passed_on() -> None:
 
 
 def test_words_of_other_webhooks_stay_as_they_are() -> None:
-    error = refusal(APPLY, webhook("exceeded quota: gpus"))
+    error = error_from_response(APPLY, webhook("exceeded quota: gpus"))
     assert isinstance(error, Invalid)
     assert (error.problems[0].field, error.problems[0].message) == ("", "exceeded quota: gpus")
 
 
 def test_paths_of_kinds() -> None:
-    assert Deed(verb="get", kind=NODE, name="n1").path == "/api/v1/nodes/n1"
-    assert Deed(verb="list", kind=CONFIG_MAP).path == "/api/v1/configmaps"
+    assert ApiRequest(verb="get", kind=NODE, name="n1").path == "/api/v1/nodes/n1"
+    assert ApiRequest(verb="list", kind=CONFIG_MAP).path == "/api/v1/configmaps"
     assert APPLY.path == "/apis/serving.knative.dev/v1/namespaces/fn-acme/services/embed"
-    assert Deed(verb="get", kind=NAMESPACE, name="a/b").path == "/api/v1/namespaces/a%2Fb"
+    assert ApiRequest(verb="get", kind=NAMESPACE, name="a/b").path == "/api/v1/namespaces/a%2Fb"

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from pilotlight.cluster.api import Cluster, Patience
-from pilotlight.cluster.deeds import Deed
-from pilotlight.cluster.errors import (
+from pilotlight.kubernetes.api_request import ApiRequest
+from pilotlight.kubernetes.cluster import CallDeadlines, Cluster
+from pilotlight.kubernetes.errors import (
     AlreadyExists,
     BadCredentials,
     ClusterError,
@@ -25,9 +25,9 @@ from pilotlight.cluster.errors import (
     NotFound,
     Overloaded,
 )
-from pilotlight.cluster.kinds import CONFIG_MAP, NAMESPACE, POD, SERVICE, kind_of
-from pilotlight.cluster.retries import Pauses
-from pilotlight.cluster.settings import ClusterSettings
+from pilotlight.kubernetes.kinds import CONFIG_MAP, NAMESPACE, POD, SERVICE, kind_of
+from pilotlight.kubernetes.retry_policy import RetryDelays
+from pilotlight.kubernetes.settings import ClusterSettings
 from tests.fakes.kubernetes.faults import Fault
 from tests.fakes.kubernetes.server import ApiServer
 from tests.functions.cluster.conftest import IMPATIENT
@@ -138,8 +138,8 @@ async def test_a_missing_right_names_the_rule(cluster: Cluster, api_server: ApiS
     with pytest.raises(Forbidden) as caught:
         await cluster.list(POD)
     assert caught.value.rule == '{apiGroups: [""], resources: ["pods"], verbs: ["list"]}'
-    assert not await cluster.may(Deed(verb="list", kind=POD))
-    assert await cluster.may(Deed(verb="get", kind=POD))
+    assert not await cluster.may(ApiRequest(verb="list", kind=POD))
+    assert await cluster.may(ApiRequest(verb="get", kind=POD))
 
 
 async def test_a_missing_kind_names_what_to_install(
@@ -226,7 +226,7 @@ async def test_a_server_that_says_nothing_is_given_up_in_time(
     api_server: ApiServer, tmp_path: Path
 ) -> None:
     settings = ClusterSettings(kubeconfig=str(api_server.write_kubeconfig(tmp_path / "kubeconfig")))
-    hasty = Patience(call_s=0.2, attempt_s=0.05, pauses=Pauses(first_s=0.001))
+    hasty = CallDeadlines(call_s=0.2, attempt_s=0.05, pauses=RetryDelays(first_s=0.001))
     api_server.faults.add(Fault(hang=True))
     async with await Cluster.connect(settings, patience=hasty) as cluster:
         with pytest.raises(ClusterUnreachable, match="no answer from the API server"):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pilotlight.cluster.manifests.autoscaling import annotations_of
-from pilotlight.cluster.settings import ClusterSettings
-from pilotlight.spec import Scaling
+from pilotlight.kubernetes.manifests.autoscaling import annotations_of
+from pilotlight.kubernetes.settings import ClusterSettings
+from pilotlight.spec.function import Scaling
 from tests.fakes.fed_platform import spec
 
 P = "autoscaling.knative.dev/"

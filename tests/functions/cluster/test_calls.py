@@ -6,12 +6,12 @@ from typing import Any, cast
 
 import pytest
 
-from pilotlight.cluster.answers import Answer
-from pilotlight.cluster.calls import Calls
-from pilotlight.cluster.deeds import Deed
-from pilotlight.cluster.errors import ClusterUnreachable
-from pilotlight.cluster.kinds import LEASE
-from pilotlight.cluster.transport import Transport
+from pilotlight.kubernetes.api_errors import ApiResponse
+from pilotlight.kubernetes.api_request import ApiRequest
+from pilotlight.kubernetes.client import ApiCalls
+from pilotlight.kubernetes.errors import ClusterUnreachable
+from pilotlight.kubernetes.kinds import LEASE
+from pilotlight.kubernetes.transport import Transport
 from tests.functions.cluster.conftest import IMPATIENT
 
 
@@ -22,30 +22,30 @@ class Proxy:
         self.times = times
         self.asked = 0
 
-    async def call(self, *_deed: object, **_how: object) -> Answer:
+    async def call(self, *_deed: object, **_how: object) -> ApiResponse:
         """See Transport."""
         self.asked += 1
-        return Answer(
+        return ApiResponse(
             status=200,
             body=b"<html>sign in</html>" if self.asked <= self.times else b'{"kind": "Lease"}',
         )
 
 
-def calls(proxy: Proxy) -> Calls:
-    return Calls(cast(Transport, cast(Any, proxy)), patience=IMPATIENT)
+def calls(proxy: Proxy) -> ApiCalls:
+    return ApiCalls(cast(Transport, cast(Any, proxy)), patience=IMPATIENT)
 
 
 async def test_a_proxys_page_is_no_success_of_a_write() -> None:
     proxy = Proxy(times=1000)
     with pytest.raises(ClusterUnreachable, match="no answer of an API server"):
         await calls(proxy).call(
-            Deed(verb="update", kind=LEASE, namespace="pilotlight", name="a"), "PUT", body={}
+            ApiRequest(verb="update", kind=LEASE, namespace="pilotlight", name="a"), "PUT", body={}
         )
     assert proxy.asked == IMPATIENT.pauses.attempts
 
 
 async def test_it_is_asked_again_like_one_that_does_not_answer() -> None:
     answer = await calls(Proxy(times=1)).call(
-        Deed(verb="get", kind=LEASE, namespace="pilotlight", name="a"), "GET"
+        ApiRequest(verb="get", kind=LEASE, namespace="pilotlight", name="a"), "GET"
     )
     assert answer.document() == {"kind": "Lease"}

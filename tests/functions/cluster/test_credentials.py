@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
-from pilotlight.cluster.api import Cluster
-from pilotlight.cluster.credentials import TokenFile, find_credentials
-from pilotlight.cluster.errors import BadCredentials
-from pilotlight.cluster.settings import ClusterSettings
+from pilotlight.kubernetes.cluster import Cluster
+from pilotlight.kubernetes.credentials import TokenFile, find_credentials
+from pilotlight.kubernetes.errors import BadCredentials
+from pilotlight.kubernetes.settings import ClusterSettings
 from tests.fakes.clock import ManualClock
 
 

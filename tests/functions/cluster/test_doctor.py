@@ -12,15 +12,15 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from pilotlight.cli.cluster_doctor import text
+from pilotlight.cli.commands.operations.doctor_cluster import format_findings
 from pilotlight.cli.main import build
-from pilotlight.cluster.doctor.examine import examine, judge
-from pilotlight.cluster.doctor.facts import AGENT_SELECTOR, Facts
-from pilotlight.cluster.doctor.findings import BROKEN, NOTE, OK, Finding
-from pilotlight.cluster.errors import Forbidden
-from pilotlight.cluster.kinds import LEASE, NAMESPACE, Kind
-from pilotlight.cluster.rights import ROLES, Right, Role, binding_right
-from pilotlight.cluster.settings import ClusterSettings
+from pilotlight.kubernetes.doctor.checks import examine_cluster, run_checks
+from pilotlight.kubernetes.doctor.facts import AGENT_SELECTOR, Facts
+from pilotlight.kubernetes.doctor.findings import BROKEN, NOTE, OK, Finding
+from pilotlight.kubernetes.errors import Forbidden
+from pilotlight.kubernetes.kinds import LEASE, NAMESPACE, Kind
+from pilotlight.kubernetes.rbac import ROLES, RbacRule, Role, binding_rule
+from pilotlight.kubernetes.settings import ClusterSettings
 from tests.fakes.kubernetes.server import ApiServer
 from tests.fakes.kubernetes.thread import running_api_server
 from tests.functions.cluster.healthy import (
@@ -40,7 +40,7 @@ DEPLOY = Path(__file__).parents[3] / "deploy/kubernetes"
 
 def trouble(facts: Facts, settings: ClusterSettings = SETTINGS) -> list[Finding]:
     """What is not ok."""
-    return [one for one in judge(facts, settings) if one.state != OK]
+    return [one for one in run_checks(facts, settings) if one.state != OK]
 
 
 def the_one(facts: Facts, settings: ClusterSettings = SETTINGS) -> Finding:
@@ -52,7 +52,7 @@ def test_a_cluster_as_it_should_be_has_nothing_to_say() -> None:
     assert trouble(healthy()) == []
 
 
-def right_of(role: Role, kind: Kind) -> Right:
+def right_of(role: Role, kind: Kind) -> RbacRule:
     return next(right for right in ROLES[role] if right.kind == kind and not right.subresource)
 
 
@@ -63,7 +63,9 @@ def assert_golden(name: str, shown: str) -> None:
 
 
 def test_the_report_of_a_healthy_cluster() -> None:
-    assert_golden("doctor_healthy.txt", text(judge(healthy(), SETTINGS)).plain + "\n")
+    assert_golden(
+        "doctor_healthy.txt", format_findings(run_checks(healthy(), SETTINGS)).plain + "\n"
+    )
 
 
 def test_the_report_of_a_cluster_where_everything_is_missing() -> None:
@@ -78,7 +80,7 @@ def test_the_report_of_a_cluster_where_everything_is_missing() -> None:
             right_of("controller", LEASE): ("get",),
         },
     )
-    assert_golden("doctor_bare.txt", text(judge(facts, SETTINGS)).plain + "\n")
+    assert_golden("doctor_bare.txt", format_findings(run_checks(facts, SETTINGS)).plain + "\n")
 
 
 @pytest.mark.parametrize(
@@ -399,7 +401,7 @@ def test_a_missing_right_in_a_tenants_namespace_names_what_should_grant_it() -> 
 
 
 def test_a_right_on_named_objects_is_granted_on_these_only() -> None:
-    found = the_one(healthy(role="controller", lacking={binding_right(SETTINGS): ("bind",)}))
+    found = the_one(healthy(role="controller", lacking={binding_rule(SETTINGS): ("bind",)}))
     names = (
         "--resource-name=pilotlight:pilotlight-controller:tenant "
         "--resource-name=pilotlight:pilotlight-activator:tenant"
@@ -420,7 +422,7 @@ async def test_rights_in_tenants_namespaces_are_asked_about_in_one_of_them(
     settings = ClusterSettings(kubeconfig=str(api_server.write_kubeconfig(tmp_path / "kubeconfig")))
     found = next(
         one
-        for one in await examine(settings, role="activator")
+        for one in await examine_cluster(settings, role="activator")
         if one.what == "rights of activator"
     )
     assert (found.state, found.detail.startswith("may not delete pods")) == (BROKEN, True)
@@ -451,7 +453,7 @@ async def test_a_server_with_things_broken(api_server: ApiServer, tmp_path: Path
     api_server.rights.deny("list", "nodes")
     api_server.rights.deny("list", "pods")
     settings = ClusterSettings(kubeconfig=str(api_server.write_kubeconfig(tmp_path / "kubeconfig")))
-    found = {one.what: one for one in await examine(settings, role="activator")}
+    found = {one.what: one for one in await examine_cluster(settings, role="activator")}
     assert found["API server"].state == OK
     assert "may not list Node" in found["nodes"].detail
     assert found["rights of activator"].detail.startswith("may not list pods")
@@ -466,7 +468,7 @@ async def test_activators_that_scale_need_the_autoscalers_rights_too(
     kubeconfig = str(api_server.write_kubeconfig(tmp_path / "kubeconfig"))
 
     async def rights(autoscaler: str) -> str:
-        found = await examine(
+        found = await examine_cluster(
             ClusterSettings(kubeconfig=kubeconfig, autoscaler=autoscaler), role="activator"
         )
         return next(one.detail for one in found if one.what == "rights of activator")
@@ -481,9 +483,11 @@ async def test_a_server_that_does_not_answer_is_a_finding(
 ) -> None:
     settings = ClusterSettings(kubeconfig=str(api_server.write_kubeconfig(tmp_path / "kubeconfig")))
     await api_server.stop()
-    (found,) = await examine(settings, role="operator")
+    (found,) = await examine_cluster(settings, role="operator")
     assert (found.state, api_server.url in found.detail) == (BROKEN, True)
-    (found,) = await examine(ClusterSettings(kubeconfig=str(tmp_path / "absent")), role="operator")
+    (found,) = await examine_cluster(
+        ClusterSettings(kubeconfig=str(tmp_path / "absent")), role="operator"
+    )
     assert "no kubeconfig" in found.detail
 
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pilotlight.cluster.api import Cluster
-from pilotlight.cluster.errors import AlreadyExists, ClusterUnreachable, Conflict, NotFound
-from pilotlight.cluster.kinds import LEASE, Kind
-from pilotlight.cluster.lease import Election, LeaseTerms
+from pilotlight.kubernetes.cluster import Cluster
+from pilotlight.kubernetes.errors import AlreadyExists, ClusterUnreachable, Conflict, NotFound
+from pilotlight.kubernetes.kinds import LEASE, Kind
+from pilotlight.kubernetes.leader_election import LeaderElection, LeaseTerms
 from tests.fakes.clock import ManualClock
 from tests.fakes.kubernetes.server import ApiServer
 from tests.hypothesis_profiles import examples
@@ -84,7 +84,7 @@ class Candidate:
         self, server: Any, identity: str, clock: ManualClock, *, wall_s: float = 1_000_000.0
     ) -> None:
         self.told: list[str] = []
-        self.election = Election(
+        self.election = LeaderElection(
             server,
             name="autoscaler",
             namespace="pilotlight",
@@ -108,7 +108,7 @@ async def test_the_first_one_leads_and_the_second_waits() -> None:
         assert (a.election.is_leader, b.election.is_leader) == (True, False)
     assert (a.told, b.told, b.election.leader) == (["started"], [], "a")
     assert leases.spec["holderIdentity"] == "a"
-    assert repr(b.election) == "<Election pilotlight/autoscaler b behind a>"
+    assert repr(b.election) == "<LeaderElection pilotlight/autoscaler b behind a>"
 
 
 async def test_a_renewal_is_one_call() -> None:
@@ -250,11 +250,11 @@ async def test_never_two_leaders(story: list[tuple[int, str, float]]) -> None:
 
 async def test_two_candidates_on_a_server(cluster: Cluster, api_server: ApiServer) -> None:
     terms = LeaseTerms(lease_s=60, renew_s=30, retry_s=0.02)  # nothing of it waits for an end
-    async with Election(
+    async with LeaderElection(
         cluster, name="reconciler", namespace="default", identity="a", terms=terms
     ) as a:
         await a.wait_leader()
-        async with Election(
+        async with LeaderElection(
             cluster, name="reconciler", namespace="default", identity="b", terms=terms
         ) as b:
             while b.leader != "a":

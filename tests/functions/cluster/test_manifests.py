@@ -18,20 +18,20 @@ from typing import Any
 import kubernetes_validate
 import pytest
 
-from pilotlight.cluster import names
-from pilotlight.cluster.manifests.function import function_manifests
-from pilotlight.cluster.manifests.marks import Manifest
-from pilotlight.cluster.manifests.quantities import cores, size
-from pilotlight.cluster.manifests.secrets import secret_manifest
-from pilotlight.cluster.manifests.tenancy import Tenancy, namespace_manifests
-from pilotlight.cluster.manifests.text import to_yaml
-from pilotlight.cluster.settings import ClusterSettings
-from pilotlight.cluster.webhook.config import KnativeConfig
-from pilotlight.cluster.webhook.services import check
-from pilotlight.engines import EngineSpec
 from pilotlight.errors import InvalidInput
+from pilotlight.kubernetes import names
+from pilotlight.kubernetes.manifests.knative_service import function_manifests
+from pilotlight.kubernetes.manifests.labels import Manifest
+from pilotlight.kubernetes.manifests.quantities import cores, size
+from pilotlight.kubernetes.manifests.secrets import secret_manifest
+from pilotlight.kubernetes.manifests.tenant_namespace import Tenancy, namespace_manifests
+from pilotlight.kubernetes.manifests.yaml_text import to_yaml
+from pilotlight.kubernetes.settings import ClusterSettings
+from pilotlight.kubernetes.webhook.knative_config import KnativeConfig
+from pilotlight.kubernetes.webhook.services import check
 from pilotlight.protocol import FunctionRoute, TenantRecord
-from pilotlight.spec import (
+from pilotlight.spec.engines import EngineSpec
+from pilotlight.spec.function import (
     GIB,
     MIB,
     Clocks,

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pilotlight.cluster import names
-from pilotlight.cluster.settings import ClusterSettings
-from pilotlight.types import check_name
+from pilotlight.kubernetes import names
+from pilotlight.kubernetes.settings import ClusterSettings
+from pilotlight.spec.identifiers import check_name
 
 SETTINGS = ClusterSettings()
 DNS_1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?\Z")
@@ -49,7 +49,7 @@ REVISIONS = st.from_regex(r"\Av[1-9][0-9]{0,9}-[0-9a-f]{6}\Z")
     ],
 )
 def test_a_tenants_namespace_is_readable(tenant: str, environment: str, expected: str) -> None:
-    assert names.namespace_of(SETTINGS, tenant, environment) == expected
+    assert names.tenant_namespace(SETTINGS, tenant, environment) == expected
 
 
 def test_a_function_keeps_its_name_where_that_is_a_name_for_kubernetes() -> None:
@@ -65,13 +65,13 @@ def test_a_class_keeps_its_letters_and_gets_a_mark() -> None:
 
 
 def test_a_prefix_without_a_hyphen_is_taken_as_it_is() -> None:
-    assert names.namespace_of(ClusterSettings(namespace_prefix="p"), "acme", "main") == "pacme"
+    assert names.tenant_namespace(ClusterSettings(namespace_prefix="p"), "acme", "main") == "pacme"
 
 
 @given(EITHER, EITHER)
 def test_every_name_is_a_label_of_rfc_1035(one: str, two: str) -> None:
     service = names.service_name(one, two)
-    for name in (names.namespace_of(SETTINGS, one, two), service, names.secret_name(one)):
+    for name in (names.tenant_namespace(SETTINGS, one, two), service, names.secret_name(one)):
         assert DNS_1035.match(name), name
         assert len(name) <= 63
     assert len(service) <= names.MAX_SERVICE
@@ -85,7 +85,9 @@ def test_every_name_is_a_label_of_rfc_1035(one: str, two: str) -> None:
 def test_two_things_never_share_a_name(one: str, two: str, three: str, four: str) -> None:
     if (one, two) != (three, four):
         assert names.service_name(one, two) != names.service_name(three, four)
-        assert names.namespace_of(SETTINGS, one, two) != names.namespace_of(SETTINGS, three, four)
+        assert names.tenant_namespace(SETTINGS, one, two) != names.tenant_namespace(
+            SETTINGS, three, four
+        )
     if one != three:
         assert names.secret_name(one) != names.secret_name(three)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pilotlight.cluster.errors import (
+from pilotlight.kubernetes.errors import (
     AlreadyExists,
     ClusterError,
     ClusterUnreachable,
@@ -13,7 +13,7 @@ from pilotlight.cluster.errors import (
     Overloaded,
     WebhookDown,
 )
-from pilotlight.cluster.retries import Pauses, is_worth_repeating
+from pilotlight.kubernetes.retry_policy import RetryDelays, is_retryable
 
 CUT = ClusterUnreachable("cut")
 REFUSED = ClusterUnreachable("refused", sent=False)
@@ -43,17 +43,15 @@ FAILED = ClusterError("failed", status=500)
 def test_only_what_can_succeed_and_does_no_harm_is_repeated(
     error: ClusterError, verb: str, *, again: bool
 ) -> None:
-    assert is_worth_repeating(error, verb=verb, is_conditional=False) is again
+    assert is_retryable(error, verb=verb, is_conditional=False) is again
 
 
 def test_a_conflict_with_a_condition_is_an_answer() -> None:
-    assert not is_worth_repeating(
-        Conflict("changed", status=409), verb="patch", is_conditional=True
-    )
+    assert not is_retryable(Conflict("changed", status=409), verb="patch", is_conditional=True)
 
 
 def test_pauses_grow_to_their_bound_with_jitter_and_honour_the_server() -> None:
-    pauses = Pauses(first_s=1.0, most_s=8.0)
+    pauses = RetryDelays(first_s=1.0, most_s=8.0)
     assert [pauses.pause_s(attempt, chance=1.0) for attempt in (1, 2, 3, 4, 5)] == [1, 2, 4, 8, 8]
     assert pauses.pause_s(3, chance=0.0) == 2
     assert pauses.pause_s(1, chance=0.0, retry_after_s=30) == 30

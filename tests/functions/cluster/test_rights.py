@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from pilotlight.cluster import kinds
-from pilotlight.cluster.deeds import Deed
-from pilotlight.cluster.rights import ROLES, Role, binding_right, rules
-from pilotlight.cluster.settings import ClusterSettings
+from pilotlight.kubernetes import kinds
+from pilotlight.kubernetes.api_request import ApiRequest
+from pilotlight.kubernetes.rbac import ROLES, Role, binding_rule, rules
+from pilotlight.kubernetes.settings import ClusterSettings
 
 
 @pytest.mark.parametrize("role", list(ROLES))
@@ -43,7 +43,7 @@ def test_roles_are_changed_by_nobody_and_bound_by_the_controller() -> None:
     for role, rights in ROLES.items():
         assert not any(right.kind in fixed for right in rights)
         assert role == "controller" or not any(right.kind == kinds.ROLE_BINDING for right in rights)
-    bind = binding_right(
+    bind = binding_rule(
         ClusterSettings(namespace="p", controller_account="c", activator_account="a")
     )
     assert bind.rule()["resourceNames"] == ["p:c:tenant", "p:a:tenant"]
@@ -66,7 +66,7 @@ def test_rules_are_what_rbac_wants() -> None:
 
 def test_a_right_knows_what_to_ask_an_access_review() -> None:
     lease = next(right for right in ROLES["autoscaler"] if right.kind == kinds.LEASE)
-    assert lease.deeds(platform="pilotlight", knative="knative-serving")[0] == Deed(
+    assert lease.deeds(platform="pilotlight", knative="knative-serving")[0] == ApiRequest(
         verb="get", kind=kinds.LEASE, namespace="pilotlight"
     )
 

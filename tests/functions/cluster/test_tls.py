@@ -12,15 +12,15 @@ import pytest
 import yaml
 from aiohttp import web
 
-from pilotlight.cluster.api import Cluster, Patience
-from pilotlight.cluster.credentials import find_credentials
-from pilotlight.cluster.errors import ClusterUnreachable
-from pilotlight.cluster.kinds import POD
-from pilotlight.cluster.retries import Pauses
-from pilotlight.cluster.settings import ClusterSettings
+from pilotlight.kubernetes.cluster import CallDeadlines, Cluster
+from pilotlight.kubernetes.credentials import find_credentials
+from pilotlight.kubernetes.errors import ClusterUnreachable
+from pilotlight.kubernetes.kinds import POD
+from pilotlight.kubernetes.retry_policy import RetryDelays
+from pilotlight.kubernetes.settings import ClusterSettings
 from tests.fakes.authority import Authority
 
-ONCE = Patience(call_s=5, pauses=Pauses(attempts=1))
+ONCE = CallDeadlines(call_s=5, pauses=RetryDelays(attempts=1))
 
 
 @asynccontextmanager

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from pilotlight.cluster import following
-from pilotlight.cluster.api import Cluster
-from pilotlight.cluster.changes import Change, version_of
-from pilotlight.cluster.errors import ClusterUnreachable, Forbidden, KindMissing
-from pilotlight.cluster.kinds import CONFIG_MAP, POD, SERVICE
-from pilotlight.cluster.settings import ClusterSettings
-from pilotlight.cluster.watch import Reflector
+from pilotlight.kubernetes import watch_stream
+from pilotlight.kubernetes.cluster import Cluster
+from pilotlight.kubernetes.errors import ClusterUnreachable, Forbidden, KindMissing
+from pilotlight.kubernetes.kinds import CONFIG_MAP, POD, SERVICE
+from pilotlight.kubernetes.reflector import Reflector
+from pilotlight.kubernetes.settings import ClusterSettings
+from pilotlight.kubernetes.watch_events import WatchChange, version_of
 from tests.fakes.kubernetes.faults import Fault
 from tests.fakes.kubernetes.server import ApiServer
 from tests.functions.cluster.conftest import IMPATIENT
@@ -34,11 +34,11 @@ class Told:
     """What a reflector was told; a change that contradicts the one before it fails at once."""
 
     def __init__(self) -> None:
-        self.changes: list[Change] = []
+        self.changes: list[WatchChange] = []
         self._there: dict[str, str] = {}
         self._arrived = asyncio.Event()
 
-    def __call__(self, change: Change) -> None:
+    def __call__(self, change: WatchChange) -> None:
         self.changes.append(change)
         self._arrived.set()
         if change.type == "SYNCED":
@@ -214,7 +214,7 @@ async def test_bookmarks_keep_a_quiet_watch_fresh(
         heard.append(version_of(item))
         return heard[-1]
 
-    monkeypatch.setattr(following, "version_of", hear)
+    monkeypatch.setattr(watch_stream, "version_of", hear)
     api_server.reader.bookmark_s = 0.005
     async with watched(cluster) as (_, told):
         await open_watch(api_server)
@@ -337,7 +337,7 @@ async def test_waiting_for_a_server_that_is_away_ends(
 
 async def test_listeners_come_and_go(cluster: Cluster, api_server: ApiServer) -> None:
     async with watched(cluster) as (seen, told):
-        heard: list[Change] = []
+        heard: list[WatchChange] = []
         stop = seen.subscribe(heard.append)
         api_server.put(config_map("a"))
         await told.until(lambda: told.count("ADDED") == 1)

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from pilotlight.cluster.manifests.function import function_manifests
-from pilotlight.cluster.webhook.config import KnativeConfig
-from pilotlight.cluster.webhook.services import check
+from pilotlight.kubernetes.manifests.knative_service import function_manifests
+from pilotlight.kubernetes.webhook.knative_config import KnativeConfig
+from pilotlight.kubernetes.webhook.services import check
 from tests.functions.cluster.test_manifests import EMBEDDER, TENANCY, route
 
 Json = dict[str, Any]

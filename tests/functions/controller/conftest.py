@@ -12,22 +12,22 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from pilotlight.controller import application
-from pilotlight.controller.bell import Bell
-from pilotlight.controller.blobs import BlobFiles
+from pilotlight.controller import http_app
 from pilotlight.controller.context import Context
-from pilotlight.controller.metrics import Metrics
+from pilotlight.controller.database.change_notifier import ChangeNotifier
+from pilotlight.controller.database.store import Store
+from pilotlight.controller.server.metrics import Metrics
 from pilotlight.controller.settings import ControllerConfig, ControllerSettings
-from pilotlight.controller.store import Store
+from pilotlight.controller.weights.blobs import BlobStore
+from pilotlight.core.crypto import PlatformKey
+from pilotlight.core.object_store import DirectoryStore, ObjectStore
+from pilotlight.core.settings import Paths
 from pilotlight.protocol import HEADER_PLATFORM_TOKEN
-from pilotlight.seal import PlatformKey
 from snapshotter.client import AgentClient
 from tests.fakes.databases import empty_bytes, empty_sqlite, owned_sqlite
 from tests.fakes.small_cache import SmallCache
 from tests.functions.controller.parts import BUNDLE, BUNDLE_DIGEST, ManualClock, SmallAgent
 from weight_cache.client import WeightCacheClient
-from weight_cache.objects import DirectoryStore, ObjectStore
-from weight_cache.settings import Paths
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ class Controller:
 
 
 def _transport(context: Context) -> httpx.ASGITransport:
-    return httpx.ASGITransport(application.build(context), raise_app_exceptions=False)
+    return httpx.ASGITransport(http_app.build_app(context), raise_app_exceptions=False)
 
 
 @pytest.fixture
@@ -131,7 +131,7 @@ async def running_controller(
     server = await agent.serve(paths.socket("snapshotter"))
     cache = SmallCache()
     caching = await cache.serve(paths.socket("weight_cache"))
-    bell = Bell()
+    bell = ChangeNotifier()
     url, key = owned_sqlite(home / "controller.db", now=clock())
     watched = Store(url, clock=clock, on_fed=bell.ring)
     context = Context(
@@ -139,7 +139,7 @@ async def running_controller(
             settings=ControllerSettings(), paths=paths, trust="isolated", uid_base=20_000
         ),
         store=watched,
-        files=BlobFiles(
+        files=BlobStore(
             objects=blobs,
             incoming=home / "blobs" / "incoming",
             limit_bytes=1_000_000,

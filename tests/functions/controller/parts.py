@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 
+from pilotlight.core.rpc import SendPart, serve_rpc
 from pilotlight.protocol import CONTENT_PROBLEM, UsageRecord
 from snapshotter.errors import InstanceUnknown, SnapshotterError, SnapshotUnknown
 from snapshotter.types import (
@@ -24,7 +25,6 @@ from snapshotter.types import (
     StartKind,
     TemplateInfo,
 )
-from weight_cache.protocol import Part, serve
 
 BUNDLE = b"the source archive of an app"
 BUNDLE_DIGEST = hashlib.sha256(BUNDLE).hexdigest()
@@ -144,34 +144,34 @@ class SmallAgent:
             "usage": self._usage,
             "delete_image": self._delete_image,
         }
-        return await serve(path, operations, _describe)
+        return await serve_rpc(path, operations, _describe)
 
-    async def _instances(self, args: Mapping[str, Any], part: Part) -> dict[str, Any]:
+    async def _instances(self, args: Mapping[str, Any], part: SendPart) -> dict[str, Any]:
         self.asked.append(("instances", args))
         wanted = args["labels"].items()
         return {
             "instances": [i.to_json() for i in self.instances if wanted <= dict(i.labels).items()]
         }
 
-    async def _usage(self, args: Mapping[str, Any], part: Part) -> dict[str, Any]:
+    async def _usage(self, args: Mapping[str, Any], part: SendPart) -> dict[str, Any]:
         if args["instance_id"] not in self.memory:
             raise InstanceUnknown(f"no instance {args['instance_id']}")
         return {"cpu_ns": 0, "memory_bytes": self.memory[args["instance_id"]], "pss_bytes": 0}
 
-    async def _templates(self, args: Mapping[str, Any], part: Part) -> dict[str, Any]:
+    async def _templates(self, args: Mapping[str, Any], part: SendPart) -> dict[str, Any]:
         return {"templates": [t.to_json() for t in self.templates]}
 
-    async def _drop_template(self, args: Mapping[str, Any], part: Part) -> dict[str, Any]:
+    async def _drop_template(self, args: Mapping[str, Any], part: SendPart) -> dict[str, Any]:
         self.templates = [t for t in self.templates if t.revision != args["revision"]]
         return {}
 
-    async def _snapshots(self, args: Mapping[str, Any], part: Part) -> dict[str, Any]:
+    async def _snapshots(self, args: Mapping[str, Any], part: SendPart) -> dict[str, Any]:
         wanted = args["labels"].items()
         return {
             "snapshots": [s.to_json() for s in self.snapshots if wanted <= dict(s.labels).items()]
         }
 
-    async def _prove(self, args: Mapping[str, Any], part: Part) -> dict[str, Any]:
+    async def _prove(self, args: Mapping[str, Any], part: SendPart) -> dict[str, Any]:
         if self.prove_ns:
             await part({"build": f"proof-{args['snapshot_id']}-0", "cpu_ns": self.prove_ns})
         if self.prove_failure is not None:
@@ -182,27 +182,27 @@ class SmallAgent:
                 return self.snapshots[n].to_json()
         raise SnapshotUnknown(f"no snapshot {args['snapshot_id']}")
 
-    async def _delete(self, args: Mapping[str, Any], part: Part) -> dict[str, Any]:
+    async def _delete(self, args: Mapping[str, Any], part: SendPart) -> dict[str, Any]:
         self.asked.append(("delete_snapshots", args))
         before = len(self.snapshots)
         self.snapshots = [s for s in self.snapshots if not _is_meant(s, args)]
         return {"deleted": before - len(self.snapshots)}
 
-    async def _capabilities(self, args: Mapping[str, Any], part: Part) -> dict[str, Any]:
+    async def _capabilities(self, args: Mapping[str, Any], part: SendPart) -> dict[str, Any]:
         snapshots = {"on": True, "ready": 1, "last_refusal": {"revision": "another's"}}
         return {
             "features": [{"name": "fork", "on": True, "why": "tried"}],
             "node": {"name": "here", "snapshots": snapshots},
         }
 
-    async def _stop(self, args: Mapping[str, Any], part: Part) -> dict[str, Any]:
+    async def _stop(self, args: Mapping[str, Any], part: SendPart) -> dict[str, Any]:
         self.asked.append(("stop", args))
         if args["instance_id"] not in [i.id for i in self.instances]:
             raise InstanceUnknown(f"no instance {args['instance_id']}")
         self.instances = [i for i in self.instances if i.id != args["instance_id"]]
         return {}
 
-    async def _logs(self, args: Mapping[str, Any], part: Part) -> dict[str, Any]:
+    async def _logs(self, args: Mapping[str, Any], part: SendPart) -> dict[str, Any]:
         self.asked.append(("logs", args))
         if self.logs_failure is not None:
             raise self.logs_failure
@@ -216,12 +216,12 @@ class SmallAgent:
                 self.follow_ended.set()
         return {}
 
-    async def _exec(self, args: Mapping[str, Any], part: Part) -> dict[str, Any]:
+    async def _exec(self, args: Mapping[str, Any], part: SendPart) -> dict[str, Any]:
         self.asked.append(("exec", args))
         await part({"stream": "stdout", "text": " ".join(args["argv"])})
         return {"exit_status": 0}
 
-    async def _build_image(self, args: Mapping[str, Any], part: Part) -> dict[str, Any]:
+    async def _build_image(self, args: Mapping[str, Any], part: SendPart) -> dict[str, Any]:
         self.asked.append(("build_image", args))
         await part({"step": "pip install", "text": "one moment"})
         for used in self.build_cpu_ns:
@@ -233,7 +233,7 @@ class SmallAgent:
             await self.build_may_end.wait()
         return {"image": self.image, "size_bytes": self.image_bytes}
 
-    async def _delete_image(self, args: Mapping[str, Any], part: Part) -> dict[str, Any]:
+    async def _delete_image(self, args: Mapping[str, Any], part: SendPart) -> dict[str, Any]:
         self.asked.append(("delete_image", args))
         return {"size_bytes": self.image_bytes}
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from pilotlight.controller import tables
-from pilotlight.controller.store import Store
+from pilotlight.controller.database import tables
+from pilotlight.controller.database.store import Store
+from pilotlight.core.crypto import PlatformKey
 from pilotlight.protocol import HEADER_PLATFORM_TOKEN
-from pilotlight.seal import PlatformKey
 from tests.fakes.hooks import OK, Receiver
 from tests.functions.controller.parts import ManualClock, usage
 from tests.functions.controller.test_faults import Process

@@ -13,11 +13,11 @@ import jsonschema_rs
 import pytest
 from prometheus_client import CollectorRegistry
 
+from pilotlight.core.object_store import blob_key
 from pilotlight.protocol import CONTENT_PROBLEM, PROBLEM_BASE, CallRecord
 from snapshotter.errors import ImageBuildFailed, LogsBusy
 from tests.functions.controller.conftest import Controller
 from tests.functions.controller.parts import BUNDLE_DIGEST, instance, spec, usage
-from weight_cache.objects import blob_key
 
 
 def problem_of(answer: httpx.Response, status: int, kind: str) -> dict[str, Any]:

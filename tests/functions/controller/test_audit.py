@@ -9,8 +9,8 @@ import httpx
 import pytest
 import sqlalchemy as sa
 
-from pilotlight.controller import audit
-from pilotlight.controller.store import Store
+from pilotlight.controller.database import audit_trail
+from pilotlight.controller.database.store import Store
 from tests.functions.controller.conftest import Controller
 from tests.functions.controller.parts import INJECTIONS, ManualClock, refused
 
@@ -66,7 +66,7 @@ async def test_an_entry_says_who_what_from_where_before_and_after(controller: Co
         # the last one is the activator's, the rest whatever a caller likes to say
         ("6.6.6.6, 203.0.113.7", "203.0.113.7"),
         ("2001:db8::7", "2001:db8::7"),
-        ("<script>" * 40, ("<script>" * 40)[: audit.MAX_ADDRESS]),
+        ("<script>" * 40, ("<script>" * 40)[: audit_trail.MAX_ADDRESS]),
     ],
 )
 async def test_the_address_is_the_one_that_the_activator_saw(
@@ -178,22 +178,26 @@ async def test_only_an_administrator_of_the_whole_tenant_reads_it(
 @pytest.mark.parametrize("statement", ["UPDATE audit SET actor = 'k-other'", "DELETE FROM audit"])
 def test_the_log_cannot_be_rewritten(store: Store, clock: ManualClock, statement: str) -> None:
     with store.write() as write:
-        audit.record(write, tenant="t-1", actor="k-1", action="key.create", subject="k-2")
+        audit_trail.record(write, tenant="t-1", actor="k-1", action="key.create", subject="k-2")
     with pytest.raises(sa.exc.IntegrityError, match="append-only"), store.write() as write:
         write.sql.exec_driver_sql(statement)
     with store.read() as sql:
         assert [
-            entry["actor"] for entry in audit.entries(sql, audit.Wanted(tenant="t-1"), limit=9)
+            entry["actor"]
+            for entry in audit_trail.entries(sql, audit_trail.AuditQuery(tenant="t-1"), limit=9)
         ] == ["k-1"]
 
 
 def test_addresses_do_not_leak_from_one_request_into_another(store: Store) -> None:
-    with audit.coming_from("203.0.113.7"), store.write() as write:
-        audit.record(write, tenant="t-1", actor="k-1", action="a", subject="x")
+    with audit_trail.with_client_address("203.0.113.7"), store.write() as write:
+        audit_trail.record(write, tenant="t-1", actor="k-1", action="a", subject="x")
     with store.write() as write:
-        audit.record(write, tenant="t-1", actor="platform", action="b", subject="x")
+        audit_trail.record(write, tenant="t-1", actor="platform", action="b", subject="x")
     with store.read() as sql:
-        assert [e["address"] for e in audit.entries(sql, audit.Wanted(tenant=None), limit=9)] == [
+        assert [
+            e["address"]
+            for e in audit_trail.entries(sql, audit_trail.AuditQuery(tenant=None), limit=9)
+        ] == [
             "",
             "203.0.113.7",
         ]

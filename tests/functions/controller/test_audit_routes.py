@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from pilotlight.controller.dataplane import TAG
+from pilotlight.controller.server.dataplane_openapi import TAG
 from snapshotter.types import RevisionKey, TemplateInfo
 from tests.functions.controller.conftest import Controller
 from tests.functions.controller.parts import instance, snapshot, spec, usage

@@ -17,7 +17,8 @@ import uvicorn
 from typer.testing import CliRunner, Result
 
 from pilotlight.cli.main import build
-from pilotlight.controller import application, tables
+from pilotlight.controller import http_app
+from pilotlight.controller.database import tables
 from tests.functions.controller.conftest import Controller
 from tests.functions.controller.parts import usage
 
@@ -58,7 +59,7 @@ class Shell:
 @pytest.fixture(name="shell")
 async def _shell(controller: Controller, tmp_path: Path) -> AsyncIterator[Shell]:
     settings = uvicorn.Config(
-        application.build(controller.context),
+        http_app.build_app(controller.context),
         lifespan="off",
         log_config=None,
         access_log=False,

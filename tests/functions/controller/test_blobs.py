@@ -15,13 +15,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pilotlight.controller.blobs import BlobFiles
-from pilotlight.controller.downloads import BlobResponse, Conditions, Part, answer, part_of
+from pilotlight.controller.weights.blob_download import (
+    BlobResponse,
+    ByteRange,
+    RangeConditions,
+    blob_response,
+    parse_range,
+)
+from pilotlight.controller.weights.blobs import BlobStore
+from pilotlight.core.object_store import (
+    DirectoryStore,
+    ObjectInfo,
+    ObjectStore,
+    blob_key,
+    open_store,
+)
+from pilotlight.core.object_store.errors import ObjectStoreError
 from tests.functions.controller.conftest import Controller
 from tests.functions.controller.parts import BUNDLE, BUNDLE_DIGEST, spec
-from weight_cache.errors import ObjectStoreError
-from weight_cache.manifest import FileHash, build_manifest
-from weight_cache.objects import DirectoryStore, ObjectInfo, ObjectStore, blob_key, open_store
+from weight_cache.manifest import FileHash
+from weight_cache.sources.manifest_builder import build_manifest
 
 DATA = random.Random(1).randbytes(300_000)
 DIGEST = hashlib.sha256(DATA).hexdigest()
@@ -262,7 +275,7 @@ def test_ranges_are_those_of_slices(data: bytes, first: int, last: int) -> None:
         (f"bytes={first}-", data[first:]),
         (f"bytes=-{last}", data[-last:] if last else b""),
     ):
-        part = part_of(len(data), asked)
+        part = parse_range(len(data), asked)
         assert (data[part.begin : part.end] if part else b"") == expected
         assert part is None or part.is_whole or part.begin < part.end <= len(data)
 
@@ -281,7 +294,7 @@ def test_ranges_are_those_of_slices(data: bytes, first: int, last: int) -> None:
     ],
 )
 def test_what_is_no_single_range_is_ignored(asked: str | None) -> None:
-    assert part_of(10, asked) == Part(begin=0, end=10, is_whole=True)
+    assert parse_range(10, asked) == ByteRange(begin=0, end=10, is_whole=True)
 
 
 # -- an answer that ends too early -----------------------------------------------------------------
@@ -305,23 +318,23 @@ class Wire:
 
 
 @pytest.fixture
-def far(tmp_path: Path) -> BlobFiles:
+def far(tmp_path: Path) -> BlobStore:
     """Blobs of a store that answers two reads."""
     store = Gone(tmp_path)
     store.reads_left = 2
-    return BlobFiles(objects=store, incoming=tmp_path, limit_bytes=1_000_000, read_bytes=70_000)
+    return BlobStore(objects=store, incoming=tmp_path, limit_bytes=1_000_000, read_bytes=70_000)
 
 
-def everything(files: BlobFiles) -> BlobResponse:
-    response = answer(
-        files, DIGEST, len(DATA), Conditions(range=None, if_range=None, if_none_match=None)
+def everything(files: BlobStore) -> BlobResponse:
+    response = blob_response(
+        files, DIGEST, len(DATA), RangeConditions(range=None, if_range=None, if_none_match=None)
     )
     assert isinstance(response, BlobResponse)
     return response
 
 
 async def test_a_store_that_fails_in_the_middle_breaks_the_answer(
-    far: BlobFiles, caplog: pytest.LogCaptureFixture
+    far: BlobStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     wire = Wire()
     await everything(far)({"type": "http"}, wire.receive, wire.send)
@@ -330,7 +343,7 @@ async def test_a_store_that_fails_in_the_middle_breaks_the_answer(
     assert "event=download_broken" in caplog.text
 
 
-async def test_nothing_is_read_for_a_caller_that_left(far: BlobFiles) -> None:
+async def test_nothing_is_read_for_a_caller_that_left(far: BlobStore) -> None:
     wire = Wire(leaves_after=2)
     store = far.objects
     assert isinstance(store, Gone)

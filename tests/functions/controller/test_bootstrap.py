@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from pilotlight.controller import access, audit, bootstrap
-from pilotlight.controller.store import Store
+from pilotlight.controller.database import audit_trail
+from pilotlight.controller.database.store import Store
+from pilotlight.controller.identity import access_control
+from pilotlight.controller.server import bootstrap
 from pilotlight.errors import Forbidden, NotFound, Unauthenticated
-from pilotlight.types import Scope
+from pilotlight.spec.identifiers import Scope
 from tests.functions.controller.parts import ManualClock
 
 
@@ -31,10 +33,12 @@ def test_an_operator_who_lost_every_key_makes_another_beside_a_running_controlle
     try:
         made = bootstrap.operator_key(config, scope=Scope.ADMIN, name="found again")
         with running.read() as sql:
-            principal = access.authenticate(
+            principal = access_control.authenticate(
                 sql, authorization=f"Bearer {made.secret}", environment=None, now=0.0
             )
-            entry = audit.entries(sql, audit.Wanted(tenant=principal.tenant), limit=1)[0]
+            entry = audit_trail.entries(
+                sql, audit_trail.AuditQuery(tenant=principal.tenant), limit=1
+            )[0]
     finally:
         running.close()
     assert (principal.key, principal.scope, principal.tenant_name) == (
@@ -55,7 +59,7 @@ def test_a_key_of_the_operator_may_be_small_and_short_lived(config: Path) -> Non
     assert (made.record.scope, made.record.environment) == ("invoke", "main")
     store = Store(f"sqlite:///{config.parent}/h/controller/controller.db", clock=ManualClock())
     with store.read() as sql, pytest.raises(Unauthenticated, match="expired"):
-        access.authenticate(
+        access_control.authenticate(
             sql, authorization=f"Bearer {made.secret}", environment=None, now=made.created_at + 61
         )
     store.close()

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from pilotlight.controller.periods import DAY_S
+from pilotlight.controller.billing.budget_periods import DAY_S
 from pilotlight.controller.settings import ControllerSettings
 from pilotlight.protocol import HEADER_PLATFORM_TOKEN
 from tests.fakes.hooks import Received, Receiver

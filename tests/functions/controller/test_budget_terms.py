@@ -9,12 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pilotlight.controller.budget_terms import Terms, parse
+from pilotlight.controller.billing.budget_definition import BudgetDefinition, parse_definition
 from pilotlight.errors import InvalidInput
 
 
-def terms(amount: str = "10", **changes: Any) -> Terms:
-    return parse(amount=amount, **{"currency": "USD", "currencies": {"USD", "EUR"}, **changes})
+def terms(amount: str = "10", **changes: Any) -> BudgetDefinition:
+    return parse_definition(
+        amount=amount, **{"currency": "USD", "currencies": {"USD", "EUR"}, **changes}
+    )
 
 
 @pytest.mark.parametrize(

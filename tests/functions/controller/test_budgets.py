@@ -18,14 +18,16 @@ import sqlalchemy as sa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pilotlight.controller import alerts, budgets, feed, ledger, tables, tenants
-from pilotlight.controller.budget_terms import parse
-from pilotlight.controller.budgets import Budget
-from pilotlight.controller.periods import DAY_S, day_of, period_of
-from pilotlight.controller.store import Store
+from pilotlight.controller.billing import budget_alerts, budgets, ledger
+from pilotlight.controller.billing.budget_definition import parse_definition
+from pilotlight.controller.billing.budget_periods import DAY_S, day_of, period_of
+from pilotlight.controller.billing.budgets import Budget
+from pilotlight.controller.database import feed, tables
+from pilotlight.controller.database.store import Store
+from pilotlight.controller.identity import tenants
+from pilotlight.core.crypto import PlatformKey
 from pilotlight.errors import Conflict, NotFound
 from pilotlight.protocol import BudgetState, UsageRecord
-from pilotlight.seal import PlatformKey
 from tests.functions.controller.parts import ManualClock, usage
 from tests.hypothesis_profiles import examples
 
@@ -65,7 +67,7 @@ class Books:
         new_secret: bool = False,
         **terms: Any,
     ) -> tuple[Budget, str | None]:
-        wanted = parse(
+        wanted = parse_definition(
             amount=amount,
             webhook=webhook,
             **{"currency": "USD", "currencies": {"USD", "EUR"}, **terms},
@@ -102,7 +104,9 @@ class Books:
     def alerted(self, budget: Budget) -> list[tuple[str, int]]:
         """(period, percent) of its alerts, by period."""
         with self.store.read() as sql:
-            return sorted((a.period, a.percent) for a in alerts.listing(sql, budgets=[budget.id]))
+            return sorted(
+                (a.period, a.percent) for a in budget_alerts.listing(sql, budgets=[budget.id])
+            )
 
     def states(self, now: float) -> dict[str, BudgetState]:
         with self.store.read() as sql:

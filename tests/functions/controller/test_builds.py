@@ -10,10 +10,11 @@ import anyio.to_thread
 import httpx
 import pytest
 
-from pilotlight.controller import ledger, prices, tables
-from pilotlight.controller.builds import CHARGE_NS, REMEMBERED, Builds
-from pilotlight.pricing import cost_of
+from pilotlight.controller.billing import ledger, price_lists
+from pilotlight.controller.billing.build_charges import CHARGE_NS, REMEMBERED, BuildUsage
+from pilotlight.controller.database import tables
 from pilotlight.protocol import UsageRecord
+from pilotlight.spec.pricing import price_usage
 from snapshotter.errors import ImageBuildFailed, SnapshotRefused
 from tests.functions.controller.conftest import Controller
 from tests.functions.controller.parts import snapshot
@@ -49,8 +50,8 @@ async def test_a_build_costs_the_cpu_time_that_it_used(controller: Controller) -
     )
     assert record.key.startswith("k-")
     with controller.context.store.read() as sql:
-        rates = prices.of_tenants(sql, controller.context.config)[record.tenant]
-    assert Decimal(record.cost) == cost_of(record, rates) == 7 * rates.cpu_core_s
+        rates = price_lists.of_tenants(sql, controller.context.config)[record.tenant]
+    assert Decimal(record.cost) == price_usage(record, rates) == 7 * rates.cpu_core_s
     [image] = (await controller.http.get("/v1/images")).json()["images"]
     assert image["build_cpu_s"] == 7.0
 
@@ -113,7 +114,7 @@ async def test_a_caller_who_leaves_owes_what_was_used_so_far(controller: Control
     controller.agent.build_may_end = asyncio.Event()
     caller = asyncio.create_task(build(controller.http))
     async with asyncio.timeout(30):
-        while repr(controller.context.builds) != "<Builds 1 remembered>":
+        while repr(controller.context.builds) != "<BuildUsage 1 remembered>":
             await asyncio.sleep(0.005)
     caller.cancel()
     await asyncio.wait([caller])
@@ -124,9 +125,9 @@ async def test_a_caller_who_leaves_owes_what_was_used_so_far(controller: Control
 
 
 def test_the_memory_of_builds_is_bounded_and_forgets_the_oldest() -> None:
-    builds = Builds()
+    builds = BuildUsage()
     for n in range(REMEMBERED + 10):
         builds.record_usage(f"b-{n}", SECOND)
-    assert repr(builds) == f"<Builds {REMEMBERED} remembered>"
+    assert repr(builds) == f"<BuildUsage {REMEMBERED} remembered>"
     assert builds.charge(f"b-{REMEMBERED}") == (SECOND, SECOND)
     assert builds.charge(f"b-{REMEMBERED}") == (0, SECOND)

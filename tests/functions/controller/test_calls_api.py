@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from pilotlight.controller import tables
+from pilotlight.controller.database import tables
 from pilotlight.protocol import CALLS_PATH, DUE_PATH, HEADER_PLATFORM_TOKEN, CallRecord
 from tests.functions.controller.conftest import Controller
 from tests.functions.controller.parts import refused, spec

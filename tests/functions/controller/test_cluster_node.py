@@ -14,26 +14,26 @@ from typing import Any, Self
 import pytest
 from aiohttp import web
 
-from pilotlight.cluster import names
-from pilotlight.cluster.api import Cluster, Patience
-from pilotlight.cluster.exec import exit_status, parts
-from pilotlight.cluster.retries import Pauses
-from pilotlight.cluster.settings import ClusterSettings
-from pilotlight.controller.cluster import pods
-from pilotlight.controller.cluster.node import ClusterNode
-from pilotlight.controller.cluster.podlogs import Query, parse
+from pilotlight.controller.kubernetes import pods
+from pilotlight.controller.kubernetes.cluster_backend import ClusterBackend
+from pilotlight.controller.kubernetes.pod_logs import LogQuery, parse_line
+from pilotlight.kubernetes import names
+from pilotlight.kubernetes.cluster import CallDeadlines, Cluster
+from pilotlight.kubernetes.exec import exit_status, parts
+from pilotlight.kubernetes.retry_policy import RetryDelays
+from pilotlight.kubernetes.settings import ClusterSettings
 from snapshotter.errors import AgentUnavailable, InstanceUnknown, SnapshotUnknown, Unsupported
 from snapshotter.types import InstanceId, InstanceState
 from tests.fakes.kubernetes.server import ApiServer
 from tests.functions.controller.conftest import Controller
 
-HASTY = Patience(
+HASTY = CallDeadlines(
     call_s=5,
-    pauses=Pauses(first_s=0.002, most_s=0.02),
-    watch_pauses=Pauses(first_s=0.002, most_s=0.02),
+    pauses=RetryDelays(first_s=0.002, most_s=0.02),
+    watch_pauses=RetryDelays(first_s=0.002, most_s=0.02),
 )
 SETTINGS = ClusterSettings()
-QUERY = Query()
+QUERY = LogQuery()
 
 
 async def hastily(settings: ClusterSettings) -> Cluster:
@@ -46,8 +46,8 @@ async def hastily(settings: ClusterSettings) -> Cluster:
 
 
 @asynccontextmanager
-async def node_at(kubeconfig: str) -> AsyncIterator[ClusterNode]:
-    node = ClusterNode(ClusterSettings(kubeconfig=kubeconfig), connect=hastily)
+async def node_at(kubeconfig: str) -> AsyncIterator[ClusterBackend]:
+    node = ClusterBackend(ClusterSettings(kubeconfig=kubeconfig), connect=hastily)
     try:
         yield node
     finally:
@@ -61,7 +61,7 @@ async def server() -> AsyncIterator[ApiServer]:
 
 
 @pytest.fixture
-async def node(server: ApiServer, tmp_path: Path) -> AsyncIterator[ClusterNode]:
+async def node(server: ApiServer, tmp_path: Path) -> AsyncIterator[ClusterBackend]:
     async with node_at(str(server.write_kubeconfig(tmp_path / "kubeconfig"))) as node:
         yield node
 
@@ -134,7 +134,7 @@ async def lines(source: AsyncIterator[Any]) -> list[tuple[str, str]]:
 def test_a_pod_is_an_instance() -> None:
     body = pod("a", podIP="10.0.0.7", startTime="2026-11-21T10:00:00Z", conditions=READY)
     body["metadata"]["creationTimestamp"] = "2026-11-21T10:00:00Z"
-    found = pods.instance_of(body, SETTINGS)
+    found = pods.pod_to_instance(body, SETTINGS)
     assert found is not None
     assert (found.id, found.revision, found.state) == (
         "a",
@@ -153,20 +153,20 @@ def test_a_pod_is_an_instance() -> None:
 
 
 def test_states_of_pods() -> None:
-    starting = pods.instance_of(
+    starting = pods.pod_to_instance(
         pod("a", phase="Pending", conditions=[condition("Ready", "08", "False")]), SETTINGS
     )
     assert starting is not None
     assert starting.state is InstanceState.STARTING
     going = pod("a", conditions=READY)
     going["metadata"]["deletionTimestamp"] = "2026-11-21T10:01:00Z"
-    ending = pods.instance_of(going, SETTINGS)
+    ending = pods.pod_to_instance(going, SETTINGS)
     assert ending is not None
     assert ending.state is InstanceState.DRAINING
-    assert pods.instance_of(pod("a", phase="Failed"), SETTINGS) is None
+    assert pods.pod_to_instance(pod("a", phase="Failed"), SETTINGS) is None
     stranger = pod("a")
     del stranger["metadata"]["annotations"]
-    assert pods.instance_of(stranger, SETTINGS) is None
+    assert pods.pod_to_instance(stranger, SETTINGS) is None
 
 
 @pytest.mark.parametrize(
@@ -178,21 +178,21 @@ def test_quantities(text: str, value: float) -> None:
 
 
 def test_lines_lose_their_stamp_and_their_calls_mark() -> None:
-    assert parse("a", b"2026-11-21T10:00:00.5Z \x1ecall-1\x1fhello") == {
+    assert parse_line("a", b"2026-11-21T10:00:00.5Z \x1ecall-1\x1fhello") == {
         "time": 1795255200.5,
         "instance": "a",
         "stream": "stdout",
         "call": "call-1",
         "text": "hello",
     }
-    assert (parse("a", b"2026-11-21T10:00:00.123456789Z plain") or {})["call"] is None
-    assert parse("a", b"no stamp") is None
+    assert (parse_line("a", b"2026-11-21T10:00:00.123456789Z plain") or {})["call"] is None
+    assert parse_line("a", b"no stamp") is None
 
 
 # -- asked of a server -----------------------------------------------------------------------------
 
 
-async def test_tenants_see_their_own_pods_only(server: ApiServer, node: ClusterNode) -> None:
+async def test_tenants_see_their_own_pods_only(server: ApiServer, node: ClusterBackend) -> None:
     for body in (pod("a"), pod("b", app="other"), pod("c", tenant="t-2")):
         server.put(body)
     # none of the platform's
@@ -211,7 +211,9 @@ async def test_tenants_see_their_own_pods_only(server: ApiServer, node: ClusterN
     assert [one.id for one in await node.instances()] == ["a", "b", "c"]
 
 
-async def test_stopping_waits_until_the_pod_is_gone(server: ApiServer, node: ClusterNode) -> None:
+async def test_stopping_waits_until_the_pod_is_gone(
+    server: ApiServer, node: ClusterBackend
+) -> None:
     server.put(pod("a"))
     await node.stop(InstanceId("a"), grace_s=0)
     assert server.get("v1", "Pod", "a", "fn-t-1") is None
@@ -220,7 +222,7 @@ async def test_stopping_waits_until_the_pod_is_gone(server: ApiServer, node: Clu
 
 
 async def test_a_pod_that_takes_its_time_is_waited_for(
-    server: ApiServer, node: ClusterNode
+    server: ApiServer, node: ClusterBackend
 ) -> None:
     body = pod("a")
     body["metadata"]["finalizers"] = ["example.com/hold"]
@@ -237,7 +239,7 @@ async def test_a_pod_that_takes_its_time_is_waited_for(
 
 
 async def test_a_name_that_two_pods_have_names_neither(
-    server: ApiServer, node: ClusterNode
+    server: ApiServer, node: ClusterBackend
 ) -> None:
     server.put(pod("a"))
     server.put(pod("a", tenant="t-2"))
@@ -245,7 +247,7 @@ async def test_a_name_that_two_pods_have_names_neither(
         await node.stop(InstanceId("a"), grace_s=0)
 
 
-async def test_logs_of_many_pods_are_one_story(server: ApiServer, node: ClusterNode) -> None:
+async def test_logs_of_many_pods_are_one_story(server: ApiServer, node: ClusterBackend) -> None:
     server.put(pod("a"))
     server.put(pod("b"))
     server.put(pod("c", tenant="t-2"))
@@ -341,7 +343,7 @@ def kubelet_node(port: int) -> dict[str, Any]:
 
 
 async def test_a_followed_log_has_later_lines_later_pods_and_no_line_twice(
-    server: ApiServer, node: ClusterNode
+    server: ApiServer, node: ClusterBackend
 ) -> None:
     async with Kubelet() as kubelet:
         server.put(kubelet_node(kubelet.port))
@@ -359,10 +361,12 @@ async def test_a_followed_log_has_later_lines_later_pods_and_no_line_twice(
             server.put(pod("c", tenant="t-2", on="n1"))
             kubelet.print("c", "2026-11-21T10:00:04Z secret")
             kubelet.print("b", "2026-11-21T10:00:05Z four")
-            assert (await anext(coming)) == {**(parse("b", b"2026-11-21T10:00:05Z four") or {})}
+            assert (await anext(coming)) == {
+                **(parse_line("b", b"2026-11-21T10:00:05Z four") or {})
+            }
 
 
-async def test_what_a_cluster_has_not_is_said(node: ClusterNode) -> None:
+async def test_what_a_cluster_has_not_is_said(node: ClusterBackend) -> None:
     assert (
         await node.templates(),
         await node.snapshots(),
@@ -383,7 +387,7 @@ async def test_what_a_cluster_has_not_is_said(node: ClusterNode) -> None:
 
 
 async def test_a_cluster_that_is_away_is_an_agent_that_is_away(
-    server: ApiServer, node: ClusterNode, caplog: pytest.LogCaptureFixture
+    server: ApiServer, node: ClusterBackend, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.rights.deny("list", "pods")
     with pytest.raises(AgentUnavailable) as caught:
@@ -392,13 +396,13 @@ async def test_a_cluster_that_is_away_is_an_agent_that_is_away(
     assert "Grant in all namespaces" in caplog.text
     with pytest.raises(AgentUnavailable):
         await lines(await node.logs(labels={"tenant": "t-1"}))
-    absent = ClusterNode(ClusterSettings(kubeconfig="/nowhere"))
+    absent = ClusterBackend(ClusterSettings(kubeconfig="/nowhere"))
     with pytest.raises(AgentUnavailable):
         await absent.capabilities()
 
 
 async def test_the_control_api_shows_each_tenant_its_own(
-    controller: Controller, server: ApiServer, node: ClusterNode
+    controller: Controller, server: ApiServer, node: ClusterBackend
 ) -> None:
     clustered = dataclasses.replace(
         controller, context=dataclasses.replace(controller.context, agent=node)
@@ -510,7 +514,7 @@ async def test_a_connection_that_ends_without_a_word_is_a_failure(tmp_path: Path
         ]
 
 
-async def test_a_command_that_is_refused(server: ApiServer, node: ClusterNode) -> None:
+async def test_a_command_that_is_refused(server: ApiServer, node: ClusterBackend) -> None:
     server.put(pod("a"))
     with pytest.raises(InstanceUnknown):  # this server knows no such thing
         await anext(node.exec(InstanceId("a"), ["true"]))

@@ -9,9 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pilotlight.controller.compatibility import MAX_TOLD, breaks
-from pilotlight.controller.schema_gaps import MAX_STEPS, Steps, TooMuch, gaps
-from pilotlight.spec import FunctionSpec, from_json
+from pilotlight.controller.release.compatibility import MAX_REPORTED, breaking_changes
+from pilotlight.controller.release.schema_diff import (
+    MAX_STEPS,
+    ComparisonTooLarge,
+    StepBudget,
+    incompatibilities,
+)
+from pilotlight.spec.function import FunctionSpec, from_json
 from tests.functions.controller.parts import spec
 from tests.hypothesis_profiles import examples
 
@@ -92,7 +97,7 @@ def arguments(*required: str, **properties: Any) -> dict[str, Any]:
     ],
 )
 def test_arguments_that_become_narrower_break_callers(old: Any, new: Any, told: str) -> None:
-    found = breaks(function(old), function(new))
+    found = breaking_changes(function(old), function(new))
     assert found[0].startswith(told), found
 
 
@@ -124,8 +129,8 @@ def test_arguments_that_become_narrower_break_callers(old: Any, new: Any, told: 
     ],
 )
 def test_arguments_that_become_wider_break_nobody(old: Any, new: Any) -> None:
-    assert breaks(function(old), function(new)) == []
-    assert breaks(function(new), function(old)) != []
+    assert breaking_changes(function(old), function(new)) == []
+    assert breaking_changes(function(new), function(old)) != []
 
 
 @pytest.mark.parametrize(
@@ -139,7 +144,7 @@ def test_arguments_that_become_wider_break_nobody(old: Any, new: Any) -> None:
     ],
 )
 def test_answers_that_become_wider_break_callers(old: Any, new: Any, told: str) -> None:
-    assert breaks(function(None, old), function(None, new)) == [told]
+    assert breaking_changes(function(None, old), function(None, new)) == [told]
 
 
 @pytest.mark.parametrize(
@@ -152,30 +157,30 @@ def test_answers_that_become_wider_break_callers(old: Any, new: Any, told: str) 
     ],
 )
 def test_answers_that_become_narrower_or_gain_properties_break_nobody(old: Any, new: Any) -> None:
-    assert breaks(function(None, old), function(None, new)) == []
+    assert breaking_changes(function(None, old), function(None, new)) == []
 
 
 def test_methods_kinds_and_positions_are_promises_too() -> None:
     two = from_json(FunctionSpec, spec(kind="class", methods=[{"name": "embed"}, {"name": "rank"}]))
     one = from_json(FunctionSpec, spec(kind="class", methods=[{"name": "embed"}]))
-    assert breaks(two, one) == ["method 'rank' was removed"]
-    assert breaks(one, two) == []
-    assert breaks(function(), from_json(FunctionSpec, spec(kind="asgi"))) == [
+    assert breaking_changes(two, one) == ["method 'rank' was removed"]
+    assert breaking_changes(one, two) == []
+    assert breaking_changes(function(), from_json(FunctionSpec, spec(kind="asgi"))) == [
         "it was a function, and is now a web application"
     ]
-    assert breaks(function(), function(is_generator=True)) == [
+    assert breaking_changes(function(), function(is_generator=True)) == [
         "the result was one value, and is now a stream of items"
     ]
     named = arguments(a=STRING, b=STRING)
     before = function(named, parameters=["a", "b"])
-    assert breaks(before, function(named, parameters=["b", "a"])) == [
+    assert breaking_changes(before, function(named, parameters=["b", "a"])) == [
         "positional arguments were (a, b), and are now (b, a)"
     ]
-    assert breaks(before, function(named, parameters=["a"])) == [
+    assert breaking_changes(before, function(named, parameters=["a"])) == [
         "argument 'b' can no longer be passed by position"
     ]
     assert (
-        breaks(
+        breaking_changes(
             before, function(arguments(a=STRING, b=STRING, c=STRING), parameters=["a", "b", "c"])
         )
         == []
@@ -194,8 +199,11 @@ def recursive(leaf: Any, name: str = "Tree") -> dict[str, Any]:
 
 
 def test_schemas_that_contain_themselves_are_compared() -> None:
-    assert breaks(function(recursive(INTEGER)), function(recursive(NUMBER, "Node"))) == []
-    assert "a.value" in breaks(function(recursive(NUMBER)), function(recursive(INTEGER, "Node")))[0]
+    assert breaking_changes(function(recursive(INTEGER)), function(recursive(NUMBER, "Node"))) == []
+    assert (
+        "a.value"
+        in breaking_changes(function(recursive(NUMBER)), function(recursive(INTEGER, "Node")))[0]
+    )
 
 
 def test_unions_told_apart_by_a_property_are_compared_option_by_option() -> None:
@@ -208,17 +216,20 @@ def test_unions_told_apart_by_a_property_are_compared_option_by_option() -> None
         return {**arguments(a=told_by), "$defs": options}
 
     assert (
-        breaks(function(union("square", "disc")), function(union("square", "disc", "line"))) == []
+        breaking_changes(
+            function(union("square", "disc")), function(union("square", "disc", "line"))
+        )
+        == []
     )
-    assert breaks(function(union("square", "disc")), function(union("square"))) != []
+    assert breaking_changes(function(union("square", "disc")), function(union("square"))) != []
 
 
 def test_keywords_that_cannot_be_compared_must_be_the_same() -> None:
     old = arguments(a={**STRING, "not": {"const": "x"}})
-    assert breaks(function(old), function({**old, "title": "other"})) == []
-    assert breaks(function(arguments(a=STRING)), function(old)) != []
+    assert breaking_changes(function(old), function({**old, "title": "other"})) == []
+    assert breaking_changes(function(arguments(a=STRING)), function(old)) != []
     draft = {"$schema": "http://json-schema.org/draft-04/schema#", **arguments(a=STRING)}
-    assert breaks(function(draft), function(arguments(a=STRING))) != []
+    assert breaking_changes(function(draft), function(arguments(a=STRING))) != []
 
 
 def test_entangled_schemas_are_given_up_and_told() -> None:
@@ -226,14 +237,14 @@ def test_entangled_schemas_are_given_up_and_told() -> None:
     other = {
         "anyOf": [arguments(**{f"p{i}": {"enum": [j + 1]} for i in range(20)}) for j in range(40)]
     }
-    with pytest.raises(TooMuch):
-        list(gaps(wide, other))
-    assert "too large to be compared" in breaks(function(wide), function(other))[-1]
+    with pytest.raises(ComparisonTooLarge):
+        list(incompatibilities(wide, other))
+    assert "too large to be compared" in breaking_changes(function(wide), function(other))[-1]
 
 
 def test_no_more_than_a_screenful_is_told() -> None:
     old = arguments(**{f"p{i}": NUMBER for i in range(100)})
-    assert len(breaks(function(old), function(arguments()))) == MAX_TOLD
+    assert len(breaking_changes(function(old), function(arguments()))) == MAX_REPORTED
 
 
 leaves = st.sampled_from(
@@ -314,7 +325,7 @@ def test_nothing_is_called_compatible_that_refuses_a_value_which_was_accepted(
     old: Any, old_named: Any, new: Any, new_named: Any, tried: list[Any]
 ) -> None:
     before, after = rooted(old, old_named), rooted(new, new_named)
-    if list(gaps(before, after)):
+    if list(incompatibilities(before, after)):
         return
     accepts, accepts_now = jsonschema_rs.validator_for(before), jsonschema_rs.validator_for(after)
     for value in ({"x": one} for one in tried):
@@ -325,7 +336,7 @@ def test_nothing_is_called_compatible_that_refuses_a_value_which_was_accepted(
 @given(schemas, leaves)
 def test_a_schema_is_compatible_with_itself(schema: Any, named: Any) -> None:
     one = rooted(schema, named)
-    assert list(gaps(one, {**rooted(schema, named), "title": "the same"})) == []
+    assert list(incompatibilities(one, {**rooted(schema, named), "title": "the same"})) == []
 
 
 WIDE = {"type": "integer", "properties": {f"{n:x}": STRING for n in range(2_400)}}
@@ -333,12 +344,23 @@ WIDE = {"type": "integer", "properties": {f"{n:x}": STRING for n in range(2_400)
 
 
 def test_a_schema_that_many_values_are_tried_on_is_compiled_once() -> None:
-    steps = Steps()
-    assert list(gaps(arguments(a={"enum": list(range(400))}), arguments(a=WIDE), steps=steps)) == []
-    with pytest.raises(TooMuch):
+    steps = StepBudget()
+    assert (
+        list(
+            incompatibilities(
+                arguments(a={"enum": list(range(400))}), arguments(a=WIDE), steps=steps
+            )
+        )
+        == []
+    )
+    with pytest.raises(ComparisonTooLarge):
         steps.take(MAX_STEPS - 2_500)
     assert (
-        list(gaps(arguments(a={"enum": list(range(10))}), arguments(a=WIDE), steps=Steps(4_000)))
+        list(
+            incompatibilities(
+                arguments(a={"enum": list(range(10))}), arguments(a=WIDE), steps=StepBudget(4_000)
+            )
+        )
         == []
     )
 
@@ -358,8 +380,8 @@ def test_a_schema_that_many_values_are_tried_on_is_compiled_once() -> None:
     ids=["values of a list", "values of a union", "backtracking", "alternatives", "properties"],
 )
 def test_values_cost_steps_as_nodes_do(sub: Any, sup: Any) -> None:
-    with pytest.raises(TooMuch):
-        list(gaps(sub, sup))
+    with pytest.raises(ComparisonTooLarge):
+        list(incompatibilities(sub, sup))
 
 
 def test_methods_of_one_function_share_the_steps() -> None:
@@ -370,4 +392,4 @@ def test_methods_of_one_function_share_the_steps() -> None:
         )
         for schema in (narrow, arguments(a=INTEGER))
     )
-    assert any("too large to be compared" in text for text in breaks(old, new))
+    assert any("too large to be compared" in text for text in breaking_changes(old, new))

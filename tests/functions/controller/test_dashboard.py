@@ -13,9 +13,10 @@ import httpx
 import pytest
 import sqlalchemy as sa
 
-from pilotlight import visitors
-from pilotlight.controller import sessions
-from pilotlight.controller.dashboard import assets, drawing, live, words
+from pilotlight.controller.dashboard import assets, formatting, svg
+from pilotlight.controller.dashboard.pages import live_events
+from pilotlight.controller.identity import sessions
+from pilotlight.core.dashboard import visitor_cookie
 from pilotlight.errors import Forbidden, TooManyRequests
 from tests.functions.controller.conftest import Controller, _transport
 from tests.functions.controller.parts import instance, spec, usage
@@ -62,9 +63,11 @@ async def test_activators_read_of_a_cookie_whose_it_is_and_sign_nobody_in_with_t
     session = (await sign_in(controller, made["secret"]))["cookie"]
     sealer, now = controller.context.key.activator.visitors, controller.clock.now
 
-    assert visitors.key_of(sealer, session, now=now) == made["id"]
-    assert visitors.key_of(sealer, session, now=now + sessions.SESSION_S) is None
-    forged = visitors.joined("", sealer, key=made["id"], until=now + 60)
+    assert visitor_cookie.api_key_from_cookies(sealer, session, now=now) == made["id"]
+    assert (
+        visitor_cookie.api_key_from_cookies(sealer, session, now=now + sessions.SESSION_S) is None
+    )
+    forged = visitor_cookie.join_cookie("", sealer, key=made["id"], until=now + 60)
     for value in (forged, forged.removeprefix("~")):
         answer = await controller.client(None).get(
             "/dashboard", headers={"cookie": f"{sessions.COOKIE}={value}"}
@@ -98,7 +101,7 @@ def test_a_form_from_another_site_is_refused(
     headers: dict[str, str], cookie: str, field: str
 ) -> None:
     with pytest.raises(Forbidden, match="another site"):
-        sessions.demand_same_site(headers, cookie=cookie, field=field)
+        sessions.require_same_site(headers, cookie=cookie, field=field)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +113,7 @@ def test_a_form_from_another_site_is_refused(
     ],
 )
 def test_a_form_from_here_is_taken(headers: dict[str, str]) -> None:
-    sessions.demand_same_site(headers, cookie="a", field="a")
+    sessions.require_same_site(headers, cookie="a", field="a")
 
 
 async def test_signing_out_forgets_the_session_here(controller: Controller) -> None:
@@ -192,16 +195,16 @@ async def test_names_are_escaped_and_an_absent_agent_is_named(
     ],
 )
 def test_money_is_short_and_never_rounded_to_nothing(amount: str, shown: str) -> None:
-    assert words.money(Decimal(amount)) == shown
+    assert formatting.money(Decimal(amount)) == shown
 
 
 def test_an_hour_with_one_call_is_visible_beside_one_with_thousands() -> None:
-    heights = [height for _, _, height, _ in drawing.bars([0, 1, 10_000])]
+    heights = [height for _, _, height, _ in svg.bars([0, 1, 10_000])]
     assert heights == [0.0, 1.5, 22.0]
 
 
 def test_the_parts_of_a_bar_fill_it() -> None:
-    parts = drawing.shares({"WARM": 3, "COLD": 1}, width=100)
+    parts = svg.shares({"WARM": 3, "COLD": 1}, width=100)
     assert parts == [("WARM", 0.0, 75.0, 3), ("COLD", 75.0, 25.0, 1)]
 
 
@@ -256,7 +259,7 @@ async def test_where_plain_http_is_allowed_it_is_taken(controller: Controller) -
 
 @pytest.mark.parametrize("hops", ["", "127.0.0.1", "::1", "127.0.0.1, 127.0.0.53"])
 def test_this_machine_needs_no_encryption(hops: str) -> None:
-    sessions.demand_private({"x-forwarded-for": hops}, "http", allowed=False)
+    sessions.require_private_connection({"x-forwarded-for": hops}, "http", allowed=False)
 
 
 async def test_a_planted_session_is_not_taken_over(controller: Controller) -> None:
@@ -272,8 +275,8 @@ async def test_a_planted_session_is_not_taken_over(controller: Controller) -> No
     )
     assert given[sessions.COOKIE] != planted.partition("=")[2]
     assert given[sessions.FORM_COOKIE] != token
-    mine = sessions.read(controller.context.key, given[sessions.COOKIE])
-    theirs = sessions.read(controller.context.key, planted.partition("=")[2])
+    mine = sessions.parse_cookie(controller.context.key, given[sessions.COOKIE])
+    theirs = sessions.parse_cookie(controller.context.key, planted.partition("=")[2])
     assert mine[:2] != theirs[:2]
 
 
@@ -310,7 +313,7 @@ async def test_a_session_that_was_signed_out_of_is_over_though_the_cookie_was_ke
         second = await client.get("/dashboard/calls", headers=kept)
         events = await client.get("/dashboard/events", headers=kept)
         await client.aclose()
-    assert (first.status_code, second.status_code, events.content) == (200, 303, live.OVER)
+    assert (first.status_code, second.status_code, events.content) == (200, 303, live_events.OVER)
 
 
 async def test_a_sign_out_outlives_the_controller(controller: Controller) -> None:
@@ -327,20 +330,20 @@ async def test_a_sign_out_outlives_the_controller(controller: Controller) -> Non
 
 async def test_sign_outs_are_forgotten_with_their_sessions_time(controller: Controller) -> None:
     with controller.context.store.write() as write:
-        sessions.end(write, session="old", key="k-1", until=10.0)
-        sessions.end(write, session="new", key="k-1", until=30.0)
+        sessions.end_session(write, session="old", key="k-1", until=10.0)
+        sessions.end_session(write, session="new", key="k-1", until=30.0)
         sessions.purge(write, now=20.0)
-        assert sessions.ended(write.sql, ["old", "new"]) == {"new"}
+        assert sessions.ended_sessions_among(write.sql, ["old", "new"]) == {"new"}
 
 
 async def test_many_sign_outs_of_one_key_do_not_make_those_of_others_forgotten(
     controller: Controller,
 ) -> None:
     with controller.context.store.write() as write:
-        sessions.end(write, session="of-another", key="k-2", until=5.0)
+        sessions.end_session(write, session="of-another", key="k-2", until=5.0)
         for n in range(sessions.MAX_ENDED + 5):
-            sessions.end(write, session=f"s-{n}", key="k-1", until=100.0 + n)
-        assert sessions.ended(write.sql, ["of-another", "s-0", "s-4", "s-5"]) == {
+            sessions.end_session(write, session=f"s-{n}", key="k-1", until=100.0 + n)
+        assert sessions.ended_sessions_among(write.sql, ["of-another", "s-0", "s-4", "s-5"]) == {
             "of-another",
             "s-5",
         }
@@ -480,14 +483,17 @@ async def test_pages_read_sums_and_only_as_many_records_as_they_show(
     assert all("LIMIT" in s for s in touching)
 
 
-def viewer(name: str = "s-1", key: str = "k-1", until: float = 2e9) -> live.Viewer:
-    return live.Viewer(name, key, until)
+def viewer(name: str = "s-1", key: str = "k-1", until: float = 2e9) -> live_events.Viewer:
+    return live_events.Viewer(name, key, until)
 
 
 async def test_everybody_who_looks_at_a_place_shares_one_question(
     controller: Controller, statements: list[str]
 ) -> None:
-    hub, place = live.Hub(controller.context), (await controller.tenant(), "main", "USD")
+    hub, place = (
+        live_events.EventHub(controller.context),
+        (await controller.tenant(), "main", "USD"),
+    )
     key = (await controller.http.get("/v1/whoami")).json()["key"]
     viewers = [viewer(f"s-{n}", key) for n in range(5)]
     statements.clear()
@@ -498,17 +504,20 @@ async def test_everybody_who_looks_at_a_place_shares_one_question(
     assert {one.latest for one in viewers} != {None}
     assert len({one.latest for one in viewers}) == 1
     assert sum("usage_hours" in s for s in statements) == 1
-    assert repr(hub) == "<Hub 1 places, 5 viewers>"
+    assert repr(hub) == "<EventHub 1 places, 5 viewers>"
     for one in viewers:
         hub.remove(place, one)
-    assert repr(hub) == "<Hub 0 places, 0 viewers>"
+    assert repr(hub) == "<EventHub 0 places, 0 viewers>"
 
 
 async def test_a_stream_ends_with_its_session_and_the_others_go_on(controller: Controller) -> None:
-    hub, place = live.Hub(controller.context), (await controller.tenant(), "main", "USD")
+    hub, place = (
+        live_events.EventHub(controller.context),
+        (await controller.tenant(), "main", "USD"),
+    )
     key = (await controller.http.get("/v1/whoami")).json()["key"]
     with controller.context.store.write() as write:
-        sessions.end(write, session="out", key=key, until=2e9)
+        sessions.end_session(write, session="out", key=key, until=2e9)
     good, out, late, gone = (
         viewer("good", key),
         viewer("out", key),
@@ -525,8 +534,8 @@ async def test_a_stream_ends_with_its_session_and_the_others_go_on(controller: C
 
 
 async def test_one_tenants_pages_leave_streams_for_others(controller: Controller) -> None:
-    hub = live.Hub(controller.context)
-    mine = [viewer(f"s-{n}") for n in range(live.MAX_PER_TENANT)]
+    hub = live_events.EventHub(controller.context)
+    mine = [viewer(f"s-{n}") for n in range(live_events.MAX_PER_TENANT)]
     for one in mine:
         hub.join(("t-1", "main", "USD"), one)
     with pytest.raises(TooManyRequests):
@@ -539,7 +548,10 @@ async def test_one_tenants_pages_leave_streams_for_others(controller: Controller
 
 
 async def test_a_controller_that_stops_ends_its_streams(controller: Controller) -> None:
-    hub, place = live.Hub(controller.context), (await controller.tenant(), "main", "USD")
+    hub, place = (
+        live_events.EventHub(controller.context),
+        (await controller.tenant(), "main", "USD"),
+    )
     one = viewer(key=(await controller.http.get("/v1/whoami")).json()["key"])
     hub.join(place, one)
     await one.changed.wait()
@@ -595,7 +607,10 @@ async def test_a_key_of_one_environment_sees_that_one_and_nothing_of_the_whole_t
 async def test_a_ledger_that_fails_for_a_moment_does_not_end_the_streams(
     controller: Controller, caplog: pytest.LogCaptureFixture
 ) -> None:
-    hub, place = live.Hub(controller.context), (await controller.tenant(), "main", "USD")
+    hub, place = (
+        live_events.EventHub(controller.context),
+        (await controller.tenant(), "main", "USD"),
+    )
     one = viewer(key=(await controller.http.get("/v1/whoami")).json()["key"])
     with controller.context.store.write() as write:
         write.sql.exec_driver_sql("ALTER TABLE usage_hours RENAME TO away")

@@ -17,7 +17,7 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Page, async_playwright, expect
 
-from pilotlight.controller import invoices
+from pilotlight.controller.billing import invoices
 from tests.conftest import RequireOrSkip
 from tests.fakes.demo_platform import Demo, demo, furnish
 from tests.functions.controller.parts import ManualClock, usage

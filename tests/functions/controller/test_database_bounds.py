@@ -11,21 +11,17 @@ import httpx
 import pytest
 import sqlalchemy as sa
 
-from pilotlight.controller import (
-    application,
-    calls,
-    history,
-    idempotency,
-    keys,
-    tables,
-    tenants,
-    vault,
-)
-from pilotlight.controller.stored import forgetting
+from pilotlight.controller import http_app
+from pilotlight.controller.database import retention, tables
+from pilotlight.controller.identity import api_keys, tenants
+from pilotlight.controller.registry import secret_store
+from pilotlight.controller.release import app_history
+from pilotlight.controller.scheduling import submitted_calls
+from pilotlight.controller.server import idempotency
+from pilotlight.core.disk_floor import DiskFloor
 from pilotlight.protocol import CALLS_PATH, HEADER_PLATFORM_TOKEN, HEADER_REPLAYED, USAGE_PATH
 from tests.functions.controller.conftest import Controller
 from tests.functions.controller.parts import BUNDLE, BUNDLE_DIGEST, instance, refused, spec, usage
-from weight_cache.disk import DiskFloor
 
 
 async def test_labels_of_a_deploy_have_bounds(controller: Controller) -> None:
@@ -79,7 +75,7 @@ async def test_a_disk_below_its_floor_takes_no_growing_change_and_lets_one_delet
     full = replace(
         controller.context, database_floor=DiskFloor(Path("/"), 1 << 30, free=lambda _: 1 << 20)
     )
-    transport = httpx.ASGITransport(application.build(full), raise_app_exceptions=False)
+    transport = httpx.ASGITransport(http_app.build_app(full), raise_app_exceptions=False)
     async with httpx.AsyncClient(
         transport=transport, base_url="http://controller", headers=controller.http.headers
     ) as http:
@@ -114,7 +110,7 @@ async def test_a_disk_below_its_floor_takes_usage_and_no_results(controller: Con
     free = [1 << 20]
     floor = DiskFloor(Path("/"), 1 << 30, free=lambda _: free[0])
     transport = httpx.ASGITransport(
-        application.build(replace(controller.context, database_floor=floor)),
+        http_app.build_app(replace(controller.context, database_floor=floor)),
         raise_app_exceptions=False,
     )
     tenant, now = await controller.tenant(), controller.clock()
@@ -232,7 +228,7 @@ async def test_kept_results_of_a_tenant_have_a_bound_and_the_oldest_go(
     await ended(6, size=4_000_000)
     assert await kept() == ["req-0"]
     with controller.context.store.write() as write:
-        assert calls.expire(write, now=controller.clock() + 2000, limit=10) == 2
+        assert submitted_calls.expire(write, now=controller.clock() + 2000, limit=10) == 2
     assert await used() == 0
     assert (await controller.http.get("/v1/tenant")).json()["use"]["result_bytes"] == 0
 
@@ -240,7 +236,7 @@ async def test_kept_results_of_a_tenant_have_a_bound_and_the_oldest_go(
 async def test_secrets_of_a_tenant_have_a_bound(
     controller: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vault, "MAX_SECRETS", 2)
+    monkeypatch.setattr(secret_store, "MAX_SECRETS", 2)
     await controller.http.post("/v1/environments", json={"name": "staging"})
 
     async def put(name: str, environment: str = "main") -> httpx.Response:
@@ -276,7 +272,7 @@ async def test_environments_of_a_tenant_have_a_bound(
 async def test_api_keys_of_a_tenant_have_a_bound(
     controller: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keys, "MAX_KEYS", 3)
+    monkeypatch.setattr(api_keys, "MAX_KEYS", 3)
 
     async def make(**body: Any) -> httpx.Response:
         return await controller.http.post("/v1/keys", json={"scope": "invoke", **body})
@@ -301,8 +297,8 @@ async def test_api_keys_of_a_tenant_have_a_bound(
 async def test_keys_that_ended_are_listed_up_to_a_bound(
     controller: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keys, "MAX_ENDED", 3)
-    monkeypatch.setattr(keys, "_ENDED_AT_ONCE", 0)
+    monkeypatch.setattr(api_keys, "MAX_ENDED", 3)
+    monkeypatch.setattr(api_keys, "_ENDED_AT_ONCE", 0)
     ended = []
     for number in range(6):
         made = (
@@ -354,7 +350,7 @@ async def test_answers_under_idempotency_keys_have_a_bound_and_the_oldest_go(
 async def test_revisions_of_a_tenant_have_a_bound_and_those_that_were_given_up_go(
     controller: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forgetting, "KEPT_PER_FUNCTION", 10)
+    monkeypatch.setattr(retention, "KEPT_PER_FUNCTION", 10)
     acme = controller.client(await controller.other_tenant())
     await acme.put(f"/v1/blobs/{BUNDLE_DIGEST}", content=BUNDLE)
 
@@ -403,7 +399,7 @@ async def test_revisions_of_a_tenant_have_a_bound_and_those_that_were_given_up_g
     assert (await acme.post("/v1/apps/here:prune", json={"keep": 3})).json()["revisions"] == 5
     assert (await deploy("here", 103)).status_code == 200
     assert kept() == {"tagged": 2, "here": 4}, "bills are grouped by tags"
-    controller.clock.now += forgetting.TAGS_KEPT_S
+    controller.clock.now += retention.TAGS_KEPT_S
     await controller.http.patch("/v1/tenants/acme", json={"overrides": {"functions": 0}})
     await deploy("here", 103)
     assert kept() == {"here": 4}
@@ -412,7 +408,7 @@ async def test_revisions_of_a_tenant_have_a_bound_and_those_that_were_given_up_g
 async def test_histories_of_a_tenant_have_a_bound_and_the_newest_of_each_app_stay(
     controller: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forgetting, "KEPT_PER_FUNCTION", 5)
+    monkeypatch.setattr(retention, "KEPT_PER_FUNCTION", 5)
     acme = controller.client(await controller.other_tenant())
     await acme.put(f"/v1/blobs/{BUNDLE_DIGEST}", content=BUNDLE)
 
@@ -445,7 +441,7 @@ async def test_histories_of_a_tenant_have_a_bound_and_the_newest_of_each_app_sta
 async def test_an_apps_history_keeps_what_is_looked_at(
     controller: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(history, "MAX_LOOKED_AT", 5)
+    monkeypatch.setattr(app_history, "MAX_ENTRIES", 5)
     for description in "abababa":
         await controller.http.post(
             "/v1/apps/search/deploy", json={"functions": [spec("f", description=description)]}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pilotlight.controller import database_file
+from pilotlight.controller.database import sqlite_file
 from pilotlight.errors import Conflict, NotFound
 
 UID = 19902
@@ -34,10 +34,10 @@ def test_the_file_of_an_earlier_release_is_moved_with_all_that_its_log_holds(
         for file in tmp_path.glob("controller.db*"):  # as a controller leaves it that is killed
             (copy / file.name).write_bytes(file.read_bytes())
     assert (copy / "controller.db-wal").stat().st_size > 0
-    assert database_file.found_in(copy) == copy / "controller.db"
+    assert sqlite_file.find_database(copy) == copy / "controller.db"
     for _ in range(2):
-        database_file.settle(copy)
-        assert database_file.found_in(copy) == copy / "controller/controller.db"
+        sqlite_file.move_to_own_directory(copy)
+        assert sqlite_file.find_database(copy) == copy / "controller/controller.db"
     assert [path.name for path in copy.iterdir()] == ["controller"]
     assert (copy / "controller").stat().st_mode & 0o777 == 0o700
     with contextlib.closing(sqlite3.connect(copy / "controller/controller.db")) as moved:
@@ -49,16 +49,16 @@ def test_a_file_that_a_process_has_open_is_not_moved(tmp_path: Path) -> None:
         contextlib.closing(filled(tmp_path / "controller.db")),
         pytest.raises(Conflict, match="cannot be moved"),
     ):
-        database_file.settle(tmp_path, timeout_s=0.05)
+        sqlite_file.move_to_own_directory(tmp_path, timeout_s=0.05)
     assert (tmp_path / "controller.db").exists()
-    database_file.settle(tmp_path)
+    sqlite_file.move_to_own_directory(tmp_path)
     assert (tmp_path / "controller/controller.db").exists()
 
 
 def test_a_new_home_has_the_directory_only(tmp_path: Path) -> None:
-    database_file.settle(tmp_path)
-    assert database_file.found_in(tmp_path) is None
-    assert database_file.owner_of(tmp_path) is None, "it is ours"
+    sqlite_file.move_to_own_directory(tmp_path)
+    assert sqlite_file.find_database(tmp_path) is None
+    assert sqlite_file.database_owner(tmp_path) is None, "it is ours"
 
 
 @pytest.mark.root
@@ -66,26 +66,26 @@ def test_a_file_that_is_moved_is_of_whose_the_directory_is(tmp_path: Path) -> No
     (tmp_path / "controller").mkdir()
     os.chown(tmp_path / "controller", UID, UID)
     filled(tmp_path / "controller.db").close()
-    database_file.settle(tmp_path)
-    status = database_file.file_of(tmp_path).stat()
+    sqlite_file.move_to_own_directory(tmp_path)
+    status = sqlite_file.database_path(tmp_path).stat()
     assert (status.st_uid, status.st_gid) == (UID, UID)
 
 
 @pytest.mark.root
 def test_root_opens_nothing_in_a_directory_of_another_user(tmp_path: Path) -> None:
-    database_file.settle(tmp_path)
+    sqlite_file.move_to_own_directory(tmp_path)
     os.chown(tmp_path / "controller", UID, UID)
-    owner = database_file.owner_of(tmp_path)
+    owner = sqlite_file.database_owner(tmp_path)
     assert owner is not None
-    assert database_file.as_owner(owner, lambda: [os.getuid(), os.getgroups()]) == [UID, []]
+    assert sqlite_file.run_as_owner(owner, lambda: [os.getuid(), os.getgroups()]) == [UID, []]
     (tmp_path / "secret").write_text("root's")
     (tmp_path / "secret").chmod(0o600)
     (tmp_path / "controller/controller.db").symlink_to(tmp_path / "secret")
     with pytest.raises(Conflict, match="unable to open database file"):
-        database_file.as_owner(
+        sqlite_file.run_as_owner(
             owner,
             lambda: (
-                sqlite3.connect(database_file.file_of(tmp_path))
+                sqlite3.connect(sqlite_file.database_path(tmp_path))
                 .execute("SELECT 1 FROM t")
                 .fetchall()
             ),
@@ -95,7 +95,7 @@ def test_root_opens_nothing_in_a_directory_of_another_user(tmp_path: Path) -> No
         raise NotFound("no such thing", hint="make one")
 
     with pytest.raises(NotFound, match="no such thing") as seen:
-        database_file.as_owner(owner, refused)
+        sqlite_file.run_as_owner(owner, refused)
     assert seen.value.detail == {"hint": "make one"}
     with pytest.raises(Conflict, match="belongs to user 19902, and running as that user failed"):
-        database_file.as_owner(owner, lambda: os._exit(1))
+        sqlite_file.run_as_owner(owner, lambda: os._exit(1))

@@ -13,21 +13,24 @@ from typing import Any
 
 import pytest
 
-from pilotlight.controller import alerts, audit, budgets, ledger, tenants
-from pilotlight.controller.alerts import Alert, retry_in_s
-from pilotlight.controller.bell import Bell
-from pilotlight.controller.budget_terms import parse
-from pilotlight.controller.budgets import Budget
-from pilotlight.controller.deliverer import Deliverer
-from pilotlight.controller.metrics import Metrics
-from pilotlight.controller.store import Store
-from pilotlight.controller.webhooks import CLAIM_S, GIVE_UP_AFTER_S, LONGEST_DELAY_S, Sender
-from pilotlight.seal import PlatformKey
+from pilotlight.controller.billing import budget_alerts, budgets, ledger
+from pilotlight.controller.billing.budget_alerts import BudgetAlert, retry_in_s
+from pilotlight.controller.billing.budget_definition import parse_definition
+from pilotlight.controller.billing.budgets import Budget
+from pilotlight.controller.database import audit_trail
+from pilotlight.controller.database.change_notifier import ChangeNotifier
+from pilotlight.controller.database.delivery_retry import CLAIM_S, GIVE_UP_AFTER_S, LONGEST_DELAY_S
+from pilotlight.controller.database.store import Store
+from pilotlight.controller.identity import tenants
+from pilotlight.controller.server.metrics import Metrics
+from pilotlight.controller.webhooks.delivery_worker import DeliveryWorker
+from pilotlight.controller.webhooks.webhook_sender import WebhookSender
+from pilotlight.core.crypto import PlatformKey
 from tests.fakes.hooks import OK, Receiver
 from tests.functions.controller.parts import ManualClock, usage
 
 PATIENCE_S = 30.0
-ALERT = Alert(
+ALERT = BudgetAlert(
     id="al-1",
     budget="b-1",
     tenant="t-1",
@@ -46,14 +49,14 @@ class Post:
     """A tenant with budgets, and what delivers their alerts. Owner: the test's loop."""
 
     def __init__(self, store: Store, clock: ManualClock, key: PlatformKey) -> None:
-        self.bell = Bell()
+        self.bell = ChangeNotifier()
         self.store = Store(str(store.engine.url), clock=clock, on_fed=self.bell.ring)
         self.clock, self.key, self.metrics = clock, key, Metrics()
         with self.store.write() as write:
             self.tenant = tenants.create(write, name="acme", uid_base=None, actor="platform").id
 
     def budget(self, url: str | None, **terms: Any) -> tuple[Budget, str]:
-        wanted = parse(
+        wanted = parse_definition(
             amount="10",
             currency="USD",
             currencies={"USD"},
@@ -71,9 +74,11 @@ class Post:
             )
             budgets.after_usage(write, new=added.spent, batch=added.batch)
 
-    def alerts(self) -> list[Alert]:
+    def alerts(self) -> list[BudgetAlert]:
         with self.store.read() as sql:
-            return alerts.listing(sql, budgets=[b.id for b in budgets.listing(sql, [self.tenant])])
+            return budget_alerts.listing(
+                sql, budgets=[b.id for b in budgets.listing(sql, [self.tenant])]
+            )
 
     def outcomes(self) -> dict[str, float]:
         return {
@@ -82,9 +87,9 @@ class Post:
         }
 
     @contextlib.asynccontextmanager
-    async def deliverer(self, *, attempt_s: float = 10.0) -> AsyncIterator[Deliverer]:
-        async with Sender(policy="any", attempt_s=attempt_s) as sender:
-            yield Deliverer(
+    async def deliverer(self, *, attempt_s: float = 10.0) -> AsyncIterator[DeliveryWorker]:
+        async with WebhookSender(policy="any", attempt_s=attempt_s) as sender:
+            yield DeliveryWorker(
                 store=self.store,
                 key=self.key,
                 bell=self.bell,
@@ -210,8 +215,10 @@ async def test_a_receiver_that_wants_no_more_gets_no_more(post: Post, receiver: 
     assert await post.run_once() == 1
     with post.store.read() as sql:
         now = budgets.get(sql, tenant=post.tenant, budget_id=budget.id)
-        noted = audit.entries(
-            sql, audit.Wanted(tenant=post.tenant, action="budget.webhook_dropped"), limit=10
+        noted = audit_trail.entries(
+            sql,
+            audit_trail.AuditQuery(tenant=post.tenant, action="budget.webhook_dropped"),
+            limit=10,
         )
     assert (now.terms.webhook, now.sealed_secret) == (None, None)
     assert [entry["subject"] for entry in noted] == [budget.id]

@@ -11,15 +11,19 @@ from pathlib import Path
 import httpx
 import pytest
 
-from pilotlight.controller import application, tables
-from pilotlight.controller.bell import Bell
-from pilotlight.controller.blobs import BlobFiles
+from pilotlight.controller import http_app
 from pilotlight.controller.context import Context
-from pilotlight.controller.metrics import Metrics
+from pilotlight.controller.database import tables
+from pilotlight.controller.database.change_notifier import ChangeNotifier
+from pilotlight.controller.database.store import Store
+from pilotlight.controller.server.metrics import Metrics
 from pilotlight.controller.settings import ControllerConfig, ControllerSettings
-from pilotlight.controller.store import Store
+from pilotlight.controller.weights.blobs import BlobStore
+from pilotlight.core.crypto import PlatformKey
+from pilotlight.core.object_store import DirectoryStore
+from pilotlight.core.object_store.s3 import S3Store
+from pilotlight.core.settings import Paths
 from pilotlight.protocol import HEADER_PLATFORM_TOKEN, USAGE_PATH
-from pilotlight.seal import PlatformKey
 from snapshotter.client import AgentClient
 from tests.fakes.faulty_objects import Fault, FaultyObjects, faulty_objects
 from tests.fakes.hooks import OK, Receiver
@@ -29,9 +33,6 @@ from tests.functions.controller.conftest import Controller
 from tests.functions.controller.parts import ManualClock
 from tests.functions.controller.test_deliverer import Post
 from weight_cache.client import WeightCacheClient
-from weight_cache.objects import DirectoryStore
-from weight_cache.objects.s3 import S3Store
-from weight_cache.settings import Paths
 
 DATA = b"bytes of a bundle" * 100
 DIGEST = hashlib.sha256(DATA).hexdigest()
@@ -64,7 +65,7 @@ async def test_without_the_database_changes_are_503_until_it_is_back(
             settings=ControllerSettings(), paths=paths, trust="isolated", uid_base=None
         ),
         store=store,
-        files=BlobFiles(
+        files=BlobStore(
             objects=DirectoryStore(tmp_path / "blobs"),
             incoming=tmp_path / "incoming",
             limit_bytes=1000,
@@ -72,11 +73,11 @@ async def test_without_the_database_changes_are_503_until_it_is_back(
         key=PlatformKey.load_or_create(tmp_path / "platform.key"),
         agent=AgentClient(paths.socket("snapshotter")),
         cache=WeightCacheClient(paths.socket("weight_cache")),
-        bell=Bell(),
+        bell=ChangeNotifier(),
         metrics=Metrics(),
         clock=ManualClock(),
     )
-    transport = httpx.ASGITransport(application.build(context), raise_app_exceptions=False)
+    transport = httpx.ASGITransport(http_app.build_app(context), raise_app_exceptions=False)
     headers = {HEADER_PLATFORM_TOKEN: context.key.token}
     async with httpx.AsyncClient(transport=transport, base_url="http://c", headers=headers) as http:
         mortal_postgres.kill()
@@ -110,7 +111,7 @@ async def test_an_object_store_that_answers_500_is_asked_again_and_then_uploads_
         pause=at_once,
     )
     files, context = controller.context.files, controller.context
-    there = application.build(replace(context, files=replace(files, objects=bucket)))
+    there = http_app.build_app(replace(context, files=replace(files, objects=bucket)))
     headers = dict(controller.http.headers)
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(there, raise_app_exceptions=False),

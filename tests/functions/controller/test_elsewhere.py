@@ -19,21 +19,21 @@ import httpx
 import pytest
 import sqlalchemy as sa
 
-from pilotlight.addresses import check_listen
-from pilotlight.controller.bootstrap import first_admin_key
-from pilotlight.controller.lock import AlreadyRunning, ControllerLock
-from pilotlight.controller.metrics import Metrics
-from pilotlight.controller.probes import Probes
+from pilotlight.controller.server.bootstrap import first_admin_key
+from pilotlight.controller.server.database_lock import AlreadyRunning, ControllerLock
+from pilotlight.controller.server.health import Probes
+from pilotlight.controller.server.leader import as_leader
+from pilotlight.controller.server.metrics import Metrics
 from pilotlight.controller.settings import ControllerConfig, ControllerSettings
-from pilotlight.controller.standby import at_work
+from pilotlight.core.crypto import PlatformKey
+from pilotlight.core.listeners import require_tls_or_loopback
+from pilotlight.core.metrics_server import MetricsAddress
+from pilotlight.core.settings import SettingsInvalid
+from pilotlight.core.transport import Endpoint, TlsCredentials
 from pilotlight.protocol import HEADER_PLATFORM_TOKEN
-from pilotlight.seal import PlatformKey
 from tests.fakes.authority import Authority, settings_of
 from tests.fakes.plain_http import NO_TLS
 from tests.fakes.ports import free_port
-from weight_cache.addresses import Address, Credentials
-from weight_cache.metrics_server import MetricsAddress
-from weight_cache.settings import SettingsInvalid
 
 ROOT = Path(__file__).parents[3]
 PATIENCE_S = 30.0
@@ -122,8 +122,8 @@ def _site(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> Ite
 async def test_who_has_a_certificate_of_the_platform_follows_the_feed(
     site: Site, authority: Authority, tmp_path: Path
 ) -> None:
-    ours = Address.parse(
-        f"https://127.0.0.1:{site.port}", Credentials(authority.issue(tmp_path, "a-0"))
+    ours = Endpoint.parse(
+        f"https://127.0.0.1:{site.port}", TlsCredentials(authority.issue(tmp_path, "a-0"))
     )
     token = {HEADER_PLATFORM_TOKEN: PlatformKey.load(site.home / "platform.key").token}
     async with httpx.AsyncClient(
@@ -140,9 +140,9 @@ async def test_who_has_a_certificate_of_the_platform_follows_the_feed(
 async def test_who_has_none_is_not_even_heard(
     site: Site, authority: Authority, tmp_path: Path
 ) -> None:
-    stranger = Address.parse(
+    stranger = Endpoint.parse(
         f"https://127.0.0.1:{site.port}",
-        Credentials(Authority("x").issue(tmp_path, "a-0", ca=authority)),
+        TlsCredentials(Authority("x").issue(tmp_path, "a-0", ca=authority)),
     )
     async with httpx.AsyncClient(
         transport=stranger.transport(), base_url=stranger.base_url, timeout=PATIENCE_S
@@ -176,7 +176,7 @@ def test_a_second_controller_stands_by_until_it_is_told_to_stop(site: Site) -> N
 async def test_who_stands_by_takes_over_when_the_other_is_gone(tmp_path: Path) -> None:
     first, second = (ControllerLock(tmp_path / "lock") for _ in range(2))
     first.acquire()
-    waiting = at_work(
+    waiting = as_leader(
         second, waits=True, metrics=Metrics(), address=MetricsAddress(socket_path=None)
     )
     entering = asyncio.create_task(waiting.__aenter__())
@@ -191,7 +191,7 @@ async def test_who_stands_by_takes_over_when_the_other_is_gone(tmp_path: Path) -
 
 async def test_without_standing_by_the_second_gives_up(tmp_path: Path) -> None:
     with ControllerLock(tmp_path / "lock"), pytest.raises(AlreadyRunning):
-        async with at_work(
+        async with as_leader(
             ControllerLock(tmp_path / "lock"),
             waits=False,
             metrics=Metrics(),
@@ -280,6 +280,6 @@ def test_others_are_not_answered_without_knowing_who_they_are(listen: str, tmp_p
 
 def test_this_machine_may_ask_in_plain() -> None:
     for listen in ("127.0.0.1:1", "[::1]:1", "localhost:1", None):
-        check_listen("controller.listen", listen, is_known=False)
+        require_tls_or_loopback("controller.listen", listen, is_known=False)
     with pytest.raises(ValueError, match="listen = 'x': must be host:port"):
         ControllerSettings(listen="x")

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from pilotlight.controller import ledger, observations, tables
-from pilotlight.observations import Observation, bucket_of
+from pilotlight.controller.billing import ledger
+from pilotlight.controller.database import tables
+from pilotlight.controller.slo import observations
+from pilotlight.spec.observations import Observation, latency_bucket
 from tests.functions.controller.conftest import Controller
 from tests.functions.controller.parts import spec, usage
 from tests.functions.controller.test_dashboard import sign_in
@@ -62,7 +64,7 @@ def see(controller: Controller, function_id: str, tenant: str, **counts: Any) ->
         tenant=tenant, function_id=function_id, revision="v1", minute=minute, **counts
     )
     with controller.context.store.write() as write:
-        observations.take(
+        observations.ingest_observations(
             write, {"activator": "a", "life": "l", "sequence": 1, "observations": [one.to_json()]}
         )
 
@@ -107,8 +109,8 @@ async def test_a_model_is_shown_with_its_tokens_times_and_price(
         tokens_cached=250,
         out_of_memory=1,
         latency={
-            "ttft": {bucket_of(40): 9, bucket_of(400): 1},
-            "itl": {bucket_of(20): 100},
+            "ttft": {latency_bucket(40): 9, latency_bucket(400): 1},
+            "itl": {latency_bucket(20): 100},
             "kv": {10: 5, 80: 1},
         },
     )
@@ -200,7 +202,7 @@ async def test_the_page_shows_it_and_what_is_empty_says_so(
         answered=2,
         tokens_in=10,
         tokens_out=20,
-        latency={"ttft": {bucket_of(40): 2}, "kv": {95: 1}},
+        latency={"ttft": {latency_bucket(40): 2}, "kv": {95: 1}},
     )
     bill(
         controller,

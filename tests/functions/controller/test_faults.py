@@ -19,14 +19,15 @@ import httpx
 import pytest
 import sqlalchemy as sa
 
-from pilotlight.controller import launch, tables
-from pilotlight.controller.bootstrap import first_admin_key
-from pilotlight.controller.store import Store
+from pilotlight.controller.database import tables
+from pilotlight.controller.database.store import Store
+from pilotlight.controller.registry import launch_spec
+from pilotlight.controller.server.bootstrap import first_admin_key
+from pilotlight.core.crypto import PlatformKey
+from pilotlight.core.settings import Paths, PlatformSettings
 from pilotlight.protocol import HEADER_PLATFORM_TOKEN, FunctionRoute
-from pilotlight.seal import PlatformKey
 from tests.fakes.plain_http import NO_TLS
 from tests.functions.controller.parts import BUNDLE, BUNDLE_DIGEST, spec
-from weight_cache.settings import Paths, PlatformSettings
 
 ROOT = Path(__file__).parents[3]
 START_S = 30.0
@@ -251,7 +252,7 @@ def _expect_consistent(process: Process, acknowledged: dict[str, str]) -> None:
     routed = {}
     for key, value in feed.items():
         route = FunctionRoute.from_json(value)  # type: ignore[arg-type]
-        assert route.id == launch.function_id(
+        assert route.id == launch_spec.function_id(
             tenant=tenant, environment="main", app=route.app, function=route.function
         )
         assert key == f"{tenant}/main/{route.app}/{route.function}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from snapshotter.grants import KEY_LABEL, Grants
+from snapshotter.agent.launch_signature import KEY_LABEL, LaunchSigner
 from snapshotter.types import LaunchSpec
 from tests.functions.controller.conftest import Controller
 from tests.functions.controller.parts import spec
@@ -53,6 +53,6 @@ async def test_launch_documents_carry_the_seal_that_the_node_agent_asks_for(
     launches = [
         LaunchSpec.from_json(document["launch"]) for document in value["revisions"].values()
     ]
-    grants = Grants(controller.context.key.derived(KEY_LABEL))
+    grants = LaunchSigner(controller.context.key.derived(KEY_LABEL))
     assert launches
     assert all(grants.verify(launch) for launch in launches)

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from pilotlight.controller import feedback, ledger
-from pilotlight.controller.access import Principal
-from pilotlight.controller.feedback import Given, Window
-from pilotlight.controller.store import Store
+from pilotlight.controller.analytics import feedback
+from pilotlight.controller.analytics.feedback import FeedbackResult, FeedbackWindow
+from pilotlight.controller.billing import ledger
+from pilotlight.controller.database.store import Store
+from pilotlight.controller.identity.access_control import Principal
 from pilotlight.errors import Conflict, Forbidden, InvalidInput, NotFound
-from pilotlight.types import Scope
+from pilotlight.spec.identifiers import Scope
 from tests.functions.controller.parts import ManualClock, usage
 
 DAY_S = 86_400.0
@@ -44,10 +45,12 @@ def give(
     caller: Principal | None = None,
     label: str | None = None,
     **metrics: float,
-) -> Given:
+) -> FeedbackResult:
     with store.write() as write:
-        told = feedback.parse(label, metrics)
-        return feedback.give(write, caller or principal(), call=call, feedback=told, window_days=30)
+        told = feedback.parse_feedback(label, metrics)
+        return feedback.record_feedback(
+            write, caller or principal(), call=call, feedback=told, window_days=30
+        )
 
 
 def told(store: Store, call: str = "req-1", tenant: str = "t-1") -> dict[str, Any]:
@@ -58,7 +61,7 @@ def told(store: Store, call: str = "req-1", tenant: str = "t-1") -> dict[str, An
         }
 
 
-def window(store: Store, metric: str, **changes: Any) -> Window:
+def window(store: Store, metric: str, **changes: Any) -> FeedbackWindow:
     wanted = {
         "function_id": "f-1",
         "revision": None,
@@ -77,16 +80,16 @@ def fresh(clock: ManualClock, number: int = 0) -> str:
 
 def join(store: Store) -> int:
     with store.write() as write:
-        return feedback.join(write)
+        return feedback.join_to_calls(write)
 
 
 def test_the_same_word_twice_counts_once_and_another_is_refused(store: Store) -> None:
     add(store)
-    assert give(store, rating=4.0) == Given(is_replayed=False, is_waiting=False)
-    assert give(store, rating=4.0) == Given(is_replayed=True, is_waiting=False)
+    assert give(store, rating=4.0) == FeedbackResult(is_replayed=False, is_waiting=False)
+    assert give(store, rating=4.0) == FeedbackResult(is_replayed=True, is_waiting=False)
     with pytest.raises(Conflict, match=r"already has feedback on 'rating': 4\.0"):
         give(store, rating=5.0)
-    assert give(store, label="good") == Given(is_replayed=False, is_waiting=False)
+    assert give(store, label="good") == FeedbackResult(is_replayed=False, is_waiting=False)
     assert told(store) == {"rating": 4.0, "label": "good"}
 
 
@@ -144,14 +147,14 @@ def test_feedback_that_is_quicker_than_the_record_waits_for_it(
     store: Store, clock: ManualClock
 ) -> None:
     call = fresh(clock)
-    assert give(store, call=call, rating=4.0) == Given(is_replayed=False, is_waiting=True)
-    assert give(store, call=call, rating=4.0) == Given(is_replayed=True, is_waiting=True)
+    assert give(store, call=call, rating=4.0) == FeedbackResult(is_replayed=False, is_waiting=True)
+    assert give(store, call=call, rating=4.0) == FeedbackResult(is_replayed=True, is_waiting=True)
     with pytest.raises(Conflict):
         give(store, call=call, rating=5.0)
     assert (join(store), window(store, "rating").n) == (0, 0)
     add(store, call, started_at=clock.now, experiment="x-1", arm="b", unit="u", attempt=2)
-    assert (join(store), window(store, "rating")) == (1, Window(1, 4.0, 0.0))
-    assert give(store, call=call, rating=4.0) == Given(is_replayed=True, is_waiting=False)
+    assert (join(store), window(store, "rating")) == (1, FeedbackWindow(1, 4.0, 0.0))
+    assert give(store, call=call, rating=4.0) == FeedbackResult(is_replayed=True, is_waiting=False)
 
 
 def test_a_guests_quick_word_waits_too(store: Store, clock: ManualClock) -> None:
@@ -208,8 +211,8 @@ def test_a_window_is_cut_by_the_calls_time_and_revision(store: Store) -> None:
         add(store, f"req-{number}", revision=revision, started_at=1_800_000_000 + at)
         give(store, call=f"req-{number}", label="good" if value > 5 else "bad", rating=value)
     cut = {"since_s": 1_800_000_010.0, "until_s": 1_800_000_030.0}
-    assert window(store, "rating", revision="v1", **cut) == Window(2, 1.5, 0.5)
-    assert window(store, "rating", **cut) == Window(3, 3.0, 7.0)
+    assert window(store, "rating", revision="v1", **cut) == FeedbackWindow(2, 1.5, 0.5)
+    assert window(store, "rating", **cut) == FeedbackWindow(3, 3.0, 7.0)
     assert window(store, "label=good").mean == 0.5
     nothing = window(store, "rating", function_id="f-2")
     assert nothing.n == 0
@@ -234,4 +237,4 @@ def test_a_window_is_cut_by_the_calls_time_and_revision(store: Store) -> None:
 )
 def test_what_is_no_feedback_is_refused(label: str | None, metrics: dict[str, float]) -> None:
     with pytest.raises(InvalidInput):
-        feedback.parse(label, metrics)
+        feedback.parse_feedback(label, metrics)

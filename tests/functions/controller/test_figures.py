@@ -9,25 +9,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pilotlight.controller import ledger
-from pilotlight.controller.dashboard import charts, drawing, tally, words
-from pilotlight.controller.figures import (
-    functions,
-    latency,
-    newest,
-    promises,
-    shares,
-    spending,
-    usage,
+from pilotlight.controller.analytics import (
+    entitlements,
+    environment_usage,
+    function_stats,
+    latency_histograms,
+    monthly_spend,
+    recent_calls,
+    tenant_shares,
 )
-from pilotlight.controller.figures.hints import Observed, hints
-from pilotlight.controller.figures.latency import Histogram
-from pilotlight.controller.figures.spans import NAMES, Span
-from pilotlight.controller.figures.sums import Cell, Sums
-from pilotlight.controller.figures.usage import Usage
-from pilotlight.controller.store import Store
-from pilotlight.pricing import GIB, PriceSettings, Rates
-from pilotlight.quotas import BUILT_IN, UNLIMITED, Plan
+from pilotlight.controller.analytics.environment_usage import EnvironmentUsage
+from pilotlight.controller.analytics.latency_histograms import Histogram
+from pilotlight.controller.analytics.rightsizing import ObservedUsage, rightsizing_hints
+from pilotlight.controller.analytics.rollup_queries import UsageCell, UsageSums
+from pilotlight.controller.analytics.time_range import NAMES, TimeRange
+from pilotlight.controller.billing import ledger
+from pilotlight.controller.dashboard import charts, formatting, page_stats, svg
+from pilotlight.controller.database.store import Store
+from pilotlight.spec.pricing import GIB, PriceSettings, Rates
+from pilotlight.spec.quotas import BUILT_IN_PLANS, UNLIMITED, Plan
 from tests.functions.controller.parts import ManualClock
 from tests.functions.controller.parts import usage as record
 
@@ -47,26 +47,26 @@ def test_a_percentile_is_right_to_a_twentieth(values: list[int], percent: int) -
 
 def test_without_calls_there_is_no_percentile() -> None:
     assert Histogram().percentile(99) is None
-    assert words.milliseconds(None) == words.DASH
+    assert formatting.milliseconds(None) == formatting.DASH
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_span_ends_with_the_unit_that_runs(name: str) -> None:
-    span = Span.of(name, NOW)
+    span = TimeRange.of(name, NOW)
     assert len(span.units) == len(span.starts()) == span.count
     assert span.last * span.unit_s <= NOW < (span.last + 1) * span.unit_s
 
 
 def test_an_unknown_span_is_a_day() -> None:
-    assert Span.of("'; DROP TABLE usage; --", NOW).name == "24h"
+    assert TimeRange.of("'; DROP TABLE usage; --", NOW).name == "24h"
 
 
 def cell(
     kind: str = "CALL", *, name: str = "a/f", unit: int = 0, currency: str = "USD", **values: Any
-) -> Cell:
+) -> UsageCell:
     app, _, function = name.partition("/")
-    sums = Sums(**values)
-    return Cell(
+    sums = UsageSums(**values)
+    return UsageCell(
         unit=unit,
         app=app,
         function=function,
@@ -78,14 +78,14 @@ def cell(
     )
 
 
-def of(*cells: Cell) -> Usage:
-    return Usage(span=Span.of("24h", NOW), cells=cells, currency="USD")
+def of(*cells: UsageCell) -> EnvironmentUsage:
+    return EnvironmentUsage(span=TimeRange.of("24h", NOW), cells=cells, currency="USD")
 
 
 def test_the_dearest_functions_have_names_and_the_rest_is_other_without_losing_a_picounit() -> None:
-    first = Span.of("24h", NOW).first
+    first = TimeRange.of("24h", NOW).first
     used = of(*(cell(name=f"a/f{n}", unit=first + n, picos=10**n, records=1) for n in range(12)))
-    series = usage.stacked(used, lambda c: c.name, most=5)
+    series = environment_usage.stacked(used, lambda c: c.name, most=5)
     assert list(series) == ["a/f11", "a/f10", "a/f9", "a/f8", "other"]
     assert sum(s.picos for values in series.values() for s in values) == sum(
         10**n for n in range(12)
@@ -93,7 +93,7 @@ def test_the_dearest_functions_have_names_and_the_rest_is_other_without_losing_a
 
 
 def test_what_a_chart_shows_is_in_its_table_and_its_json_is_harmless_in_a_page() -> None:
-    first = Span.of("24h", NOW).first
+    first = TimeRange.of("24h", NOW).first
     used = of(cell(name="</script>/<b>", unit=first, picos=25 * 10**10, records=4, errors=1))
     chart = charts.spend_by_function(used)
     ((label, values),) = chart.rows()
@@ -103,7 +103,7 @@ def test_what_a_chart_shows_is_in_its_table_and_its_json_is_harmless_in_a_page()
     assert charts.requests(used).alt_text == "4 calls in 24 hours, 1 of them failed"
 
 
-def observed(**changes: Any) -> Observed:
+def observed(**changes: Any) -> ObservedUsage:
     values: dict[str, Any] = {
         "app": "a",
         "name": "f",
@@ -111,13 +111,13 @@ def observed(**changes: Any) -> Observed:
         "measured_bytes": None,
         "min_instances": 0,
         "scaledown_window_s": 60.0,
-        "whole": Sums(picos=10**12, billed_ns=10**12, memory_byte_s=2 * GIB * 1000.0),
-        "busy": Sums(),
-        "idle": Sums(),
-        "reserved": Sums(),
+        "whole": UsageSums(picos=10**12, billed_ns=10**12, memory_byte_s=2 * GIB * 1000.0),
+        "busy": UsageSums(),
+        "idle": UsageSums(),
+        "reserved": UsageSums(),
         "start_ms": None,
     }
-    return Observed(**{**values, **changes})
+    return ObservedUsage(**{**values, **changes})
 
 
 RATES = Rates(version="1", memory_gib_s=Decimal("0.0001"))
@@ -125,7 +125,9 @@ MONTH_S = 30 * 86_400.0
 
 
 def test_less_memory_is_suggested_with_half_as_much_again_free() -> None:
-    (hint,) = hints([observed(measured_bytes=300 * 1024**2)], rates=RATES, elapsed_s=MONTH_S)
+    (hint,) = rightsizing_hints(
+        [observed(measured_bytes=300 * 1024**2)], rates=RATES, elapsed_s=MONTH_S
+    )
     assert hint.change == 'memory="512MiB"'
     # 2 GiB * 1000 s at 0.0001, three quarters of it
     assert hint.saving == Decimal("0.2") * Decimal("0.75")
@@ -133,31 +135,41 @@ def test_less_memory_is_suggested_with_half_as_much_again_free() -> None:
 
 @pytest.mark.parametrize("measured", [None, 1_200 * 1024**2, 2 * GIB])
 def test_memory_that_is_used_or_unknown_gives_no_hint(measured: int | None) -> None:
-    assert hints([observed(measured_bytes=measured)], rates=RATES, elapsed_s=MONTH_S) == []
+    assert (
+        rightsizing_hints([observed(measured_bytes=measured)], rates=RATES, elapsed_s=MONTH_S) == []
+    )
 
 
 def test_kept_instances_that_hardly_work_are_named_with_what_going_without_costs() -> None:
     idle = observed(
-        reserved=Sums(picos=9 * 10**11, billed_ns=95),
-        busy=Sums(billed_ns=5),
+        reserved=UsageSums(picos=9 * 10**11, billed_ns=95),
+        busy=UsageSums(billed_ns=5),
         min_instances=2,
         start_ms=180.0,
     )
-    (hint,) = hints([idle], rates=RATES, elapsed_s=MONTH_S / 2)
+    (hint,) = rightsizing_hints([idle], rates=RATES, elapsed_s=MONTH_S / 2)
     assert (hint.change, hint.saving) == ("min_instances=0", Decimal("1.8"))
     assert "2 reserved instances are busy 5 %" in hint.why
     assert "0.18 s" in hint.why
-    busy = observed(reserved=Sums(picos=9 * 10**11, billed_ns=50), busy=Sums(billed_ns=50))
-    assert hints([busy], rates=RATES, elapsed_s=MONTH_S) == []
+    busy = observed(
+        reserved=UsageSums(picos=9 * 10**11, billed_ns=50), busy=UsageSums(billed_ns=50)
+    )
+    assert rightsizing_hints([busy], rates=RATES, elapsed_s=MONTH_S) == []
 
 
 def test_one_functions_pennies_are_no_hint_beside_anothers_fortune() -> None:
     cheap = observed(
-        name="cheap", whole=Sums(picos=10**10), idle=Sums(picos=9 * 10**9, billed_ns=1)
+        name="cheap", whole=UsageSums(picos=10**10), idle=UsageSums(picos=9 * 10**9, billed_ns=1)
     )
-    dear = observed(name="dear", whole=Sums(picos=10**13), idle=Sums(picos=10**12, billed_ns=1))
-    assert [hint.name for hint in hints([cheap, dear], rates=RATES, elapsed_s=MONTH_S)] == ["dear"]
-    assert [hint.name for hint in hints([cheap], rates=RATES, elapsed_s=MONTH_S)] == ["cheap"]
+    dear = observed(
+        name="dear", whole=UsageSums(picos=10**13), idle=UsageSums(picos=10**12, billed_ns=1)
+    )
+    assert [
+        hint.name for hint in rightsizing_hints([cheap, dear], rates=RATES, elapsed_s=MONTH_S)
+    ] == ["dear"]
+    assert [hint.name for hint in rightsizing_hints([cheap], rates=RATES, elapsed_s=MONTH_S)] == [
+        "cheap"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -165,18 +177,20 @@ def test_one_functions_pennies_are_no_hint_beside_anothers_fortune() -> None:
     [(0, "0 B"), (420, "420 B"), (3100, "3.0 KiB"), (5 * 1024**2, "5.0 MiB"), (24 * GIB, "24 GiB")],
 )
 def test_sizes_are_in_what_fits(count: int, shown: str) -> None:
-    assert words.size(count) == shown
+    assert formatting.size(count) == shown
 
 
 def test_what_saves_next_to_nothing_is_not_a_hint() -> None:
     assert (
-        hints([observed(idle=Sums(picos=10**10, billed_ns=1))], rates=RATES, elapsed_s=MONTH_S)
+        rightsizing_hints(
+            [observed(idle=UsageSums(picos=10**10, billed_ns=1))], rates=RATES, elapsed_s=MONTH_S
+        )
         == []
     )
 
 
 def test_gpu_time_decides_how_busy_an_owner_is() -> None:
-    rows = tally.by_owner(
+    rows = page_stats.by_owner(
         [
             cell("CALL", billed_ns=60 * 10**9, gpu_s=60.0),
             cell("IDLE", billed_ns=60 * 10**9, gpu_s=180.0, picos=7),
@@ -188,13 +202,15 @@ def test_gpu_time_decides_how_busy_an_owner_is() -> None:
         ("a/f", 0.25, 3.0),
         ("b/g", 0.0, 0.0),
     ]
-    assert tally.utilisation("nobody", []).busy is None
+    assert page_stats.utilisation("nobody", []).busy is None
 
 
 def test_quotas_show_their_use_where_it_is_known() -> None:
     rows = {
         row.name: row
-        for row in tally.quotas(BUILT_IN["free"], {"requests_per_s": 0.024, "instances": 2})
+        for row in page_stats.quotas(
+            BUILT_IN_PLANS["free"], {"requests_per_s": 0.024, "instances": 2}
+        )
     }
     assert (rows["Instances"].share, rows["Instances"].used) == (1.0, "2")
     assert (rows["Requests per second"].used, rows["Concurrent calls"].used) == ("0.024", None)
@@ -205,23 +221,25 @@ def test_quotas_show_their_use_where_it_is_known() -> None:
 @pytest.mark.parametrize(
     "wanted,calls,kept",
     [
-        (0.99, Sums(records=1000, errors=5), True),
-        (0.999, Sums(records=1000, errors=5), False),
-        (0.99, Sums(), None),
+        (0.99, UsageSums(records=1000, errors=5), True),
+        (0.999, UsageSums(records=1000, errors=5), False),
+        (0.99, UsageSums(), None),
     ],
 )
 def test_objectives_are_kept_or_missed_or_open(
-    wanted: float, calls: Sums, kept: bool | None
+    wanted: float, calls: UsageSums, kept: bool | None
 ) -> None:
     plan = Plan(name="own", availability=wanted)
-    (row,) = tally.objectives(
-        plan, Usage(span=Span.of("24h", NOW), cells=(cell_of(calls),), currency="USD"), []
+    (row,) = page_stats.objectives(
+        plan,
+        EnvironmentUsage(span=TimeRange.of("24h", NOW), cells=(cell_of(calls),), currency="USD"),
+        [],
     )
     assert (row.name, row.is_met) == ("Calls answered", kept)
 
 
-def cell_of(calls: Sums) -> Cell:
-    return Cell(
+def cell_of(calls: UsageSums) -> UsageCell:
+    return UsageCell(
         unit=0,
         app="a",
         function="f",
@@ -234,11 +252,11 @@ def cell_of(calls: Sums) -> Cell:
 
 
 def test_a_plan_that_nobody_knows_any_more_bounds_nothing() -> None:
-    assert promises.plan_from("gone", "{}", BUILT_IN) == UNLIMITED
-    assert promises.plan_from("free", '{"instances": 7}', BUILT_IN).instances == 7
+    assert entitlements.plan_from("gone", "{}", BUILT_IN_PLANS) == UNLIMITED
+    assert entitlements.plan_from("free", '{"instances": 7}', BUILT_IN_PLANS).instances == 7
     prices = PriceSettings(others={"cheap": {"cpu_core_s": "0"}})
-    assert promises.rates_of(Plan(prices="cheap"), prices).version == "cheap"
-    assert promises.rates_of(Plan(prices="lost"), prices).version == prices.version
+    assert entitlements.rates_of(Plan(prices="cheap"), prices).version == "cheap"
+    assert entitlements.rates_of(Plan(prices="lost"), prices).version == prices.version
 
 
 @pytest.mark.parametrize(
@@ -246,7 +264,7 @@ def test_a_plan_that_nobody_knows_any_more_bounds_nothing() -> None:
     [(0, "0 s"), (12, "12 s"), (250, "4.2 min"), (12_600, "3.5 h"), (190_000, "2.2 d")],
 )
 def test_durations_are_two_digits_of_what_fits(seconds: float, shown: str) -> None:
-    assert words.duration(seconds) == shown
+    assert formatting.duration(seconds) == shown
 
 
 @pytest.mark.parametrize(
@@ -254,13 +272,13 @@ def test_durations_are_two_digits_of_what_fits(seconds: float, shown: str) -> No
     [(0, "0"), (99_999, "99,999"), (123_456, "123 k"), (1.5e6, "1.5 M"), (2e9, "2 G")],
 )
 def test_counts_stay_short(number: float, shown: str) -> None:
-    assert words.count(number) == shown
+    assert formatting.count(number) == shown
 
 
 @pytest.mark.parametrize(
     "share,shown",
     [
-        (None, words.DASH),
+        (None, formatting.DASH),
         (0, "0.0 %"),
         (0.0001, "< 0.1 %"),
         (0.423, "42 %"),
@@ -269,12 +287,12 @@ def test_counts_stay_short(number: float, shown: str) -> None:
     ],
 )
 def test_a_little_is_never_nothing(share: float | None, shown: str) -> None:
-    assert words.percent(share) == shown
+    assert formatting.percent(share) == shown
 
 
 def test_prices_stand_in_columns() -> None:
     shown = [
-        words.price(Decimal(amount), "USD")
+        formatting.price(Decimal(amount), "USD")
         for amount in ("0.0000008", "1.25", "0", "-3", "0.000000000012")
     ]
     assert shown == [
@@ -287,12 +305,10 @@ def test_prices_stand_in_columns() -> None:
 
 
 def test_the_phases_of_a_call_follow_each_other_and_stay_within() -> None:
-    falls = drawing.waterfall(
-        record(queued_ms=10, start_ms=30, exec_ms=60), scale_ms=100, width=200
-    )
+    falls = svg.waterfall(record(queued_ms=10, start_ms=30, exec_ms=60), scale_ms=100, width=200)
     assert falls == [("queue", 0.0, 20.0, 10), ("start", 20.0, 60.0, 30), ("exec", 80.0, 120.0, 60)]
-    assert drawing.waterfall(record(queued_ms=0, start_ms=0, exec_ms=0), scale_ms=0) == []
-    thin = drawing.waterfall(
+    assert svg.waterfall(record(queued_ms=0, start_ms=0, exec_ms=0), scale_ms=0) == []
+    thin = svg.waterfall(
         record(queued_ms=1, start_ms=1, exec_ms=10**6), scale_ms=10**6 + 2, width=160
     )
     assert all(width >= 1.4 for _, _, width, _ in thin)
@@ -317,8 +333,8 @@ def test_a_foreign_currency_counts_its_work_and_not_its_cost(books: Store) -> No
         record("b/1", started_at=NOW - 5, cost="9", currency="EUR"),
     )
     with books.read() as sql:
-        used = usage.read(sql, **HERE, span=Span.of("24h", NOW), currency="USD")
-        month = spending.month_so_far(sql, tenant="t-1", currency="USD", now=NOW)
+        used = environment_usage.read(sql, **HERE, span=TimeRange.of("24h", NOW), currency="USD")
+        month = monthly_spend.month_so_far(sql, tenant="t-1", currency="USD", now=NOW)
     assert (used.total.cost, used.calls.records, used.others) == (Decimal(1), 2, ("EUR",))
     assert month.spent == 10**12
 
@@ -334,7 +350,7 @@ def test_calls_are_paged_newest_first_without_losing_or_repeating_one(books: Sto
     cursor = ""
     with books.read() as sql:
         while True:
-            page = newest.read(sql, **HERE, now=NOW, limit=10, before=cursor)
+            page = recent_calls.read(sql, **HERE, now=NOW, limit=10, before=cursor)
             seen += [call.id for call in page.calls]
             cursor = page.older
             if not cursor:
@@ -348,24 +364,30 @@ def test_calls_are_paged_newest_first_without_losing_or_repeating_one(books: Sto
 def test_a_made_up_cursor_finds_at_most_what_is_there(books: Store, cursor: str) -> None:
     fill(books, record("c/1", started_at=NOW - 5))
     with books.read() as sql:
-        assert len(newest.read(sql, **HERE, now=NOW, limit=10, before=cursor).calls) <= 1
+        assert len(recent_calls.read(sql, **HERE, now=NOW, limit=10, before=cursor).calls) <= 1
 
 
 def test_a_call_of_another_environment_or_tenant_is_not_there(books: Store) -> None:
     fill(books, record("c/1", started_at=NOW - 5))
     with books.read() as sql:
-        assert len(newest.attempts(sql, **HERE, call="c")) == 1
-        assert newest.attempts(sql, tenant="t-1", environment="staging", call="c") == []
-        assert newest.attempts(sql, tenant="t-2", environment="main", call="c") == []
+        assert len(recent_calls.attempts(sql, **HERE, call="c")) == 1
+        assert recent_calls.attempts(sql, tenant="t-1", environment="staging", call="c") == []
+        assert recent_calls.attempts(sql, tenant="t-2", environment="main", call="c") == []
 
 
 def test_functions_that_are_gone_stay_in_what_they_cost(books: Store) -> None:
     fill(books, record("c/1", started_at=NOW - 5, function_id="f-gone", cost="2"))
     with books.read() as sql:
-        used = usage.read(sql, **HERE, span=Span.of("24h", NOW), currency="USD")
-        (row,) = functions.table(sql, **HERE, usage=used, parts=latency.read(sql, **HERE, now=NOW))
-        assert (row.deployed, row.whole.cost, functions.count(sql, **HERE)) == (None, Decimal(2), 0)
-        assert functions.one(sql, **HERE, app="search", name="embed") is None
+        used = environment_usage.read(sql, **HERE, span=TimeRange.of("24h", NOW), currency="USD")
+        (row,) = function_stats.table(
+            sql, **HERE, usage=used, parts=latency_histograms.read(sql, **HERE, now=NOW)
+        )
+        assert (row.deployed, row.whole.cost, function_stats.count(sql, **HERE)) == (
+            None,
+            Decimal(2),
+            0,
+        )
+        assert function_stats.one(sql, **HERE, app="search", name="embed") is None
 
 
 def test_hours_without_calls_leave_a_gap_and_an_old_hour_is_outside(books: Store) -> None:
@@ -375,13 +397,18 @@ def test_hours_without_calls_leave_a_gap_and_an_old_hour_is_outside(books: Store
         record("b/1", started_at=NOW - 30 * 3600),
     )
     with books.read() as sql:
-        hours = latency.by_hour(sql, **HERE, now=NOW)
-        parts = latency.read(sql, **HERE, now=NOW, function_id="f-1", clocks=("total",))
+        hours = latency_histograms.by_hour(sql, **HERE, now=NOW)
+        parts = latency_histograms.read(sql, **HERE, now=NOW, function_id="f-1", clocks=("total",))
     assert list(hours) == [int(NOW // 3600) - 2]
     assert [(part.clock, part.histogram.calls) for part in parts] == [("total", 1)]
 
 
 def test_shares_are_of_every_tenant_and_names_are_of_their_own(books: Store) -> None:
     with books.read() as sql:
-        assert shares.read(sql, span=Span.of("7d", NOW), plans=BUILT_IN, currency="USD") == []
-        assert (shares.names(sql), shares.models(sql)) == ({}, {})
+        assert (
+            tenant_shares.read(
+                sql, span=TimeRange.of("7d", NOW), plans=BUILT_IN_PLANS, currency="USD"
+            )
+            == []
+        )
+        assert (tenant_shares.names(sql), tenant_shares.models(sql)) == ({}, {})

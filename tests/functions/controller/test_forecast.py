@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pilotlight.controller.forecast import Forecast, forecast
-from pilotlight.controller.periods import DAY_S, day_of, period_of
+from pilotlight.controller.billing.budget_periods import DAY_S, day_of, period_of
+from pilotlight.controller.billing.forecast import Forecast, forecast
 
 NOON = dt.datetime(2026, 11, 21, 12, tzinfo=dt.UTC).timestamp()
 TODAY = day_of(NOON)

@@ -11,25 +11,25 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from pilotlight.controller import (
-    alerts,
-    application,
+from pilotlight.controller import http_app
+from pilotlight.controller.billing import (
+    budget_alerts,
     budgets,
-    intake,
     ledger,
-    storage,
-    tables,
-    tenants,
+    storage_charges,
+    usage_ingestion,
 )
-from pilotlight.controller.alerts import Alert
-from pilotlight.controller.budget_terms import parse
-from pilotlight.controller.plans import Terms
-from pilotlight.controller.store import Store
-from pilotlight.controller.webhooks import Message, Sender
-from pilotlight.pricing import PriceSettings
+from pilotlight.controller.billing.budget_alerts import BudgetAlert
+from pilotlight.controller.billing.budget_definition import parse_definition
+from pilotlight.controller.database import tables
+from pilotlight.controller.database.store import Store
+from pilotlight.controller.identity import tenants
+from pilotlight.controller.identity.tenant_plan import TenantPlan
+from pilotlight.controller.webhooks.webhook_sender import WebhookMessage, WebhookSender
+from pilotlight.core.crypto import PlatformKey
 from pilotlight.protocol import HEADER_PLATFORM_TOKEN
-from pilotlight.quotas import BUILT_IN
-from pilotlight.seal import PlatformKey
+from pilotlight.spec.pricing import PriceSettings
+from pilotlight.spec.quotas import BUILT_IN_PLANS
 from tests.functions.controller.conftest import Controller
 from tests.functions.controller.parts import ManualClock, refused, usage
 from tests.functions.controller.test_dashboard import sign_in
@@ -41,12 +41,12 @@ def test_a_price_list_that_is_gone_does_not_end_the_bookkeeping(
     store: Store, tmp_path: Path, short_tmp: Path
 ) -> None:
     config = config_of(tmp_path, short_tmp, weights_gib_month="0.72")
-    old = Terms(plan="standard", overrides={"prices": "2025"}, plans=BUILT_IN)
+    old = TenantPlan(plan="standard", overrides={"prices": "2025"}, plans=BUILT_IN_PLANS)
     with store.write() as write:
         tenant = tenants.create(write, name="acme", uid_base=None, actor="platform", terms=old).id
     hold(store, tenant, "minilm", "aa", 1024**3)
     with store.write() as write:
-        assert storage.charge(write, config, snapshots=None) == 1
+        assert storage_charges.charge_storage(write, config, snapshots=None) == 1
     (record,) = stored(store).values()
     # as activators price the calls of such a tenant
     assert record.price_version == config.prices.version
@@ -156,7 +156,7 @@ def test_alerts_that_were_noted_cost_later_batches_nothing(
     with store.write() as write:
         tenant = tenants.create(write, name="acme", uid_base=None, actor="platform").id
         for number in range(20):
-            terms = parse(
+            terms = parse_definition(
                 amount="0.01",
                 currency="USD",
                 currencies={"USD"},
@@ -173,7 +173,7 @@ def test_alerts_that_were_noted_cost_later_batches_nothing(
             for n in range(20)
         ]
         with store.write() as write:
-            intake.take(write, [record.to_json() for record in records])
+            usage_ingestion.ingest_usage(write, [record.to_json() for record in records])
 
     spend(1)
     with store.read() as sql:
@@ -194,7 +194,7 @@ def test_a_tenant_with_many_alerts_leaves_places_for_those_of_others(
         with store.write() as write:
             tenant = tenants.create(write, name=name, uid_base=None, actor="platform").id
             for number in range(count):
-                terms = parse(
+                terms = parse_definition(
                     amount="1",
                     currency="USD",
                     currencies={"USD"},
@@ -203,7 +203,7 @@ def test_a_tenant_with_many_alerts_leaves_places_for_those_of_others(
                     webhook="https://example.com/",
                 )
                 budget = budgets.put(write, key=key, tenant=tenant, terms=terms, actor="k-1").budget
-                alerts.note(
+                budget_alerts.record_alerts(
                     write,
                     budget_id=budget.id,
                     tenant=tenant,
@@ -214,13 +214,13 @@ def test_a_tenant_with_many_alerts_leaves_places_for_those_of_others(
                 )
         clock.now += 1
 
-    def claimed() -> list[Alert]:
+    def claimed() -> list[BudgetAlert]:
         with store.write() as write:
-            return alerts.claim(write, limit=32)
+            return budget_alerts.claim(write, limit=32)
 
     first = claimed()
     assert tenant in {alert.tenant for alert in first}
-    assert sum(alert.tenant != tenant for alert in first) == alerts.AT_ONCE_OF_ONE
+    assert sum(alert.tenant != tenant for alert in first) == budget_alerts.AT_ONCE_OF_ONE
     rest = [alert for page in iter(claimed, []) for alert in page]
     assert len({alert.id for alert in first + rest}) == 61  # and each is taken once
 
@@ -236,8 +236,8 @@ def test_a_tenant_with_many_alerts_leaves_places_for_those_of_others(
     ],
 )
 async def test_a_name_that_cannot_be_looked_up_is_an_outcome(url: str) -> None:
-    async with Sender(policy="any", attempt_s=5) as sender:
-        message = Message(id="al-1", type="budget.test", at=0.0, data={})
+    async with WebhookSender(policy="any", attempt_s=5) as sender:
+        message = WebhookMessage(id="al-1", type="budget.test", at=0.0, data={})
         outcome = await sender.post(message, url=url, secret="whsec_AAAA", now=0.0)
     assert outcome.error
     assert outcome.status is None
@@ -259,7 +259,7 @@ async def test_a_cursor_that_is_none_is_the_first_page(controller: Controller, c
 
 async def _endless(seen: list[int]) -> AsyncIterator[bytes]:
     head = b'{"name": "'
-    while sum(seen) < 4 * application.MAX_BODY_BYTES:
+    while sum(seen) < 4 * http_app.MAX_BODY_BYTES:
         seen.append(len(head))
         yield head
         head = b"a" * (1 << 20)
@@ -281,19 +281,19 @@ async def test_a_body_without_end_is_not_kept_in_memory(
     async with controller.client(None) as stranger:
         answer = await stranger.post(path, content=_endless(seen), headers={"content-type": kind})
     assert answer.status_code in (400, 401, 403, 413), answer.text
-    assert sum(seen) < application.MAX_BODY_BYTES + (2 << 20)
+    assert sum(seen) < http_app.MAX_BODY_BYTES + (2 << 20)
 
 
 @pytest.mark.parametrize(
     "path,scope,status,most",
     [
-        ("/v1/keys", None, 401, application.MAX_UNKNOWN_BYTES),
-        ("/v1/apps/a/deploy", "invoke", 413, application.MAX_SMALL_BYTES),
-        ("/v1/apps/a/deploy", "read-billing", 413, application.MAX_SMALL_BYTES),
-        ("/v1/apps/a/deploy", "deploy", 413, application.MAX_BODY_BYTES),
-        ("/v1/experiments", "deploy", 413, application.MAX_SMALL_BYTES),
-        ("/internal/calls", None, 413, application.MAX_UNKNOWN_BYTES),
-        ("/internal/usage", "platform", 413, application.MAX_BODY_BYTES),
+        ("/v1/keys", None, 401, http_app.MAX_UNKNOWN_BYTES),
+        ("/v1/apps/a/deploy", "invoke", 413, http_app.MAX_SMALL_BYTES),
+        ("/v1/apps/a/deploy", "read-billing", 413, http_app.MAX_SMALL_BYTES),
+        ("/v1/apps/a/deploy", "deploy", 413, http_app.MAX_BODY_BYTES),
+        ("/v1/experiments", "deploy", 413, http_app.MAX_SMALL_BYTES),
+        ("/internal/calls", None, 413, http_app.MAX_UNKNOWN_BYTES),
+        ("/internal/usage", "platform", 413, http_app.MAX_BODY_BYTES),
     ],
 )
 async def test_who_asks_is_known_before_a_large_body_is_read(
@@ -318,19 +318,19 @@ async def test_who_asks_is_known_before_a_large_body_is_read(
         pytest.param(
             "/v1/apps/x/deploy",
             b'{"functions":[' + b"{}," * 60_000 + b"{}]}",
-            application.MAX_DEPLOY_VALUES,
+            http_app.MAX_DEPLOY_VALUES,
             id="deploy",
         ),
         pytest.param(
             "/v1/experiments",
             b'{"x":[' + b"1," * 20_000 + b"1]}",
-            application.MAX_VALUES,
+            http_app.MAX_VALUES,
             id="another route",
         ),
         pytest.param(
             "/v1/experiments",
             b'{"x":[' + b"{}," * 2_000 + b"{}]}",
-            application.MAX_VALUES,
+            http_app.MAX_VALUES,
             id="objects",
         ),
     ],
@@ -407,8 +407,8 @@ async def test_an_address_that_no_url_can_have_is_an_outcome(address: str) -> No
     async def found(host: str, port: int) -> list[str]:
         return [address]
 
-    async with Sender(policy="any", attempt_s=5, resolve=found) as sender:
-        message = Message(id="al-1", type="budget.test", at=0.0, data={})
+    async with WebhookSender(policy="any", attempt_s=5, resolve=found) as sender:
+        message = WebhookMessage(id="al-1", type="budget.test", at=0.0, data={})
         outcome = await sender.post(
             message, url="http://hooks.example:1/x", secret="whsec_AAAA", now=0.0
         )
@@ -424,7 +424,7 @@ def test_a_webhook_that_comes_late_is_told_what_is_reached_already(
         tenant = tenants.create(write, name="acme", uid_base=None, actor="platform").id
 
     def put(webhook: str | None) -> str:
-        terms = parse(
+        terms = parse_definition(
             amount="1", currency="USD", currencies={"USD"}, alerts=[50, 80, 100], webhook=webhook
         )
         with store.write() as write:
@@ -434,19 +434,21 @@ def test_a_webhook_that_comes_late_is_told_what_is_reached_already(
         with store.read() as sql:
             return [
                 alert.percent
-                for alert in alerts.listing(sql, budgets=[budget])
+                for alert in budget_alerts.listing(sql, budgets=[budget])
                 if alert.next_attempt_at is not None
             ]
 
     budget = put(None)
     with store.write() as write:
-        intake.take(write, [usage(tenant=tenant, cost="0.85", started_at=clock.now).to_json()])
+        usage_ingestion.ingest_usage(
+            write, [usage(tenant=tenant, cost="0.85", started_at=clock.now).to_json()]
+        )
     assert waiting() == []
     put("https://example.com/hook")
     assert waiting() == [80, 50]
     with store.write() as write:
-        for alert in alerts.claim(write, limit=10):
-            alerts.settle(write, alert, error=None)
+        for alert in budget_alerts.claim(write, limit=10):
+            budget_alerts.record_delivery(write, alert, error=None)
     put("https://example.com/other")
     put(None)
     put("https://example.com/hook")

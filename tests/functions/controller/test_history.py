@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pilotlight.controller import history
+from pilotlight.controller.release import app_history
 
 
 @pytest.mark.parametrize(
@@ -29,11 +29,11 @@ from pilotlight.controller import history
 def test_what_was_left_by_going_back_is_not_good_until_it_is_chosen_again(
     changes: list[tuple[str, str]], current: str, good: str | None
 ) -> None:
-    assert history.good_before(changes, current) == good
+    assert app_history.last_good_revision(changes, current) == good
 
 
 def test_an_action_that_goes_back_ends_in_rollback() -> None:
     assert [
-        history.is_rollback(action)
+        app_history.is_rollback(action)
         for action in ("rollback", "rollout.rollback", "deploy", "rollbacks")
     ] == [True, True, False, False]

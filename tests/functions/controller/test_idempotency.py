@@ -12,8 +12,9 @@ import anyio.to_thread
 import httpx
 import sqlalchemy as sa
 
-from pilotlight.controller import idempotency, tables
-from pilotlight.controller.store import riding
+from pilotlight.controller.database import tables
+from pilotlight.controller.database.store import transaction_hook
+from pilotlight.controller.server import idempotency
 from pilotlight.protocol import HEADER_REPLAYED
 from tests.functions.controller.conftest import Controller
 from tests.functions.controller.parts import refused
@@ -138,12 +139,12 @@ async def test_each_transaction_of_a_request_marks_its_claim(controller: Control
         write.sql.execute(
             sa.insert(tables.idempotency_keys).values(**row, created_at=0.0, expires_at=9e9)
         )
-    token = riding.set(idempotency._marking(claim))
+    token = transaction_hook.set(idempotency._marking(claim))
     try:
         with inner():
             pass
     finally:
-        riding.reset(token)
+        transaction_hook.reset(token)
     assert [row.status for row in rows(controller)] == [1]
 
 

@@ -14,16 +14,18 @@ import httpx
 import pytest
 import sqlalchemy as sa
 
-from pilotlight import sheets
-from pilotlight.controller import bookkeeping, ledger, prices, storage, tables, tenants
+from pilotlight.controller.billing import billing_jobs, ledger, price_lists, storage_charges
+from pilotlight.controller.database import tables
+from pilotlight.controller.database.store import Store
+from pilotlight.controller.identity import tenants
 from pilotlight.controller.settings import ControllerConfig, ControllerSettings
-from pilotlight.controller.store import Store
-from pilotlight.pricing import PriceSettings, cost_of
+from pilotlight.core import csv_format
+from pilotlight.core.settings import Paths, SettingsInvalid
 from pilotlight.protocol import UsageRecord
+from pilotlight.spec.pricing import PriceSettings, price_usage
 from snapshotter.types import SnapshotState
 from tests.functions.controller.conftest import Controller
 from tests.functions.controller.parts import ManualClock, snapshot, usage
-from weight_cache.settings import Paths, SettingsInvalid
 
 OCTOBER = 1_790_812_800.0  # 2026-10-01, UTC
 DAY = 86_400.0
@@ -47,7 +49,7 @@ def status_and_type(answer: httpx.Response) -> tuple[int, str]:
 
 
 def table_of(answer: httpx.Response) -> list[dict[str, str]]:
-    assert answer.headers["content-type"] == sheets.CONTENT_CSV
+    assert answer.headers["content-type"] == csv_format.CONTENT_CSV
     return list(csv.DictReader(io.StringIO(answer.text)))
 
 
@@ -191,10 +193,10 @@ async def test_the_loop_issues_what_is_due(controller: Controller) -> None:
         usage("req-2/1", tenant=tenant, started_at=OCTOBER + 31 * DAY),
     )
     controller.clock.now = OCTOBER + 33 * DAY
-    assert bookkeeping.issue_due(controller.context) == 0
+    assert billing_jobs.issue_due_invoices(controller.context) == 0
     controller.clock.now = OCTOBER + 34 * DAY
-    assert bookkeeping.issue_due(controller.context) == 1
-    assert bookkeeping.issue_due(controller.context) == 0
+    assert billing_jobs.issue_due_invoices(controller.context) == 1
+    assert billing_jobs.issue_due_invoices(controller.context) == 0
     listed = (await controller.http.get("/v1/billing/invoices")).json()["invoices"]
     assert [(one["month"], one["id"]) for one in listed] == [
         ("2026-11", None),
@@ -258,7 +260,7 @@ async def test_a_wrong_question_for_records_is_refused(controller: Controller, q
 
 @pytest.mark.parametrize("name", ["=1+1", "+A1", "-A1", "@SUM(A1)", "\t=1", "\r=1", '"=1'])
 def test_a_cell_is_never_a_formula(name: str) -> None:
-    text = "".join(sheets.lines(["name", "cost"], [{"name": name, "cost": "-0.5"}]))
+    text = "".join(csv_format.csv_lines(["name", "cost"], [{"name": name, "cost": "-0.5"}]))
     (row,) = csv.DictReader(io.StringIO(text, newline=""))
     assert row == {"name": name if name.startswith('"') else "'" + name, "cost": "-0.5"}
 
@@ -273,7 +275,7 @@ async def test_a_tenant_sees_its_own_prices_and_those_that_priced_its_records(
     partner = PriceSettings(others={"partner": {"request": "0.1"}, "secret": {"request": "0.2"}})
     key = await controller.other_tenant()
     with controller.context.store.write() as write:
-        prices.keep(write, partner.lists())
+        price_lists.record_price_lists(write, partner.lists())
     async with controller.client(key) as other:
         tenant = (await other.get("/v1/whoami")).json()["tenant"]["id"]
         await use(controller, usage("req-1/1", tenant=tenant, price_version="partner"))
@@ -289,10 +291,10 @@ async def test_a_tenant_sees_its_own_prices_and_those_that_priced_its_records(
 def test_changed_prices_without_a_new_version_stop_the_start(
     store: Store, tmp_path: Path, short_tmp: Path
 ) -> None:
-    bookkeeping.open_books(store, config_of(tmp_path, short_tmp))
-    bookkeeping.open_books(store, config_of(tmp_path, short_tmp))
+    billing_jobs.initialise_billing(store, config_of(tmp_path, short_tmp))
+    billing_jobs.initialise_billing(store, config_of(tmp_path, short_tmp))
     with pytest.raises(SettingsInvalid, match="give the changed prices a new version"):
-        bookkeeping.open_books(store, config_of(tmp_path, short_tmp, cpu_core_s="0.1"))
+        billing_jobs.initialise_billing(store, config_of(tmp_path, short_tmp, cpu_core_s="0.1"))
 
 
 # -- verification ----------------------------------------------------------------------------------
@@ -329,7 +331,7 @@ def config_of(home: Path, run: Path, **changes: Any) -> ControllerConfig:
 
 def stored(store: Store) -> Mapping[str, UsageRecord]:
     with store.read() as sql:
-        found = ledger.find(sql, tables.usage.c.kind == storage.STORAGE)
+        found = ledger.find(sql, tables.usage.c.kind == storage_charges.STORAGE)
     return {one.id: one for one in found}
 
 
@@ -362,7 +364,7 @@ def test_storage_is_charged_once_an_hour_for_what_is_there(
 
     def charge(seen: list[Any] | None) -> int:
         with store.write() as write:
-            return storage.charge(write, config, snapshots=seen)
+            return storage_charges.charge_storage(write, config, snapshots=seen)
 
     hour = int(clock.now // 3600)
     assert charge(None) == 1  # the node does not answer: its part comes with the next look
@@ -376,9 +378,11 @@ def test_storage_is_charged_once_an_hour_for_what_is_there(
         f"storage/{tenant}/snapshots/{hour}": "0.010000000000",
         f"storage/{tenant}/weights/{hour + 1}": "1.026000000000",
     }
-    assert all(cost_of(one, config.prices.rates()) == Decimal(one.cost) for one in records.values())
+    assert all(
+        price_usage(one, config.prices.rates()) == Decimal(one.cost) for one in records.values()
+    )
 
 
 async def test_storage_without_a_price_asks_nobody(controller: Controller) -> None:
-    assert await bookkeeping.charge_storage(controller.context) == 0
+    assert await billing_jobs.charge_storage(controller.context) == 0
     assert stored(controller.context.store) == {}

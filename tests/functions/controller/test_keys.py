@@ -16,10 +16,12 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy import event
 
-from pilotlight.controller import access, bootstrap, keys, tables
-from pilotlight.controller.store import Store
+from pilotlight.controller.database import tables
+from pilotlight.controller.database.store import Store
+from pilotlight.controller.identity import access_control, api_keys
+from pilotlight.controller.server import bootstrap
 from pilotlight.errors import Conflict, Unauthenticated
-from pilotlight.types import Scope
+from pilotlight.spec.identifiers import Scope
 from tests.functions.controller.conftest import Controller
 from tests.functions.controller.parts import (
     INJECTIONS,
@@ -426,7 +428,7 @@ def test_rotations_from_many_threads_and_processes_leave_one_successor(store: St
     def rotate(one: Store) -> None:
         try:
             with one.write() as write:
-                keys.rotate(write, tenant=tenant, key_id=key, grace_s=60, actor="k-1")
+                api_keys.rotate(write, tenant=tenant, key_id=key, grace_s=60, actor="k-1")
             outcomes.append("rotated")
         except Conflict:
             outcomes.append("refused")
@@ -464,10 +466,10 @@ def test_a_wrong_key_costs_what_a_good_one_does_and_only_hashes_are_compared(
     with store.write() as write:
         tenant = write.sql.exec_driver_sql("SELECT tenant FROM api_keys").scalar_one()
         ended, expired = (
-            keys.create(write, tenant=tenant, scope=Scope.INVOKE, actor="k", expires_in_s=s)
+            api_keys.create(write, tenant=tenant, scope=Scope.INVOKE, actor="k", expires_in_s=s)
             for s in (None, 1.0)
         )
-        keys.revoke(write, tenant=tenant, key_id=ended.record.id, actor="k")
+        api_keys.revoke(write, tenant=tenant, key_id=ended.record.id, actor="k")
     clock.now += 2
     almost = good[:-1] + ("A" if good[-1] != "A" else "B")
     statements: dict[str, list[str]] = {}
@@ -481,7 +483,7 @@ def test_a_wrong_key_costs_what_a_good_one_does_and_only_hashes_are_compared(
     }.items():
         with work(store.engine) as asked, store.read() as sql:
             try:
-                access.authenticate(
+                access_control.authenticate(
                     sql, authorization=f"Bearer {text}", environment=None, now=clock.now
                 )
                 assert name == "good"
@@ -519,7 +521,7 @@ def test_a_wrong_key_costs_what_a_good_one_does_and_only_hashes_are_compared(
 def test_what_is_no_key_is_refused_as_one(store: Store, header: str | None) -> None:
     bootstrap.ensure_admin(store, uid_base=None)
     with store.read() as sql, pytest.raises(Unauthenticated):
-        access.authenticate(sql, authorization=header, environment=None, now=0.0)
+        access_control.authenticate(sql, authorization=header, environment=None, now=0.0)
 
 
 @pytest.mark.slow  # ten thousand keys
@@ -529,7 +531,8 @@ async def test_ten_thousand_keys_are_listed_bounded_fed_and_found(controller: Co
     with controller.context.store.write() as write:
         (row,) = write.sql.execute(sa.select(table).where(table.c.id == first["id"])).mappings()
         copies = [
-            {**row, "id": f"k-{n:012x}", "hash": access.hash_key(f"pl_{n}")} for n in range(10_000)
+            {**row, "id": f"k-{n:012x}", "hash": access_control.hash_key(f"pl_{n}")}
+            for n in range(10_000)
         ]
         write.sql.execute(sa.insert(table), copies)
     began = time.process_time()
@@ -538,14 +541,14 @@ async def test_ten_thousand_keys_are_listed_bounded_fed_and_found(controller: Co
     with controller.context.store.read() as sql:
         for n in range(0, 10_000, 10):
             assert (
-                access.authenticate(
+                access_control.authenticate(
                     sql, authorization=f"Bearer pl_{n}", environment=None, now=clock.now
                 ).key
                 == f"k-{n:012x}"
             )
         for _ in range(1000):
             with pytest.raises(Unauthenticated):
-                access.authenticate(
+                access_control.authenticate(
                     sql, authorization="Bearer pl_none", environment=None, now=clock.now
                 )
     assert time.process_time() - began < 30, (

@@ -9,7 +9,7 @@ from fastapi import FastAPI, Query
 from fastapi.routing import APIRoute
 from fastapi.testclient import TestClient
 
-from pilotlight.controller import application
+from pilotlight.controller import http_app
 from pilotlight.controller.lazy_routes import APIRouter, LazyRoute
 
 
@@ -57,7 +57,7 @@ def test_what_a_route_does_not_have_is_an_attribute_error() -> None:
 
 
 def test_every_route_of_the_controller_can_be_analysed() -> None:
-    routes: list[Any] = [route for router in application._ROUTERS for route in router.routes]
+    routes: list[Any] = [route for router in http_app._ROUTERS for route in router.routes]
 
     assert routes
     assert all(isinstance(route, LazyRoute) and route.dependant.call for route in routes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pilotlight.controller.metrics import OTHER, SERIES, Metrics
+from pilotlight.controller.server.metrics import OTHER, SERIES, Metrics
 
 
 def value(metrics: Metrics, name: str, **labels: str) -> float | None:

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from pilotlight.controller import deliveries
-from pilotlight.controller.deliverer import Deliverer
-from pilotlight.controller.outboxes import Deliveries
+from pilotlight.controller.database.delivery_retry import GIVE_UP_AFTER_S
 from pilotlight.controller.settings import ControllerSettings
-from pilotlight.controller.webhooks import GIVE_UP_AFTER_S, Sender
+from pilotlight.controller.webhooks import deliveries
+from pilotlight.controller.webhooks.delivery_queues import WebhookDeliveryQueue
+from pilotlight.controller.webhooks.delivery_worker import DeliveryWorker
+from pilotlight.controller.webhooks.webhook_sender import WebhookSender
 from pilotlight.protocol import CALLS_PATH, CallRecord
 from tests.fakes.hooks import Receiver
 from tests.functions.controller.conftest import Controller
@@ -62,8 +63,8 @@ async def finish(controller: Controller, **changes: Any) -> None:
 async def deliver(controller: Controller) -> int:
     """One round of the deliverer."""
     context = controller.context
-    async with Sender(policy="any") as sender:
-        return await Deliverer(
+    async with WebhookSender(policy="any") as sender:
+        return await DeliveryWorker(
             store=context.store,
             key=context.key,
             bell=context.bell,
@@ -71,7 +72,7 @@ async def deliver(controller: Controller) -> int:
             metrics=context.metrics,
             clock=context.clock,
             chance=lambda: 0.5,
-            outbox=Deliveries(),
+            outbox=WebhookDeliveryQueue(),
         ).run_once()
 
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 from cryptography.fernet import Fernet
 
-from pilotlight.controller import nodes
-from pilotlight.controller.nodes import FRESH_S, Nodes
+from pilotlight.controller.kubernetes import node_reports
+from pilotlight.controller.kubernetes.node_reports import FRESH_S, NodeReports
+from pilotlight.core.crypto import PlatformKey
 from pilotlight.protocol import FEED_PATH, HEADER_PLATFORM_TOKEN
-from pilotlight.seal import PlatformKey
 from snapshotter.types import NODES_PATH, NodeReport
 from tests.fakes.node_reports import node_report
 from tests.functions.controller.conftest import Controller
@@ -87,7 +87,7 @@ async def test_what_is_no_report_is_refused(controller: Controller, body: object
 
 
 async def test_whoever_waits_hears_of_what_became_hot_and_not_of_every_report() -> None:
-    known = Nodes()
+    known = NodeReports()
     waiting = asyncio.create_task(known.wait_changed())
     known.take(node_report(), now=0.0)
     await waiting
@@ -105,12 +105,12 @@ async def test_whoever_waits_hears_of_what_became_hot_and_not_of_every_report() 
 def test_nodes_that_are_gone_for_good_are_forgotten_and_there_is_a_bound(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(nodes, "MAX_NODES", 2)
-    known = Nodes()
+    monkeypatch.setattr(node_reports, "MAX_NODES", 2)
+    known = NodeReports()
     for at, name in enumerate(["a", "b", "c"]):
         known.take(node_report(name), now=float(at))
     assert [k.report.node for k in known.all()] == ["b", "c"]
 
-    known.take(node_report("d"), now=nodes.FORGET_S + 2.5)
+    known.take(node_report("d"), now=node_reports.FORGET_S + 2.5)
 
     assert [k.report.node for k in known.all()] == ["d"]

@@ -10,23 +10,30 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from pilotlight.controller import observations, tables
-from pilotlight.controller.objectives import alarms, burn, freeze, loop, standing
-from pilotlight.controller.objectives.burn import (
-    ALARMS,
+from pilotlight.controller.database import tables
+from pilotlight.controller.slo import (
+    burn_rate,
+    error_budget,
+    loop,
+    observations,
+    release_freeze,
+    slo_alerts,
+)
+from pilotlight.controller.slo.burn_rate import (
+    BURN_RATE_ALERTS,
     DAY,
     FAST,
     HOUR,
+    BudgetSpend,
     Severity,
     Sli,
-    Spent,
-    fires,
-    spent,
+    compute_budget_spend,
+    exceeds_burn_rate,
 )
 from pilotlight.errors import ReleaseFrozen
-from pilotlight.observations import SHADOW_ARM, Observation, bucket_of
-from pilotlight.policies import Objectives
-from pilotlight.spec import to_json
+from pilotlight.spec.function import to_json
+from pilotlight.spec.observations import SHADOW_ARM, Observation, latency_bucket
+from pilotlight.spec.policies import Objectives
 from tests.functions.controller.conftest import Controller
 from tests.functions.controller.parts import refused, spec
 
@@ -46,13 +53,16 @@ def seen(**counts: Any) -> Observation:
             Sli.WARM_LATENCY,
             {
                 "answered": 10,
-                "latency": {"warm": {bucket_of(90): 8, bucket_of(200): 2}, "cold": {80: 9}},
+                "latency": {
+                    "warm": {latency_bucket(90): 8, latency_bucket(200): 2},
+                    "cold": {80: 9},
+                },
             },
             2,
             10,
         ),
-        (Sli.FIRST_TOKEN, {"latency": {"first_byte": {bucket_of(900): 1, 3: 4}}}, 1, 5),
-        (Sli.COLD_LATENCY, {"latency": {"cold": {bucket_of(9000): 1, 3: 4}}}, 1, 5),
+        (Sli.FIRST_TOKEN, {"latency": {"first_byte": {latency_bucket(900): 1, 3: 4}}}, 1, 5),
+        (Sli.COLD_LATENCY, {"latency": {"cold": {latency_bucket(9000): 1, 3: 4}}}, 1, 5),
         (Sli.COMPLETION, {"answered": 9, "streams": 4, "streams_completed": 3}, 1, 4),
         (Sli.DEGRADED, {"answered": 10, "degraded": 4}, 4, 10),
     ],
@@ -62,11 +72,13 @@ def test_a_bad_call_spends_one_budget_only(
 ) -> None:
     observation = seen(**counts)
     assert (
-        spent(observation, Objectives(), sli).bad,
-        spent(observation, Objectives(), sli).total,
+        compute_budget_spend(observation, Objectives(), sli).bad,
+        compute_budget_spend(observation, Objectives(), sli).total,
     ) == (bad, total)
     others = {
-        other: spent(observation, Objectives(), other).bad for other in Sli if other is not sli
+        other: compute_budget_spend(observation, Objectives(), other).bad
+        for other in Sli
+        if other is not sli
     }
     assert {other for other, count in others.items() if count} <= (
         {Sli.COLD_LATENCY} if sli is Sli.WARM_LATENCY else set()
@@ -74,21 +86,23 @@ def test_a_bad_call_spends_one_budget_only(
 
 
 def test_no_data_is_no_number() -> None:
-    nothing = spent(None, Objectives(), Sli.AVAILABILITY)
+    nothing = compute_budget_spend(None, Objectives(), Sli.AVAILABILITY)
     assert (nothing.ratio, nothing.burn, nothing.left) == (None, None, None)
-    assert burn.burn(seen(refused=9), Objectives()) is None
+    assert burn_rate.burn(seen(refused=9), Objectives()) is None
 
 
 def test_a_budget_of_nothing_is_overspent_by_one() -> None:
-    one = spent(seen(answered=10, degraded=1), Objectives(degraded_ratio=0), Sli.DEGRADED)
+    one = compute_budget_spend(
+        seen(answered=10, degraded=1), Objectives(degraded_ratio=0), Sli.DEGRADED
+    )
     assert (
         one.burn,
-        spent(seen(answered=10), Objectives(degraded_ratio=0), Sli.DEGRADED).burn,
+        compute_budget_spend(seen(answered=10), Objectives(degraded_ratio=0), Sli.DEGRADED).burn,
     ) == (float("inf"), 0.0)
 
 
 def test_a_burn_rate_of_one_spends_the_budget() -> None:
-    one = spent(seen(answered=999, failed=1), Objectives(), Sli.AVAILABILITY)
+    one = compute_budget_spend(seen(answered=999, failed=1), Objectives(), Sli.AVAILABILITY)
     assert one.burn == pytest.approx(1.0)
     assert one.left == pytest.approx(0.0)
 
@@ -110,14 +124,14 @@ def test_a_burn_rate_of_one_spends_the_budget() -> None:
 def test_few_failures_page_nobody(
     short: tuple[int, int], long: tuple[int, int], does: bool
 ) -> None:
-    def of(pair: tuple[int, int]) -> Spent:
-        return Spent(bad=pair[0], total=pair[1], budget=0.001)
+    def of(pair: tuple[int, int]) -> BudgetSpend:
+        return BudgetSpend(bad=pair[0], total=pair[1], budget=0.001)
 
-    assert fires(of(short), of(long), FAST.factor) is does
+    assert exceeds_burn_rate(of(short), of(long), FAST.factor) is does
 
 
 def test_alarms_are_those_of_the_rules_for_prometheus() -> None:
-    assert [(alarm.severity.value, alarm.factor, alarm.name) for alarm in ALARMS] == [
+    assert [(alarm.severity.value, alarm.factor, alarm.name) for alarm in BURN_RATE_ALERTS] == [
         ("page", 14.4, "1h/5m"),
         ("page", 6.0, "6h/30m"),
         ("ticket", 3.0, "1d/2h"),
@@ -150,7 +164,7 @@ class World:
         )
         real, self.controller.clock.now = self.now, minute * 60.0
         with self.controller.context.store.write() as write:
-            observations.take(
+            observations.ingest_observations(
                 write,
                 {
                     "activator": "a",
@@ -162,7 +176,7 @@ class World:
         self.controller.clock.now = real
 
     def judge(self) -> list[str]:
-        return loop.judge(self.controller.context, self.function_id, now=self.now)
+        return loop.evaluate_function(self.controller.context, self.function_id, now=self.now)
 
     def after(self, seconds: float) -> list[str]:
         self.controller.clock.now += seconds
@@ -170,7 +184,10 @@ class World:
 
     def open(self) -> list[tuple[str, str]]:
         with self.controller.context.store.read() as sql:
-            return [(alarm.sli, alarm.severity) for alarm in alarms.open_of(sql, self.function_id)]
+            return [
+                (alarm.sli, alarm.severity)
+                for alarm in slo_alerts.open_alerts(sql, self.function_id)
+            ]
 
     def told(self) -> list[tuple[str, Mapping[str, Any]]]:
         table = tables.deliveries
@@ -255,7 +272,11 @@ async def test_intentional_refusals_and_shadows_spend_nothing(world: World) -> N
 
 
 async def test_a_slow_success_names_the_stage_that_overran(world: World) -> None:
-    slow = {"warm": {bucket_of(400): 60, 3: 40}, "exec": {3: 100}, "queue": {bucket_of(390): 60}}
+    slow = {
+        "warm": {latency_bucket(400): 60, 3: 40},
+        "exec": {3: 100},
+        "queue": {latency_bucket(390): 60},
+    }
     world.see(answered=100, latency=slow, overruns={"queue": 60, "exec": 2})
     assert world.judge() == ["slo.page"]
     ((_, body),) = world.told()
@@ -264,7 +285,7 @@ async def test_a_slow_success_names_the_stage_that_overran(world: World) -> None
 
 async def test_nobody_is_told_of_a_latency_that_was_never_promised(controller: Controller) -> None:
     world = await _world(controller, None)
-    world.see(answered=100, latency={"warm": {bucket_of(4000): 100}})
+    world.see(answered=100, latency={"warm": {latency_bucket(4000): 100}})
     assert world.judge() == []
     world.see(failed=100)
     assert world.judge() == ["slo.page"]
@@ -304,12 +325,12 @@ async def test_a_function_that_is_gone_has_no_open_alarms(world: World) -> None:
 
 
 async def test_every_function_that_was_called_is_looked_at(world: World) -> None:
-    assert loop.look(world.controller.context) == 0
+    assert loop.evaluate_all(world.controller.context) == 0
     world.see(answered=50, failed=50)
-    assert loop.look(world.controller.context) == 1
+    assert loop.evaluate_all(world.controller.context) == 1
     assert world.open() == [("availability", "page")]
     world.controller.clock.now += 2 * DAY
-    assert loop.look(world.controller.context) == 1  # its alarm is open still
+    assert loop.evaluate_all(world.controller.context) == 1  # its alarm is open still
 
 
 async def test_a_function_whose_objectives_cannot_be_read_holds_up_no_other(world: World) -> None:
@@ -334,30 +355,30 @@ async def test_a_function_whose_objectives_cannot_be_read_holds_up_no_other(worl
         )
         observations.add(write, [one])
     for is_thorough in (False, True):
-        loop.look(world.controller.context, is_thorough=is_thorough)
+        loop.evaluate_all(world.controller.context, is_thorough=is_thorough)
         assert world.open() == [("availability", "page")]
 
 
 async def test_a_glance_finds_who_has_to_be_paged_and_passes_over_who_is_well(world: World) -> None:
     world.see(answered=5000, failed=2)
-    assert loop.look(world.controller.context, is_thorough=False) == 0
+    assert loop.evaluate_all(world.controller.context, is_thorough=False) == 0
     world.see(answered=50, failed=500)
-    assert loop.look(world.controller.context, is_thorough=False) == 1
+    assert loop.evaluate_all(world.controller.context, is_thorough=False) == 1
     assert world.open() == [("availability", "page")]
     world.controller.clock.now += HOUR
-    assert loop.look(world.controller.context, is_thorough=False) == 1  # its alarm may end
+    assert loop.evaluate_all(world.controller.context, is_thorough=False) == 1  # its alarm may end
 
 
 async def test_hours_are_summed_up_and_old_minutes_dropped_by_the_way(world: World) -> None:
     for hours in range(1, 200, 7):
         world.see(at=world.now - hours * HOUR, answered=10, latency={"warm": {3: 10}})
-    loop.tidy(world.controller.context)
+    loop.roll_up(world.controller.context)
     with world.controller.context.store.read() as sql:
         oldest = sql.execute(
             sa.select(sa.func.min(tables.observation_minutes.c.minute))
         ).scalar_one()
-        made = standing.promise(sql, world.function_id)
-        month = standing.over_budget_window(sql, made, now=world.now)
+        made = error_budget.slo_target(sql, world.function_id)
+        month = error_budget.budget_window_observation(sql, made, now=world.now)
     assert oldest >= world.now // 60 - 4 * 1440
     assert month is not None
     assert (month.answered, month.latency) == (290, {"warm": {3: 290}})
@@ -366,7 +387,7 @@ async def test_hours_are_summed_up_and_old_minutes_dropped_by_the_way(world: Wor
 # -- releases --------------------------------------------------------------------------------------
 def _demand(world: World) -> None:
     with world.controller.context.store.read() as sql:
-        freeze.demand(sql, world.function_id, now=world.now)
+        release_freeze.require_error_budget(sql, world.function_id, now=world.now)
 
 
 async def test_nothing_is_released_while_a_budget_is_spent(world: World) -> None:
@@ -408,7 +429,7 @@ async def test_a_function_tells_what_is_left_and_where_it_goes(world: World) -> 
     world.see(
         answered=95,
         failed=5,
-        latency={"warm": {3: 90, bucket_of(300): 5}, "exec": {3: 95}},
+        latency={"warm": {3: 90, latency_bucket(300): 5}, "exec": {3: 95}},
         overruns={"exec": 5},
     )
     world.judge()
@@ -450,7 +471,7 @@ async def test_a_key_of_one_function_reaches_its_objectives_only(world: World) -
 
 
 def test_severities_are_told_as_events() -> None:
-    assert {alarms.EVENTS[severity] for severity in Severity} | {alarms.RESOLVED} == {
+    assert {slo_alerts.EVENTS[severity] for severity in Severity} | {slo_alerts.RESOLVED} == {
         "slo.page",
         "slo.ticket",
         "slo.resolved",

@@ -14,11 +14,12 @@ import pytest
 import sqlalchemy as sa
 
 from activator.call_stats.observer import CallStats
-from pilotlight.controller import observations, tables
-from pilotlight.controller.store import Store
+from pilotlight.controller.database import tables
+from pilotlight.controller.database.store import Store
+from pilotlight.controller.slo import observations
 from pilotlight.errors import InvalidInput
-from pilotlight.observations import Observation
 from pilotlight.protocol import HEADER_PLATFORM_TOKEN, OBSERVATIONS_PATH
+from pilotlight.spec.observations import Observation
 from tests.fakes.databases import empty_sqlite
 from tests.fakes.routes import spec_of, target_of
 from tests.functions.controller.conftest import Controller
@@ -63,7 +64,7 @@ def post(
         "observations": [one.to_json() for one in found],
     }
     with store.write() as write:
-        return observations.take(write, body)
+        return observations.ingest_observations(write, body)
 
 
 def window(
@@ -167,7 +168,7 @@ def test_a_broken_post_is_refused_whole(store: Store, broken: dict[str, Any]) ->
         "observations": [seen(answered=1).to_json()],
     }
     with pytest.raises(InvalidInput), store.write() as write:
-        observations.take(write, {**body, **broken} if broken else {})
+        observations.ingest_observations(write, {**body, **broken} if broken else {})
     assert window(store) == {}
 
 

@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pilotlight.controller.periods import DAY_S, KINDS, day_of, named, period_of
+from pilotlight.controller.billing.budget_periods import (
+    DAY_S,
+    KINDS,
+    day_of,
+    period_named,
+    period_of,
+)
 
 
 def at(text: str) -> float:
@@ -37,14 +43,14 @@ def test_periods_join_without_a_gap_and_are_found_by_their_names(kind: str, day:
     period = period_of(kind, day)
     assert period.first_day <= day < period.end_day
     assert period_of(kind, period.end_day).first_day == period.end_day
-    assert period_of(kind, period.end_day - 1) == period == named(period.name)
+    assert period_of(kind, period.end_day - 1) == period == period_named(period.name)
     assert period.ends_at - period.begins_at == (period.end_day - period.first_day) * DAY_S
 
 
 @pytest.mark.parametrize("name", ["", "2026", "2026-13", "2026-11-31", "week"])
 def test_what_is_no_period_is_refused(name: str) -> None:
     with pytest.raises(ValueError):
-        named(name)
+        period_named(name)
 
 
 def test_there_are_no_other_kinds() -> None:

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from pilotlight.controller import planner, schedules
+from pilotlight.controller.scheduling import scheduler, schedules
 from tests.functions.controller.conftest import Controller
 from tests.functions.controller.parts import spec
 
@@ -18,7 +18,7 @@ PATIENCE_S = 30.0
 
 @contextlib.asynccontextmanager
 async def planning(controller: Controller) -> AsyncIterator[None]:
-    task = asyncio.create_task(planner.keep(controller.context))
+    task = asyncio.create_task(scheduler.run_scheduler(controller.context))
     try:
         yield
     finally:
@@ -74,4 +74,4 @@ async def test_a_wait_is_bounded_because_the_wall_clock_may_be_set(controller: C
     await controller.http.post(
         "/v1/apps/search/deploy", json={"functions": [spec(schedules=[{"cron": "0 0 1 1 *"}])]}
     )
-    assert planner._round(controller.context) == planner.LONGEST_WAIT_S < schedules.GRACE_S
+    assert scheduler._round(controller.context) == scheduler.LONGEST_WAIT_S < schedules.GRACE_S

@@ -11,12 +11,16 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from pilotlight.controller.lock import AlreadyRunning, ControllerLock, lock_file
-from pilotlight.controller.process_user import keep_root, obstacle, user_of
+from pilotlight.controller.server.database_lock import (
+    AlreadyRunning,
+    ControllerLock,
+    acquire_lock_file,
+)
+from pilotlight.controller.server.process_user import controller_user, keep_root, startup_obstacle
 from pilotlight.controller.settings import ControllerConfig
+from pilotlight.core.settings import SettingsInvalid
 from tests.fakes.as_user import status_of
 from tests.functions.controller.test_faults import START_S, Process
-from weight_cache.settings import SettingsInvalid
 
 pytestmark = [pytest.mark.root, pytest.mark.usefixtures("installed_modules_only")]
 UID = 19902
@@ -34,7 +38,7 @@ def read(directory: Path, platform: str = "", more: str = "") -> ControllerConfi
 
 def test_what_becomes_its_own_is_the_database_and_blobs_below_the_home(short_tmp: Path) -> None:
     home, run = short_tmp / "h", short_tmp / "h/run"
-    plain = user_of(read(short_tmp))
+    plain = controller_user(read(short_tmp))
     assert (plain.uid, plain.owns, plain.enters, plain.writes) == (
         UID,
         (home / "controller", home / "blobs"),
@@ -42,18 +46,18 @@ def test_what_becomes_its_own_is_the_database_and_blobs_below_the_home(short_tmp
         (),
     )
     (home / "data/objects").mkdir(parents=True)
-    assert user_of(read(short_tmp, f"blobs: {home}/data/objects")).owns == (
+    assert controller_user(read(short_tmp, f"blobs: {home}/data/objects")).owns == (
         home / "controller",
         home / "data/objects",
     )
     (short_tmp / "far").mkdir()
-    far = user_of(read(short_tmp, f"blobs: {short_tmp}/far"))
+    far = controller_user(read(short_tmp, f"blobs: {short_tmp}/far"))
     assert (far.owns, far.writes) == ((home / "controller",), (short_tmp / "far",))
     (home / "node").mkdir()
-    assert user_of(read(short_tmp, f"blobs: {home}/node")).owns == (home / "controller",), (
+    assert controller_user(read(short_tmp, f"blobs: {home}/node")).owns == (home / "controller",), (
         "what is the node agent's stays root's"
     )
-    bucket = user_of(read(short_tmp, "blobs: s3://bucket/x"))
+    bucket = controller_user(read(short_tmp, "blobs: s3://bucket/x"))
     assert bucket.owns == (home / "controller", home / "blobs"), "uploads on their way"
 
 
@@ -65,11 +69,11 @@ def test_credentials_of_a_bucket_that_only_root_reads_are_an_obstacle(
     credentials.touch(mode=0o600)
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(credentials))
     config = read(short_tmp, "blobs: s3://bucket/x")
-    assert obstacle(config).startswith(
+    assert startup_obstacle(config).startswith(
         f"uid {UID} cannot use {credentials}: give group {UID} access to it"
     )
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "in the environment")
-    assert obstacle(config) == ""
+    assert startup_obstacle(config) == ""
 
 
 def test_a_database_that_answers_root_alone_is_an_obstacle(
@@ -79,15 +83,15 @@ def test_a_database_that_answers_root_alone_is_an_obstacle(
     away = url.update_query_dict({"host": str(short_tmp / "nobody")}).render_as_string(
         hide_password=False
     )
-    assert obstacle(read(short_tmp, more=f"controller: {{database_url: '{away}'}}")) == "", (
-        "it is away, and may be back"
-    )
+    assert (
+        startup_obstacle(read(short_tmp, more=f"controller: {{database_url: '{away}'}}")) == ""
+    ), "it is away, and may be back"
     directory = Path(str(url.query["host"]))
     mode = directory.stat().st_mode & 0o7777
     config = read(short_tmp, more=f"controller: {{database_url: '{postgres_url}'}}")
     try:
         directory.chmod(0o700)
-        why = obstacle(config)
+        why = startup_obstacle(config)
         assert why.startswith(f"PostgreSQL does not answer uid {UID}: ")
         assert why.endswith("use a password (controller.database_url_file)")
     finally:
@@ -148,7 +152,7 @@ def test_a_uid_of_a_tenant_is_refused_before_anything_is_opened(short_tmp: Path)
 
 def test_root_takes_back_both_directories(short_tmp: Path) -> None:
     config = read(short_tmp)
-    for directory in user_of(config).owns:
+    for directory in controller_user(config).owns:
         os.chown(directory, UID, UID)
         (directory / "f").touch()
         os.chown(directory / "f", UID, UID)
@@ -161,7 +165,7 @@ def test_root_takes_back_both_directories(short_tmp: Path) -> None:
 def test_a_lock_that_root_took_stays_with_the_process(short_tmp: Path, postgres_url: str) -> None:
     engines = [sa.create_engine(postgres_url) for _ in range(2)]
     first, second = (
-        ControllerLock(short_tmp / str(n), engine, descriptor=lock_file(short_tmp / str(n)))
+        ControllerLock(short_tmp / str(n), engine, descriptor=acquire_lock_file(short_tmp / str(n)))
         for n, engine in enumerate(engines)
     )
     with first:
@@ -169,7 +173,7 @@ def test_a_lock_that_root_took_stays_with_the_process(short_tmp: Path, postgres_
             second.acquire()
         with pytest.raises(AlreadyRunning):
             # the file is held through all tries: nobody may open it again
-            lock_file(short_tmp / "1")
+            acquire_lock_file(short_tmp / "1")
     second.acquire()
     assert second.is_held()
     second.release()

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from snapshotter.egress import DENIED, Egress
+from snapshotter.linux.egress_policy import DENIED, EgressPolicy
 from tests.functions.controller.conftest import Controller
 from tests.functions.controller.parts import refused, spec
 
@@ -50,7 +50,7 @@ async def test_a_key_of_an_app_lets_nothing_serve_that_falls_back_to_another_app
 def let_ask_for(controller: Controller, networks: list[str]) -> None:
     """From now on the operator lets functions ask for these, and each function has a network of its
     own."""
-    config = replace(controller.context.config, egress=Egress.of(DENIED, [], networks))
+    config = replace(controller.context.config, egress=EgressPolicy.of(DENIED, [], networks))
     object.__setattr__(controller.context, "config", config)
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import httpx
 import pytest
 
-from pilotlight.controller import compatibility, guards
-from pilotlight.controller.store import Write
+from pilotlight.controller.database.store import Write
+from pilotlight.controller.release import compatibility, release_gates
 from pilotlight.errors import Incompatible
 from pilotlight.protocol import PROBLEM_BASE
-from pilotlight.spec import FunctionSpec, from_json
+from pilotlight.spec.function import FunctionSpec, from_json
 from tests.functions.controller.conftest import Controller
 from tests.functions.controller.parts import refused, spec
 
@@ -87,7 +87,7 @@ async def test_a_schema_that_breaks_callers_is_refused_unless_said_otherwise(
 async def test_schemas_are_compared_while_others_may_write(
     controller: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compare, store = compatibility.breaks, controller.context.store
+    compare, store = compatibility.breaking_changes, controller.context.store
     compared: list[str] = []
 
     def watched(old: FunctionSpec, new: FunctionSpec) -> list[str]:
@@ -95,7 +95,7 @@ async def test_schemas_are_compared_while_others_may_write(
             compared.append(new.description)
         return compare(old, new)
 
-    monkeypatch.setattr(compatibility, "breaks", watched)
+    monkeypatch.setattr(compatibility, "breaking_changes", watched)
     async with asyncio.timeout(30):
         first = await deployed(controller, numbered(1))
         await deployed(controller, numbered(2))
@@ -117,7 +117,7 @@ async def test_what_serves_is_read_again_after_a_comparison(
     second = from_json(FunctionSpec, numbered(2, methods=takes(a={"type": "number"})))
     third = from_json(FunctionSpec, numbered(3, methods=takes(a={"type": "integer"})))
     store, serving_now, tries = controller.context.store, [first], 0
-    compare = compatibility.breaks
+    compare = compatibility.breaking_changes
 
     def overtaken(old: FunctionSpec, new: FunctionSpec) -> list[str]:
         serving_now[0] = second
@@ -126,11 +126,11 @@ async def test_what_serves_is_read_again_after_a_comparison(
     def make(write: Write) -> None:
         nonlocal tries
         tries += 1
-        guards.demand_compatible(serving_now[0], third, serving="v")
+        release_gates.require_compatible(serving_now[0], third, serving="v")
 
-    monkeypatch.setattr(compatibility, "breaks", overtaken)
+    monkeypatch.setattr(compatibility, "breaking_changes", overtaken)
     with pytest.raises(Incompatible):
-        guards.change(store, make)
+        release_gates.write_with_gates(store, make)
     assert tries == 3
 
 

@@ -10,10 +10,10 @@ import pytest
 import sqlalchemy as sa
 from cryptography.fernet import Fernet
 
-from pilotlight.controller import feed, tables
-from pilotlight.controller.resealing import reseal
+from pilotlight.controller.database import feed, tables
+from pilotlight.controller.database.reencryption import reencrypt_all
 from pilotlight.controller.settings import ControllerSettings
-from pilotlight.seal import MARK
+from pilotlight.core.crypto import SEALED_PREFIX
 from tests.functions.controller.conftest import Controller
 
 OTHER = Fernet(Fernet.generate_key())
@@ -51,10 +51,10 @@ async def test_a_secret_of_an_earlier_version_opens_and_activators_learn_it_anew
         old_seal(controller.context.config.paths.home, json.dumps({"PASSWORD": "p"})),
     )
 
-    assert reseal(controller.context.store, key) == 1
+    assert reencrypt_all(controller.context.store, key) == 1
 
     sealed = value_of(controller, tables.secrets.c.sealed)
-    assert sealed.startswith(MARK)
+    assert sealed.startswith(SEALED_PREFIX)
     assert json.loads(key.activator.secrets.open(sealed)) == {"PASSWORD": "p"}
     with controller.context.store.read() as sql:
         changes = [json.loads(text) for text in feed.read(sql, after=0, limit=1000).changes]
@@ -66,9 +66,9 @@ async def test_sealing_again_does_nothing_the_second_time(controller: Controller
     set_column(
         controller, tables.secrets.c.sealed, old_seal(controller.context.config.paths.home, "{}")
     )
-    assert reseal(controller.context.store, controller.context.key) == 1
+    assert reencrypt_all(controller.context.store, controller.context.key) == 1
     before = value_of(controller, tables.secrets.c.sealed)
-    assert reseal(controller.context.store, controller.context.key) == 0
+    assert reencrypt_all(controller.context.store, controller.context.key) == 0
     assert value_of(controller, tables.secrets.c.sealed) == before
 
 
@@ -87,7 +87,7 @@ async def test_an_answer_under_an_idempotency_key_is_given_again_after_the_upgra
         old_seal(controller.context.config.paths.home, text),
     )
 
-    assert reseal(controller.context.store, controller.context.key) == 1
+    assert reencrypt_all(controller.context.store, controller.context.key) == 1
 
     again = await controller.http.put(
         "/v1/secrets/db", json={"values": {"A": "b"}}, headers=headers
@@ -101,7 +101,7 @@ async def test_what_another_key_sealed_stays_as_it_is_and_is_named(
     await create_secret(controller)
     foreign = OTHER.encrypt(b"{}").decode()
     set_column(controller, tables.secrets.c.sealed, foreign)
-    assert reseal(controller.context.store, controller.context.key) == 0
+    assert reencrypt_all(controller.context.store, controller.context.key) == 0
     assert value_of(controller, tables.secrets.c.sealed) == foreign
     assert "event=not_resealed" in caplog.text
     assert "/main/db" in caplog.text
@@ -122,7 +122,7 @@ async def test_the_secret_of_a_webhook_of_an_earlier_version_still_signs(
         old_seal(controller.context.config.paths.home, secret),
     )
 
-    assert reseal(controller.context.store, controller.context.key) == 1
+    assert reencrypt_all(controller.context.store, controller.context.key) == 1
 
     assert (
         controller.context.key.webhooks.open(value_of(controller, tables.webhooks.c.sealed_secret))

@@ -10,12 +10,15 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from pilotlight.controller import calls, due, registry, schedules, tables, tenants
-from pilotlight.controller.places import Place
-from pilotlight.controller.schedules import GRACE_S, Planned
-from pilotlight.controller.store import Store
+from pilotlight.controller.database import tables
+from pilotlight.controller.database.store import Store
+from pilotlight.controller.deployments import app_registry
+from pilotlight.controller.identity import tenants
+from pilotlight.controller.registry.app_ref import AppRef
+from pilotlight.controller.scheduling import dispatch_queue, schedules, submitted_calls
+from pilotlight.controller.scheduling.schedules import GRACE_S, ScheduleEntry
 from pilotlight.errors import InvalidInput
-from pilotlight.spec import FunctionSpec, from_json
+from pilotlight.spec.function import FunctionSpec, from_json
 from tests.functions.controller.parts import ManualClock, spec
 
 HOUR = 3600.0
@@ -34,13 +37,13 @@ class Clockwork:
         self.clock.now = 1_800_000_000.0  # 08:00 UTC
         with store.write() as write:
             self.tenant = tenants.create(write, name="acme", uid_base=None, actor="platform").id
-        self.place = Place(
+        self.place = AppRef(
             tenant=self.tenant, uid=None, environment="main", app="search", actor="k-1"
         )
 
     def deploy(self, *found: dict[str, Any], **changes: Any) -> None:
         with self.store.write() as write:
-            registry.deploy(
+            app_registry.deploy(
                 write,
                 self.place,
                 specs=[from_json(FunctionSpec, spec(schedules=list(found), **changes))],
@@ -48,14 +51,14 @@ class Clockwork:
 
     def fire(self) -> int:
         with self.store.write() as write:
-            return schedules.fire(write)
+            return schedules.fire_due(write)
 
     def fire_and_die(self) -> None:
         with self.store.write() as write:
-            assert schedules.fire(write) == 1
+            assert schedules.fire_due(write) == 1
             raise Killed
 
-    def listing(self) -> list[Planned]:
+    def listing(self) -> list[ScheduleEntry]:
         with self.store.read() as sql:
             return schedules.listing(sql, tenant=self.tenant, environment="main")
 
@@ -65,11 +68,11 @@ class Clockwork:
 
     def claim(self, activator: str = "a-0") -> list[dict[str, Any]]:
         with self.store.write() as write:
-            return due.claim(write, activator=activator)
+            return dispatch_queue.claim(write, activator=activator)
 
     def take(self, *names: str, activator: str = "a-0") -> list[str]:
         with self.store.write() as write:
-            return due.take(write, activator=activator, ids=names)
+            return dispatch_queue.acknowledge(write, activator=activator, ids=names)
 
 
 @pytest.fixture(name="clockwork")
@@ -89,7 +92,10 @@ def test_a_due_time_becomes_one_call_that_can_be_asked_for_at_once(clockwork: Cl
     assert record["schedule"] == clockwork.listing()[0].id
     assert json.loads(base64.b64decode(held["body"])) == {"city": "Rome"}
     with clockwork.store.read() as sql:
-        assert calls.get(sql, tenant=clockwork.tenant, call=record["id"])["state"] == "QUEUED"
+        assert (
+            submitted_calls.get(sql, tenant=clockwork.tenant, call=record["id"])["state"]
+            == "QUEUED"
+        )
 
 
 def test_a_controller_that_is_killed_before_its_commit_makes_the_same_call_again_and_no_second_one(
@@ -161,7 +167,7 @@ def test_a_stopped_app_is_not_called_and_goes_on_with_its_next_time_when_it_is_d
 ) -> None:
     clockwork.deploy({"cron": "0 * * * *"})
     with clockwork.store.write() as write:
-        registry.stop(write, clockwork.place)
+        app_registry.stop(write, clockwork.place)
     clockwork.clock.now += 3 * HOUR
     assert clockwork.fire() == 0
     assert clockwork.listing()[0].next_at is None
@@ -172,7 +178,7 @@ def test_a_stopped_app_is_not_called_and_goes_on_with_its_next_time_when_it_is_d
 def test_a_deleted_app_is_not_called(clockwork: Clockwork) -> None:
     clockwork.deploy({"period_s": 10})
     with clockwork.store.write() as write:
-        registry.delete(write, clockwork.place)
+        app_registry.delete(write, clockwork.place)
     clockwork.clock.now += 30
     assert (clockwork.fire(), clockwork.listing()) == (0, [])
 
@@ -208,7 +214,7 @@ def test_a_claim_goes_to_one_activator_and_to_another_only_when_it_was_not_taken
     assert clockwork.claim("a-1") == []
     # it died before it wrote it down, and asks again
     assert [again["due"] for again in clockwork.claim("a-0")] == [held["due"]]
-    clockwork.clock.now += due.CLAIM_S + 1
+    clockwork.clock.now += dispatch_queue.CLAIM_S + 1
     assert [again["due"] for again in clockwork.claim("a-1")] == [held["due"]]
     # it had it in its journal, and is told that it is another's
     assert clockwork.take(held["due"], activator="a-0") == []
@@ -221,12 +227,12 @@ def test_what_was_taken_is_its_keepers_for_good_however_often_it_asks(clockwork:
     clockwork.fire()
     (held,) = clockwork.claim("a-0")
     assert clockwork.take(held["due"]) == [held["due"]]
-    clockwork.clock.now += 100 * due.CLAIM_S
+    clockwork.clock.now += 100 * dispatch_queue.CLAIM_S
     clockwork.pause()
     assert (clockwork.claim("a-1"), clockwork.claim("a-0")) == ([], [])
     assert clockwork.take(held["due"]) == [held["due"]]
     with clockwork.store.write() as write:
-        assert due.purge(write, now=clockwork.clock.now + due.KEPT_S) == 1
+        assert dispatch_queue.purge(write, now=clockwork.clock.now + dispatch_queue.KEPT_S) == 1
     assert clockwork.take(held["due"]) == [held["due"]]  # it has not ended: who asks has it
     assert clockwork.take("req-unknown/1") == []
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pilotlight.controller import schemas
+from pilotlight.controller.release import argument_schemas
 from pilotlight.errors import InvalidInput
 from tests.fakes.schema_server import serve_schemas
 from tests.functions.controller.conftest import Controller
@@ -21,19 +21,19 @@ def chain(length: int, copies: int) -> dict[str, Any]:
 
 def test_a_small_schema_that_takes_forever_to_check_is_refused() -> None:
     with pytest.raises(InvalidInput, match="references are followed"):
-        schemas.check(chain(45, 2), "w")
+        argument_schemas.check_schema(chain(45, 2), "w")
 
 
 def test_a_chain_of_references_is_refused_before_it_overflows_a_stack() -> None:
     with pytest.raises(InvalidInput, match="in a row"):
-        schemas.check(chain(900, 1), "w")
+        argument_schemas.check_schema(chain(900, 1), "w")
 
 
 def test_references_to_a_key_with_escapes_are_followed() -> None:
     bomb = chain(45, 2)
     bomb["$defs"]["a/b~c d"] = {"$ref": "#/$defs/d0"}
     with pytest.raises(InvalidInput, match="references are followed"):
-        schemas.check({**bomb, "$ref": "#/$defs/a~1b~0c%20d"}, "w")
+        argument_schemas.check_schema({**bomb, "$ref": "#/$defs/a~1b~0c%20d"}, "w")
 
 
 @pytest.mark.parametrize(
@@ -57,13 +57,13 @@ def test_references_to_a_key_with_escapes_are_followed() -> None:
     ],
 )
 def test_what_is_small_or_refers_to_itself_is_accepted(schema: dict[str, Any]) -> None:
-    schemas.check(schema, "w")
+    argument_schemas.check_schema(schema, "w")
 
 
 @pytest.mark.parametrize("reference", ["http://127.0.0.1/x", "file:///etc/passwd", "other.json"])
 def test_a_reference_to_elsewhere_is_refused(reference: str) -> None:
     with pytest.raises(InvalidInput, match="outside the schema"):
-        schemas.check({"properties": {"a": {"$ref": reference}}}, "w")
+        argument_schemas.check_schema({"properties": {"a": {"$ref": reference}}}, "w")
 
 
 @pytest.mark.parametrize("part", ["schema", "returns"])

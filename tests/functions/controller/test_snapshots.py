@@ -7,9 +7,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pilotlight.controller import garbage
-from pilotlight.controller.launch import function_id
-from pilotlight.types import FunctionId
+from pilotlight.controller.registry import snapshot_gc
+from pilotlight.controller.registry.launch_spec import function_id
+from pilotlight.spec.identifiers import FunctionId
 from snapshotter.errors import ProofsBusy
 from snapshotter.types import RevisionKey, SnapshotState, TemplateInfo
 from tests.functions.controller.conftest import Controller
@@ -219,7 +219,7 @@ async def test_deleting_an_app_does_not_wait_for_a_node_that_is_away_and_the_swe
     assert len(controller.agent.snapshots) == 3
 
     hidden.rename(short_tmp / "snapshotter.sock")
-    assert await garbage.sweep(controller.context.agent, controller.context.store) == 2
+    assert await snapshot_gc.sweep(controller.context.agent, controller.context.store) == 2
     assert [s.id for s in controller.agent.snapshots] == ["kept"]
 
 

@@ -16,16 +16,19 @@ import httpx
 import pytest
 import sqlalchemy as sa
 
-from pilotlight.controller import references, server, tables
-from pilotlight.controller.stored.collector import sweep
+from pilotlight.controller import process
+from pilotlight.controller.database import tables
+from pilotlight.controller.deployments import dependency_checks
+from pilotlight.controller.weights.blob_gc import collect_garbage
+from pilotlight.core.disk_floor import DiskFloor
+from pilotlight.core.object_store import blob_key
 from pilotlight.errors import InvalidInput, Unavailable
-from pilotlight.spec import FunctionSpec, ImageSpec, from_json
+from pilotlight.spec.function import FunctionSpec, ImageSpec, from_json
 from snapshotter.errors import ImageBuildFailed
 from tests.functions.controller.conftest import Controller
 from tests.functions.controller.parts import BUNDLE, BUNDLE_DIGEST, refused, spec
-from weight_cache.disk import DiskFloor
-from weight_cache.manifest import FileHash, Manifest, build_manifest
-from weight_cache.objects import blob_key
+from weight_cache.manifest import FileHash, Manifest
+from weight_cache.sources.manifest_builder import build_manifest
 
 IMAGE = {"python": "3.11", "steps": []}
 
@@ -82,7 +85,7 @@ async def push(
 async def collect(controller: Controller) -> int:
     """One round of the janitor; how many blobs it deleted."""
     unused_since = controller.clock() - controller.context.config.settings.blob_grace_s
-    _, deleted = await sweep(
+    _, deleted = await collect_garbage(
         controller.context.collector, controller.context.store, unused_since=unused_since
     )
     return deleted.blobs
@@ -471,13 +474,13 @@ async def test_deploy_checks_files_of_weights_again_in_its_transaction(
 
     def look() -> dict[str, Manifest]:
         with store.read() as sql:
-            return references.check_weights(sql, files, tenant=tenant, specs=specs)
+            return dependency_checks.check_weights(sql, files, tenant=tenant, specs=specs)
 
     manifests = await anyio.to_thread.run_sync(look)
     with store.write() as write:  # a sweep, between that look and the transaction of the deploy
         write.sql.execute(sa.delete(tables.blob_owners).where(tables.blob_owners.c.digest == file))
     with store.read() as sql, pytest.raises(InvalidInput, match="was not uploaded"):
-        references.check(
+        dependency_checks.check_dependencies(
             sql,
             tenant=tenant,
             environment="main",
@@ -638,7 +641,7 @@ async def test_collect_by_hand_tells_before_it_frees(
 
 async def test_janitor_counts_what_it_deletes(controller: Controller) -> None:
     later(controller)
-    await server._collect(controller.context)
+    await process._collect(controller.context)
     value = controller.context.metrics.registry.get_sample_value
     assert value("pilotlight_controller_blobs_deleted_total") == 1
     assert value("pilotlight_controller_blob_bytes_deleted_total") == len(BUNDLE)

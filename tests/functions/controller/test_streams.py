@@ -9,7 +9,7 @@ from typing import Any
 
 from starlette.types import Message
 
-from pilotlight.controller.streams import NdjsonResponse
+from pilotlight.controller.server.ndjson import NdjsonResponse
 from snapshotter.errors import AgentUnavailable
 
 

@@ -8,14 +8,15 @@ from typing import Any
 import httpx
 import pytest
 
-from pilotlight.controller import bootstrap, tenants
-from pilotlight.controller.plans import Terms
-from pilotlight.controller.store import Store
+from pilotlight.controller.database.store import Store
+from pilotlight.controller.identity import tenants
+from pilotlight.controller.identity.tenant_plan import TenantPlan
+from pilotlight.controller.server import bootstrap
+from pilotlight.core.settings import SettingsInvalid
 from pilotlight.errors import InvalidInput
-from pilotlight.quotas import BUILT_IN, Plan
+from pilotlight.spec.quotas import BUILT_IN_PLANS, Plan
 from tests.functions.controller.conftest import Controller
 from tests.functions.controller.parts import BUNDLE, instance, refused, spec, usage
-from weight_cache.settings import SettingsInvalid
 
 
 async def told(controller: Controller, name: str = "acme") -> dict[str, Any]:
@@ -63,7 +64,7 @@ async def test_a_tenant_has_a_plan_with_overrides_and_activators_are_told_what_t
         None,
     )
     known = await told(controller)
-    assert known["plan"] == {**BUILT_IN["free"].to_json(), "burst": None, "gpus": 2}
+    assert known["plan"] == {**BUILT_IN_PLANS["free"].to_json(), "burst": None, "gpus": 2}
     assert known["suspended"] is False
     changed = (
         await change(controller, plan="standard", overrides={"concurrent": 7}, clear=["burst"])
@@ -314,7 +315,7 @@ def _tenant(store: Store, plan: str, plans: dict[str, Plan], **overrides: Any) -
             name="acme",
             uid_base=None,
             actor="k-1",
-            terms=Terms(plan=plan, overrides=overrides, plans=plans),
+            terms=TenantPlan(plan=plan, overrides=overrides, plans=plans),
         )
 
 
@@ -334,7 +335,7 @@ def test_plans_that_changed_reach_activators_at_the_next_start_and_others_are_no
         ({"gold": Plan(name="gold", concurrent=9)}, 1),
     ):
         with store.write() as write:
-            tenants.publish_all(write, plans={**BUILT_IN, **plans})
+            tenants.publish_all(write, plans={**BUILT_IN_PLANS, **plans})
         assert head() - before == news
     with store.read() as sql:
         values = [
@@ -362,11 +363,11 @@ def test_a_plan_that_is_gone_or_does_not_fit_any_more_stops_the_start_naming_the
         store.write() as write,
         pytest.raises(SettingsInvalid, match=f"plans: tenant 'acme': .*{said}"),
     ):
-        tenants.publish_all(write, plans={**BUILT_IN, **plans})
+        tenants.publish_all(write, plans={**BUILT_IN_PLANS, **plans})
 
 
 def test_terms_that_cannot_be_are_not_kept(store: Store) -> None:
     with pytest.raises(InvalidInput, match="burst = 50"):
-        _tenant(store, "enterprise", dict(BUILT_IN), burst=50)
+        _tenant(store, "enterprise", dict(BUILT_IN_PLANS), burst=50)
     with store.read() as sql:
         assert tenants.count(sql) == 0

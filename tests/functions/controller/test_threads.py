@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from pilotlight.controller.threads import OF_TENANT, TenantThreads
+from pilotlight.controller.server.tenant_threads import OF_TENANT, TenantThreads
 from tests.functions.controller.conftest import Controller
 
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pilotlight.controller.timetable import check, next_after, times
+from pilotlight.controller.scheduling.cron import check_schedule, next_after, occurrences
 from pilotlight.errors import InvalidInput
-from pilotlight.policies import Schedule
+from pilotlight.spec.policies import Schedule
 
 BERLIN = ZoneInfo("Europe/Berlin")
 SPRING = dt.datetime(2026, 3, 29, tzinfo=BERLIN)  # 02:00 to 03:00 does not exist
@@ -22,7 +22,7 @@ def due(cron: str, after: dt.datetime, count: int) -> list[str]:
     """The next times, as a clock on a wall in Berlin shows them, with its offset."""
     schedule = Schedule(cron=cron, timezone="Europe/Berlin")
     first = next_after(schedule, after.timestamp())
-    found = times(schedule, first, until=float("inf"), limit=count)
+    found = occurrences(schedule, first, until=float("inf"), limit=count)
     return [dt.datetime.fromtimestamp(at, BERLIN).strftime("%d %H:%M %z") for at in found]
 
 
@@ -91,18 +91,18 @@ def test_the_next_time_is_later_and_none_is_between(after: float, cron: str, zon
 @pytest.mark.parametrize("cron", ["61 * * * *", "x * * * *", "H * * * *", "R * * * *", "* * * * 9"])
 def test_what_is_no_expression_is_refused(cron: str) -> None:
     with pytest.raises(InvalidInput, match="minute hour"):
-        check(Schedule(cron=cron))
+        check_schedule(Schedule(cron=cron))
 
 
 def test_what_never_comes_is_refused() -> None:
     with pytest.raises(InvalidInput, match="never comes"):
-        check(Schedule(cron="0 0 30 2 *"))
+        check_schedule(Schedule(cron="0 0 30 2 *"))
 
 
 @pytest.mark.parametrize("zone", ["Mars/Olympus", "../etc/passwd", "", "Europe"])
 def test_a_time_zone_that_there_is_not_is_refused(zone: str) -> None:
     with pytest.raises(InvalidInput, match="time zone"):
-        check(Schedule(cron="0 6 * * *", timezone=zone))
+        check_schedule(Schedule(cron="0 6 * * *", timezone=zone))
 
 
 def test_good_expressions_pass() -> None:
@@ -113,4 +113,4 @@ def test_good_expressions_pass() -> None:
         "0 0 L * *",
         "15,45 8-18/2 1,15 * *",
     ):
-        check(Schedule(cron=cron, timezone="America/New_York"))
+        check_schedule(Schedule(cron=cron, timezone="America/New_York"))

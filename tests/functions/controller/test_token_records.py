@@ -10,7 +10,7 @@ from decimal import Decimal
 
 import pytest
 
-from pilotlight.controller import rollups
+from pilotlight.controller.billing import rollups
 from pilotlight.protocol import UsageRecord
 from tests.functions.controller.conftest import Controller
 from tests.functions.controller.parts import usage

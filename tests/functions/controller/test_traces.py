@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from pilotlight.controller import traces
-from pilotlight.controller.store import Store
+from pilotlight.controller.analytics import traces
+from pilotlight.controller.database.store import Store
 from pilotlight.errors import InvalidInput
 from pilotlight.protocol import TRACES_PATH
 from tests.functions.controller.conftest import Controller
@@ -56,7 +56,7 @@ def kept(store: Store, tenant: str = "t-1", **wanted: Any) -> list[str]:
     with store.read() as sql:
         return [
             row["call"][-2:]
-            for row in traces.listing(sql, traces.Wanted(tenant=tenant, **wanted), limit=100)
+            for row in traces.listing(sql, traces.TraceQuery(tenant=tenant, **wanted), limit=100)
         ]
 
 

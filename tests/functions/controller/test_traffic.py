@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from pilotlight import traffic as documents
-from pilotlight.controller import publishing, tables, traffic
-from pilotlight.controller.places import Place
+from pilotlight.controller.database import tables
+from pilotlight.controller.registry import feed_publisher
+from pilotlight.controller.registry.app_ref import AppRef
+from pilotlight.controller.release import traffic
 from pilotlight.errors import Conflict, InvalidInput, NotFound
 from pilotlight.protocol import FunctionRoute
-from pilotlight.traffic import Shadow, TrafficDocument
+from pilotlight.spec import traffic as documents
+from pilotlight.spec.traffic import Shadow, TrafficDocument
 from tests.functions.controller.conftest import Controller
 from tests.functions.controller.parts import BUNDLE, BUNDLE_DIGEST, spec
 
@@ -31,8 +33,8 @@ async def deployed(controller: Controller, count: int = 2) -> list[str]:
     return out
 
 
-async def place(controller: Controller) -> Place:
-    return Place(
+async def place(controller: Controller) -> AppRef:
+    return AppRef(
         tenant=await controller.tenant(),
         uid=None,
         environment="main",
@@ -49,7 +51,7 @@ async def published(controller: Controller) -> FunctionRoute:
     )
 
 
-def weighed(weights: Mapping[str, int]) -> traffic.Edit:
+def weighed(weights: Mapping[str, int]) -> traffic.TrafficEdit:
     return lambda document: replace(document, weights=dict(weights))
 
 
@@ -94,7 +96,9 @@ async def test_a_change_is_published_with_the_revisions_that_it_names_and_stands
     route = await published(controller)
     assert dict(route.traffic) == {second: 90, third: 10}
     assert set(route.revisions) == {first, second, third, fourth}
-    told = documents.checked(documents.from_json(route.document), revisions=route.revisions)
+    told = documents.validate_document(
+        documents.from_json(route.document), revisions=route.revisions
+    )
     assert told == replace(after, tags={"next": first, "stable": second})
     history = (await controller.http.get("/v1/apps/search/history")).json()["history"][0]
     assert (history["action"], history["message"], history["functions"][0]["revision"]) == (
@@ -248,7 +252,7 @@ async def test_a_function_that_was_removed_has_no_traffic_and_comes_back_without
     await controller.http.put(f"/v1/blobs/{BUNDLE_DIGEST}", content=BUNDLE)
     await deployed(controller, 1)
     with controller.context.store.read() as sql:
-        document = publishing.document(sql, where.function_id("hello"))
+        document = feed_publisher.traffic_document(sql, where.function_id("hello"))
     assert (document.weights, document.tags, document.pins) == ({first: 100}, {}, {})
 
 

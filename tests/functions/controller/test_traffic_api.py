@@ -9,8 +9,10 @@ import httpx
 import pytest
 import sqlalchemy as sa
 
-from pilotlight.controller import feed, observations, publishing, tables
-from pilotlight.observations import SHADOW_ARM, Observation, bucket_of
+from pilotlight.controller.database import feed, tables
+from pilotlight.controller.registry import feed_publisher
+from pilotlight.controller.slo import observations
+from pilotlight.spec.observations import SHADOW_ARM, Observation, latency_bucket
 from tests.functions.controller.conftest import Controller
 from tests.functions.controller.parts import refused, spec
 from tests.functions.controller.test_traffic import deployed, published
@@ -79,7 +81,7 @@ async def test_what_activators_are_told_of_a_function_has_a_bound(
     await change(controller, tags={"old": first})
     with controller.context.store.read() as sql:
         size = feed.size_bytes(sql, feed.FUNCTION, f"{await controller.tenant()}/main/search/hello")
-    monkeypatch.setattr(publishing, "MAX_ROUTE_BYTES", size)
+    monkeypatch.setattr(feed_publisher, "MAX_ROUTE_BYTES", size)
     await change(controller, weights={first: 50, second: 50})  # a few bytes
     await change(controller, weights={second: 100})
     refusal = await controller.http.patch(
@@ -102,7 +104,7 @@ async def test_what_activators_are_told_of_a_function_has_a_bound(
         ),
         413,
     )
-    monkeypatch.setattr(publishing, "MAX_ROUTE_BYTES", 100)
+    monkeypatch.setattr(feed_publisher, "MAX_ROUTE_BYTES", 100)
     await change(controller, tags={"old": None})  # what is smaller than before is taken
     assert (await controller.http.post("/v1/apps/search:stop")).status_code < 300
     assert dict((await published(controller)).traffic) == {second: 100}
@@ -225,10 +227,10 @@ async def test_what_became_of_a_shadows_copies_is_shown_with_it(controller: Cont
         compared=8,
         matched=7,
         skipped=3,
-        latency={"warm": {bucket_of(40): 9}},
+        latency={"warm": {latency_bucket(40): 9}},
     )
     with controller.context.store.write() as write:
-        observations.take(
+        observations.ingest_observations(
             write, {"activator": "a", "life": "l", "sequence": 1, "observations": [seen.to_json()]}
         )
 

@@ -8,19 +8,26 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from pilotlight.controller import webhooks
-from pilotlight.controller.alerts import new_secret
-from pilotlight.controller.webhooks import Message, Outcome, Sender, check_url, is_public, sign
+from pilotlight.controller.billing.budget_alerts import new_signing_secret
+from pilotlight.controller.webhooks import webhook_sender
+from pilotlight.controller.webhooks.webhook_sender import (
+    AttemptResult,
+    WebhookMessage,
+    WebhookSender,
+    check_url,
+    is_public,
+    sign,
+)
 from pilotlight.errors import InvalidInput
 from tests.fakes.hooks import OK, Receiver
 
-MESSAGE = Message(
+MESSAGE = WebhookMessage(
     id="al-1",
     type="budget.reached",
     at=1_800_000_000.25,
     data={"percent": 80, "tenant": "Käse & Söhne"},
 )
-SECRET = new_secret()
+SECRET = new_signing_secret()
 
 
 @pytest.fixture(name="receiver")
@@ -41,9 +48,9 @@ class Names:
         return self.addresses
 
 
-async def post(url: str, *, policy: str = "any", names: Names | None = None) -> Outcome:
-    resolve = names or webhooks.resolve
-    async with Sender(
+async def post(url: str, *, policy: str = "any", names: Names | None = None) -> AttemptResult:
+    resolve = names or webhook_sender.resolve
+    async with WebhookSender(
         policy=policy, resolve=resolve, verify=ssl.create_default_context()
     ) as sender:
         return await sender.post(MESSAGE, url=url, secret=SECRET, now=1_800_000_123.9)
@@ -61,11 +68,11 @@ def test_the_example_of_the_specification_has_its_signature() -> None:
 
 
 async def test_a_message_is_json_and_its_signature_holds(receiver: Receiver) -> None:
-    assert await post(receiver.url) == Outcome(status=204)
+    assert await post(receiver.url) == AttemptResult(status=204)
     got = receiver.received[0]
     assert got.line == "POST /hook HTTP/1.1"
     assert got.is_signed_with(SECRET)
-    assert not got.is_signed_with(new_secret())
+    assert not got.is_signed_with(new_signing_secret())
     assert (got.headers["webhook-id"], got.headers["webhook-timestamp"]) == ("al-1", "1800000123")
     assert json.loads(got.body) == {
         "type": "budget.reached",
@@ -86,34 +93,41 @@ def test_what_is_no_secret_signs_nothing(secret: str) -> None:
 @pytest.mark.parametrize(
     "answer, outcome",
     [
-        (OK, Outcome(status=204)),
-        (b"HTTP/1.1 200 OK\r\ncontent-length: 1000000000000\r\n\r\nendless", Outcome(status=200)),
+        (OK, AttemptResult(status=204)),
+        (
+            b"HTTP/1.1 200 OK\r\ncontent-length: 1000000000000\r\n\r\nendless",
+            AttemptResult(status=200),
+        ),
         (
             b"HTTP/1.1 500 Oh\r\n\r\n",
-            Outcome(status=500, error="500: an answer of 200 to 299 was expected"),
+            AttemptResult(status=500, error="500: an answer of 200 to 299 was expected"),
         ),
         (
             b"HTTP/1.1 429 Slow\r\nretry-after: 120\r\n\r\n",
-            Outcome(
+            AttemptResult(
                 status=429, error="429: an answer of 200 to 299 was expected", retry_after_s=120
             ),
         ),
         (
             b"HTTP/1.1 503 No\r\nretry-after: Wed, 21 Oct 2026 07:28:00 GMT\r\n\r\n",
-            Outcome(status=503, error="503: an answer of 200 to 299 was expected"),
+            AttemptResult(status=503, error="503: an answer of 200 to 299 was expected"),
         ),
         (
             b"HTTP/1.1 410 Gone\r\n\r\n",
-            Outcome(status=410, error="410: the receiver wants no more of these", is_gone=True),
+            AttemptResult(
+                status=410, error="410: the receiver wants no more of these", is_gone=True
+            ),
         ),
         (
             b"HTTP/1.1 302 Found\r\nlocation: http://127.0.0.1/admin\r\n\r\n",
-            Outcome(status=302, error="302: redirects are not followed: name the address itself"),
+            AttemptResult(
+                status=302, error="302: redirects are not followed: name the address itself"
+            ),
         ),
     ],
 )
 async def test_an_answer_is_judged_by_its_head(
-    receiver: Receiver, answer: bytes, outcome: Outcome
+    receiver: Receiver, answer: bytes, outcome: AttemptResult
 ) -> None:
     receiver.reply = lambda _: answer
     assert await post(receiver.url) == outcome
@@ -139,17 +153,19 @@ async def test_nobody_listens_there(receiver: Receiver) -> None:
 
 async def test_a_receiver_that_never_answers_is_left(receiver: Receiver) -> None:
     receiver.reply = lambda _: None
-    async with Sender(policy="any", attempt_s=0.05) as sender:
-        assert await sender.post(MESSAGE, url=receiver.url, secret=SECRET, now=1.0) == Outcome(
-            error="no answer within 0.05 s"
-        )
+    async with WebhookSender(policy="any", attempt_s=0.05) as sender:
+        assert await sender.post(
+            MESSAGE, url=receiver.url, secret=SECRET, now=1.0
+        ) == AttemptResult(error="no answer within 0.05 s")
 
 
 async def test_the_second_address_of_a_name_is_tried_when_the_first_does_not_take_the_connection(
     receiver: Receiver,
 ) -> None:
     names = Names("127.0.0.2", "127.0.0.1")  # the receiver listens on the second only
-    assert await post(f"http://hooks.example:{receiver.port}/x", names=names) == Outcome(status=204)
+    assert await post(f"http://hooks.example:{receiver.port}/x", names=names) == AttemptResult(
+        status=204
+    )
     assert receiver.received[0].headers["host"] == f"hooks.example:{receiver.port}"
     assert names.asked == ["hooks.example"]
 
@@ -246,7 +262,9 @@ async def test_the_connection_goes_to_the_address_that_was_checked(receiver: Rec
             return self.addresses if len(self.asked) == 1 else ["10.0.0.1"]
 
     names = Rebinding("127.0.0.1")
-    assert await post(f"http://hooks.example:{receiver.port}/", names=names) == Outcome(status=204)
+    assert await post(f"http://hooks.example:{receiver.port}/", names=names) == AttemptResult(
+        status=204
+    )
     assert names.asked == ["hooks.example"]
 
 
@@ -300,6 +318,6 @@ def test_an_operator_may_allow_any_address() -> None:
 
 def test_only_the_host_is_shown_of_what_opens_a_receiver() -> None:
     assert (
-        webhooks.host_of("https://hooks.example:8443/services/T0/B0/secret?x=1")
+        webhook_sender.host_of("https://hooks.example:8443/services/T0/B0/secret?x=1")
         == "https://hooks.example:8443/…"
     )

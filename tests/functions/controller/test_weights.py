@@ -14,15 +14,16 @@ from typing import Any
 import httpx
 import pytest
 
-from pilotlight.controller import application, holdings
-from pilotlight.controller.launch import function_id
-from pilotlight.controller.weights import public
+from pilotlight.controller import http_app
+from pilotlight.controller.registry.launch_spec import function_id
+from pilotlight.controller.weights import node_cache
+from pilotlight.controller.weights.weight_names import redact_source
+from pilotlight.core.object_store import DirectoryStore
 from tests.functions.controller.conftest import Controller
 from tests.functions.controller.parts import BUNDLE, BUNDLE_DIGEST, instance, spec
 from weight_cache.errors import OriginUnavailable, StoreFull
-from weight_cache.hashing import build_manifest
 from weight_cache.manifest import FileHash
-from weight_cache.objects import DirectoryStore
+from weight_cache.sources.manifest_builder import build_manifest
 
 CONTENT = b"some weights"
 
@@ -295,14 +296,14 @@ async def test_a_fetch_that_fails_says_why_in_its_last_line(
 async def test_a_silent_fetch_still_sends_lines_and_leaving_ends_it(
     controller: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(holdings, "BEAT_S", 0.01)
+    monkeypatch.setattr(node_cache, "BEAT_S", 0.01)
     controller.cache.gate.clear()
 
-    async def work(tell: holdings.Tell) -> dict[str, Any]:
-        await holdings.prefetch(controller.context.cache, "ab" * 32, tell)
+    async def work(tell: node_cache.ReportProgress) -> dict[str, Any]:
+        await node_cache.prefetch(controller.context.cache, "ab" * 32, tell)
         return {}
 
-    lines = holdings.following(work)
+    lines = node_cache.stream_progress(work)
     seen = [await anext(lines) for _ in range(3)]
     assert all("elapsed_s" in line for line in seen)
     await lines.aclose()
@@ -401,7 +402,7 @@ async def test_a_pin_that_the_node_kept_while_it_was_away_is_swept(
     await stream(controller.http, "/v1/weights/minilm/pin")
     controller.cache.here.add("cd" * 32)
     controller.cache.pinned.add("cd" * 32)
-    await holdings.sweep(controller.context.cache, controller.context.store)
+    await node_cache.sweep(controller.context.cache, controller.context.store)
 
     assert controller.cache.pinned == {manifest}
 
@@ -466,7 +467,7 @@ async def test_an_environment_takes_its_names_with_it(
     ],
 )
 def test_addresses_lose_what_may_be_secret(source: str, shown: str) -> None:
-    assert public(source) == shown
+    assert redact_source(source) == shown
 
 
 async def test_the_document_names_every_path(controller: Controller) -> None:
@@ -511,7 +512,7 @@ async def test_a_manifest_that_comes_while_a_deploy_is_checked_is_not_believed(
 
     telling = replace(controller.context.files, objects=TellingStore(tmp_path / "blobs", send))
     transport = httpx.ASGITransport(
-        application.build(replace(controller.context, files=telling)), raise_app_exceptions=False
+        http_app.build_app(replace(controller.context, files=telling)), raise_app_exceptions=False
     )
     async with httpx.AsyncClient(
         transport=transport, base_url="http://controller", headers=stranger.headers

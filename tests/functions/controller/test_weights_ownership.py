@@ -10,7 +10,8 @@ import pytest
 
 from tests.functions.controller.conftest import Controller
 from tests.functions.controller.parts import spec
-from weight_cache.manifest import FileHash, build_manifest
+from weight_cache.manifest import FileHash
+from weight_cache.sources.manifest_builder import build_manifest
 
 
 async def put(client: httpx.AsyncClient, content: bytes) -> str:

@@ -5,8 +5,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pilotlight.engines import EngineSpec
-from pilotlight.spec import Clocks, FunctionKind, FunctionSpec, MethodSpec, Resources, WeightsSpec
+from pilotlight.spec.engines import EngineSpec
+from pilotlight.spec.function import (
+    Clocks,
+    FunctionKind,
+    FunctionSpec,
+    MethodSpec,
+    Resources,
+    WeightsSpec,
+)
 from snapshotter.types import WeightsMount
 from tests.fakes.launched_pod import ROOT, pod
 from tests.fakes.pod_agent import FakePodAgent

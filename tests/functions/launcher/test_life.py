@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from pilotlight.spec import FunctionKind
+from pilotlight.spec.function import FunctionKind
 from snapshotter.types import WeightsMount
 from tests.fakes.fake_shim import function_spec
 from tests.fakes.launched_pod import BUNDLE, IN_SIGHT, Pod, pod

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from pilotlight.launcher.surroundings import Surroundings
-from pilotlight.launcher.words import say
+from pilotlight.launcher.log import log_event
+from pilotlight.launcher.pod_environment import PodEnvironment
 from snapshotter.types import LaunchSpec, RevisionKey
 
 
-def surroundings(tmp_path: Path, **environ: str) -> Surroundings:
+def surroundings(tmp_path: Path, **environ: str) -> PodEnvironment:
     launch = LaunchSpec(
         revision=RevisionKey("f@v1"),
         trust_domain="t",
@@ -31,7 +31,7 @@ def surroundings(tmp_path: Path, **environ: str) -> Surroundings:
         "PILOTLIGHT_NODE": "/pilotlight",
         "PILOTLIGHT_WORK": "/scratch",
     }
-    return Surroundings.of({**places, "TOKEN": "s3cret", **environ})
+    return PodEnvironment.of({**places, "TOKEN": "s3cret", **environ})
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_secrets_and_what_is_the_launchers_own_are_not_inherited(tmp_path: Path)
 
 
 def test_a_line_is_one_line_whatever_is_in_it(capfd: pytest.CaptureFixture[str]) -> None:
-    say("launcher.wait", why='a "b"\nc', waited_s=1.23456, word="plain", none="")
+    log_event("launcher.wait", why='a "b"\nc', waited_s=1.23456, word="plain", none="")
 
     assert (
         capfd.readouterr().err

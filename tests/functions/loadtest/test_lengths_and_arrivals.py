@@ -10,13 +10,13 @@ import pytest
 
 from pilotlight.errors import InvalidInput
 from pilotlight.loadtest.arrivals import arrivals
-from pilotlight.loadtest.distributions import parse
+from pilotlight.loadtest.distributions import parse_distribution
 
 N = 4000
 
 
 def drawn(text: str, *, longest: int = 10_000_000) -> list[int]:
-    source, lengths = random.Random(1), parse(text, option="--prompt", longest=longest)
+    source, lengths = random.Random(1), parse_distribution(text, option="--prompt", longest=longest)
     return [lengths.draw(source) for _ in range(N)]
 
 
@@ -70,7 +70,7 @@ def test_lengths_beyond_all_numbers_are_cut_too(text: str) -> None:
 )
 def test_broken_distributions_are_named(text: str) -> None:
     with pytest.raises(InvalidInput, match="--prompt"):
-        parse(text, option="--prompt")
+        parse_distribution(text, option="--prompt")
 
 
 @pytest.mark.parametrize("kind", ["poisson", "even", "bursty"])

@@ -7,7 +7,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from pilotlight.loadtest.picture import draw
+from pilotlight.loadtest.chart import draw_chart
 from pilotlight.loadtest.results import Result, histogram, quantile, report
 
 
@@ -76,7 +76,7 @@ def test_each_value_is_in_one_bucket_that_is_a_little_above_it() -> None:
 
 
 def test_the_picture_is_a_drawing_of_every_measure() -> None:
-    text = draw(
+    text = draw_chart(
         report(RESULTS, elapsed_s=10.0, plan={"rate_per_s": 10}), title="load of <llm/assistant>"
     )
 
@@ -89,5 +89,7 @@ def test_the_picture_is_a_drawing_of_every_measure() -> None:
 
 def test_a_test_without_any_answer_has_a_picture_too() -> None:
     ET.fromstring(
-        draw(report([Result(due_s=0, error="connect")], elapsed_s=1, plan={}), title="nothing")
+        draw_chart(
+            report([Result(due_s=0, error="connect")], elapsed_s=1, plan={}), title="nothing"
+        )
     )

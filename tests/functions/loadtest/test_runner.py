@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from pilotlight.loadtest import distributions, runner
-from pilotlight.loadtest.requests import FunctionCalls, ModelCalls, Prepared, StreamReader
+from pilotlight.loadtest.requests import FunctionCalls, ModelCalls, PreparedRequest, StreamReader
 from pilotlight.profile import Profile
 
 Answer = Callable[[dict[str, str], bytes, asyncio.StreamWriter], Awaitable[None]]
@@ -68,9 +68,9 @@ class Counted:
     def __init__(self) -> None:
         self.made = 0
 
-    def make(self, source: random.Random) -> Prepared:
+    def make(self, source: random.Random) -> PreparedRequest:
         self.made += 1
-        return Prepared(path="/", body=b"1" * 1000, is_stream=False)
+        return PreparedRequest(path="/", body=b"1" * 1000, is_stream=False)
 
     def describe(self) -> dict[str, Any]:
         return {}
@@ -285,8 +285,8 @@ def test_events_that_come_in_parts_count_once() -> None:
 def test_prompts_have_their_lengths_and_share_their_begin_within_a_group() -> None:
     calls = ModelCalls(
         model="llm/a",
-        prompt=distributions.parse("40", option=""),
-        output=distributions.parse("8", option=""),
+        prompt=distributions.parse_distribution("40", option=""),
+        output=distributions.parse_distribution("8", option=""),
         shared=30,
         groups=2,
     )
@@ -303,8 +303,8 @@ def test_prompts_have_their_lengths_and_share_their_begin_within_a_group() -> No
 def test_chats_are_of_words() -> None:
     calls = ModelCalls(
         model="m",
-        prompt=distributions.parse("6", option=""),
-        output=distributions.parse("8", option=""),
+        prompt=distributions.parse_distribution("6", option=""),
+        output=distributions.parse_distribution("8", option=""),
         by_ids=False,
     )
 
@@ -318,8 +318,8 @@ def test_chats_are_of_words() -> None:
 def test_the_same_seed_makes_the_same_requests(seed: int) -> None:
     calls = ModelCalls(
         model="m",
-        prompt=distributions.parse("lognormal:9,1", option=""),
-        output=distributions.parse("8", option=""),
+        prompt=distributions.parse_distribution("lognormal:9,1", option=""),
+        output=distributions.parse_distribution("8", option=""),
     )
 
     assert [calls.make(random.Random(seed)).body for _ in range(2)] == [

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from pilotlight.client import Client
+from pilotlight.client.client import Client
 from pilotlight.errors import InvalidInput, NotFound, PilotlightError, TooLarge
+from pilotlight.packaging.app_loader import load_app
 from pilotlight.packaging.build import build
 from pilotlight.packaging.deploy import ProgressEvent, deploy
-from pilotlight.packaging.load import load_app
-from pilotlight.packaging.weights import SourceBody
-from pilotlight.spec import FunctionKind, FunctionSpec, from_json, to_json
+from pilotlight.packaging.weights_push import SourceBody
+from pilotlight.spec.function import FunctionKind, FunctionSpec, from_json, to_json
 from snapshotter.images.spec import image_digest, parse_image
 from tests.fakes.fake_platform import FakePlatform
 from weight_cache.manifest import parse as parse_manifest

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from pilotlight.errors import InvalidInput
-from pilotlight.packaging.fit import Fit, ModelShape, weights_bytes
-from pilotlight.spec import GIB, MIB
+from pilotlight.packaging.memory_estimate import MemoryEstimate, ModelShape, weights_bytes
+from pilotlight.spec.function import GIB, MIB
 
 LLAMA_3_8B: dict[str, Any] = {
     "num_hidden_layers": 32,
@@ -112,7 +112,9 @@ def test_of_two_formats_side_by_side_one_is_loaded() -> None:
     assert weights_bytes([("README.md", 5)]) == 0
 
 
-def demand(fit: Fit, *, where: str = "one L4 GPU", length: int = 8192, seqs: int = 64) -> None:
+def demand(
+    fit: MemoryEstimate, *, where: str = "one L4 GPU", length: int = 8192, seqs: int = 64
+) -> None:
     fit.demand(
         name="assistant",
         where=where,
@@ -124,17 +126,17 @@ def demand(fit: Fit, *, where: str = "one L4 GPU", length: int = 8192, seqs: int
 
 
 def test_what_fits_is_let_through_to_the_byte() -> None:
-    demand(Fit(weights=10, kv=10, overhead=10, room=30))
-    demand(Fit(weights=10, kv=10, overhead=10, room=None))
+    demand(MemoryEstimate(weights=10, kv=10, overhead=10, room=30))
+    demand(MemoryEstimate(weights=10, kv=10, overhead=10, room=None))
     with pytest.raises(InvalidInput):
-        demand(Fit(weights=10, kv=10, overhead=10, room=29))
+        demand(MemoryEstimate(weights=10, kv=10, overhead=10, room=29))
 
 
 def test_a_refusal_has_the_numbers_and_ways_out_that_fit() -> None:
     """64 sequences of 8192 tokens of 128 KiB are 64 GiB; beside 15 GiB of weights an L4 has some 5
     GiB left for them."""
     with pytest.raises(InvalidInput) as refused:
-        demand(Fit(weights=15 * GIB, kv=64 * GIB, overhead=2 * GIB, room=22 * GIB))
+        demand(MemoryEstimate(weights=15 * GIB, kv=64 * GIB, overhead=2 * GIB, room=22 * GIB))
 
     message = str(refused.value)
     assert "weights 15.0 GiB + KV cache 64.0 GiB" in message
@@ -146,7 +148,7 @@ def test_a_refusal_has_the_numbers_and_ways_out_that_fit() -> None:
 
 def test_weights_that_do_not_fit_alone_leave_no_shorter_way() -> None:
     with pytest.raises(InvalidInput) as refused:
-        demand(Fit(weights=30 * GIB, kv=MIB, overhead=2 * GIB, room=22 * GIB))
+        demand(MemoryEstimate(weights=30 * GIB, kv=MIB, overhead=2 * GIB, room=22 * GIB))
 
     assert "max_model_len=" not in str(refused.value).partition("Ways out")[2]
     assert "quantised" in str(refused.value)
@@ -155,7 +157,7 @@ def test_weights_that_do_not_fit_alone_leave_no_shorter_way() -> None:
 def test_on_a_cpu_the_way_out_is_memory() -> None:
     with pytest.raises(InvalidInput, match='memory="4GiB"'):
         demand(
-            Fit(weights=GIB // 2, kv=GIB // 4, overhead=3 * GIB, room=GIB),
+            MemoryEstimate(weights=GIB // 2, kv=GIB // 4, overhead=3 * GIB, room=GIB),
             where="a CPU with memory=1.0 GiB",
         )
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pilotlight.packaging import lineage
+from pilotlight.packaging import git_provenance
 
 
 def git(directory: Path, *words: str) -> str:
@@ -44,12 +44,15 @@ def _checkout(tmp_path: Path) -> Path:
 
 def test_a_checkout_is_told_by_commit_remote_and_whether_it_was_changed(checkout: Path) -> None:
     commit = git(checkout, "rev-parse", "HEAD")
-    assert lineage.of_checkout(checkout) == {"git.commit": commit, "git.dirty": "false"}
+    assert git_provenance.read_checkout_provenance(checkout) == {
+        "git.commit": commit,
+        "git.dirty": "false",
+    }
     (checkout / "new.py").write_text("not tracked")
     (checkout / "inside").mkdir()
     git(checkout, "remote", "add", "origin", "https://me:token@example.invalid/team/app.git")
     (checkout / "app.py").write_text("2")
-    told = lineage.of_checkout(checkout / "inside")
+    told = git_provenance.read_checkout_provenance(checkout / "inside")
     assert told == {
         "git.commit": commit,
         "git.dirty": "true",
@@ -58,18 +61,18 @@ def test_a_checkout_is_told_by_commit_remote_and_whether_it_was_changed(checkout
 
 
 def test_outside_of_a_checkout_nothing_is_told(tmp_path: Path) -> None:
-    assert lineage.of_checkout(tmp_path) == {}
-    assert lineage.of_checkout(tmp_path / "missing") == {}
+    assert git_provenance.read_checkout_provenance(tmp_path) == {}
+    assert git_provenance.read_checkout_provenance(tmp_path / "missing") == {}
 
 
 def test_a_checkout_without_a_commit_tells_nothing(tmp_path: Path) -> None:
     git(tmp_path, "init", "-q")
-    assert lineage.of_checkout(tmp_path) == {}
+    assert git_provenance.read_checkout_provenance(tmp_path) == {}
 
 
 def test_without_git_nothing_is_told(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(checkout))
-    assert lineage.of_checkout(checkout) == {}
+    assert git_provenance.read_checkout_provenance(checkout) == {}
 
 
 def test_a_git_that_fails_or_babbles_tells_nothing(
@@ -80,7 +83,7 @@ def test_a_git_that_fails_or_babbles_tells_nothing(
         script.write_text(text)
         script.chmod(0o755)
         monkeypatch.setenv("PATH", f"{checkout}:/bin:/usr/bin")
-        assert lineage.of_checkout(checkout) == {}
+        assert git_provenance.read_checkout_provenance(checkout) == {}
 
 
 @pytest.mark.parametrize(
@@ -99,4 +102,4 @@ def test_a_git_that_fails_or_babbles_tells_nothing(
     ],
 )
 def test_a_remote_is_told_without_credentials(url: str, shown: str) -> None:
-    assert lineage.without_credentials(url) == shown
+    assert git_provenance.without_credentials(url) == shown

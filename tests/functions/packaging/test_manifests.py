@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pilotlight.packaging.manifests import ManifestCache
+from pilotlight.packaging.manifest_cache import ManifestCache
 from weight_cache.manifest import Manifest, ManifestFile
 from weight_cache.sources import SourceFile
 

@@ -22,9 +22,9 @@ from pilotlight.errors import (
     StorageFull,
     Unavailable,
 )
-from pilotlight.packaging.pull import is_empty, pull
-from weight_cache.hashing import build_manifest
+from pilotlight.packaging.weights_pull import is_pull_target_empty, pull_weights
 from weight_cache.manifest import CHUNK_BYTES
+from weight_cache.sources.manifest_builder import build_manifest
 
 
 @dataclass
@@ -95,7 +95,9 @@ def test_a_model_comes_whole_and_leaves_nothing_beside_it(
     if there:
         target.mkdir(parents=True)
     told: list[tuple[int, int]] = []
-    done = pull(model.shelf, model.digest, target, progress=lambda a, b: told.append((a, b)))
+    done = pull_weights(
+        model.shelf, model.digest, target, progress=lambda a, b: told.append((a, b))
+    )
 
     assert tree(target) == tree(model.directory)
     assert (done.files, done.size_bytes, done.fetched_bytes) == (
@@ -120,7 +122,7 @@ def test_what_was_cut_off_goes_on_without_fetching_a_chunk_twice(
 
     model.shelf.spoil = cut
     with pytest.raises(Unavailable):
-        pull(model.shelf, model.digest, tmp_path / "copy")
+        pull_weights(model.shelf, model.digest, tmp_path / "copy")
     assert not (tmp_path / "copy").exists()
     assert len(leftovers(tmp_path)) == 1
     before = {
@@ -130,7 +132,7 @@ def test_what_was_cut_off_goes_on_without_fetching_a_chunk_twice(
     }
 
     model.shelf.spoil, model.shelf.asked = Shelf().spoil, []
-    done = pull(model.shelf, model.digest, tmp_path / "copy")
+    done = pull_weights(model.shelf, model.digest, tmp_path / "copy")
 
     again = set(model.shelf.asked) - {(model.digest, 0)}
     assert again.isdisjoint(before)
@@ -145,7 +147,7 @@ def test_what_a_crash_left_half_written_is_fetched_again(model: Model, tmp_path:
     content = bytearray((model.directory / "big.bin").read_bytes())
     content[CHUNK_BYTES + 5] ^= 1
     (staging / "big.bin").write_bytes(content)
-    pull(model.shelf, model.digest, tmp_path / "copy")
+    pull_weights(model.shelf, model.digest, tmp_path / "copy")
 
     big = model.digest_of("big.bin")
     assert [asked for asked in model.shelf.asked if asked[0] == big] == [(big, CHUNK_BYTES)]
@@ -157,19 +159,19 @@ def test_a_wrong_answer_is_asked_for_again_and_a_damaged_blob_is_refused_by_path
 ) -> None:
     big, wrong = model.digest_of("big.bin"), iter([b"?"])
     model.shelf.spoil = lambda digest, _offset, data: next(wrong, data) if digest == big else data
-    pull(model.shelf, model.digest, tmp_path / "copy")
+    pull_weights(model.shelf, model.digest, tmp_path / "copy")
     assert tree(tmp_path / "copy") == tree(model.directory)
 
     model.shelf.spoil = lambda digest, _offset, data: data[:-1] if digest == big else data
     with pytest.raises(PilotlightError, match=r"big\.bin: bytes .* wrong hash"):
-        pull(model.shelf, model.digest, tmp_path / "other")
+        pull_weights(model.shelf, model.digest, tmp_path / "other")
     assert not (tmp_path / "other").exists()
 
 
 def test_a_manifest_with_other_bytes_is_refused(model: Model, tmp_path: Path) -> None:
     model.shelf.spoil = lambda _digest, _offset, data: data + b" "
     with pytest.raises(PilotlightError, match="other bytes than its hash"):
-        pull(model.shelf, model.digest, tmp_path / "copy")
+        pull_weights(model.shelf, model.digest, tmp_path / "copy")
 
 
 def test_a_blob_that_is_no_manifest_is_refused_before_anything_is_made(
@@ -178,7 +180,7 @@ def test_a_blob_that_is_no_manifest_is_refused_before_anything_is_made(
     digest = hashlib.sha256(b"[]").hexdigest()
     model.shelf.blobs[digest] = b"[]"
     with pytest.raises(InvalidInput, match="is no manifest"):
-        pull(model.shelf, digest, tmp_path / "copy")
+        pull_weights(model.shelf, digest, tmp_path / "copy")
     assert leftovers(tmp_path) == []
 
 
@@ -186,11 +188,11 @@ def test_into_a_full_directory_only_what_differs_comes_and_the_rest_stays(
     model: Model, tmp_path: Path
 ) -> None:
     target = tmp_path / "copy"
-    pull(model.shelf, model.digest, target)
+    pull_weights(model.shelf, model.digest, target)
     (target / "notes.txt").write_text("mine")
     (target / "config.json").write_text("[]")
     model.shelf.asked = []
-    done = pull(model.shelf, model.digest, target)
+    done = pull_weights(model.shelf, model.digest, target)
 
     assert done.fetched_bytes == 2
     assert (target / "config.json").read_text() == "{}"
@@ -203,7 +205,7 @@ def test_a_link_in_the_way_is_replaced_not_written_through(model: Model, tmp_pat
     target.mkdir()
     elsewhere.write_text("keep me")
     (target / "config.json").symlink_to(elsewhere)
-    pull(model.shelf, model.digest, target)
+    pull_weights(model.shelf, model.digest, target)
 
     assert elsewhere.read_text() == "keep me"
     assert not (target / "config.json").is_symlink()
@@ -212,7 +214,7 @@ def test_a_link_in_the_way_is_replaced_not_written_through(model: Model, tmp_pat
 def test_a_directory_in_the_place_of_a_file_is_named(model: Model, tmp_path: Path) -> None:
     (tmp_path / "copy" / "config.json").mkdir(parents=True)
     with pytest.raises(Conflict, match="is a directory"):
-        pull(model.shelf, model.digest, tmp_path / "copy")
+        pull_weights(model.shelf, model.digest, tmp_path / "copy")
 
 
 def test_a_second_pull_into_the_same_place_is_refused_by_name(model: Model, tmp_path: Path) -> None:
@@ -222,7 +224,7 @@ def test_a_second_pull_into_the_same_place_is_refused_by_name(model: Model, tmp_
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         with pytest.raises(Conflict, match="another pull is writing"):
-            pull(model.shelf, model.digest, tmp_path / "copy")
+            pull_weights(model.shelf, model.digest, tmp_path / "copy")
     finally:
         os.close(descriptor)
 
@@ -231,7 +233,7 @@ def test_a_disk_without_room_is_refused_with_both_numbers_before_anything_comes(
     model: Model, tmp_path: Path
 ) -> None:
     with pytest.raises(StorageFull, match=r"bytes are missing here and .* has room for 1000"):
-        pull(model.shelf, model.digest, tmp_path / "copy", free_bytes=lambda _: 1000)
+        pull_weights(model.shelf, model.digest, tmp_path / "copy", free_bytes=lambda _: 1000)
     assert [asked for asked in model.shelf.asked if asked[0] != model.digest] == []
 
 
@@ -247,11 +249,11 @@ def test_ctrl_c_ends_it_with_nothing_still_writing_and_the_next_pull_goes_on(
             os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
-        pull(model.shelf, model.digest, tmp_path / "copy", progress=interrupt)
+        pull_weights(model.shelf, model.digest, tmp_path / "copy", progress=interrupt)
     assert [
         thread.name for thread in threading.enumerate() if thread.name.startswith("pull weights")
     ] == []
-    done = pull(model.shelf, model.digest, tmp_path / "copy")
+    done = pull_weights(model.shelf, model.digest, tmp_path / "copy")
     assert done.fetched_bytes < done.size_bytes
     assert tree(tmp_path / "copy") == tree(model.directory)
 
@@ -259,7 +261,7 @@ def test_ctrl_c_ends_it_with_nothing_still_writing_and_the_next_pull_goes_on(
 def test_a_link_to_a_directory_is_a_place_to_pull_to(model: Model, tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
     (tmp_path / "copy").symlink_to("disk")
-    pull(model.shelf, model.digest, tmp_path / "copy")
+    pull_weights(model.shelf, model.digest, tmp_path / "copy")
 
     assert tree(tmp_path / "disk") == tree(model.directory)
     assert leftovers(tmp_path) == leftovers(tmp_path / "disk") == []
@@ -275,7 +277,7 @@ def test_a_directory_that_is_there_may_be_a_disk_of_its_own_so_all_work_is_in_it
         places.append(staging.parent)
         return 10**12
 
-    pull(model.shelf, model.digest, tmp_path / "disk", free_bytes=room)
+    pull_weights(model.shelf, model.digest, tmp_path / "disk", free_bytes=room)
     assert places == [tmp_path / "disk"]
 
 
@@ -288,12 +290,12 @@ def test_what_a_cut_off_pull_left_does_not_replace_a_file_that_is_whole_by_now(
         data[:-1] if digest == model.digest_of("big.bin") else data
     )
     with pytest.raises(PilotlightError):
-        pull(model.shelf, model.digest, target)
+        pull_weights(model.shelf, model.digest, target)
     (left,) = leftovers(target)
-    assert is_empty(target)
+    assert is_pull_target_empty(target)
     (target / "big.bin").write_bytes((model.directory / "big.bin").read_bytes())
     with (target / left / "big.bin").open("r+b") as half:
         half.write(b"half of it")
-    pull(model.shelf, model.digest, target)
+    pull_weights(model.shelf, model.digest, target)
 
     assert tree(target) == tree(model.directory)

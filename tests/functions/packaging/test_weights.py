@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from pilotlight.client import Client
+from pilotlight.client.client import Client
 from pilotlight.errors import InvalidInput, NotFound
+from pilotlight.packaging.app_loader import load_app
 from pilotlight.packaging.build import build
 from pilotlight.packaging.deploy import deploy
-from pilotlight.packaging.load import load_app
 from pilotlight.packaging.progress import ProgressEvent
-from pilotlight.packaging.weights import prepare, push, upload
+from pilotlight.packaging.weights_push import prepare_weights, push_weights, upload_blobs
 from tests.fakes.fake_platform import FakePlatform
 from tests.fakes.web_files import Served, WebFiles
 from weight_cache.errors import SourceInvalid
@@ -99,9 +99,9 @@ def test_a_pushed_model_is_whole_and_sent_once(
 ) -> None:
     events: list[ProgressEvent] = []
 
-    first = push(client, model, name="m", progress=events.append)
+    first = push_weights(client, model, name="m", progress=events.append)
     sent = uploads(platform)
-    second = push(client, str(model), name="m")
+    second = push_weights(client, str(model), name="m")
 
     manifest = parse(platform.blobs[first.manifest])
     assert {f.path: platform.blobs[f.digest] for f in manifest.files} == {
@@ -124,7 +124,7 @@ def test_an_upload_that_is_tried_again_begins_at_the_begin(
     platform: FakePlatform, client: Client
 ) -> None:
     source = Memory({"a": os.urandom(CHUNK_BYTES + 5)})
-    model = prepare(source, name="m")
+    model = prepare_weights(source, name="m")
     digest = next(iter(model.blobs))
     events: list[ProgressEvent] = []
     assert client.has_blob(digest) is False
@@ -133,17 +133,17 @@ def test_an_upload_that_is_tried_again_begins_at_the_begin(
     client.put_blob(digest, model.blobs[digest], chunked=True)
 
     assert platform.blobs[digest] == source.content["a"]
-    assert upload(client, {digest: model.blobs[digest]}, report=events.append) == 0
+    assert upload_blobs(client, {digest: model.blobs[digest]}, report=events.append) == 0
     assert events == []
 
 
 def test_one_failed_upload_ends_the_push(platform: FakePlatform, client: Client) -> None:
     source = Memory({name: os.urandom(CHUNK_BYTES + 1) for name in "abcd"})
-    model = prepare(source, name="m")
+    model = prepare_weights(source, name="m")
     source.broken = "b"
 
     with pytest.raises(InvalidInput, match="b is gone"):
-        upload(client, model.blobs)
+        upload_blobs(client, model.blobs)
 
     assert model.digest not in platform.blobs
 
@@ -152,26 +152,26 @@ def test_a_file_that_is_not_what_was_hashed_is_refused_and_hashed_anew(
     platform: FakePlatform, client: Client
 ) -> None:
     source = Memory({"a": b"x" * (CHUNK_BYTES + 1)})
-    stale = prepare(source, name="m")
+    stale = prepare_weights(source, name="m")
     source.content["a"] = b"y" * (CHUNK_BYTES + 1)
     # kept: the source says that nothing changed
-    assert prepare(source, name="m").digest == stale.digest
+    assert prepare_weights(source, name="m").digest == stale.digest
 
     with pytest.raises(InvalidInput, match="deploy or push again"):
-        upload(client, stale.blobs)
+        upload_blobs(client, stale.blobs)
 
-    fresh = prepare(source, name="m")
+    fresh = prepare_weights(source, name="m")
     assert fresh.digest != stale.digest
-    assert upload(client, fresh.blobs) == sum(f.size_bytes for f in fresh.manifest.files) + len(
-        fresh.manifest.to_bytes()
-    )
+    assert upload_blobs(client, fresh.blobs) == sum(
+        f.size_bytes for f in fresh.manifest.files
+    ) + len(fresh.manifest.to_bytes())
 
 
 def test_an_unchanged_source_is_not_read_again(client: Client) -> None:
     source = Memory({"a": os.urandom(CHUNK_BYTES + 1)})
-    first = prepare(source, name="m")
+    first = prepare_weights(source, name="m")
     reads = source.reads
-    assert prepare(source, name="m").digest == first.digest
+    assert prepare_weights(source, name="m").digest == first.digest
     assert source.reads == reads
 
 
@@ -184,7 +184,9 @@ def test_files_on_the_web_are_pushed_without_a_copy_here(
         "/m/b": Served(content=b"bb", is_ranged=False),
     }
 
-    pushed = push(client, [f"{server.url}/m/a", f"{server.url}/m/b"], name="m", token="t0ken")
+    pushed = push_weights(
+        client, [f"{server.url}/m/a", f"{server.url}/m/b"], name="m", token="t0ken"
+    )
 
     assert {
         f.path: platform.blobs[f.digest] for f in parse(platform.blobs[pushed.manifest]).files
@@ -201,7 +203,7 @@ def test_files_on_the_web_are_pushed_without_a_copy_here(
 )
 def test_a_source_that_cannot_be_read_says_why(client: Client, source: str, said: str) -> None:
     with pytest.raises(InvalidInput, match=f"weights 'm': .*{said}"):
-        push(client, source, name="m")
+        push_weights(client, source, name="m")
 
 
 def app_with(tmp_path: Path, weights: str) -> Path:
@@ -297,7 +299,7 @@ def test_a_digest_of_the_body_is_that_of_its_chunks(model: Path) -> None:
     from weight_cache.sources import open_source
 
     source = open_source(model)
-    for digest, blob in prepare(source, name="m").blobs.items():
+    for digest, blob in prepare_weights(source, name="m").blobs.items():
         whole = hashlib.sha256() if isinstance(blob, bytes) else FileHash()
         for piece in [blob] if isinstance(blob, bytes) else blob:
             whole.update(piece)

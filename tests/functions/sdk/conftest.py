@@ -12,7 +12,7 @@ from types import ModuleType
 
 import pytest
 
-from pilotlight.sdk import session
+from pilotlight.client import sessions
 from tests.fakes.fake_platform import FakePlatform
 
 Write = Callable[[str], ModuleType]
@@ -22,9 +22,9 @@ Write = Callable[[str], ModuleType]
 def platform() -> Iterator[FakePlatform]:
     """An empty platform; handles use it."""
     with FakePlatform() as fake:
-        with session.using(fake.profile()):
+        with sessions.use_profile(fake.profile()):
             yield fake
-        session.close()
+        sessions.close()
 
 
 @pytest.fixture

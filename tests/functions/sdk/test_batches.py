@@ -14,11 +14,11 @@ import pytest
 
 import pilotlight
 from pilotlight.errors import InvalidInput
-from pilotlight.policies import BatchPolicy
-from pilotlight.sdk.batches import Lists, WrongResults, item_hints
+from pilotlight.sdk.batches import BatchLists, WrongResults, item_hints
 from pilotlight.sdk.declaration import Declaration
-from pilotlight.sdk.marks import PilotlightWarning
-from pilotlight.spec import FunctionSpec, MethodSpec, from_json, to_json
+from pilotlight.sdk.decorators import PilotlightWarning
+from pilotlight.spec.function import FunctionSpec, MethodSpec, from_json, to_json
+from pilotlight.spec.policies import BatchPolicy
 from tests.functions.sdk.conftest import Write
 
 app = pilotlight.App("batches")
@@ -275,7 +275,7 @@ def test_a_local_body_that_returns_too_many_is_told_so(module: Write) -> None:
 def test_lists_put_each_value_into_its_place() -> None:
     def f(a: Any, b: Any = 7, /, c: Any = None, *, d: Any = "d") -> None: ...
 
-    lists = Lists(f)
+    lists = BatchLists(f)
     rows = [lists.values((1,), {}), lists.values((2, 3), {"d": 4}), lists.values((5,), {"c": 6})]
 
     assert lists.gathered(rows) == ([[1, 2, 5], [7, 3, 7], [None, None, 6]], {"d": ["d", 4, "d"]})

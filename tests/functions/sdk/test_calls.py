@@ -10,6 +10,7 @@ from types import ModuleType
 import pytest
 
 import pilotlight
+from pilotlight.client import sessions
 from pilotlight.errors import (
     DeadlineExceeded,
     FunctionRaised,
@@ -18,7 +19,6 @@ from pilotlight.errors import (
     Unauthenticated,
     Unavailable,
 )
-from pilotlight.sdk import session
 from tests.fakes.fake_platform import SHARING_TENANT, FakePlatform
 from tests.functions.sdk.conftest import Write
 
@@ -306,7 +306,7 @@ def test_a_problem_becomes_the_error_of_its_type(shop: ModuleType, platform: Fak
 
 def test_a_missing_key_says_where_to_get_one(platform: FakePlatform) -> None:
     with (
-        session.using(platform.profile(api_key="")),
+        sessions.use_profile(platform.profile(api_key="")),
         pytest.raises(Unauthenticated, match="PILOTLIGHT_API_KEY"),
     ):
         pilotlight.Function.from_name("shop", "double").remote(1)

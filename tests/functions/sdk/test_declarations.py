@@ -12,10 +12,10 @@ import pytest
 import pilotlight
 from pilotlight.errors import InvalidInput
 from pilotlight.sdk.declaration import Declaration
-from pilotlight.sdk.marks import MARKS, PilotlightWarning
-from pilotlight.sdk.options import settle
-from pilotlight.spec import FunctionKind, FunctionNetwork, Scaling
-from pilotlight.types import Priority
+from pilotlight.sdk.decorators import METADATA_ATTRIBUTE, PilotlightWarning
+from pilotlight.sdk.options import resolve_options
+from pilotlight.spec.function import FunctionKind, FunctionNetwork, Scaling
+from pilotlight.spec.identifiers import Priority
 from tests.fakes.fake_platform import FakePlatform
 from tests.fakes.routes import spec_of
 from tests.functions.sdk.conftest import Write
@@ -70,9 +70,9 @@ def test_a_declaration_holds_the_undecorated_object_and_its_limits() -> None:
 def test_marks_lie_on_the_plain_functions() -> None:
     raw = declared(Model).raw
 
-    assert vars(raw.load)[MARKS] == {"enter": {"snap": True}}
-    assert vars(raw.unload)[MARKS] == {"exit": True}
-    assert vars(raw.run)[MARKS]["method"]["example"] == ["a"]
+    assert vars(raw.load)[METADATA_ATTRIBUTE] == {"enter": {"snap": True}}
+    assert vars(raw.unload)[METADATA_ATTRIBUTE] == {"exit": True}
+    assert vars(raw.run)[METADATA_ATTRIBUTE]["method"]["example"] == ["a"]
     assert raw().run("x") == "x"
 
 
@@ -417,15 +417,15 @@ def test_tags_of_an_app_are_checked() -> None:
 
 
 def test_an_automatic_window_has_a_longest_and_a_cost_of_waiting() -> None:
-    scaling = settle({"scaledown_window": "auto"}, concurrent=None).scaling
+    scaling = resolve_options({"scaledown_window": "auto"}, concurrent=None).scaling
     assert (scaling.scaledown_window_s, scaling.waiting_cost) == (3600, 10)
     assert (
-        settle(
+        resolve_options(
             {"scaledown_window": "auto", "waiting_cost": 2}, concurrent=None
         ).scaling.waiting_cost
         == 2
     )
-    assert settle({"scaledown_window": 5}, concurrent=None).scaling.waiting_cost is None
+    assert resolve_options({"scaledown_window": 5}, concurrent=None).scaling.waiting_cost is None
 
 
 @pytest.mark.parametrize(
@@ -438,4 +438,4 @@ def test_an_automatic_window_has_a_longest_and_a_cost_of_waiting() -> None:
 )
 def test_a_window_that_says_nothing_is_refused(options: dict[str, object], told: str) -> None:
     with pytest.raises(InvalidInput, match=told):
-        settle(options, concurrent=None)
+        resolve_options(options, concurrent=None)

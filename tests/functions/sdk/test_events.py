@@ -9,7 +9,18 @@ from typing import Any
 
 import pytest
 
-from pilotlight.client import Answer
+from pilotlight.client.client import CallResponse
+from pilotlight.client.pickling import dumps
+from pilotlight.client.responses import (
+    NdjsonItemReader,
+    call_headers,
+    item_reader_for,
+    may_unpickle,
+    parse_record_result,
+    parse_result,
+)
+from pilotlight.client.sse import CallStreamItems, ServerSentEvent, SseParser
+from pilotlight.client.stream_resume import MAX_DISCONNECTS, reconnect_attempts
 from pilotlight.errors import (
     ClientClosedRequest,
     DeadlineExceeded,
@@ -19,17 +30,6 @@ from pilotlight.errors import (
     Unavailable,
 )
 from pilotlight.protocol import CONTENT_PICKLE, PROBLEM_BASE, CallRecord
-from pilotlight.sdk.answers import (
-    LineReader,
-    call_headers,
-    opens_pickles,
-    reader_of,
-    value_of,
-    value_of_record,
-)
-from pilotlight.sdk.events import CallItems, EventReader, ServerEvent
-from pilotlight.sdk.pickling import dumps
-from pilotlight.sdk.resumed import MAX_BREAKS, broken_streams
 from tests.fakes.marking_pickle import MarkingPickle
 
 STREAM = (
@@ -52,7 +52,7 @@ RECORD = CallRecord(
 
 @pytest.mark.parametrize("size", [1, 3, 7, 1000])
 def test_events_are_read_however_their_bytes_come(size: int) -> None:
-    reader = EventReader("0-0")
+    reader = SseParser("0-0")
     events = [
         event for at in range(0, len(STREAM), size) for event in reader.feed(STREAM[at : at + size])
     ]
@@ -65,16 +65,18 @@ def test_events_are_read_however_their_bytes_come(size: int) -> None:
     ]
 
 
-def event(data: Any, name: str = "", id: str = "") -> ServerEvent:
-    return ServerEvent(name=name, data=data if isinstance(data, str) else json.dumps(data), id=id)
+def event(data: Any, name: str = "", id: str = "") -> ServerSentEvent:
+    return ServerSentEvent(
+        name=name, data=data if isinstance(data, str) else json.dumps(data), id=id
+    )
 
 
-def end(reason: str) -> ServerEvent:
+def end(reason: str) -> ServerSentEvent:
     return event({"finish_reason": reason}, "end")
 
 
-def read(*events: ServerEvent) -> list[Any]:
-    items = CallItems("req-1")
+def read(*events: ServerSentEvent) -> list[Any]:
+    items = CallStreamItems("req-1")
     return [item for one in events for item in items.of(one)]
 
 
@@ -117,9 +119,9 @@ def test_a_call_that_returns_has_one_item() -> None:
     ],
 )
 def test_what_a_call_raised_is_raised_at_its_end(
-    events: list[ServerEvent], raised: type[Exception]
+    events: list[ServerSentEvent], raised: type[Exception]
 ) -> None:
-    items = CallItems("req-1")
+    items = CallStreamItems("req-1")
     assert list(items.of(event(1, id="1-1"))) == [1]
     for one in events[:-1]:
         assert list(items.of(one)) == []
@@ -142,16 +144,16 @@ class Resumed:
 def test_a_stream_that_breaks_off_is_asked_for_again_while_it_brings_something() -> None:
     items = Resumed()
     turns = 0
-    for _ in broken_streams(items):
+    for _ in reconnect_attempts(items):
         turns += 1
         items.after = str(turns)
-        items.is_over = turns == 5 * MAX_BREAKS
-    assert turns == 5 * MAX_BREAKS
+        items.is_over = turns == 5 * MAX_DISCONNECTS
+    assert turns == 5 * MAX_DISCONNECTS
 
 
 def test_one_that_brings_nothing_is_given_up() -> None:
     with pytest.raises(Unavailable, match="broke off"):
-        list(broken_streams(Resumed()))
+        list(reconnect_attempts(Resumed()))
 
 
 def pickles(*items: Any) -> bytes:
@@ -170,10 +172,10 @@ def finished(content_type: str, body: bytes, **more: Any) -> CallRecord:
 
 
 def test_the_result_of_a_generator_is_the_list_of_its_items() -> None:
-    assert value_of_record(
+    assert parse_record_result(
         finished("application/vnd.pilotlight.pickle-stream", pickles(1, {2}))
     ) == [1, {2}]
-    assert value_of_record(finished("application/x-ndjson", b'1\n{"a":2}\n')) == [1, {"a": 2}]
+    assert parse_record_result(finished("application/x-ndjson", b'1\n{"a":2}\n')) == [1, {"a": 2}]
 
 
 def test_the_result_of_a_generator_that_raised_raises() -> None:
@@ -182,9 +184,9 @@ def test_the_result_of_a_generator_that_raised_raises() -> None:
     failed = {"state": "FAILED", "status": 500, "outcome": "raised"}
 
     with pytest.raises(KeyError):
-        value_of_record(finished("application/vnd.pilotlight.pickle-stream", raised, **failed))
+        parse_record_result(finished("application/vnd.pilotlight.pickle-stream", raised, **failed))
     with pytest.raises(FunctionRaised, match="no"):
-        value_of_record(
+        parse_record_result(
             finished(
                 "application/x-ndjson", b"1\n" + json.dumps(PROBLEM).encode() + b"\n", **failed
             )
@@ -206,9 +208,9 @@ def test_an_answer_is_not_unpickled_where_a_pickle_was_not_asked_for(
 ) -> None:
     headers = {"content-type": content_type, "pilotlight-outcome": outcome}
     with pytest.raises(PilotlightError):
-        value_of(status, headers, marking.body, pickles=False)
+        parse_result(status, headers, marking.body, pickles=False)
     with pytest.raises(PilotlightError):
-        Answer(status=status, headers=headers, body=marking.body).value()
+        CallResponse(status=status, headers=headers, body=marking.body).value()
     assert not marking.was_opened
 
 
@@ -224,7 +226,7 @@ def test_neither_is_a_submitted_calls_result(
     )
     record = finished(content_type, body, state=state)
     with pytest.raises(PilotlightError):
-        value_of_record(record, pickles=False)
+        parse_record_result(record, pickles=False)
 
     data = base64.b64encode(marking.body).decode()
     streams = [
@@ -233,23 +235,23 @@ def test_neither_is_a_submitted_calls_result(
         [event(json.dumps(record.to_json()), "result")],
     ]
     for events in streams:
-        items = CallItems("req-1", pickles=False)
+        items = CallStreamItems("req-1", pickles=False)
         with pytest.raises(PilotlightError):
             _ = [item for one in events for item in items.of(one)]
     with pytest.raises(PilotlightError):
-        reader_of(content_type, pickles=False)
+        item_reader_for(content_type, pickles=False)
     assert not marking.was_opened
 
 
 def test_only_a_pickle_to_a_function_of_ones_own_is_answered_with_one() -> None:
-    assert opens_pickles(call_headers(streams=False), "")
-    assert not opens_pickles(call_headers(streams=False), "acme")
-    assert not opens_pickles(call_headers(streams=False, pickles=False), "")
-    assert not opens_pickles({"accept": CONTENT_PICKLE}, "")
+    assert may_unpickle(call_headers(streams=False), "")
+    assert not may_unpickle(call_headers(streams=False), "acme")
+    assert not may_unpickle(call_headers(streams=False, pickles=False), "")
+    assert not may_unpickle({"accept": CONTENT_PICKLE}, "")
 
 
 def test_lines_are_read_in_whatever_pieces_they_come() -> None:
-    reader = LineReader()
+    reader = NdjsonItemReader()
     assert [
         item for piece in (b'1\n{"a"', b": 2}", b'\n\n"x"\n[') for item in reader.feed(piece)
     ] == [1, {"a": 2}, "x"]

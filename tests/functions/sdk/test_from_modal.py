@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from pilotlight.packaging.app_loader import load_app
 from pilotlight.packaging.build import build
-from pilotlight.packaging.load import load_app
 from pilotlight.sdk.app import App
-from pilotlight.spec import FunctionKind
+from pilotlight.spec.function import FunctionKind
 from tests.fakes.fake_platform import FakePlatform
 
 ROOT = Path(__file__).parents[3]

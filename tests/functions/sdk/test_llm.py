@@ -11,11 +11,11 @@ import pytest
 
 import pilotlight
 from examples import tiny_llama
-from pilotlight.engines import Task
 from pilotlight.errors import InvalidInput
 from pilotlight.packaging.archive import pack_files
 from pilotlight.packaging.build import build
-from pilotlight.spec import GIB, MIB, FunctionKind, FunctionSpec, from_json, to_json
+from pilotlight.spec.engines import Task
+from pilotlight.spec.function import GIB, MIB, FunctionKind, FunctionSpec, from_json, to_json
 
 
 @pytest.fixture(name="model", scope="module")

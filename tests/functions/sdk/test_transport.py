@@ -7,12 +7,12 @@ import json
 import pytest
 
 from pilotlight import errors
-from pilotlight.client import Client
+from pilotlight.client.client import Client
+from pilotlight.client.errors import error_from_response
+from pilotlight.client.pickling import dumps
+from pilotlight.client.responses import PickleItemReader
+from pilotlight.client.transport import retry_delay_s
 from pilotlight.protocol import problem
-from pilotlight.sdk.answers import ItemReader
-from pilotlight.sdk.pickling import dumps
-from pilotlight.sdk.problems import error_from_response
-from pilotlight.sdk.transport import retry_delay_s
 from tests.fakes.fake_platform import FakePlatform
 
 
@@ -98,7 +98,7 @@ def test_an_answer_of_something_else_is_quoted() -> None:
 def test_a_stream_is_cut_into_items_however_it_arrives() -> None:
     items = [dumps(n) for n in (1, "two", None)]
     wire = b"".join(len(i).to_bytes(4, "big") + i for i in items)
-    reader = ItemReader()
+    reader = PickleItemReader()
 
     assert [item for n in range(len(wire)) for item in reader.feed(wire[n : n + 1])] == [
         1,
@@ -109,7 +109,7 @@ def test_a_stream_is_cut_into_items_however_it_arrives() -> None:
 
 
 def test_a_stream_that_ends_within_an_item_is_an_error() -> None:
-    reader = ItemReader()
+    reader = PickleItemReader()
     assert list(reader.feed(b"\x00\x00\x00\x09abc")) == []
 
     with pytest.raises(errors.RemoteError, match="middle of an item"):

@@ -8,7 +8,7 @@ import pydantic
 import pytest
 
 from pilotlight.errors import InvalidInput
-from pilotlight.worker.arguments import Binder
+from pilotlight.worker.user_code.arguments import Binder
 
 
 class Item(pydantic.BaseModel):

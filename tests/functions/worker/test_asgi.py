@@ -11,7 +11,7 @@ import pytest
 import websockets.sync.client
 
 from pilotlight.protocol import HEADER_CALL, HEADER_OUTCOME, HEADER_ROOT_PATH
-from pilotlight.spec import FunctionKind, FunctionSpec
+from pilotlight.spec.function import FunctionKind, FunctionSpec
 from tests.fakes.fake_shim import FakeInstance, FakeShim, ShimTimeout, function_spec, read_until
 from tests.fakes.plain_http import NO_TLS
 

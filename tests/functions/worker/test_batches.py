@@ -13,7 +13,6 @@ import cloudpickle  # type: ignore[import-untyped]  # ships none
 import httpx
 import pytest
 
-from pilotlight.policies import BatchPolicy
 from pilotlight.protocol import (
     HEADER_BATCH,
     HEADER_CALL,
@@ -21,7 +20,8 @@ from pilotlight.protocol import (
     HEADER_PRIORITY,
     HEADER_SPANS,
 )
-from pilotlight.spec import FunctionKind, MethodSpec
+from pilotlight.spec.function import FunctionKind, MethodSpec
+from pilotlight.spec.policies import BatchPolicy
 from tests.fakes.fake_shim import (
     PICKLED,
     FakeInstance,

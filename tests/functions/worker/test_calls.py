@@ -22,7 +22,7 @@ from pilotlight.protocol import (
     HEADER_OUTCOME,
     HEADER_TRUSTED_PICKLE,
 )
-from pilotlight.spec import FunctionKind, MethodSpec
+from pilotlight.spec.function import FunctionKind, MethodSpec
 from tests.fakes.fake_shim import (
     PICKLED,
     FakeInstance,

@@ -16,10 +16,10 @@ import httpx
 import pytest
 
 from pilotlight.errors import InvalidInput
-from pilotlight.sdk.marks import asgi_app
-from pilotlight.spec import FunctionKind, FunctionSpec, MethodSpec
-from pilotlight.worker.checkpoint import refuse
-from pilotlight.worker.obstacles import Obstacle
+from pilotlight.sdk.decorators import asgi_app
+from pilotlight.spec.function import FunctionKind, FunctionSpec, MethodSpec
+from pilotlight.worker.snapshot.quiesce import refuse_snapshot
+from pilotlight.worker.snapshot.snapshot_blockers import SnapshotBlocker
 from tests.fakes.fake_shim import FakeInstance, ShimTimeout, function_spec, read_until, signal_pidfd
 from tests.fakes.freezing_shim import FreezingShim
 from tests.fakes.plain_http import NO_TLS
@@ -404,9 +404,9 @@ def test_what_is_known_to_stand_in_the_way_is_told_without_standing_still() -> N
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener = os.open(os.devnull, os.O_RDONLY)
 
-    refuse(
+    refuse_snapshot(
         (listener, theirs.detach()),
-        Obstacle(
+        SnapshotBlocker(
             kind="process", fd=None, what="engine", where=None, message="it does not fall asleep"
         ),
     )

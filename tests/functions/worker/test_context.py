@@ -13,10 +13,10 @@ import pytest
 import pilotlight
 from pilotlight.errors import InvalidInput
 from pilotlight.protocol import HEADER_ARM, HEADER_ATTEMPT, HEADER_CALL, HEADER_DEADLINE
-from pilotlight.sdk.context import CURRENT
-from pilotlight.spec import FunctionKind, MethodSpec
-from pilotlight.worker.running import RunningCall, Whose
-from pilotlight.worker.spans import CallSpans
+from pilotlight.sdk.context import CURRENT_CALL
+from pilotlight.spec.function import FunctionKind, MethodSpec
+from pilotlight.worker.user_code.current_call import FunctionIdentity, RunningCall
+from pilotlight.worker.user_code.spans import CallSpans
 from tests.fakes.fake_shim import FakeInstance, FakeShim, function_spec
 from tests.fakes.plain_http import NO_TLS
 
@@ -182,14 +182,14 @@ def test_odd_headers_are_no_reason_to_fail() -> None:
 
 
 def test_a_revision_is_named_as_its_callers_see_it() -> None:
-    before = Whose.function, Whose.revision
+    before = FunctionIdentity.function, FunctionIdentity.revision
     try:
-        Whose.set(function="embed", key="f-1@v7-3f2a91")
-        token = CURRENT.set(RunningCall({}, CallSpans("req-1")))
+        FunctionIdentity.set(function="embed", key="f-1@v7-3f2a91")
+        token = CURRENT_CALL.set(RunningCall({}, CallSpans("req-1")))
         assert (pilotlight.context().function, pilotlight.context().revision) == (
             "embed",
             "v7-3f2a91",
         )
-        CURRENT.reset(token)
+        CURRENT_CALL.reset(token)
     finally:
-        Whose.function, Whose.revision = before
+        FunctionIdentity.function, FunctionIdentity.revision = before

@@ -14,8 +14,8 @@ import pydantic
 import pytest
 
 from pilotlight.errors import InvalidInput
-from pilotlight.worker.arguments import Binder
-from pilotlight.worker.conversion import Mismatch, converter
+from pilotlight.worker.user_code.argument_decoding import ArgumentMismatch, converter
+from pilotlight.worker.user_code.arguments import Binder
 
 
 class Colour(enum.Enum):
@@ -166,7 +166,7 @@ def test_a_value_that_is_none_of_its_hint_says_where_and_why(
 ) -> None:
     convert = converter(hint)
     assert convert is not None
-    with pytest.raises(Mismatch, match=message) as raised:
+    with pytest.raises(ArgumentMismatch, match=message) as raised:
         convert(value)
     assert raised.value.path == path
 

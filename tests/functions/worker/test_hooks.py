@@ -13,10 +13,10 @@ import types
 import pytest
 
 from pilotlight.errors import InvalidInput
-from pilotlight.sdk.marks import enter, exit
-from pilotlight.spec import Clocks, FunctionKind, FunctionSpec, MethodSpec
-from pilotlight.worker import hooks
-from pilotlight.worker.target import Target
+from pilotlight.sdk.decorators import enter, exit
+from pilotlight.spec.function import Clocks, FunctionKind, FunctionSpec, MethodSpec
+from pilotlight.worker.snapshot import hooks
+from pilotlight.worker.user_code.target import Target
 from tests.fakes.fake_shim import FakeShim, function_spec
 from tests.functions.worker.test_checkpoint import call
 

@@ -11,7 +11,7 @@ from typing import cast
 import pytest
 import uvloop
 
-from pilotlight.worker.listener import serve_listener
+from pilotlight.worker.http.listener import serve_listener
 
 
 class Echo(asyncio.Protocol):

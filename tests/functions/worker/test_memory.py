@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import weight_cache
-from pilotlight.spec import FunctionKind, FunctionSpec, MethodSpec
+from pilotlight.spec.function import FunctionKind, FunctionSpec, MethodSpec
 from tests.fakes.fake_shim import function_spec
 from tests.fakes.freezing_shim import FreezingShim
 from tests.weight_cache.tensors.models_on_disk import large

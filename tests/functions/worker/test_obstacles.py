@@ -19,17 +19,17 @@ from pathlib import Path
 
 import pytest
 
-from pilotlight.worker import obstacles
-from pilotlight.worker.obstacles import GHOST_BYTES, Findings, Scene
-from pilotlight.worker.places import SocketPlaces, UserCode
-from pilotlight.worker.processes import descendants, name_of
+from pilotlight.worker.snapshot import snapshot_blockers
+from pilotlight.worker.snapshot.processes import descendants, process_name
+from pilotlight.worker.snapshot.snapshot_blockers import GHOST_BYTES, BlockerScan, ScanFindings
+from pilotlight.worker.user_code.source_locations import SocketOrigins, UserSource
 from tests.fakes.fake_shim import function_spec
 from tests.fakes.freezing_shim import FreezingShim
 
 HERE = Path(__file__).parent
 
 
-Look = Callable[..., Findings]
+Look = Callable[..., ScanFindings]
 
 
 @pytest.fixture
@@ -38,9 +38,9 @@ def look(tmp_path: Path) -> Iterator[Look]:
     is the user's code."""
     writable = tmp_path / "work"
     writable.mkdir()
-    places = SocketPlaces(UserCode(str(HERE), by_value=False))
+    places = SocketOrigins(UserSource(str(HERE), by_value=False))
     places.watch()
-    scene = Scene(writable=(str(writable),), places=places)
+    scene = BlockerScan(writable=(str(writable),), places=places)
     # not the listing's own
     before = {
         fd for fd in map(int, os.listdir("/proc/self/fd")) if os.path.lexists(f"/proc/self/fd/{fd}")
@@ -48,9 +48,9 @@ def look(tmp_path: Path) -> Iterator[Look]:
     strangers = descendants(os.getpid())  # servers that other tests' fixtures run
     already = scene.look(leave_aside=before)
 
-    def look_now(*, pairs: bool = True) -> Findings:
+    def look_now(*, pairs: bool = True) -> ScanFindings:
         theirs = {
-            f" of process {name_of(pid)}"
+            f" of process {process_name(pid)}"
             for stranger in strangers
             for pid in (stranger, *descendants(stranger))
         }
@@ -143,7 +143,7 @@ def test_sockets_without_a_peer_pass(look: Look) -> None:
         socket.socket(socket.AF_UNIX),
         socket.socket(socket.AF_INET6),
     ):
-        assert look() == Findings()
+        assert look() == ScanFindings()
 
 
 def test_a_socket_of_another_family_is_named(look: Look) -> None:
@@ -157,7 +157,7 @@ def test_a_socket_of_another_family_is_named(look: Look) -> None:
 
 def test_a_listener_is_no_obstacle_and_is_named(look: Look) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        assert look() == Findings(listens=[f"127.0.0.1:{server.getsockname()[1]}"])
+        assert look() == ScanFindings(listens=[f"127.0.0.1:{server.getsockname()[1]}"])
 
 
 def test_connections_with_both_ends_inside_pass(look: Look) -> None:
@@ -223,7 +223,7 @@ def test_what_snapshots_can_take_passes(look: Look, tmp_path: Path) -> None:
         thread.start()
         stack.callback(thread.join)
         stack.callback(event.set)
-        assert look() == Findings()
+        assert look() == ScanFindings()
         del lock
 
 
@@ -277,7 +277,7 @@ def test_a_device(look: Look) -> None:
 def test_devices_of_a_gpu_are_left_to_the_agent(
     look: Look, monkeypatch: pytest.MonkeyPatch, path: str, is_one: bool
 ) -> None:
-    monkeypatch.setattr(obstacles, "open_links", lambda _pid, _leave: [(77, path)])
+    monkeypatch.setattr(snapshot_blockers, "open_links", lambda _pid, _leave: [(77, path)])
     assert [(one.kind, one.fd) for one in look().obstacles] == ([("device", 77)] if is_one else [])
 
 
@@ -299,7 +299,7 @@ def test_an_io_uring_by_descriptor_and_by_mapping(look: Look) -> None:
 
 def test_watching_sockets_leaves_no_trace() -> None:
     init = socket.socket.__init__
-    places = SocketPlaces(UserCode("/", by_value=False))
+    places = SocketOrigins(UserSource("/", by_value=False))
     places.watch()
     assert socket.socket.__init__ is not init
     places.unwatch()
@@ -308,7 +308,7 @@ def test_watching_sockets_leaves_no_trace() -> None:
 
 
 def test_a_number_that_a_library_uses_again_is_not_the_users_any_more(tmp_path: Path) -> None:
-    places = SocketPlaces(UserCode(str(tmp_path), by_value=False))
+    places = SocketOrigins(UserSource(str(tmp_path), by_value=False))
     places.watch()
     try:
         make = eval(
@@ -356,7 +356,7 @@ def test_a_socket_class_that_user_code_replaced_is_left_alone(
     class Other(socket.socket):
         pass
 
-    places = SocketPlaces(UserCode("/", by_value=False))
+    places = SocketOrigins(UserSource("/", by_value=False))
     places.watch()
     monkeypatch.setattr(socket, "socket", Other)  # as gevent does
     places.unwatch()

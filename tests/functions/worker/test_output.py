@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from pilotlight.worker import output
-from pilotlight.worker.output import CALL, MAX_PENDING, PIPE_BUF, LineWriter
+from pilotlight.worker.user_code import output
+from pilotlight.worker.user_code.output import CALL, MAX_PENDING, PIPE_BUF, LineWriter
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pilotlight.worker.pages import PAGE, Ranges, Touched
+from pilotlight.worker.process.page_prefetch import PAGE, Ranges, TouchedPages
 
 pytestmark = pytest.mark.skipif(
     not Path("/proc/self/pagemap").exists(), reason="the kernel has no pagemap"
@@ -47,7 +47,7 @@ def is_own(address: int) -> bool:
 
 def test_pages_that_the_warm_up_writes_are_found_and_others_are_not() -> None:
     held, address = memory(64)
-    touched = Touched()
+    touched = TouchedPages()
 
     touched.watch(lambda: held.__setitem__(5 * PAGE, 7))
 
@@ -57,7 +57,7 @@ def test_pages_that_the_warm_up_writes_are_found_and_others_are_not() -> None:
 
 def test_written_pages_are_the_forks_own_before_it_writes() -> None:
     held, address = memory(64)
-    touched = Touched()
+    touched = TouchedPages()
     touched.watch(lambda: held.__setitem__(5 * PAGE, 7))
 
     assert not in_a_fork(lambda: is_own(address + 5 * PAGE))
@@ -78,7 +78,7 @@ def test_file_pages_that_are_mapped_in_are_found(tmp_path: Path) -> None:
     with file.open("r+b") as f, mmap.mmap(f.fileno(), 0, flags=mmap.MAP_PRIVATE) as weights:
         address = ctypes.addressof(ctypes.c_char.from_buffer(weights))
         weights[0]
-        touched = Touched()
+        touched = TouchedPages()
         touched.look()
     assert holds(touched.files, address)
     assert not holds(touched.files, address + 4000 * PAGE)
@@ -88,9 +88,9 @@ def test_the_end_of_the_warm_up_is_the_end_of_the_copy_even_when_it_raises() -> 
     children = Path(f"/proc/self/task/{os.getpid()}/children")
     before = children.read_text()
     with pytest.raises(ZeroDivisionError):
-        Touched().watch(lambda: sys.exit(1 // 0))
+        TouchedPages().watch(lambda: sys.exit(1 // 0))
     assert children.read_text() == before
 
 
 def test_ranges_that_are_gone_are_no_error() -> None:
-    Touched(written=[(16 * PAGE, PAGE)], files=[(32 * PAGE, PAGE)]).bring_in()
+    TouchedPages(written=[(16 * PAGE, PAGE)], files=[(32 * PAGE, PAGE)]).bring_in()

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 
-from pilotlight.spec import FunctionKind, FunctionSpec, MethodSpec
-from pilotlight.worker.arguments import Binder
-from pilotlight.worker.proof import Known, ProofFailed, compare, digest
-from pilotlight.worker.target import Method, Style
+from pilotlight.spec.function import FunctionKind, FunctionSpec, MethodSpec
+from pilotlight.worker.user_code.arguments import Binder
+from pilotlight.worker.user_code.example_check import ExpectedAnswer, ProofFailed, compare, digest
+from pilotlight.worker.user_code.target import Method, Style
 from tests.fakes.fake_shim import function_spec
 from tests.fakes.freezing_shim import FreezingShim
 
@@ -125,7 +125,7 @@ def method(call: Callable[..., Any], *, check: Callable[[Any, Any], Any] | None 
 
 def asked(one: Method) -> list[str]:
     """Its notes, when it is asked as a warm-up and then as a proof."""
-    known = Known.of(one, one.call())
+    known = ExpectedAnswer.of(one, one.call())
     return compare({"m": one}, {"m": known}, lambda m: m.call())
 
 
@@ -180,10 +180,12 @@ def test_check_decides_where_it_is_given() -> None:
 
 def test_only_answers_with_a_check_are_kept() -> None:
     big = list(range(10_000))
-    assert Known.of(method(lambda: big), big).value is None
-    assert len(Known.of(method(lambda: big), big).shown) <= 200
+    assert ExpectedAnswer.of(method(lambda: big), big).value is None
+    assert len(ExpectedAnswer.of(method(lambda: big), big).shown) <= 200
     assert (
-        Known.of(method(lambda: big, check=lambda answer, expected: answer == expected), big).value
+        ExpectedAnswer.of(
+            method(lambda: big, check=lambda answer, expected: answer == expected), big
+        ).value
         is big
     )
 

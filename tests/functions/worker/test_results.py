@@ -17,7 +17,7 @@ import numpy as np
 import pydantic
 import pytest
 
-from pilotlight.worker import results
+from pilotlight.worker.user_code import serialization
 
 
 class Colour(enum.Enum):
@@ -58,7 +58,7 @@ class Model(pydantic.BaseModel):
     ],
 )
 def test_json_carries_what_models_return(value: object, as_json: object) -> None:
-    assert json.loads(results.as_json(value)) == as_json
+    assert json.loads(serialization.as_json(value)) == as_json
 
 
 @pytest.mark.parametrize(
@@ -74,18 +74,18 @@ def test_json_carries_what_models_return(value: object, as_json: object) -> None
     ],
 )
 def test_what_json_cannot_carry_is_named(value: object, says: str) -> None:
-    with pytest.raises(results.Unserialisable, match=says):
-        results.as_json(value)
+    with pytest.raises(serialization.ResultNotSerializable, match=says):
+        serialization.as_json(value)
 
 
 def test_a_value_that_contains_itself_is_refused_and_harms_no_later_one() -> None:
     loop: list[object] = []
     loop.append(loop)
-    with pytest.raises(results.Unserialisable, match="contains itself"):
-        results.as_json(loop)
-    assert results.as_json([1]) == b"[1]"
+    with pytest.raises(serialization.ResultNotSerializable, match="contains itself"):
+        serialization.as_json(loop)
+    assert serialization.as_json([1]) == b"[1]"
 
 
 def test_what_cannot_be_pickled_is_named() -> None:
-    with pytest.raises(results.Unserialisable, match="lock"):
-        results.as_pickle(threading.Lock())
+    with pytest.raises(serialization.ResultNotSerializable, match="lock"):
+        serialization.as_pickle(threading.Lock())

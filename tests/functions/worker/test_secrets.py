@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from pilotlight.worker.places import UserCode
-from pilotlight.worker.secrets import Secrets, SecretTooEarly
+from pilotlight.worker.process.secrets import Secrets, SecretTooEarly
+from pilotlight.worker.user_code.source_locations import UserSource
 from tests.fakes.fake_shim import function_spec
 from tests.fakes.freezing_shim import FreezingShim
 from tests.functions.worker.test_checkpoint import call
@@ -21,7 +21,7 @@ from tests.functions.worker.test_checkpoint import call
 @pytest.fixture
 def guarded(tmp_path: Path) -> Iterator[Secrets]:
     os.environ.pop("TOKEN", None)
-    secrets = Secrets(["TOKEN"], UserCode(str(tmp_path), by_value=False), snapshot=True)
+    secrets = Secrets(["TOKEN"], UserSource(str(tmp_path), by_value=False), snapshot=True)
     secrets.guard()
     yield secrets
     secrets.lift()
@@ -83,12 +83,12 @@ def test_afterwards_the_environment_is_of_its_own_class(guarded: Secrets, tmp_pa
 
 
 def test_without_secrets_nothing_is_touched(tmp_path: Path) -> None:
-    Secrets([], UserCode(str(tmp_path), by_value=False), snapshot=True).guard()
+    Secrets([], UserSource(str(tmp_path), by_value=False), snapshot=True).guard()
     assert type(os.environ) is os._Environ
 
 
 def test_the_message_fits_a_function_without_snapshots(tmp_path: Path) -> None:
-    secrets = Secrets(["TOKEN"], UserCode(str(tmp_path), by_value=False), snapshot=False)
+    secrets = Secrets(["TOKEN"], UserSource(str(tmp_path), by_value=False), snapshot=False)
     secrets.guard()
     try:
         with pytest.raises(
@@ -101,7 +101,7 @@ def test_the_message_fits_a_function_without_snapshots(tmp_path: Path) -> None:
 
 
 def test_code_that_travelled_by_value_is_the_users(tmp_path: Path) -> None:
-    user = UserCode(str(tmp_path), by_value=True)
+    user = UserSource(str(tmp_path), by_value=True)
     assert user.holds("/home/ada/analysis.py")
     assert user.holds("<ipython-input-3-abc>")
     assert not user.holds(json.__file__)
@@ -126,7 +126,7 @@ def test_a_start_fails_with_the_name_of_the_secret(place: str, phase: str) -> No
             @pilotlight.method(example=[])
             def ask(self): return read("example")
     """
-    from pilotlight.spec import FunctionKind, MethodSpec
+    from pilotlight.spec.function import FunctionKind, MethodSpec
 
     spec = function_spec(
         qualname="Service", kind=FunctionKind.CLASS, methods=[MethodSpec(name="ask")]

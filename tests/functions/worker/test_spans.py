@@ -16,12 +16,12 @@ import httpx
 import pytest
 
 import pilotlight
-from pilotlight.policies import Objectives
+from pilotlight.core.tracing.trace_context import attempt_span_id, child_span_id
 from pilotlight.protocol import HEADER_ATTEMPT, HEADER_CALL, HEADER_FINISH, HEADER_SPANS
-from pilotlight.sdk.spans import CURRENT
-from pilotlight.spec import FunctionKind, MethodSpec
-from pilotlight.tracecontext import attempt_span_of, child_of
-from pilotlight.worker.spans import MAX_BYTES, MAX_SPANS, CallSpans
+from pilotlight.sdk.spans import CURRENT_RECORDER
+from pilotlight.spec.function import FunctionKind, MethodSpec
+from pilotlight.spec.policies import Objectives
+from pilotlight.worker.user_code.spans import MAX_BYTES, MAX_SPANS, CallSpans
 from tests.fakes.fake_shim import FakeInstance, FakeShim, function_spec
 from tests.fakes.plain_http import NO_TLS
 
@@ -227,7 +227,7 @@ async def test_a_generators_spans_come_behind_its_last_item(
 async def test_ids_count_up_from_the_span_of_the_caller(instance: FakeInstance) -> None:
     body = await told(instance, "synchronous")
     assert body is not None
-    assert [row[0] for row in body["spans"]] == [child_of(SPAN, n) for n in range(1, 5)]
+    assert [row[0] for row in body["spans"]] == [child_span_id(SPAN, n) for n in range(1, 5)]
 
 
 # -- what is told ----------------------------------------------------------------------------------
@@ -246,7 +246,11 @@ async def test_a_call_that_failed_tells_without_being_asked(instance: FakeInstan
     body = await told(instance, "raising", headers={})
     assert body is not None
     (row,) = body["spans"]
-    assert (row[0], row[2], row[5]) == (child_of(attempt_span_of(CALL), 1), "careful", "KeyError")
+    assert (row[0], row[2], row[5]) == (
+        child_span_id(attempt_span_id(CALL), 1),
+        "careful",
+        "KeyError",
+    )
 
 
 async def test_a_slow_call_tells_without_being_asked() -> None:
@@ -310,13 +314,13 @@ async def test_opentelemetry_in_user_code_sees_our_spans_as_the_current_ones(
     assert around == after == [TRACE, SPAN, True, True]
     assert inside == [TRACE, mine, True, True]
     (trace_id, span_id, _, is_sampled), *_ = await currents({HEADER_ATTEMPT: "2"})
-    assert (trace_id, span_id, is_sampled) == (CALL[4:], attempt_span_of(CALL, 2), False)
+    assert (trace_id, span_id, is_sampled) == (CALL[4:], attempt_span_id(CALL, 2), False)
 
 
 # -- outside ---------------------------------------------------------------------------------------
 def test_outside_a_call_a_span_does_nothing() -> None:
     with pilotlight.span("nothing", a=1) as one, pilotlight.span("inside"):
-        assert (one.id, CURRENT.get()) == ("", None)
+        assert (one.id, CURRENT_RECORDER.get()) == ("", None)
 
     @pilotlight.span("call")
     def double(x: int) -> int:
@@ -336,27 +340,27 @@ def test_a_generator_is_no_function_to_decorate() -> None:
 def test_spans_that_end_out_of_order_leave_the_outer_one_current() -> None:
     def act() -> None:
         spans = CallSpans(CALL, SAMPLED["traceparent"].encode())
-        CURRENT.set(spans)
+        CURRENT_RECORDER.set(spans)
         first, second = pilotlight.span("first"), pilotlight.span("second")
         first.__enter__()
         second.__enter__()
         first.__exit__(None, None, None)
-        assert CURRENT.get() is second
+        assert CURRENT_RECORDER.get() is second
         second.__exit__(None, None, None)
-        assert CURRENT.get() is spans
+        assert CURRENT_RECORDER.get() is spans
 
     contextvars.copy_context().run(act)
 
 
 def test_a_span_that_ends_in_another_thread_leaves_its_context_alone() -> None:
     def act() -> None:
-        CURRENT.set(CallSpans(CALL))
+        CURRENT_RECORDER.set(CallSpans(CALL))
         one = pilotlight.span("one")
         one.__enter__()
         thread = threading.Thread(target=one.__exit__, args=(None, None, None))
         thread.start()
         thread.join()
-        assert CURRENT.get() is one
+        assert CURRENT_RECORDER.get() is one
         with pilotlight.span("two") as two:
             assert two.parent == one.id
 

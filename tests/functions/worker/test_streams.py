@@ -20,7 +20,7 @@ from pilotlight.protocol import (
     HEADER_FINISH,
     HEADER_OUTCOME,
 )
-from pilotlight.spec import FunctionKind, MethodSpec
+from pilotlight.spec.function import FunctionKind, MethodSpec
 from tests.fakes.fake_shim import (
     PICKLED,
     FakeInstance,

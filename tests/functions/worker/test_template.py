@@ -13,7 +13,7 @@ import cloudpickle  # type: ignore[import-untyped]  # ships none
 import httpx
 import pytest
 
-from pilotlight.spec import FunctionKind, FunctionSpec, MethodSpec
+from pilotlight.spec.function import FunctionKind, FunctionSpec, MethodSpec
 from tests.fakes.fake_shim import (
     FakeInstance,
     FakeShim,

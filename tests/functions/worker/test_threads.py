@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 import pytest
 
-from pilotlight.worker.deadlines import Deadlines
-from pilotlight.worker.faults import CallCancelled
-from pilotlight.worker.threads import CallThread, CallThreads, Outcome
+from pilotlight.worker.http.execution_deadlines import ExecutionDeadlines
+from pilotlight.worker.process.call_threads import CallThread, CallThreads, Outcome
+from pilotlight.worker.user_code.user_errors import CallCancelled
 from tests.snapshotter.cuda import virtual_time
 
 
@@ -82,7 +82,7 @@ class Timed:
 
 def test_deadlines_expire_in_any_order_and_not_when_forgotten() -> None:
     async def story() -> None:
-        deadlines = Deadlines()
+        deadlines = ExecutionDeadlines()
         late, early, forgotten = Timed(), Timed(), Timed()
         deadlines.watch(late, seconds=0.02)
         deadlines.watch(forgotten, seconds=0.001)
@@ -92,6 +92,6 @@ def test_deadlines_expire_in_any_order_and_not_when_forgotten() -> None:
         assert not late.expired.is_set()
         await late.expired.wait()
         assert not forgotten.expired.is_set()
-        assert repr(deadlines) == "<Deadlines watching=0>"
+        assert repr(deadlines) == "<ExecutionDeadlines watching=0>"
 
     virtual_time.run(story())

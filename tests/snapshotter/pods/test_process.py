@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from pilotlight.seal import PlatformKey
-from snapshotter.grants import KEY_LABEL, Grants
+from pilotlight.core.crypto import PlatformKey
+from snapshotter.agent.launch_signature import KEY_LABEL, LaunchSigner
 from tests.fakes.agent_home import REPOSITORY, AgentHome
 from tests.fakes.fake_shim import function_spec
 from tests.fakes.launched_pod import pod
@@ -24,7 +24,7 @@ async def test_the_agent_of_a_node_serves_its_pods(short_tmp: Path, restores: st
     node = short_tmp / "tenants"
     (node / "t-1").mkdir(parents=True)
     key = short_tmp / "key"
-    grants = Grants(PlatformKey.load_or_create(key).derived(KEY_LABEL))
+    grants = LaunchSigner(PlatformKey.load_or_create(key).derived(KEY_LABEL))
     config = short_tmp / "platform.yaml"
     config.write_text(
         f"platform: {{home: {home.paths.home}, run: {home.paths.run}, key_file: {key}}}\n"

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 from pathlib import Path
 
-from snapshotter.background_tasks import BackgroundTasks
+from pilotlight.core.background_tasks import BackgroundTasks
 from snapshotter.images.bundles import Bundles
 from snapshotter.pods.tenant_mounts import TenantMounts
 from tests.weight_cache.models import put_model

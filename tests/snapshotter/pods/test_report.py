@@ -14,13 +14,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from pilotlight.seal import PlatformKey
-from snapshotter.pods.node_report import Reporter, memory_of_node, node_name, platform_token
+from pilotlight.core.crypto import PlatformKey
+from pilotlight.core.settings import SettingsInvalid
+from pilotlight.core.transport import Endpoint
+from snapshotter.agent.node_report import Reporter, memory_of_node, node_name, platform_token
 from snapshotter.types import NODES_PATH, NodeReport, SnapshotInfo, SnapshotState
 from tests.fakes.gpu_memory import FakeGpuMemory, gpu
-from weight_cache.addresses import Address
-from weight_cache.errors import ProtocolError
-from weight_cache.settings import SettingsInvalid
+from weight_cache.errors import WeightCacheUnavailable
 from weight_cache.types import ModelInfo
 
 PATIENCE_S = 20.0
@@ -83,7 +83,7 @@ class Models:
     async def models(self) -> list[ModelInfo]:
         """See HotWeights."""
         if self.manifests is None:
-            raise ProtocolError("nobody answers")
+            raise WeightCacheUnavailable("nobody answers")
         return [
             ModelInfo(manifest=m, size_bytes=1, files=1, leases=0, last_used_at=float(i))
             for i, m in enumerate(self.manifests)
@@ -120,7 +120,7 @@ async def reporting(
     path: Path, models: Models, snapshots: list[SnapshotInfo], memory: FakeGpuMemory | None = None
 ) -> AsyncIterator[Reporter]:
     reporter = Reporter(
-        Address.at(path),
+        Endpoint.at(path),
         "token",
         node="node-1",
         version="1",
@@ -140,7 +140,7 @@ async def reporting(
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("snapshotter.pods.node_report.LOOK_S", 0.01)
+    monkeypatch.setattr("snapshotter.agent.node_report.LOOK_S", 0.01)
 
 
 async def test_a_node_tells_what_is_hot_the_last_used_first(short_tmp: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from pilotlight.spec import to_json
+from pilotlight.spec.function import to_json
 from snapshotter.agent.agent import Agent
 from snapshotter.agent.app import own_runtime
 from snapshotter.errors import Unsupported

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from snapshotter.background_tasks import BackgroundTasks
-from snapshotter.grants import Grants
+from pilotlight.core.background_tasks import BackgroundTasks
+from snapshotter.agent.launch_signature import LaunchSigner
 from snapshotter.images.bundles import Bundles
 from snapshotter.pods import hardlinks, tenant_listeners
 from snapshotter.pods.tenant_listeners import Tenants
@@ -24,7 +24,7 @@ from snapshotter.types import LaunchSpec, RevisionKey, WeightsMount
 from tests.fakes.bundle import pack
 from tests.fakes.gpu_memory import FakeGpuMemory, gpu
 from tests.fakes.pod_weights import GIB, FakePodWeights
-from weight_cache.errors import ManifestInvalid, ProtocolError
+from weight_cache.errors import ManifestInvalid, WeightCacheUnavailable
 
 PATIENCE_S = 20.0
 MODEL, OTHER = "a" * 64, "b" * 64
@@ -76,7 +76,7 @@ class Node:
         return self.root / "node" / "t-1"
 
     @contextlib.asynccontextmanager
-    async def agent(self, grants: Grants | None = None) -> AsyncIterator[Tenants]:
+    async def agent(self, grants: LaunchSigner | None = None) -> AsyncIterator[Tenants]:
         """Serving."""
         bundles = Bundles(self.root / "home")
         root = self.root / "node"
@@ -301,7 +301,7 @@ async def test_weights_that_are_wrong_are_refused_and_a_cache_that_restarts_is_a
 ) -> None:
     node.weights.arriving[MODEL] = asyncio.Event()
     node.weights.failures = [
-        ProtocolError("nobody answers"),
+        WeightCacheUnavailable("nobody answers"),
         ManifestInvalid("the manifest is none"),
     ]
     async with node.agent():
@@ -418,14 +418,14 @@ async def test_when_half_of_the_startup_clock_is_over_it_goes_on_all_the_same(no
 
 
 async def test_code_in_a_pod_cannot_have_what_it_only_knows_the_digest_of(node: Node) -> None:
-    grants = Grants(b"the key of nodes")
+    grants = LaunchSigner(b"the key of nodes")
     written = grants.signed(with_model(node, MODEL))
     async with node.agent(grants):
         for forged in (
             replace(written, weights=(WeightsMount(name="m0", manifest=OTHER),)),
             replace(written, memory_bytes=1 << 40),
             with_model(node, MODEL),
-            Grants(b"another key").signed(with_model(node, MODEL)),
+            LaunchSigner(b"another key").signed(with_model(node, MODEL)),
         ):
             answer = await (await node.announce(forged)).hear_last()
             assert (answer["op"], answer["code"]) == ("refused", "not_admitted")

@@ -9,12 +9,12 @@ from dataclasses import replace
 
 import pytest
 
+from snapshotter.checkpointing import requested_validation
+from snapshotter.checkpointing.requested_validation import RequestedValidations
 from snapshotter.errors import NoCapacity, ProofsBusy, SnapshotRefused, SnapshotUnknown
 from snapshotter.slots.instances import Instances
-from snapshotter.snapshots import asked
-from snapshotter.snapshots.asked import AskedProofs
 from snapshotter.starts.node_capacity import NodeCapacity
-from snapshotter.types import InstanceState, LaunchSpec, RevisionKey, Share
+from snapshotter.types import InstanceState, LaunchSpec, RevisionKey, TenantShare
 
 MIB = 1024**2
 LAUNCH = LaunchSpec(
@@ -32,7 +32,7 @@ LAUNCH = LaunchSpec(
 
 
 class World:
-    """A prover that proves when it is let (`asked.Prover`), on a node of 250 MiB.
+    """A prover that proves when it is let (`requested_validation.Prover`), on a node of 250 MiB.
 
     Attributes:
         running, most: proofs under way, and the most of them at once.
@@ -49,7 +49,7 @@ class World:
         self.failure: Exception | None = None
         self.instances = Instances()
         self.room = NodeCapacity(memory_bytes=250 * MIB)
-        self.proofs = AskedProofs(
+        self.proofs = RequestedValidations(
             self, instances=self.instances, room=self.room, clock=lambda: self.now
         )
 
@@ -124,7 +124,7 @@ async def test_a_proof_that_fails_says_what_it_cost(world: World) -> None:
 
 async def test_what_other_tenants_have_reserved_is_not_for_proofs(world: World) -> None:
     world.room.check(
-        replace(LAUNCH, memory_bytes=0), [], Share(tenant="b", reserved={"b": 200 * MIB})
+        replace(LAUNCH, memory_bytes=0), [], TenantShare(tenant="b", reserved={"b": 200 * MIB})
     )
     world.let.set()
     with pytest.raises(NoCapacity):
@@ -202,8 +202,8 @@ async def test_a_proof_for_which_there_is_no_memory_is_refused(world: World) -> 
 async def test_a_proof_has_a_deadline_of_its_own_whatever_the_startup_timeout(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert asked.MOST_S == 600
-    monkeypatch.setattr(asked, "MOST_S", 0.01)
+    assert requested_validation.MOST_S == 600
+    monkeypatch.setattr(requested_validation, "MOST_S", 0.01)
     with pytest.raises(SnapshotRefused, match="did not end"):
         await world.proofs.prove("sn-1")
     assert (world.running, world.instances.claimed_bytes()) == (0, 0)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from pilotlight.core.disk_floor import DiskFloor
 from snapshotter.errors import SnapshotUnknown
 from snapshotter.snapshots.catalog import (
     Catalog,
@@ -26,7 +27,6 @@ from snapshotter.snapshots.mapped_files import BindMounts, record
 from snapshotter.types import SnapshotState
 from tests.snapshotter.snapshots import shapes
 from tests.snapshotter.snapshots.shapes import KEY, NO_BINDS, identity, publish, ready
-from weight_cache.disk import DiskFloor
 
 
 @contextlib.asynccontextmanager

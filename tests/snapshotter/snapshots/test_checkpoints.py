@@ -8,15 +8,15 @@ from typing import Any, NoReturn, cast
 
 import pytest
 
+from snapshotter.checkpointing.checkpoints import Checkpoints
+from snapshotter.checkpointing.trial_restore import SnapshotValidator, nobody_pays
 from snapshotter.events import Events
 from snapshotter.metrics import Metrics
 from snapshotter.snapshots.catalog import Catalog
-from snapshotter.snapshots.checkpoints import Checkpoints
 from snapshotter.snapshots.components import SnapshotComponents
 from snapshotter.snapshots.predictions import Predictions
 from snapshotter.snapshots.restores import LAUNCH
 from snapshotter.snapshots.selector import SnapshotSelector
-from snapshotter.snapshots.validation import SnapshotValidator, nobody_pays
 from snapshotter.types import LaunchSpec, RevisionKey
 from tests.snapshotter.snapshots import shapes
 

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from pilotlight.core.object_store import DirectoryStore, ObjectStore, open_store
+from pilotlight.core.object_store.errors import ObjectStoreError
 from snapshotter.snapshots.catalog import Catalog, DiskBudgetExceeded, LibraryChanged
 from snapshotter.snapshots.manifest import sealed
 from snapshotter.snapshots.mapped_files import BindMounts, record
-from snapshotter.snapshots.remote_copies import Remote, RemoteError
+from snapshotter.snapshots.remote_copies import RemoteCopies, RemoteError
 from snapshotter.types import SnapshotState
 from tests.snapshotter.snapshots.shapes import FILES, KEY, NO_BINDS, identity, publish, ready
-from weight_cache.errors import ObjectStoreError
-from weight_cache.objects import DirectoryStore, ObjectStore, open_store
 
 CHUNK_BYTES = 4096
 
@@ -43,26 +43,28 @@ async def node(
     key: bytes = KEY,
     max_bytes: int = 10_000_000,
     at_once: int = 4,
-) -> AsyncIterator[Remote]:
+) -> AsyncIterator[RemoteCopies]:
     catalogue = Catalog(directory, key=key, max_bytes=max_bytes)
-    yield Remote(store, catalogue, chunk_bytes=CHUNK_BYTES, at_once=at_once)
+    yield RemoteCopies(store, catalogue, chunk_bytes=CHUNK_BYTES, at_once=at_once)
     await catalogue.aclose()
 
 
 @pytest.fixture
-async def here(tmp_path: Path, store: ObjectStore) -> AsyncIterator[Remote]:
+async def here(tmp_path: Path, store: ObjectStore) -> AsyncIterator[RemoteCopies]:
     async with node(tmp_path / "here", store) as remote:
         yield remote
 
 
 @pytest.fixture
-async def there(tmp_path: Path, store: ObjectStore) -> AsyncIterator[Remote]:
+async def there(tmp_path: Path, store: ObjectStore) -> AsyncIterator[RemoteCopies]:
     async with node(tmp_path / "there", store) as remote:
         yield remote
 
 
 # -- copies ----------------------------------------------------------------------------------------
-async def test_another_node_fetches_what_was_pushed(here: Remote, there: Remote) -> None:
+async def test_another_node_fetches_what_was_pushed(
+    here: RemoteCopies, there: RemoteCopies
+) -> None:
     snapshot = await ready(here._catalogue)
     pushed = await here.push(snapshot)
     assert pushed.sent > 3  # of two equal chunks the second may find the first
@@ -80,12 +82,14 @@ async def test_another_node_fetches_what_was_pushed(here: Remote, there: Remote)
     assert await there.fetch(identity()) is not None  # once more
 
 
-async def test_nothing_is_there_for_another_identity(here: Remote, there: Remote) -> None:
+async def test_nothing_is_there_for_another_identity(
+    here: RemoteCopies, there: RemoteCopies
+) -> None:
     await here.push(await ready(here._catalogue))
     assert await there.fetch(identity(kernel="6.99")) is None
 
 
-async def test_what_is_there_is_not_sent_again(here: Remote, store: ObjectStore) -> None:
+async def test_what_is_there_is_not_sent_again(here: RemoteCopies, store: ObjectStore) -> None:
     snapshot = await ready(here._catalogue)
     first = await here.push(snapshot)
     chunks = await store.keys("chunks/")
@@ -123,7 +127,9 @@ async def test_a_push_that_was_cut_off_goes_on_from_there_and_leaves_no_record(
         assert await here.push_quietly(snapshot)
 
 
-async def test_a_missing_chunk_is_refused(here: Remote, there: Remote, store: ObjectStore) -> None:
+async def test_a_missing_chunk_is_refused(
+    here: RemoteCopies, there: RemoteCopies, store: ObjectStore
+) -> None:
     await here.push(await ready(here._catalogue))
     await store.delete((await store.keys("chunks/"))[0])
     await refused(there, "missing")
@@ -131,7 +137,7 @@ async def test_a_missing_chunk_is_refused(here: Remote, there: Remote, store: Ob
 
 @pytest.mark.parametrize("harm", ["truncated", "longer", "altered", "swapped"])
 async def test_a_damaged_chunk_is_refused(
-    here: Remote, there: Remote, store: ObjectStore, harm: str
+    here: RemoteCopies, there: RemoteCopies, store: ObjectStore, harm: str
 ) -> None:
     await here.push(await ready(here._catalogue))
     key, other = (await store.keys("chunks/"))[:2]
@@ -149,7 +155,7 @@ async def test_a_damaged_chunk_is_refused(
     await refused(there, "bytes|another content")
 
 
-async def refused(there: Remote, reason: str) -> None:
+async def refused(there: RemoteCopies, reason: str) -> None:
     with pytest.raises(RemoteError, match=reason):
         await there.fetch(identity())
     assert list(there._catalogue) == []
@@ -157,7 +163,7 @@ async def refused(there: Remote, reason: str) -> None:
 
 
 async def test_a_record_of_another_platform_is_refused(
-    here: Remote, store: ObjectStore, tmp_path: Path
+    here: RemoteCopies, store: ObjectStore, tmp_path: Path
 ) -> None:
     await here.push(await ready(here._catalogue))
     async with node(tmp_path / "other", store, key=b"o" * 32) as other:
@@ -165,7 +171,7 @@ async def test_a_record_of_another_platform_is_refused(
 
 
 async def test_an_altered_record_is_refused(
-    here: Remote, there: Remote, store: ObjectStore
+    here: RemoteCopies, there: RemoteCopies, store: ObjectStore
 ) -> None:
     await here.push(await ready(here._catalogue))
     (key,) = await store.keys("snapshots/")
@@ -175,7 +181,7 @@ async def test_an_altered_record_is_refused(
 
 
 async def test_a_record_under_another_name_is_refused(
-    here: Remote, there: Remote, store: ObjectStore
+    here: RemoteCopies, there: RemoteCopies, store: ObjectStore
 ) -> None:
     snapshot = await ready(here._catalogue, identity=identity(kernel="5.4"))
     await here.push(snapshot)
@@ -186,7 +192,7 @@ async def test_a_record_under_another_name_is_refused(
 
 
 async def test_a_signed_record_whose_pieces_do_not_fit_is_refused(
-    here: Remote, there: Remote, store: ObjectStore
+    here: RemoteCopies, there: RemoteCopies, store: ObjectStore
 ) -> None:
     await here.push(await ready(here._catalogue))
     (key,) = await store.keys("snapshots/")
@@ -201,7 +207,7 @@ async def test_a_signed_record_whose_pieces_do_not_fit_is_refused(
 
 
 async def test_pieces_in_another_order_are_refused(
-    here: Remote, there: Remote, store: ObjectStore
+    here: RemoteCopies, there: RemoteCopies, store: ObjectStore
 ) -> None:
     images = {"pages-1.img": os.urandom(CHUNK_BYTES * 2)}
     await here.push(await ready(here._catalogue, images=images))
@@ -214,7 +220,7 @@ async def test_pieces_in_another_order_are_refused(
 
 
 async def test_one_bad_record_does_not_hide_a_good_one(
-    here: Remote, there: Remote, store: ObjectStore
+    here: RemoteCopies, there: RemoteCopies, store: ObjectStore
 ) -> None:
     snapshot = await ready(here._catalogue)
     await here.push(snapshot)
@@ -224,14 +230,14 @@ async def test_one_bad_record_does_not_hide_a_good_one(
     assert found.id == snapshot.id
 
 
-async def test_an_unproven_copy_is_not_fetched(here: Remote, there: Remote) -> None:
+async def test_an_unproven_copy_is_not_fetched(here: RemoteCopies, there: RemoteCopies) -> None:
     await here.push(await publish(here._catalogue))
     assert await there.fetch(identity()) is None
 
 
 @pytest.mark.slow  # an S3 server that is slow
 async def test_a_copy_that_was_quarantined_here_is_not_fetched_again(
-    here: Remote, there: Remote
+    here: RemoteCopies, there: RemoteCopies
 ) -> None:
     await here.push(await ready(here._catalogue))
     found = await there.fetch(identity())
@@ -241,7 +247,7 @@ async def test_a_copy_that_was_quarantined_here_is_not_fetched_again(
 
 
 async def test_a_copy_whose_libraries_differ_here_is_not_transferred(
-    here: Remote, there: Remote, tmp_path: Path
+    here: RemoteCopies, there: RemoteCopies, tmp_path: Path
 ) -> None:
     library = tmp_path / "libm.so"
     library.write_bytes(b"one version")
@@ -257,7 +263,7 @@ async def test_a_copy_whose_libraries_differ_here_is_not_transferred(
 
 
 async def test_a_copy_that_does_not_fit_is_not_transferred(
-    here: Remote, store: ObjectStore, tmp_path: Path
+    here: RemoteCopies, store: ObjectStore, tmp_path: Path
 ) -> None:
     await here.push(await ready(here._catalogue))
     async with node(tmp_path / "small", store, max_bytes=1000) as small:
@@ -266,7 +272,7 @@ async def test_a_copy_that_does_not_fit_is_not_transferred(
 
 
 async def test_a_rebuilt_snapshot_replaces_its_copy_and_shared_pieces_stay(
-    here: Remote, there: Remote, store: ObjectStore
+    here: RemoteCopies, there: RemoteCopies, store: ObjectStore
 ) -> None:
     await here.push(await ready(here._catalogue))
     before = await store.keys("chunks/")
@@ -281,7 +287,7 @@ async def test_a_rebuilt_snapshot_replaces_its_copy_and_shared_pieces_stay(
 
 
 async def test_forgetting_removes_what_no_other_copy_names(
-    here: Remote, there: Remote, store: ObjectStore
+    here: RemoteCopies, there: RemoteCopies, store: ObjectStore
 ) -> None:
     one = await ready(here._catalogue)
     two = await ready(
@@ -301,7 +307,7 @@ async def test_forgetting_removes_what_no_other_copy_names(
     assert await store.keys("") == []
 
 
-async def test_a_damaged_snapshot_is_not_pushed(here: Remote, store: ObjectStore) -> None:
+async def test_a_damaged_snapshot_is_not_pushed(here: RemoteCopies, store: ObjectStore) -> None:
     snapshot = await ready(here._catalogue)
     (snapshot.images / "pages-1.img").write_bytes(b"damaged")
     assert not await here.push_quietly(snapshot)
@@ -310,7 +316,9 @@ async def test_a_damaged_snapshot_is_not_pushed(here: Remote, store: ObjectStore
 
 
 @pytest.mark.slow  # an S3 server that is slow
-async def test_a_fetch_that_is_cancelled_leaves_nothing(here: Remote, there: Remote) -> None:
+async def test_a_fetch_that_is_cancelled_leaves_nothing(
+    here: RemoteCopies, there: RemoteCopies
+) -> None:
     await here.push(await ready(here._catalogue))
     fetching = asyncio.create_task(there.fetch(identity()))
     await asyncio.sleep(0.01)

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from weight_cache.errors import ObjectChanged, ObjectMissing, ObjectStoreError
-from weight_cache.objects import DirectoryStore
+from pilotlight.core.object_store import DirectoryStore
+from pilotlight.core.object_store.errors import ObjectChanged, ObjectNotFound, ObjectStoreError
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ async def test_a_root_that_is_no_directory_is_an_error(tmp_path: Path) -> None:
     store = DirectoryStore(tmp_path / "file")
     with pytest.raises(ObjectStoreError, match="cannot be written"):
         await store.put("k", b"")
-    with pytest.raises(ObjectMissing):
+    with pytest.raises(ObjectNotFound):
         await store.get("k", max_bytes=1)
     assert await store.info("k") is None
     await store.delete("k")
@@ -99,7 +99,7 @@ async def test_an_object_that_changes_in_place_is_noticed(store: DirectoryStore)
 KILLED = """
 import asyncio, os, sys
 from pathlib import Path
-from weight_cache.objects import DirectoryStore
+from pilotlight.core.object_store import DirectoryStore
 os.fsync = lambda descriptor: os.kill(os.getpid(), 9)  # what was written is not on the disk yet
 asyncio.run(DirectoryStore(Path(sys.argv[1])).put("k", b"new"))
 """

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from weight_cache.objects.once import Once
+from pilotlight.core.object_store.async_once import AsyncOnce
 
 
 async def test_all_who_need_it_get_the_same() -> None:
@@ -17,7 +17,7 @@ async def test_all_who_need_it_get_the_same() -> None:
         made.append(object())
         return made[-1]
 
-    once = Once(make)
+    once = AsyncOnce(make)
     assert once.value is None
     assert set(await asyncio.gather(*(once.get() for _ in range(5)))) == set(made)
     assert len(made) == 1
@@ -31,7 +31,7 @@ async def test_a_caller_that_leaves_does_not_stop_it() -> None:
         await go.wait()
         return "it"
 
-    once = Once(make)
+    once = AsyncOnce(make)
     first, second = asyncio.create_task(once.get()), asyncio.create_task(once.get())
     await asyncio.sleep(0)
     first.cancel()
@@ -50,7 +50,7 @@ async def test_what_failed_is_made_again() -> None:
             raise OSError("not now")
         return "it"
 
-    once = Once(make)
+    once = AsyncOnce(make)
     with pytest.raises(OSError, match="not now"):
         await once.get()
     assert await once.get() == "it"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from weight_cache.errors import ObjectStoreError, ObjectStoreUnavailable
-from weight_cache.objects.retries import FIRST_PAUSE_S, insistent
+from pilotlight.core.object_store.errors import ObjectStoreError, ObjectStoreUnavailable
+from pilotlight.core.object_store.retries import FIRST_PAUSE_S, retry_unavailable
 
 
 class Work:
@@ -33,7 +33,7 @@ def failures(number: int) -> list[ObjectStoreUnavailable]:
 
 async def test_pauses_grow_and_are_bounded() -> None:
     work, pauses = Work(*failures(9)), Pauses()
-    assert await insistent(work, attempts=10, longest_pause_s=3.0, pause=pauses) == "answer"
+    assert await retry_unavailable(work, attempts=10, longest_pause_s=3.0, pause=pauses) == "answer"
     bounds = [min(3.0, FIRST_PAUSE_S * 2**i) for i in range(9)]
     assert work.calls == 10
     assert all(pause <= bound for pause, bound in zip(sorted(pauses), bounds, strict=False))
@@ -42,19 +42,19 @@ async def test_pauses_grow_and_are_bounded() -> None:
 async def test_pauses_differ_between_callers() -> None:
     pauses = Pauses()
     for _ in range(20):
-        await insistent(Work(*failures(1)), attempts=2, pause=pauses)
+        await retry_unavailable(Work(*failures(1)), attempts=2, pause=pauses)
     assert len(set(pauses)) > 1
 
 
 async def test_the_last_failure_is_told() -> None:
     work = Work(*failures(5))
     with pytest.raises(ObjectStoreUnavailable, match="2"):
-        await insistent(work, attempts=3, pause=Pauses())
+        await retry_unavailable(work, attempts=3, pause=Pauses())
     assert work.calls == 3
 
 
 async def test_what_is_final_is_not_asked_again() -> None:
     work = Work(ObjectStoreError("no"))
     with pytest.raises(ObjectStoreError, match="no"):
-        await insistent(work, attempts=3, pause=Pauses())
+        await retry_unavailable(work, attempts=3, pause=Pauses())
     assert work.calls == 1

@@ -17,15 +17,16 @@ import pytest
 from tests.fakes.ports import free_ports
 from tests.fakes.trees import remove_tree
 from weight_cache.client import WeightCacheClient
-from weight_cache.manifest import CHUNK_BYTES, build_manifest
-from weight_cache.peers import wire
+from weight_cache.manifest import CHUNK_BYTES
+from weight_cache.peers import http1
+from weight_cache.sources.manifest_builder import build_manifest
 from weight_cache.types import LoadProgress
 
 REPOSITORY = Path(__file__).parents[3]
 PATIENTLY = """
 import runpy
-from weight_cache.peers import exchange
-exchange.WAIT_S = 60.0
+from weight_cache.peers import fetcher
+fetcher.WAIT_S = 60.0
 runpy.run_module("weight_cache", run_name="__main__", alter_sys=True)
 """
 """The daemon; it waits for a neighbour that is about to have a chunk, however busy the machine
@@ -125,8 +126,8 @@ def upload(blobs: Path, model: Path, content: bytes) -> str:
 
 async def status_without_ticket(port: int) -> int:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(wire.request_head("/v1/holdings", {"Host": "x"}))
-    head = await wire.read_head(reader)
+    writer.write(http1.request_head("/v1/holdings", {"Host": "x"}))
+    head = await http1.read_head(reader)
     writer.close()
     return head.status
 

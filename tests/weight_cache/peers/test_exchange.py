@@ -15,10 +15,10 @@ import pytest
 from tests.fakes.neighbour_nodes import KEY, Behaviour, NeighbourNode, Street, bad_peer, street
 from tests.fakes.origins import MemoryOrigin
 from tests.weight_cache.models import chunked, digest_of, put_model
+from weight_cache.fetch.peer_source import ChunkRequest
 from weight_cache.manifest import CHUNK_BYTES, ManifestFile
-from weight_cache.neighbours import Wanted
-from weight_cache.peers import wire
-from weight_cache.peers.standing import Failure
+from weight_cache.peers import http1
+from weight_cache.peers.peer_health import PeerFailure
 
 FILLS = [bytes([n]) for n in range(1, 250)]
 SMALL = {f"part-{n}": bytes([n]) * (1000 + n) for n in range(12)}
@@ -74,7 +74,7 @@ async def test_cold_nodes_read_each_chunk_from_the_origin_once_together(
     nodes: Street, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
     # a node that is slow or busy is not waited for: not the case here
-    monkeypatch.setattr("weight_cache.peers.exchange.WAIT_S", 60.0)
+    monkeypatch.setattr("weight_cache.peers.fetcher.WAIT_S", 60.0)
     fleet = [await nodes.node(uploads_at_once=64) for _ in range(count)]
     name = put_model(nodes.origin, {**SMALL, "large": chunked(b"x")})
     paths = await asyncio.gather(*(hold(node, name) for node in fleet))
@@ -107,7 +107,7 @@ async def test_a_manifest_that_lands_while_it_is_looked_for_is_given(
     second = await nodes.node()
     [peer] = second.station.neighbourhood.holders(name, name)
     answer = await second.station.exchange._ask(
-        peer, Wanted(digest=name, index=None, length_bytes=10**6, sha256=name)
+        peer, ChunkRequest(digest=name, index=None, length_bytes=10**6, sha256=name)
     )
     assert answer is not None
     assert hashlib.sha256(answer.body).hexdigest() == name
@@ -160,71 +160,71 @@ async def test_a_node_gives_what_is_verified_of_a_file_that_is_half_here(nodes: 
     assert second.origin.reads == 0
 
 
-async def flipped(request: wire.Request, writer: asyncio.StreamWriter) -> None:
-    writer.write(wire.answer_head(200, 1000) + b"!" * 1000)
+async def flipped(request: http1.Request, writer: asyncio.StreamWriter) -> None:
+    writer.write(http1.response_head(200, 1000) + b"!" * 1000)
 
 
-async def silent(request: wire.Request, writer: asyncio.StreamWriter) -> None:
+async def silent(request: http1.Request, writer: asyncio.StreamWriter) -> None:
     await asyncio.sleep(3600)
 
 
-async def reset_midway(request: wire.Request, writer: asyncio.StreamWriter) -> None:
-    writer.write(wire.answer_head(200, 1000) + b"!" * 500)
+async def reset_midway(request: http1.Request, writer: asyncio.StreamWriter) -> None:
+    writer.write(http1.response_head(200, 1000) + b"!" * 500)
     await writer.drain()
     writer.transport.abort()
 
 
-async def closed_early(request: wire.Request, writer: asyncio.StreamWriter) -> None:
-    writer.write(wire.answer_head(200, 1000) + b"!" * 500)
+async def closed_early(request: http1.Request, writer: asyncio.StreamWriter) -> None:
+    writer.write(http1.response_head(200, 1000) + b"!" * 500)
     writer.close()
 
 
-async def endless(request: wire.Request, writer: asyncio.StreamWriter) -> None:
-    writer.write(wire.answer_head(200, 10**12))
+async def endless(request: http1.Request, writer: asyncio.StreamWriter) -> None:
+    writer.write(http1.response_head(200, 10**12))
 
 
-async def busy(request: wire.Request, writer: asyncio.StreamWriter) -> None:
-    writer.write(wire.answer_head(503, 0))
+async def busy(request: http1.Request, writer: asyncio.StreamWriter) -> None:
+    writer.write(http1.response_head(503, 0))
 
 
-async def refusing(request: wire.Request, writer: asyncio.StreamWriter) -> None:
-    writer.write(wire.answer_head(401, 0))
+async def refusing(request: http1.Request, writer: asyncio.StreamWriter) -> None:
+    writer.write(http1.response_head(401, 0))
 
 
-async def absent(request: wire.Request, writer: asyncio.StreamWriter) -> None:
-    writer.write(wire.answer_head(404, 0))
+async def absent(request: http1.Request, writer: asyncio.StreamWriter) -> None:
+    writer.write(http1.response_head(404, 0))
 
 
-async def babbling(request: wire.Request, writer: asyncio.StreamWriter) -> None:
+async def babbling(request: http1.Request, writer: asyncio.StreamWriter) -> None:
     writer.write(b"220 mail.example ESMTP\r\n\r\n")
 
 
-async def pointing_nowhere(request: wire.Request, writer: asyncio.StreamWriter) -> None:
-    writer.write(wire.answer_head(303, 0, {"Pilotlight-At": "f" * 32}))
+async def pointing_nowhere(request: http1.Request, writer: asyncio.StreamWriter) -> None:
+    writer.write(http1.response_head(303, 0, {"Pilotlight-At": "f" * 32}))
 
 
-async def promising(request: wire.Request, writer: asyncio.StreamWriter) -> None:
-    writer.write(wire.answer_head(202, 0))
+async def promising(request: http1.Request, writer: asyncio.StreamWriter) -> None:
+    writer.write(http1.response_head(202, 0))
 
 
 @pytest.mark.parametrize(
     "behaviour, failure",
     [
-        (flipped, Failure.WRONG),
-        (silent, Failure.SLOW),
-        (reset_midway, Failure.BROKEN),
-        (closed_early, Failure.BROKEN),
-        (endless, Failure.BROKEN),
-        (busy, Failure.BUSY),
-        (refusing, Failure.REFUSED),
-        (absent, Failure.ABSENT),
-        (babbling, Failure.BROKEN),
+        (flipped, PeerFailure.WRONG),
+        (silent, PeerFailure.SLOW),
+        (reset_midway, PeerFailure.BROKEN),
+        (closed_early, PeerFailure.BROKEN),
+        (endless, PeerFailure.BROKEN),
+        (busy, PeerFailure.BUSY),
+        (refusing, PeerFailure.REFUSED),
+        (absent, PeerFailure.ABSENT),
+        (babbling, PeerFailure.BROKEN),
         (pointing_nowhere, None),
         (promising, None),
     ],
 )
 async def test_whatever_a_peer_does_the_origin_is_next_and_the_file_right(
-    nodes: Street, behaviour: Behaviour, failure: Failure | None
+    nodes: Street, behaviour: Behaviour, failure: PeerFailure | None
 ) -> None:
     node = await nodes.node(
         answer_s=0.3 if behaviour in (silent, pointing_nowhere, promising) else 20.0
@@ -243,7 +243,7 @@ async def test_a_peer_that_gives_wrong_bytes_is_named_and_not_asked_again(nodes:
     node = await nodes.node()
     asked = 0
 
-    async def lie(request: wire.Request, writer: asyncio.StreamWriter) -> None:
+    async def lie(request: http1.Request, writer: asyncio.StreamWriter) -> None:
         nonlocal asked
         asked += 1
         await flipped(request, writer)
@@ -261,7 +261,7 @@ async def test_a_peer_that_gives_wrong_bytes_is_named_and_not_asked_again(nodes:
         }
         assert samples["pilotlight_weights_peer_distrusted", address] == 1
         assert samples["pilotlight_weights_peer_failures_total", "wrong"] == 1
-        await nodes.look_around()
+        await nodes.refresh()
         # a good word does not bring trust back
         assert (address, "distrusted") in node.station.neighbourhood.states()
 
@@ -273,7 +273,7 @@ async def test_a_dead_peer_costs_its_askers_one_deadline(nodes: Street) -> None:
         await nodes.join(address)
         await hold(node, name)
         # those that asked at once, before the first was given up
-        assert node.station.neighbourhood.failures[Failure.SLOW] <= 9
+        assert node.station.neighbourhood.failures[PeerFailure.SLOW] <= 9
 
 
 async def test_a_node_that_dies_midway_is_replaced_by_the_origin(nodes: Street) -> None:
@@ -289,9 +289,9 @@ async def test_a_node_that_dies_midway_is_replaced_by_the_origin(nodes: Street) 
 async def ask(address: str, target: str, headers: dict[str, str]) -> tuple[int, bytes]:
     host, _, port = address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
-    writer.write(wire.request_head(target, headers))
-    head = await wire.read_head(reader)
-    body = await wire.read_body(reader, head.length_bytes)
+    writer.write(http1.request_head(target, headers))
+    head = await http1.read_head(reader)
+    body = await http1.read_body(reader, head.length_bytes)
     writer.close()
     return head.status, body
 
@@ -346,14 +346,14 @@ async def test_uploads_beyond_the_limit_are_sent_away(nodes: Street) -> None:
     async with first.station.server._turns:  # somebody slow is being served
         assert content(await hold(second, name)) == SMALL
     assert first.station.server.served.busy > 0
-    assert second.station.neighbourhood.failures[Failure.BUSY] > 0
+    assert second.station.neighbourhood.failures[PeerFailure.BUSY] > 0
 
 
 async def test_a_node_among_its_own_peers_knows_itself(nodes: Street) -> None:
     node = await nodes.node()
     assert list(node.station.neighbourhood.states()) == []
     assert node.station.neighbourhood.owner("any") is None
-    assert repr(node.station.neighbourhood) == "<Neighbourhood known=0 of 1>"
+    assert repr(node.station.neighbourhood) == "<PeerMembership known=0 of 1>"
 
 
 async def test_a_file_that_somebody_touched_is_not_given(nodes: Street) -> None:
@@ -365,7 +365,7 @@ async def test_a_file_that_somebody_touched_is_not_given(nodes: Street) -> None:
     assert node.store.shelf.chunk(digest_of(b"right"), 0) is None
     other = await nodes.node()
     assert content(await hold(other, name)) == {"file": b"right"}
-    assert other.station.neighbourhood.failures[Failure.WRONG] == 0
+    assert other.station.neighbourhood.failures[PeerFailure.WRONG] == 0
 
 
 async def test_cancelling_a_lease_leaves_nothing_on_its_way(nodes: Street) -> None:
@@ -378,7 +378,9 @@ async def test_cancelling_a_lease_leaves_nothing_on_its_way(nodes: Street) -> No
         task.cancel()
     await asyncio.wait(arriving)
     assert (
-        repr(first.station._under_way) == repr(second.station._under_way) == "<UnderWay 0 pieces>"
+        repr(first.station._under_way)
+        == repr(second.station._under_way)
+        == "<InFlightChunks 0 pieces>"
     )
     nodes.origin.gate = None
     assert content(await hold(second, name)) == SMALL

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from weight_cache.configuration import WeightCacheSettings
-from weight_cache.peers.members import Members, split
+from weight_cache.peers.discovery import PeerDiscovery, split_host_port
+from weight_cache.settings import WeightCacheSettings
 
 
 async def test_a_list_stands_for_itself_each_once() -> None:
-    assert await Members(["a:1", "b:2", "a:1"]).addresses() == ("a:1", "b:2")
+    assert await PeerDiscovery(["a:1", "b:2", "a:1"]).addresses() == ("a:1", "b:2")
 
 
 async def test_a_name_stands_for_what_it_resolves_to() -> None:
-    assert "127.0.0.1:8705" in await Members("dns:localhost:8705").addresses()
+    assert "127.0.0.1:8705" in await PeerDiscovery("dns:localhost:8705").addresses()
 
 
 async def test_a_name_that_cannot_be_resolved_stands_for_what_it_stood_for() -> None:
-    members = Members("dns:nobody.invalid:8705")
+    members = PeerDiscovery("dns:nobody.invalid:8705")
     assert await members.addresses() == ()
     members._last = ("10.0.0.7:8705",)
     assert await members.addresses() == ("10.0.0.7:8705",)
@@ -32,13 +32,13 @@ async def test_a_name_that_cannot_be_resolved_stands_for_what_it_stood_for() -> 
     ],
 )
 def test_addresses_are_host_and_port(address: str, parts: tuple[str, int]) -> None:
-    assert split(address) == parts
+    assert split_host_port(address) == parts
 
 
 @pytest.mark.parametrize("wrong", ["host", "host:", ":1", "host:0", "host:65536", "host:x", ""])
 def test_what_is_no_address_is_refused(wrong: str) -> None:
     with pytest.raises(ValueError, match="is not host:port"):
-        split(wrong)
+        split_host_port(wrong)
 
 
 @pytest.mark.parametrize(

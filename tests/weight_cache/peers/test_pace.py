@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.fakes.clock import ManualClock
-from weight_cache.peers.pace import Pace
+from weight_cache.peers.bandwidth_limit import BandwidthLimiter
 
 
 @pytest.fixture
@@ -13,11 +13,11 @@ def clock() -> ManualClock:
     return ManualClock()
 
 
-def paced(clock: ManualClock, bytes_per_s: int) -> Pace:
+def paced(clock: ManualClock, bytes_per_s: int) -> BandwidthLimiter:
     async def sleep(seconds: float) -> None:
         clock.advance(seconds)
 
-    return Pace(bytes_per_s, clock=clock, sleep=sleep)
+    return BandwidthLimiter(bytes_per_s, clock=clock, sleep=sleep)
 
 
 async def test_a_long_upload_takes_its_time(clock: ManualClock) -> None:

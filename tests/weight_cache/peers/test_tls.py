@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from pilotlight.core.transport import TlsCredentials
 from tests.fakes.authority import Authority
 from tests.fakes.neighbour_nodes import KEY
 from tests.fakes.origins import MemoryOrigin
 from tests.weight_cache.models import put_model
-from weight_cache.addresses import Credentials
-from weight_cache.peers.station import Station, Terms
-from weight_cache.store import Store
+from weight_cache.peers.service import PeerService, PeerSettings
+from weight_cache.store.store import Store
 
 
-def terms(peers: list[str] | str) -> Terms:
-    return Terms(
+def terms(peers: list[str] | str) -> PeerSettings:
+    return PeerSettings(
         peers=peers,
         listen="127.0.0.1:0",
         answer_s=20,
@@ -38,10 +38,10 @@ async def test_nodes_of_one_authority_give_each_other_weights_and_nobody_else_is
     tmp_path: Path, named: str, peers: list[str] | str
 ) -> None:
     authority = Authority()
-    credentials = Credentials(authority.issue(tmp_path / "tls", named))
+    credentials = TlsCredentials(authority.issue(tmp_path / "tls", named))
     origin = MemoryOrigin()
     name = put_model(origin, {"file": b"x" * 1000})
-    first = Station(terms([]), KEY, client_tls=credentials.client_context())
+    first = PeerService(terms([]), KEY, client_tls=credentials.client_context())
     giver = Store.open(
         tmp_path / "1", origin=origin, max_bytes=10**6, clock=lambda: 5.0, neighbours=first.exchange
     )
@@ -52,7 +52,7 @@ async def test_nodes_of_one_authority_give_each_other_weights_and_nobody_else_is
         if isinstance(peers, str)
         else [peer.format(port=first.port) for peer in peers]
     )
-    second = Station(terms(there), KEY, client_tls=credentials.client_context())
+    second = PeerService(terms(there), KEY, client_tls=credentials.client_context())
     taker = Store.open(
         tmp_path / "2",
         origin=MemoryOrigin(),

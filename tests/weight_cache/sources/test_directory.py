@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from weight_cache.errors import ManifestInvalid, SourceInvalid
-from weight_cache.hashing import build_manifest
 from weight_cache.manifest import CHUNK_BYTES
 from weight_cache.sources import open_source
 from weight_cache.sources.directory import DirectorySource
+from weight_cache.sources.manifest_builder import build_manifest
 from weight_cache.sources.source import SourceFile
 
 

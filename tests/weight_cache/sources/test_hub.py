@@ -10,8 +10,8 @@ import pytest
 
 from tests.fakes.web_files import Served, WebFiles
 from weight_cache.errors import SourceInvalid
-from weight_cache.hashing import build_manifest
 from weight_cache.sources import open_source
+from weight_cache.sources.manifest_builder import build_manifest
 from weight_cache.sources.source import Source
 
 COMMIT = "c" * 40

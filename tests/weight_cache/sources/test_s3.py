@@ -12,9 +12,9 @@ import pytest
 
 from tests.fakes.s3_server import environment, fresh_bucket, s3_server
 from weight_cache.errors import SourceInvalid
-from weight_cache.hashing import build_manifest
 from weight_cache.manifest import CHUNK_BYTES
 from weight_cache.sources import open_source
+from weight_cache.sources.manifest_builder import build_manifest
 from weight_cache.sources.s3 import S3Source
 
 

@@ -14,10 +14,10 @@ import pytest
 from tests.fakes.faulty_objects import Fault, Kind, faulty_objects
 from tests.fakes.web_files import RESET, SHORT, Served, WebFiles
 from weight_cache.errors import ManifestInvalid, SourceInvalid
-from weight_cache.hashing import build_manifest
 from weight_cache.manifest import CHUNK_BYTES
 from weight_cache.sources import open_source
-from weight_cache.sources.ranges import Web
+from weight_cache.sources.http_client import RangeClient
+from weight_cache.sources.manifest_builder import build_manifest
 from weight_cache.sources.source import SourceFile
 from weight_cache.sources.web import WebSource
 
@@ -47,11 +47,11 @@ def _pauses() -> Pauses:
 
 
 @pytest.fixture(name="web")
-def _web(pauses: Pauses) -> Web:
-    return Web(pause=pauses, timeout_s=PATIENCE_S)
+def _web(pauses: Pauses) -> RangeClient:
+    return RangeClient(pause=pauses, timeout_s=PATIENCE_S)
 
 
-def opened(server: WebFiles, web: Web, *paths: str) -> tuple[WebSource, list[SourceFile]]:
+def opened(server: WebFiles, web: RangeClient, *paths: str) -> tuple[WebSource, list[SourceFile]]:
     source = WebSource([server.url + path for path in paths], web=web)
     try:
         return source, source.files()
@@ -60,7 +60,9 @@ def opened(server: WebFiles, web: Web, *paths: str) -> tuple[WebSource, list[Sou
         raise
 
 
-def test_ranges_are_asked_for_of_the_version_that_was_seen(server: WebFiles, web: Web) -> None:
+def test_ranges_are_asked_for_of_the_version_that_was_seen(
+    server: WebFiles, web: RangeClient
+) -> None:
     server.files["/m/model.bin"] = Served(content=b"0123456789", etag=TAG)
     source, (file,) = opened(server, web, "/m/model.bin")
 
@@ -84,7 +86,7 @@ def test_ranges_are_asked_for_of_the_version_that_was_seen(server: WebFiles, web
 )
 def test_a_replaced_file_is_refused(
     server: WebFiles,
-    web: Web,
+    web: RangeClient,
     tags: tuple[dict[str, str], dict[str, str]],
     *,
     is_ranged: bool,
@@ -104,7 +106,7 @@ def test_a_replaced_file_is_refused(
     source.close()
 
 
-def test_weak_tags_and_signed_addresses_do_not_last(server: WebFiles, web: Web) -> None:
+def test_weak_tags_and_signed_addresses_do_not_last(server: WebFiles, web: RangeClient) -> None:
     server.files["/weak"] = Served(content=b"x", etag='W/"v1"')
     server.files["/signed"] = Served(content=b"x", etag=TAG)
     source, files = opened(server, web, "/weak", "/signed?key=secret")
@@ -119,7 +121,7 @@ def test_weak_tags_and_signed_addresses_do_not_last(server: WebFiles, web: Web) 
 
 
 def test_a_server_without_ranges_is_read_from_begin_to_end(
-    server: WebFiles, web: Web, tmp_path: Path
+    server: WebFiles, web: RangeClient, tmp_path: Path
 ) -> None:
     content = os.urandom(CHUNK_BYTES + 10)
     (tmp_path / "big").write_bytes(content)
@@ -140,7 +142,7 @@ def test_a_server_without_ranges_is_read_from_begin_to_end(
     source.close()
 
 
-def test_what_passes_is_asked_for_again(server: WebFiles, web: Web, pauses: Pauses) -> None:
+def test_what_passes_is_asked_for_again(server: WebFiles, web: RangeClient, pauses: Pauses) -> None:
     server.files["/a"] = Served(content=b"0123456789", etag=TAG)
     source, (file,) = opened(server, web, "/a")
     server.faults.extend([500, RESET, SHORT, 503])
@@ -166,7 +168,7 @@ def test_a_server_that_is_silent_slow_or_stops_is_asked_again(pauses: Pauses, ki
             web._http.timeout = PATIENCE_S
 
         server.objects["a"] = content
-        web = Web(pause=pause, timeout_s=PATIENCE_S)
+        web = RangeClient(pause=pause, timeout_s=PATIENCE_S)
         source = WebSource([server.url("a")], web=web)
         (file,) = source.files()
         server.fail(Fault(kind=kind))
@@ -177,7 +179,7 @@ def test_a_server_that_is_silent_slow_or_stops_is_asked_again(pauses: Pauses, ki
     assert len(pauses.taken) == (0 if kind == "slow" else 1)
 
 
-def test_a_stream_that_breaks_off_is_begun_again(server: WebFiles, web: Web) -> None:
+def test_a_stream_that_breaks_off_is_begun_again(server: WebFiles, web: RangeClient) -> None:
     server.files["/a"] = Served(content=b"0123456789", is_ranged=False)
     source, (file,) = opened(server, web, "/a")
     assert source.read(file, 0, 2) == b"01"
@@ -186,7 +188,7 @@ def test_a_stream_that_breaks_off_is_begun_again(server: WebFiles, web: Web) -> 
     source.close()
 
 
-def test_a_storm_that_does_not_pass_is_told(server: WebFiles, web: Web) -> None:
+def test_a_storm_that_does_not_pass_is_told(server: WebFiles, web: RangeClient) -> None:
     server.files["/a"] = Served(content=b"x")
     server.faults.extend([503] * 5)
     with pytest.raises(SourceInvalid, match="not able to answer now"):
@@ -204,18 +206,20 @@ def test_a_storm_that_does_not_pass_is_told(server: WebFiles, web: Web) -> None:
         (400, "refused"),
     ],
 )
-def test_a_refusal_is_told_at_once(server: WebFiles, web: Web, status: int, said: str) -> None:
+def test_a_refusal_is_told_at_once(
+    server: WebFiles, web: RangeClient, status: int, said: str
+) -> None:
     server.faults.append(status)
     with pytest.raises(SourceInvalid, match=said):
         opened(server, web, "/a")
     assert len(server.seen) == 1
 
 
-def test_what_cannot_be_read_by_length_is_refused(server: WebFiles, web: Web) -> None:
+def test_what_cannot_be_read_by_length_is_refused(server: WebFiles, web: RangeClient) -> None:
     server.files["/long"] = Served(content=b"x", is_ranged=False, has_length=False)
     server.files["/packed"] = Served(content=b"x", encoding="gzip")
     with pytest.raises(SourceInvalid, match="does not tell the file's length"):
-        opened(server, Web(), "/long")
+        opened(server, RangeClient(), "/long")
     with pytest.raises(SourceInvalid, match="encodes"):
         opened(server, web, "/packed")
 
@@ -243,7 +247,7 @@ def test_a_token_is_sent_but_not_to_another_host(server: WebFiles) -> None:
         source.close()
 
 
-def test_nobody_at_home_is_told(web: Web, pauses: Pauses) -> None:
+def test_nobody_at_home_is_told(web: RangeClient, pauses: Pauses) -> None:
     source = WebSource(["http://127.0.0.1:1/a"], web=web)
     with pytest.raises(SourceInvalid, match="no proper answer"):
         source.files()

@@ -18,11 +18,11 @@ from tests.fakes.late_device import LateDevice
 from tests.weight_cache.tensors.models_on_disk import EVERY_KIND, large, same, save
 from weight_cache.errors import DeviceFailed, PoolFull, TensorsInvalid
 from weight_cache.tensors.delivery import deliver, pool_bytes, read_into, room_bytes
-from weight_cache.tensors.devices import CpuDevice, Device, device_of
+from weight_cache.tensors.devices import CpuDevice, Device, resolve_device
 from weight_cache.tensors.header import read_tensors
-from weight_cache.tensors.pieces import PIECE_BYTES, Piece
+from weight_cache.tensors.parallel_read import PieceQueue, ReadCancelled, read_exactly, run_readers
 from weight_cache.tensors.pool import Pool
-from weight_cache.tensors.reading import Cancelled, Pieces, each, read_exactly
+from weight_cache.tensors.read_plan import PIECE_BYTES, ReadPiece
 
 DEVICES: list[Callable[[], Device]] = [LateDevice, CpuDevice, lambda: CpuDevice(verify=True)]
 
@@ -151,7 +151,7 @@ def test_cancelling_stops_between_two_pieces(tmp_path: Path, pool: Pool) -> None
     cancelled = threading.Event()
     cancelled.set()
     device = LateDevice()
-    with pytest.raises(Cancelled):
+    with pytest.raises(ReadCancelled):
         deliver(
             file,
             [(tensor, device) for tensor in read_tensors(file)],
@@ -159,29 +159,29 @@ def test_cancelling_stops_between_two_pieces(tmp_path: Path, pool: Pool) -> None
             cancelled=cancelled,
         )
     assert device.sent_bytes == 0
-    with pytest.raises(Cancelled):
+    with pytest.raises(ReadCancelled):
         read_into(file, read_tensors(file), pool=pool, cancelled=cancelled)
     assert pool.used_bytes == 0
 
 
 def test_the_first_failure_stops_the_other_threads() -> None:
-    taken: list[Piece] = []
-    pieces = Pieces(
-        (Piece(offset_bytes=n, length_bytes=1, parts=()) for n in range(1_000_000)), None
+    taken: list[ReadPiece] = []
+    pieces = PieceQueue(
+        (ReadPiece(offset_bytes=n, length_bytes=1, parts=()) for n in range(1_000_000)), None
     )
     failed = threading.Event()
 
-    def works(left: Pieces) -> None:
+    def works(left: PieceQueue) -> None:
         while (piece := left.take()) is not None:
             taken.append(piece)
             failed.wait(30)
 
-    def fails(left: Pieces) -> None:
+    def fails(left: PieceQueue) -> None:
         failed.set()
         raise DeviceFailed("at once")
 
     with pytest.raises(DeviceFailed):
-        each(pieces, [works, fails])
+        run_readers(pieces, [works, fails])
     assert len(taken) < 1_000_000
     assert pieces.take() is None
 
@@ -193,19 +193,19 @@ def test_an_interrupt_of_the_caller_stops_the_threads() -> None:
     def strike(*_: object) -> None:
         raise TimeIsUp
 
-    def works(left: Pieces) -> None:
+    def works(left: PieceQueue) -> None:
         while left.take() is not None:
             pass
 
-    endless = Pieces(
-        (Piece(offset_bytes=n, length_bytes=1, parts=()) for n in itertools.count()), None
+    endless = PieceQueue(
+        (ReadPiece(offset_bytes=n, length_bytes=1, parts=()) for n in itertools.count()), None
     )
     before = signal.signal(signal.SIGALRM, strike)
     gc.disable()  # a callback of the collector would swallow what strikes inside it
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.02, 20)
         with pytest.raises(TimeIsUp):
-            each(endless, [works, works])
+            run_readers(endless, [works, works])
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
@@ -236,7 +236,7 @@ def test_a_verifying_device_notices_bytes_that_changed_behind_it() -> None:
 @pytest.mark.parametrize("where", ["meta", "nonsense:7", "mps"])
 def test_a_device_that_nothing_is_delivered_to_is_named(where: str) -> None:
     with pytest.raises(DeviceFailed, match=where.partition(":")[0]):
-        device_of(where)
+        resolve_device(where)
 
 
 # -- into the pool, to stay ------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import pytest
 
 from tests.weight_cache.tensors.models_on_disk import EVERY_KIND, save, save_in_two
 from weight_cache.errors import TensorsInvalid
-from weight_cache.tensors.files import INDEX, find_files, read_files, whereabouts
+from weight_cache.tensors.files import INDEX, find_files, read_files, tensor_locations
 
 
 def test_a_file_means_itself_and_a_directory_its_whole_model(tmp_path: Path) -> None:
@@ -26,7 +26,7 @@ def test_an_index_names_the_files_of_a_directory(tmp_path: Path) -> None:
         "model-00001-of-00002.safetensors",
         "model-00002-of-00002.safetensors",
     ]
-    assert set(whereabouts(read_files(tmp_path))) == set(EVERY_KIND)
+    assert set(tensor_locations(read_files(tmp_path))) == set(EVERY_KIND)
 
 
 def test_without_either_it_means_all_of_them(tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ def test_a_tensor_in_two_files_is_refused(tmp_path: Path) -> None:
     save(tmp_path, name="a.safetensors")
     save(tmp_path, name="b.safetensors")
     with pytest.raises(TensorsInvalid, match=r"is in a\.safetensors and in b\.safetensors"):
-        whereabouts(read_files(tmp_path))
+        tensor_locations(read_files(tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from weight_cache.errors import DeviceFailed
 from weight_cache.tensors.delivery import deliver
 from weight_cache.tensors.devices import CudaDevice
 from weight_cache.tensors.header import read_tensors
-from weight_cache.tensors.pieces import PIECE_BYTES
 from weight_cache.tensors.pool import Pool
+from weight_cache.tensors.read_plan import PIECE_BYTES
 
 pytestmark = [
     pytest.mark.gpu,

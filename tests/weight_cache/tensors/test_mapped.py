@@ -12,9 +12,9 @@ import torch
 
 from tests.weight_cache.tensors.models_on_disk import EVERY_KIND, large, same, save, save_in_two
 from weight_cache.errors import TensorsInvalid
-from weight_cache.tensors.ahead import ReadAhead, is_in_memory, stop_reading_ahead
 from weight_cache.tensors.files import read_files
 from weight_cache.tensors.mapped import MappedTensors
+from weight_cache.tensors.prefetch import FilePrefetcher, is_in_memory, stop_prefetching
 
 
 def mapped(path: Path) -> MappedTensors:
@@ -166,17 +166,17 @@ def test_reading_ahead_stops_when_told_and_leaves_no_thread(tmp_path: Path) -> N
     file, _ = large(tmp_path)
     tensors = mapped(file)
     storage = tensors["t1"].untyped_storage()
-    reading = ReadAhead(storage.data_ptr(), [(0, storage.nbytes())] * 1000, keep=storage)
+    reading = FilePrefetcher(storage.data_ptr(), [(0, storage.nbytes())] * 1000, keep=storage)
     reading.start()
-    stop_reading_ahead()
-    assert repr(reading) == "<ReadAhead ended>"
+    stop_prefetching()
+    assert repr(reading) == "<FilePrefetcher ended>"
     assert reading_threads() == []
 
 
 def test_reading_ahead_holds_the_mapping_no_longer_than_it_reads(tmp_path: Path) -> None:
     file, _ = large(tmp_path)
     storage = mapped(file)["t1"].untyped_storage()
-    reading = ReadAhead(storage.data_ptr(), [(0, storage.nbytes())], keep=storage)
+    reading = FilePrefetcher(storage.data_ptr(), [(0, storage.nbytes())], keep=storage)
     del storage
     reading.start()
     reading.wait()
@@ -184,7 +184,7 @@ def test_reading_ahead_holds_the_mapping_no_longer_than_it_reads(tmp_path: Path)
 
 
 def test_a_range_that_is_not_there_ends_it_quietly() -> None:
-    reading = ReadAhead(0, [(0, 1 << 30)], keep=None)
+    reading = FilePrefetcher(0, [(0, 1 << 30)], keep=None)
     reading.start()
     reading.wait()
     assert not reading.is_running

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weight_cache.tensors.pieces import cut, runs
+from weight_cache.tensors.read_plan import contiguous_runs, plan_reads
 from weight_cache.types import Tensor
 
 
@@ -23,7 +23,7 @@ def laid_out(lengths: list[int], *, begin: int) -> list[Tensor]:
 
 def test_pieces_end_where_chunks_of_the_file_do() -> None:
     (a, b) = laid_out([10, 7], begin=5)
-    pieces = list(cut([b, a], piece_bytes=8))
+    pieces = list(plan_reads([b, a], piece_bytes=8))
     assert [(p.offset_bytes, p.length_bytes) for p in pieces] == [(5, 3), (8, 8), (16, 6)]
     assert [
         (part.tensor.name, part.at_bytes, part.from_bytes, part.length_bytes)
@@ -39,8 +39,8 @@ def test_pieces_end_where_chunks_of_the_file_do() -> None:
 
 def test_what_lies_apart_is_read_apart() -> None:
     (a, _, c) = laid_out([10, 100, 10], begin=0)
-    assert [[t.name for t in run] for run in runs([a, c])] == [["0"], ["2"]]
-    assert list(cut([])) == []
+    assert [[t.name for t in run] for run in contiguous_runs([a, c])] == [["0"], ["2"]]
+    assert list(plan_reads([])) == []
 
 
 @given(
@@ -54,7 +54,7 @@ def test_every_wanted_byte_is_in_one_piece_once(
 ) -> None:
     tensors = [t for t in laid_out(lengths, begin=begin) if int(t.name) in wanted]
     seen: list[tuple[str, int]] = []
-    for piece in cut(tensors, piece_bytes=piece_bytes):
+    for piece in plan_reads(tensors, piece_bytes=piece_bytes):
         assert 0 < piece.length_bytes <= piece_bytes
         at = 0
         for part in piece.parts:

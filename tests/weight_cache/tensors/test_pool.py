@@ -20,8 +20,8 @@ from weight_cache.tensors.pool import (
     HUGE_BYTES,
     Pool,
     available_bytes,
-    let_go_of_pools,
     pools_in_use,
+    release_pools,
 )
 
 MEBIBYTE = 1024**2
@@ -164,13 +164,13 @@ def test_before_a_dump_idle_pools_are_unmapped_and_map_themselves_again() -> Non
     with Pool(MEBIBYTE, pin=driver) as idle, Pool(MEBIBYTE) as busy:
         kept = busy.take(10).fill_(3)
         assert pools_in_use() == [busy]
-        assert let_go_of_pools() == [busy]
+        assert release_pools() == [busy]
         assert (idle.is_mapped, busy.is_mapped, idle.is_pinned) == (False, True, False)
         assert not driver.held
         assert idle.take(100).numel() == 100
         assert (idle.is_mapped, idle.is_pinned) == (True, True)
         del kept
-        assert let_go_of_pools() == []
+        assert release_pools() == []
         assert not is_mapped()
         assert pools_in_use() == []
 
@@ -179,7 +179,7 @@ def test_a_fork_lets_go_of_its_own_only() -> None:
     with Pool(MEBIBYTE) as pool:
         pid = os.fork()
         if pid == 0:
-            os._exit(0 if not let_go_of_pools() and not is_mapped() else 1)
+            os._exit(0 if not release_pools() and not is_mapped() else 1)
         assert os.waitpid(pid, 0)[1] == 0
         assert pool.is_mapped
 

@@ -33,7 +33,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{ include "pilotlight.fullname" .root }}-{{ .component }}
 {{- end -}}
 
-{{- /* the ClusterRole of what a component may do in a tenant's namespace (pilotlight/cluster/rights.py, tenant_role) */ -}}
+{{- /* the ClusterRole of what a component may do in a tenant's namespace (pilotlight/kubernetes/rbac.py, tenant_role) */ -}}
 {{- define "pilotlight.tenantRole" -}}
 {{ printf "%s:%s:tenant" .root.Release.Namespace (include "pilotlight.object" .) }}
 {{- end -}}

@@ -10,11 +10,11 @@ from typing import Any
 
 from markupsafe import Markup
 
-from pilotlight.controller.dashboard import words
-from pilotlight.controller.figures.latency import HOURS, Histogram
-from pilotlight.controller.figures.spans import HOUR_S, Span
-from pilotlight.controller.figures.sums import Sums
-from pilotlight.controller.figures.usage import KINDS, Usage, stacked
+from pilotlight.controller.analytics.environment_usage import KINDS, EnvironmentUsage, stacked
+from pilotlight.controller.analytics.latency_histograms import HOURS, Histogram
+from pilotlight.controller.analytics.rollup_queries import UsageSums
+from pilotlight.controller.analytics.time_range import HOUR_S, TimeRange
+from pilotlight.controller.dashboard import formatting
 
 MOST_SERIES = 7
 Number = Decimal | float | int | None
@@ -64,15 +64,15 @@ class Chart:
     def shown(self, value: Number) -> str:
         """Format a value for display."""
         if value is None:
-            return words.DASH
+            return formatting.DASH
         if self.unit in ("calls", "tokens"):
-            return words.count(float(value))
+            return formatting.count(float(value))
         if self.unit == "times":
-            return f"{float(value):.2f} {words.TIMES}"
+            return f"{float(value):.2f} {formatting.TIMES}"
         return (
-            words.milliseconds(float(value))
+            formatting.milliseconds(float(value))
             if self.unit == "ms"
-            else words.money(Decimal(value), self.unit)
+            else formatting.money(Decimal(value), self.unit)
         )
 
     def rows(self) -> Iterable[tuple[str, list[str]]]:
@@ -102,7 +102,7 @@ def _plain(value: Number) -> float | int | None:
     return float(value) if isinstance(value, Decimal) else value
 
 
-def _over(span: Span, shape: str, unit: str) -> dict[str, Any]:
+def _over(span: TimeRange, shape: str, unit: str) -> dict[str, Any]:
     pattern = "%d %b %H:00" if span.unit == "hour" else "%d %b"
     moments = span.starts()
     return {
@@ -113,7 +113,7 @@ def _over(span: Span, shape: str, unit: str) -> dict[str, Any]:
     }
 
 
-def spend_by_function(usage: Usage) -> Chart:
+def spend_by_function(usage: EnvironmentUsage) -> Chart:
     """Cost per unit of the most expensive functions."""
     found = stacked(usage, lambda cell: cell.name, most=MOST_SERIES)
     return Chart(
@@ -125,36 +125,40 @@ def spend_by_function(usage: Usage) -> Chart:
     )
 
 
-def spend_by_kind(usage: Usage) -> Chart:
+def spend_by_kind(usage: EnvironmentUsage) -> Chart:
     """Cost per unit by kind of record."""
     found = stacked(usage, lambda cell: cell.kind, most=len(KINDS))
     ordered = [name for name in KINDS if name in found] + [
         name for name in found if name not in KINDS
     ]
     series = [
-        Series(name=words.kind(name), colour=f"--k-{name}", values=[s.cost for s in found[name]])
+        Series(
+            name=formatting.kind(name), colour=f"--k-{name}", values=[s.cost for s in found[name]]
+        )
         for name in ordered
     ]
     return Chart(
         id="spend-by-kind",
         title="Spend by kind",
-        alt_text=_spend_text(usage, found, words.kind),
+        alt_text=_spend_text(usage, found, formatting.kind),
         series=series,
         **_over(usage.span, "bars", usage.currency),
     )
 
 
-def _spend_text(usage: Usage, found: Mapping[str, Sequence[Sums]], name_of: Any) -> str:
+def _spend_text(
+    usage: EnvironmentUsage, found: Mapping[str, Sequence[UsageSums]], name_of: Any
+) -> str:
     parts = {name: sum((s.cost for s in values), Decimal(0)) for name, values in found.items()}
-    whole = words.money(usage.total.cost, usage.currency)
+    whole = formatting.money(usage.total.cost, usage.currency)
     most = ", ".join(
-        f"{name_of(name)} {words.money(cost, usage.currency)}"
+        f"{name_of(name)} {formatting.money(cost, usage.currency)}"
         for name, cost in list(parts.items())[:3]
     )
     return f"{whole} in {usage.span.words}" + (f": {most}" if most else "")
 
 
-def _palette(found: Mapping[str, Sequence[Sums]]) -> list[Series]:
+def _palette(found: Mapping[str, Sequence[UsageSums]]) -> list[Series]:
     return [
         Series(
             name=name,
@@ -165,7 +169,7 @@ def _palette(found: Mapping[str, Sequence[Sums]]) -> list[Series]:
     ]
 
 
-def requests(usage: Usage) -> Chart:
+def requests(usage: EnvironmentUsage) -> Chart:
     """Successful and failed calls per unit."""
     good, bad = ([0] * usage.span.count for _ in range(2))
     for cell in usage.cells:
@@ -174,8 +178,8 @@ def requests(usage: Usage) -> Chart:
             good[index] += cell.sums.records - cell.sums.errors
             bad[index] += cell.sums.errors
     alt_text = (
-        f"{words.count(sum(good) + sum(bad))} calls in {usage.span.words}, "
-        f"{words.count(sum(bad))} of them failed"
+        f"{formatting.count(sum(good) + sum(bad))} calls in {usage.span.words}, "
+        f"{formatting.count(sum(bad))} of them failed"
     )
     series = [
         Series(name="Answered", colour="--good", values=good),
@@ -193,7 +197,7 @@ def requests(usage: Usage) -> Chart:
 def latency(hours: Mapping[int, Histogram], now: float) -> Chart:
     """Latency percentiles per hour over the last day."""
     last = int(now // HOUR_S)
-    span = Span.of("24h", now)
+    span = TimeRange.of("24h", now)
     ordered = [hours.get(hour, Histogram()) for hour in range(last - HOURS + 1, last + 1)]
     series = [
         Series(name=f"p{percent}", colour=colour, values=[h.percentile(percent) for h in ordered])
@@ -201,8 +205,8 @@ def latency(hours: Mapping[int, Histogram], now: float) -> Chart:
     ]
     newest = next((h for h in reversed(ordered) if h.calls), Histogram())
     alt_text = (
-        f"the last hour with calls: median {words.milliseconds(newest.percentile(50))}, p99 "
-        f"{words.milliseconds(newest.percentile(99))}"
+        f"the last hour with calls: median {formatting.milliseconds(newest.percentile(50))}, p99 "
+        f"{formatting.milliseconds(newest.percentile(99))}"
     )
     return Chart(
         id="latency",

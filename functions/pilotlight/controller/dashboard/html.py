@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi.responses import HTMLResponse
 
-from pilotlight.controller.dashboard import assets, drawing, words
-from pilotlight.controller.figures.usage import START_KINDS
+from pilotlight.controller.analytics.environment_usage import START_KINDS
+from pilotlight.controller.dashboard import assets, formatting, svg
 
 if TYPE_CHECKING:
     import jinja2
@@ -31,9 +31,9 @@ def _pages() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    pages.filters.update(words.FILTERS)
-    pages.filters.update(bars=drawing.bars, shares=drawing.shares, total_ms=drawing.total_ms)
-    pages.globals.update(asset=assets.url, waterfall=drawing.waterfall, kinds=START_KINDS)
+    pages.filters.update(formatting.FILTERS)
+    pages.filters.update(bars=svg.bars, shares=svg.shares, total_ms=svg.total_ms)
+    pages.globals.update(asset=assets.url, waterfall=svg.waterfall, kinds=START_KINDS)
     return pages
 
 

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from pilotlight.controller.feedback import LABEL
+from pilotlight.controller.analytics.feedback import LABEL
 from pilotlight.errors import InvalidInput
-from pilotlight.traffic import BY_HEADER, BY_KEY, BY_TENANT, WHOLE, Arm, ExperimentTraffic
+from pilotlight.spec.traffic import BY_HEADER, BY_KEY, BY_TENANT, WHOLE, Arm, ExperimentTraffic
 
 MAX_ARMS = 8
 MAX_GUARDRAILS = 8
@@ -69,7 +69,7 @@ class Guardrail:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stopped:
+class ArmStop:
     """An arm that answers nobody any more: since when, and why."""
 
     at: float
@@ -92,7 +92,7 @@ class Design:
     arms: tuple[Arm, ...]
     guardrails: tuple[Guardrail, ...]
     salt: str
-    stopped: Mapping[str, Stopped] = field(default_factory=dict)
+    stopped: Mapping[str, ArmStop] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
@@ -119,7 +119,7 @@ class Design:
             arms=tuple(Arm(**arm) for arm in body["arms"]),
             guardrails=tuple(Guardrail.parse(text) for text in body["guardrails"]),
             salt=body["salt"],
-            stopped={name: Stopped(**stop) for name, stop in body["stopped"].items()},
+            stopped={name: ArmStop(**stop) for name, stop in body["stopped"].items()},
         )
 
     def arm(self, name: str) -> Arm:

@@ -10,7 +10,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from pilotlight.controller import tables
+from pilotlight.controller.analytics.feedback import LABEL, column_of
+from pilotlight.controller.database import tables
 from pilotlight.controller.experiments import stats
 from pilotlight.controller.experiments.design import (
     FEEDBACK,
@@ -20,8 +21,7 @@ from pilotlight.controller.experiments.design import (
     is_feedback,
 )
 from pilotlight.controller.experiments.stats import Estimate, Interval, Moments
-from pilotlight.controller.feedback import LABEL, column_of
-from pilotlight.observations import GROWTH, quantile
+from pilotlight.spec.observations import GROWTH, latency_quantile_ms
 
 PICOS = 1e12
 _SUMS = {
@@ -40,7 +40,7 @@ _DOUBLE: sa.Double[float] = sa.Double()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Met:
+class ArmExposure:
     """Who met an arm. `units_before`: those that met it before any arm was stopped, when its share
     was still what was planned."""
 
@@ -50,7 +50,7 @@ class Met:
     mistagged: int = 0
 
 
-class Evidence:
+class ExperimentEvidence:
     """An experiment's numbers in one view of the database. Made for one report: what was asked for
     is remembered. Owner: one thread."""
 
@@ -61,9 +61,9 @@ class Evidence:
         self._told: dict[str, dict[str, Moments]] = {}
 
     def __repr__(self) -> str:
-        return f"<Evidence of {self._id}>"
+        return f"<ExperimentEvidence of {self._id}>"
 
-    def met(self) -> dict[str, Met]:
+    def met(self) -> dict[str, ArmExposure]:
         """Arm → who met it first. Mistagged calls count wherever they were."""
         unit, table = self._units(), tables.exposures
         cut = min((stop.at for stop in self._design.stopped.values()), default=None)
@@ -85,7 +85,7 @@ class Evidence:
         out = {}
         for arm in {*rows, *mistagged}:
             units, early, calls = rows.get(arm, (0, 0, 0))
-            out[arm] = Met(
+            out[arm] = ArmExposure(
                 units=int(units),
                 units_before=int(early),
                 calls=int(calls),
@@ -283,7 +283,7 @@ class Evidence:
 
 
 def contrasts(
-    evidence: Evidence,
+    evidence: ExperimentEvidence,
     metric: str,
     *,
     first: str,
@@ -360,5 +360,5 @@ def _milliseconds(buckets: Mapping[int, int], share: float) -> float:
     """Bounds beyond 0 or 1 are unknown: the lowest is 0, the highest has none."""
     if share <= 0:
         return 0.0
-    found = quantile(buckets, share) if share < 1 else None
+    found = latency_quantile_ms(buckets, share) if share < 1 else None
     return float("inf") if found is None else found

@@ -14,15 +14,17 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from pilotlight import traffic as documents
-from pilotlight.controller import aliases, audit, deliveries, guards, tables, traffic
-from pilotlight.controller.experiments.design import Design, Stopped
-from pilotlight.controller.places import Place
-from pilotlight.controller.store import Write
+from pilotlight.controller.database import audit_trail, tables
+from pilotlight.controller.database.store import Write
+from pilotlight.controller.experiments.design import ArmStop, Design
+from pilotlight.controller.registry.app_ref import AppRef
+from pilotlight.controller.release import aliases, release_gates, traffic
+from pilotlight.controller.webhooks import deliveries
 from pilotlight.errors import Conflict, InvalidInput, NotFound
-from pilotlight.spec import canonical_json
-from pilotlight.traffic import WHOLE, ExperimentTraffic, TrafficDocument
-from pilotlight.types import check_name
+from pilotlight.spec import traffic as documents
+from pilotlight.spec.function import canonical_json
+from pilotlight.spec.identifiers import check_name
+from pilotlight.spec.traffic import WHOLE, ExperimentTraffic, TrafficDocument
 
 DRAFT, RUNNING, STOPPED, CONCLUDED = "DRAFT", "RUNNING", "STOPPED", "CONCLUDED"
 MAX_REASON = 500
@@ -80,7 +82,7 @@ def running(sql: sa.Connection) -> list[Experiment]:
     return _find(sql, tables.experiments.c.state == RUNNING)
 
 
-def create(write: Write, place: Place, *, function: str, name: str, design: Design) -> Experiment:
+def create(write: Write, place: AppRef, *, function: str, name: str, design: Design) -> Experiment:
     """Note a new one; nobody is in it yet. Raises InvalidInput, NotFound (function or revision),
     Conflict (the name is in use)."""
     try:
@@ -123,17 +125,17 @@ def create(write: Write, place: Place, *, function: str, name: str, design: Desi
     return get(write.sql, tenant=place.tenant, experiment=str(row["id"]))
 
 
-def start(write: Write, place: Place, found: Experiment) -> Experiment:
+def start(write: Write, place: AppRef, found: Experiment) -> Experiment:
     """Let units in.
 
     Raises Conflict when it is not a DRAFT, or another one or a rollout runs on the function; of
-    arms that never served what `guards.demand` raises."""
+    arms that never served what `release_gates.demand` raises."""
     if found.state != DRAFT:
         raise Conflict(
             f"experiment {found.name!r} is {found.state}: only a DRAFT is started; make a new one",
             state=found.state,
         )
-    demand_none(write.sql, found.function_id)
+    require_no_experiment(write.sql, found.function_id)
     rollouts = tables.rollouts
     if (
         rollout := write.sql.execute(
@@ -148,7 +150,7 @@ def start(write: Write, place: Place, found: Experiment) -> Experiment:
             rollout=rollout,
         )
     follow, document = found.design.traffic(found.id), traffic.get(write.sql, found.function_id)
-    guards.admit(
+    release_gates.require_gates_for_change(
         write,
         place,
         function=found.function,
@@ -161,7 +163,7 @@ def start(write: Write, place: Place, found: Experiment) -> Experiment:
     return get(write.sql, tenant=found.tenant, experiment=found.id)
 
 
-def halt(write: Write, place: Place, found: Experiment, *, reason: str) -> Experiment:
+def halt(write: Write, place: AppRef, found: Experiment, *, reason: str) -> Experiment:
     """The kill switch: from now on everybody follows the function's weights. Raises Conflict when
     it does not run."""
     _demand_running(found)
@@ -171,7 +173,9 @@ def halt(write: Write, place: Place, found: Experiment, *, reason: str) -> Exper
     return get(write.sql, tenant=found.tenant, experiment=found.id)
 
 
-def stop_arm(write: Write, place: Place, found: Experiment, *, arm: str, reason: str) -> Experiment:
+def stop_arm(
+    write: Write, place: AppRef, found: Experiment, *, arm: str, reason: str
+) -> Experiment:
     """Give an arm's share to the first one; where no other is left, the experiment ends. Raises
     Conflict, InvalidInput."""
     _demand_running(found)
@@ -182,7 +186,7 @@ def stop_arm(write: Write, place: Place, found: Experiment, *, arm: str, reason:
         )
     design = replace(
         found.design,
-        stopped={**found.design.stopped, arm: Stopped(at=write.now, reason=reason[:MAX_REASON])},
+        stopped={**found.design.stopped, arm: ArmStop(at=write.now, reason=reason[:MAX_REASON])},
     )
     follow = design.traffic(found.id)
     ending = (
@@ -209,7 +213,7 @@ def stop_arm(write: Write, place: Place, found: Experiment, *, arm: str, reason:
     return get(write.sql, tenant=found.tenant, experiment=found.id)
 
 
-def conclude(write: Write, place: Place, found: Experiment, *, arm: str) -> Experiment:
+def conclude(write: Write, place: AppRef, found: Experiment, *, arm: str) -> Experiment:
     """End it and give all traffic to the revision of `arm`. Raises Conflict when it never ran or is
     concluded, InvalidInput."""
     if found.state not in (RUNNING, STOPPED):
@@ -256,7 +260,7 @@ def stop(write: Write, function_id: str, *, reason: str) -> list[str]:
     return ids
 
 
-def demand_none(sql: sa.Connection, function_id: str) -> None:
+def require_no_experiment(sql: sa.Connection, function_id: str) -> None:
     """Raise Conflict while an experiment runs on a function: what moves its traffic by evidence
     would change sides while it compares."""
     if found := _find(
@@ -273,7 +277,7 @@ def demand_none(sql: sa.Connection, function_id: str) -> None:
 
 def _steer(
     write: Write,
-    place: Place,
+    place: AppRef,
     found: Experiment,
     follow: ExperimentTraffic | None,
     *,
@@ -289,7 +293,7 @@ def _steer(
             document.experiment is not None and document.experiment.id == found.id
         )
         after = replace(document, experiment=follow) if is_ours else document
-        return documents.reweighted(after, {winner: WHOLE}) if winner else after
+        return documents.with_weights(after, {winner: WHOLE}) if winner else after
 
     generation = traffic.get(write.sql, found.function_id).generation
     after = traffic.change(write, place, found.function, edit, action=action, message=message)
@@ -369,7 +373,7 @@ def _demand_running(found: Experiment) -> None:
         )
 
 
-def _function(sql: sa.Connection, place: Place, function: str) -> str:
+def _function(sql: sa.Connection, place: AppRef, function: str) -> str:
     table = tables.functions
     query = sa.select(table.c.id).where(
         *place.in_app(), table.c.name == function, table.c.removed_at.is_(None)
@@ -391,7 +395,7 @@ def _demand_followable(sql: sa.Connection, function_id: str, design: Design) -> 
     revisions = frozenset(
         sql.execute(sa.select(table.c.name).where(table.c.function == function_id)).scalars()
     )
-    documents.checked(
+    documents.validate_document(
         replace(traffic.get(sql, function_id), experiment=design.traffic("new")),
         revisions=revisions,
     )
@@ -402,10 +406,10 @@ def _text(design: Design) -> str:
 
 
 def _note(
-    write: Write, place: Place, action: str, function: str, *, after: Mapping[str, Any]
+    write: Write, place: AppRef, action: str, function: str, *, after: Mapping[str, Any]
 ) -> None:
     subject = f"{place.subject}/{function}"
-    audit.record(
+    audit_trail.record(
         write,
         tenant=place.tenant,
         actor=place.actor,

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 
 from pilotlight.controller.experiments import stats
 from pilotlight.controller.experiments.design import METRICS, Design, Guardrail
-from pilotlight.controller.experiments.evidence import Evidence, Met, contrasts
+from pilotlight.controller.experiments.evidence import ArmExposure, ExperimentEvidence, contrasts
 from pilotlight.controller.experiments.lifecycle import Experiment
 from pilotlight.controller.experiments.stats import Interval
 
@@ -30,7 +30,7 @@ HIGHER, LOWER, NOT_SHOWN, INVALID = "higher", "lower", "not shown", "invalid"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Watched:
+class GuardrailCheck:
     """A guardrail and an arm: how far the arm is from the bound (`interval`: beyond the bound where
     it is above 0 throughout)."""
 
@@ -48,9 +48,9 @@ class Watched:
         )
 
 
-def make(sql: sa.Connection, found: Experiment, *, now: float) -> dict[str, Any]:
+def make_report(sql: sa.Connection, found: Experiment, *, now: float) -> dict[str, Any]:
     """The whole report, as JSON values."""
-    evidence = Evidence(sql, found.id, found.design)
+    evidence = ExperimentEvidence(sql, found.id, found.design)
     met = evidence.met()
     ratio = sample_ratio(found.design, met)
     doubts = troubles(found.design, met, crossed=evidence.crossed(), ratio=ratio)
@@ -73,24 +73,24 @@ def make(sql: sa.Connection, found: Experiment, *, now: float) -> dict[str, Any]
                 "state": one.state,
                 **_bounds(one.interval),
             }
-            for one in watch(evidence, found.design)
+            for one in check_guardrails(evidence, found.design)
         ],
     }
 
 
 def problems(sql: sa.Connection, found: Experiment) -> list[str]:
     """Why the report is invalid; empty when it is not."""
-    evidence = Evidence(sql, found.id, found.design)
+    evidence = ExperimentEvidence(sql, found.id, found.design)
     met = evidence.met()
     return troubles(
         found.design, met, crossed=evidence.crossed(), ratio=sample_ratio(found.design, met)
     )
 
 
-def sample_ratio(design: Design, met: Mapping[str, Met]) -> dict[str, Any]:
+def sample_ratio(design: Design, met: Mapping[str, ArmExposure]) -> dict[str, Any]:
     """Units per arm against the planned shares, up to the first stop of an arm: from then on shares
     are others."""
-    observed = [met.get(arm.name, Met()).units_before for arm in design.arms]
+    observed = [met.get(arm.name, ArmExposure()).units_before for arm in design.arms]
     shares = [arm.share / 100 for arm in design.arms]
     statistic, p = stats.chi_square(observed, shares)
     names = [arm.name for arm in design.arms]
@@ -106,7 +106,7 @@ def sample_ratio(design: Design, met: Mapping[str, Met]) -> dict[str, Any]:
 
 
 def troubles(
-    design: Design, met: Mapping[str, Met], *, crossed: int, ratio: Mapping[str, Any]
+    design: Design, met: Mapping[str, ArmExposure], *, crossed: int, ratio: Mapping[str, Any]
 ) -> list[str]:
     """Why nothing of the report counts; empty when it may be believed."""
     out = []
@@ -119,7 +119,9 @@ def troubles(
             f"sample ratio mismatch: {seen}; by chance that happens once in "
             f"{1 / max(ratio['p'], 1e-300):.2g} experiments"
         )
-    wrong = {arm.name: (met.get(arm.name, Met()).mistagged, arm.revision) for arm in design.arms}
+    wrong = {
+        arm.name: (met.get(arm.name, ArmExposure()).mistagged, arm.revision) for arm in design.arms
+    }
     out.extend(
         f"arm {name}: {n} calls were answered by another revision than {revision}"
         for name, (n, revision) in wrong.items()
@@ -136,13 +138,13 @@ def troubles(
     return out
 
 
-def watch(evidence: Evidence, design: Design) -> list[Watched]:
+def check_guardrails(evidence: ExperimentEvidence, design: Design) -> list[GuardrailCheck]:
     """Every guardrail for every arm that still answers. Together they stop an arm that is within
     its bounds with 5 % at most, ever."""
     first, *others = design.arms
     arms = [arm.name for arm in others if arm.name not in design.stopped]
     alpha = stats.ALPHA / max(1, len(others) * len(design.guardrails))
-    out: list[Watched] = []
+    out: list[GuardrailCheck] = []
     for guardrail in design.guardrails:
         factor = 1 + guardrail.allowed if guardrail.is_relative else 1.0
         found = contrasts(
@@ -152,21 +154,24 @@ def watch(evidence: Evidence, design: Design) -> list[Watched]:
     return out
 
 
-def _watched(guardrail: Guardrail, arm: str, found: Interval | None) -> Watched:
+def _watched(guardrail: Guardrail, arm: str, found: Interval | None) -> GuardrailCheck:
     if found is None:
-        return Watched(guardrail=guardrail, arm=arm, state=UNKNOWN, interval=None)
+        return GuardrailCheck(guardrail=guardrail, arm=arm, state=UNKNOWN, interval=None)
     bound = 0.0 if guardrail.is_relative else guardrail.allowed
     sign = 1.0 if guardrail.is_ceiling else -1.0
     low, high = sorted((sign * (found.low - bound), sign * (found.high - bound)))
     beyond = Interval(value=sign * (found.value - bound), low=low, high=high)
     state = BREACHED if beyond.low > 0 else WITHIN if beyond.high < 0 else OPEN
-    return Watched(guardrail=guardrail, arm=arm, state=state, interval=beyond)
+    return GuardrailCheck(guardrail=guardrail, arm=arm, state=state, interval=beyond)
 
 
 def _arm(
-    design: Design, name: str, met: Mapping[str, Met], values: Mapping[str, Mapping[str, Interval]]
+    design: Design,
+    name: str,
+    met: Mapping[str, ArmExposure],
+    values: Mapping[str, Mapping[str, Interval]],
 ) -> dict[str, Any]:
-    arm, one, stopped = design.arm(name), met.get(name, Met()), design.stopped.get(name)
+    arm, one, stopped = design.arm(name), met.get(name, ArmExposure()), design.stopped.get(name)
     counts = {"units": one.units, "calls": one.calls, "mistagged": one.mistagged}
     stop = None if stopped is None else {"at": stopped.at, "reason": stopped.reason}
     known = {metric: _bounds(found[name]) for metric, found in values.items() if name in found}
@@ -181,7 +186,7 @@ def _arm(
 
 
 def _comparisons(
-    evidence: Evidence,
+    evidence: ExperimentEvidence,
     design: Design,
     metrics: list[str],
     values: Mapping[str, Mapping[str, Interval]],

@@ -3,10 +3,10 @@ minute, and steps begin within one."""
 
 from __future__ import annotations
 
-from pilotlight.observations import COUNTS, Observation
+from pilotlight.spec.observations import COUNTS, Observation
 
 
-def minus(seen: Observation, before: Observation | None) -> Observation:
+def subtract(seen: Observation, before: Observation | None) -> Observation:
     """What came after `before`; nothing is ever less than zero (an activator may report a revision
     anew)."""
     if before is None:

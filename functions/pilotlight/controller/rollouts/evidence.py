@@ -8,16 +8,18 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from pilotlight.controller import feedback, observations, tables
-from pilotlight.controller.rollouts.baseline import minus
-from pilotlight.controller.rollouts.failures import HOUR_S, RECENT_S
-from pilotlight.controller.rollouts.ledger import Rollout
-from pilotlight.controller.rollouts.plan import FEEDBACK, Plan
-from pilotlight.controller.rollouts.records import Evidence
-from pilotlight.controller.rollouts.statistics import Sample
-from pilotlight.observations import COUNTS, SHADOW_ARM, Observation, added
-from pilotlight.pricing import Footprint, Rates, rate_per_s
-from pilotlight.traffic import WHOLE
+from pilotlight.controller.analytics import feedback
+from pilotlight.controller.database import tables
+from pilotlight.controller.rollouts.abort_conditions import HOUR_S, RECENT_S
+from pilotlight.controller.rollouts.baseline import subtract
+from pilotlight.controller.rollouts.plan import FEEDBACK, RolloutPlan
+from pilotlight.controller.rollouts.records import RevisionEvidence
+from pilotlight.controller.rollouts.repository import Rollout
+from pilotlight.controller.rollouts.sequential_tests import Sample
+from pilotlight.controller.slo import observations
+from pilotlight.spec.observations import COUNTS, SHADOW_ARM, Observation, sum_observations
+from pilotlight.spec.pricing import Footprint, Rates, rate_per_s
+from pilotlight.spec.traffic import WHOLE
 
 MINUTE_S = 60.0
 
@@ -29,7 +31,7 @@ def gather(
     *,
     now: float,
     rates: Rates | None = None,
-) -> tuple[Evidence, Evidence]:
+) -> tuple[RevisionEvidence, RevisionEvidence]:
     """Of the candidate and of stable, over the same minutes.
 
     In the last step stable has no calls any more: it is what it was since the rollout began.
@@ -49,11 +51,11 @@ def gather(
         *,
         since_s: float,
         before: Observation | None,
-    ) -> Evidence:
+    ) -> RevisionEvidence:
         told = _feedback(sql, rollout, revision, since_s=since_s, now=now)
         price = prices.get(revision, 0.0)
-        return Evidence(
-            step=minus(seen[revision], before),
+        return RevisionEvidence(
+            step=subtract(seen[revision], before),
             recent=recent[revision],
             hour=hour[revision],
             feedback=told,
@@ -97,7 +99,7 @@ def of_revisions(
     first_s = since_s // MINUTE_S * MINUTE_S
     found = observations.window(sql, function_id=function_id, since_s=first_s, until_s=now + 1)
     return {
-        revision: added(
+        revision: sum_observations(
             seen for (name, arm), seen in found.items() if name == revision and arm != SHADOW_ARM
         )
         or Observation(
@@ -202,7 +204,7 @@ def _feedback(
     return out
 
 
-def feedback_metrics(plan: Plan) -> tuple[str, ...]:
+def feedback_metrics(plan: RolloutPlan) -> tuple[str, ...]:
     """Names of the feedback that the plan's gates rest on."""
     named = {
         name

@@ -13,19 +13,25 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from pilotlight.controller import audit, deliveries, tables, traffic
+from pilotlight.controller.database import audit_trail, tables
+from pilotlight.controller.database.store import Write
 from pilotlight.controller.experiments import lifecycle as experiments
-from pilotlight.controller.places import Place
-from pilotlight.controller.rollouts import evidence, ledger
-from pilotlight.controller.rollouts.ledger import Rollout
-from pilotlight.controller.rollouts.plan import Plan
-from pilotlight.controller.rollouts.records import ACTIVE, Decision, State, Verdict
-from pilotlight.controller.store import Write
+from pilotlight.controller.registry.app_ref import AppRef
+from pilotlight.controller.release import traffic
+from pilotlight.controller.rollouts import evidence, repository
+from pilotlight.controller.rollouts.plan import RolloutPlan
+from pilotlight.controller.rollouts.records import ACTIVE, Decision, RolloutState, Verdict
+from pilotlight.controller.rollouts.repository import Rollout
+from pilotlight.controller.webhooks import deliveries
 from pilotlight.errors import Conflict, NotFound
-from pilotlight.spec import FunctionSpec, from_json, to_json
-from pilotlight.traffic import WHOLE, TrafficDocument
+from pilotlight.spec.function import FunctionSpec, from_json, to_json
+from pilotlight.spec.traffic import WHOLE, TrafficDocument
 
-_ENDS = {Verdict.DONE: State.DONE, Verdict.ROLLBACK: State.ROLLED_BACK, Verdict.HALT: State.HALTED}
+_ENDS = {
+    Verdict.DONE: RolloutState.DONE,
+    Verdict.ROLLBACK: RolloutState.ROLLED_BACK,
+    Verdict.HALT: RolloutState.HALTED,
+}
 _EVENTS = {
     Verdict.ADVANCE: "rollout.advanced",
     Verdict.HOLD: "rollout.held",
@@ -41,7 +47,7 @@ _ACTIONS = {
 }
 
 
-def begin(write: Write, place: Place, *, function: str, candidate: str, plan: Plan) -> str:
+def begin(write: Write, place: AppRef, *, function: str, candidate: str, plan: RolloutPlan) -> str:
     """Give a revision the first step's share of the traffic, and watch it; returns the rollout's
     id. `function` is its name.
 
@@ -50,12 +56,12 @@ def begin(write: Write, place: Place, *, function: str, candidate: str, plan: Pl
     `traffic.change` raises."""
     function_id = place.function_id(function)
     stable = _stable_of(write, place, function, candidate)
-    experiments.demand_none(write.sql, function_id)
+    experiments.require_no_experiment(write.sql, function_id)
     objectives = _spec(write.sql, function_id, candidate).objectives
     if objectives is not None:
         plan = replace(plan, availability=objectives.availability)
     end(write, function_id, reason=f"{candidate} was deployed", keep_stable=True)
-    rollout = ledger.insert(
+    rollout = repository.insert(
         write,
         tenant=place.tenant,
         function_id=function_id,
@@ -87,10 +93,10 @@ def begin(write: Write, place: Place, *, function: str, candidate: str, plan: Pl
         revisions=(candidate, stable),
         now=write.now,
     )
-    ledger.note(write, rollout, step=0, decision=first, baseline=seen)
+    repository.record_decision(write, rollout, step=0, decision=first, baseline=seen)
     _tell(
         write,
-        ledger.find(write.sql, tenant=place.tenant, rollout=rollout),
+        repository.find(write.sql, tenant=place.tenant, rollout=rollout),
         "rollout.started",
         first.reasons,
         once=rollout,
@@ -102,7 +108,7 @@ def end(
     write: Write,
     function_id: str,
     *,
-    state: State = State.SUPERSEDED,
+    state: RolloutState = RolloutState.SUPERSEDED,
     reason: str,
     keep_stable: bool = False,
 ) -> str | None:
@@ -111,16 +117,16 @@ def end(
 
     `keep_stable`: the way back is kept warm, because another rollout begins.
     """
-    rollout = ledger.running(write.sql, function_id)
+    rollout = repository.running(write.sql, function_id)
     if rollout is None:
         return None
-    ledger.update(write, rollout, state=state.value, reason=reason, finished_at=write.now)
+    repository.update(write, rollout, state=state.value, reason=reason, finished_at=write.now)
     last = Decision(
-        verdict=Verdict.ROLLBACK if state is State.ROLLED_BACK else Verdict.HOLD,
+        verdict=Verdict.ROLLBACK if state is RolloutState.ROLLED_BACK else Verdict.HOLD,
         cause=state.value,
         reasons=(reason,),
     )
-    ledger.note(write, rollout.id, step=rollout.step, decision=last)
+    repository.record_decision(write, rollout.id, step=rollout.step, decision=last)
     current = traffic.get(write.sql, function_id)
     if not keep_stable and current.stable and current.weights:
         traffic.change(
@@ -134,7 +140,7 @@ def end(
     _tell(
         write,
         ended,
-        f"rollout.{'rolled_back' if state is State.ROLLED_BACK else 'ended'}",
+        f"rollout.{'rolled_back' if state is RolloutState.ROLLED_BACK else 'ended'}",
         (reason,),
         once=f"{rollout.id}/end",
     )
@@ -156,9 +162,9 @@ def follow(write: Write, rollout: Rollout, decision: Decision) -> bool:
         )
     if decision.verdict is Verdict.ADVANCE:
         return _advance(write, rollout, decision)
-    if not ledger.update(write, rollout):
+    if not repository.update(write, rollout):
         return False
-    number = ledger.note(write, rollout.id, step=rollout.step, decision=decision)
+    number = repository.record_decision(write, rollout.id, step=rollout.step, decision=decision)
     if decision.tell:
         _tell(
             write,
@@ -172,7 +178,7 @@ def follow(write: Write, rollout: Rollout, decision: Decision) -> bool:
 
 def _advance(write: Write, rollout: Rollout, decision: Decision) -> bool:
     step = rollout.step + 1
-    if not ledger.update(write, rollout, step=step, step_began_at=write.now):
+    if not repository.update(write, rollout, step=step, step_began_at=write.now):
         return False
     weight = rollout.plan.steps[step]
     edit = _edit(split(rollout.candidate, rollout.stable, weight), stable=rollout.stable)
@@ -180,7 +186,7 @@ def _advance(write: Write, rollout: Rollout, decision: Decision) -> bool:
     traffic.change(
         write, rollout.place(), rollout.function, edit, action="rollout.advance", message=message
     )
-    number = ledger.note(
+    number = repository.record_decision(
         write, rollout.id, step=step, decision=decision, baseline=_baseline(write, rollout)
     )
     _tell(
@@ -195,74 +201,87 @@ def _advance(write: Write, rollout: Rollout, decision: Decision) -> bool:
 
 def start_over(write: Write, rollout: Rollout, *, reason: str) -> bool:
     """Let the step begin anew: its evidence or its time cannot be trusted."""
-    if not ledger.update(write, rollout, step_began_at=write.now):
+    if not repository.update(write, rollout, step_began_at=write.now):
         return False
     held = Decision(verdict=Verdict.HOLD, cause="started_over", reasons=(reason,))
-    ledger.note(
+    repository.record_decision(
         write, rollout.id, step=rollout.step, decision=held, baseline=_baseline(write, rollout)
     )
     return True
 
 
 def finish(
-    write: Write, rollout: Rollout, *, state: State, decision: Decision, place: Place, action: str
+    write: Write,
+    rollout: Rollout,
+    *,
+    state: RolloutState,
+    decision: Decision,
+    place: AppRef,
+    action: str,
 ) -> bool:
     """End a rollout with all traffic on one side: the candidate's when it is DONE, stable's
     otherwise."""
     reason = "passed every step" if decision.cause == "passed" else decision.reasons[0]
-    if not ledger.update(write, rollout, state=state.value, reason=reason, finished_at=write.now):
+    if not repository.update(
+        write, rollout, state=state.value, reason=reason, finished_at=write.now
+    ):
         return False
-    winner = rollout.candidate if state is State.DONE else rollout.stable
+    winner = rollout.candidate if state is RolloutState.DONE else rollout.stable
     edit = _edit({winner: WHOLE}, stable="")
     traffic.change(
         write, place, rollout.function, edit, action=action, message=f"{winner} gets all: {reason}"
     )
-    number = ledger.note(write, rollout.id, step=rollout.step, decision=decision)
+    number = repository.record_decision(write, rollout.id, step=rollout.step, decision=decision)
     ended = replace(rollout, state=state, reason=reason, finished_at=write.now)
     _tell(write, ended, _EVENTS[decision.verdict], decision.reasons, once=f"{rollout.id}/{number}")
     return True
 
 
 # -- by hand ---------------------------------------------------------------------------------------
-def pause(write: Write, rollout: Rollout, place: Place) -> None:
+def pause(write: Write, rollout: Rollout, place: AppRef) -> None:
     """Keep a rollout at its step; what is bad still takes it back. Raises Conflict when it is
     over."""
-    _switch(write, rollout, State.PAUSED, place=place, action="rollout.pause")
+    _switch(write, rollout, RolloutState.PAUSED, place=place, action="rollout.pause")
 
 
-def resume(write: Write, rollout: Rollout, place: Place) -> None:
+def resume(write: Write, rollout: Rollout, place: AppRef) -> None:
     """Let a paused rollout go on. Raises Conflict when it is over."""
-    _switch(write, rollout, State.RUNNING, place=place, action="rollout.resume")
+    _switch(write, rollout, RolloutState.RUNNING, place=place, action="rollout.resume")
 
 
-def promote(write: Write, rollout: Rollout, place: Place) -> None:
+def promote(write: Write, rollout: Rollout, place: AppRef) -> None:
     """All traffic to the candidate now, whatever the gates say. Raises Conflict when it is over."""
-    demand_active(rollout)
+    require_active(rollout)
     decision = Decision(
         verdict=Verdict.DONE, cause="by_hand", reasons=(f"promoted by {place.actor}",), weight=WHOLE
     )
     finish(
-        write, rollout, state=State.DONE, decision=decision, place=place, action="rollout.promote"
+        write,
+        rollout,
+        state=RolloutState.DONE,
+        decision=decision,
+        place=place,
+        action="rollout.promote",
     )
 
 
-def abort(write: Write, rollout: Rollout, place: Place) -> None:
+def abort(write: Write, rollout: Rollout, place: AppRef) -> None:
     """All traffic back to stable now. Raises Conflict when it is over."""
-    demand_active(rollout)
+    require_active(rollout)
     decision = Decision(
         verdict=Verdict.ROLLBACK, cause="by_hand", reasons=(f"aborted by {place.actor}",), weight=0
     )
     finish(
         write,
         rollout,
-        state=State.ABORTED,
+        state=RolloutState.ABORTED,
         decision=decision,
         place=place,
         action="rollout.rollback",
     )
 
 
-def demand_active(rollout: Rollout) -> None:
+def require_active(rollout: Rollout) -> None:
     """Raise Conflict unless it goes on."""
     if rollout.state.value not in ACTIVE:
         hint = (
@@ -276,15 +295,17 @@ def demand_active(rollout: Rollout) -> None:
         )
 
 
-def _switch(write: Write, rollout: Rollout, state: State, *, place: Place, action: str) -> None:
-    demand_active(rollout)
+def _switch(
+    write: Write, rollout: Rollout, state: RolloutState, *, place: AppRef, action: str
+) -> None:
+    require_active(rollout)
     if rollout.state is state:
         return
-    ledger.update(write, rollout, state=state.value)
+    repository.update(write, rollout, state=state.value)
     held = Decision(verdict=Verdict.HOLD, cause=state.value, reasons=(f"{state} by {place.actor}",))
-    ledger.note(write, rollout.id, step=rollout.step, decision=held)
+    repository.record_decision(write, rollout.id, step=rollout.step, decision=held)
     subject = f"{place.subject}/{rollout.function}"
-    audit.record(
+    audit_trail.record(
         write,
         tenant=place.tenant,
         actor=place.actor,
@@ -308,9 +329,9 @@ def _edit(
     return lambda document: replace(document, weights=weights, stable=stable)
 
 
-def _stable_of(write: Write, place: Place, function: str, candidate: str) -> str:
+def _stable_of(write: Write, place: AppRef, function: str, candidate: str) -> str:
     current = traffic.find(write.sql, place, function)
-    known = ledger.running(write.sql, place.function_id(function))
+    known = repository.running(write.sql, place.function_id(function))
     stable = known.stable if known is not None else current.heaviest()
     if stable == candidate or not stable:
         what = f"{candidate} serves already" if stable else "nothing serves yet"

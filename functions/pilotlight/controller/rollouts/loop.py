@@ -16,15 +16,15 @@ import anyio.to_thread
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
-from pilotlight.controller import traffic
 from pilotlight.controller.context import Context
-from pilotlight.controller.rollouts import evidence, ledger, lifecycle
-from pilotlight.controller.rollouts.judge import judge
-from pilotlight.controller.rollouts.ledger import Rollout
-from pilotlight.controller.rollouts.records import Decision, Standing, State, Verdict
-from pilotlight.controller.store import Store
+from pilotlight.controller.database.store import Store
+from pilotlight.controller.release import traffic
+from pilotlight.controller.rollouts import evidence, lifecycle, repository
+from pilotlight.controller.rollouts.decision import decide
+from pilotlight.controller.rollouts.records import Decision, RolloutState, RolloutStatus, Verdict
+from pilotlight.controller.rollouts.repository import Rollout
 from pilotlight.errors import NotFound, PilotlightError
-from pilotlight.pricing import Rates
+from pilotlight.spec.pricing import Rates
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,9 @@ NOTE_EVERY_S = 60.0
 
 async def run(context: Context) -> None:
     """Judge until cancelled."""
-    keeper = Keeper(store=context.store, clock=context.clock, rates=context.config.prices.rates())
+    keeper = RolloutController(
+        store=context.store, clock=context.clock, rates=context.config.prices.rates()
+    )
     while True:
         try:
             await anyio.to_thread.run_sync(keeper.round)
@@ -53,7 +55,7 @@ async def run(context: Context) -> None:
         await asyncio.sleep(TICK_S)
 
 
-class Keeper:
+class RolloutController:
     """Owner: the loop; `round` runs in one thread at a time. `clock`: wall time; `monotonic`:
     seconds that nobody sets."""
 
@@ -75,14 +77,14 @@ class Keeper:
         self.rounds = 0
 
     def __repr__(self) -> str:
-        return f"<Keeper rounds={self.rounds}>"
+        return f"<RolloutController rounds={self.rounds}>"
 
     def round(self) -> int:
         """Judge each rollout once; returns how many changed or had something stored."""
         self.rounds += 1
         jumped = self._jumped()
         with self._store.read() as sql:
-            found = ledger.active(sql)
+            found = repository.active(sql)
         self._rest = max(REST, REST_BESIDE * len(found))
         self._rests_until = {one.id: self._rests_until.get(one.id, -math.inf) for one in found}
         return sum(
@@ -114,10 +116,10 @@ class Keeper:
                 )
         began = self._monotonic()
         with self._store.read() as sql:
-            if not is_as_planned(sql, rollout):
+            if not is_traffic_as_planned(sql, rollout):
                 decision = None
             else:
-                decision = judged(sql, rollout, now=now, rates=self._rates)
+                decision = decide_rollout(sql, rollout, now=now, rates=self._rates)
                 self._rests_until[rollout.id] = began + self._rest * (self._monotonic() - began)
                 if _is_nothing_new(sql, rollout, decision, now):
                     return False
@@ -168,24 +170,24 @@ class Keeper:
             return lifecycle.follow(write, rollout, held)
 
 
-def judged(
+def decide_rollout(
     sql: sa.Connection, rollout: Rollout, *, now: float, rates: Rates | None = None
 ) -> Decision:
     """What is to be done with a rollout now; nothing is changed. `rates`: what instances are priced
     by."""
-    standing = Standing(
+    standing = RolloutStatus(
         step=rollout.step,
         step_began_at=rollout.step_began_at,
-        is_paused=rollout.state is State.PAUSED,
-        is_told=ledger.is_told(sql, rollout),
+        is_paused=rollout.state is RolloutState.PAUSED,
+        is_told=repository.is_stall_notified(sql, rollout),
     )
     candidate, stable = evidence.gather(
-        sql, rollout, ledger.baseline_of(sql, rollout), now=now, rates=rates
+        sql, rollout, repository.baseline_of(sql, rollout), now=now, rates=rates
     )
-    return judge(rollout.plan, standing, candidate, stable, now=now)
+    return decide(rollout.plan, standing, candidate, stable, now=now)
 
 
-def is_as_planned(sql: sa.Connection, rollout: Rollout) -> bool:
+def is_traffic_as_planned(sql: sa.Connection, rollout: Rollout) -> bool:
     """Whether the traffic is what the rollout made of it: an operator's hand comes first."""
     try:
         weights = traffic.get(sql, rollout.function_id).weights
@@ -197,7 +199,7 @@ def is_as_planned(sql: sa.Connection, rollout: Rollout) -> bool:
 def _is_nothing_new(sql: sa.Connection, rollout: Rollout, decision: Decision, now: float) -> bool:
     if decision.verdict is not Verdict.HOLD or decision.tell:
         return False
-    last = ledger.decisions(sql, rollout.id, limit=1)
+    last = repository.decisions(sql, rollout.id, limit=1)
     return (
         bool(last)
         and last[0].evidence.get("signature") == decision.signature

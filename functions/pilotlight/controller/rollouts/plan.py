@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from pilotlight.errors import InvalidInput
-from pilotlight.policies import bound
-from pilotlight.spec import from_json
-from pilotlight.traffic import WHOLE
+from pilotlight.spec.function import from_json
+from pilotlight.spec.policies import require_in_range
+from pilotlight.spec.traffic import WHOLE
 
 MAX_STEPS = 20
 MAX_GATES = 16
@@ -100,7 +100,7 @@ class Gate:
         known = metric_of(self.metric)
         for key in ("max_increase", "slack", "max", "min"):
             if (value := getattr(self, key)) is not None:
-                bound(
+                require_in_range(
                     f"rollout: {self.metric}: {key}",
                     value,
                     -1e12 if key in ("max", "min") else 0,
@@ -125,8 +125,8 @@ class Gate:
         metric_of(self.paid_by)
         if self.paid_by == self.metric:
             raise InvalidInput(f"rollout: {self.metric} cannot pay for itself", parameter="rollout")
-        bound(f"rollout: {self.metric}: exchange", self.exchange, 0.001, 1000)
-        bound(f"rollout: {self.metric}: at_most", self.at_most, 0.001, 100)
+        require_in_range(f"rollout: {self.metric}: exchange", self.exchange, 0.001, 1000)
+        require_in_range(f"rollout: {self.metric}: at_most", self.at_most, 0.001, 100)
 
     @property
     def allowed_increase(self) -> float | None:
@@ -153,7 +153,7 @@ DEFAULT_GATES = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class RolloutPlan:
     """A rollout as it was asked for.
 
     Attributes:
@@ -179,11 +179,11 @@ class Plan:
 
     def __post_init__(self) -> None:
         _check_steps(self.steps)
-        bound("rollout: every_s", self.every_s, 1, 30 * 86_400)
-        bound("rollout: min_samples", self.min_samples, 1, 10_000_000)
-        bound("rollout: false_rollback_rate", self.false_rollback_rate, 1e-6, 0.2)
-        bound("rollout: progress_deadline_s", self.progress_deadline_s, 1, 90 * 86_400)
-        bound("rollout: availability", self.availability, 0.5, 0.99999)
+        require_in_range("rollout: every_s", self.every_s, 1, 30 * 86_400)
+        require_in_range("rollout: min_samples", self.min_samples, 1, 10_000_000)
+        require_in_range("rollout: false_rollback_rate", self.false_rollback_rate, 1e-6, 0.2)
+        require_in_range("rollout: progress_deadline_s", self.progress_deadline_s, 1, 90 * 86_400)
+        require_in_range("rollout: availability", self.availability, 0.5, 0.99999)
         if not 1 <= len(self.gates) <= MAX_GATES:
             raise InvalidInput(
                 f"rollout: {len(self.gates)} gates: there must be 1 to {MAX_GATES}",
@@ -203,7 +203,7 @@ def _check_steps(steps: tuple[int, ...]) -> None:
             f"rollout: {len(steps)} steps: there must be 1 to {MAX_STEPS}", parameter="rollout"
         )
     for step in steps:
-        bound("rollout: steps", step, 1, WHOLE)
+        require_in_range("rollout: steps", step, 1, WHOLE)
     if list(steps) != sorted(set(steps)) or steps[-1] != WHOLE:
         raise InvalidInput(
             f"rollout: steps = {list(steps)}: must rise and end with {WHOLE}, as 5, 25, 50, 100",
@@ -211,11 +211,11 @@ def _check_steps(steps: tuple[int, ...]) -> None:
         )
 
 
-def parse(body: Mapping[str, Any]) -> Plan:
+def parse(body: Mapping[str, Any]) -> RolloutPlan:
     """A plan from JSON; what is not said is as by default. Raises InvalidInput naming key, value
     and bound."""
     if not isinstance(body, Mapping):
         raise InvalidInput(
             f"rollout: write an object with `steps`, not {body!r}", parameter="rollout"
         )
-    return from_json(Plan, dict(body), "rollout")
+    return from_json(RolloutPlan, dict(body), "rollout")

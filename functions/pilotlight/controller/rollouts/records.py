@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pilotlight.controller.rollouts.statistics import Sample
-from pilotlight.observations import Observation
+from pilotlight.controller.rollouts.sequential_tests import Sample
+from pilotlight.spec.observations import Observation
 
 
-class State(enum.StrEnum):
+class RolloutState(enum.StrEnum):
     """Of a rollout. RUNNING and PAUSED go on; the others are its end."""
 
     RUNNING = "running"
@@ -23,7 +23,7 @@ class State(enum.StrEnum):
     SUPERSEDED = "superseded"
 
 
-ACTIVE = (State.RUNNING.value, State.PAUSED.value)
+ACTIVE = (RolloutState.RUNNING.value, RolloutState.PAUSED.value)
 
 
 class Verdict(enum.StrEnum):
@@ -37,7 +37,7 @@ class Verdict(enum.StrEnum):
     DONE = "done"
 
 
-class Outcome(enum.StrEnum):
+class GateOutcome(enum.StrEnum):
     """Of a gate. NO_DATA and UNCLEAR hold: neither is ever a pass."""
 
     PASS = "pass"
@@ -47,7 +47,7 @@ class Outcome(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
+class RevisionEvidence:
     """What was seen of one revision.
 
     Attributes:
@@ -66,7 +66,7 @@ class Evidence:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class RolloutStatus:
     """Where a rollout is.
 
     Attributes:
@@ -92,7 +92,7 @@ class GateResult:
 
     metric: str
     kind: str
-    outcome: Outcome
+    outcome: GateOutcome
     candidate: float | None
     stable: float | None
     limit: float | None

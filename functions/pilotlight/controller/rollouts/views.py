@@ -6,12 +6,12 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from pilotlight.controller.rollouts import ledger, loop
-from pilotlight.controller.rollouts.ledger import Noted, Rollout
+from pilotlight.controller.rollouts import loop, repository
 from pilotlight.controller.rollouts.plan import metric_of
 from pilotlight.controller.rollouts.records import ACTIVE
-from pilotlight.pricing import Rates
-from pilotlight.spec import to_json
+from pilotlight.controller.rollouts.repository import Rollout, StoredDecision
+from pilotlight.spec.function import to_json
+from pilotlight.spec.pricing import Rates
 
 
 def summary(rollout: Rollout, *, now: float) -> dict[str, Any]:
@@ -44,7 +44,9 @@ def detail(
     """One rollout with its plan, its decisions, and what would be decided now (of one that is over:
     None)."""
     live = (
-        loop.judged(sql, rollout, now=now, rates=rates) if rollout.state.value in ACTIVE else None
+        loop.decide_rollout(sql, rollout, now=now, rates=rates)
+        if rollout.state.value in ACTIVE
+        else None
     )
     return {
         **summary(rollout, now=now),
@@ -58,16 +60,18 @@ def detail(
             "reasons": list(live.reasons),
             "gates": [_gate(gate.to_json()) for gate in live.gates],
         },
-        "decisions": [decision(noted) for noted in ledger.decisions(sql, rollout.id, limit=limit)],
+        "decisions": [
+            decision(noted) for noted in repository.decisions(sql, rollout.id, limit=limit)
+        ],
     }
 
 
-def decision(noted: Noted) -> dict[str, Any]:
+def decision(noted: StoredDecision) -> dict[str, Any]:
     """One decision that was stored."""
     same = ("number", "at", "step", "verdict")
     return {
         **{name: getattr(noted, name) for name in same},
-        "action": noted.action.removeprefix(f"{ledger.BEGAN} "),
+        "action": noted.action.removeprefix(f"{repository.BEGAN} "),
         "cause": noted.evidence.get("cause", ""),
         "reasons": list(noted.reasons),
         "gates": [_gate(gate) for gate in noted.evidence.get("gates", [])],

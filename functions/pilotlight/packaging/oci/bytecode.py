@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pilotlight.errors import InvalidInput
-from pilotlight.packaging.oci.contents import Contents, Entry
+from pilotlight.packaging.oci.contents import LayerContents, LayerEntry
 
 _TIMEOUT_S = 1800
 _PROGRAM = """
@@ -38,7 +38,7 @@ print(sys.implementation.cache_tag)
 
 
 @contextmanager
-def compiled(contents: Contents, *, python: Path) -> Iterator[Contents]:
+def with_bytecode(contents: LayerContents, *, python: Path) -> Iterator[LayerContents]:
     """`contents` with a compiled module beside each module that compiles; they lie in a directory
     that ends with the context."""
     modules = [
@@ -53,7 +53,7 @@ def compiled(contents: Contents, *, python: Path) -> Iterator[Contents]:
                 targets[name] = Path(folder) / f"{number}.pyc"
                 orders.append(json.dumps([f"/{name}", str(source), str(targets[name])]))
         tag = _compile(python, orders)
-        made = Contents(dict(contents.entries))
+        made = LayerContents(dict(contents.entries))
         for name, target in targets.items():
             if target.exists():
                 parent, _, file = name.rpartition("/")
@@ -61,7 +61,7 @@ def compiled(contents: Contents, *, python: Path) -> Iterator[Contents]:
         yield made
 
 
-def _source(entry: Entry, scratch: Path) -> Path | None:
+def _source(entry: LayerEntry, scratch: Path) -> Path | None:
     if entry.content is not None:
         scratch.write_bytes(entry.content)
         return scratch

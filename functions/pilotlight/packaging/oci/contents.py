@@ -14,7 +14,7 @@ Leave = Callable[[str], bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class LayerEntry:
     """One name. Exactly one of `source` (a file here), `content`, `link` (what it points to); none
     of them: a directory."""
 
@@ -30,29 +30,29 @@ class Entry:
 
 
 @dataclass(slots=True)
-class Contents:
+class LayerContents:
     """Names (absolute in the image, without the first slash) and their entries; later ones replace
     earlier ones."""
 
-    entries: dict[str, Entry] = field(default_factory=dict)
+    entries: dict[str, LayerEntry] = field(default_factory=dict)
 
     def file(self, name: str, source: Path, *, executable: bool = False) -> None:
         """A file as it is here."""
-        self.entries[_plain(name)] = Entry(source=source, mode=0o755 if executable else 0o644)
+        self.entries[_plain(name)] = LayerEntry(source=source, mode=0o755 if executable else 0o644)
 
     def text(self, name: str, content: bytes | str) -> None:
         """A file with this content."""
-        self.entries[_plain(name)] = Entry(
+        self.entries[_plain(name)] = LayerEntry(
             content=content.encode() if isinstance(content, str) else content
         )
 
     def link(self, name: str, target: str) -> None:
         """A symbolic link."""
-        self.entries[_plain(name)] = Entry(link=target, mode=0o777)
+        self.entries[_plain(name)] = LayerEntry(link=target, mode=0o777)
 
     def directory(self, name: str, *, mode: int = 0o755) -> None:
         """A directory, empty unless more is put into it."""
-        self.entries[_plain(name)] = Entry(mode=mode)
+        self.entries[_plain(name)] = LayerEntry(mode=mode)
 
     def opaque(self, name: str) -> None:
         """A directory of which layers below show nothing (layer.md, "Opaque Whiteout")."""
@@ -92,12 +92,12 @@ class Contents:
 
         walk("", ())
 
-    def ordered(self) -> Iterator[tuple[str, Entry]]:
+    def ordered(self) -> Iterator[tuple[str, LayerEntry]]:
         """Every name, and every directory above one, in the order of their bytes."""
         found = dict(self.entries)
         for name in self.entries:
             for parent in _parents(name):
-                found.setdefault(parent, Entry(mode=0o755))
+                found.setdefault(parent, LayerEntry(mode=0o755))
         yield from sorted(found.items(), key=lambda pair: pair[0].encode())
 
 

@@ -19,9 +19,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
+from pilotlight.core.openat2 import check_directory_beneath
 from pilotlight.errors import InvalidInput, NotFound
-from pilotlight.packaging.oci.contents import Contents
-from weight_cache.beneath import check_directory
+from pilotlight.packaging.oci.contents import LayerContents
 
 ROOT = "opt/pilotlight"
 RUNTIME = ("pilotlight", "snapshotter", "weight_cache")
@@ -99,7 +99,9 @@ def built_environment(home: Path, digest: str) -> Environment:
         python, prefix = Path(body["python"]), Path(body["prefix"])
         version = python.name.removeprefix("python")
         site = tuple(
-            check_directory(folder, str(place)) for place in body["site"] if place != "files"
+            check_directory_beneath(folder, str(place))
+            for place in body["site"]
+            if place != "files"
         )
         variables = {str(key): str(value) for key, value in body["env"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
@@ -147,7 +149,7 @@ def virtual_environment(folder: Path) -> Environment:
     return Environment(version=version, prefix=prefix, python=python, site=(site,))
 
 
-def add_interpreter(contents: Contents, environment: Environment) -> None:
+def add_interpreter(contents: LayerContents, environment: Environment) -> None:
     """The executable and the standard library, without what is only for developing. Raises
     OSError."""
     version, library = environment.version, environment.library()
@@ -169,7 +171,7 @@ def add_interpreter(contents: Contents, environment: Environment) -> None:
     contents.tree(f"{ROOT}/python/lib/python{version}", library, leave=leave)
 
 
-def add_packages(contents: Contents, environment: Environment) -> None:
+def add_packages(contents: LayerContents, environment: Environment) -> None:
     """The packages, and what was copied beside them. Raises InvalidInput, OSError."""
     for name in ("site", "files"):
         contents.opaque(f"{ROOT}/{name}")
@@ -187,7 +189,7 @@ def add_packages(contents: Contents, environment: Environment) -> None:
         contents.tree(f"{ROOT}/files", environment.files, follow=not environment.is_built)
 
 
-def add_runtime(contents: Contents) -> None:
+def add_runtime(contents: LayerContents) -> None:
     """Our own packages. Raises InvalidInput, OSError."""
     contents.opaque(f"{ROOT}/runtime")
     for package in RUNTIME:

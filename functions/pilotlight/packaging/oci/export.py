@@ -19,12 +19,22 @@ from typing import Any
 
 from pilotlight.errors import InvalidInput
 from pilotlight.packaging.oci import environment as places
-from pilotlight.packaging.oci.bytecode import compiled
-from pilotlight.packaging.oci.contents import Contents
+from pilotlight.packaging.oci.bytecode import with_bytecode
+from pilotlight.packaging.oci.contents import LayerContents
 from pilotlight.packaging.oci.environment import ROOT, Environment
 from pilotlight.packaging.oci.layers import Layer, unpack_names, write_layer
-from pilotlight.packaging.oci.layout import Base, create, read_base, take_over, write_image
-from pilotlight.packaging.oci.libraries import Closure, LibrariesMissing, closure
+from pilotlight.packaging.oci.layout import (
+    BaseImage,
+    copy_base_layers,
+    create_layout,
+    read_base,
+    write_image,
+)
+from pilotlight.packaging.oci.libraries import (
+    LibrariesMissing,
+    LibraryClosure,
+    find_library_closure,
+)
 
 USER = 65532
 """Nobody in particular; pods run as their tenant's user, whatever the image says."""
@@ -34,11 +44,11 @@ _MOUNT_POINTS = ("dev", "proc", "sys", "scratch", "pilotlight", "etc/pilotlight"
 """What a pod mounts: the root is read-only, so that the directories must be there."""
 _PYTHON = re.compile(r"(?:usr/local|usr|opt/[\w./-]+)/bin/python(3\.\d+)\Z")
 
-Say = Callable[[str], None]
+MessageCallback = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Code:
+class FunctionCode:
     """A function's code: the bundle's archive and its digest (hex), and how it is called."""
 
     bundle: bytes
@@ -48,7 +58,7 @@ class Code:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exported:
+class ExportResult:
     """What was written. `digest`: of the image (`sha256:…`), as a registry will name it. `missing`:
     libraries that were not found."""
 
@@ -63,35 +73,35 @@ class Exported:
         return sum(layer.size_bytes for layer in self.layers)
 
 
-def export(
-    code: Code,
+def export_image(
+    code: FunctionCode,
     environment: Environment,
     output: Path,
     *,
     base: Path | None = None,
     tag: str,
     epoch_s: int,
-    say: Say = lambda _: None,
-) -> Exported:
+    say: MessageCallback = lambda _: None,
+) -> ExportResult:
     """Write the image as a layout into `output`. Raises InvalidInput."""
     architecture = _ARCHITECTURES.get(platform.machine())
     if architecture is None:
         raise InvalidInput(
             f"machines of type {platform.machine()} are not supported: {', '.join(_ARCHITECTURES)}"
         )
-    found = read_base(base, architecture=architecture) if base is not None else Base()
+    found = read_base(base, architecture=architecture) if base is not None else BaseImage()
     python = (
         f"/{ROOT}/python/bin/python{environment.version}"
         if base is None
         else f"/{_python_of(found, environment.version)}"
     )
     try:
-        blobs = create(output)
-        take_over(found, blobs)
+        blobs = create_layout(output)
+        copy_base_layers(found, blobs)
         layers, missing = list(found.layers), dict[str, str]()
         if base is None:
             say("interpreter and libraries")
-            needed = closure(
+            needed = find_library_closure(
                 environment.python.resolve(),
                 trees=places.package_trees(environment),
                 without=places.LEFT_OUT,
@@ -126,13 +136,13 @@ def export(
         digest = write_image(output, layers, config=config, tag=tag)
     except (OSError, ValueError, tarfile.TarError, LibrariesMissing) as e:
         raise InvalidInput(f"the image cannot be written to {output}: {e}") from e
-    return Exported(digest=digest, output=output, layers=tuple(layers), missing=missing)
+    return ExportResult(digest=digest, output=output, layers=tuple(layers), missing=missing)
 
 
 def _system_layers(
-    environment: Environment, needed: Closure, blobs: Path, epoch_s: int
+    environment: Environment, needed: LibraryClosure, blobs: Path, epoch_s: int
 ) -> list[Layer]:
-    system = Contents()
+    system = LayerContents()
     system.directory("tmp", mode=0o1777)
     for name in _MOUNT_POINTS:
         system.directory(name)
@@ -155,18 +165,18 @@ def _system_layers(
 
 def _layer(
     title: str,
-    fill: Callable[[Contents, Environment], None],
+    fill: Callable[[LayerContents, Environment], None],
     environment: Environment,
     blobs: Path,
     epoch_s: int,
 ) -> Layer:
-    contents = Contents()
+    contents = LayerContents()
     fill(contents, environment)
-    with compiled(contents, python=environment.python) as whole:
+    with with_bytecode(contents, python=environment.python) as whole:
         return write_layer(whole, blobs, title=title, epoch_s=epoch_s)
 
 
-def _add_code(contents: Contents, code: Code) -> None:
+def _add_code(contents: LayerContents, code: FunctionCode) -> None:
     contents.opaque(f"{ROOT}/code")
     with tarfile.open(fileobj=io.BytesIO(code.bundle), mode="r:gz") as bundle:
         for member in bundle:
@@ -180,7 +190,7 @@ def _add_code(contents: Contents, code: Code) -> None:
     contents.text(f"{ROOT}/bundle.sha256", f"{code.digest}\n")
 
 
-def _python_of(base: Base, version: str) -> str:
+def _python_of(base: BaseImage, version: str) -> str:
     """Where the base has an interpreter of that version, from the last layer that says so."""
     others: set[str] = set()
     for layer in reversed(base.layers):
@@ -206,9 +216,9 @@ def _python_of(base: Base, version: str) -> str:
 
 
 def _configuration(
-    code: Code,
+    code: FunctionCode,
     environment: Environment,
-    base: Base,
+    base: BaseImage,
     layers: Sequence[Layer],
     *,
     python: str,
@@ -259,7 +269,7 @@ def _configuration(
     }
 
 
-def epoch_of(environ: Mapping[str, str]) -> int:
+def source_date_epoch(environ: Mapping[str, str]) -> int:
     """SOURCE_DATE_EPOCH, or 0. Raises InvalidInput."""
     text = environ.get("SOURCE_DATE_EPOCH", "0")
     if not text.isdigit() or int(text) > 253402300799:

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from pilotlight.packaging.oci.contents import Contents, Entry
-from snapshotter.tarstream import Readable, entries
+from pilotlight.core.tar_stream import ReadableStream, read_tar_entries
+from pilotlight.packaging.oci.contents import LayerContents, LayerEntry
 
 GZIP = "application/vnd.oci.image.layer.v1.tar+gzip"
 MAX_ENTRIES = 1_000_000
@@ -49,7 +49,7 @@ class Layer:
         return {"mediaType": self.media_type, "digest": self.digest, "size": self.size_bytes}
 
 
-def write_layer(contents: Contents, blobs: Path, *, title: str, epoch_s: int) -> Layer:
+def write_layer(contents: LayerContents, blobs: Path, *, title: str, epoch_s: int) -> Layer:
     """Pack `contents` into the directory `blobs` (`blobs/sha256` of a layout). Raises OSError."""
     temporary = blobs / f".layer-{os.getpid()}"
     try:
@@ -98,7 +98,7 @@ class _Hashing(io.RawIOBase):
         return self._hash.hexdigest()
 
 
-def _add(tar: tarfile.TarFile, name: str, entry: Entry, epoch_s: int) -> None:
+def _add(tar: tarfile.TarFile, name: str, entry: LayerEntry, epoch_s: int) -> None:
     info = tarfile.TarInfo(name)  # owner and group are 0 in a fresh one
     info.mtime, info.mode = epoch_s, entry.mode
     if entry.is_directory:
@@ -132,7 +132,7 @@ def unpack_names(blob: Path, media_type: str, like: re.Pattern[str]) -> set[str]
         file.seek(0)
         with gzip.GzipFile(fileobj=file) if is_packed else contextlib.nullcontext(file) as plain:
             try:
-                for number, (entry, _) in enumerate(entries(_Bounded(plain))):
+                for number, (entry, _) in enumerate(read_tar_entries(_Bounded(plain))):
                     if number == MAX_ENTRIES:
                         raise ValueError(
                             f"it has more than {MAX_ENTRIES} entries: choose a smaller base"
@@ -148,7 +148,7 @@ def unpack_names(blob: Path, media_type: str, like: re.Pattern[str]) -> set[str]
 class _Bounded:
     """Reads from `source` up to MAX_UNPACKED_BYTES; raises ValueError beyond."""
 
-    def __init__(self, source: Readable) -> None:
+    def __init__(self, source: ReadableStream) -> None:
         self._source = source
         self._left = MAX_UNPACKED_BYTES
 

@@ -22,7 +22,7 @@ _MAX_DOCUMENT_BYTES = 4 * 1024**2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Base:
+class BaseImage:
     """An image that others build on: its layers, oldest first, and its configuration."""
 
     layers: tuple[Layer, ...] = ()
@@ -30,7 +30,7 @@ class Base:
     blobs: Path | None = None
 
 
-def create(directory: Path) -> Path:
+def create_layout(directory: Path) -> Path:
     """Make an empty layout; its directory of blobs is returned. Raises InvalidInput for a directory
     that holds something else."""
     if directory.exists() and any(directory.iterdir()) and not (directory / "oci-layout").is_file():
@@ -73,7 +73,7 @@ def write_image(
     return str(image["digest"])
 
 
-def read_base(directory: Path, *, architecture: str) -> Base:
+def read_base(directory: Path, *, architecture: str) -> BaseImage:
     """The one image for `architecture` in a layout. Raises InvalidInput, naming what is missing or
     does not fit."""
     try:
@@ -101,10 +101,10 @@ def read_base(directory: Path, *, architecture: str) -> Base:
         raise InvalidInput(
             f"--base {directory} is no OCI layout that can be built on: {e!r}", parameter="base"
         ) from e
-    return Base(layers=layers, config=config, blobs=blobs)
+    return BaseImage(layers=layers, config=config, blobs=blobs)
 
 
-def take_over(base: Base, blobs: Path) -> None:
+def copy_base_layers(base: BaseImage, blobs: Path) -> None:
     """The base's layers into another layout. Raises InvalidInput."""
     for layer in base.layers:
         try:

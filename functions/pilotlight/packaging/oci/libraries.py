@@ -22,7 +22,7 @@ class LibrariesMissing(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Closure:
+class LibraryClosure:
     """Libraries by the name that they are asked for, the loader at its own path, and what was asked
     for and is not on this machine.
 
@@ -81,9 +81,9 @@ class _Search:
         return None
 
 
-def closure(
+def find_library_closure(
     executable: Path, *, trees: Iterable[Path] = (), without: Collection[str] = ()
-) -> Closure:
+) -> LibraryClosure:
     """What `executable` and every ELF file below `trees` need, but for those whose names begin as
     one of `without` does.
 
@@ -118,7 +118,7 @@ def closure(
     files = {name: path for name, path in sorted(search.files.items()) if name != loader.name}
     # loaded by their package before who needs them
     by_tree = {path.name for root in roots for path in root.rglob("*.so*")}
-    return Closure(
+    return LibraryClosure(
         loader=str(loader),
         loader_file=loader,
         folder=str(search.files[_LIBC].parent),

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import math
 
-from pilotlight.policies import BatchPolicy
-from pilotlight.sdk.batches import Lists
-from pilotlight.worker.batching.cost import Cost
-from pilotlight.worker.batching.kinds import Kind
-from pilotlight.worker.batching.members import Member
-from pilotlight.worker.batching.patience import Patience
-from pilotlight.worker.batching.rules import Seen
-from pilotlight.worker.target import Method
+from pilotlight.sdk.batches import BatchLists
+from pilotlight.spec.policies import BatchPolicy
+from pilotlight.worker.batching.adaptive_wait import AdaptiveWait
+from pilotlight.worker.batching.batch_key import BatchKey
+from pilotlight.worker.batching.items import BatchItem
+from pilotlight.worker.batching.latency_model import LatencyModel
+from pilotlight.worker.batching.release_policy import BatchState
+from pilotlight.worker.user_code.target import Method
 
 AGEING_S = 1.0
 """A group that has waited so much longer goes like one of the next higher priority: what is least
 urgent must not wait for ever."""
 
 
-class Batched:
+class BatchedMethod:
     """A batched method, with what was measured of it."""
 
     __slots__ = ("costs", "lists", "method", "policy")
@@ -26,15 +26,15 @@ class Batched:
     def __init__(self, method: Method, policy: BatchPolicy) -> None:
         self.method = method
         self.policy = policy
-        self.lists = Lists(method.call)
-        self.costs: dict[int, Cost] = {}
+        self.lists = BatchLists(method.call)
+        self.costs: dict[int, LatencyModel] = {}
 
-    def cost(self, bucket: int) -> Cost:
+    def cost(self, bucket: int) -> LatencyModel:
         """What batches of this bucket cost."""
-        return self.costs.setdefault(bucket, Cost())
+        return self.costs.setdefault(bucket, LatencyModel())
 
 
-class Group:
+class BatchGroup:
     """Calls of one kind that wait.
 
     Attributes:
@@ -44,19 +44,21 @@ class Group:
 
     __slots__ = ("_deadline_at", "batched", "is_odd", "kind", "members", "patience", "silent_since")
 
-    def __init__(self, kind: Kind, batched: Batched, patience: Patience, *, is_odd: bool) -> None:
+    def __init__(
+        self, kind: BatchKey, batched: BatchedMethod, patience: AdaptiveWait, *, is_odd: bool
+    ) -> None:
         self.kind = kind
         self.batched = batched
         self.patience = patience
         self.is_odd = is_odd
-        self.members: list[Member] = []
+        self.members: list[BatchItem] = []
         self.silent_since: float | None = None
         self._deadline_at = math.inf
 
     def __repr__(self) -> str:
-        return f"<Group {self.kind} of {len(self.members)}>"
+        return f"<BatchGroup {self.kind} of {len(self.members)}>"
 
-    def joined_by(self, member: Member, now: float, *, is_free: bool) -> None:
+    def joined_by(self, member: BatchItem, now: float, *, is_free: bool) -> None:
         """One more call."""
         if self.members:
             self.end_silence(now, came=True)
@@ -65,12 +67,12 @@ class Group:
         self._deadline_at = min(self._deadline_at, member.ends_at)
         self.silent_since = now if is_free else None
 
-    def left_by(self, member: Member) -> None:
+    def left_by(self, member: BatchItem) -> None:
         """One of them is gone."""
         self.members.remove(member)
         self._deadline_at = min((one.ends_at for one in self.members), default=math.inf)
 
-    def take(self, now: float) -> tuple[Member, ...]:
+    def take(self, now: float) -> tuple[BatchItem, ...]:
         """The first ones, as many as a batch holds; the others stay."""
         self.end_silence(now, came=False)
         size = self.batched.policy.max_batch_size
@@ -91,11 +93,11 @@ class Group:
             self.end_silence(now, came=False)
         self.silent_since = None
 
-    def seen(self, now: float, *, free_s: float, can_grow: bool, is_draining: bool) -> Seen:
+    def seen(self, now: float, *, free_s: float, can_grow: bool, is_draining: bool) -> BatchState:
         """As the rules see it."""
         line, size = self.batched.cost(self.kind.bucket).line, len(self.members)
         patient = line is not None and not self.is_odd
-        return Seen(
+        return BatchState(
             size=size,
             oldest_at=self.members[0].came_at,
             held_s=free_s - self.members[0].free_s,

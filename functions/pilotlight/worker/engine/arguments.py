@@ -10,9 +10,9 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pilotlight.engines import EngineSpec, Task
 from pilotlight.errors import InvalidInput
-from pilotlight.spec import FunctionSpec
+from pilotlight.spec.engines import EngineSpec, Task
+from pilotlight.spec.function import FunctionSpec
 
 MODULE = "vllm.entrypoints.openai.api_server"
 KEEP_ALIVE_S = 3600

@@ -13,12 +13,12 @@ from typing import Any
 
 import uvloop
 
-from pilotlight.worker.engine.failures import EngineDied
-from pilotlight.worker.engine.splice import Half, Pair
-from pilotlight.worker.engine.tree import Deaths
-from pilotlight.worker.listener import serve_listener
-from pilotlight.worker.server import BACKLOG, end_of
-from pilotlight.worker.standing import Standing
+from pilotlight.worker.engine.errors import EngineDied
+from pilotlight.worker.engine.process_tree import ExitWatcher
+from pilotlight.worker.engine.tcp_proxy import ProxyPair, ProxySide
+from pilotlight.worker.http.listener import serve_listener
+from pilotlight.worker.http.server import BACKLOG, end_of
+from pilotlight.worker.status import InstanceStatus
 
 QUIET_S = 0.1
 """A connection on which nothing moved for so long, while the engine runs nothing, carries no
@@ -35,13 +35,13 @@ _IN_FLIGHT = re.compile(
 class SpliceServer:
     """Owner: the worker's main thread; `wake` and `run` are called once."""
 
-    def __init__(self, path: str, standing: Standing | None = None) -> None:
+    def __init__(self, path: str, standing: InstanceStatus | None = None) -> None:
         """`path`: the engine's socket; `standing`: what is said at WORKER_STATUS."""
         self._path = path
-        self._standing = standing or Standing()
+        self._standing = standing or InstanceStatus()
         self._loop = uvloop.new_event_loop()
         asyncio.set_event_loop(self._loop)
-        self._pairs: set[Pair] = set()
+        self._pairs: set[ProxyPair] = set()
         self._accepting: Any = None
         self._ending = asyncio.Event()
         self._dead: tuple[str, ...] = ()
@@ -53,7 +53,7 @@ class SpliceServer:
         """Accept on the listener."""
         self._loop.run_until_complete(self._wake(listener))
 
-    def run(self, *, on_ready: Callable[[], None], shim: int, deaths: Deaths) -> None:
+    def run(self, *, on_ready: Callable[[], None], shim: int, deaths: ExitWatcher) -> None:
         """Serve; returns when it is drained. Raises EngineDied when a process of the engine ended.
 
         Args:
@@ -67,8 +67,8 @@ class SpliceServer:
         self._loop.add_signal_handler(signal.SIGTERM, self._ending.set)
         self._accepting = await serve_listener(self._loop, self._accept, listener, backlog=BACKLOG)
 
-    def _accept(self) -> Half:
-        pair = Pair(self._path, self._loop, self._pairs.discard, self._status)
+    def _accept(self) -> ProxySide:
+        pair = ProxyPair(self._path, self._loop, self._pairs.discard, self._status)
         self._pairs.add(pair)
         return pair.caller
 
@@ -76,7 +76,7 @@ class SpliceServer:
         """Calls that run are connections whose caller spoke last."""
         return self._standing.as_json(running=sum(pair.is_asking() for pair in self._pairs))
 
-    async def _serve(self, on_ready: Callable[[], None], shim: int, deaths: Deaths) -> None:
+    async def _serve(self, on_ready: Callable[[], None], shim: int, deaths: ExitWatcher) -> None:
         with end_of(shim) as end:
             self._loop.add_reader(end, self._ending.set)
             self._loop.add_reader(deaths.fileno(), self._die, deaths)
@@ -88,7 +88,7 @@ class SpliceServer:
         if self._dead:
             raise EngineDied(f"the engine died: {', '.join(self._dead)} ended")
 
-    def _die(self, deaths: Deaths) -> None:
+    def _die(self, deaths: ExitWatcher) -> None:
         """Its callers see their connections end; what was sent before goes out."""
         self._loop.remove_reader(deaths.fileno())
         self._dead = tuple(deaths.names())

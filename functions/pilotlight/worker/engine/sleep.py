@@ -7,7 +7,7 @@ files. Waking goes in vLLM's order: memory for the weights, their values, memory
 
 from __future__ import annotations
 
-from pilotlight.worker.engine.asking import Asker
+from pilotlight.worker.engine.client import EngineClient
 
 SLEEP_S = 20.0
 """Level 2 drops what it has, and before a snapshot the node agent waits no longer than 30 s until
@@ -16,12 +16,12 @@ WAKE_S = 120.0
 """To read 80 GB from the page cache, pessimistically."""
 
 
-def fall_asleep(asker: Asker, *, level: int) -> None:
+def suspend_engine(asker: EngineClient, *, level: int) -> None:
     """Give the GPU's memory up. Raises EngineHung, EngineRefused, OSError."""
     asker.ask("POST", f"/sleep?level={level}", within_s=SLEEP_S)
 
 
-def wake_up(asker: Asker, *, level: int) -> None:
+def resume_engine(asker: EngineClient, *, level: int) -> None:
     """Take it back, weights first. Raises EngineHung, EngineRefused, OSError."""
     asker.ask("POST", "/wake_up?tags=weights", within_s=WAKE_S)
     if level == 2:

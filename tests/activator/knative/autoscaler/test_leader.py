@@ -13,14 +13,14 @@ import pytest
 from activator.knative.autoscaler.leader import Leader
 from activator.knative.autoscaler.load_report import Load
 from activator.knative.autoscaler.load_report_store import InMemoryHub, ProcessBoard
-from activator.knative.pods import COST, Pod, Pods
-from pilotlight.cluster.api import Cluster, Patience
-from pilotlight.cluster.credentials import find_credentials
-from pilotlight.cluster.kinds import POD_AUTOSCALER
-from pilotlight.cluster.names import function_selector
-from pilotlight.cluster.retries import Pauses
-from pilotlight.cluster.settings import ClusterSettings
-from pilotlight.spec import FunctionSpec, Scaling
+from activator.knative.pod_watcher import COST, Pod, PodWatcher
+from pilotlight.kubernetes.cluster import CallDeadlines, Cluster
+from pilotlight.kubernetes.credentials import find_credentials
+from pilotlight.kubernetes.kinds import POD_AUTOSCALER
+from pilotlight.kubernetes.names import function_selector
+from pilotlight.kubernetes.retry_policy import RetryDelays
+from pilotlight.kubernetes.settings import ClusterSettings
+from pilotlight.spec.function import FunctionSpec, Scaling
 from tests.fakes.absence import away
 from tests.fakes.kubernetes.faults import Fault
 from tests.fakes.kubernetes.server import ApiServer
@@ -29,8 +29,9 @@ from tests.fakes.routes import spec_of, target_of
 from tests.fakes.scaled_revision import NETWORKING, ScaledRevision
 
 READING = ("get", "list", "watch")
-PATIENCE = Patience(
-    pauses=Pauses(first_s=0.01, most_s=0.05), watch_pauses=Pauses(first_s=0.01, most_s=0.1)
+PATIENCE = CallDeadlines(
+    pauses=RetryDelays(first_s=0.01, most_s=0.05),
+    watch_pauses=RetryDelays(first_s=0.01, most_s=0.1),
 )
 
 
@@ -311,7 +312,7 @@ async def test_before_it_shrinks_claimed_pods_are_last_to_go(rig: Rig) -> None:
     revision = ScaledRevision(rig.server).made(replicas=2)
     target = target_of(spec_of("embed"))
     maker = PodMaker(rig.server, rig.cluster)
-    pods = Pods(selector=function_selector(ClusterSettings()))
+    pods = PodWatcher(selector=function_selector(ClusterSettings()))
     follow = asyncio.create_task(pods.follow(rig.cluster), name="pods")
     busy, free = maker.made(target, key=revision.key), maker.made(target, key=revision.key)
     await rig.until(lambda: len(pods.of(revision.key)) == 2)

@@ -23,8 +23,8 @@ from activator.knative.autoscaler.podautoscalers import (
 )
 from activator.knative.autoscaler.scaling import Decision, RevisionScale, Standing, spec_of
 from activator.knative.autoscaler.write_cache import Latest
-from pilotlight.cluster.kinds import POD_AUTOSCALER
-from pilotlight.spec import Scaling
+from pilotlight.kubernetes.kinds import POD_AUTOSCALER
+from pilotlight.spec.function import Scaling
 from tests.fakes.routes import spec_of as function_spec
 
 SCALABLE = Scalable(

@@ -12,18 +12,19 @@ import pytest
 
 from activator.knative.autoscaler.app import Around, Autoscaler
 from activator.knative.autoscaler.load_report import Statement
-from pilotlight.cluster.api import Cluster, Patience
-from pilotlight.cluster.credentials import find_credentials
-from pilotlight.cluster.errors import BadCredentials
-from pilotlight.cluster.kinds import LEASE
-from pilotlight.cluster.lease import LeaseTerms
-from pilotlight.cluster.retries import Pauses
-from pilotlight.cluster.settings import ClusterSettings
+from pilotlight.kubernetes.cluster import CallDeadlines, Cluster
+from pilotlight.kubernetes.credentials import find_credentials
+from pilotlight.kubernetes.errors import BadCredentials
+from pilotlight.kubernetes.kinds import LEASE
+from pilotlight.kubernetes.leader_election import LeaseTerms
+from pilotlight.kubernetes.retry_policy import RetryDelays
+from pilotlight.kubernetes.settings import ClusterSettings
 from tests.fakes.kubernetes.server import ApiServer
 from tests.fakes.scaled_revision import ScaledRevision
 
-PATIENCE = Patience(
-    pauses=Pauses(first_s=0.01, most_s=0.05), watch_pauses=Pauses(first_s=0.01, most_s=0.1)
+PATIENCE = CallDeadlines(
+    pauses=RetryDelays(first_s=0.01, most_s=0.05),
+    watch_pauses=RetryDelays(first_s=0.01, most_s=0.1),
 )
 TERMS = LeaseTerms(lease_s=60.0, renew_s=40.0, retry_s=0.1)
 """A Lease is given back, never left: nobody loses one because the machine is busy."""

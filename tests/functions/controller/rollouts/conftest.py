@@ -9,19 +9,23 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from pilotlight.controller import bootstrap, observations, registry, tables, traffic
-from pilotlight.controller.places import Place
-from pilotlight.controller.rollouts import ledger, lifecycle
-from pilotlight.controller.rollouts.ledger import Noted, Rollout
-from pilotlight.controller.rollouts.loop import Keeper
-from pilotlight.controller.rollouts.plan import Gate, Plan
-from pilotlight.controller.store import Store
-from pilotlight.spec import FunctionSpec, from_json
-from pilotlight.traffic import TrafficDocument
+from pilotlight.controller.database import tables
+from pilotlight.controller.database.store import Store
+from pilotlight.controller.deployments import app_registry
+from pilotlight.controller.registry.app_ref import AppRef
+from pilotlight.controller.release import traffic
+from pilotlight.controller.rollouts import lifecycle, repository
+from pilotlight.controller.rollouts.loop import RolloutController
+from pilotlight.controller.rollouts.plan import Gate, RolloutPlan
+from pilotlight.controller.rollouts.repository import Rollout, StoredDecision
+from pilotlight.controller.server import bootstrap
+from pilotlight.controller.slo import observations
+from pilotlight.spec.function import FunctionSpec, from_json
+from pilotlight.spec.traffic import TrafficDocument
 from tests.functions.controller.parts import ManualClock, spec
 from tests.functions.controller.rollouts.seen import observed
 
-PLAN = Plan(
+PLAN = RolloutPlan(
     steps=(5, 50, 100),
     every_s=60,
     min_samples=100,
@@ -37,14 +41,14 @@ class World:
 
     store: Store
     clock: ManualClock
-    place: Place
+    place: AppRef
     stable: str
     candidate: str
     steady: ManualClock = field(default_factory=lambda: ManualClock(0.0))
     posts: int = 0
-    _keeper: Keeper | None = None
+    _keeper: RolloutController | None = None
 
-    def begin(self, plan: Plan = PLAN) -> str:
+    def begin(self, plan: RolloutPlan = PLAN) -> str:
         """Begin a rollout of the candidate."""
         with self.store.write() as write:
             return lifecycle.begin(
@@ -54,7 +58,9 @@ class World:
     def look(self) -> int:
         """One round of the loop."""
         if self._keeper is None:
-            self._keeper = Keeper(store=self.store, clock=self.clock, monotonic=self.steady)
+            self._keeper = RolloutController(
+                store=self.store, clock=self.clock, monotonic=self.steady
+            )
         return self._keeper.round()
 
     def restart(self) -> None:
@@ -83,7 +89,7 @@ class World:
             "observations": [seen.to_json()],
         }
         with self.store.write() as write:
-            assert observations.take(write, post)
+            assert observations.ingest_observations(write, post)
 
     def see_both(self, *, failed: int = 0, candidate: int = 500, stable: int = 9500) -> None:
         """Calls of both; `failed` of the candidate's."""
@@ -104,12 +110,12 @@ class World:
     def rollout(self, rollout: str) -> Rollout:
         """Where it is."""
         with self.store.read() as sql:
-            return ledger.find(sql, tenant=self.place.tenant, rollout=rollout)
+            return repository.find(sql, tenant=self.place.tenant, rollout=rollout)
 
-    def decisions(self, rollout: str) -> list[Noted]:
+    def decisions(self, rollout: str) -> list[StoredDecision]:
         """What was decided, newest first."""
         with self.store.read() as sql:
-            return ledger.decisions(sql, rollout)
+            return repository.decisions(sql, rollout)
 
     def told(self) -> list[str]:
         """Events that webhooks are told of, in their order."""
@@ -128,7 +134,7 @@ def world(store: Store, clock: ManualClock) -> World:
     assert bootstrap.ensure_admin(store, uid_base=20_000)
     with store.write() as write:
         tenant = write.sql.execute(sa.select(tables.tenants.c.id)).scalar_one()
-        place = Place(
+        place = AppRef(
             tenant=tenant,
             uid=20_000,
             environment="main",
@@ -139,7 +145,7 @@ def world(store: Store, clock: ManualClock) -> World:
         names = []
         for cpu in (2.0, 1.0):
             parsed = from_json(FunctionSpec, spec(resources={"cpu": cpu}))
-            done = registry.deploy(write, place, specs=[parsed])
+            done = app_registry.deploy(write, place, specs=[parsed])
             names.append(done.functions[0].revision)
         row = {
             "tenant": tenant,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pilotlight.controller.rollouts.records import Evidence
-from pilotlight.controller.rollouts.statistics import Sample
-from pilotlight.observations import Observation, bucket_of
+from pilotlight.controller.rollouts.records import RevisionEvidence
+from pilotlight.controller.rollouts.sequential_tests import Sample
+from pilotlight.spec.observations import Observation, latency_bucket
 
 CENT_PICOS = 10_000_000_000
 
@@ -26,7 +26,7 @@ def observed(
     answered = calls - failed
     warm = {
         bucket: n
-        for bucket, n in ((bucket_of(ms), answered - slow), (bucket_of(slow_ms), slow))
+        for bucket, n in ((latency_bucket(ms), answered - slow), (latency_bucket(slow_ms), slow))
         if n
     }
     values: dict[str, Any] = {
@@ -34,7 +34,7 @@ def observed(
         "failed": failed,
         "calls_billed": calls,
         "cost_picos": round(cost * CENT_PICOS) * calls,
-        "latency": {"warm": warm, "exec": {bucket_of(ms): answered}} if answered else {},
+        "latency": {"warm": warm, "exec": {latency_bucket(ms): answered}} if answered else {},
     }
     return Observation(
         tenant="t-1", function_id="f-1", revision="v1", minute=0, **{**values, **more}
@@ -47,7 +47,9 @@ def evidence(
     told: Mapping[str, Sample] | None = None,
     recent: Observation | None = None,
     **more: Any,
-) -> Evidence:
+) -> RevisionEvidence:
     """The same in the step, the last minutes and the hour."""
     seen = observed(calls, **more)
-    return Evidence(step=seen, recent=recent or seen, hour=recent or seen, feedback=told or {})
+    return RevisionEvidence(
+        step=seen, recent=recent or seen, hour=recent or seen, feedback=told or {}
+    )

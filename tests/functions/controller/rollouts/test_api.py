@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pilotlight.controller import traffic
+from pilotlight.controller.release import traffic
 from tests.functions.controller.conftest import Controller
 from tests.functions.controller.parts import refused, spec
 from tests.functions.controller.rollouts.seen import observed

@@ -7,29 +7,34 @@ from typing import Any
 
 import pytest
 
-from pilotlight.controller.rollouts.judge import judge
-from pilotlight.controller.rollouts.plan import Gate, GateKind, Plan
-from pilotlight.controller.rollouts.records import Decision, Evidence, Standing, Verdict
-from pilotlight.controller.rollouts.statistics import Sample
+from pilotlight.controller.rollouts.decision import decide
+from pilotlight.controller.rollouts.plan import Gate, GateKind, RolloutPlan
+from pilotlight.controller.rollouts.records import (
+    Decision,
+    RevisionEvidence,
+    RolloutStatus,
+    Verdict,
+)
+from pilotlight.controller.rollouts.sequential_tests import Sample
 from tests.functions.controller.rollouts.seen import evidence, observed
 
-PLAN = Plan(steps=(5, 50, 100), every_s=300, min_samples=200)
+PLAN = RolloutPlan(steps=(5, 50, 100), every_s=300, min_samples=200)
 BEGAN = 1_000_000.0
 
 
 def decided(
-    candidate: Evidence,
-    stable: Evidence,
+    candidate: RevisionEvidence,
+    stable: RevisionEvidence,
     *,
-    plan: Plan = PLAN,
+    plan: RolloutPlan = PLAN,
     elapsed_s: float = 400,
     step: int = 0,
     **standing: Any,
 ) -> Decision:
     """The decision on a step that has lasted so long."""
-    return judge(
+    return decide(
         plan,
-        Standing(step=step, step_began_at=BEGAN, **standing),
+        RolloutStatus(step=step, step_began_at=BEGAN, **standing),
         candidate,
         stable,
         now=BEGAN + elapsed_s,
@@ -252,11 +257,13 @@ def test_what_says_the_same_with_other_numbers_has_the_same_signature() -> None:
     assert one.signature == other.signature
 
 
-def shared(calls: int, *, at_once: float, exec_ms: int = 20, price: float = 1.0) -> Evidence:
+def shared(
+    calls: int, *, at_once: float, exec_ms: int = 20, price: float = 1.0
+) -> RevisionEvidence:
     """Calls of an instance that costs so much a second, of which so many shared it on average."""
     seen = observed(calls, cost=price * exec_ms / 1000 / at_once * 100)
     seen.exec_ms = calls * exec_ms
-    return Evidence(step=seen, recent=seen, hour=seen, price=price)
+    return RevisionEvidence(step=seen, recent=seen, hour=seen, price=price)
 
 
 def test_fewer_calls_that_share_an_instance_are_not_held_against_the_candidate() -> None:

@@ -9,13 +9,15 @@ import json
 import pytest
 import sqlalchemy as sa
 
-from pilotlight.controller import registry, tables, traffic
+from pilotlight.controller.database import tables
+from pilotlight.controller.deployments import app_registry
+from pilotlight.controller.release import traffic
 from pilotlight.controller.rollouts import lifecycle
-from pilotlight.controller.rollouts.loop import NOTE_EVERY_S, Keeper
+from pilotlight.controller.rollouts.loop import NOTE_EVERY_S, RolloutController
 from pilotlight.controller.rollouts.plan import Gate
-from pilotlight.controller.rollouts.records import Decision, State, Verdict
+from pilotlight.controller.rollouts.records import Decision, RolloutState, Verdict
 from pilotlight.errors import Conflict, NotFound
-from pilotlight.spec import FunctionSpec, from_json
+from pilotlight.spec.function import FunctionSpec, from_json
 from tests.functions.controller.parts import spec
 from tests.functions.controller.rollouts.conftest import PLAN, World
 
@@ -29,7 +31,7 @@ def test_a_good_candidate_takes_over_step_by_step(world: World) -> None:
         world.look()
         seen.append(world.weights[world.candidate])
     assert seen == [5, 50, 100, 100]
-    assert (world.rollout(rollout).state, world.document.stable) == (State.DONE, "")
+    assert (world.rollout(rollout).state, world.document.stable) == (RolloutState.DONE, "")
     assert world.told() == [
         "rollout.started",
         "rollout.advanced",
@@ -55,7 +57,7 @@ def test_a_bad_candidate_goes_back_in_its_first_step(world: World) -> None:
     world.see_both(failed=20)
     world.look()
     assert world.weights == {world.stable: 100}
-    assert (world.rollout(rollout).state, world.document.stable) == (State.ROLLED_BACK, "")
+    assert (world.rollout(rollout).state, world.document.stable) == (RolloutState.ROLLED_BACK, "")
     assert world.told()[-1] == "rollout.rolled_back"
     last = world.decisions(rollout)[0]
     assert (last.verdict, last.action) == ("rollback", "weight 0")
@@ -68,7 +70,10 @@ def test_both_bad_leaves_the_traffic_with_stable_and_tells(world: World) -> None
     world.see(world.candidate, 100, failed=50)
     world.see(world.stable, 1900, failed=950)
     world.look()
-    assert (world.rollout(rollout).state, world.weights) == (State.HALTED, {world.stable: 100})
+    assert (world.rollout(rollout).state, world.weights) == (
+        RolloutState.HALTED,
+        {world.stable: 100},
+    )
     assert world.told()[-1] == "rollout.halted"
 
 
@@ -176,7 +181,7 @@ def test_metrics_that_are_missing_for_a_step_hold_it(world: World) -> None:
     for _ in range(10):
         world.pass_s(60)
         world.look()
-    assert (world.rollout(rollout).step, world.rollout(rollout).state) == (1, State.RUNNING)
+    assert (world.rollout(rollout).step, world.rollout(rollout).state) == (1, RolloutState.RUNNING)
 
 
 def test_a_hold_is_stored_when_it_changes_and_once_a_minute(world: World) -> None:
@@ -199,7 +204,10 @@ def test_weights_that_were_set_by_hand_end_the_rollout(world: World) -> None:
             action="traffic.set",
         )
     world.look()
-    assert (world.rollout(rollout).state, world.weights[world.candidate]) == (State.SUPERSEDED, 30)
+    assert (world.rollout(rollout).state, world.weights[world.candidate]) == (
+        RolloutState.SUPERSEDED,
+        30,
+    )
     assert world.document.stable == ""
 
 
@@ -226,9 +234,9 @@ def test_a_cap_on_the_blast_radius_holds_it_and_says_so(world: World) -> None:
 def test_a_function_that_is_gone_has_no_rollout(world: World) -> None:
     rollout = world.begin()
     with world.store.write() as write:
-        registry.delete(write, world.place)
+        app_registry.delete(write, world.place)
     world.look()
-    assert world.rollout(rollout).state is State.SUPERSEDED
+    assert world.rollout(rollout).state is RolloutState.SUPERSEDED
 
 
 def test_another_candidate_supersedes_the_first_and_stable_stays_stable(world: World) -> None:
@@ -238,7 +246,7 @@ def test_another_candidate_supersedes_the_first_and_stable_stays_stable(world: W
         second = lifecycle.begin(
             write, world.place, function="hello", candidate=candidate, plan=plan
         )
-    assert world.rollout(first).state is State.SUPERSEDED
+    assert world.rollout(first).state is RolloutState.SUPERSEDED
     assert (world.rollout(second).stable, world.weights[world.stable], world.document.stable) == (
         world.stable,
         90,
@@ -294,23 +302,23 @@ def test_by_hand_it_is_paused_resumed_promoted_and_aborted(world: World) -> None
     world.see_both()
     world.look()
     paused = world.rollout(rollout.id)
-    assert (paused.state, paused.step) == (State.PAUSED, 0)
+    assert (paused.state, paused.step) == (RolloutState.PAUSED, 0)
     with world.store.write() as write:
         lifecycle.resume(write, paused, world.place)
     world.look()
     running = world.rollout(rollout.id)
-    assert (running.state, running.step) == (State.RUNNING, 1)
+    assert (running.state, running.step) == (RolloutState.RUNNING, 1)
     with world.store.write() as write:
         lifecycle.abort(write, running, world.place)
     aborted = world.rollout(rollout.id)
-    assert (aborted.state, world.weights) == (State.ABORTED, {world.stable: 100})
+    assert (aborted.state, world.weights) == (RolloutState.ABORTED, {world.stable: 100})
     with pytest.raises(Conflict, match="is over"), world.store.write() as write:
         lifecycle.promote(write, aborted, world.place)
     again = world.rollout(world.begin())
     with world.store.write() as write:
         lifecycle.promote(write, again, world.place)
     assert (world.rollout(again.id).state, world.weights, world.document.stable) == (
-        State.DONE,
+        RolloutState.DONE,
         {world.candidate: 100},
         "",
     )
@@ -352,7 +360,7 @@ def test_the_history_and_the_audit_log_have_every_step(world: World) -> None:
 def test_a_rollout_whose_looks_take_long_is_left_alone_for_a_while(world: World) -> None:
     world.begin()
     steady = iter([0.0, 0.0, 0.0, 0.5, 1.0, 1.0, 10.5, 10.5, 10.5, 10.5])
-    keeper = Keeper(store=world.store, clock=world.clock, monotonic=lambda: next(steady))
+    keeper = RolloutController(store=world.store, clock=world.clock, monotonic=lambda: next(steady))
     assert keeper.round() == 1  # it took half a second
     world.clock.now += 1
     world.see_both(failed=50)
@@ -367,7 +375,7 @@ def test_a_rollout_that_is_broken_holds_up_no_other(world: World) -> None:
     place = dataclasses.replace(world.place, app="other")
     with world.store.write() as write:
         names = [
-            registry.deploy(
+            app_registry.deploy(
                 write, place, specs=[from_json(FunctionSpec, spec(resources={"cpu": cpu}))]
             )
             .functions[0]

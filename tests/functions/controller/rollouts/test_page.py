@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from pilotlight.controller.dashboard import releases
-from pilotlight.controller.rollouts.loop import Keeper
+from pilotlight.controller.dashboard.pages import releases
+from pilotlight.controller.rollouts.loop import RolloutController
 from tests.functions.controller.conftest import Controller
 from tests.functions.controller.rollouts.test_api import deployed, see
 from tests.functions.controller.test_dashboard import sign_in
@@ -49,7 +49,7 @@ async def test_one_that_was_taken_back_says_why_and_stays_in_the_history(
     rollout = (await controller.http.get(f"/v1/rollouts/{done['rollout']}")).json()
     await see(controller, rollout, rollout["candidate"], 50, sequence=1, failed=25)
     await see(controller, rollout, rollout["stable"], 950, sequence=2)
-    assert Keeper(store=controller.context.store, clock=controller.clock).round() == 1
+    assert RolloutController(store=controller.context.store, clock=controller.clock).round() == 1
     session = await sign_in(controller, controller.key)
     page = await controller.client(None).get("/dashboard/releases", headers=session)
     for said in ("rolled back", "burn-rate alarm", "History"):

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from pilotlight.controller.rollouts.plan import DEFAULT_GATES, Gate, GateKind, Plan, parse
+from pilotlight.controller.rollouts.plan import DEFAULT_GATES, Gate, GateKind, RolloutPlan, parse
 from pilotlight.errors import InvalidInput
-from pilotlight.spec import to_json
+from pilotlight.spec.function import to_json
 
 
 def test_what_is_not_said_is_as_by_default() -> None:
@@ -94,4 +94,4 @@ def test_a_bound_of_its_own_replaces_the_comparison_unless_both_are_asked_for() 
     assert Gate(metric="error_ratio", max=0.01).allowed_increase is None
     assert Gate(metric="error_ratio", max=0.01, max_increase=0.2).allowed_increase == 0.2
     assert Gate(metric="error_ratio").allowed_increase == 0.5
-    assert Plan().alpha == pytest.approx(0.01 / 12)
+    assert RolloutPlan().alpha == pytest.approx(0.01 / 12)

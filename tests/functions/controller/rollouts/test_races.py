@@ -7,13 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from pilotlight.controller import aliases, approvals, registry, releases, traffic
+from pilotlight.controller.deployments import app_registry, releases
+from pilotlight.controller.deployments.releases import ReleaseOptions
 from pilotlight.controller.experiments import design
 from pilotlight.controller.experiments import lifecycle as experiments
-from pilotlight.controller.releases import Terms
-from pilotlight.controller.rollouts import ledger
+from pilotlight.controller.release import aliases, approvals, traffic
+from pilotlight.controller.rollouts import repository
 from pilotlight.errors import Conflict, PilotlightError
-from pilotlight.spec import FunctionSpec, from_json
+from pilotlight.spec.function import FunctionSpec, from_json
 from tests.functions.controller.parts import spec
 from tests.functions.controller.rollouts.conftest import PLAN, World
 
@@ -21,7 +22,9 @@ from tests.functions.controller.rollouts.conftest import PLAN, World
 def deploy(world: World, cpu: float, **terms: object) -> str:
     with world.store.write() as write:
         parsed = from_json(FunctionSpec, spec(resources={"cpu": cpu}))
-        done = registry.deploy(write, world.place, specs=[parsed], terms=Terms(**terms))  # type: ignore[arg-type]
+        done = app_registry.deploy(
+            write, world.place, specs=[parsed], terms=ReleaseOptions(**terms)  # type: ignore[arg-type]
+        )
     return done.functions[0].revision
 
 
@@ -57,18 +60,18 @@ def test_the_candidate_deployed_again_goes_on_where_it_is_and_step_by_step_begin
     assert world.rollout(rollout).finished_at is not None
     assert (world.weights[world.candidate], world.document.stable) == (5, world.stable)
     with world.store.read() as sql:
-        assert len(ledger.active(sql)) == 1
+        assert len(repository.active(sql)) == 1
 
 
 def test_a_stopped_and_a_deleted_app_leave_no_rollout_behind(world: World) -> None:
     rollout = world.begin()
     with world.store.write() as write:
-        registry.stop(write, world.place)
+        app_registry.stop(write, world.place)
     world.pass_s(30)
     world.look()
     assert world.rollout(rollout).finished_at is None, "it waits for the app"
     with world.store.write() as write:
-        registry.delete(write, world.place)
+        app_registry.delete(write, world.place)
     assert world.rollout(rollout).finished_at is not None
     assert world.look() == 0
     newest = deploy(world, 8.0)
@@ -92,7 +95,7 @@ def test_while_a_rollout_runs_no_experiment_begins_and_the_other_way_round(world
     with pytest.raises(Conflict, match="experiment 'x' runs"):
         world.begin()
     with world.store.read() as sql:
-        assert ledger.active(sql) == []
+        assert repository.active(sql) == []
 
 
 def test_an_experiment_that_was_stopped_is_concluded_during_a_rollout_and_ends_it(
@@ -120,7 +123,7 @@ def test_a_rollout_of_a_revision_whose_approval_is_demanded_meanwhile_still_goes
 ) -> None:
     rollout = world.begin()
     with world.store.write() as write:
-        approvals.protect(write, world.place, approvals=3)
+        approvals.set_policy(write, world.place, approvals=3)
     world.see_both(failed=300)
     world.pass_s(5)
     world.look()
@@ -174,7 +177,7 @@ def test_the_alias_candidate_goes_with_the_rollout(world: World) -> None:
     rollout = world.begin()
     function_id = world.place.function_id("hello")
     with world.store.read() as sql:
-        assert aliases.of(sql, function_id) == {
+        assert aliases.aliases_for(sql, function_id) == {
             "stable": world.stable,
             "candidate": world.candidate,
         }
@@ -182,5 +185,5 @@ def test_the_alias_candidate_goes_with_the_rollout(world: World) -> None:
         releases.rollback(write, world.place, function="hello", reference="candidate")
     assert world.weights == {world.candidate: 100}
     with world.store.read() as sql:
-        assert aliases.of(sql, function_id) == {"stable": world.candidate}
+        assert aliases.aliases_for(sql, function_id) == {"stable": world.candidate}
     is_over(world, rollout)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pilotlight.packaging.oci.elf import read_elf
-from pilotlight.packaging.oci.libraries import LibrariesMissing, closure
+from pilotlight.packaging.oci.libraries import LibrariesMissing, find_library_closure
 
 PYTHON = Path(sys.executable).resolve()
 
@@ -25,7 +25,7 @@ def test_an_executable_names_its_loader_and_its_libraries() -> None:
 
 
 def test_a_library_has_a_name_and_no_loader_of_its_own() -> None:
-    needed = closure(PYTHON)
+    needed = find_library_closure(PYTHON)
     libm = read_elf(needed.files["libm.so.6"])
     assert libm is not None
     assert libm.soname == "libm.so.6"
@@ -51,7 +51,7 @@ def test_a_broken_file_is_none_or_has_little_to_say(tail: bytes, at: int, noise:
 
 
 def test_the_closure_holds_the_c_library_and_not_the_loader() -> None:
-    needed = closure(PYTHON)
+    needed = find_library_closure(PYTHON)
     assert "libc.so.6" in needed.files
     assert Path(needed.loader).name not in needed.files
     assert all(path.is_file() for path in needed.files.values())
@@ -61,4 +61,4 @@ def test_the_closure_holds_the_c_library_and_not_the_loader() -> None:
 def test_what_is_not_executable_cannot_be_exported(tmp_path: Path) -> None:
     (tmp_path / "python").write_text("#!/bin/sh\n")
     with pytest.raises(LibrariesMissing, match="no dynamic executable"):
-        closure(tmp_path / "python")
+        find_library_closure(tmp_path / "python")

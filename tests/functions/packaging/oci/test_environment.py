@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pilotlight.errors import InvalidInput, NotFound
-from pilotlight.packaging.oci.contents import Contents
+from pilotlight.packaging.oci.contents import LayerContents
 from pilotlight.packaging.oci.environment import (
     WORKER_NEEDS,
     add_packages,
@@ -48,7 +48,7 @@ def test_what_the_platform_built_goes_in_with_its_files_and_variables(tmp_path: 
     folder = built(tmp_path)
     environment = built_environment(tmp_path, DIGEST)
     assert (environment.version, environment.variables) == (VERSION, {"MODE": "fast"})
-    contents = Contents()
+    contents = LayerContents()
     add_packages(contents, environment)
     names = {name for name, entry in contents.entries.items() if entry.source is not None}
     assert names == {"opt/pilotlight/site/numpy/__init__.py", "opt/pilotlight/files/data/words.txt"}
@@ -65,7 +65,7 @@ def test_links_of_a_built_image_bring_no_file_of_this_machine(tmp_path: Path) ->
     site = folder / "env" / "lib" / f"python{VERSION}" / "site-packages"
     (site / "numpy" / "key").symlink_to(secret / "key")
     (folder / "files" / "all").symlink_to(secret)
-    contents = Contents()
+    contents = LayerContents()
     add_packages(contents, built_environment(tmp_path, DIGEST))
     assert contents.entries["opt/pilotlight/site/numpy/key"].link == str(secret / "key")
     assert contents.entries["opt/pilotlight/files/all"].link == str(secret)
@@ -107,7 +107,7 @@ def test_a_virtual_environment_of_an_interpreter_that_is_gone_is_named(tmp_path:
 
 
 def test_the_runtime_is_what_workers_import_and_no_server() -> None:
-    contents = Contents()
+    contents = LayerContents()
     add_runtime(contents)
     names = set(contents.entries)
     assert {

@@ -18,10 +18,10 @@ import pytest
 
 from pilotlight.errors import InvalidInput
 from pilotlight.packaging.oci import layers
-from pilotlight.packaging.oci.bytecode import compiled
-from pilotlight.packaging.oci.contents import Contents
+from pilotlight.packaging.oci.bytecode import with_bytecode
+from pilotlight.packaging.oci.contents import LayerContents
 from pilotlight.packaging.oci.layers import GZIP, Layer, unpack_names, write_layer
-from pilotlight.packaging.oci.layout import create, read_base, write_image
+from pilotlight.packaging.oci.layout import create_layout, read_base, write_image
 
 CONFIG = {"architecture": "amd64", "os": "linux", "rootfs": {"type": "layers", "diff_ids": []}}
 
@@ -41,7 +41,7 @@ def tree(tmp_path: Path) -> Path:
 
 
 def layer_of(folder: Path, blobs: Path, *, epoch_s: int = 0) -> Layer:
-    contents = Contents()
+    contents = LayerContents()
     contents.tree("opt/here", folder)
     blobs.mkdir(parents=True, exist_ok=True)
     return write_layer(contents, blobs, title="test", epoch_s=epoch_s)
@@ -86,18 +86,18 @@ def test_both_digests_are_those_of_the_bytes(tree: Path, tmp_path: Path) -> None
 
 def test_names_cannot_leave_the_image() -> None:
     with pytest.raises(ValueError, match="outside the image"):
-        Contents().text("../etc/passwd", "x")
+        LayerContents().text("../etc/passwd", "x")
 
 
 def test_modules_are_compiled_alike_every_time_and_what_is_no_python_is_left(
     tmp_path: Path,
 ) -> None:
-    contents = Contents()
+    contents = LayerContents()
     contents.text("opt/a.py", "def f(x):\n    return x in {'one', 'two', 'three'}\n")
     contents.text("opt/broken.py", "def (:\n")
     made = []
     for number in range(2):
-        with compiled(contents, python=Path(sys.executable)) as whole:
+        with with_bytecode(contents, python=Path(sys.executable)) as whole:
             tag = sys.implementation.cache_tag
             assert set(whole.entries) == {
                 "opt/a.py",
@@ -110,7 +110,7 @@ def test_modules_are_compiled_alike_every_time_and_what_is_no_python_is_left(
 
 
 def test_a_layout_can_be_built_on(tree: Path, tmp_path: Path) -> None:
-    blobs = create(tmp_path / "layout")
+    blobs = create_layout(tmp_path / "layout")
     layer = layer_of(tree, blobs)
     config = {**CONFIG, "rootfs": {"type": "layers", "diff_ids": [layer.diff_id]}}
     digest = write_image(tmp_path / "layout", [layer], config=config, tag="v1")
@@ -128,22 +128,22 @@ def test_a_layout_can_be_built_on(tree: Path, tmp_path: Path) -> None:
 
 def test_writing_again_leaves_nothing_of_the_image_before(tree: Path, tmp_path: Path) -> None:
     folder = tmp_path / "layout"
-    write_image(folder, [layer_of(tree, create(folder))], config=CONFIG, tag="v1")
+    write_image(folder, [layer_of(tree, create_layout(folder))], config=CONFIG, tag="v1")
     (tree / "a.txt").write_text("changed")
-    write_image(folder, [layer_of(tree, create(folder))], config=CONFIG, tag="v1")
+    write_image(folder, [layer_of(tree, create_layout(folder))], config=CONFIG, tag="v1")
     assert len(list((folder / "blobs" / "sha256").iterdir())) == 3
 
 
 def test_a_directory_of_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("x")
     with pytest.raises(InvalidInput, match="no OCI layout"):
-        create(tmp_path)
+        create_layout(tmp_path)
 
 
 @pytest.mark.parametrize("broken", ["index.json", "manifest", "config"])
 def test_a_broken_base_is_named(tree: Path, tmp_path: Path, broken: str) -> None:
     folder = tmp_path / "layout"
-    digest = write_image(folder, [layer_of(tree, create(folder))], config=CONFIG, tag="v1")
+    digest = write_image(folder, [layer_of(tree, create_layout(folder))], config=CONFIG, tag="v1")
     blobs = folder / "blobs" / "sha256"
     manifest = blobs / digest.removeprefix("sha256:")
     config = blobs / json.loads(manifest.read_bytes())["config"]["digest"].removeprefix("sha256:")

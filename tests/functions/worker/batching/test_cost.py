@@ -8,11 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pilotlight.worker.batching.cost import Cost, Line
+from pilotlight.worker.batching.latency_model import LatencyFit, LatencyModel
 
 
-def fitted(sizes: list[int], *, per_item_s: float, fixed_s: float, noise: float = 0.0) -> Line:
-    dice, cost = random.Random(1), Cost()
+def fitted(
+    sizes: list[int], *, per_item_s: float, fixed_s: float, noise: float = 0.0
+) -> LatencyFit:
+    dice, cost = random.Random(1), LatencyModel()
     for size in sizes:
         cost.note(size, (per_item_s * size + fixed_s) * (1 + noise * (dice.random() - 0.5)))
     assert cost.line is not None
@@ -20,8 +22,8 @@ def fitted(sizes: list[int], *, per_item_s: float, fixed_s: float, noise: float 
 
 
 def test_nothing_is_known_before_the_first_batch() -> None:
-    assert Cost().line is None
-    assert repr(Cost()) == "<Cost unknown>"
+    assert LatencyModel().line is None
+    assert repr(LatencyModel()) == "<LatencyModel unknown>"
 
 
 @given(
@@ -60,7 +62,7 @@ def test_the_slope_that_was_known_stays_while_sizes_do_not_vary() -> None:
 
 
 def test_it_follows_a_machine_that_became_slower() -> None:
-    cost = Cost()
+    cost = LatencyModel()
     for factor in (1, 3):
         for size in [1, 8, 16] * 40:
             cost.note(size, factor * (0.001 * size + 0.02))
@@ -70,7 +72,7 @@ def test_it_follows_a_machine_that_became_slower() -> None:
 
 
 def test_one_batch_that_was_held_up_is_not_the_rule() -> None:
-    cost = Cost()
+    cost = LatencyModel()
     for size in [1, 8, 16] * 10:
         cost.note(size, 0.001 * size + 0.02)
     cost.note(8, 30.0)
@@ -81,7 +83,7 @@ def test_one_batch_that_was_held_up_is_not_the_rule() -> None:
 
 @given(st.lists(st.tuples(st.integers(1, 10_000), st.floats(0, 100)), min_size=1, max_size=50))
 def test_no_cost_is_ever_below_nothing(batches: list[tuple[int, float]]) -> None:
-    cost = Cost()
+    cost = LatencyModel()
     for size, seconds in batches:
         cost.note(size, seconds)
 

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pilotlight.policies import BatchPolicy
 from pilotlight.sdk.batches import WrongResults, item_hints
-from pilotlight.worker.arguments import Binder
-from pilotlight.worker.batching.gathering import Gathering
-from pilotlight.worker.batching.members import Share
-from pilotlight.worker.spans import CallSpans
-from pilotlight.worker.target import Method, Style
-from pilotlight.worker.threads import CallThreads
+from pilotlight.spec.policies import BatchPolicy
+from pilotlight.worker.batching.batcher import Batcher
+from pilotlight.worker.batching.items import BatchShare
+from pilotlight.worker.process.call_threads import CallThreads
+from pilotlight.worker.user_code.arguments import Binder
+from pilotlight.worker.user_code.spans import CallSpans
+from pilotlight.worker.user_code.target import Method, Style
 from tests.snapshotter.cuda import virtual_time
 
 Body = Callable[[list[Any]], Awaitable[Sequence[Any]]]
@@ -50,7 +50,7 @@ class World:
     ) -> None:
         self.batches: list[list[Any]] = []
         self.waits: list[float] = []
-        self.shares: list[Share] = []
+        self.shares: list[BatchShare] = []
         self._body = body
         method = Method(
             name="f",
@@ -62,7 +62,7 @@ class World:
             check=None,
         )
         self._loop = asyncio.get_running_loop()
-        self.gathering = Gathering(
+        self.gathering = Batcher(
             {"f": method}, max_inputs=max_inputs, threads=CallThreads(), clock=self._loop.time
         )
 

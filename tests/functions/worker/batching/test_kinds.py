@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pilotlight.policies import BatchPolicy
-from pilotlight.worker.batching.kinds import kind_of
+from pilotlight.spec.policies import BatchPolicy
+from pilotlight.worker.batching.batch_key import batch_key_for
 
 POLICY = BatchPolicy(max_batch_size=8, wait_ms=5)
 BUCKETS = BatchPolicy(max_batch_size=8, wait_ms=5, buckets=(4, 16))
 
 
 def fit(a: Any, b: Any, policy: BatchPolicy = POLICY) -> bool:
-    return kind_of("f", policy, a if isinstance(a, tuple) else (a,)) == kind_of(
+    return batch_key_for("f", policy, a if isinstance(a, tuple) else (a,)) == batch_key_for(
         "f", policy, b if isinstance(b, tuple) else (b,)
     )
 
@@ -81,7 +81,7 @@ def test_buckets_part_lengths_and_let_the_first_axis_of_arrays_vary_within_them(
 
 def test_priorities_stay_apart_and_an_unknown_one_is_the_usual_one() -> None:
     ranks = {
-        word: kind_of("f", POLICY, (1,), word).rank
+        word: batch_key_for("f", POLICY, (1,), word).rank
         for word in (b"realtime", b"standard", b"batch", b"nonsense", b"\xff", None)
     }
 
@@ -96,4 +96,4 @@ def test_priorities_stay_apart_and_an_unknown_one_is_the_usual_one() -> None:
 
 
 def test_methods_stay_apart() -> None:
-    assert kind_of("f", POLICY, (1,)) != kind_of("g", POLICY, (1,))
+    assert batch_key_for("f", POLICY, (1,)) != batch_key_for("g", POLICY, (1,))

@@ -6,18 +6,18 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pilotlight.worker.batching.patience import Patience
+from pilotlight.worker.batching.adaptive_wait import AdaptiveWait
 
 FIXED_S = 0.02
 
 
 def test_a_first_silence_is_half_as_long_as_it_is_worth() -> None:
-    assert Patience().seconds(1, FIXED_S) == FIXED_S / 2
-    assert Patience().seconds(4, FIXED_S) == FIXED_S / 8, "four wait"
+    assert AdaptiveWait().seconds(1, FIXED_S) == FIXED_S / 2
+    assert AdaptiveWait().seconds(4, FIXED_S) == FIXED_S / 8, "four wait"
 
 
 def test_it_waits_where_calls_came() -> None:
-    patience = Patience()
+    patience = AdaptiveWait()
     for _ in range(5):
         patience.note(3, 0.001, came=True)
 
@@ -25,7 +25,7 @@ def test_it_waits_where_calls_came() -> None:
 
 
 def test_it_stops_waiting_where_none_came() -> None:
-    patience = Patience()
+    patience = AdaptiveWait()
     for _ in range(3):
         patience.note(8, patience.seconds(8, FIXED_S), came=False)
 
@@ -33,7 +33,7 @@ def test_it_stops_waiting_where_none_came() -> None:
 
 
 def test_calls_that_stop_coming_are_not_waited_for_much_longer() -> None:
-    patience = Patience()
+    patience = AdaptiveWait()
     for _ in range(1000):
         patience.note(1, 0.0005, came=True)
     waits = 0
@@ -45,7 +45,7 @@ def test_calls_that_stop_coming_are_not_waited_for_much_longer() -> None:
 
 
 def test_each_size_has_an_experience_of_its_own() -> None:
-    patience = Patience()
+    patience = AdaptiveWait()
     for _ in range(20):  # eight callers that each wait for their answer
         for size in range(1, 8):
             patience.note(size, 0.0005, came=True)
@@ -56,7 +56,7 @@ def test_each_size_has_an_experience_of_its_own() -> None:
 
 
 def test_what_was_given_up_is_tried_again_after_a_while() -> None:
-    patience = Patience()
+    patience = AdaptiveWait()
     patience.note(1, FIXED_S, came=False)
     assert patience.seconds(1, FIXED_S) == 0
     tries = 0
@@ -68,7 +68,7 @@ def test_what_was_given_up_is_tried_again_after_a_while() -> None:
 
 
 def test_calls_that_come_farther_apart_than_the_fixed_cost_are_not_waited_for() -> None:
-    patience, gap_s = Patience(), 1.5 * FIXED_S
+    patience, gap_s = AdaptiveWait(), 1.5 * FIXED_S
     for _ in range(200):
         patience.note(1, min(gap_s, patience.seconds(1, FIXED_S)), came=False)
 
@@ -83,7 +83,7 @@ def test_calls_that_come_farther_apart_than_the_fixed_cost_are_not_waited_for() 
 def test_no_silence_ever_costs_more_than_one_more_call_saves(
     seen: list[tuple[int, float, bool]], fixed_s: float, size: int
 ) -> None:
-    patience = Patience()
+    patience = AdaptiveWait()
     for n, waited_s, came in seen:
         patience.note(n, waited_s, came=came)
 
@@ -96,7 +96,7 @@ def test_fruitless_waiting_stays_a_small_part_of_the_time(
 ) -> None:
     """Whatever comes when: what waiting lost is bounded by what it saved, plus a little for trying
     again."""
-    patience, lost_s, saved_s = Patience(), 0.0, 0.0
+    patience, lost_s, saved_s = AdaptiveWait(), 0.0, 0.0
     for gap_s in gaps:
         limit_s = patience.seconds(1, fixed_s)
         came = gap_s <= limit_s

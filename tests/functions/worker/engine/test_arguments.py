@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from pilotlight.engines import EngineSpec, Task
 from pilotlight.errors import InvalidInput
-from pilotlight.spec import FunctionKind, FunctionSpec, MethodSpec, Resources, WeightsSpec
+from pilotlight.spec.engines import EngineSpec, Task
+from pilotlight.spec.function import FunctionKind, FunctionSpec, MethodSpec, Resources, WeightsSpec
 from pilotlight.worker.engine import arguments
 
 WEIGHTS = {"m": "/w/m", "poet": "/w/poet"}

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from pilotlight.engines import EngineSpec, Task
-from pilotlight.worker.engine import known, sleep
-from pilotlight.worker.engine.asking import Asker
-from pilotlight.worker.engine.failures import EngineDied, EngineHung, EngineRefused, WrongAnswer
-from pilotlight.worker.engine.known import KnownAnswer
-from pilotlight.worker.engine.tree import Tree
+from pilotlight.spec.engines import EngineSpec, Task
+from pilotlight.worker.engine import reference_answer, sleep
+from pilotlight.worker.engine.client import EngineClient
+from pilotlight.worker.engine.errors import EngineDied, EngineHung, EngineRefused, WrongAnswer
+from pilotlight.worker.engine.process_tree import ProcessTree
+from pilotlight.worker.engine.reference_answer import KnownAnswer
 from tests.fakes.engine.environment import HERE
 
 PATIENCE_S = 30.0
@@ -28,8 +28,8 @@ ENGINE = EngineSpec(model="m", max_model_len=512)
 class Running:
     """A fake engine in a process of its own."""
 
-    tree: Tree
-    asker: Asker
+    tree: ProcessTree
+    asker: EngineClient
 
 
 @pytest.fixture(scope="module")
@@ -46,10 +46,10 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         "--uds",
         path,
     ]
-    tree = Tree(
+    tree = ProcessTree(
         [*command, "--served-model-name", "assistant"], environment, directory=str(directory)
     )
-    asker = Asker(path)
+    asker = EngineClient(path)
     try:
         asker.wait_healthy(within_s=PATIENCE_S, demand_alive=tree.demand_alive)
         yield Running(tree, asker)
@@ -59,15 +59,17 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 
 def test_an_engine_says_the_same_again(running: Running) -> None:
-    learned = known.learn(ENGINE, "assistant", running.asker, within_s=PATIENCE_S)
+    learned = reference_answer.learn(ENGINE, "assistant", running.asker, within_s=PATIENCE_S)
 
-    assert len(learned.value) == known.TOKENS
-    learned.demand_same(known.ask(ENGINE, "assistant", running.asker, within_s=PATIENCE_S))
+    assert len(learned.value) == reference_answer.TOKENS
+    learned.demand_same(
+        reference_answer.ask(ENGINE, "assistant", running.asker, within_s=PATIENCE_S)
+    )
 
 
 def test_the_beginning_of_the_answer_is_enough_before_serving(running: Running) -> None:
-    learned = known.learn(ENGINE, "assistant", running.asker, within_s=PATIENCE_S)
-    short = known.ask(ENGINE, "assistant", running.asker, within_s=PATIENCE_S, tokens=2)
+    learned = reference_answer.learn(ENGINE, "assistant", running.asker, within_s=PATIENCE_S)
+    short = reference_answer.ask(ENGINE, "assistant", running.asker, within_s=PATIENCE_S, tokens=2)
 
     assert len(short.value) == 2
     learned.demand_same(short)
@@ -103,28 +105,35 @@ def test_of_an_engine_that_does_not_say_the_same_twice_only_what_it_did_is_known
 
 def test_a_short_model_is_asked_for_what_fits(running: Running) -> None:
     short = EngineSpec(model="m", max_model_len=4)
-    assert len(known.ask(short, "assistant", running.asker, within_s=PATIENCE_S).value) == 3
+    assert (
+        len(reference_answer.ask(short, "assistant", running.asker, within_s=PATIENCE_S).value) == 3
+    )
 
 
 def test_a_model_that_embeds_is_compared_by_its_numbers(running: Running) -> None:
     embedding = EngineSpec(model="m", max_model_len=512, task=Task.EMBED)
-    learned = known.learn(embedding, "assistant", running.asker, within_s=PATIENCE_S)
+    learned = reference_answer.learn(embedding, "assistant", running.asker, within_s=PATIENCE_S)
 
     assert len(learned.value) == 8
-    learned.demand_same(known.ask(embedding, "assistant", running.asker, within_s=PATIENCE_S))
+    learned.demand_same(
+        reference_answer.ask(embedding, "assistant", running.asker, within_s=PATIENCE_S)
+    )
 
 
 def test_a_short_model_that_embeds_is_asked_for_what_fits(running: Running) -> None:
     short = EngineSpec(model="m", max_model_len=4, task=Task.EMBED)
     longer = EngineSpec(model="m", max_model_len=512, task=Task.EMBED)
-    learned = known.learn(short, "assistant", running.asker, within_s=PATIENCE_S)
+    learned = reference_answer.learn(short, "assistant", running.asker, within_s=PATIENCE_S)
 
-    assert learned.value != known.ask(longer, "assistant", running.asker, within_s=PATIENCE_S).value
+    assert (
+        learned.value
+        != reference_answer.ask(longer, "assistant", running.asker, within_s=PATIENCE_S).value
+    )
 
 
 def test_what_an_engine_refuses_is_told_in_its_words(running: Running) -> None:
     with pytest.raises(EngineRefused, match=r"404.*does not exist"):
-        known.ask(ENGINE, "nobody", running.asker, within_s=PATIENCE_S)
+        reference_answer.ask(ENGINE, "nobody", running.asker, within_s=PATIENCE_S)
 
 
 def test_an_engine_that_hangs_is_told_by_its_time(running: Running) -> None:
@@ -138,10 +147,10 @@ def test_an_engine_that_hangs_is_told_by_its_time(running: Running) -> None:
 
 
 def test_sleep_and_wake_go_in_the_engines_order(running: Running) -> None:
-    sleep.fall_asleep(running.asker, level=2)
+    sleep.suspend_engine(running.asker, level=2)
     assert running.asker.ask("GET", "/is_sleeping", within_s=PATIENCE_S) == {"is_sleeping": True}
 
-    sleep.wake_up(running.asker, level=2)
+    sleep.resume_engine(running.asker, level=2)
     assert running.asker.ask("GET", "/is_sleeping", within_s=PATIENCE_S) == {"is_sleeping": False}
     assert running.asker.ask("GET", "/sleeps", within_s=PATIENCE_S) == [
         "sleep 2",
@@ -154,12 +163,12 @@ def test_sleep_and_wake_go_in_the_engines_order(running: Running) -> None:
 def test_an_engine_that_ends_before_it_is_healthy_is_told_with_its_last_words(
     tmp_path: Path,
 ) -> None:
-    tree = Tree(
+    tree = ProcessTree(
         [sys.executable, "-c", "print('no such model'); raise SystemExit(3)"],
         os.environ,
         directory=str(tmp_path),
     )
-    asker = Asker(str(tmp_path / "nobody"))
+    asker = EngineClient(str(tmp_path / "nobody"))
 
     with pytest.raises(EngineDied, match=r"exit status 3: no such model"):
         asker.wait_healthy(within_s=PATIENCE_S, demand_alive=tree.demand_alive)
@@ -167,7 +176,7 @@ def test_an_engine_that_ends_before_it_is_healthy_is_told_with_its_last_words(
 
 
 def test_an_engine_that_is_not_healthy_in_time_is_told_so(tmp_path: Path) -> None:
-    asker = Asker(str(tmp_path / "nobody"))
+    asker = EngineClient(str(tmp_path / "nobody"))
     with pytest.raises(EngineHung, match="startup_timeout"):
         asker.wait_healthy(within_s=0.1, demand_alive=lambda: None)
 
@@ -177,7 +186,7 @@ def test_the_death_of_any_process_of_the_tree_is_noticed(tmp_path: Path) -> None
         "import subprocess, sys; subprocess.run([sys.executable, '-S', '-c', 'import time; "
         "time.sleep(600)'])"
     )
-    tree = Tree([sys.executable, "-c", script], os.environ, directory=str(tmp_path))
+    tree = ProcessTree([sys.executable, "-c", script], os.environ, directory=str(tmp_path))
     while len(tree.names()) < 2:
         assert not tree.wait_end(0.01)
     with tree.watched() as deaths:
@@ -194,7 +203,7 @@ def test_no_process_outlives_the_tree_although_its_server_died_before(tmp_path: 
         "import subprocess, sys; subprocess.run([sys.executable, '-S', '-c', 'import time; "
         "time.sleep(600)'])"
     )
-    tree = Tree([sys.executable, "-c", script], os.environ, directory=str(tmp_path))
+    tree = ProcessTree([sys.executable, "-c", script], os.environ, directory=str(tmp_path))
     while len(tree.names()) < 2:
         assert not tree.wait_end(0.01)
     core = os.pidfd_open(int(tree.names()[1].rpartition("(")[2].rstrip(")")))

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from pilotlight.worker.engine.failures import EngineDied
+from pilotlight.worker.engine.errors import EngineDied
+from pilotlight.worker.engine.process_tree import ExitWatcher
 from pilotlight.worker.engine.server import SpliceServer
-from pilotlight.worker.engine.tree import Deaths
 
 PATIENCE_S = 20.0
 ANSWER = os.urandom(1 << 20) * 4
@@ -93,7 +93,7 @@ class World:
 
     def run(self) -> None:
         """Until it is drained."""
-        deaths = Deaths([self.child.pid])
+        deaths = ExitWatcher([self.child.pid])
         try:
             self.server.wake(self._listener)
             self.server.run(on_ready=lambda: None, shim=self.shim.fileno(), deaths=deaths)

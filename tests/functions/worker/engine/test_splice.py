@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pilotlight.worker.engine.splice import HIGH_WATER_BYTES, Pair
+from pilotlight.worker.engine.tcp_proxy import HIGH_WATER_BYTES, ProxyPair
 
 PATIENCE_S = 20.0
 
@@ -37,7 +37,7 @@ class World:
 
     engine: Raw
     front: str
-    pairs: set[Pair]
+    pairs: set[ProxyPair]
     gone: asyncio.Event = field(default_factory=asyncio.Event)
     writers: list[asyncio.StreamWriter] = field(default_factory=list)
 
@@ -60,7 +60,7 @@ async def world(short_tmp: Path) -> AsyncIterator[World]:
 
     engine = await asyncio.start_unix_server(accept, raw.path)
 
-    def on_gone(pair: Pair) -> None:
+    def on_gone(pair: ProxyPair) -> None:
         made.pairs.discard(pair)
         made.gone.set()
 
@@ -80,10 +80,13 @@ async def world(short_tmp: Path) -> AsyncIterator[World]:
 
 
 def _accepting(
-    path: str, loop: asyncio.AbstractEventLoop, pairs: set[Pair], on_gone: Callable[[Pair], None]
+    path: str,
+    loop: asyncio.AbstractEventLoop,
+    pairs: set[ProxyPair],
+    on_gone: Callable[[ProxyPair], None],
 ) -> Callable[[], asyncio.Protocol]:
     def accept() -> asyncio.Protocol:
-        pair = Pair(path, loop, on_gone, lambda: b'{"instance":"i-1"}')
+        pair = ProxyPair(path, loop, on_gone, lambda: b'{"instance":"i-1"}')
         pairs.add(pair)
         return pair.caller
 
@@ -247,11 +250,11 @@ async def test_the_side_that_spoke_last_tells_who_owes_an_answer(world: World) -
     await reader.readexactly(1)
 
     assert not pair.is_asking()
-    assert repr(pair) == "<Pair open=2 last=engine>"
+    assert repr(pair) == "<ProxyPair open=2 last=engine>"
 
 
 async def test_without_an_engine_the_caller_is_sent_away(short_tmp: Path) -> None:
-    loop, pairs, gone = asyncio.get_running_loop(), set[Pair](), asyncio.Event()
+    loop, pairs, gone = asyncio.get_running_loop(), set[ProxyPair](), asyncio.Event()
     accept = _accepting(str(short_tmp / "nobody"), loop, pairs, lambda _: gone.set())
     server = await loop.create_unix_server(accept, str(short_tmp / "front"))
     reader, writer = await asyncio.open_unix_connection(str(short_tmp / "front"))

@@ -1,0 +1,471 @@
+"""The autoscaler loop: measure, decide, apply. It owns the throttlers.
+
+Each second the load of every active revision is recorded in its windows. Each two seconds
+(Knative's tick) `decider.decide` computes how many instances there should be, and the difference is
+started or drained. A revision without instances, calls or starts is dropped, so thousands of
+functions at zero cost nothing here. Calls do not wait for a tick: see `Throttler.poke`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from activator.autoscaler.idle_histogram import IdleHistograms
+from activator.autoscaler.revision_scaler import RevisionScaler
+from activator.autoscaler.scale_down import Candidate, choose_victims
+from activator.balancing.fleet import Fleet
+from activator.balancing.instance import Instance
+from activator.balancing.instance_lifecycle import start_error_for_caller
+from activator.balancing.preemptible_instances import PreemptibleInstances
+from activator.balancing.throttler import Throttler
+from activator.coordination.state import HeartbeatReply
+from activator.fairness.start_admission import StartAdmission
+from activator.llm.engine_sleep import EngineSleepMode
+from activator.resilience.breaker import State
+from activator.routing.route_table import CallTarget, RouteTable
+from snapshotter import errors as agent_errors
+from snapshotter.types import (
+    AgentEvent,
+    InstanceInfo,
+    InstanceState,
+    RevisionKey,
+    SnapshotState,
+    TemplateInfo,
+)
+
+log = logging.getLogger(__name__)
+
+RECORD_S = 1.0
+"""A window's bucket (Knative: config.BucketSize)."""
+DECIDE_EVERY = 2
+"""Ticks of RECORD_S between decisions (Knative: 2 s)."""
+SETTLE_EVERY = 60
+"""Ticks between settlements of idle time: the idle cost of an instance is in the ledger within a
+minute."""
+DROP_S = 30.0
+"""A revision at zero is dropped after this long without a call: its windows would be empty
+anyway."""
+REWATCH_S = (0.05, 0.1, 0.5, 1.0, 2.0)
+ORPHAN_GRACE_S = 5.0
+"""An instance without a route has no waiting caller; it gets this long for its exit hooks."""
+
+
+def _always(_target: CallTarget) -> bool:
+    """Default of `may_run`: there are no budgets."""
+    return True
+
+
+def _unbatched(_key: str) -> None:
+    """Default of `occupancy`: no function gathers calls."""
+
+
+def _ignore(_stage: str) -> None:
+    """Default of `stage`: do nothing."""
+
+
+class AutoscalerLoop:
+    """All throttlers of this activator. Owner: the event loop.
+
+    `gate`: admits the throttlers' starts, and may drain their instances to make room. `may_run`:
+    False for a function whose budget is spent: nothing is started or kept for it without a call.
+    `occupancy`: how full the recent batches of a revision (by `Target.key`) were, 0 to 1; None =
+    there were none. `freeze_idle_s`: after how long instances without calls are frozen; None =
+    never."""
+
+    def __init__(
+        self,
+        *,
+        table: RouteTable,
+        fleet: Fleet,
+        make_throttler: Callable[[CallTarget], Throttler],
+        gate: StartAdmission | None = None,
+        may_run: Callable[[CallTarget], bool] = _always,
+        occupancy: Callable[[str], float | None] = _unbatched,
+        freeze_idle_s: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._table = table
+        self._fleet = fleet
+        self._make_throttler = make_throttler
+        self._clock = clock
+        self._scaled: dict[str, RevisionScaler] = {}
+        self._may_run = may_run
+        self._occupancy = occupancy
+        self._freeze_idle_s = freeze_idle_s
+        self._gate = gate or StartAdmission(clock=clock)
+        self._holdings = PreemptibleInstances(
+            lambda: [scaled.throttler for scaled in self._scaled.values()], clock=clock
+        )
+        self._gate.serve(self._holdings)
+        self._pauses = IdleHistograms()
+        self._drops: set[asyncio.Task[None]] = set()
+        self._sleep_mode = EngineSleepMode()
+        self.reconciled = asyncio.Event()
+        table.on_function = self.route_changed
+
+    def __repr__(self) -> str:
+        return f"<AutoscalerLoop {len(self._scaled)} active revisions>"
+
+    def throttler_of(self, target: CallTarget) -> Throttler:
+        """The throttler of a revision, created when it is first called."""
+        scaled = self._scaled.get(target.key)
+        if scaled is None:
+            name = f"{target.tenant}/{target.environment}/{target.app}/{target.function}"
+            gaps = self._pauses.get_or_create(name)
+            scaled = self._scaled[target.key] = RevisionScaler(
+                name, self._make_throttler(target), self._clock(), gaps
+            )
+        return scaled.throttler
+
+    def active(self, key: str) -> Throttler | None:
+        """The throttler of a called revision, by its key; None otherwise."""
+        scaled = self._scaled.get(key)
+        return scaled.throttler if scaled is not None else None
+
+    async def warm_up(
+        self, target: CallTarget, stage: Callable[[str], None] = _ignore, *, snapshot: bool = True
+    ) -> Mapping[str, Any]:
+        """Make a revision's next starts fast: a Template, a proven snapshot unless `snapshot` is
+        False, and one running instance.
+
+        The snapshot is made of a Template before an instance runs beside it; otherwise a worker
+        would be booted only for it. `stage` is called with `template`, `snapshot`, `instance` as
+        they begin; without a Template `snapshot` is the last. Reasons against a snapshot are part
+        of the report, and no failure: FORK and COLD remain. Raises like `Throttler.reserve`.
+        Concurrent warm-ups share one on the node."""
+        began = self._clock()
+        report: dict[str, Any] = {"revision": target.revision}
+        if target.launch.forkable and self._fleet.has_templates:
+            stage("template")
+            try:
+                template = await self._fleet.prepare(target)
+            except agent_errors.SnapshotterError as e:
+                raise start_error_for_caller(target, e) from e
+            report["template"] = template.to_json()
+            report["prepare_ms"] = (self._clock() - began) * 1000
+            if snapshot:
+                stage("snapshot")
+                report["snapshot"] = await self._checkpoint(target)
+        stage("instance")
+        reservation = await self.throttler_of(target).reserve(target.spec.clocks.startup_s)
+        info = reservation.instance.info
+        report |= {
+            "start_kind": info.start_kind.value,
+            "phases_ms": dict(info.phases_ms),
+            "start_ms": reservation.start_ms,
+            "instance": info.id,
+        }
+        reservation.release_unused()
+        if snapshot and "snapshot" not in report:
+            stage("snapshot")
+            report["snapshot"] = await self._checkpoint(target)
+        return report
+
+    async def _checkpoint(self, target: CallTarget) -> Mapping[str, Any]:
+        """Make a snapshot. Returns `SnapshotInfo`, or `{"refused": [reasons]}`, `{"off": why}`,
+        `{"failed": message}`."""
+        if not target.spec.snapshot:
+            return {"off": "the function sets snapshot=False"}
+        if not target.launch.snapshot:
+            return {
+                "off": f"switched off: `pilotlight snapshot enable "
+                f"{target.app}/{target.function}` allows it again"
+            }
+        try:
+            info = await self._fleet.checkpoint(target)
+        except agent_errors.SnapshotRefused as e:
+            return {
+                "refused": list(
+                    e.detail.get("reasons")
+                    or [{"kind": "other", "what": "", "where": None, "message": str(e)}]
+                )
+            }
+        except agent_errors.Unsupported as e:
+            return {"off": str(e)}
+        except agent_errors.SnapshotterError as e:
+            log.warning("no snapshot target=%r code=%s error=%s", target, e.code, e)
+            return {"failed": str(e)}
+        if info.state is SnapshotState.READY:
+            self.throttler_of(target).start_times.snapshot_proven(info.restore_ms / 1000)
+        return info.to_json()
+
+    # -- reconciliation ----------------------------------------------------------------------------
+    def route_changed(self, name: str, left: frozenset[str] = frozenset()) -> None:
+        """Handle a function that was deployed, stopped or removed: drain revisions without traffic,
+        create the ones that need instances.
+
+        `left`: keys of the revisions that lost their last traffic. Their Templates are dropped with
+        their last instance. The first reconciliation handles changes from before it."""
+        targets = {target.key: target for target in self._table.targets_of(name)}
+        for key, scaled in self._scaled.items():
+            if scaled.name == name and key in targets:
+                scaled.throttler.is_retired = False  # rolled back to while its last calls ended
+                scaled.throttler.retarget(targets[key])
+            elif scaled.name == name:
+                if not scaled.throttler.is_retired:
+                    scaled.throttler.kept_until = self._clock() + self._table.previous_retention_s(
+                        name
+                    )
+                scaled.throttler.retire()
+        for key in left - self._scaled.keys():
+            self._drop_template(key)
+        for target in targets.values():
+            if target.spec.scaling.min_instances and self.reconciled.is_set():
+                self._apply(self._scaled_of(target), self._clock())
+
+    def _scaled_of(self, target: CallTarget) -> RevisionScaler:
+        self.throttler_of(target)
+        return self._scaled[target.key]
+
+    async def reconcile(self) -> None:
+        """Compare state with the node: adopt our instances, remove missing ones, stop those without
+        a route."""
+        throttlers = self.throttlers()
+        known = {
+            instance_id: throttler
+            for throttler in throttlers
+            for instance_id in throttler.instances
+        }
+        known |= {
+            instance.id: throttler
+            for throttler in throttlers
+            for instance in throttler.asleep.instances()
+        }
+        infos = {str(info.id): info for info in await self._fleet.adopt()}
+        for instance_id, throttler in known.items():
+            if instance_id not in infos:
+                throttler.instance_exited(instance_id, "lost")
+        for instance_id, info in infos.items():
+            if instance_id not in known and not self._is_handled(instance_id):
+                await self._adopt(info)
+        self.reconciled.set()
+        if self._table.version:  # an empty table knows nothing yet
+            for template in await self._fleet.templates():
+                if (scaled := self._scaled.get(str(template.revision))) is not None:
+                    scaled.throttler.start_times.set_template(is_resident=True)
+                if self._target_of(template) is None and template.revision not in self._scaled:
+                    self._drop_template(template.revision)
+
+    def _drop_template(self, key: str) -> None:
+        """Drop a Template in a task. If it fails, the next reconciliation repeats it; if a call
+        comes for it after all, it starts COLD once."""
+        if not self.reconciled.is_set():
+            return
+
+        async def drop() -> None:
+            try:
+                await self._fleet.drop_template(RevisionKey(key))
+            except agent_errors.SnapshotterError as e:
+                log.warning("template stays revision=%s error=%s", key, e)
+
+        task = asyncio.create_task(drop(), name=f"drop template {key}")
+        self._drops.add(task)
+        task.add_done_callback(self._drops.discard)
+
+    def _is_handled(self, instance_id: str) -> bool:
+        """Whether a throttler has the instance, or is starting it."""
+        throttlers = [scaled.throttler for scaled in self._scaled.values()]
+        return any(t.is_starting(instance_id) or instance_id in t.instances for t in throttlers)
+
+    def make_room(self, pulse: HeartbeatReply) -> None:
+        """Release instances that other activators lack, where that is fair."""
+        for key, scaled in self._scaled.items():
+            scaled.throttler.make_room(pulse.wants.get(key), len(pulse.members))
+        self._holdings.make_room(pulse, self._gate.terms.plan_of)
+
+    async def _adopt(self, info: InstanceInfo) -> None:
+        target = self._target_of(info)
+        if target is None or (
+            info.state is InstanceState.READY and await self._is_partially_asleep(target, info)
+        ):
+            await self._fleet.stop(info.id, grace_s=ORPHAN_GRACE_S)
+        else:
+            self.throttler_of(target).add(info)
+
+    async def _is_partially_asleep(self, target: CallTarget, info: InstanceInfo) -> bool:
+        try:
+            return await self._sleep_mode.is_partially_asleep(target.spec, info.socket)
+        except agent_errors.SnapshotterError as e:
+            log.warning("cannot read whether the engine sleeps instance=%s error=%s", info.id, e)
+            return False
+
+    def _target_of(self, info: InstanceInfo | TemplateInfo) -> CallTarget | None:
+        """The target of an instance or Template; None when it has no route."""
+        labels = info.labels
+        name = "/".join(
+            labels.get(part, "") for part in ("tenant", "environment", "app", "function")
+        )
+        return next((t for t in self._table.targets_of(name) if t.key == str(info.revision)), None)
+
+    async def watch(self) -> None:
+        """Follow the agent's events until cancelled; reconcile after a lost connection."""
+        failures = 0
+        while True:
+            try:
+                await self.reconcile()
+                async for event in self._fleet.watch():
+                    failures = 0
+                    self._on_event(event)
+            except agent_errors.SnapshotterError as e:
+                if failures == 0:
+                    log.warning(
+                        "node agent does not answer; running instances continue error=%s", e
+                    )
+                await asyncio.sleep(REWATCH_S[min(failures, len(REWATCH_S) - 1)])
+                failures += 1
+
+    def _on_event(self, event: AgentEvent) -> None:
+        if event.kind in ("template_ready", "template_gone"):
+            if (known := self._scaled.get(event.subject)) is not None:
+                known.throttler.start_times.set_template(is_resident=event.kind == "template_ready")
+            return
+        if event.kind == "room_wanted":
+            if not self._is_handled(event.subject):  # not our own start
+                self._gate.capacity.make_room_for(event.detail["tenant"], event.detail)
+            return
+        for scaled in self._scaled.values():
+            throttler = scaled.throttler
+            instance = throttler.instances.get(event.subject)
+            if event.kind == "instance_gone":
+                throttler.instance_exited(event.subject, event.reason, event.detail.get("cpu_ns"))
+            elif instance is not None and event.kind == "instance_stopping":
+                throttler.drain(instance)
+
+    # -- the loop ----------------------------------------------------------------------------------
+    async def run(self) -> None:
+        """Record and decide, until cancelled. Begins after the first reconciliation, because
+        instances that look missing before may exist."""
+        await self.reconciled.wait()
+        for name in self._table.kept_warm():
+            self.route_changed(name)
+        tick = 0
+        while True:
+            await asyncio.sleep(RECORD_S)
+            tick += 1
+            now = self._clock()
+            self.record(now)
+            for scaled in list(self._scaled.values()):
+                scaled.throttler.eject_slow_instance(now)
+                scaled.throttler.stop_expired_suspended(now)
+                if self._freeze_idle_s is not None:
+                    scaled.throttler.freeze_idle(now, self._freeze_idle_s)
+                if tick % DECIDE_EVERY == 0:
+                    self._apply(scaled, now)
+                if tick % SETTLE_EVERY == 0:
+                    scaled.throttler.settle_idle()
+
+    def record(self, now: float) -> None:
+        """Record every revision's load since the last time. The stable revision of a rollout is
+        scaled as if it got all calls of its function, so that there is capacity when the candidate
+        is rolled back. Mirrored calls do not count."""
+        loads = {key: scaled.measure(now) for key, scaled in self._scaled.items()}
+        for key, scaled in self._scaled.items():
+            load = loads[key]
+            if scaled.throttler.target.is_stable:
+                load = sum(
+                    loads[other]
+                    for other, beside in self._scaled.items()
+                    if beside.name == scaled.name and not beside.is_shadow
+                )
+            scaled.record(now, load)
+
+    def _apply(self, scaled: RevisionScaler, now: float) -> None:
+        throttler = scaled.throttler
+        if throttler.is_retired:
+            throttler.retire()
+            self._drop_if_idle(scaled, now)
+            return
+        throttler.is_kept = self._may_run(throttler.target)
+        if not throttler.is_kept:
+            throttler.drain_idle()
+            self._drop_if_idle(scaled, now)
+            return
+        decision = scaled.decide(now, self._occupancy(throttler.target.key))
+        if not decision.valid:
+            self._drop_if_idle(scaled, now)
+            return
+        if decision.starts:
+            throttler.start(decision.starts)
+        if decision.stops:
+            live = {i.id: i for i in throttler.live()}
+            candidates = [
+                Candidate(
+                    id=i.id,
+                    in_flight=i.in_flight,
+                    idle_s=0.0 if i.in_flight else now - i.idle_since,
+                )
+                for i in live.values()
+            ]
+            for victim in choose_victims(candidates, decision.stops):
+                throttler.suspend_or_stop(live[victim])
+        self._drop_if_idle(scaled, now)
+
+    def _drop_if_idle(self, scaled: RevisionScaler, now: float) -> None:
+        throttler = scaled.throttler
+        is_kept = (
+            throttler.is_kept
+            and not throttler.is_retired
+            and throttler.target.spec.scaling.min_instances
+        )
+        is_busy = (
+            throttler.instances
+            or len(throttler.asleep)
+            or throttler.waiting
+            or throttler.starting
+            or is_kept
+        )
+        if not throttler.is_retired and now - throttler.load.last_call_at < DROP_S:
+            return
+        if not is_busy:
+            self._scaled.pop(throttler.target.key, None)
+            if throttler.is_retired:
+                self._drop_template(throttler.target.key)
+
+    def throttlers(self) -> list[Throttler]:
+        """The throttlers of all active revisions."""
+        return [scaled.throttler for scaled in list(self._scaled.values())]
+
+    def concurrency(self) -> Mapping[str, float]:
+        """Average concurrent calls in the last second, by revision key."""
+        return {key: scaled.concurrency for key, scaled in self._scaled.items()}
+
+    def states(self) -> Mapping[tuple[str, str, str, str], int]:
+        """Number of instances and calls by (tenant, app, function, state), for metrics."""
+        counts: Counter[tuple[str, str, str, str]] = Counter()
+        for scaled in self._scaled.values():
+            target, throttler = scaled.throttler.target, scaled.throttler
+            labels = (target.tenant, target.app, target.function)
+            counts[*labels, "asleep"] += len(throttler.asleep)
+            for instance in throttler.instances.values():
+                counts[*labels, _state_of(instance)] += 1
+            counts[*labels, "starting"] += throttler.starting
+            counts[*labels, "circuit_open"] += (
+                throttler.health is not None and throttler.health.breaker.state is not State.CLOSED
+            )
+            counts[*labels, "starts_held_up"] += throttler.blocked_starts
+            counts[*labels, "calls_waiting"] += throttler.waiting
+            counts[*labels, "calls_in_flight"] += throttler.in_flight
+        return counts
+
+    async def aclose(self) -> None:
+        """Close every throttler. Instances keep running: they belong to the node, and the next
+        activator with this name adopts them."""
+        for scaled in self._scaled.values():
+            scaled.throttler.settle_idle()
+        self._gate.close()
+        for task in self._drops:
+            task.cancel()
+        await asyncio.gather(*(scaled.throttler.aclose() for scaled in self._scaled.values()))
+        await asyncio.gather(*self._drops, return_exceptions=True)
+
+
+def _state_of(instance: Instance) -> str:
+    if instance.is_draining:
+        return "draining"
+    if instance.in_flight:
+        return "busy"
+    return "frozen" if instance.is_frozen else "idle"

@@ -1,0 +1,234 @@
+"""`pilotlight app …`: what is deployed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pilotlight.cli.commands.apps import app_revisions
+from pilotlight.cli.core.command import Yes, command
+from pilotlight.cli.core.formatting import format_bytes, format_table, format_time
+from pilotlight.cli.core.logs import Follow, OfCall, OfInstance, Since, Tail, print_logs
+from pilotlight.cli.core.session import Session
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+Name = Annotated[str, typer.Argument(metavar="APP", help="Name of the app.")]
+
+
+def register(root: typer.Typer) -> None:
+    """Add the group."""
+    group = typer.Typer(help="Deployed apps.", no_args_is_help=True)
+    verbs: dict[str, Callable[..., None]] = {
+        "list": list_,
+        "show": show,
+        "logs": logs,
+        "history": history,
+        **app_revisions.VERBS,
+        "stop": stop,
+        "prune": prune,
+        "delete": delete,
+    }
+    for name, function in verbs.items():
+        command(group, name)(function)
+    root.add_typer(group, name="app")
+
+
+def list_(session: Session) -> None:
+    """Apps of this environment."""
+    with session.client() as client:
+        rows = client.apps()
+    columns = {
+        "name": "app",
+        "version": "version",
+        "functions": "functions",
+        "stopped": "stopped",
+        "updated_at": "changed",
+    }
+    session.show(
+        rows,
+        lambda: format_table(
+            rows, columns, empty="No apps yet: deploy one with `pilotlight deploy FILE`."
+        ),
+    )
+
+
+def show(session: Session, app: Name) -> None:
+    """Functions, revisions and traffic of one app."""
+    with session.client() as client:
+        body = client.app(app)
+    session.show(body, lambda: _details(body))
+
+
+def logs(
+    session: Session,
+    *,
+    app: Annotated[
+        str, typer.Argument(metavar="APP[/FUNCTION]", help="App, or one of its functions.")
+    ],
+    follow: Follow = False,
+    since: Since = None,
+    tail: Tail = None,
+    call: OfCall = None,
+    instance: OfInstance = None,
+) -> None:
+    """What its instances printed; stopped instances included."""
+    name, _, function = app.partition("/")
+    print_logs(
+        session,
+        app=name,
+        function=function or None,
+        instance=instance,
+        call=call,
+        since=since,
+        tail=tail,
+        follow=follow,
+    )
+
+
+def history(session: Session, app: Name) -> None:
+    """Deployments, newest first."""
+    with session.client() as client:
+        rows = client.history(app)
+    columns = {
+        "version": "version",
+        "action": "action",
+        "created_at": "when",
+        "created_by": "by",
+        "message": "message",
+        "functions": "functions",
+    }
+    session.show(
+        rows, lambda: format_table(flattened(rows), columns, empty=f"{app} was never deployed.")
+    )
+
+
+def stop(session: Session, app: Name, yes: Yes = False) -> None:
+    """Stop its instances and answer its calls with 503 until it is deployed again."""
+    session.confirm(f"Stop {app}? Its calls are refused until it is deployed again.", yes=yes)
+    with session.client() as client:
+        client.stop_app(app)
+    session.show(
+        {"app": app, "stopped": True},
+        lambda: f"{app} is stopped; `pilotlight deploy` brings it back",
+    )
+
+
+def prune(
+    session: Session,
+    app: Name,
+    keep: Annotated[
+        int, typer.Option(min=1, help="Newest revisions of each function that stay.")
+    ] = 10,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say how many would go; change nothing.")
+    ] = False,
+    yes: Yes = False,
+) -> None:
+    """Give up old revisions, which cannot serve again then, and free what only they have.
+
+    Revisions with traffic, a tag, an alias, a pin, or a part in a rollout or an experiment stay.
+    """
+    if not dry_run:
+        session.confirm(
+            f"Give up all but the newest {keep} revisions of each function of {app}?", yes=yes
+        )
+    with session.client() as client:
+        done = client.prune_app(app, keep=keep, dry_run=dry_run)
+    verb = (
+        "would be given up"
+        if dry_run
+        else f"are given up, {format_bytes(done['freed_bytes'])} freed"
+    )
+    session.show(done, lambda: f"{done['revisions']} revisions of {app} {verb}")
+
+
+def delete(session: Session, app: Name, yes: Yes = False) -> None:
+    """Remove an app and its revisions; its usage records stay."""
+    session.confirm(f"Delete {app} with all its revisions?", yes=yes)
+    with session.client() as client:
+        client.delete_app(app)
+    session.show({"app": app, "deleted": True}, lambda: f"{app} is deleted")
+
+
+def flattened(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """History rows with their functions as `name@revision`."""
+    return [
+        {**row, "functions": [f"{f['function']}@{f['revision']}" for f in row["functions"]]}
+        for row in rows
+    ]
+
+
+def function_rows(body: dict[str, Any]) -> list[dict[str, Any]]:
+    """One row for each method of an app's functions: its address, its revision (or traffic), what
+    it may use."""
+    rows = []
+    for function in body["functions"]:
+        spec = function["spec"]
+        traffic = [
+            t["revision"] if t["weight"] == 100 else f"{t['revision']} {t['weight']} %"
+            for t in function["traffic"]
+        ]
+        for method in spec["methods"]:
+            name = f"{function['name']}.{method['name']}" if method["name"] else function["name"]
+            scaling, resources = spec["scaling"], spec["resources"]
+            rows.append(
+                {
+                    "address": f"{body['name']}/{name}",
+                    "kind": spec["kind"],
+                    "traffic": traffic,
+                    "cpu": resources["cpu"],
+                    "memory_bytes": resources["memory_bytes"],
+                    "instances": f"{scaling['min_instances']} to {scaling['max_instances']}",
+                    "at_once": scaling["max_inputs"],
+                    "snapshots": None
+                    if function.get("snapshots", True) and spec.get("snapshot", True)
+                    else "off",
+                    "cluster": (function.get("cluster") or {}).get("phase"),
+                }
+            )
+    return rows
+
+
+def _details(body: dict[str, Any]) -> RenderableType:
+    from rich.console import Group
+
+    state = "stopped" if body["stopped"] else "deployed"
+    head = (
+        f"{body['name']}, version {body['version']}, {state} in environment "
+        f"{body['environment']}, changed {format_time(body['updated_at'])}"
+    )
+    columns = {
+        "address": "address",
+        "kind": "kind",
+        "traffic": "traffic",
+        "cpu": "cpu",
+        "memory_bytes": "memory",
+    }
+    late = {
+        "instances": "instances",
+        "at_once": "calls at once",
+        "snapshots": "snapshots",
+        "cluster": "cluster",
+    }
+    shown = format_table(function_rows(body), {**columns, **late}, empty="It has no functions.")
+    return Group(head, "", shown, *_in_cluster(body))
+
+
+def _in_cluster(body: dict[str, Any]) -> list[RenderableType]:
+    """Why functions are not in the cluster yet, or will not be."""
+    # as it is: names of fields have brackets, which markup would take for its own
+    from rich.text import Text
+
+    there = [
+        (function["name"], function.get("cluster") or {"phase": "ready"})
+        for function in body["functions"]
+    ]
+    return [
+        Text(f"\n{name}: {status['reason']}: {status['message']}")
+        for name, status in there
+        if status["phase"] != "ready"
+    ]

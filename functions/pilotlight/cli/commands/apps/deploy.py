@@ -1,0 +1,305 @@
+"""`pilotlight deploy`, `run` and `serve`: from a file to functions that answer."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pilotlight.cli.commands.apps import release_options
+from pilotlight.cli.commands.apps import rollout_options as canaries
+from pilotlight.cli.commands.apps.deploy_progress import Deployer, load_user_app, user_code_errors
+from pilotlight.cli.commands.apps.start_report import StartReport
+from pilotlight.cli.core.command import command
+from pilotlight.cli.core.session import Session
+from pilotlight.cli.core.signature_flags import parse_flags
+from pilotlight.errors import InvalidInput, NotFound
+
+if TYPE_CHECKING:
+    from pilotlight.client.client import DeployedFunction, Deployment
+    from pilotlight.client.resources.releases import ReleaseOptions
+    from pilotlight.sdk.app import App
+
+File = Annotated[
+    str, typer.Argument(metavar="FILE[::APP]", help="app.py, app.py::name, or package.module.")
+]
+
+
+def register(root: typer.Typer) -> None:
+    """Add the three commands."""
+    command(root, "deploy")(deploy)
+    command(
+        root, "run", context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
+    )(run)
+    command(root, "serve")(serve)
+
+
+def deploy(
+    session: Session,
+    *,
+    file: File,
+    name: Annotated[
+        str | None, typer.Option(help="Deploy under this name instead of the app's own.")
+    ] = None,
+    message: Annotated[
+        str, typer.Option("--message", "-m", help="Kept in the app's history.")
+    ] = "",
+    wait: Annotated[
+        bool,
+        typer.Option(
+            "--wait/--no-wait", help="Bring each function up once and prove its snapshot."
+        ),
+    ] = True,
+    meta: release_options.Meta = None,
+    evaluation: release_options.Evaluation = None,
+    no_traffic: release_options.NoTraffic = False,
+    tag: release_options.Tag = None,
+    allow_breaking: release_options.AllowBreaking = False,
+    override_freeze: release_options.OverrideFreeze = False,
+    canary: canaries.Canary = None,
+    every: canaries.Every = None,
+    min_samples: canaries.MinSamples = None,
+    gate: canaries.Gates = None,
+) -> None:
+    """Package an app, upload what is missing, and make it live; then prove that each function
+    starts, and comes back from its snapshot.
+
+    A schema that breaks callers of what serves, and an evaluation that does not reach what a
+    function requires, are refused before any traffic moves. The commit of the git checkout that the
+    file lies in is kept with each new revision. With --canary a new revision takes over step by
+    step, as long as it is no worse than the one that serves: `pilotlight rollout watch` follows it.
+    """
+    from pilotlight.client import sessions as sdk
+
+    terms: ReleaseOptions = {
+        "meta": release_options.parse_lineage(meta),
+        "evaluation": release_options.read_evaluation(evaluation),
+        "no_traffic": no_traffic,
+        "tag": tag,
+        "allow_breaking": allow_breaking,
+        "override_freeze": override_freeze,
+        "rollout": canaries.parse_rollout_plan(canary, every, min_samples, gate),
+    }
+    app = load_user_app(file)
+    with session.client() as client, sdk.use_profile(client.profile):
+        deployment, proofs = Deployer(session, client).deploy(
+            app, name=name, message=message, wait=wait, terms=terms
+        )
+        url = client.profile.url
+    session.show(report(deployment, proofs, url), lambda: _deployed(deployment, proofs, app, url))
+
+
+def report(deployment: Deployment, proofs: list[StartReport], url: str) -> dict[str, Any]:
+    """A deployment as JSON."""
+    return {
+        **dataclasses.asdict(deployment),
+        "url": url,
+        "proofs": [dataclasses.asdict(proof) for proof in proofs],
+    }
+
+
+def run(
+    session: Session,
+    *,
+    reference: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE[::FUNCTION]", help="File, and which function where it has several."
+        ),
+    ],
+    rest: list[str],
+) -> None:
+    """Deploy an app under a name of its own, call one function, and remove it again.
+
+    The function's parameters are options: `pilotlight run app.py::hello --name Ada`. A function
+    with @app.local_entrypoint() runs on this machine, with the app up. Common options go before the
+    file."""
+    from pilotlight.client import sessions as sdk
+
+    target, _, wanted = reference.partition("::")
+    app = load_user_app(target)
+    signature, call = runnable(app, wanted)
+    args, kwargs = parse_flags(signature, rest, what=wanted or app.name)
+    with session.client() as client, sdk.use_profile(client.profile):
+        with Deployer(session, client).progress() as progress:
+            ephemeral = app.run(progress=progress)
+            ephemeral.__enter__()
+        try:
+            with user_code_errors(reference):
+                _print_result(session, call(*args, **kwargs))
+        finally:
+            ephemeral.__exit__(None, None, None)
+            sdk.close()
+
+
+def runnable(app: App, wanted: str) -> tuple[inspect.Signature, Callable[..., Any]]:
+    """What `run` calls: the local entrypoint or function named, else the only one. Raises NotFound
+    or InvalidInput."""
+    choices = {name: (entry.signature, entry.raw) for name, entry in app.local_entrypoints.items()}
+    if not choices or wanted:
+        choices |= {
+            address: (signature, call)
+            for address, signature, call in _remote(app)
+            if address not in choices
+        }
+    if wanted and wanted not in choices:
+        raise NotFound(
+            f"{app.name} has nothing called {wanted!r} to run",
+            hint=f"It has: {', '.join(choices) or 'nothing'}.",
+        )
+    if not wanted and len(choices) != 1:
+        hint = (
+            f"Name one: ::{next(iter(choices))}" if choices else "Declare one with @app.function()."
+        )
+        raise InvalidInput(
+            f"{app.name} has {len(choices)} functions to run: {', '.join(choices) or 'none'}",
+            hint=hint,
+        )
+    return choices[wanted or next(iter(choices))]
+
+
+def _remote(app: App) -> Iterator[tuple[str, inspect.Signature, Callable[..., Any]]]:
+    from pilotlight.sdk.cls import Cls
+    from pilotlight.sdk.function import Function
+
+    for name, declaration in app.declarations.items():
+        if declaration.kind in ("asgi", "engine"):
+            continue
+        for method in declaration.method_names():
+            handle: Any = (
+                getattr(Cls(app=app.name, name=name, declaration=declaration)(), method)
+                if method
+                else Function(app=app.name, name=name, declaration=declaration)
+            )
+            raw = inspect.getattr_static(declaration.raw, method) if method else declaration.raw
+            signature = inspect.signature(raw, eval_str=True)
+            if method:
+                signature = signature.replace(parameters=list(signature.parameters.values())[1:])
+            verb = handle.remote_gen if declaration.is_generator(method) else handle.remote
+            yield f"{name}.{method}" if method else name, signature, verb
+
+
+def serve(session: Session, *, file: File) -> None:
+    """Deploy under a name of its own, and again whenever a source file changes; removed on
+    Ctrl-C."""
+    import subprocess
+    import sys
+
+    from watchfiles import watch
+
+    app = load_user_app(file)
+    root = Path(file.partition("::")[0]).resolve().parent
+    name = f"{app.name}-serve"
+    argv = [
+        sys.executable,
+        "-m",
+        "pilotlight",
+        *_as_words(session),
+        "deploy",
+        file,
+        "--name",
+        name,
+        "--message",
+        "serve",
+    ]
+    argv.append("--allow-breaking")  # who calls it is who changes it
+    with session.client() as client:
+        try:
+            _deploy_again(subprocess.run, argv, session, name, root)
+            for _ in watch(root, raise_interrupt=True):
+                session.say("changed: deploying again")
+                _deploy_again(subprocess.run, argv, session, name, root)
+        finally:
+            session.say(f"removing {name}")
+            client.delete_app(name)
+
+
+def _deploy_again(
+    start: Callable[..., Any], argv: list[str], session: Session, name: str, root: Path
+) -> None:
+    # A process of its own: a changed module cannot be imported twice in this one.
+    status = start(argv, check=False).returncode
+    session.say(
+        f"serving {name}; watching {root}, Ctrl-C ends it"
+        if status == 0
+        else "not deployed; waiting for the next change"
+    )
+
+
+def _as_words(session: Session) -> list[str]:
+    options = session.options
+    named: Mapping[str, Any] = {
+        "--profile": options.profile,
+        "--profile-file": options.profile_file,
+        "--environment": options.environment,
+    }
+    return [word for flag, value in named.items() if value for word in (flag, str(value))]
+
+
+def _print_result(session: Session, value: Any) -> None:
+    if isinstance(value, Iterator):
+        for item in value:
+            _print_result(session, item)
+        return
+    if session.is_json:
+        print(json.dumps(value, ensure_ascii=False, default=str), flush=True)
+    elif value is not None:
+        print(value, flush=True)
+
+
+def _deployed(deployment: Deployment, proofs: list[StartReport], app: App, url: str) -> str:
+    is_live = any(f.stage == "live" for f in deployment.functions)
+    lines = [
+        (
+            f"{deployment.app} version {deployment.version} is {'live' if is_live else 'deployed'} in "
+            f"{deployment.environment}"
+        )
+    ]
+    by_name = {proof.function: proof for proof in proofs}
+    for f in deployment.functions:
+        proof = f"  {by_name[f.function]}" if f.function in by_name else ""
+        lines.append(f"  {f.function:<20} {f.revision}{'' if f.created else ' (unchanged)'}{proof}")
+        lines += [f"    {text}" for text in stage_of(deployment.app, f)]
+        lines += [f"    {remark}" for remark in (by_name[f.function].remarks() if proof else ())]
+        lines += [f"    {address}" for address in _addresses(deployment.app, app, f.function, url)]
+    return "\n".join(lines)
+
+
+def stage_of(app: str, f: DeployedFunction) -> list[str]:
+    """What is left to do until a function's new revision serves; nothing for one that is live."""
+    name = f"{app}/{f.function}"
+    match f.stage:
+        case "waiting":
+            told = (
+                f"needs {f.approvals} more approval{'s' if f.approvals > 1 else ''}: somebody "
+                f"else runs"
+            )
+            return [
+                (
+                    f"{told} `pilotlight app approve {name} {f.revision}`, then `pilotlight app "
+                    f"promote {name} {f.revision}`"
+                )
+            ]
+        case "no_traffic":
+            return [f"takes no traffic: `pilotlight app promote {name} {f.revision}` gives it all"]
+        case "rollout":
+            return [f"is rolled out: `pilotlight rollout watch {f.rollout}` shows how it goes"]
+    return []
+
+
+def _addresses(name: str, app: App, function: str, url: str) -> list[str]:
+    declaration = app.declarations[function]
+    if declaration.kind == "asgi":
+        return [f"{url}/fn/{name}/{function}/"]
+    if declaration.kind == "engine":
+        verb = "embeddings" if getattr(declaration, "task", "") == "embed" else "chat/completions"
+        return [f'POST {url}/v1/{verb} with "model": "{name}/{function}"']
+    paths = [
+        f"{function}.{method}" if method else function for method in declaration.method_names()
+    ]
+    return [f"POST {url}/v1/functions/{name}/{path}:invoke" for path in paths]

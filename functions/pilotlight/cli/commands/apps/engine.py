@@ -1,0 +1,134 @@
+"""`pilotlight engine …`: language models and what they did in the last day."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from pilotlight.cli.core.command import command
+from pilotlight.cli.core.formatting import NO_VALUE, format_milliseconds, format_money, format_table
+from pilotlight.cli.core.session import Session
+from pilotlight.errors import InvalidInput
+from pilotlight.spec.identifiers import parse_function_path
+
+_COLUMNS = {
+    "name": "model",
+    "calls": "calls",
+    "tokens_in": "tokens in",
+    "tokens_out": "tokens out",
+    "cached": "cached",
+    "first": "first token p50/p99",
+    "between": "between tokens p50/p99",
+    "pace": "tokens/s",
+    "cache": "KV in use",
+    "price_per_1k": "per 1k tokens",
+}
+_STARTS = {"kind": "start", "n": "calls", "p50": "first token p50", "p99": "p99"}
+_TENANTS = {
+    "tenant": "tenant",
+    "calls": "calls",
+    "tokens_in": "tokens in",
+    "tokens_out": "tokens out",
+    "cost": "cost",
+}
+
+
+def register(root: typer.Typer) -> None:
+    """Add the group."""
+    group = typer.Typer(
+        help="Language models: tokens, first tokens, caches, prices.", no_args_is_help=True
+    )
+    command(group, "list")(list_)
+    command(group, "show")(show)
+    root.add_typer(group, name="engine")
+
+
+def list_(
+    session: Session, app: Annotated[str | None, typer.Option(help="Of this app only.")] = None
+) -> None:
+    """Language models of the environment, over the last 24 hours."""
+    with session.client() as client:
+        rows = client.engines(app=app)
+    empty = "No language models: declare one with app.vllm(…); docs/llm.md shows how."
+    session.show(rows, lambda: format_table([_row(row) for row in rows], _COLUMNS, empty=empty))
+
+
+def show(
+    session: Session,
+    target: Annotated[str, typer.Argument(metavar="APP/FUNCTION", help="Which one.")],
+) -> None:
+    """One of them: first tokens by kind of start, why answers ended, whose tokens they were."""
+    try:
+        app, function, method = parse_function_path(target)
+    except ValueError as e:
+        raise InvalidInput(str(e), hint="See them: `pilotlight engine list`.") from e
+    if method:
+        raise InvalidInput(
+            f"{target!r} names a method", hint="A language model has none: write APP/FUNCTION."
+        )
+    with session.client() as client:
+        body = client.engine(app, function)
+    session.show(body, lambda: _detail(body))
+
+
+def _detail(body: dict[str, Any]) -> Any:
+    from rich.console import Group
+
+    where = f"{body['gpu']}:{body['gpu_count']}" if body["gpu_count"] else "CPU"
+    told = [
+        (
+            f"{body['revision']} on {where}: {body['max_num_seqs']} at once, {body['max_model_len']} "
+            f"tokens each"
+        )
+    ]
+    if body["adapters"]:
+        told.append("adapters: " + ", ".join(body["adapters"]))
+    if body["finishes"]:
+        told.append(
+            "answers ended: " + ", ".join(f"{reason} {n}" for reason, n in body["finishes"].items())
+        )
+    if body["completed"] is not None:
+        told.append(f"streams: {body['streams']}, {body['completed']:.2%} ended by themselves")
+    if body["out_of_memory"]:
+        told.append(f"ran out of memory: {body['out_of_memory']} times")
+    starts = [
+        {
+            "kind": kind,
+            "n": row["n"],
+            "p50": format_milliseconds(row["p50_ms"]),
+            "p99": format_milliseconds(row["p99_ms"]),
+        }
+        for kind, row in body["first_token_by_start"].items()
+    ]
+    return Group(
+        format_table([_row(body)], _COLUMNS, empty=""),
+        "",
+        "\n".join(told),
+        "",
+        format_table(starts, _STARTS, empty="No streams yet."),
+        "",
+        format_table(body["tenants"], _TENANTS, empty="No calls in the last day."),
+    )
+
+
+def _row(row: dict[str, Any]) -> dict[str, Any]:
+    cache = row["cache_use"]
+    return {
+        **row,
+        "name": f"{row['app']}/{row['function']}",
+        "cached": None if row["cached"] is None else f"{row['cached']:.0%}",
+        "first": _times(row["first_token"]),
+        "between": _times(row["between_tokens"]),
+        "pace": None if row["tokens_per_s"] is None else round(row["tokens_per_s"], 1),
+        "cache": None if cache is None else f"{cache[0]} %, at most {cache[1]} %",
+        "price_per_1k": None if row["price_per_1k"] is None else format_money(row["price_per_1k"]),
+    }
+
+
+def _times(times: dict[str, Any] | None) -> str:
+    return (
+        NO_VALUE
+        if times is None
+        else f"{format_milliseconds(times['p50_ms'])} / {format_milliseconds(times['p99_ms'])}"
+    )

@@ -1,0 +1,338 @@
+"""`pilotlight experiment …`: arms of a function compared on a fair split of its callers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pilotlight.cli.core.command import Yes, command
+from pilotlight.cli.core.formatting import NO_VALUE, format_table, format_time
+from pilotlight.cli.core.session import Session
+from pilotlight.errors import Conflict, InvalidInput, NotFound
+from pilotlight.spec.identifiers import parse_function_path
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from pilotlight.client.client import Client
+
+Which = Annotated[str, typer.Argument(metavar="EXPERIMENT", help="Its id or its name.")]
+Address = Annotated[
+    str, typer.Argument(metavar="APP/FUNCTION", help="The function whose callers are split.")
+]
+_COLUMNS = {
+    "id": "id",
+    "name": "name",
+    "function": "function",
+    "state": "state",
+    "arms": "arms",
+    "percent": "%",
+    "began_at": "began",
+    "ended_at": "ended",
+    "reason": "reason",
+}
+_ARM_COLUMNS = {
+    "arm": "arm",
+    "revision": "revision",
+    "share": "share %",
+    "units": "units",
+    "calls": "calls",
+    "stopped": "stopped",
+}
+_COMPARISON_COLUMNS = {
+    "metric": "metric",
+    "arm": "arm",
+    "value": "value",
+    "first": "first arm",
+    "difference": "difference",
+    "between": "between",
+    "relative": "relative",
+    "verdict": "shown",
+}
+_GUARDRAIL_COLUMNS = {
+    "guardrail": "guardrail",
+    "arm": "arm",
+    "state": "state",
+    "beyond": "beyond the bound by",
+}
+
+
+def register(root: typer.Typer) -> None:
+    """Add the group."""
+    group = typer.Typer(
+        help="Experiments: arms of a function compared on a fair split of its callers.",
+        no_args_is_help=True,
+    )
+    verbs: dict[str, Callable[..., None]] = {
+        "create": create,
+        "start": start,
+        "report": report,
+        "stop": stop,
+        "conclude": conclude,
+        "list": list_,
+        "show": show,
+    }
+    for name, function in verbs.items():
+        command(group, name)(function)
+    root.add_typer(group, name="experiment")
+
+
+def create(
+    session: Session,
+    address: Address,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Its name, once per function.")],
+    *,
+    arm: Annotated[
+        list[str],
+        typer.Option(
+            "--arm",
+            metavar="NAME=REVISION[:SHARE]",
+            help="Several; the first one is compared with.",
+        ),
+    ],
+    unit: Annotated[
+        str, typer.Option(help="What meets one arm only: key, tenant or header:<name>.")
+    ] = "key",
+    percent: Annotated[
+        float, typer.Option(help="Of all units; the rest follow the weights.")
+    ] = 100.0,
+    guardrail: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="'METRIC +BOUND[%]'",
+            help="Beyond it an arm is stopped. Default: 'error_ratio +0.02'.",
+        ),
+    ] = None,
+    no_guardrails: Annotated[
+        bool, typer.Option("--no-guardrails", help="Stop no arm by itself.")
+    ] = False,
+    start: Annotated[bool, typer.Option("--start", help="Let units in at once.")] = False,
+) -> None:
+    """Plan an experiment. Shares that are not given are equal parts of what is left."""
+    app, function = _address(address)
+    bounds = [] if no_guardrails else guardrail
+    with session.client() as client:
+        body = client.create_experiment(
+            app,
+            function,
+            name,
+            arms=_arms(arm),
+            unit=unit,
+            percent=percent,
+            guardrails=bounds,
+            start=start,
+        )
+    session.show(body, lambda: _line(body))
+    if not start:
+        session.say(f"Nobody is in it yet: pilotlight experiment start {body['id']}")
+
+
+def start(session: Session, experiment: Which) -> None:
+    """Let units in, within a second."""
+    with session.client() as client:
+        body = client.start_experiment(_id(client, experiment))
+    session.show(body, lambda: _line(body))
+
+
+def report(session: Session, experiment: Which) -> None:
+    """What it shows by now; look as often as you like. The exit status is 1 where the report is
+    invalid."""
+    with session.client() as client:
+        body = client.experiment_report(_id(client, experiment))
+    session.show(body, lambda: _report(body))
+    if not body["valid"]:
+        raise typer.Exit(1)
+
+
+def stop(
+    session: Session,
+    experiment: Which,
+    *,
+    arm: Annotated[
+        str | None, typer.Option(help="Only this arm; its share goes to the first one.")
+    ] = None,
+    reason: Annotated[str | None, typer.Option(help="Kept with it, and in the history.")] = None,
+) -> None:
+    """The kill switch: everybody follows the function's weights again, within a second. It does not
+    ask."""
+    with session.client() as client:
+        body = client.stop_experiment(_id(client, experiment), reason=reason, arm=arm)
+    session.show(body, lambda: _line(body))
+
+
+def conclude(
+    session: Session,
+    experiment: Which,
+    arm: Annotated[str, typer.Argument(metavar="ARM", help="Its revision gets all traffic.")],
+    *,
+    force: Annotated[bool, typer.Option("--force", help="Though the report is invalid.")] = False,
+    yes: Yes = False,
+) -> None:
+    """End it, and give all traffic to the revision of an arm."""
+    with session.client() as client:
+        found = client.experiment(_id(client, experiment))
+        place = f"{found['app']}/{found['function']}"
+        session.confirm(f"Give all traffic of {place} to arm {arm} of {found['name']}?", yes=yes)
+        body = client.conclude_experiment(found["id"], arm, force=force)
+    session.show(
+        body, lambda: f"{place}: arm {arm} won; pilotlight app history {found['app']} has it"
+    )
+
+
+def list_(
+    session: Session, app: Annotated[str | None, typer.Option(help="Only this app's.")] = None
+) -> None:
+    """Experiments, newest first."""
+    with session.client() as client:
+        rows = client.experiments(app=app)
+    session.show(
+        rows, lambda: format_table([_row(row) for row in rows], _COLUMNS, empty="No experiments.")
+    )
+
+
+def show(session: Session, experiment: Which) -> None:
+    """One experiment: its plan and its state."""
+    with session.client() as client:
+        body = client.experiment(_id(client, experiment))
+    session.show(body, lambda: _plan(body))
+
+
+def _id(client: Client, which: str) -> str:
+    """The id of what may be a name. Raises NotFound, Conflict."""
+    found = [one for one in client.experiments() if which in (one["id"], one["name"])]
+    if not found:
+        raise NotFound(
+            f"there is no experiment {which!r}", hint="See `pilotlight experiment list`."
+        )
+    if len(found) > 1:
+        places = ", ".join(f"{one['id']} ({one['app']}/{one['function']})" for one in found)
+        raise Conflict(
+            f"several experiments are called {which!r}: {places}", hint="Name it by its id."
+        )
+    return str(found[0]["id"])
+
+
+def _address(path: str) -> tuple[str, str]:
+    try:
+        app, function, _ = parse_function_path(path)
+    except ValueError as e:
+        raise InvalidInput(str(e), hint="Write APP/FUNCTION.") from e
+    return app, function
+
+
+def _arms(words: list[str]) -> list[dict[str, Any]]:
+    """`control=v6-0a1b2c:80`: shares that are left out are equal parts of what the others leave."""
+    arms: list[dict[str, Any]] = []
+    for word in words:
+        name, equals, rest = word.partition("=")
+        revision, colon, share = rest.partition(":")
+        try:
+            arms.append(
+                {"name": name, "revision": revision, "share": float(share) if colon else None}
+            )
+        except ValueError:
+            equals = ""
+        if not (name and equals and revision):
+            raise InvalidInput(
+                f"--arm {word!r} is not NAME=REVISION[:SHARE]",
+                hint="Such as --arm control=v6-0a1b2c --arm bold=v7-9f8e7d.",
+            )
+    open_arms = [arm for arm in arms if arm["share"] is None]
+    left = 100 - sum(arm["share"] for arm in arms if arm["share"] is not None)
+    for arm in open_arms:
+        arm["share"] = left / len(open_arms)
+    return arms
+
+
+def _row(body: Mapping[str, Any]) -> dict[str, Any]:
+    arms = [f"{arm['name']} {arm['share']:g} %" for arm in body["arms"]]
+    return {**body, "function": f"{body['app']}/{body['function']}", "arms": arms}
+
+
+def _line(body: Mapping[str, Any]) -> str:
+    why = f": {body['reason']}" if body["reason"] else ""
+    return (
+        f"{body['id']} {body['name']} on {body['app']}/{body['function']} is {body['state']}{why}"
+    )
+
+
+def _plan(body: Mapping[str, Any]) -> RenderableType:
+    from rich.console import Group
+
+    arms = [
+        {**arm, "arm": arm["name"], "stopped": body["stopped"].get(arm["name"], {}).get("reason")}
+        for arm in body["arms"]
+    ]
+    words = (
+        f"{body['percent']:g} % of all units ({body['unit']}); guardrails: "
+        f"{', '.join(body['guardrails']) or 'none'}"
+    )
+    return Group(_line(body), words, format_table(arms, _ARM_COLUMNS, empty=""))
+
+
+def _report(body: Mapping[str, Any]) -> RenderableType:
+    from rich.console import Group
+    from rich.text import Text
+
+    arms = [
+        {**arm, "arm": arm["name"], "stopped": (arm["stopped"] or {}).get("reason")}
+        for arm in body["arms"]
+    ]
+    values = {
+        (arm["name"], metric): bounds["value"]
+        for arm in body["arms"]
+        for metric, bounds in arm["metrics"].items()
+    }
+    rows = [_comparison(one, values) for one in body["comparisons"]]
+    guards = [
+        {**one, "beyond": _between(one) if one["value"] is not None else None}
+        for one in body["guardrails"]
+    ]
+    invalid = [Text(f"INVALID: {problem}", style="bold red") for problem in body["problems"]]
+    hint = (
+        [
+            Text(
+                "Nothing below counts. Find the defect, stop this experiment, and begin a new one.",
+                style="red",
+            )
+        ]
+        if invalid
+        else []
+    )
+    return Group(
+        _line(body["experiment"]),
+        *invalid,
+        *hint,
+        f"at {format_time(body['at'])}; {body['peeking']}",
+        format_table(arms, _ARM_COLUMNS, empty=""),
+        format_table(
+            rows,
+            _COMPARISON_COLUMNS,
+            empty="Too little is known to compare: 20 units per arm at least.",
+        ),
+        format_table(guards, _GUARDRAIL_COLUMNS, empty="No guardrails."),
+    )
+
+
+def _comparison(one: Mapping[str, Any], values: Mapping[tuple[str, str], float]) -> dict[str, Any]:
+    relative = None if one["relative"] is None else f"{one['relative']:+.1%}"
+    first, value = (
+        values.get((one["first"], one["metric"])),
+        values.get((one["arm"], one["metric"])),
+    )
+    return {
+        **one,
+        "value": value,
+        "first": first,
+        "difference": one["value"],
+        "between": _between(one),
+        "relative": relative,
+    }
+
+
+def _between(one: Mapping[str, Any]) -> str:
+    return " … ".join(
+        NO_VALUE if one[end] is None else f"{one[end]:.4g}" for end in ("low", "high")
+    )

@@ -1,0 +1,295 @@
+"""`pilotlight render`: what a cluster would get, printed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pilotlight.cli.commands.apps.deploy_progress import load_user_app
+from pilotlight.cli.core.command import command
+from pilotlight.cli.core.session import Session
+from pilotlight.errors import InvalidInput, PilotlightError
+from pilotlight.spec.identifiers import DEFAULT_ENVIRONMENT
+
+if TYPE_CHECKING:
+    from pilotlight.client.client import Client
+    from pilotlight.kubernetes.errors import FieldProblem
+    from pilotlight.kubernetes.manifests.labels import Manifest
+    from pilotlight.kubernetes.manifests.tenant_namespace import Tenancy
+    from pilotlight.kubernetes.settings import ClusterSettings
+    from pilotlight.kubernetes.webhook.knative_config import KnativeConfig
+    from pilotlight.sdk.app import App
+    from pilotlight.spec.function import FunctionSpec
+
+_DEFAULT_TENANT = "tenant"
+
+
+def register(root: typer.Typer) -> None:
+    """Add the command."""
+    command(root, "render")(render)
+
+
+@dataclass(slots=True)
+class _Sheaf:
+    """What one run collects: a list of manifests for each file, what is wrong, and what one should
+    know."""
+
+    files: dict[str, list[Manifest]] = field(default_factory=dict)
+    problems: list[FieldProblem] = field(default_factory=list)
+    needs: list[FieldProblem] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def manifests(self) -> list[Manifest]:
+        return [one for those in self.files.values() for one in those]
+
+
+def render(
+    session: Session,
+    *,
+    file: Annotated[
+        str, typer.Argument(metavar="FILE[::APP]", help="app.py, app.py::name, or package.module.")
+    ],
+    tenant: Annotated[
+        str | None, typer.Option(help="Name of the tenant; its namespace is called after it.")
+    ] = None,
+    namespace: Annotated[
+        str | None,
+        typer.Option(
+            help="Namespace, in place of the one that follows from tenant and environment."
+        ),
+    ] = None,
+    image: Annotated[
+        str | None,
+        typer.Option(help="Image of all functions, by digest, in place of platform.yaml's."),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write files into this directory: one for the namespace, one per function."
+        ),
+    ] = None,
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="Look for what Knative would refuse, or drop without a word."),
+    ] = False,
+    strict: Annotated[
+        bool,
+        typer.Option(
+            "--strict", help="As --check; what the cluster must have switched on is an error, too."
+        ),
+    ] = False,
+    cluster: Annotated[
+        bool, typer.Option("--cluster", help="As --check, with the settings of the cluster itself.")
+    ] = False,
+) -> None:
+    """Print exactly what would be applied for an app in a cluster. Nothing is uploaded, and no
+    platform is needed.
+
+    Secrets are shown without values. Ids that only the platform gives, and the number of the next
+    revision, are stood in for."""
+    app = load_user_app(file)
+    settings = _settings(session, image)
+    sheaf = _Sheaf()
+    tenancy = _tenancy(session, settings, tenant=tenant, namespace=namespace, sheaf=sheaf)
+    _collect(app, tenancy, _specs(session, app, sheaf), sheaf)
+    if check or strict or cluster:
+        _look(sheaf, settings, _config(settings) if cluster else None, strict=strict)
+    if output is not None:
+        _write(sheaf, output)
+    _show(session, sheaf, output)
+    if sheaf.problems:
+        raise InvalidInput(
+            f"{len(sheaf.problems)} of its fields would be refused or lost: "
+            f"{'; '.join(str(problem) for problem in sheaf.problems)}",
+            hint="Correct the function, the platform's settings, or the cluster's, as each line says.",
+        )
+
+
+def _settings(session: Session, image: str | None) -> ClusterSettings:
+    """Section `cluster` of the platform.yaml that is meant; `image` in the place of all its
+    images."""
+    from pilotlight.core.settings import load_section as read
+    from pilotlight.kubernetes.settings import ClusterSettings
+
+    settings = read(ClusterSettings, "cluster", session.platform().config)
+    if image is None:
+        return settings
+    try:
+        return replace(
+            settings,
+            runtime_image=image,
+            images={"vllm": image, **dict.fromkeys(settings.images, image)},
+        )
+    except ValueError as e:
+        raise InvalidInput(f"--image: {e}", parameter="image") from e
+
+
+def _tenancy(
+    session: Session,
+    settings: ClusterSettings,
+    *,
+    tenant: str | None,
+    namespace: str | None,
+    sheaf: _Sheaf,
+) -> Tenancy:
+    from pilotlight.core.settings import load_section as read
+    from pilotlight.kubernetes.manifests.tenant_namespace import Tenancy
+    from pilotlight.packaging.rendering import UNKNOWN_TENANT
+    from pilotlight.spec.identifiers import check_name
+    from snapshotter.settings import SnapshotterSettings
+
+    uid = read(SnapshotterSettings, "snapshotter", session.platform().config).uid_base
+    environment = session.options.environment or DEFAULT_ENVIRONMENT
+    name = tenant or _DEFAULT_TENANT
+    try:
+        check_name("tenant", name)
+        check_name("environment", environment)
+    except ValueError as e:
+        raise InvalidInput(str(e), parameter="tenant") from e
+    sheaf.notes.append(
+        f"the platform gives tenants their ids and uids: {UNKNOWN_TENANT} and {uid} stand for "
+        f"them; v1 for the next number"
+    )
+    return Tenancy(
+        id=UNKNOWN_TENANT,
+        name=name,
+        uid=uid,
+        environment=environment,
+        settings=settings,
+        given=namespace,
+    )
+
+
+def _specs(session: Session, app: App, sheaf: _Sheaf) -> tuple[FunctionSpec, ...]:
+    """As a deploy would make them; the platform is asked for the weights that lie there, where it
+    can be."""
+    from pilotlight.packaging.build import build
+
+    asked: list[Client] = []
+
+    def stand_in(weights: str, why: Exception) -> str:
+        sheaf.notes.append(
+            f"weights {weights!r} cannot be read ({why}): their manifest is a stand-in, so is the "
+            f"revision's name"
+        )
+        return hashlib.sha256(f"pilotlight weights {weights}".encode()).hexdigest()
+
+    def named(weights: str) -> str:
+        try:
+            if not asked:
+                asked.append(session.client())
+            return asked[0].get_weights(weights).manifest
+        except (PilotlightError, OSError) as e:
+            return stand_in(weights, e)
+
+    try:
+        with build(app, named=named, unread=stand_in) as built:
+            if built.images:
+                sheaf.notes.append(
+                    "images are described here and built by `pilotlight image export`: "
+                    "cluster.images names what came of it"
+                )
+            return built.functions
+    finally:
+        for client in asked:
+            client.close()
+
+
+def _collect(app: App, tenancy: Tenancy, specs: Sequence[FunctionSpec], sheaf: _Sheaf) -> None:
+    from pilotlight.packaging import rendering
+
+    sheaf.files["namespace"] = rendering.render_namespace(tenancy, specs)
+    for spec in specs:
+        made = rendering.render_function(app.name, spec, tenancy)
+        sheaf.files[made.manifests[-1]["metadata"]["name"]] = list(made.manifests)
+
+
+def _config(settings: ClusterSettings) -> KnativeConfig:
+    """Knative's configuration on the cluster that the settings name. Raises InvalidInput."""
+    import asyncio
+
+    from pilotlight.controller.kubernetes.knative_config import read_config
+    from pilotlight.kubernetes.cluster import Cluster
+    from pilotlight.kubernetes.errors import ClusterError
+
+    async def ask() -> KnativeConfig:
+        async with await Cluster.connect(settings) as reached:
+            return await read_config(reached)
+
+    try:
+        found = asyncio.run(ask())
+    except ClusterError as e:
+        raise InvalidInput(
+            f"the cluster cannot be asked: {e}",
+            hint="`pilotlight doctor --cluster` says what is missing.",
+        ) from e
+    if not found.is_known:
+        raise InvalidInput(
+            f"Knative's ConfigMaps in namespace {settings.knative_namespace} cannot be read",
+            hint="`pilotlight doctor --cluster` says what is missing; without --cluster Knative's "
+            "defaults are taken.",
+        )
+    return found
+
+
+def _look(
+    sheaf: _Sheaf, settings: ClusterSettings, config: KnativeConfig | None, *, strict: bool
+) -> None:
+    """Sort what Knative would say: what is wrong, and what only wants a switch on a cluster that we
+    do not know."""
+    from pilotlight.kubernetes.webhook.knative_config import KnativeConfig
+    from pilotlight.kubernetes.webhook.services import check
+
+    assumed = config or KnativeConfig(namespace=settings.knative_namespace)
+    for manifest in sheaf.manifests:
+        if manifest["kind"] != "Service":
+            continue
+        for problem in check(manifest, assumed):
+            is_switch = problem.fix.startswith("kubectl") and config is None and not strict
+            known = sheaf.needs if is_switch else sheaf.problems
+            if problem not in known:
+                known.append(problem)
+
+
+def _write(sheaf: _Sheaf, directory: Path) -> None:
+    from pilotlight.kubernetes.manifests.yaml_text import to_yaml
+
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, manifests in sheaf.files.items():
+        (directory / f"{name}.yaml").write_text(to_yaml(manifests))
+
+
+def _show(session: Session, sheaf: _Sheaf, output: Path | None) -> None:
+    from pilotlight.kubernetes.manifests.yaml_text import to_yaml
+
+    if session.is_json:
+        problems = {
+            name: [_as_json(one) for one in those]
+            for name, those in (("problems", sheaf.problems), ("needs", sheaf.needs))
+        }
+        print(
+            json.dumps(
+                {"manifests": sheaf.manifests, "notes": sheaf.notes, **problems}, ensure_ascii=False
+            ),
+            flush=True,
+        )
+        return
+    if output is None:
+        print(to_yaml(sheaf.manifests), end="", flush=True)
+    else:
+        session.say(f"wrote {', '.join(f'{name}.yaml' for name in sheaf.files)} to {output}")
+    for note in sheaf.notes:
+        session.say(f"note: {note}")
+    for need in sheaf.needs:
+        session.say(f"the cluster needs: {need}")
+
+
+def _as_json(problem: FieldProblem) -> dict[str, Any]:
+    return {"field": problem.field, "message": problem.message, "fix": problem.fix}

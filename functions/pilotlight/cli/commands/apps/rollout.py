@@ -1,0 +1,316 @@
+"""`pilotlight rollout …`: where a candidate is, what was decided of it and why, and the hand that
+overrules it."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pilotlight.cli.core.command import Yes, command
+from pilotlight.cli.core.formatting import format_milliseconds, format_table, format_time
+from pilotlight.cli.core.session import Session
+from pilotlight.errors import NotFound
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from pilotlight.client.client import Client
+
+Which = Annotated[
+    str,
+    typer.Argument(
+        metavar="ROLLOUT", help="Its id, or APP/FUNCTION for the newest of that function."
+    ),
+]
+LOOK_S = 1.0
+"""Between two looks: the platform judges each second."""
+DONE = "done"
+_ACTIVE = ("running", "paused")
+_COLUMNS = {
+    "id": "id",
+    "name": "function",
+    "candidate": "candidate",
+    "stable": "stable",
+    "state": "state",
+    "share": "traffic",
+    "created_at": "begun",
+    "reason": "reason",
+}
+_GATE_COLUMNS = {
+    "metric": "gate",
+    "candidate": "candidate",
+    "stable": "stable",
+    "limit": "limit",
+    "samples": "samples",
+    "outcome": "finds",
+}
+_COLOURS = {
+    "pass": "green",
+    "fail": "red",
+    "unclear": "yellow",
+    "no_data": "dim",
+    "running": "cyan",
+    "paused": "yellow",
+    "done": "green",
+    "rolled_back": "red",
+    "halted": "red",
+    "aborted": "red",
+    "superseded": "dim",
+    "advance": "green",
+    "hold": "yellow",
+    "rollback": "red",
+    "halt": "red",
+}
+
+
+def register(root: typer.Typer) -> None:
+    """Add the group."""
+    group = typer.Typer(
+        help="Rollouts: how a new revision takes over, step by step, on evidence.",
+        no_args_is_help=True,
+    )
+    verbs: dict[str, Callable[..., None]] = {
+        "list": list_,
+        "show": show,
+        "watch": watch,
+        "pause": pause,
+        "resume": resume,
+        "promote": promote,
+        "abort": abort,
+    }
+    for name, function in verbs.items():
+        command(group, name)(function)
+    root.add_typer(group, name="rollout")
+
+
+def list_(
+    session: Session,
+    app: Annotated[str | None, typer.Option(help="Of this app only.")] = None,
+    state: Annotated[
+        str | None,
+        typer.Option(
+            help="active, running, paused, done, rolled_back, halted, aborted or superseded."
+        ),
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="At most so many.")] = 50,
+) -> None:
+    """Rollouts, newest first."""
+    with session.client() as client:
+        rows = client.rollouts(app=app, state=state, limit=limit)
+    session.show(
+        rows, lambda: format_table([_row(row) for row in rows], _COLUMNS, empty="No rollouts.")
+    )
+
+
+def show(
+    session: Session,
+    rollout: Which,
+    decisions: Annotated[int, typer.Option(min=1, max=1000, help="At most so many.")] = 20,
+) -> None:
+    """One rollout: its steps, the candidate against stable, and what was decided, with reasons."""
+    with session.client() as client:
+        body = client.rollout(_id(client, rollout), limit=decisions)
+    session.show(body, lambda: render(body))
+
+
+def watch(session: Session, rollout: Which) -> None:
+    """Follow a rollout to its end. Exit status 0 when the candidate took over, 1 when it did
+    not."""
+    with session.client() as client:
+        found = _id(client, rollout)
+        body = client.rollout(found, limit=8)
+        if session.is_json or not sys.stdout.isatty():
+            body = _follow_in_lines(session, client, body)
+        else:
+            body = _follow_live(session, client, body)
+    if body["state"] != DONE:
+        raise typer.Exit(1)
+
+
+def pause(session: Session, rollout: Which) -> None:
+    """Keep a rollout at its step; what is bad still takes it back."""
+    _act(session, rollout, "pause_rollout")
+
+
+def resume(session: Session, rollout: Which) -> None:
+    """Let a paused rollout go on."""
+    _act(session, rollout, "resume_rollout")
+
+
+def promote(session: Session, rollout: Which, yes: Yes = False) -> None:
+    """Give the candidate all traffic now, whatever its gates say."""
+    session.confirm(f"Promote {rollout} now, without waiting for its gates?", yes=yes)
+    _act(session, rollout, "promote_rollout")
+
+
+def abort(session: Session, rollout: Which, yes: Yes = False) -> None:
+    """Give all traffic back to stable now."""
+    session.confirm(f"Abort {rollout}? All traffic goes back to stable.", yes=yes)
+    _act(session, rollout, "abort_rollout")
+
+
+# -- following -------------------------------------------------------------------------------------
+def _follow_live(session: Session, client: Client, body: dict[str, Any]) -> dict[str, Any]:
+    from rich.live import Live
+
+    with Live(render(body), console=session.console(), auto_refresh=False) as live:
+        while body["state"] in _ACTIVE:
+            time.sleep(LOOK_S)
+            body = client.rollout(body["id"], limit=8)
+            live.update(render(body), refresh=True)
+    return body
+
+
+def _follow_in_lines(session: Session, client: Client, body: dict[str, Any]) -> dict[str, Any]:
+    """A line for each decision: where nobody looks, or --json was asked for."""
+    seen = 0
+    while True:
+        for decision in reversed(body["decisions"]):
+            if decision["number"] > seen:
+                seen = decision["number"]
+                _print_decision(session, decision)
+        if body["state"] not in _ACTIVE:
+            return body
+        time.sleep(LOOK_S)
+        body = client.rollout(body["id"], limit=50)
+
+
+def _print_decision(session: Session, decision: Mapping[str, Any]) -> None:
+    if session.is_json:
+        print(json.dumps(decision, ensure_ascii=False), flush=True)
+        return
+    reasons = "; ".join(decision["reasons"])
+    print(
+        f"{format_time(decision['at'])}  {decision['verdict']:<8} {decision['action']:<16} "
+        f"{reasons}",
+        flush=True,
+    )
+
+
+# -- how it looks ----------------------------------------------------------------------------------
+def render(body: Mapping[str, Any]) -> RenderableType:
+    """A rollout with its steps, gates and decisions."""
+    from rich.console import Group
+    from rich.text import Text
+
+    parts: list[RenderableType] = [_headline(body), _steps(body)]
+    gates: list[Mapping[str, Any]] = (body["now"] or {}).get("gates") or next(
+        (d["gates"] for d in body["decisions"] if d["gates"]), []
+    )
+    if gates:
+        parts += ["", _gates(gates)]
+    if body["now"]:
+        parts.append(
+            Text.assemble(
+                "\nnow   ",
+                (body["now"]["verdict"], _COLOURS[body["now"]["verdict"]]),
+                f": {body['now']['reasons'][0]}",
+            )
+        )
+    elif body["reason"]:
+        parts.append(Text(f"\n{body['reason']}"))
+    parts += ["", *(_decision(decision) for decision in body["decisions"])]
+    return Group(*parts)
+
+
+def _headline(body: Mapping[str, Any]) -> RenderableType:
+    from rich.text import Text
+
+    state = (body["state"].replace("_", " "), f"bold {_COLOURS[body['state']]}")
+    name = f"{body['app']}/{body['function']}"
+    return Text.assemble(
+        (name, "bold"),
+        f"  {body['candidate']} against {body['stable']}  ",
+        state,
+        (f"  {body['id']}", "dim"),
+    )
+
+
+def _steps(body: Mapping[str, Any]) -> RenderableType:
+    """`5 % ── 25 % ── 50 % ── 100 %` with what is behind it, where it is, and for how long."""
+    from rich.text import Text
+
+    out = Text()
+    is_over = body["state"] not in _ACTIVE
+    for number, percent in enumerate(body["steps"]):
+        is_passed = number < body["step"] or body["state"] == DONE
+        style = (
+            "green"
+            if is_passed
+            else "bold cyan"
+            if number == body["step"] and not is_over
+            else "dim"
+        )
+        out.append(f"{' ── ' if number else ''}", "green" if is_passed else "dim")
+        out.append(f"{percent} %", style)
+    if not is_over:
+        out.append(f"   {body['elapsed_s']:.0f} s of {body['every_s']:.0f} s in this step")
+    return out
+
+
+def _gates(gates: list[Mapping[str, Any]]) -> RenderableType:
+    from rich.table import Table
+    from rich.text import Text
+
+    out = Table(box=None, header_style="bold", pad_edge=False)
+    for heading in _GATE_COLUMNS.values():
+        out.add_column(heading, justify="left" if heading in ("gate", "finds") else "right")
+    for gate in gates:
+        numbers = [_shown(gate[key], gate["unit"]) for key in ("candidate", "stable", "limit")]
+        finds = Text(gate["outcome"].replace("_", " "), _COLOURS[gate["outcome"]])
+        out.add_row(Text(gate["metric"]), *numbers, str(gate["samples"]), finds)
+    return out
+
+
+def _decision(decision: Mapping[str, Any]) -> RenderableType:
+    from rich.text import Text
+
+    verdict = (f"{decision['verdict']:<9}", _COLOURS[decision["verdict"]])
+    action = "" if decision["action"] == "none" else f"{decision['action']}: "
+    return Text.assemble(
+        (f"{format_time(decision['at'])}  ", "dim"), verdict, action, "; ".join(decision["reasons"])
+    )
+
+
+def _shown(value: float | None, unit: str) -> str:
+    if value is None:
+        return "-"
+    match unit:
+        case "share":
+            return f"{value:.2%}"
+        case "ms":
+            return format_milliseconds(value)
+        case "money":
+            return f"{value:.3g}"
+    return f"{value:.4g}"
+
+
+def _row(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {**row, "name": f"{row['app']}/{row['function']}", "share": f"{row['weight']} %"}
+
+
+def _id(client: Client, which: str) -> str:
+    """The id of a rollout, by itself or by its function. Raises NotFound."""
+    app, slash, function = which.partition("/")
+    if not slash:
+        return which
+    found = client.rollouts(app=app, function=function, limit=1)
+    if not found:
+        hint = f"Begin one: pilotlight deploy app.py --canary 5,25,50,100 ({app})."
+        raise NotFound(f"{which} never had a rollout", hint=hint)
+    return str(found[0]["id"])
+
+
+def _act(session: Session, rollout: str, method: str) -> None:
+    with session.client() as client:
+        body = getattr(client, method)(_id(client, rollout))
+    sentence = (
+        f"{body['id']} is {body['state'].replace('_', ' ')}: {body['candidate']} has "
+        f"{body['weight']} % of {body['app']}/{body['function']}"
+    )
+    session.show(body, lambda: sentence)

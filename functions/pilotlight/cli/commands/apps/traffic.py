@@ -1,0 +1,268 @@
+"""`pilotlight traffic …`: who is answered by which revision."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pilotlight.cli.core.command import command
+from pilotlight.cli.core.formatting import format_table
+from pilotlight.cli.core.session import Session
+from pilotlight.errors import InvalidInput
+from pilotlight.spec.identifiers import parse_function_path
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+Function = Annotated[str, typer.Argument(metavar="APP/FUNCTION")]
+Generation = Annotated[
+    int | None,
+    typer.Option(help="Of the traffic that you saw: fails when somebody changed it since."),
+]
+Message = Annotated[str | None, typer.Option("--message", "-m", help="Why; for the history.")]
+Remove = Annotated[bool, typer.Option("--remove", help="Take it away.")]
+Json = Mapping[str, Any]
+
+
+def register(root: typer.Typer) -> None:
+    """Add the group."""
+    group = typer.Typer(help="Traffic: who is answered by which revision.", no_args_is_help=True)
+    for verb, function in (
+        ("show", show),
+        ("set", set_),
+        ("tag", tag),
+        ("pin", pin),
+        ("sticky", sticky),
+        ("shadow", shadow),
+    ):
+        command(group, verb)(function)
+    root.add_typer(group, name="traffic")
+
+
+def show(session: Session, function: Function) -> None:
+    """A function's weights, tags, pins and bounds."""
+    app, name = _address(function)
+    with session.client() as client:
+        found = client.traffic(app, name)
+    session.show(found, lambda: _shown(found))
+
+
+def set_(
+    session: Session,
+    function: Function,
+    weights: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="REVISION=PERCENT…",
+            help="Such as stable=90 next=10; one may be without: the rest.",
+        ),
+    ],
+    *,
+    max_candidate: Annotated[
+        int | None,
+        typer.Option(min=0, max=100, help="Percent that all but the heaviest may have together."),
+    ] = None,
+    generation: Generation = None,
+    message: Message = None,
+    allow_breaking: Annotated[
+        bool,
+        typer.Option("--allow-breaking", help="No caller depends on what a new schema breaks."),
+    ] = False,
+    override_freeze: Annotated[
+        bool,
+        typer.Option("--override-freeze", help="Though an error budget is spent (scope admin)."),
+    ] = False,
+) -> None:
+    """Split the traffic. Revisions may be named by tag or alias; those that are not named get
+    nothing."""
+    app, name = _address(function)
+    split = _weights(weights)
+    with session.client() as client:
+        found = client.change_traffic(
+            app,
+            name,
+            weights=split,
+            max_candidate=max_candidate,
+            generation=generation,
+            message=message,
+            allow_breaking=allow_breaking,
+            override_freeze=override_freeze,
+        )
+    session.show(found, lambda: _shown(found))
+
+
+def tag(
+    session: Session,
+    function: Function,
+    tag: Annotated[
+        str,
+        typer.Argument(metavar="TAG", help="Such as next: then APP/FUNCTION@next is its address."),
+    ],
+    revision: Annotated[
+        str, typer.Argument(metavar="[REVISION]", help="Its name, or another tag or alias.")
+    ] = "",
+    remove: Remove = False,
+) -> None:
+    """Give a revision an address of its own, whatever its weight."""
+    _named(session, function, "tags", tag, revision, remove=remove)
+
+
+def pin(
+    session: Session,
+    function: Function,
+    tenant: Annotated[str, typer.Argument(metavar="TENANT", help="Name of the calling tenant.")],
+    revision: Annotated[
+        str, typer.Argument(metavar="[REVISION]", help="Its name, a tag or an alias.")
+    ] = "",
+    remove: Remove = False,
+) -> None:
+    """Let a tenant's calls be answered by one revision, whatever the weights."""
+    _named(session, function, "pins", tenant, revision, remove=remove)
+
+
+def sticky(
+    session: Session,
+    function: Function,
+    unit: Annotated[
+        str, typer.Argument(metavar="UNIT", help="request, key, tenant, or header:<name>.")
+    ],
+) -> None:
+    """Say what is assigned as one: a unit stays with its revision, until the weights must move
+    it."""
+    app, name = _address(function)
+    with session.client() as client:
+        found = client.change_traffic(app, name, sticky=unit)
+    session.show(found, lambda: _shown(found))
+
+
+def shadow(
+    session: Session,
+    function: Function,
+    revision: Annotated[
+        str, typer.Argument(metavar="[REVISION]", help="Who gets copies of calls.")
+    ] = "",
+    *,
+    percent: Annotated[float, typer.Option(min=0, max=100, help="Of the calls.")] = 100.0,
+    max_compute: Annotated[
+        float,
+        typer.Option(
+            min=0, max=1, help="Share of the function's execution time that copies may take."
+        ),
+    ] = 0.15,
+    remove: Remove = False,
+) -> None:
+    """Send copies of calls to a revision; its answers are compared and thrown away, and cost
+    nothing."""
+    app, name = _address(function)
+    _one_of(revision, remove=remove)
+    wanted = (
+        None if remove else {"revision": revision, "percent": percent, "max_compute": max_compute}
+    )
+    with session.client() as client:
+        found = client.change_traffic(app, name, shadow=wanted)
+    session.show(found, lambda: _shown(found))
+
+
+def _named(
+    session: Session, function: str, kind: str, key: str, revision: str, *, remove: bool
+) -> None:
+    app, name = _address(function)
+    _one_of(revision, remove=remove)
+    with session.client() as client:
+        change = {key: None if remove else revision}
+        found = (
+            client.change_traffic(app, name, tags=change)
+            if kind == "tags"
+            else client.change_traffic(app, name, pins=change)
+        )
+    session.show(found, lambda: _shown(found))
+
+
+def _one_of(revision: str, *, remove: bool) -> None:
+    if bool(revision) == remove:
+        raise InvalidInput(
+            "a revision or --remove: one of them",
+            hint="`pilotlight app history APP` shows the revisions.",
+        )
+
+
+def _weights(words: Sequence[str]) -> dict[str, int]:
+    """`name=percent`; one without a percent gets the rest."""
+    split: dict[str, int] = {}
+    rest = [word for word in words if "=" not in word]
+    for word in words:
+        name, equals, percent = word.partition("=")
+        if equals and not percent.isdecimal():
+            raise InvalidInput(
+                f"{word!r}: write REVISION=PERCENT, a whole number",
+                hint="Such as stable=90 next=10.",
+            )
+        if equals:
+            split[name] = int(percent)
+    if len(rest) > 1:
+        raise InvalidInput(
+            f"{rest[0]!r} and {rest[1]!r} have no percent: one may get the rest",
+            hint="Such as stable next=10.",
+        )
+    if rest:
+        split[rest[0]] = 100 - sum(split.values())
+    return split
+
+
+def _address(path: str) -> tuple[str, str]:
+    try:
+        app, function, _ = parse_function_path(path)
+    except ValueError as e:
+        raise InvalidInput(str(e), hint="Write APP/FUNCTION.") from e
+    return app, function
+
+
+def _shown(found: Json) -> RenderableType:
+    rows: list[dict[str, Any]] = [
+        {"what": f"{weight} %", "revision": name} for name, weight in found["weights"].items()
+    ]
+    rows += [
+        {"what": f"tag @{name}", "revision": revision} for name, revision in found["tags"].items()
+    ]
+    rows += [
+        {"what": f"alias {name}", "revision": revision}
+        for name, revision in found["aliases"].items()
+    ]
+    rows += [
+        {"what": f"tenant {name}", "revision": revision} for name, revision in found["pins"].items()
+    ]
+    if (copied := found["shadow"]) is not None:
+        rows.append(
+            {
+                "what": f"shadow of {copied['percent']:g} %, ≤ {copied['max_compute']:.0%} of "
+                f"compute",
+                "revision": copied["revision"],
+            }
+        )
+    if (result := found.get("shadow_result")) is not None:
+        same = (
+            f"{result['matched']} of {result['compared']} compared the same"
+            if result["compared"]
+            else "none compared"
+        )
+        told = (
+            f"last day: {result['answered']} answered, {result['failed']} failed, {same}, "
+            f"{result['skipped']} left out"
+        )
+        rows.append({"what": told, "revision": ""})
+    if (experiment := found["experiment"]) is not None:
+        arms = [
+            {"what": f"arm {arm['name']}, {arm['share']:g} %", "revision": arm["revision"]}
+            for arm in experiment["arms"]
+        ]
+        rows += [
+            {
+                "what": f"experiment {experiment['id']}, {experiment['percent']:g} % of units",
+                "revision": "",
+            },
+            *arms,
+        ]
+    rows.append({"what": f"by {found['sticky']}, generation {found['generation']}", "revision": ""})
+    return format_table(rows, {"what": "", "revision": "revision"}, empty="")

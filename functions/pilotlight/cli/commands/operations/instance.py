@@ -1,0 +1,232 @@
+"""`pilotlight instance …` and `pilotlight shell`: running workers."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pilotlight.cli.core.command import command
+from pilotlight.cli.core.formatting import format_table
+from pilotlight.cli.core.logs import Follow, OfCall, Since, Tail, print_logs
+from pilotlight.cli.core.session import Session
+from pilotlight.errors import InvalidInput, NotFound
+from pilotlight.spec.identifiers import parse_function_path
+
+if TYPE_CHECKING:
+    from pilotlight.client.client import Client
+
+Id = Annotated[
+    str, typer.Argument(metavar="INSTANCE", help="Its id, or the first characters of it.")
+]
+_COLUMNS = {
+    "id": "instance",
+    "app": "app",
+    "function": "function",
+    "revision": "revision",
+    "state": "state",
+    "start_kind": "start",
+    "weights": "weights",
+    "in_flight": "in flight",
+    "memory_bytes": "memory",
+    "started_at": "started",
+}
+
+
+def register(root: typer.Typer) -> None:
+    """Add the group and `shell`."""
+    group = typer.Typer(help="Running instances.", no_args_is_help=True)
+    command(group, "list")(list_)
+    command(group, "logs")(logs)
+    command(
+        group, "exec", context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
+    )(exec_)
+    command(group, "stop")(stop)
+    root.add_typer(group, name="instance")
+    command(root, "shell")(shell)
+
+
+def list_(
+    session: Session, app: Annotated[str | None, typer.Option(help="Only this app's.")] = None
+) -> None:
+    """Live instances."""
+    with session.client() as client:
+        rows = client.instances(app=app)
+    session.show(
+        rows,
+        lambda: format_table(
+            [with_label_columns(row) for row in rows],
+            _COLUMNS,
+            empty="No instance is running: everything is at zero.",
+        ),
+    )
+
+
+def logs(
+    session: Session,
+    *,
+    instance: Id,
+    follow: Follow = False,
+    since: Since = None,
+    tail: Tail = None,
+    call: OfCall = None,
+) -> None:
+    """What one instance printed; it may be gone already."""
+    print_logs(session, instance=instance, call=call, since=since, tail=tail, follow=follow)
+
+
+def exec_(session: Session, instance: Id, rest: list[str]) -> None:
+    """Run a command beside an instance: its namespaces, user and environment. Write the command
+    after `--`."""
+    if not rest:
+        raise InvalidInput(
+            "no command was given",
+            hint="Write it after the instance: pilotlight instance exec ID -- ls -l",
+        )
+    with session.client() as client:
+        status = run_in(session, client, find_instance(client, instance), rest)
+    raise typer.Exit(status)
+
+
+def stop(
+    session: Session,
+    instance: Annotated[
+        str | None,
+        typer.Argument(metavar="[INSTANCE]", help="Its id, or the first characters of it."),
+    ] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="All of them, or with --app all of one app.")
+    ] = False,
+    app: Annotated[str | None, typer.Option(help="With --all: only this app's.")] = None,
+) -> None:
+    """Finish its calls, then stop it. The next call starts a new one."""
+    if (instance is None) is not every:
+        raise InvalidInput(
+            "name an instance, or pass --all", hint="`pilotlight instance list` shows them."
+        )
+    with session.client() as client:
+        found = (
+            [find_instance(client, instance)]
+            if instance is not None
+            else [str(row["id"]) for row in client.instances(app=app)]
+        )
+        for one in found:
+            client.stop_instance(one)
+    if instance is not None:
+        session.show({"instance": found[0], "stopped": True}, lambda: f"{found[0]} is stopped")
+    else:
+        session.show({"instances": found, "stopped": True}, lambda: f"{len(found)} stopped")
+
+
+def shell(
+    session: Session,
+    function: Annotated[
+        str, typer.Argument(metavar="APP/FUNCTION", help="Function whose instance is entered.")
+    ],
+    command_text: Annotated[
+        str | None, typer.Option("--command", "-c", help="Run this line and return.")
+    ] = None,
+) -> None:
+    """A shell inside an instance, line by line: each line runs in a `sh` of its own (no terminal,
+    no job control).
+
+    The working directory is kept between lines. An instance is started when there is none.
+    """
+    app, name, _ = parse_function_path(function)
+    with session.client() as client:
+        instance = _any_instance(session, client, app, name)
+        if command_text is not None:
+            raise typer.Exit(run_in(session, client, instance, ["sh", "-c", command_text]))
+        session.say(
+            f"in {instance} of {function}; each line runs in a sh of its own, leave with Ctrl-D "
+            f"or `exit`"
+        )
+        _read_lines(session, client, instance)
+
+
+def run_in(session: Session, client: Client, instance: str, argv: list[str]) -> int:
+    """Run `argv` beside the instance, its output to ours; returns its exit status."""
+    status = 0
+    for part in client.exec_instance(instance, argv):
+        if "exit_status" in part:
+            status = int(part["exit_status"])
+        elif session.is_json:
+            session.show(part, str)
+        else:
+            stream = sys.stderr if part.get("stream") == "stderr" else sys.stdout
+            stream.write(str(part.get("text", "")))
+            stream.flush()
+    if session.is_json:
+        session.show({"exit_status": status}, str)
+    return status if 0 <= status < 256 else 1
+
+
+def find_instance(client: Client, prefix: str) -> str:
+    """The one live instance whose id begins with `prefix`. Raises NotFound or InvalidInput."""
+    found = [str(row["id"]) for row in client.instances() if str(row["id"]).startswith(prefix)]
+    if not found:
+        raise NotFound(
+            f"no instance {prefix!r} is running", hint="See which are: `pilotlight instance list`."
+        )
+    if len(found) > 1 and prefix not in found:
+        raise InvalidInput(
+            f"{prefix!r} begins {len(found)} ids: {', '.join(found[:5])}", hint="Write more of it."
+        )
+    return prefix if prefix in found else found[0]
+
+
+def with_label_columns(row: dict[str, Any]) -> dict[str, Any]:
+    """A row with its labels (app, function, …) as columns, and its weights (`minilm dram`) as a
+    text."""
+    out = {**(row.get("labels") or {}), **row}
+    weights = ", ".join(f"{name} {tier}" for name, tier in (row.get("weights") or {}).items())
+    return {**out, "revision": str(out.get("revision", "")).rpartition("@")[2], "weights": weights}
+
+
+def _any_instance(session: Session, client: Client, app: str, function: str) -> str:
+    for attempt in ("running", "started"):
+        rows = [with_label_columns(row) for row in client.instances(app=app)]
+        ready = [
+            str(r["id"])
+            for r in rows
+            if r.get("function") == function and r.get("state", "READY") == "READY"
+        ]
+        if ready:
+            return ready[0]
+        if attempt == "running":
+            session.say(f"starting an instance of {app}/{function}")
+            client.warmup(app, function)
+    raise NotFound(
+        f"no instance of {app}/{function} came up",
+        hint=f"Read its log: `pilotlight app logs {app}`.",
+    )
+
+
+def _read_lines(session: Session, client: Client, instance: str) -> None:
+    directory = ""
+    while True:
+        try:
+            line = input("$ " if sys.stdin.isatty() else "").strip()
+        except EOFError:
+            return
+        if line in ("exit", "logout"):
+            return
+        if line.startswith("cd ") or line == "cd":
+            directory = _change(session, client, instance, directory, line[2:].strip())
+        elif line:
+            run_in(session, client, instance, ["sh", "-c", _within(directory, line)])
+
+
+def _change(session: Session, client: Client, instance: str, directory: str, wanted: str) -> str:
+    script = _within(directory, f"cd {wanted} && pwd")
+    parts = list(client.exec_instance(instance, ["sh", "-c", script]))
+    if any(part.get("exit_status") for part in parts):
+        session.say(f"cd: {wanted}: no such directory")
+        return directory
+    return "".join(str(part.get("text", "")) for part in parts).strip() or directory
+
+
+def _within(directory: str, line: str) -> str:
+    return f"cd {shlex.quote(directory)} && {line}" if directory else line

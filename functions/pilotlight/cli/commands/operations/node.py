@@ -1,0 +1,53 @@
+"""`pilotlight node …`: the nodes of a cluster, as their agents report them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import typer
+
+from pilotlight.cli.core.command import command
+from pilotlight.cli.core.formatting import format_bytes, format_table, format_time
+from pilotlight.cli.core.session import Session
+
+_COLUMNS = {
+    "node": "node",
+    "pods": "pods",
+    "weights": "weights",
+    "snapshots": "snapshots",
+    "gpus": "gpus",
+    "memory": "memory free",
+    "version": "version",
+    "reported": "reported",
+}
+
+
+def register(root: typer.Typer) -> None:
+    """Add the group."""
+    group = typer.Typer(
+        help="Nodes of a cluster: what is hot on them, and what is free.", no_args_is_help=True
+    )
+    command(group, "list")(list_)
+    root.add_typer(group, name="node")
+
+
+def list_(session: Session) -> None:
+    """Nodes that have reported within the last hour; for the platform's operator."""
+    with session.client() as client:
+        rows = client.nodes()
+    empty = "No nodes: the platform runs on one machine, or no node agent has reported yet."
+    session.show(rows, lambda: format_table([_listed(row) for row in rows], _COLUMNS, empty=empty))
+
+
+def _listed(row: dict[str, Any]) -> dict[str, Any]:
+    products = ", ".join(
+        f"{count} x {name}" for name, count in sorted(Counter(row["gpus"]).items())
+    )
+    return {
+        **row,
+        "gpus": f"{products} ({row['gpus_free']} free)" if products else "-",
+        "memory": f"{format_bytes(row['memory_free_bytes'])} of "
+        f"{format_bytes(row['memory_bytes'])}",
+        "reported": format_time(row["at"]) + ("" if row["is_fresh"] else " (silent)"),
+    }

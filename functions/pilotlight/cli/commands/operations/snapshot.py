@@ -1,0 +1,291 @@
+"""`pilotlight snapshot …` and `template …`: what brings functions back without a cold start."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pilotlight.cli.commands.operations.instance import with_label_columns
+from pilotlight.cli.core.command import Yes, command
+from pilotlight.cli.core.formatting import (
+    format_bytes,
+    format_milliseconds,
+    format_table,
+    format_time,
+)
+from pilotlight.cli.core.session import Session
+from pilotlight.errors import InvalidInput, NotFound
+from pilotlight.spec.identifiers import parse_function_path
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from pilotlight.client.client import Client
+
+Id = Annotated[
+    str, typer.Argument(metavar="SNAPSHOT", help="Its id, or the first characters of it.")
+]
+Function = Annotated[
+    str, typer.Argument(metavar="APP/FUNCTION", help="The function, whatever its revision.")
+]
+_COLUMNS = {
+    "id": "snapshot",
+    "address": "function",
+    "revision": "revision",
+    "state": "state",
+    "kind": "kind",
+    "pages": "pages",
+    "image_bytes": "image",
+    "restore": "restore",
+    "cold": "cold",
+    "restores": "restores",
+    "last_used_at": "last used",
+    "remote": "remote",
+    "reason": "reason",
+}
+
+
+def register(root: typer.Typer) -> None:
+    """Add both groups."""
+    group = typer.Typer(help="Snapshots on disk: proven, kept, deleted.", no_args_is_help=True)
+    verbs: dict[str, Callable[..., None]] = {
+        "list": list_,
+        "show": show,
+        "prove": prove,
+        "disable": disable,
+        "enable": enable,
+        "delete": delete,
+    }
+    for name, function in verbs.items():
+        command(group, name)(function)
+    root.add_typer(group, name="snapshot")
+    templates = typer.Typer(
+        help="Templates in memory, which instances are forked from.", no_args_is_help=True
+    )
+    command(templates, "list")(template_list)
+    command(templates, "drop")(template_drop)
+    root.add_typer(templates, name="template")
+
+
+def list_(
+    session: Session,
+    app: Annotated[str | None, typer.Argument(metavar="[APP]", help="Only this app's.")] = None,
+) -> None:
+    """Snapshots on the node, those of older revisions and quarantined ones too."""
+    with session.client() as client:
+        rows = client.snapshots(app=app)
+    empty = (
+        "No snapshots. `pilotlight deploy` makes them where the machine can: `pilotlight "
+        "doctor` says whether and why."
+    )
+    session.show(rows, lambda: format_table([row_of(row) for row in rows], _COLUMNS, empty=empty))
+
+
+def show(session: Session, snapshot: Id) -> None:
+    """One snapshot: its times, its size, and what must be the same for it to be restored."""
+    with session.client() as client:
+        found = client.snapshot(find_snapshot(client, snapshot))
+    session.show(found, lambda: _details(found))
+
+
+def prove(session: Session, snapshot: Id) -> None:
+    """Restore it once and have it answer its example: ready again, or quarantined. Ends with 1 when
+    it failed."""
+    with session.client() as client:
+        which = find_snapshot(client, snapshot)
+        session.say(f"restoring {which}")
+        found = client.prove_snapshot(which)
+    session.show(found, lambda: _verdict(found))
+    if found["state"] != "READY":
+        raise typer.Exit(1)
+
+
+def disable(session: Session, function: Function, yes: Yes = False) -> None:
+    """Keep a function off the disk from now on, deploys included, and delete its snapshots. FORK
+    and COLD remain."""
+    app, name = _function(function)
+    session.confirm(
+        f"Delete the snapshots of {app}/{name} and make no more? Without a Template its starts "
+        f"are COLD.",
+        yes=yes,
+    )
+    with session.client() as client:
+        done = client.switch_snapshots(app, name, enabled=False)
+    gone = (
+        "the node does not answer: those on it are deleted later"
+        if done["deleted"] is None
+        else f"{done['deleted']} deleted"
+    )
+    session.show(
+        done,
+        lambda: (
+            f"{app}/{name} has no snapshots any more ({gone}); `pilotlight snapshot enable "
+            f"{app}/{name}` allows them"
+        ),
+    )
+
+
+def enable(session: Session, function: Function) -> None:
+    """Allow snapshots of a function again; the next deploy or cold start makes one."""
+    app, name = _function(function)
+    with session.client() as client:
+        done = client.switch_snapshots(app, name, enabled=True)
+    session.show(
+        done, lambda: f"{app}/{name} may have snapshots: the next deploy or cold start makes one"
+    )
+
+
+def delete(
+    session: Session,
+    what: Annotated[
+        str, typer.Argument(metavar="SNAPSHOT|APP/FUNCTION", help="One, or all of a function.")
+    ],
+    yes: Yes = False,
+) -> None:
+    """Delete one snapshot, or those of all revisions of a function. Others are made when they are
+    needed."""
+    with session.client() as client:
+        if "/" in what:
+            app, name = _function(what)
+            session.confirm(f"Delete all snapshots of {app}/{name}?", yes=yes)
+            count = client.delete_snapshots(app, name)
+        else:
+            which = find_snapshot(client, what)
+            session.confirm(f"Delete {which}?", yes=yes)
+            count = client.delete_snapshot(which)
+    session.show({"deleted": count}, lambda: f"{count} deleted")
+
+
+def template_list(session: Session) -> None:
+    """Resident Templates."""
+    with session.client() as client:
+        rows = client.templates()
+    columns = {
+        "address": "function",
+        "revision": "revision",
+        "pss_bytes": "memory",
+        "forks": "forks",
+        "parked": "parked",
+        "last_used_at": "last used",
+    }
+    session.show(
+        rows,
+        lambda: format_table(
+            [row_of(row) for row in rows], columns, empty="No Template is resident."
+        ),
+    )
+
+
+def template_drop(session: Session, function: Function) -> None:
+    """Give up the memory of a function's Templates; its instances go on. The next start is a
+    RESTORE, or COLD."""
+    app, name = _function(function)
+    with session.client() as client:
+        count = drop_templates(client, app, name)
+    session.show({"dropped": count}, lambda: f"{count} dropped")
+
+
+def drop_templates(client: Client, app: str, function: str | None = None) -> int:
+    """Drop the Templates of an app, or of one function; how many were dropped. One that ends by
+    itself meanwhile is gone too."""
+    wanted = {"app": app} | ({"function": function} if function else {})
+    found = [t for t in client.templates() if wanted.items() <= dict(t["labels"]).items()]
+    dropped = 0
+    for template in found:
+        with contextlib.suppress(NotFound):
+            client.drop_template(str(template["revision"]))
+            dropped += 1
+    return dropped
+
+
+def find_snapshot(client: Client, prefix: str) -> str:
+    """The one snapshot whose id begins with `prefix`. Raises NotFound or InvalidInput."""
+    found = [str(row["id"]) for row in client.snapshots() if str(row["id"]).startswith(prefix)]
+    if not found:
+        raise NotFound(
+            f"there is no snapshot {prefix!r}", hint="See which are: `pilotlight snapshot list`."
+        )
+    if len(found) > 1 and prefix not in found:
+        raise InvalidInput(
+            f"{prefix!r} begins {len(found)} ids: {', '.join(found[:5])}", hint="Write more of it."
+        )
+    return prefix if prefix in found else found[0]
+
+
+def row_of(row: dict[str, Any]) -> dict[str, Any]:
+    """A snapshot or Template as a line of a table."""
+    out = with_label_columns(row)
+    out["address"] = f"{out.get('app')}/{out.get('function')}"
+    out["kind"] = "server" if row.get("in_place") else "fork"
+    out |= {
+        name: format_milliseconds(row[f"{name}_ms"])
+        for name in ("restore", "cold")
+        if row.get(f"{name}_ms")
+    }
+    return {
+        **out,
+        "state": str(row.get("state", "")).lower(),
+        "reason": row.get("reason") or None,
+        "last_used_at": row.get("last_used_at") or None,
+    }
+
+
+def _function(path: str) -> tuple[str, str]:
+    try:
+        app, function, _ = parse_function_path(path)
+    except ValueError as e:
+        raise InvalidInput(
+            str(e), hint="Write APP/FUNCTION; `pilotlight app list` shows the apps."
+        ) from e
+    return app, function
+
+
+def _verdict(found: dict[str, Any]) -> str:
+    if found["state"] == "READY":
+        return (
+            f"{found['id']} is proven: it answered after "
+            f"{format_milliseconds(found['restore_ms'])} "
+            f"({found['pages']} pages)"
+        )
+    return f"{found['id']} is {found['state'].lower()}: {found['reason']}"
+
+
+def _details(found: dict[str, Any]) -> RenderableType:
+    from rich.console import Group
+
+    row = row_of(found)
+    lines = [
+        (
+            f"{row['id']}  {row['address']} {row['revision']}, "
+            f"{row['state']}{': ' + row['reason'] if row['reason'] else ''}"
+        ),
+        (
+            f"{row['kind']} snapshot, {found['pages']} pages, image "
+            f"{format_bytes(found['image_bytes'])}, "
+            f"made {format_time(found['created_at'])}"
+        ),
+        (
+            f"cold {format_milliseconds(found['cold_ms'])}, first answer after a restore "
+            f"{format_milliseconds(found['restore_ms'])}"
+        ),
+        (
+            f"{found['restores']} restores on this "
+            f"node{', a copy is in the object store' if found['remote'] else ''}"
+        ),
+    ]
+    if found.get("heap_bytes"):
+        lines.append(
+            found.get("heap_why") or f"{format_bytes(found['heap_bytes'])} of memory by value"
+        )
+    phases = [
+        {"phase": name, "took": format_milliseconds(ms)} for name, ms in found["phases_ms"].items()
+    ]
+    same = [{"must be the same": name, "value": value} for name, value in found["identity"].items()]
+    both = [
+        format_table(phases, {"phase": "making it", "took": "took"}, empty=""),
+        format_table(same, {"must be the same": "must be the same", "value": ""}, empty=""),
+    ]
+    return Group(*lines, "", both[0], "", both[1])

@@ -1,0 +1,215 @@
+"""`pilotlight up`, `down` and `status`: the platform on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pilotlight.cli.core.command import command
+from pilotlight.cli.core.session import Session
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from pilotlight.cli.supervisor.local_platform import LocalPlatform
+    from pilotlight.cli.supervisor.supervisor import Notice
+
+_DOWN_WAIT_S = 120.0
+"""Longest `down` waits: four grace times of 30 s."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the three commands."""
+    command(app, "up")(up)
+    command(app, "down")(down)
+    command(app, "status")(status)
+
+
+def up(
+    session: Session,
+    listen: Annotated[
+        str | None, typer.Option(help="host:port of the platform's URL; overrides platform.yaml.")
+    ] = None,
+    detach: Annotated[
+        bool,
+        typer.Option(
+            "--detach", "-d", help="Return once it is up; stop it with `pilotlight down`."
+        ),
+    ] = False,
+) -> None:
+    """Start the platform on this machine, and keep its processes up until Ctrl-C."""
+    from pilotlight.cli.supervisor import local_platform, run_platform
+
+    os.umask(0o077)  # what we write is nobody else's, unless its mode is set by hand
+    platform = session.platform()
+    local_platform.refuse_running(platform)  # before anything is written
+    platform = local_platform.configure(platform, listen=listen, home=session.options.home)
+    os.environ.update(run_platform.process_environment(platform))
+    key = run_platform.prepare_home(platform)
+    key_file = save_key(platform, session, key)[0] if key else None
+    if detach:
+        for notice in run_platform.detach(platform):
+            _tell(session, notice)
+        _announce_up(session, platform, key_file)
+        return
+    asyncio.run(
+        run_platform.supervise(
+            platform,
+            announce=lambda notice: _tell(session, notice),
+            started=lambda: _announce_up(session, platform, key_file),
+        )
+    )
+
+
+def save_key(platform: LocalPlatform, session: Session, key: str) -> tuple[Path, str]:
+    """Write the first admin key to the profile file; returns it and the profile's name. Another
+    platform's profile is not replaced."""
+    from pilotlight import profile
+
+    environ = session.profile_environ()
+    file = profile.config_path(environ)
+    name = session.options.profile or _free_profile_name(platform, session)
+    fresh = profile.Profile(url=platform.url, api_key=key)
+    activate = name == profile.DEFAULT_PROFILE or session.options.profile is not None
+    return profile.save(fresh, name=name, path=file, activate=activate), name
+
+
+def _free_profile_name(platform: LocalPlatform, session: Session) -> str:
+    """`default`, unless that holds the key of another platform, which must not be lost: then
+    `local_platform-<port>`."""
+    from pilotlight import profile
+
+    environ = session.profile_environ()
+    if profile.DEFAULT_PROFILE not in profile.names(environ):
+        return profile.DEFAULT_PROFILE
+    in_file = {
+        key: value
+        for key, value in environ.items()
+        if key in ("PILOTLIGHT_CONFIG", "HOME", "XDG_CONFIG_HOME")
+    }
+    held = profile.load(in_file, name=profile.DEFAULT_PROFILE)
+    is_ours = not held.api_key or held.url == platform.url
+    return profile.DEFAULT_PROFILE if is_ours else f"local-{platform.listen.rpartition(':')[2]}"
+
+
+def down(
+    session: Session,
+    all_instances: Annotated[
+        bool,
+        typer.Option(
+            "--all-instances/--keep-instances",
+            help="Stop instances too, or leave them for the next `up` to adopt.",
+        ),
+    ] = True,
+) -> None:
+    """Stop the platform on this machine: calls in flight are finished first."""
+    from pilotlight.cli.supervisor import local_platform, stale_processes
+
+    platform = session.platform()
+    found = local_platform.require_running(platform)
+    session.say(f"stopping the platform in {platform.paths.home} (process {found.pid})")
+    ask = signal.SIGTERM if all_instances else signal.SIGUSR1
+    drained = stale_processes.terminate(found.pid, grace_s=_DOWN_WAIT_S, first=ask)
+    body = {"home": str(platform.paths.home), "pid": found.pid, "drained": drained}
+    session.show(
+        body, lambda: "stopped" if drained else f"killed: it did not stop within {_DOWN_WAIT_S:g} s"
+    )
+
+
+def status(session: Session) -> None:
+    """Say whether the platform runs here, which of its processes are up, and under which users."""
+    from pilotlight.cli.supervisor import local_platform
+    from pilotlight.cli.supervisor.stale_processes import process_uid
+
+    platform = session.platform()
+    found = local_platform.find_running(platform)
+    run = Path(found.run) if found else platform.paths.run
+    processes = process_states(run, Path(found.config) if found else platform.config)
+    body = {
+        "running": found is not None,
+        "home": str(platform.paths.home),
+        "run": str(run),
+        "config": found.config if found else str(platform.config),
+        "url": found.url if found else platform.url,
+        "dashboard": local_platform.with_active_config(platform).dashboard,
+        "supervisor_pid": found.pid if found else None,
+        "processes": processes,
+        "uids": {name: process_uid(pid) for name, pid in processes.items()},
+    }
+    session.show(body, lambda: _status_table(body))
+    if found is None:
+        raise typer.Exit(1)
+
+
+def process_states(run: Path, config: Path) -> dict[str, int | None]:
+    """Pid of each process, None where it is down."""
+    from pilotlight.cli.supervisor.local_platform import activator_count
+    from pilotlight.cli.supervisor.stale_processes import find_stale_pid
+    from pilotlight.cli.supervisor.supervisor import platform_processes
+
+    specs = platform_processes(config, activators=activator_count(config))
+    return {spec.name: find_stale_pid(run / f"{spec.name}.pid", spec.argv) for spec in specs}
+
+
+def _status_table(body: dict[str, Any]) -> RenderableType:
+    from rich.table import Table
+
+    table = Table(box=None, show_header=False)
+    state = "[green]up[/]" if body["running"] else "[red]down[/] (start it with `pilotlight up`)"
+    for name, value in {
+        "platform": state,
+        "url": body["url"],
+        "home": body["home"],
+        "configuration": body["config"],
+    }.items():
+        table.add_row(name, value)
+    for name, pid in body["processes"].items():
+        table.add_row(
+            name, f"process {pid}, {_user(body['uids'][name])}" if pid else "[red]down[/]"
+        )
+    return table
+
+
+def _user(uid: int | None) -> str:
+    return "root" if uid == 0 else f"uid {uid}"
+
+
+def _tell(session: Session, notice: Notice) -> None:
+    seconds = f" ({notice.seconds:.2f} s)" if notice.seconds else ""
+    session.say(f"{notice.process:>12}  {notice.text}{seconds}")
+
+
+def _announce_up(session: Session, platform: LocalPlatform, key_file: Path | None) -> None:
+    body = {
+        "url": platform.url,
+        "dashboard": platform.dashboard,
+        "home": str(platform.paths.home),
+        "config": str(platform.config),
+        "key_file": str(key_file) if key_file else None,
+    }
+    session.show(body, lambda: _up_lines(body))
+
+
+def _up_lines(body: dict[str, Any]) -> RenderableType:
+    from rich.text import Text
+
+    key = (
+        f"written to {body['key_file']} (only you can read it)"
+        if body["key_file"]
+        else "made earlier: see ~/.pilotlight.toml; lost it? `pilotlight token create --local "
+        "--scope admin`"
+    )
+    rows = {"dashboard": body["dashboard"], "admin key": key, "home": body["home"]}
+    return Text(
+        "\n".join(
+            [
+                f"pilotlight is up at {body['url']}",
+                *(f"  {name:<10} {value}" for name, value in rows.items()),
+            ]
+        )
+    )

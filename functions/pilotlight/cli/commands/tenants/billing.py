@@ -1,0 +1,380 @@
+"""`pilotlight billing …`: what was used, what it cost, and the invoices."""
+
+from __future__ import annotations
+
+import enum
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pilotlight.cli.core.command import command
+from pilotlight.cli.core.formatting import format_money, format_table, format_time, parse_time
+from pilotlight.cli.core.session import Session
+from pilotlight.errors import PilotlightError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+_COLUMNS = {
+    "name": "what",
+    "kind": "kind",
+    "records": "records",
+    "errors": "errors",
+    "exec_ms": "busy ms",
+    "cpu_core_s": "core s",
+    "memory_gib_s": "GiB s",
+    "gpu_s": "GPU s",
+    "tokens_in": "tokens in",
+    "tokens_out": "tokens out",
+    "cost": "cost",
+    "currency": "",
+}
+_OFTEN_NOTHING = ("errors", "gpu_s", "tokens_in", "tokens_out")
+"""Columns that are shown only where there is something in them."""
+_INVOICES = {
+    "id": "id",
+    "month": "month",
+    "status": "status",
+    "total": "total",
+    "currency": "",
+    "issued_at": "issued",
+}
+_LINES = {
+    "what": "what",
+    "kind": "kind",
+    "records": "records",
+    "billed_ms": "billed ms",
+    "cost": "cost",
+}
+_CORRECTIONS = {"corrects": "corrects", "note": "why", "cost": "cost"}
+
+Currency = Annotated[
+    str | None, typer.Option(help="Where a month has invoices in several currencies.")
+]
+Invoice = Annotated[str, typer.Argument(metavar="INVOICE", help="Its id, or a month: 2026-11.")]
+Tenant = Annotated[str | None, typer.Option(help="Another tenant's (operator).")]
+Since = Annotated[str | None, typer.Option(help="From: 24h, 7d, or a date.")]
+Until = Annotated[str | None, typer.Option(help="To: 1h (ago), or a date.")]
+
+
+class FileFormat(enum.StrEnum):
+    """How an invoice is written."""
+
+    CSV = "csv"
+    JSON = "json"
+
+
+class RecordFormat(enum.StrEnum):
+    """How records are written."""
+
+    NDJSON = "ndjson"
+    CSV = "csv"
+
+
+def register(root: typer.Typer) -> None:
+    """Add the group."""
+    group = typer.Typer(help="Usage, cost and invoices.", no_args_is_help=True)
+    group.callback()(lambda: None)
+    invoice = typer.Typer(help="Invoices by month.", no_args_is_help=True)
+    of_invoices: dict[str, Callable[..., None]] = {
+        "list": invoice_list,
+        "show": invoice_show,
+        "issue": invoice_issue,
+        "download": invoice_download,
+    }
+    own: dict[str, Callable[..., None]] = {
+        "report": report,
+        "rates": rates,
+        "export": export,
+        "correct": correct,
+        "verify": verify,
+    }
+    for parent, verbs in ((invoice, of_invoices), (group, own)):
+        for name, function in verbs.items():
+            command(parent, name)(function)
+    group.add_typer(invoice, name="invoice")
+    root.add_typer(group, name="billing")
+
+
+def report(
+    session: Session,
+    *,
+    since: Since = None,
+    until: Until = None,
+    by: Annotated[
+        str,
+        typer.Option(
+            help="One line for each: function, app, environment, revision, key, caller, kind, "
+            "hour, day, or tag:NAME."
+        ),
+    ] = "function",
+    app: Annotated[str | None, typer.Option(help="Of this app only.")] = None,
+    tenant: Tenant = None,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print the lines as CSV.")] = False,
+) -> None:
+    """Calls, busy time and cost. A total is the exact sum of its records."""
+    filters: dict[str, Any] = {
+        "by": by,
+        "environment": session.options.environment,
+        "app": app,
+        "tenant": tenant,
+        **_times(since, until),
+    }
+    with session.client() as client:
+        body = client.billing_report(
+            **{name: value for name, value in filters.items() if value is not None}
+        )
+    if as_csv:
+        write_csv(body["rows"])
+        return
+    session.show(
+        body,
+        lambda: format_table(
+            _named(body["rows"]), _shown(body["rows"]), empty="Nothing was used yet."
+        ),
+    )
+    if not session.is_json:
+        for currency, total in body["totals"].items():
+            session.console().print(f"total {format_money(total, currency)}", style="bold")
+
+
+def rates(session: Session) -> None:
+    """Prices that apply now, and the versions that priced something before."""
+    with session.client() as client:
+        body = client.billing_rates()
+    session.show(body, lambda: _rates(body))
+
+
+def invoice_list(session: Session, tenant: Tenant = None) -> None:
+    """The issued invoices, and the drafts of months that are open."""
+    with session.client() as client:
+        found = client.invoices(tenant=tenant)
+    session.show(
+        {"invoices": found},
+        lambda: format_table(_plain(found), _INVOICES, empty="Nothing was used yet."),
+    )
+
+
+def invoice_show(
+    session: Session, invoice: Invoice, currency: Currency = None, tenant: Tenant = None
+) -> None:
+    """One invoice, line by line."""
+    with session.client() as client:
+        found = client.invoice(invoice, currency=currency, tenant=tenant)
+    session.show(found, lambda: _invoice(found))
+
+
+def invoice_issue(
+    session: Session,
+    month: Annotated[str, typer.Argument(metavar="MONTH", help="A month that is over: 2026-10.")],
+    tenant: Annotated[str | None, typer.Option(help="Of this tenant only.")] = None,
+) -> None:
+    """Issue a month's invoices now (operator); they are issued by themselves some days after the
+    month's end."""
+    with session.client() as client:
+        made = client.issue_invoices(month, tenant=tenant)
+    session.show(
+        {"invoices": made},
+        lambda: format_table(
+            _plain(made),
+            _INVOICES,
+            empty=f"Nothing to issue for {month}: it is done, or nothing was used.",
+        ),
+    )
+
+
+def invoice_download(
+    session: Session,
+    invoice: Invoice,
+    *,
+    format: Annotated[FileFormat, typer.Option(help="What the file is.")] = FileFormat.CSV,
+    to: Annotated[
+        Path | None,
+        typer.Option("--to", "-o", help="File to write; - prints it. Default: its own name, here."),
+    ] = None,
+    currency: Currency = None,
+    tenant: Tenant = None,
+) -> None:
+    """Write an invoice to a file."""
+    with session.client() as client:
+        content = client.invoice_file(
+            invoice, format=format.value, currency=currency, tenant=tenant
+        )
+    if str(to) == "-":
+        sys.stdout.buffer.write(content)
+        return
+    path = to or Path(f"{invoice}.{format.value}")
+    path.write_bytes(content)
+    session.show({"file": str(path), "size_bytes": len(content)}, lambda: f"{invoice} is in {path}")
+
+
+def export(
+    session: Session,
+    *,
+    since: Since = None,
+    until: Until = None,
+    month: Annotated[
+        str | None, typer.Option(help="Only those of this month's invoice: 2026-11.")
+    ] = None,
+    format: Annotated[
+        RecordFormat, typer.Option(help="One JSON object per line, or CSV.")
+    ] = RecordFormat.NDJSON,
+    to: Annotated[
+        Path | None, typer.Option("--to", "-o", help="File to write. Default: print them.")
+    ] = None,
+    cursor: Annotated[
+        str | None, typer.Option(help="Id of the last record that you have: go on after it.")
+    ] = None,
+    tenant: Tenant = None,
+) -> None:
+    """The records behind a bill, one by one, by time."""
+    times = _times(since, until)
+    with session.client() as client:
+        pieces = client.export_records(
+            format=format.value,
+            since=times.get("since"),
+            until=times.get("until"),
+            month=month,
+            environment=session.options.environment,
+            cursor=cursor,
+            tenant=tenant,
+        )
+        if to is None:
+            for piece in pieces:
+                sys.stdout.buffer.write(piece)
+            return
+        with to.open("wb") as out:
+            size = sum(out.write(piece) for piece in pieces)
+    session.show({"file": str(to), "size_bytes": size}, lambda: f"records are in {to}")
+
+
+def correct(
+    session: Session,
+    record: Annotated[
+        str, typer.Argument(metavar="RECORD", help="Id of a record, as `billing export` shows it.")
+    ],
+    amount: Annotated[
+        str, typer.Option(help="What to add to its cost: --amount=-0.25 gives back.")
+    ],
+    note: Annotated[str, typer.Option(help="Why; it is on the invoice.")],
+) -> None:
+    """Correct what a record charged (operator): a further record does, on the first invoice not yet
+    issued."""
+    with session.client() as client:
+        made = client.correct(record, amount, note=note)
+    session.show(
+        made, lambda: f"{format_money(made['cost'], made['currency'])} on {record}: {made['id']}"
+    )
+
+
+def verify(
+    session: Session,
+    rebuild: Annotated[
+        bool,
+        typer.Option("--rebuild", help="Make the sums anew from the records first (operator)."),
+    ] = False,
+) -> None:
+    """Compare the sums that reports and invoices read with the records."""
+    with session.client() as client:
+        if rebuild:
+            client.rebuild_rollups()
+        body = client.verify_ledger()
+    if body["differences"]:
+        first = body["differences"][0]
+        raise PilotlightError(
+            f"{len(body['differences'])} sums differ from their records, first {first['table']} "
+            f"of {first['month']}: "
+            f"{first['found'][1]} instead of {first['expected'][1]} {first['currency']}",
+            hint="`pilotlight billing verify --rebuild` makes them anew.",
+            differences=body["differences"],
+        )
+    session.show(body, lambda: f"{body['records']} records, and every sum agrees with them")
+
+
+def _times(since: str | None, until: str | None) -> dict[str, float]:
+    now = time.time()
+    return {
+        name: parse_time(text, now=now)
+        for name, text in {"since": since, "until": until}.items()
+        if text
+    }
+
+
+def _shown(rows: list[dict[str, Any]]) -> dict[str, str]:
+    return {
+        key: head
+        for key, head in _COLUMNS.items()
+        if key not in _OFTEN_NOTHING or any(row.get(key) for row in rows)
+    }
+
+
+def _named(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of several environments say which: an app may have one name in all of them."""
+    environments = {row["group"].get("environment") for row in rows} - {None}
+    return (
+        [{**row, "name": f"{row['group']['environment']}: {row['name']}"} for row in rows]
+        if len(environments) > 1
+        else rows
+    )
+
+
+def _plain(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{**row, "total": format_money(row["total"])} for row in rows]
+
+
+def _rates(body: dict[str, Any]) -> RenderableType:
+    current = body["current"]
+    rows = [
+        {"name": name, "value": value}
+        for name, value in current.items()
+        if name not in ("version", "currency", "gpu_s")
+    ]
+    rows += [{"name": f"gpu_s {gpu}", "value": value} for gpu, value in current["gpu_s"].items()]
+    others = [one["version"] for one in body["lists"] if one["version"] != current["version"]]
+    heading = f"version {current['version']}, {current['currency']}" + (
+        f"; before: {', '.join(others)}" if others else ""
+    )
+    return format_table(rows, {"name": heading, "value": "price"}, empty="")
+
+
+def _invoice(found: dict[str, Any]) -> RenderableType:
+    from rich.console import Group
+
+    state = (
+        f"issued {format_time(found['issued_at'])}"
+        if found["issued_at"]
+        else "a draft: it changes until it is issued"
+    )
+    head = f"{found['id'] or 'draft'}, {found['month']}, {found['tenant']['name']}, {state}"
+    lines = [
+        {**line, "what": "/".join(part for part in (line["app"], line["function"]) if part)}
+        for line in found["lines"]
+    ]
+    parts: list[RenderableType] = [head, format_table(lines, _LINES, empty="No lines.")]
+    if found["corrections"]:
+        parts.append(format_table(found["corrections"], _CORRECTIONS, empty=""))
+    parts += [
+        f"of this used in {month}, whose invoice was issued: {format_money(cost)}"
+        for month, cost in found["late"].items()
+    ]
+    return Group(*parts, f"total {format_money(found['total'], found['currency'])}")
+
+
+def write_csv(rows: list[dict[str, Any]]) -> None:
+    """RFC 4180 on stdout: the group's keys first, then the sums."""
+    from pilotlight.core.csv_format import csv_lines
+
+    flat = [
+        {
+            **row["group"],
+            **{key: value for key, value in row.items() if key not in ("group", "name")},
+        }
+        for row in rows
+    ]
+    sys.stdout.write(
+        "".join(csv_lines(list(dict.fromkeys(key for row in flat for key in row)), flat))
+    )

@@ -1,0 +1,2 @@
+"""What every command uses: the session, common options and errors, formatting of output, parsing of
+values. No commands."""

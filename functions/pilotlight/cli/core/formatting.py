@@ -1,0 +1,181 @@
+"""How things look in a terminal, and how times are typed: tables, money, durations. Pure."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal, InvalidOperation
+from typing import TYPE_CHECKING, Any
+
+from pilotlight.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+NO_VALUE = "-"
+_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+
+
+def format_table(
+    rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str], *, empty: str
+) -> Table | str:
+    """Rows as a table: `columns` maps keys to headings, in order; a column that no row has is left
+    out. `empty` stands for no rows."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    if not rows:
+        return empty
+    shown = {
+        key: heading
+        for key, heading in columns.items()
+        if any(row.get(key) is not None for row in rows)
+    }
+    out = Table(box=None, header_style="bold", pad_edge=False)
+    for key, heading in shown.items():
+        out.add_column(
+            heading,
+            justify="right" if all(is_number(row.get(key)) for row in rows) else "left",
+            overflow="fold",
+        )
+    for row in rows:
+        out.add_row(*(escape(format_cell(key, row.get(key))) for key in shown))
+    return out
+
+
+def is_number(value: Any) -> bool:
+    """True for what belongs to the right edge of a column."""
+    return value is None or (
+        isinstance(value, int | float | Decimal) and not isinstance(value, bool)
+    )
+
+
+def format_cell(key: str, value: Any) -> str:
+    """One value as text, by what its key says about its unit."""
+    if value is None or value in ("", []):
+        return NO_VALUE
+    if key.endswith("_at") and isinstance(value, int | float):
+        return format_time(value)
+    if key.endswith("_bytes") and isinstance(value, int):
+        return format_bytes(value)
+    if key == "cost":
+        return format_money(value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, list | tuple | Mapping):
+        flat = all(
+            not isinstance(v, Mapping | list | tuple)
+            for v in (value.values() if isinstance(value, Mapping) else value)
+        )
+        if isinstance(value, list | tuple) and flat:
+            return ", ".join(str(v) for v in value)
+        return json.dumps(value, default=str)
+    return str(value)
+
+
+def format_time(at: float) -> str:
+    """Wall clock, in this machine's time zone, to the second."""
+    return dt.datetime.fromtimestamp(at, tz=dt.UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def format_bytes(count: int) -> str:
+    """Bytes in binary units: `1.5 GiB`."""
+    amount = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if amount < 1024:
+            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1024
+    return f"{amount:.1f} TiB"
+
+
+def format_money(amount: Any, currency: str = "") -> str:
+    """An amount without trailing zeros and never in exponents: `0.0000134`."""
+    try:
+        text = f"{Decimal(str(amount)):f}"
+    except InvalidOperation:
+        return str(amount)
+    plain = (text.rstrip("0").rstrip(".") if "." in text else text) or "0"
+    return f"{plain} {currency}".strip()
+
+
+def format_milliseconds(amount: float) -> str:
+    """`5.4 s` from a second on, else `29 ms`, or `0.4 ms` below ten."""
+    if amount >= 1000:
+        return f"{amount / 1000:.2f} s"
+    return f"{amount:.0f} ms" if amount >= 10 else f"{amount:.1f} ms"
+
+
+def parse_duration_s(text: str) -> float:
+    """`90`, `90s`, `5m`, `2h`, `7d`, `1w` as seconds. Raises InvalidInput."""
+    number, unit = (text[:-1], text[-1]) if text and text[-1] in _UNITS_S else (text, "s")
+    try:
+        amount = float(number)
+    except ValueError:
+        amount = -1.0
+    if not 0 <= amount < float("inf"):
+        raise InvalidInput(
+            f"{text!r} is not a duration", hint="Write a number and a unit: 30s, 5m, 2h, 7d or 1w."
+        )
+    return amount * _UNITS_S[unit]
+
+
+def parse_time(text: str, *, now: float) -> float:
+    """A duration back from `now`, or an ISO 8601 date or time (local unless it says otherwise), as
+    seconds since the epoch."""
+    try:
+        return dt.datetime.fromisoformat(text).astimezone().timestamp()
+    except ValueError:
+        return now - parse_duration_s(text)
+
+
+def parse_server_timing(header: str) -> dict[str, float]:
+    """`queue;dur=1.2, exec;dur=3` (W3C Server-Timing) as name → milliseconds; parts without a
+    duration are left out."""
+    out: dict[str, float] = {}
+    for part in header.split(","):
+        name, *parameters = (p.strip() for p in part.split(";"))
+        for parameter in parameters:
+            key, _, value = parameter.partition("=")
+            try:
+                if key.strip() == "dur" and name:
+                    out[name] = float(value.strip().strip('"'))
+            except ValueError:
+                continue
+    return out
+
+
+def parse_server_timing_descriptions(header: str) -> dict[str, str]:
+    """`start;dur=5, weights;desc="dram"` as name → description; parts without one are left out."""
+    out = {}
+    for part in header.split(","):
+        name, *parameters = (p.strip() for p in part.split(";"))
+        for key, _, value in (parameter.partition("=") for parameter in parameters):
+            if key.strip() == "desc" and name:
+                out[name] = value.strip().strip('"')
+    return out
+
+
+def parse_pairs(words: Iterable[str], *, option: str) -> dict[str, Any]:
+    """`key=value` words; a value that is JSON is read as JSON, anything else is text. Raises
+    InvalidInput."""
+    out: dict[str, Any] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals or not key:
+            raise InvalidInput(
+                f"{option} {word!r} is not key=value",
+                hint=f"Write {option} name=value; JSON values are understood.",
+            )
+        out[key] = parse_json_or_text(value)
+    return out
+
+
+def parse_json_or_text(text: str) -> Any:
+    """The JSON value that `text` is, else `text` itself."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

@@ -1,0 +1,39 @@
+"""The terminal that a command prints to: text of others, such as names and errors, does not speak
+to it."""
+
+from __future__ import annotations
+
+from typing import IO, Any
+
+from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook, RenderResult
+from rich.segment import Segment
+
+from pilotlight.core.logging_config import escape_control_characters
+
+
+class Terminal(Console):
+    """Honours NO_COLOR. A control character in what is printed is shown as an escape (`\\x1b`), but
+    for ends of lines and tabs."""
+
+    def __init__(self, file: IO[str], *, width: int | None) -> None:
+        super().__init__(file=file, highlight=False, emoji=False, width=width)
+        self.push_render_hook(_Harmless())
+
+
+class _Harmless(RenderHook):
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        """What is printed, with its text escaped."""
+        return [_Escaped(each) for each in renderables]
+
+
+class _Escaped:
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for segment in console.render(self._inner, options):
+            yield (
+                segment
+                if segment.control
+                else Segment(escape_control_characters(segment.text, keep="\n\t"), segment.style)
+            )

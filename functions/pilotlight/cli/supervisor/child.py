@@ -1,0 +1,239 @@
+"""One supervised process: spawned, ready, gone.
+
+The process says that it is ready by writing one newline to a descriptor it was given (`--ready-fd
+N`). It is watched through a pidfd, so nothing polls and no SIGCHLD handler is shared. It dies with
+its supervisor (`PR_SET_PDEATHSIG`, prctl(2)): a supervisor that is killed leaves no stray
+processes, only slots, which the next node agent adopts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from pilotlight.cli.supervisor.process_log import ProcessLog
+from pilotlight.core.public_listener import AddressInUse, open_listeners
+from pilotlight.errors import PilotlightError
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+_TAIL_LINES = 20
+_LAST_WORDS = 300
+"""Characters of them in a message."""
+
+
+class ProcessFailed(PilotlightError):
+    """Raised when a process did not become ready; the message ends with its last words, `detail`
+    carries `process`, `log_tail`, `log`."""
+
+    type = "process-failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessSpec:
+    """What is started and how long we wait.
+
+    Attributes:
+        name: names pid file and log file. argv: the command; `--ready-fd N` is appended.
+        ready_timeout_s: from spawn to the newline. grace_s: from SIGTERM to SIGKILL. listen:
+        `host:port` of sockets that it is given (`--listen-fd N` for each), fresh ones at each
+        start; None = none. listen_fds: more of them, which are the supervisor's, and the same at
+        each start. niceness: of its whole session against others (sched(7), "The autogroup
+        feature"); below 0 it goes before them, where we are root.
+    """
+
+    name: str
+    argv: tuple[str, ...]
+    ready_timeout_s: float = 60.0
+    grace_s: float = 30.0
+    listen: str | None = None
+    listen_fds: tuple[int, ...] = ()
+    niceness: int = 0
+
+
+class Child:
+    """Owner: the supervisor's event loop; every method runs there, so there is no lock."""
+
+    def __init__(self, spec: ProcessSpec, *, pid_file: Path, log: ProcessLog) -> None:
+        self.spec = spec
+        self.log = log
+        self._pid_file = pid_file
+        self._process: subprocess.Popen[bytes] | None = None
+        self._gone: asyncio.Future[int] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Child {self.spec.name} {f'pid {self.pid}' if self.is_alive else 'down'}>"
+
+    @property
+    def pid(self) -> int:
+        """Process id of the live process, 0 when it is down."""
+        return self._process.pid if self._process is not None and self.is_alive else 0
+
+    @property
+    def is_alive(self) -> bool:
+        """True from spawn until it was reaped."""
+        return self._gone is not None and not self._gone.done()
+
+    async def start(self) -> float:
+        """Spawn and wait until ready; returns seconds. Raises ProcessFailed. On any failure nothing
+        is left running."""
+        began = time.monotonic()
+        offset = 0 if self.log.rotate() else self.log.size()
+        ready = self._spawn()
+        try:
+            async with asyncio.timeout(self.spec.ready_timeout_s):
+                said = await _newline(ready)
+        except TimeoutError:
+            await self.stop(grace_s=2)
+            raise self._failed(
+                f"was not ready within {self.spec.ready_timeout_s:g} s", offset
+            ) from None
+        except BaseException:
+            await asyncio.shield(self.stop(grace_s=2))
+            raise
+        finally:
+            os.close(ready)
+        if not said:
+            await self.stop(grace_s=2)
+            raise self._failed(
+                f"stopped while starting ({describe_exit_status(self._status())})", offset
+            )
+        return time.monotonic() - began
+
+    async def wait_gone(self) -> int:
+        """Wait for its end; the exit status, negative for a signal."""
+        return 0 if self._gone is None else await asyncio.shield(self._gone)
+
+    async def stop(self, *, grace_s: float | None = None) -> int:
+        """SIGTERM, then SIGKILL after the grace time; returns the exit status. Idempotent."""
+        if self._gone is None or self._process is None:
+            return 0
+        self.signal(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(self.spec.grace_s if grace_s is None else grace_s):
+                return await self.wait_gone()
+        except TimeoutError:
+            self.signal(signal.SIGKILL)
+            return await self.wait_gone()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal; nothing happens when it is down (we reap it ourselves, so the pid cannot
+        be another's)."""
+        if self.is_alive and self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._process.pid, number)
+
+    def _spawn(self) -> int:
+        read_end, write_end = os.pipe()
+        output = self.log.open()
+        listeners: list[socket.socket] = []
+        try:
+            if self.spec.listen is not None:
+                listeners = open_listeners(self.spec.listen, is_shared=True)
+            passed = (*(each.fileno() for each in listeners), *self.spec.listen_fds)
+            given = [word for descriptor in passed for word in ("--listen-fd", str(descriptor))]
+            self._process = subprocess.Popen(
+                [*self.spec.argv, *given, "--ready-fd", str(write_end)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=(write_end, *passed),
+                # Ctrl-C reaches the supervisor alone, which stops the others in order
+                start_new_session=True,
+                preexec_fn=_die_with(os.getpid()),  # noqa: PLW1509 - one system call, no lock is taken between fork and exec
+            )
+        except AddressInUse as e:
+            os.close(read_end)
+            raise ProcessFailed(
+                f"{self.spec.name} cannot listen on {e.strerror}",
+                process=self.spec.name,
+                log_tail=[],
+                log=str(self.log.path),
+            ) from e
+        except BaseException:
+            os.close(read_end)
+            raise
+        finally:
+            # a copy that stayed open here would take connections that no process accepts
+            for each in listeners:
+                each.close()
+            os.close(output)
+            os.close(write_end)
+        if self.spec.niceness:
+            # not root, a kernel without autogroup, or it ended at once, which `start` will tell
+            with contextlib.suppress(OSError):
+                Path(f"/proc/{self._process.pid}/autogroup").write_text(str(self.spec.niceness))
+        self._pid_file.write_text(f"{self._process.pid}\n")
+        self._watch(self._process)
+        return read_end
+
+    def _watch(self, process: subprocess.Popen[bytes]) -> None:
+        loop = asyncio.get_running_loop()
+        gone: asyncio.Future[int] = loop.create_future()
+        pidfd = os.pidfd_open(process.pid)
+
+        def reap() -> None:
+            loop.remove_reader(pidfd)
+            os.close(pidfd)
+            self._pid_file.unlink(missing_ok=True)
+            gone.set_result(process.wait())
+
+        loop.add_reader(pidfd, reap)
+        self._gone = gone
+
+    def _status(self) -> int:
+        return self._gone.result() if self._gone is not None and self._gone.done() else 0
+
+    def _failed(self, what: str, offset: int) -> ProcessFailed:
+        tail = self.log.tail(_TAIL_LINES, since_byte=offset)
+        last = f": {tail[-1].strip()[:_LAST_WORDS]}" if tail else ""
+        return ProcessFailed(
+            f"{self.spec.name} {what}{last}",
+            process=self.spec.name,
+            log_tail=tail,
+            log=str(self.log.path),
+        )
+
+
+def describe_exit_status(status: int) -> str:
+    """`exit status 3`, or `killed by SIGKILL`, for people."""
+    if status >= 0:
+        return f"exit status {status}"
+    try:
+        return f"killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"killed by signal {-status}"
+
+
+def _die_with(parent: int) -> Callable[[], None]:
+    def apply() -> None:
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:  # it died between fork and prctl
+            os._exit(1)
+
+    return apply
+
+
+async def _newline(descriptor: int) -> bool:
+    """True once a newline was read, False when every writer is gone without one."""
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[bool] = loop.create_future()
+
+    def readable() -> None:
+        data = os.read(descriptor, 64)
+        if not answer.done() and (not data or b"\n" in data):
+            answer.set_result(bool(data))
+
+    loop.add_reader(descriptor, readable)
+    try:
+        return await answer
+    finally:
+        loop.remove_reader(descriptor)

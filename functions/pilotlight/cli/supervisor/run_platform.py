@@ -1,0 +1,196 @@
+"""A whole platform run under one supervisor: in the terminal, or detached from it.
+
+`python -m pilotlight.cli.supervisor.run_platform --config FILE --home DIR --notices-fd N` is the
+detached form: it reports each notice as a line of JSON on the descriptor, the last one `{"kind":
+"up"}` or `{"kind": "refused", …}`, so that `pilotlight up --detach` can show them and return."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import dataclasses
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from pilotlight.cli.supervisor.child import ProcessFailed
+from pilotlight.cli.supervisor.local_platform import (
+    HomeLock,
+    LocalPlatform,
+    activator_count,
+    find_platform,
+)
+from pilotlight.cli.supervisor.process_log import ProcessLog
+from pilotlight.cli.supervisor.supervisor import (
+    Announce,
+    Notice,
+    Supervisor,
+    platform_processes,
+    stop_on_signals,
+)
+from pilotlight.core.logging_config import escape_control_characters
+from pilotlight.core.public_listener import AddressInUse, open_functions_socket, reserve_addresses
+from pilotlight.errors import Conflict, PilotlightError
+
+
+async def supervise(
+    platform: LocalPlatform, *, announce: Announce, started: Callable[[], None]
+) -> None:
+    """Run the four processes until a signal asks for the end. Raises Conflict (already running) or
+    ProcessFailed."""
+    lock = HomeLock(platform)
+    lock.acquire()
+    held: list[socket.socket] = []
+    try:
+        held += _hold(platform.listen)
+        held.append(shared := open_functions_socket(platform.paths.make().socket_for_functions))
+        count = activator_count(platform.config)
+        processes = platform_processes(
+            platform.config, activators=count, listen=platform.listen, listen_fds=(shared.fileno(),)
+        )
+        supervisor = Supervisor(
+            processes, run=platform.paths.run, logs=platform.logs, announce=announce
+        )
+        with stop_on_signals(supervisor):
+            await supervisor.run(started=started)
+    finally:
+        for each in held:
+            each.close()
+        lock.release()
+
+
+def _hold(listen: str) -> list[socket.socket]:
+    """The public address, kept from everybody else for as long as the platform is up, also while
+    activators restart."""
+    try:
+        return reserve_addresses(listen)
+    except AddressInUse as e:
+        hint = (
+            "Stop what listens there (another platform?), or choose another: `pilotlight up "
+            "--listen 127.0.0.1:PORT`."
+        )
+        raise Conflict(f"cannot listen on {e.strerror}", hint=hint) from e
+
+
+def prepare_home(platform: LocalPlatform) -> str | None:
+    """Make the home, the platform key and, on a fresh home, the first admin key, which is returned;
+    None when keys exist."""
+    from pilotlight.controller.server.bootstrap import first_admin_key
+    from pilotlight.core.crypto import PlatformKey
+
+    platform.paths.make()
+    PlatformKey.load_or_create(platform.paths.home / "platform.key")
+    return first_admin_key(platform.config)
+
+
+def process_environment(platform: LocalPlatform) -> dict[str, str]:
+    """The environment of the platform's processes: ours, with the home that was chosen."""
+    return {**os.environ, "PILOTLIGHT_HOME": str(platform.paths.home)}
+
+
+def detach(platform: LocalPlatform) -> Iterator[Notice]:
+    """Start a supervisor of its own session; yields its notices until the platform is up. Raises
+    what stopped it."""
+    log = ProcessLog(path=platform.logs / "supervisor.log")
+    log.rotate()
+    read_end, write_end = os.pipe()
+    output = log.open()
+    argv = [
+        sys.executable,
+        "-m",
+        "pilotlight.cli.supervisor.run_platform",
+        "--config",
+        str(platform.config),
+        "--notices-fd",
+        str(write_end),
+    ]
+    try:
+        process = subprocess.Popen(
+            [*argv, "--home", str(platform.paths.home)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            pass_fds=(write_end,),
+            start_new_session=True,
+            cwd="/",
+            env=process_environment(platform),
+        )
+    finally:
+        os.close(write_end)
+        os.close(output)
+    with os.fdopen(read_end) as lines:
+        for line in lines:
+            body: dict[str, Any] = json.loads(line)
+            if body["kind"] == "up":
+                # it lives on by itself: not a child that anybody here will wait for
+                process.returncode = 0
+                return
+            if body["kind"] == "refused":
+                raise ProcessFailed(body["message"], **body["detail"])
+            yield Notice(**body)
+    raise ProcessFailed(
+        f"the supervisor stopped (exit status {process.wait()})",
+        log_tail=log.tail(20),
+        log=str(log.path),
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The detached supervisor."""
+    parser = argparse.ArgumentParser(prog="pilotlight.cli.supervisor.run_platform")
+    parser.add_argument("--config", type=Path, required=True)
+    parser.add_argument("--home", type=Path, required=True)
+    parser.add_argument("--notices-fd", type=int, required=True)
+    arguments = parser.parse_args(argv)
+    os.environ["PILOTLIGHT_HOME"] = str(arguments.home)
+    platform = find_platform(
+        config=arguments.config, home=arguments.home, environ=os.environ, cwd=Path("/")
+    )
+    reporter = _Reporter(arguments.notices_fd)
+    try:
+        asyncio.run(
+            supervise(
+                platform, announce=reporter.notice, started=lambda: reporter.last({"kind": "up"})
+            )
+        )
+    except PilotlightError as e:
+        reporter.last({"kind": "refused", "message": str(e), "detail": dict(e.detail)})
+        print(f"{e}", file=sys.stderr)
+        return 1
+    return 0
+
+
+class _Reporter:
+    """Writes notices to the terminal that started us until it is up, and to our own log always."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def notice(self, notice: Notice) -> None:
+        print(
+            f"{notice.kind} process={notice.process} seconds={notice.seconds:.3f} "
+            f"{escape_control_characters(notice.text)}",
+            flush=True,
+        )
+        self._send(dataclasses.asdict(notice))
+
+    def last(self, body: dict[str, Any]) -> None:
+        self._send(body)
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _send(self, body: dict[str, Any]) -> None:
+        if self._descriptor >= 0:
+            with contextlib.suppress(BrokenPipeError):  # the terminal is gone; the platform goes on
+                os.write(self._descriptor, json.dumps(body).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

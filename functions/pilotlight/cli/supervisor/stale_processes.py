@@ -1,0 +1,66 @@
+"""Processes that outlived their supervisor: found by pid file, recognised by their command line,
+stopped.
+
+A pid alone proves nothing (it may have been given to another process), so its command must begin
+like the one that we would start."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def find_stale_pid(pid_file: Path, argv: Sequence[str]) -> int | None:
+    """The pid in `pid_file` if that process runs `-m <module>` as in `argv`; None otherwise."""
+    try:
+        pid = int(pid_file.read_text().split()[0])
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except (OSError, ValueError, IndexError):
+        return None
+    # interpreter and configuration may be named by other paths
+    wanted = [os.fsencode(word) for word in argv[1:3]]
+    return pid if words[1:3] == wanted else None
+
+
+def process_uid(pid: int | None) -> int | None:
+    """The effective uid of a process; None when there is none."""
+    try:
+        return int(Path(f"/proc/{pid}/status").read_text().partition("\nUid:")[2].split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+async def stop_stale_process(pid_file: Path, *, argv: Sequence[str], grace_s: float) -> int | None:
+    """Stop the process that `pid_file` names, if it is ours; returns its pid. The pid file goes in
+    any case."""
+    pid = find_stale_pid(pid_file, argv)
+    if pid is not None:
+        await asyncio.to_thread(terminate, pid, grace_s=grace_s)
+    await asyncio.to_thread(pid_file.unlink, missing_ok=True)
+    return pid
+
+
+def terminate(pid: int, *, grace_s: float, first: signal.Signals = signal.SIGTERM) -> bool:
+    """Send `first`, wait, SIGKILL after `grace_s`, wait; True if it went by itself. No child of
+    ours is needed (pidfd_open(2))."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        signal.pidfd_send_signal(pidfd, first)
+        if poll.poll(grace_s * 1000):
+            return True
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        poll.poll(5000)
+        return False
+    except ProcessLookupError:
+        return True
+    finally:
+        os.close(pidfd)

@@ -1,0 +1,309 @@
+"""Keeps the four processes of one machine up: starts them in order, restarts each alone, stops them
+in the opposite order.
+
+Order: weight_cache (owes nothing to anyone), snapshotter (leases weights), controller (the
+registry), activator (needs all three). Stopping runs backwards, so that each can still reach what
+it needs to drain: the activator finishes its calls and ships its journal to the controller; then
+instances are stopped, then their agent, then the cache."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pilotlight.cli.supervisor.child import Child, ProcessFailed, ProcessSpec, describe_exit_status
+from pilotlight.cli.supervisor.process_log import ProcessLog
+from pilotlight.cli.supervisor.stale_processes import stop_stale_process
+from snapshotter.client import AgentClient
+from snapshotter.errors import SnapshotterError
+
+PROCESSES = {
+    "weight_cache": "weight_cache",
+    "snapshotter": "snapshotter",
+    "controller": "pilotlight.controller",
+    "activator": "activator",
+}
+"""Name of each process and the module that runs it, in the order of their start."""
+NICENESS = {"activator": -10, "snapshotter": -5}
+"""Every call passes the activator, and every start the agent: neither may stand in line behind all
+workers that are busy."""
+READY_TIMEOUT_S = {"controller": 3600.0}
+"""Where the default is too short. The first start after an upgrade migrates the ledger and sums it
+up, a million records a minute; whoever stopped that would have it begin anew. A controller that
+dies meanwhile is noticed at once."""
+FIRST_DELAY_S, LONGEST_DELAY_S = 0.1, 5.0
+"""Restart delay: doubles from the first to the longest."""
+_STEADY_S = 10.0
+"""A process that was up this long is forgiven: its next restart is immediate again."""
+_HOUSEKEEPING_S = 30.0
+_INSTANCE_GRACE_S = 10.0
+
+
+class StopMode(enum.Enum):
+    """How much a stop takes along: ALL instances too, or KEEP them for the next agent to adopt.
+
+    A node agent that ends in order stops what it started; of one that is killed everything stays,
+    so KEEP kills it."""
+
+    ALL = "all"
+    KEEP = "keep"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notice:
+    """Something worth a line: `kind` is `ready`, `died`, `failed`, `stopped`, `orphan` or
+    `cleared`."""
+
+    kind: str
+    process: str
+    text: str
+    seconds: float = 0.0
+
+
+Announce = Callable[[Notice], None]
+
+
+def restart_delay_s(failures: int) -> float:
+    """Delay before restart number `failures` (1 is the first): 0.1 s, doubled each time, at most 5
+    s."""
+    return min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0 ** min(failures - 1, 16))
+
+
+def platform_processes(
+    config: Path,
+    *,
+    activators: int = 1,
+    listen: str | None = None,
+    listen_fds: tuple[int, ...] = (),
+) -> tuple[ProcessSpec, ...]:
+    """The four processes, run by this interpreter, with `config`; beyond the first, activators are
+    `activator-1`, `activator-2`, …
+
+    `listen`, `listen_fds`: address of the sockets that each activator is given, and the one that
+    all of them share; None = they open their own."""
+    specs = [
+        ProcessSpec(
+            name=name,
+            argv=(sys.executable, "-m", module, "--config", str(config)),
+            ready_timeout_s=READY_TIMEOUT_S.get(name, 60.0),
+            niceness=NICENESS.get(name, 0),
+            listen=listen if name == "activator" else None,
+            listen_fds=listen_fds if name == "activator" else (),
+        )
+        for name, module in PROCESSES.items()
+    ]
+    for index in range(1, activators):
+        argv = (*specs[list(PROCESSES).index("activator")].argv, "--index", str(index))
+        name = f"activator-{index}"
+        specs.append(
+            ProcessSpec(
+                name=name,
+                argv=argv,
+                niceness=NICENESS["activator"],
+                listen=listen,
+                listen_fds=listen_fds,
+            )
+        )
+    return tuple(specs)
+
+
+class Supervisor:
+    """Owner: one event loop. `start`, then `run_until_stopped`; or `stop` at any time."""
+
+    def __init__(
+        self, specs: Sequence[ProcessSpec], *, run: Path, logs: Path, announce: Announce
+    ) -> None:
+        self._run = run
+        self._announce = announce
+        self.children = [
+            Child(
+                spec,
+                pid_file=run / f"{spec.name}.pid",
+                log=ProcessLog(path=logs / f"{spec.name}.log"),
+            )
+            for spec in specs
+        ]
+        self._asked: asyncio.Queue[StopMode] = asyncio.Queue()
+
+    def __repr__(self) -> str:
+        return f"<Supervisor {' '.join(f'{c.spec.name}:{c.pid or None}' for c in self.children)}>"
+
+    def request_stop(self, how: StopMode) -> None:
+        """Ask `run_until_stopped` to end; asked again, whatever still drains is killed."""
+        self._asked.put_nowait(how)
+
+    async def start(self) -> None:
+        """Start each in order. Raises ProcessFailed; then those already up are stopped again."""
+        for child in self.children:
+            await self._clear_orphan(child)
+        try:
+            for child in self.children:
+                self._tell("ready", child, "ready", await child.start())
+        except BaseException:
+            await asyncio.shield(self._stop_children(StopMode.ALL))
+            raise
+
+    async def run_until_stopped(self) -> None:
+        """Restart what dies, until a stop is asked for; then stop everything in order."""
+        keepers = [
+            asyncio.create_task(self._keep(child), name=f"keep {child.spec.name}")
+            for child in self.children
+        ]
+        keepers.append(asyncio.create_task(self._bound_logs(), name="bound logs"))
+        try:
+            how = await self._asked.get()
+        finally:
+            for keeper in keepers:
+                keeper.cancel()
+            await asyncio.gather(*keepers, return_exceptions=True)
+        await self.stop(how)
+
+    async def run(self, *, started: Callable[[], None]) -> None:
+        """`start`, call `started`, `run_until_stopped`; a stop that is asked for while starting is
+        obeyed. Raises ProcessFailed."""
+        starting = asyncio.create_task(self.start(), name="start")
+        asked = asyncio.create_task(self._asked.get(), name="asked")
+        await asyncio.wait((starting, asked), return_when=asyncio.FIRST_COMPLETED)
+        if asked.done():
+            starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
+            await self.stop(asked.result())
+            return
+        asked.cancel()
+        await asyncio.gather(asked, return_exceptions=True)
+        starting.result()
+        started()
+        await self.run_until_stopped()
+
+    async def stop(self, how: StopMode) -> None:
+        """Stop in the opposite order; a further request meanwhile kills what is left."""
+        stopping = asyncio.create_task(self._stop_children(how), name="stop")
+        hurry = asyncio.create_task(self._asked.get(), name="hurry")
+        await asyncio.wait((stopping, hurry), return_when=asyncio.FIRST_COMPLETED)
+        if not stopping.done():
+            for child in self.children:
+                child.signal(signal.SIGKILL)
+        hurry.cancel()
+        await stopping
+
+    async def _stop_children(self, how: StopMode) -> None:
+        for child in reversed(self.children):
+            if not child.is_alive:
+                continue
+            if child.spec.name == "snapshotter" and how is StopMode.ALL:
+                await self._clear_node()
+            elif child.spec.name == "snapshotter":
+                child.signal(signal.SIGKILL)
+            began = time.monotonic()
+            status = await child.stop()
+            self._tell("stopped", child, describe_exit_status(status), time.monotonic() - began)
+
+    async def _clear_node(self) -> None:
+        """Stop every instance and Template, while the agent that owns them is still there to do
+        it."""
+        began = time.monotonic()
+        agent = AgentClient(self._run / "snapshotter.sock")
+        try:
+            async with asyncio.timeout(_INSTANCE_GRACE_S + 5):
+                count = await clear_node(agent)
+            text = f"{count} instance{'' if count == 1 else 's'} stopped"
+        except (SnapshotterError, TimeoutError) as e:
+            text = (
+                f"instances may be left running ({str(e) or 'timed out'}): the next "
+                f"`pilotlight up` adopts them"
+            )
+        finally:
+            await agent.aclose()
+        self._announce(
+            Notice(
+                kind="cleared", process="snapshotter", text=text, seconds=time.monotonic() - began
+            )
+        )
+
+    async def _keep(self, child: Child) -> None:
+        failures = 0
+        while True:
+            up_since = time.monotonic()
+            status = await child.wait_gone()
+            failures = 1 if time.monotonic() - up_since > _STEADY_S else failures + 1
+            self._tell("died", child, f"{describe_exit_status(status)}; its log: {child.log.path}")
+            failures = await self._restart(child, failures)
+
+    async def _restart(self, child: Child, failures: int) -> int:
+        while True:
+            await asyncio.sleep(restart_delay_s(failures))
+            try:
+                self._tell(
+                    "ready",
+                    child,
+                    f"ready again after {failures} attempt{'' if failures == 1 else 's'}",
+                    await child.start(),
+                )
+                return failures
+            except ProcessFailed as e:
+                failures += 1
+                self._tell(
+                    "failed", child, str(e) if e.detail["log_tail"] else f"{e}: nothing in its log"
+                )
+
+    async def _bound_logs(self) -> None:
+        while True:  # files grow without an event that we could wait for
+            await asyncio.sleep(_HOUSEKEEPING_S)
+            for child in self.children:
+                child.log.rotate()
+
+    async def _clear_orphan(self, child: Child) -> None:
+        pid_file = self._run / f"{child.spec.name}.pid"
+        if pid := await stop_stale_process(
+            pid_file, argv=child.spec.argv, grace_s=child.spec.grace_s
+        ):
+            self._tell(
+                "orphan", child, f"process {pid}, left by a supervisor that was killed, was stopped"
+            )
+
+    def _tell(self, kind: str, child: Child, text: str, seconds: float = 0.0) -> None:
+        self._announce(Notice(kind=kind, process=child.spec.name, text=text, seconds=seconds))
+
+
+async def clear_node(agent: AgentClient) -> int:
+    """Drop all Templates and stop all instances of a node, together; returns how many instances
+    there were."""
+    for template in await agent.templates():
+        await agent.drop_template(template.revision)
+    instances = await agent.instances()
+    stops = [agent.stop(instance.id, grace_s=_INSTANCE_GRACE_S) for instance in instances]
+    failures = [
+        e
+        for e in await asyncio.gather(*stops, return_exceptions=True)
+        if isinstance(e, BaseException)
+    ]
+    if failures:
+        raise failures[0]
+    return len(instances)
+
+
+@contextlib.contextmanager
+def stop_on_signals(supervisor: Supervisor) -> Iterator[None]:
+    """SIGINT, SIGTERM and SIGHUP stop everything; SIGUSR1 leaves instances running. Ends with the
+    block."""
+    loop = asyncio.get_running_loop()
+    wanted = {
+        signal.SIGINT: StopMode.ALL,
+        signal.SIGTERM: StopMode.ALL,
+        signal.SIGHUP: StopMode.ALL,
+        signal.SIGUSR1: StopMode.KEEP,
+    }
+    for number, how in wanted.items():
+        loop.add_signal_handler(number, supervisor.request_stop, how)
+    try:
+        yield
+    finally:
+        for number in wanted:
+            loop.remove_signal_handler(number)

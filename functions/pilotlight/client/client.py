@@ -1,0 +1,528 @@
+"""The platform's HTTP API as typed methods: the door through which the SDK, the CLI and other
+programs speak to it.
+
+`Client` is synchronous and safe to share between threads; `AsyncClient` has the calls only. Answers
+are JSON as the controller documents them (OpenAPI, `GET /openapi.json`); errors are
+`pilotlight.errors`. httpx is imported by the first client that is made."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol, Self
+from urllib.parse import quote
+
+from pilotlight.client.json_stream import Json, iter_json_lines, iter_json_objects
+from pilotlight.client.resources.async_calls import AsyncCallResources
+from pilotlight.client.resources.billing import BillingResources
+from pilotlight.client.resources.budgets import BudgetResources
+from pilotlight.client.resources.engines import EngineResources
+from pilotlight.client.resources.experiments import (
+    FEEDBACK_PATH,
+    ExperimentResources,
+    feedback_body,
+)
+from pilotlight.client.resources.releases import DeployedFunction, Deployment, ReleaseResources
+from pilotlight.client.resources.rollouts import RolloutResources
+from pilotlight.client.resources.slos import SloResources
+from pilotlight.client.resources.tenants import TenantResources
+from pilotlight.client.resources.traces import TraceResources
+from pilotlight.client.resources.traffic import TrafficResources
+from pilotlight.client.responses import (
+    RAISED_STATUS,
+    call_headers,
+    function_path,
+    item_reader_for,
+    may_unpickle,
+    parse_result,
+)
+from pilotlight.client.sse import CallStreamItems, SseParser
+from pilotlight.client.stream_resume import (
+    read_until_disconnect,
+    read_until_disconnect_async,
+    reconnect_attempts,
+)
+from pilotlight.client.transport import DEFAULT_BUDGET_S, AsyncTransport, Transport
+from pilotlight.profile import Profile
+from pilotlight.protocol import (
+    CONTENT_JSON,
+    CONTENT_NDJSON,
+    CONTENT_SSE,
+    HEADER_IDEMPOTENCY_KEY,
+    HEADER_REQUEST_ID,
+    CallRecord,
+)
+from pilotlight.spec.function import ImageSpec, to_json
+
+if TYPE_CHECKING:
+    import httpx
+
+__all__ = [
+    "LONG_POLL_S",
+    "AsyncClient",
+    "BlobBody",
+    "CallResponse",
+    "Client",
+    "DeployedFunction",
+    "Deployment",
+]
+
+LONG_POLL_S = 20.0
+"""Seconds that one look at an unfinished call asks the server to wait: below the idle limits of
+common proxies (30 to 60 s)."""
+_FILE_PIECE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallResponse:
+    """One call's answer as it came: for programs that want the headers (the CLI shows StartKind,
+    timings and cost).
+
+    Attributes:
+        pickles: whether the call was a pickle to a function of our own tenant, so that its answer
+        may be opened as one.
+    """
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+    pickles: bool = False
+
+    @property
+    def request_id(self) -> str:
+        """The call's id: names it in logs, bills, traces, and feedback."""
+        return self.headers.get(HEADER_REQUEST_ID, "")
+
+    def value(self) -> Any:
+        """The result. Raises what the function raised, or the platform's error."""
+        return parse_result(self.status, self.headers, self.body, pickles=self.pickles)
+
+
+class BlobBody(Protocol):
+    """A request body of known length that can be sent again: each iteration begins at its begin."""
+
+    @property
+    def size_bytes(self) -> int:
+        """What an iteration yields in all."""
+        ...
+
+    def __iter__(self) -> Iterator[bytes]: ...
+
+
+class _FileBody:
+    """A file as a BlobBody."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.size_bytes = path.stat().st_size
+
+    def __iter__(self) -> Iterator[bytes]:
+        with self._path.open("rb") as f:
+            while piece := f.read(_FILE_PIECE_BYTES):
+                yield piece
+
+
+class Client(
+    ReleaseResources,
+    RolloutResources,
+    EngineResources,
+    SloResources,
+    TrafficResources,
+    TenantResources,
+    BudgetResources,
+    BillingResources,
+    ExperimentResources,
+    TraceResources,
+    AsyncCallResources,
+):
+    """The platform as one profile sees it. A context manager: closing it closes its connections."""
+
+    def __init__(self, profile: Profile, *, retry_budget_s: float = DEFAULT_BUDGET_S) -> None:
+        super().__init__(Transport(profile, budget_s=retry_budget_s))
+        self.profile = profile
+
+    def __repr__(self) -> str:
+        return f"<Client {self.profile.url} environment={self.profile.environment}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close every connection."""
+        self._transport.close()
+
+    # -- calls -------------------------------------------------------------------------------------
+    def invoke(
+        self,
+        app: str,
+        function: str,
+        body: bytes,
+        *,
+        headers: Mapping[str, str] | None = None,
+        tenant: str = "",
+    ) -> CallResponse:
+        """Call and wait. `function` may be `Class.method`; `headers` say what `body` is.
+
+        Without them it is an SDK call's pickle, or JSON where `tenant` is given. `tenant` is the
+        name of another tenant that shares the function, and takes JSON only; "" = one of our own.
+        """
+        headers = call_headers(streams=False, pickles=not tenant) if headers is None else headers
+        path = function_path(app, function, "invoke", tenant=tenant)
+        response = self._transport.request(
+            "POST",
+            path,
+            content=body,
+            headers=dict(headers),
+            accept_status=RAISED_STATUS,
+            repeatable=_repeatable(headers),
+        )
+        return _answer(response, pickles=may_unpickle(headers, tenant))
+
+    def invoke_json(
+        self, app: str, function: str, arguments: Any, *, accept: str = CONTENT_JSON
+    ) -> CallResponse:
+        """Call with JSON arguments: an object by name, or an array by position."""
+        headers = {"content-type": CONTENT_JSON, "accept": accept}
+        return self.invoke(app, function, json.dumps(arguments).encode(), headers=headers)
+
+    def invoke_stream(
+        self,
+        app: str,
+        function: str,
+        body: bytes,
+        *,
+        headers: Mapping[str, str] | None = None,
+        tenant: str = "",
+    ) -> Iterator[Any]:
+        """Call a generator as `invoke` does; items as they come. Raises what it raises, at its
+        place."""
+        path, headers = (
+            function_path(app, function, "invoke", tenant=tenant),
+            headers or call_headers(streams=True, pickles=not tenant),
+        )
+        pickles = may_unpickle(headers, tenant)
+        with self._transport.stream(
+            "POST", path, content=body, headers=dict(headers), accept_status=RAISED_STATUS
+        ) as response:
+            if response.status_code in RAISED_STATUS:
+                parse_result(
+                    response.status_code, response.headers, response.read(), pickles=pickles
+                )
+            reader = item_reader_for(response.headers.get("content-type", ""), pickles=pickles)
+            for data in response.iter_bytes():
+                yield from reader.feed(data)
+            reader.close()
+
+    def invoke_lines(self, app: str, function: str, arguments: Any) -> Iterator[Any]:
+        """Call a generator with JSON arguments; its items as JSON values."""
+        headers = {"content-type": CONTENT_JSON, "accept": CONTENT_NDJSON}
+        path = function_path(app, function, "invoke")
+        with self._transport.stream(
+            "POST", path, content=json.dumps(arguments).encode(), headers=headers
+        ) as response:
+            yield from iter_json_lines(response)
+
+    def submit(
+        self,
+        app: str,
+        function: str,
+        body: bytes,
+        *,
+        headers: Mapping[str, str] | None = None,
+        tenant: str = "",
+    ) -> str:
+        """Start a call that outlives this process, and return its id."""
+        headers = call_headers(streams=False, pickles=not tenant) if headers is None else headers
+        path = function_path(app, function, "submit", tenant=tenant)
+        repeatable = _repeatable(headers)
+        return str(
+            self._transport.request(
+                "POST", path, content=body, headers=dict(headers), repeatable=repeatable
+            ).json()["id"]
+        )
+
+    def submit_json(
+        self, app: str, function: str, arguments: Any, *, headers: Mapping[str, str] | None = None
+    ) -> str:
+        """`submit` with JSON arguments; the result is JSON too. `headers`: beside those that say
+        so."""
+        told = {"content-type": CONTENT_JSON, "accept": CONTENT_JSON, **(headers or {})}
+        return self.submit(app, function, json.dumps(arguments).encode(), headers=told)
+
+    def call(self, call_id: str, *, wait_s: float = 0.0) -> CallRecord:
+        """A submitted call's state. `wait_s` lets the server answer later, as soon as the call is
+        finished."""
+        return _record(self._transport.request("GET", _call_path(call_id), params=_wait(wait_s)))
+
+    def cancel(self, call_id: str) -> None:
+        """Cancel a call, queued or running. A finished one stays as it is."""
+        self._transport.request("POST", f"{_call_path(call_id)}:cancel", repeatable=True)
+
+    def call_stream(self, call_id: str, *, after: str = "", pickles: bool = True) -> Iterator[Any]:
+        """What a submitted call yields, as it comes, from its beginning or `after` the item of that
+        id. Raises what it raises, at its end.
+
+        A connection that is lost is made again, and the stream goes on where it was. The items of
+        an attempt that is made again come again."""
+        items = CallStreamItems(call_id, after, pickles=pickles)
+        for _ in reconnect_attempts(items):
+            with self._transport.stream(
+                "GET", f"{_call_path(call_id)}/stream", headers=_resume(items.after)
+            ) as response:
+                reader = SseParser(items.after)
+                for data in read_until_disconnect(response.iter_bytes()):
+                    for event in reader.feed(data):
+                        yield from items.of(event)
+
+    def warmup(self, app: str, function: str, *, snapshot: bool = False) -> Json:
+        """Bring one instance up; with `snapshot` wait until its snapshot is proven, too
+        (`activator.autoscaler.autoscaler_loop`: the report)."""
+        path, params = (
+            function_path(app, function, "warmup"),
+            {} if snapshot else {"snapshot": "false"},
+        )
+        response = self._transport.request("POST", path, params=params, repeatable=True)
+        return dict(response.json()) if response.content else {}
+
+    def warmup_stages(self, app: str, function: str) -> Iterator[Json]:
+        """The same with a snapshot, as it goes on: `{"stage", "elapsed_ms"}` at least each 10 s,
+        `{"report": {…}}` last."""
+        path = function_path(app, function, "warmup")
+        with self._transport.stream(
+            "POST", path, headers={"accept": CONTENT_NDJSON}, repeatable=True
+        ) as response:
+            yield from iter_json_objects(response)
+
+    # -- what is uploaded --------------------------------------------------------------------------
+    def has_blob(self, digest: str) -> bool:
+        """Whether the platform has the blob of that sha256."""
+        return (
+            self._transport.request(
+                "HEAD", f"/v1/blobs/{digest}", accept_status=frozenset({404})
+            ).status_code
+            != 404
+        )
+
+    def put_blob(
+        self, digest: str, data: bytes | Path | BlobBody, *, chunked: bool = False
+    ) -> None:
+        """Upload a blob; the platform checks its digest: a sha256, or (`chunked`: a file of
+        weights) that of its chunks' hashes.
+
+        Uploading twice is harmless. What is no bytes is streamed; a body that breaks off, or
+        raises, uploads nothing."""
+        params = {"chunked": "true"} if chunked else None
+        if isinstance(data, bytes):
+            self._transport.request("PUT", f"/v1/blobs/{digest}", content=data, params=params)
+            return
+        body = _FileBody(data) if isinstance(data, Path) else data
+        headers = {"content-length": str(body.size_bytes)}
+        self._transport.request(
+            "PUT", f"/v1/blobs/{digest}", content=body, headers=headers, params=params
+        )
+
+    def build_image(self, spec: ImageSpec) -> Iterator[Json]:
+        """Build an environment, or find it built: `{"step", "text", …}` while it goes on,
+        `{"image": digest}` last."""
+        with self._transport.stream(
+            "POST", "/v1/images", json=to_json(spec), repeatable=True
+        ) as response:
+            yield from iter_json_objects(response)
+
+    def images(self) -> list[Json]:
+        """Images that this tenant has built: digest, size, and the functions that need them."""
+        return self._list("/v1/images", "images")
+
+    def delete_image(self, digest: str) -> None:
+        """Delete an image. Raises NotFound, or Conflict while a revision needs it."""
+        self._transport.request("DELETE", f"/v1/images/{quote(digest, safe='')}")
+
+    def prune_app(self, app: str, *, keep: int = 10, dry_run: bool = False) -> Json:
+        """Give up old revisions of an app: all but the newest `keep` of each function and those
+        that can be called."""
+        body = {"keep": keep, "dry_run": dry_run}
+        return dict(
+            self._transport.request(
+                "POST", f"/v1/apps/{quote(app, safe='')}:prune", json=body
+            ).json()
+        )
+
+    def collect_storage(
+        self, *, unused_s: float | None = None, dry_run: bool = False, all_tenants: bool = False
+    ) -> Json:
+        """Free blobs to which nothing refers. Needs a key of scope admin."""
+        body = {"unused_s": unused_s, "dry_run": dry_run, "all_tenants": all_tenants}
+        return dict(self._transport.request("POST", "/v1/storage:collect", json=body).json())
+
+
+class AsyncClient:
+    """The calls, for one event loop, which owns it. Cancelling an awaited call closes its
+    connection: its slot is free at once."""
+
+    def __init__(self, profile: Profile, *, retry_budget_s: float = DEFAULT_BUDGET_S) -> None:
+        self.profile = profile
+        self._transport = AsyncTransport(profile, budget_s=retry_budget_s)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close every connection."""
+        await self._transport.aclose()
+
+    async def invoke(
+        self,
+        app: str,
+        function: str,
+        body: bytes,
+        *,
+        headers: Mapping[str, str] | None = None,
+        tenant: str = "",
+    ) -> CallResponse:
+        """As `Client.invoke`."""
+        headers = call_headers(streams=False, pickles=not tenant) if headers is None else headers
+        path = function_path(app, function, "invoke", tenant=tenant)
+        response = await self._transport.request(
+            "POST",
+            path,
+            content=body,
+            headers=dict(headers),
+            accept_status=RAISED_STATUS,
+            repeatable=_repeatable(headers),
+        )
+        return _answer(response, pickles=may_unpickle(headers, tenant))
+
+    async def invoke_stream(
+        self,
+        app: str,
+        function: str,
+        body: bytes,
+        *,
+        headers: Mapping[str, str] | None = None,
+        tenant: str = "",
+    ) -> AsyncIterator[Any]:
+        """As `Client.invoke_stream`."""
+        path, headers = (
+            function_path(app, function, "invoke", tenant=tenant),
+            headers or call_headers(streams=True, pickles=not tenant),
+        )
+        pickles = may_unpickle(headers, tenant)
+        async with self._transport.stream(
+            "POST", path, content=body, headers=dict(headers), accept_status=RAISED_STATUS
+        ) as response:
+            if response.status_code in RAISED_STATUS:
+                parse_result(
+                    response.status_code, response.headers, await response.aread(), pickles=pickles
+                )
+            reader = item_reader_for(response.headers.get("content-type", ""), pickles=pickles)
+            async for data in response.aiter_bytes():
+                for item in reader.feed(data):
+                    yield item
+            reader.close()
+
+    async def submit(
+        self,
+        app: str,
+        function: str,
+        body: bytes,
+        *,
+        headers: Mapping[str, str] | None = None,
+        tenant: str = "",
+    ) -> str:
+        """As `Client.submit`."""
+        path = function_path(app, function, "submit", tenant=tenant)
+        headers = call_headers(streams=False, pickles=not tenant) if headers is None else headers
+        response = await self._transport.request(
+            "POST", path, content=body, headers=dict(headers), repeatable=_repeatable(headers)
+        )
+        return str(response.json()["id"])
+
+    async def call(self, call_id: str, *, wait_s: float = 0.0) -> CallRecord:
+        """As `Client.call`."""
+        return _record(
+            await self._transport.request("GET", _call_path(call_id), params=_wait(wait_s))
+        )
+
+    async def call_stream(
+        self, call_id: str, *, after: str = "", pickles: bool = True
+    ) -> AsyncIterator[Any]:
+        """As `Client.call_stream`."""
+        items = CallStreamItems(call_id, after, pickles=pickles)
+        for _ in reconnect_attempts(items):
+            async with self._transport.stream(
+                "GET", f"{_call_path(call_id)}/stream", headers=_resume(items.after)
+            ) as response:
+                reader = SseParser(items.after)
+                async for data in read_until_disconnect_async(response.aiter_bytes()):
+                    for event in reader.feed(data):
+                        for item in items.of(event):
+                            yield item
+
+    async def cancel(self, call_id: str) -> None:
+        """As `Client.cancel`."""
+        await self._transport.request("POST", f"{_call_path(call_id)}:cancel", repeatable=True)
+
+    async def feedback(
+        self,
+        request_id: str,
+        *,
+        label: str | None = None,
+        metrics: Mapping[str, float] | None = None,
+    ) -> Json:
+        """As `Client.feedback`."""
+        body = feedback_body(request_id, label=label, metrics=metrics)
+        return dict(
+            (
+                await self._transport.request("POST", FEEDBACK_PATH, json=body, repeatable=True)
+            ).json()
+        )
+
+
+def _repeatable(headers: Mapping[str, str]) -> bool | None:
+    """A request under an idempotency key may be sent again, though the connection was lost under
+    way."""
+    return True if HEADER_IDEMPOTENCY_KEY in headers else None
+
+
+def _answer(response: httpx.Response, *, pickles: bool) -> CallResponse:
+    return CallResponse(
+        status=response.status_code,
+        headers=response.headers,
+        body=response.content,
+        pickles=pickles,
+    )
+
+
+def _record(response: httpx.Response) -> CallRecord:
+    return CallRecord.from_json(response.json())
+
+
+def _call_path(call_id: str) -> str:
+    return f"/v1/calls/{quote(call_id, safe='')}"
+
+
+def _resume(after: str) -> dict[str, str]:
+    return {"accept": CONTENT_SSE, **({"last-event-id": after} if after else {})}
+
+
+def _wait(wait_s: float) -> dict[str, str]:
+    return {"wait_s": f"{wait_s:g}"} if wait_s > 0 else {}

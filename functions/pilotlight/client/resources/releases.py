@@ -1,0 +1,304 @@
+"""What is deployed and how it is released, as typed methods of the client: apps, revisions,
+aliases, approvals, rollbacks."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self, TypedDict
+from urllib.parse import quote
+
+from pilotlight.client.json_stream import Json, without_none
+from pilotlight.client.resources.node import NodeResources
+from pilotlight.errors import InvalidInput
+from pilotlight.protocol import HEADER_IDEMPOTENCY_KEY
+from pilotlight.spec.function import FunctionSpec, to_json
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeployedFunction:
+    """One function of a deployment: its new or unchanged revision, and what became of it.
+
+    Attributes:
+        stage: `live`; `waiting` for `approvals` more approvals; `no_traffic`, as it was asked for;
+        or `rollout`, whose id is in `rollout`.
+    """
+
+    function: str
+    revision: str
+    created: bool
+    stage: str = "live"
+    approvals: int = 0
+    rollout: str = ""
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> Self:
+        """Parse a part of the controller's answer."""
+        return cls(
+            function=str(body["function"]),
+            revision=str(body["revision"]),
+            created=bool(body["created"]),
+            stage=str(body.get("stage") or "live"),
+            approvals=int(body.get("approvals") or 0),
+            rollout=str(body.get("rollout") or ""),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deployment:
+    """What a deploy made: `version` counts the entries of the app's history from 1."""
+
+    app: str
+    environment: str
+    version: int
+    functions: tuple[DeployedFunction, ...]
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> Self:
+        """Parse the controller's answer."""
+        functions = tuple(DeployedFunction.from_json(f) for f in body["functions"])
+        return cls(
+            app=str(body["app"]),
+            environment=str(body["environment"]),
+            version=int(body["version"]),
+            functions=functions,
+        )
+
+
+class ReleaseOptions(TypedDict, total=False):
+    """How a deploy is released: keywords of `ReleaseResources.deploy`."""
+
+    meta: Mapping[str, str]
+    evaluation: Mapping[str, float]
+    rollout: Mapping[str, Any] | None
+    no_traffic: bool
+    tag: str | None
+    allow_breaking: bool
+    override_freeze: bool
+
+
+class ReleaseResources(NodeResources):
+    """Part of `pilotlight.client.client.Client`, which owns the transport. `function` None: the
+    only one of the app.
+
+    A revision is named by its name, as `v6`, or by an alias or a tag.
+    """
+
+    # -- apps --------------------------------------------------------------------------------------
+    def deploy(
+        self,
+        app: str,
+        functions: Sequence[FunctionSpec],
+        *,
+        message: str = "",
+        labels: Mapping[str, str] | None = None,
+        meta: Mapping[str, str] | None = None,
+        evaluation: Mapping[str, float] | None = None,
+        rollout: Mapping[str, Any] | None = None,
+        no_traffic: bool = False,
+        tag: str | None = None,
+        allow_breaking: bool = False,
+        override_freeze: bool = False,
+    ) -> Deployment:
+        """Make these the app's functions. Deploying the same specs again creates no revision.
+
+        `meta`: lineage of the new revisions, `evaluation` numbers of theirs; `rollout`: take over
+        step by step, as {"steps": [5, 100]}; `no_traffic`: leave the traffic as it is; `tag`: by
+        which they can be called. Raises Incompatible, GateFailed, ReleaseFrozen; then nothing has
+        changed."""
+        told = {
+            "message": message,
+            "labels": dict(labels or {}),
+            "meta": dict(meta or {}),
+            "evaluation": dict(evaluation or {}),
+        }
+        switches = {
+            "no_traffic": no_traffic,
+            "allow_breaking": allow_breaking,
+            "override_freeze": override_freeze,
+        }
+        wanted = {name: value for name, value in switches.items() if value}
+        body = {
+            "functions": [to_json(f) for f in functions],
+            **told,
+            **wanted,
+            **without_none({"rollout": rollout, "tag": tag}),
+        }
+        return Deployment.from_json(
+            self._transport.request(
+                "POST", f"{_app_path(app)}/deploy", json=body, repeatable=True
+            ).json()
+        )
+
+    def apps(self) -> list[Json]:
+        """The environment's apps."""
+        return self._list("/v1/apps", "apps")
+
+    def app(self, app: str) -> Json:
+        """One app: its functions, revisions and traffic."""
+        return self._get(_app_path(app))
+
+    def history(self, app: str, *, limit: int | None = None) -> list[Json]:
+        """What changed in an app, newest first."""
+        return self._list(f"{_app_path(app)}/history", "history", limit=limit)
+
+    def stop_app(self, app: str) -> None:
+        """Stop its instances and refuse its calls until it is deployed again."""
+        self._transport.request("POST", f"{_app_path(app)}:stop", repeatable=True)
+
+    def delete_app(self, app: str) -> None:
+        """Remove the app. Its usage records stay."""
+        self._transport.request("DELETE", _app_path(app))
+
+    def protect_app(self, app: str, *, approvals: int) -> Json:
+        """Let new revisions of the app need so many approvals before they take traffic; 0 = none.
+        Needs scope admin."""
+        return self._send("PUT", f"{_app_path(app)}/policy", {"approvals": approvals})
+
+    def app_policy(self, app: str) -> Json:
+        """How the app's releases are guarded."""
+        return self._get(f"{_app_path(app)}/policy")
+
+    def promote_app(
+        self, app: str, *, from_environment: str, to_environment: str, **options: Any
+    ) -> Deployment:
+        """Deploy in one environment what serves in another: the same specs. `options`: function,
+        message, rollout, allow_breaking."""
+        body = {
+            "from_environment": from_environment,
+            "to_environment": to_environment,
+            **without_none(options),
+        }
+        return Deployment.from_json(self._send("POST", f"{_app_path(app)}:promote", body))
+
+    # -- revisions ---------------------------------------------------------------------------------
+    def revisions(self, app: str, *, function: str | None = None) -> list[Json]:
+        """A function's revisions, newest first."""
+        return self._list(f"{self._function(app, function)}/revisions", "revisions")
+
+    def revision(self, app: str, revision: str, *, function: str | None = None) -> Json:
+        """Its manifest: all that it pins, and all that was told of it. Raises NotFound."""
+        return self._get(f"{self._function(app, function)}/revisions/{_quoted(revision)}")
+
+    def diff(self, app: str, before: str, after: str, *, function: str | None = None) -> Json:
+        """What differs between two revisions: `{"changes": [{"what", "from", "to"}], "breaks":
+        […]}`."""
+        return self._get(
+            f"{self._function(app, function)}/revisions:diff", **{"from": before, "to": after}
+        )
+
+    def promote(
+        self,
+        app: str,
+        revision: str,
+        *,
+        function: str | None = None,
+        message: str = "",
+        rollout: Mapping[str, Any] | None = None,
+        evaluation: Mapping[str, float] | None = None,
+        allow_breaking: bool = False,
+        override_freeze: bool = False,
+    ) -> Json:
+        """Let a revision serve: at once, or by `rollout`. Raises ApprovalRequired, Incompatible,
+        GateFailed, ReleaseFrozen."""
+        switches = {"allow_breaking": allow_breaking, "override_freeze": override_freeze}
+        body = {
+            "revision": revision,
+            "message": message,
+            **switches,
+            **without_none({"rollout": rollout, "evaluation": evaluation}),
+        }
+        return self._send("POST", f"{self._function(app, function)}:promote", body)
+
+    def rollback(
+        self, app: str, *, function: str | None = None, to: str | None = None, message: str = ""
+    ) -> Json:
+        """All traffic to a revision at once; None: the one that served before. Ends a rollout and
+        an experiment of the function."""
+        return self._send(
+            "POST",
+            f"{self._function(app, function)}:rollback",
+            {"message": message, **without_none({"to": to})},
+        )
+
+    def pin(
+        self, app: str, tenant: str, revision: str | None, *, function: str | None = None
+    ) -> Json:
+        """Let a revision answer a tenant's callers, whatever the weights; None takes the pin
+        away."""
+        return self._send(
+            "POST", f"{self._function(app, function)}:pin", {"tenant": tenant, "revision": revision}
+        )
+
+    def approve(
+        self, app: str, revision: str, *, function: str | None = None, note: str = ""
+    ) -> Json:
+        """Agree with a revision; `{"missing": n}` says how many approvals it still needs. Raises
+        Conflict for who deployed it."""
+        path = f"{self._function(app, function)}/revisions/{_quoted(revision)}:approve"
+        return self._send("POST", path, {"note": note})
+
+    # -- aliases -----------------------------------------------------------------------------------
+    def aliases(self, app: str, *, function: str | None = None) -> dict[str, str]:
+        """A function's aliases: name → revision; `stable` and `candidate` are kept by the
+        platform."""
+        return dict(self._get(f"{self._function(app, function)}/aliases")["aliases"])
+
+    def set_alias(
+        self, app: str, alias: str, revision: str, *, function: str | None = None
+    ) -> dict[str, str]:
+        """Let an alias stand for a revision; all aliases then."""
+        path = f"{self._function(app, function)}/aliases/{_quoted(alias)}"
+        return dict(self._send("PUT", path, {"revision": revision})["aliases"])
+
+    def delete_alias(self, app: str, alias: str, *, function: str | None = None) -> None:
+        """Take an alias away. Raises NotFound."""
+        self._transport.request(
+            "DELETE", f"{self._function(app, function)}/aliases/{_quoted(alias)}"
+        )
+
+    # -- model servers' names ----------------------------------------------------------------------
+    def deploy_model(
+        self,
+        model_id: str,
+        *,
+        version: str,
+        resources: Mapping[str, Any] | None = None,
+        policy: str | Mapping[str, Any] = "all_at_once",
+    ) -> Json:
+        """`POST /v1/deployments`: a version (revision, alias or tag) of a model (`app/function`)
+        serves, with other resources if given."""
+        body = {
+            "modelId": model_id,
+            "version": version,
+            "resources": resources,
+            "rolloutPolicy": policy,
+        }
+        return self._send("POST", "/v1/deployments", body)
+
+    def _send(self, method: str, path: str, body: Mapping[str, Any]) -> Json:
+        # The key makes a repeat the same change: two rollbacks in a row would go back two steps.
+        key = {HEADER_IDEMPOTENCY_KEY: secrets.token_hex(16)}
+        return dict(
+            self._transport.request(method, path, json=body, headers=key, repeatable=True).json()
+        )
+
+    def _function(self, app: str, function: str | None) -> str:
+        if function is None:
+            names = [str(one["name"]) for one in self.app(app)["functions"]]
+            if len(names) != 1:
+                hint = f"Name one: {app}/{names[0]}" if names else "Deploy it first."
+                raise InvalidInput(
+                    f"{app} has {len(names)} functions: {', '.join(names) or 'none'}", hint=hint
+                )
+            function = names[0]
+        return f"{_app_path(app)}/functions/{_quoted(function)}"
+
+
+def _quoted(name: str) -> str:
+    return quote(name, safe="")
+
+
+def _app_path(app: str) -> str:
+    return f"/v1/apps/{_quoted(app)}"

@@ -1,0 +1,43 @@
+"""Traces that were kept, as typed methods of the client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from urllib.parse import quote
+
+from pilotlight.client.json_stream import Json
+from pilotlight.client.resources.node import NodeResources
+
+_PATH = "/v1/traces"
+_PAGE = 500
+
+
+class TraceResources(NodeResources):
+    """Part of `pilotlight.client.client.Client`, which owns the transport."""
+
+    def traces(
+        self, *, limit: int | None = None, **filters: str | float | bool | None
+    ) -> Iterator[Json]:
+        """Traces without their spans, newest first; `limit`: at most so many, None = all that are
+        kept.
+
+        `filters`: `app`, `function`, `revision`, `arm`, `call`, `kept_for` (`asked, drawn, error,
+        cold, slow, shadow`), `start_kind`, `failed`, `min_ms`, `since`, `until` (seconds since the
+        epoch)."""
+        cursor: str | None = None
+        while limit is None or limit > 0:
+            asked = {
+                name: str(value).lower() if isinstance(value, bool) else value
+                for name, value in filters.items()
+            }
+            page = self._get(_PATH, limit=min(_PAGE, limit or _PAGE), cursor=cursor, **asked)
+            yield from page["traces"]
+            cursor = page["cursor"]
+            if cursor is None:
+                return
+            limit = None if limit is None else limit - len(page["traces"])
+
+    def trace(self, trace: str) -> Json:
+        """A trace by its id, or by that of a call in it: `calls`, and `spans` with times in ms from
+        `at`. Raises NotFound."""
+        return self._get(f"{_PATH}/{quote(trace, safe='')}")

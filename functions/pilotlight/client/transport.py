@@ -1,0 +1,317 @@
+"""HTTP with the right patience: what may be sent again, after how long, and for how long in all.
+
+The rule (`retry_delay_s`, pure): a connection that was never made, and an answer 429 or 503, did
+not run anything, so they may always be tried again; a connection lost under way may only when the
+request changes nothing or says the same thing twice (GET, HEAD, PUT, DELETE). All waiting of one
+request together stays within `budget_s`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from pilotlight.client.errors import error_from_response, retry_after_s
+from pilotlight.errors import PilotlightError, Unauthenticated, Unavailable
+from pilotlight.profile import Profile
+from pilotlight.protocol import HEADER_ENVIRONMENT
+
+if TYPE_CHECKING:
+    import httpx
+
+DEFAULT_BUDGET_S = 60.0
+"""Seconds one request may spend waiting between attempts: longer than a cold start's usual
+Retry-After, shorter than a coffee."""
+_FIRST_DELAY_S = 0.1
+_LONGEST_DELAY_S = 5.0
+_CONNECT_TIMEOUT_S = 10.0
+_WRITE_TIMEOUT_S = 120.0
+_MAX_CONNECTIONS = 512
+_REPEATABLE = frozenset({"GET", "HEAD", "PUT", "DELETE"})
+_REFUSED = frozenset({429, 503})
+"""Statuses that say: nothing was run, come again."""
+
+
+def retry_delay_s(
+    *, attempt: int, waited_s: float, budget_s: float, may_repeat: bool, retry_after: float | None
+) -> float | None:
+    """Seconds to wait before the next attempt, None to give up. `attempt` counts from 0;
+    `retry_after` is the server's wish."""
+    if not may_repeat:
+        return None
+    delay = (
+        min(_LONGEST_DELAY_S, _FIRST_DELAY_S * 2**attempt) if retry_after is None else retry_after
+    )
+    return delay if waited_s + delay <= budget_s else None
+
+
+class _Patience:
+    """One request's attempts. Owned by the call that made it."""
+
+    def __init__(self, method: str, budget_s: float, repeatable: bool | None) -> None:
+        self._repeatable = method in _REPEATABLE if repeatable is None else repeatable
+        self._budget_s = budget_s
+        self._attempt = 0
+        self._waited_s = 0.0
+
+    def after_status(self, status: int, headers: Mapping[str, str]) -> float | None:
+        return self._next(may_repeat=status in _REFUSED, retry_after=retry_after_s(headers))
+
+    def after_failure(self, *, was_sent: bool) -> float | None:
+        return self._next(may_repeat=self._repeatable or not was_sent, retry_after=None)
+
+    def _next(self, *, may_repeat: bool, retry_after: float | None) -> float | None:
+        delay = retry_delay_s(
+            attempt=self._attempt,
+            waited_s=self._waited_s,
+            budget_s=self._budget_s,
+            may_repeat=may_repeat,
+            retry_after=retry_after,
+        )
+        self._attempt += 1
+        self._waited_s += delay or 0.0
+        return delay
+
+
+def _httpx_options(profile: Profile) -> dict[str, Any]:
+    import httpx
+
+    headers = {HEADER_ENVIRONMENT: profile.environment, "user-agent": "pilotlight-sdk"}
+    if profile.api_key:
+        headers["authorization"] = f"Bearer {profile.api_key}"
+    # No read timeout: the function's own clocks bound the wait, and TCP keep-alive finds a server
+    # that is gone.
+    timeout = httpx.Timeout(
+        connect=_CONNECT_TIMEOUT_S, read=None, write=_WRITE_TIMEOUT_S, pool=None
+    )
+    return {"base_url": profile.base_url, "headers": headers, "timeout": timeout}
+
+
+def _transport_options(profile: Profile) -> dict[str, Any]:
+    import ssl
+
+    import httpx
+
+    # Reading the certificates that the machine trusts takes 30 ms: only where a certificate will be
+    # seen.
+    verify = (
+        True
+        if profile.url.lower().startswith("https:")
+        else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    )
+    limits = httpx.Limits(
+        max_connections=_MAX_CONNECTIONS, max_keepalive_connections=_MAX_CONNECTIONS
+    )
+    if profile.socket_path is not None:
+        return {"limits": limits, "uds": profile.socket_path, "verify": verify}
+    options = [
+        (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+        (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+    ]
+    return {"limits": limits, "socket_options": options, "verify": verify}
+
+
+def _was_sent(error: httpx.HTTPError) -> bool:
+    import httpx
+
+    return not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
+
+
+def _lost(profile: Profile, method: str, path: str, error: httpx.HTTPError) -> Unavailable:
+    what = "was lost before the answer came" if _was_sent(error) else "could not be made"
+    hint = (
+        "" if _was_sent(error) else "; is the platform up (pilotlight up), is PILOTLIGHT_URL right?"
+    )
+    return Unavailable(
+        f"{method} {path}: the connection to {profile.url} {what}: {error}{hint}",
+        reason="connection",
+    )
+
+
+def _refused(
+    profile: Profile, status: int, headers: Mapping[str, str], body: bytes
+) -> PilotlightError:
+    if status == 401 and not profile.api_key:
+        return Unauthenticated(
+            f"{profile.url} wants an API key and none is set: run 'pilotlight up' on this "
+            f"machine, or set PILOTLIGHT_API_KEY"
+        )
+    return error_from_response(status, headers, body)
+
+
+class Transport:
+    """A pooled synchronous client for one profile; safe to share between threads (httpx's pool
+    locks). Closed by its owner."""
+
+    def __init__(self, profile: Profile, *, budget_s: float = DEFAULT_BUDGET_S) -> None:
+        import httpx
+
+        from pilotlight.core.cookies import no_cookies
+
+        self.profile = profile
+        self._budget_s = budget_s
+        self._http = httpx.Client(
+            **_httpx_options(profile),
+            transport=httpx.HTTPTransport(**_transport_options(profile)),
+            cookies=no_cookies(),
+        )
+
+    def close(self) -> None:
+        """Close every connection."""
+        self._http.close()
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        repeatable: bool | None = None,
+        accept_status: frozenset[int] = frozenset(),
+        **options: Any,
+    ) -> httpx.Response:
+        """The answer, fully read. Raises the PilotlightError of its problem document, except for a
+        status in `accept_status`."""
+        with self.stream(
+            method, path, repeatable=repeatable, accept_status=accept_status, **options
+        ) as response:
+            response.read()
+            return response
+
+    @contextlib.contextmanager
+    def stream(
+        self,
+        method: str,
+        path: str,
+        *,
+        repeatable: bool | None = None,
+        accept_status: frozenset[int] = frozenset(),
+        **options: Any,
+    ) -> Iterator[httpx.Response]:
+        """The answer while it arrives, headers only so far. Raises as `request` does."""
+        patience = _Patience(method, self._budget_s, repeatable)
+        while True:
+            response, delay = self._attempt(method, path, patience, accept_status, options)
+            if response is not None:
+                break
+            time.sleep(delay)
+        try:
+            yield response
+        finally:
+            response.close()
+
+    def _attempt(
+        self,
+        method: str,
+        path: str,
+        patience: _Patience,
+        accept_status: frozenset[int],
+        options: dict[str, Any],
+    ) -> tuple[httpx.Response | None, float]:
+        import httpx
+
+        try:
+            response = self._http.send(
+                self._http.build_request(method, path, **options), stream=True
+            )
+            if response.is_success or response.status_code in accept_status:
+                return response, 0.0
+            body = response.read()
+        except httpx.HTTPError as e:
+            delay = patience.after_failure(was_sent=_was_sent(e))
+            if delay is None:
+                raise _lost(self.profile, method, path, e) from e
+            return None, delay
+        delay = patience.after_status(response.status_code, response.headers)
+        if delay is None:
+            raise _refused(self.profile, response.status_code, response.headers, body)
+        return None, delay
+
+
+class AsyncTransport:
+    """The same for one event loop, which owns it."""
+
+    def __init__(self, profile: Profile, *, budget_s: float = DEFAULT_BUDGET_S) -> None:
+        import httpx
+
+        from pilotlight.core.cookies import no_cookies
+
+        self.profile = profile
+        self._budget_s = budget_s
+        self._http = httpx.AsyncClient(
+            **_httpx_options(profile),
+            transport=httpx.AsyncHTTPTransport(**_transport_options(profile)),
+            cookies=no_cookies(),
+        )
+
+    async def aclose(self) -> None:
+        """Close every connection."""
+        await self._http.aclose()
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        repeatable: bool | None = None,
+        accept_status: frozenset[int] = frozenset(),
+        **options: Any,
+    ) -> httpx.Response:
+        """As `Transport.request`. Cancelling it closes its connection, which frees the call's
+        slot."""
+        async with self.stream(
+            method, path, repeatable=repeatable, accept_status=accept_status, **options
+        ) as response:
+            await response.aread()
+            return response
+
+    @contextlib.asynccontextmanager
+    async def stream(
+        self,
+        method: str,
+        path: str,
+        *,
+        repeatable: bool | None = None,
+        accept_status: frozenset[int] = frozenset(),
+        **options: Any,
+    ) -> AsyncIterator[httpx.Response]:
+        """As `Transport.stream`."""
+        patience = _Patience(method, self._budget_s, repeatable)
+        while True:
+            response, delay = await self._attempt(method, path, patience, accept_status, options)
+            if response is not None:
+                break
+            await asyncio.sleep(delay)
+        try:
+            yield response
+        finally:
+            await response.aclose()
+
+    async def _attempt(
+        self,
+        method: str,
+        path: str,
+        patience: _Patience,
+        accept_status: frozenset[int],
+        options: dict[str, Any],
+    ) -> tuple[httpx.Response | None, float]:
+        import httpx
+
+        try:
+            response = await self._http.send(
+                self._http.build_request(method, path, **options), stream=True
+            )
+            if response.is_success or response.status_code in accept_status:
+                return response, 0.0
+            body = await response.aread()
+        except httpx.HTTPError as e:
+            delay = patience.after_failure(was_sent=_was_sent(e))
+            if delay is None:
+                raise _lost(self.profile, method, path, e) from e
+            return None, delay
+        delay = patience.after_status(response.status_code, response.headers)
+        if delay is None:
+            raise _refused(self.profile, response.status_code, response.headers, body)
+        return None, delay

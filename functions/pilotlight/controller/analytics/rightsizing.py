@@ -1,0 +1,145 @@
+"""Right-sizing hints: where a function pays for resources that it does not use, and the possible
+saving. Pure.
+
+Savings are per 30 days at the rate of the observed span. A hint states its evidence and changes
+nothing itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import ROUND_HALF_EVEN, Decimal
+
+from pilotlight.controller.analytics.rollup_queries import UsageSums
+from pilotlight.spec.pricing import COST_QUANTUM, GIB, Rates
+
+MONTH_S = 30 * 86_400
+HEADROOM = 1.5
+"""Factor on the highest measured memory, because usage may grow."""
+STEP_BYTES = 128 * 1024**2
+WORTH = Decimal("0.75")
+"""A memory hint must cut memory by at least a quarter; below that, headroom is worth more."""
+BUSY = 0.25
+"""Utilisation from which a reserved instance is worth its cost."""
+LEAST_SHARE, LEAST_OF_ALL = 20, 100
+"""A hint must save more than 1/20 of its function's cost, and more than 1/100 of the cost of all
+functions."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObservedUsage:
+    """One function as observed over a span.
+
+    Attributes:
+        memory_bytes: an instance's memory, as configured and billed.
+        measured_bytes: the highest memory of an instance now; None if unknown.
+        min_instances, scaledown_window_s: as deployed.
+        whole, busy, idle, reserved: sums of all records, of calls, of idle time beyond the
+            platform's own window, and of `min_instances`.
+        start_ms: median time of a start that is not warm; None if unknown.
+    """
+
+    app: str
+    name: str
+    memory_bytes: int
+    measured_bytes: int | None
+    min_instances: int
+    scaledown_window_s: float
+    whole: UsageSums
+    busy: UsageSums
+    idle: UsageSums
+    reserved: UsageSums
+    start_ms: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RightsizingHint:
+    """A suggested reduction.
+
+    Attributes:
+        change: what to write, as code.
+        saving: per 30 days.
+    """
+
+    app: str
+    name: str
+    change: str
+    why: str
+    saving: Decimal
+
+
+def rightsizing_hints(
+    observed: Sequence[ObservedUsage], *, rates: Rates, elapsed_s: float
+) -> list[RightsizingHint]:
+    """Return possible savings, largest first. `elapsed_s` is the time that the sums cover, in
+    seconds."""
+    pace = Decimal(MONTH_S) / Decimal(max(1, round(elapsed_s)))
+    found = [
+        hint
+        for one in observed
+        for hint in (_memory(one, rates, pace), _reserved(one, pace), _idle(one, pace))
+        if hint is not None
+    ]
+    least = sum((one.whole.cost for one in observed), Decimal(0)) * pace / LEAST_OF_ALL
+    worth = {
+        (one.app, one.name): max(least, one.whole.cost * pace / LEAST_SHARE) for one in observed
+    }
+    return sorted(
+        (h for h in found if h.saving > worth[h.app, h.name]),
+        key=lambda hint: (-hint.saving, hint.app, hint.name),
+    )
+
+
+def _memory(one: ObservedUsage, rates: Rates, pace: Decimal) -> RightsizingHint | None:
+    if one.measured_bytes is None:
+        return None
+    enough = max(STEP_BYTES, -(-round(one.measured_bytes * HEADROOM) // STEP_BYTES) * STEP_BYTES)
+    if not one.memory_bytes or enough > one.memory_bytes * WORTH:
+        return None
+    spent = Decimal(repr(one.whole.memory_byte_s)) / GIB * rates.memory_gib_s
+    saving = _rounded(spent * (1 - Decimal(enough) / one.memory_bytes) * pace)
+    used, limit = one.measured_bytes // 1024**2, one.memory_bytes // 1024**2
+    return RightsizingHint(
+        app=one.app,
+        name=one.name,
+        change=f'memory="{enough // 1024**2}MiB"',
+        saving=saving,
+        why=f"instances use {used} MiB of {limit} MiB now; this leaves 50 % headroom",
+    )
+
+
+def _reserved(one: ObservedUsage, pace: Decimal) -> RightsizingHint | None:
+    reserved_ns = one.reserved.billed_ns + one.busy.billed_ns
+    if one.reserved.picos <= 0 or one.busy.billed_ns >= reserved_ns * BUSY:
+        return None
+    start = (
+        ""
+        if one.start_ms is None
+        else f"; the first call after a pause then waits {one.start_ms / 1000:.2g} s for a start"
+    )
+    return RightsizingHint(
+        app=one.app,
+        name=one.name,
+        change="min_instances=0",
+        saving=_rounded(one.reserved.cost * pace),
+        why=f"{one.min_instances or 'the'} reserved instances are busy "
+        f"{100 * one.busy.billed_ns / reserved_ns:.0f} % of their time{start}",
+    )
+
+
+def _idle(one: ObservedUsage, pace: Decimal) -> RightsizingHint | None:
+    if one.idle.picos <= 0:
+        return None
+    share = 100 * one.idle.billed_ns / max(1, one.whole.billed_ns)
+    return RightsizingHint(
+        app=one.app,
+        name=one.name,
+        change='scaledown_window="auto"',
+        saving=_rounded(one.idle.cost * pace),
+        why=f"{share:.0f} % of the billed time is idle beyond the platform's free minutes; this is "
+        f"the maximum saving",
+    )
+
+
+def _rounded(amount: Decimal) -> Decimal:
+    return amount.quantize(COST_QUANTUM, rounding=ROUND_HALF_EVEN)

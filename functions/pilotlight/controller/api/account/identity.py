@@ -1,0 +1,140 @@
+"""Routes for secrets, environments, and the caller's identity."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import Response
+
+from pilotlight.controller.api import schemas
+from pilotlight.controller.api.account.plans import TenantInfo
+from pilotlight.controller.context import (
+    REQUIRE_DISK_SPACE,
+    Admin,
+    AnyKey,
+    Ctx,
+    Deployer,
+    RequestId,
+)
+from pilotlight.controller.identity import tenants
+from pilotlight.controller.lazy_routes import APIRouter
+from pilotlight.controller.registry import secret_store
+from pilotlight.errors import InvalidInput
+from pilotlight.spec.identifiers import Scope
+
+router = APIRouter(prefix="/v1", tags=["tenancy"])
+
+
+class Whoami(schemas.Body):
+    """The caller's identity. `bound_…` null: the key is not bound to one."""
+
+    tenant: TenantInfo
+    key: str
+    scope: Scope
+    environment: str
+    bound_environment: str | None
+    bound_app: str | None
+    bound_function: str | None
+    suspended: bool
+
+
+@router.get("/whoami")
+def whoami(caller: AnyKey) -> Whoami:
+    """Return the caller's identity."""
+    return Whoami(
+        tenant=TenantInfo(id=caller.tenant, name=caller.tenant_name, uid=caller.uid),
+        key=caller.key,
+        scope=caller.scope,
+        environment=caller.environment,
+        bound_environment=caller.bound_environment,
+        bound_app=caller.bound_app,
+        bound_function=caller.bound_function,
+        suspended=caller.suspended,
+    )
+
+
+@router.put("/secrets/{name}", dependencies=[REQUIRE_DISK_SPACE], response_model=schemas.SecretInfo)
+def put_secret(
+    context: Ctx, caller: Deployer, request: RequestId, name: str, body: schemas.SecretRequest
+) -> dict[str, Any]:
+    """Create or replace a secret. Running instances keep the old values until they restart."""
+    caller.require_whole_environment()
+    if (body.values is None) == (body.value is None):
+        raise InvalidInput(
+            "give either 'values' (variables) or 'value' (one variable of the secret's name)",
+            parameter="values",
+        )
+    variables = body.values if body.values is not None else {name: body.value or ""}
+    with context.store.write() as write:
+        return secret_store.put(
+            write,
+            key=context.key,
+            tenant=caller.tenant,
+            environment=caller.environment,
+            name=name,
+            variables=variables,
+            actor=caller.key,
+            request=request,
+        )
+
+
+@router.get("/secrets", response_model=schemas.SecretList)
+def list_secrets(context: Ctx, caller: Deployer) -> dict[str, Any]:
+    """List secrets with the names of their variables. Values are never returned."""
+    with context.store.read() as sql:
+        return {
+            "secrets": secret_store.listing(
+                sql, tenant=caller.tenant, environment=caller.environment
+            )
+        }
+
+
+@router.delete("/secrets/{name}", status_code=204)
+def delete_secret(context: Ctx, caller: Deployer, request: RequestId, name: str) -> Response:
+    """Delete a secret that nothing uses."""
+    caller.require_whole_environment()
+    with context.store.write() as write:
+        secret_store.delete(
+            write,
+            tenant=caller.tenant,
+            environment=caller.environment,
+            name=name,
+            actor=caller.key,
+            request=request,
+        )
+    return Response(status_code=204)
+
+
+@router.get("/environments", response_model=schemas.EnvironmentList)
+def list_environments(context: Ctx, caller: Deployer) -> dict[str, Any]:
+    """List the tenant's environments."""
+    with context.store.read() as sql:
+        return {"environments": tenants.environments(sql, tenant=caller.tenant)}
+
+
+@router.post(
+    "/environments",
+    dependencies=[REQUIRE_DISK_SPACE],
+    status_code=201,
+    response_model=schemas.EnvironmentInfo,
+)
+def create_environment(
+    context: Ctx, caller: Admin, request: RequestId, body: schemas.NamedRequest
+) -> dict[str, Any]:
+    """Create an empty environment."""
+    caller.require_whole_tenant()
+    with context.store.write() as write:
+        return tenants.create_environment(
+            write, tenant=caller.tenant, name=body.name, actor=caller.key, request=request
+        )
+
+
+@router.delete("/environments/{name}", status_code=204)
+def delete_environment(context: Ctx, caller: Admin, request: RequestId, name: str) -> Response:
+    """Delete an environment without apps, with its secrets and keys."""
+    caller.require_whole_tenant()
+    with context.store.write() as write:
+        tenants.delete_environment(
+            write, tenant=caller.tenant, name=name, actor=caller.key, request=request
+        )
+    return Response(status_code=204)

@@ -1,0 +1,2 @@
+"""Routes about apps and functions: deploying, revisions, traffic, rollouts, experiments,
+objectives, schedules, instances."""

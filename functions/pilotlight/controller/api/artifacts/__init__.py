@@ -1,0 +1,2 @@
+"""Routes about what deployments consist of: blobs, images, weights, snapshots, and freeing their
+storage."""

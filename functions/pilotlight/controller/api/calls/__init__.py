@@ -1,0 +1,1 @@
+"""Routes about calls: submitted ones, feedback, traces."""

@@ -1,0 +1,2 @@
+"""Routes of the platform's own processes (activators, node agents); the platform token opens
+them."""

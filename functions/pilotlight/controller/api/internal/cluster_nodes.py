@@ -1,0 +1,82 @@
+"""Routes for the reports of a cluster's node agents."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from fastapi import Depends, Response
+
+from pilotlight.controller.api.schemas import Body
+from pilotlight.controller.context import Admin, Ctx, require_node_token
+from pilotlight.controller.kubernetes.node_reports import NodeStatus
+from pilotlight.controller.lazy_routes import APIRouter
+from pilotlight.errors import InvalidInput
+from snapshotter.types import NODES_PATH, NodeReport
+
+_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?\Z", re.IGNORECASE)
+
+internal = APIRouter(dependencies=[Depends(require_node_token)], include_in_schema=False)
+router = APIRouter(prefix="/v1", tags=["node"])
+
+
+class NodeInfo(Body):
+    """A node's last report. `is_fresh`: recent enough for its labels to be valid. `at`: seconds
+    since the epoch."""
+
+    node: str
+    version: str
+    at: float
+    is_fresh: bool
+    weights: int
+    snapshots: int
+    pods: int
+    gpus: list[str]
+    gpus_free: int
+    memory_bytes: int
+    memory_free_bytes: int
+
+
+class NodeList(Body):
+    """The nodes, by name."""
+
+    nodes: list[NodeInfo]
+
+
+@internal.post(NODES_PATH, status_code=204)
+async def report(context: Ctx, body: dict[str, Any]) -> Response:
+    """Store a node's report."""
+    try:
+        found = NodeReport.from_json(body)
+    except (TypeError, KeyError, ValueError, AttributeError) as e:
+        raise InvalidInput(f"the body is not a valid node report: {e}") from e
+    if not isinstance(found.node, str) or not _NAME.match(found.node):
+        raise InvalidInput(f"{str(found.node)[:80]!r} is not a valid node name", parameter="node")
+    context.nodes.take(found, now=context.clock())
+    return Response(status_code=204)
+
+
+@router.get("/nodes")
+async def nodes(context: Ctx, caller: Admin) -> NodeList:
+    """List the cluster's nodes (platform operator only). Empty if the platform runs on one
+    machine."""
+    caller.require_platform()
+    now = context.clock()
+    return NodeList(nodes=[_node_info(known, now) for known in context.nodes.all()])
+
+
+def _node_info(known: NodeStatus, now: float) -> NodeInfo:
+    report = known.report
+    return NodeInfo(
+        node=report.node,
+        version=report.version,
+        at=known.at,
+        is_fresh=known.is_fresh(now),
+        weights=len(report.weights),
+        snapshots=len(report.snapshots),
+        pods=report.pods,
+        gpus=[gpu.product for gpu in report.gpus],
+        gpus_free=sum(gpu.is_free for gpu in report.gpus),
+        memory_bytes=report.memory_bytes,
+        memory_free_bytes=report.memory_free_bytes,
+    )

@@ -1,0 +1,95 @@
+"""Billing jobs: at the start, and periodically while the controller runs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import anyio.to_thread
+from sqlalchemy.exc import SQLAlchemyError
+
+from pilotlight.controller.billing import invoices, price_lists, rollups, storage_charges
+from pilotlight.controller.context import Context
+from pilotlight.controller.database.store import Store
+from pilotlight.controller.settings import ControllerConfig
+from pilotlight.errors import PilotlightError
+from snapshotter.errors import SnapshotterError
+from snapshotter.types import SnapshotInfo
+
+log = logging.getLogger(__name__)
+
+ROUND_S = 300.0
+"""Seconds between rounds: storage is sampled several times an hour, and invoices are not urgent."""
+ISSUE_BATCH = 20
+"""Invoices per transaction: each takes a few milliseconds, during which usage waits for the write
+lock."""
+ACTOR = "platform"
+
+
+def initialise_billing(store: Store, config: ControllerConfig) -> None:
+    """Record the price lists in force, and build the rollups of a ledger that has none yet. Raises
+    SettingsInvalid."""
+    with store.write() as write:
+        for version in price_lists.record_price_lists(write, config.prices.lists()):
+            log.info("event=prices_in_force version=%s", version)
+    with store.write() as write:
+        if rollups.are_missing(write.sql):
+            log.info(
+                "event=rollups_begun: building rollups from the ledger once, a million records a "
+                "minute"
+            )
+            records = rollups.rebuild(write)
+            log.info("event=rollups_built records=%d", records)
+
+
+async def run_billing_jobs(context: Context) -> None:
+    """Issue due invoices and charge storage, until cancelled."""
+    while True:
+        try:
+            await anyio.to_thread.run_sync(issue_due_invoices, context)
+            await charge_storage(context)
+        except (PilotlightError, SQLAlchemyError) as e:
+            # for example a full disk or a lost database: retry in the next round
+            log.error("event=bookkeeping_failed error=%r", e)
+        await asyncio.sleep(ROUND_S)
+
+
+def issue_due_invoices(context: Context) -> int:
+    """Issue the invoices of months that ended long enough ago; return how many."""
+    issued, batch = 0, ISSUE_BATCH
+    while batch == ISSUE_BATCH:
+        with context.store.write() as write:
+            found = invoices.due(
+                write.sql,
+                now=write.now,
+                after_days=context.config.settings.invoice_after_days,
+                limit=ISSUE_BATCH,
+            )
+            for tenant, month, currency in found:
+                made = invoices.issue(
+                    write, tenant=tenant, month=month, currency=currency, actor=ACTOR
+                )
+                log.info(
+                    "event=invoice_issued invoice=%s tenant=%s month=%s", made["id"], tenant, month
+                )
+        batch = len(found)
+        issued += batch
+    return issued
+
+
+async def charge_storage(context: Context) -> int:
+    """Charge this hour's storage if it has a price; return the number of new records."""
+    if not storage_charges.is_priced(context.config):
+        return 0
+    found: list[SnapshotInfo] | None
+    try:
+        found = await context.agent.snapshots()
+    except SnapshotterError as e:
+        log.info("event=snapshots_not_seen error=%r", e)
+        found = None
+
+    def charge() -> int:
+        with context.store.write() as write:
+            return storage_charges.charge_storage(write, context.config, snapshots=found)
+
+    return await anyio.to_thread.run_sync(charge)

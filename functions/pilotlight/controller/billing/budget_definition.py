@@ -1,0 +1,134 @@
+"""The definition of a budget: its scope, period, amount and alerts, validated. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+from pilotlight.controller.billing.budget_periods import KINDS, MONTH
+from pilotlight.errors import InvalidInput
+from pilotlight.spec.identifiers import check_name
+from pilotlight.spec.pricing import COST_QUANTUM
+
+DEFAULT_ALERTS = (50, 80, 100)
+MAX_AMOUNT = 10**9
+"""Units of a currency. Above any realistic spending, and far below the point where sums of
+picounits need more than 128 bits."""
+MAX_ALERTS = 10
+MAX_PERCENT = 1000
+"""A budget that only warns may be exceeded many times over."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetDefinition:
+    """The definition of a budget; "" as `environment`, `app` or `function` covers all of them.
+
+    Attributes:
+        period: `day` or `month` of the calendar in UTC.
+        amount: a decimal string in plain digits.
+        hard: calls are rejected when the amount is spent; otherwise the budget only warns.
+        alerts: thresholds in percent of the amount, ascending.
+        webhook: the URL that alerts are posted to; None = none.
+    """
+
+    environment: str = ""
+    app: str = ""
+    function: str = ""
+    period: str = MONTH
+    amount: str
+    currency: str
+    hard: bool = True
+    alerts: tuple[int, ...] = DEFAULT_ALERTS
+    webhook: str | None = None
+
+    @property
+    def picos(self) -> int:
+        """The amount in whole picounits."""
+        return int(Decimal(self.amount) / COST_QUANTUM)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return JSON values."""
+        return {**asdict(self), "alerts": list(self.alerts)}
+
+
+def parse_definition(
+    *,
+    amount: str,
+    currency: str,
+    currencies: Collection[str],
+    environment: str = "",
+    app: str = "",
+    function: str = "",
+    period: str = MONTH,
+    hard: bool = True,
+    alerts: Sequence[int] = DEFAULT_ALERTS,
+    webhook: str | None = None,
+) -> BudgetDefinition:
+    """Validate a budget's definition; `webhook` is checked elsewhere. Raises InvalidInput with the
+    key, the value and the limit."""
+    if period not in KINDS:
+        raise _wrong("period", period, f"must be {' or '.join(KINDS)}")
+    for kind, name in (("environment", environment), ("app", app), ("function", function)):
+        _check_name(kind, name)
+    if function and not app:
+        raise InvalidInput(f"function = {function!r}: also name its app", parameter="function")
+    if currency not in currencies:
+        raise _wrong(
+            "currency",
+            currency,
+            f"there is no price list in this currency; use one of {', '.join(sorted(currencies))}",
+        )
+    return BudgetDefinition(
+        environment=environment,
+        app=app,
+        function=function,
+        period=period,
+        amount=_amount(amount),
+        currency=currency,
+        hard=hard,
+        alerts=_alerts(alerts),
+        webhook=webhook,
+    )
+
+
+def _check_name(kind: str, name: str) -> None:
+    try:
+        if name:
+            check_name(kind, name)
+    except ValueError as e:
+        raise InvalidInput(str(e), parameter=kind) from e
+
+
+def _amount(text: str) -> str:
+    try:
+        amount = Decimal(text)
+    except InvalidOperation as e:
+        raise _wrong("amount", text, "write a decimal number, like 250 or 0.05") from e
+    if not amount.is_finite() or not 0 < amount < MAX_AMOUNT:
+        raise _wrong("amount", text, f"must be above 0 and below {MAX_AMOUNT}")
+    # Check the exponent first, to avoid arithmetic on a number with a million digits.
+    if int(amount.as_tuple().exponent) < COST_QUANTUM.as_tuple().exponent and amount % COST_QUANTUM:  # type: ignore[operator]
+        raise _wrong("amount", text, "has more than 12 decimals")
+    plain = format(amount, "f")
+    return plain.rstrip("0").rstrip(".") if "." in plain else plain
+
+
+def _alerts(percents: Sequence[int]) -> tuple[int, ...]:
+    if len(percents) > MAX_ALERTS:
+        raise InvalidInput(
+            f"alerts has {len(percents)} thresholds; the maximum is {MAX_ALERTS}",
+            parameter="alerts",
+        )
+    for percent in percents:
+        if isinstance(percent, bool) or not 1 <= percent <= MAX_PERCENT:
+            raise _wrong("alerts", percent, f"must be whole percents between 1 and {MAX_PERCENT}")
+    return tuple(sorted(set(percents)))
+
+
+def _wrong(key: str, value: object, bound: str) -> InvalidInput:
+    shown = repr(value)
+    return InvalidInput(
+        f"{key} = {shown if len(shown) <= 80 else shown[:77] + '…'}: {bound}", parameter=key
+    )

@@ -1,0 +1,324 @@
+"""Invoices: what a tenant owes for a month, computed live as a draft, frozen once issued.
+
+An invoice sums the records of its `month`. Issuing it closes the month (UTC) for that tenant and
+currency: the ledger assigns later records to the first open month, so the sum of all invoices
+equals the sum of all records."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Iterable, Mapping
+from decimal import Decimal
+from typing import Any
+
+import sqlalchemy as sa
+
+from pilotlight.controller.billing import ledger, price_lists
+from pilotlight.controller.billing.ledger_totals import HALF, Total, money_sums, totals
+from pilotlight.controller.billing.usage_aggregation import DAY_S, month_of_day, next_month
+from pilotlight.controller.database import audit_trail, tables
+from pilotlight.controller.database.store import Write
+from pilotlight.errors import Conflict, InvalidInput, NotFound
+from pilotlight.spec.function import canonical_json
+from pilotlight.spec.pricing import COST_QUANTUM
+
+DRAFT, ISSUED = "draft", "issued"
+COLUMNS = (
+    "invoice",
+    "month",
+    "environment",
+    "app",
+    "function",
+    "kind",
+    "price_version",
+    "records",
+    "billed_ms",
+    "tokens_in",
+    "tokens_out",
+    "cost",
+    "currency",
+    "corrects",
+    "note",
+)
+"""Columns of an invoice as CSV: one row per line, one per correction; the sum of `cost` is the
+invoice's total."""
+_LINES = ("environment", "app", "function", "kind", "price_version")
+
+
+def listing(sql: sa.Connection, *, tenant: str) -> list[dict[str, Any]]:
+    """Return a tenant's invoices, newest month first: the issued ones, and a draft for every open
+    month with records."""
+    table = tables.invoices
+    columns = (table.c.id, table.c.month, table.c.currency, table.c.total, table.c.issued_at)
+    issued = [
+        {**row, "status": ISSUED}
+        for row in sql.execute(sa.select(*columns).where(table.c.tenant == tenant)).mappings()
+    ]
+    closed = {(row["month"], row["currency"]) for row in issued}
+    days = tables.usage_days
+    sums = (
+        sa.select(days.c.month, days.c.currency, *money_sums(days))
+        .where(days.c.tenant == tenant)
+        .group_by(days.c.month, days.c.currency)
+    )
+    drafts = [
+        {
+            "id": None,
+            "month": month,
+            "currency": currency,
+            "total": _text(int(high) * HALF + int(low)),
+            "issued_at": None,
+            "status": DRAFT,
+        }
+        for month, currency, high, low in sql.execute(sums)
+        if (month, currency) not in closed
+    ]
+    return sorted(issued + drafts, key=lambda row: (row["month"], row["currency"]), reverse=True)
+
+
+def show(
+    sql: sa.Connection, *, tenant: str, which: str, currency: str | None = None, now: float
+) -> dict[str, Any]:
+    """Return an invoice by its id or month (`2026-11`): the frozen document if issued, else a
+    draft.
+
+    Raises NotFound if the tenant has no such invoice, InvalidInput when the month has several
+    currencies and none is named."""
+    table = tables.invoices
+    by_id = sa.select(table.c.document).where(table.c.tenant == tenant, table.c.id == which)
+    if (document := sql.execute(by_id).scalar_one_or_none()) is not None:
+        return dict(json.loads(document))
+    months = [
+        row
+        for row in listing(sql, tenant=tenant)
+        if row["month"] == which and currency in (None, row["currency"])
+    ]
+    if not months:
+        raise NotFound(
+            f"there is no invoice {which}",
+            hint="`pilotlight billing invoice list` shows all invoices.",
+        )
+    if len(months) > 1:
+        raise InvalidInput(
+            f"{which} has invoices in {', '.join(row['currency'] for row in months)}: specify the "
+            f"currency",
+            parameter="currency",
+        )
+    (found,) = months
+    if found["id"] is not None:
+        return show(sql, tenant=tenant, which=found["id"], now=now)
+    return _document(sql, tenant=tenant, month=which, currency=found["currency"], now=now)
+
+
+def issue(
+    write: Write, *, tenant: str, month: str, currency: str, actor: str, request: str = ""
+) -> dict[str, Any]:
+    """Freeze the invoice of a past month; invoice numbers have no gaps. Raises InvalidInput,
+    NotFound, Conflict (issued before)."""
+    if not 0 <= write.now < 1e11 or write.now < month_ends_at(month):
+        raise InvalidInput(
+            f"month {month} is not over yet (UTC): its draft is `pilotlight billing invoice show "
+            f"{month}`",
+            parameter="month",
+        )
+    table = tables.invoices
+    same = (table.c.tenant == tenant) & (table.c.month == month) & (table.c.currency == currency)
+    if (
+        before := write.sql.execute(sa.select(table.c.id).where(same)).scalar_one_or_none()
+    ) is not None:
+        raise Conflict(f"the invoice of {month} was already issued as {before}")
+    document = _document(write.sql, tenant=tenant, month=month, currency=currency, now=write.now)
+    if not document["lines"]:
+        raise NotFound(f"there is no usage in {currency} to invoice for {month}")
+    number = int(write.sql.execute(sa.select(sa.func.count()).select_from(table)).scalar_one()) + 1
+    document |= {"id": f"inv-{number:06}", "status": ISSUED, "issued_at": write.now}
+    row = {name: document[name] for name in ("id", "month", "currency", "total", "issued_at")}
+    write.sql.execute(
+        sa.insert(table).values(**row, tenant=tenant, document=canonical_json(document).decode())
+    )
+    summary = {name: document[name] for name in ("month", "currency", "total")}
+    audit_trail.record(
+        write,
+        tenant=tenant,
+        actor=actor,
+        action="invoice.issue",
+        subject=document["id"],
+        after=summary,
+        request=request,
+    )
+    return document
+
+
+def due(
+    sql: sa.Connection, *, now: float, after_days: int, limit: int
+) -> list[tuple[str, str, str]]:
+    """Return (tenant, month, currency) of the invoices to issue, oldest first: those whose month
+    ended at least `after_days` ago."""
+    days, table = tables.usage_days, tables.invoices
+    issued = sa.exists().where(
+        table.c.tenant == days.c.tenant,
+        table.c.month == days.c.month,
+        table.c.currency == days.c.currency,
+    )
+    # only months before this one ended long enough ago
+    last = month_of_day(int(now - after_days * DAY_S) // DAY_S)
+    columns = (days.c.tenant, days.c.month, days.c.currency)
+    known = (
+        sa.select(*columns).distinct().join(tables.tenants, tables.tenants.c.id == days.c.tenant)
+    )
+    query = (
+        known.where(days.c.month < last, ~issued).order_by(days.c.month, days.c.tenant).limit(limit)
+    )
+    return [
+        (str(tenant), str(month), str(currency)) for tenant, month, currency in sql.execute(query)
+    ]
+
+
+def open_in(sql: sa.Connection, *, month: str, tenant: str | None) -> list[tuple[str, str]]:
+    """Return (tenant, currency) of a month's invoices that are not issued; `tenant` None = all."""
+    days, table = tables.usage_days, tables.invoices
+    issued = sa.exists().where(
+        table.c.tenant == days.c.tenant,
+        table.c.month == days.c.month,
+        table.c.currency == days.c.currency,
+    )
+    known = (
+        sa.select(days.c.tenant, days.c.currency)
+        .distinct()
+        .join(tables.tenants, tables.tenants.c.id == days.c.tenant)
+    )
+    query = known.where(days.c.month == month, ~issued)
+    if tenant is not None:
+        query = query.where(days.c.tenant == tenant)
+    return [
+        (str(owner), str(currency))
+        for owner, currency in sql.execute(query.order_by(days.c.tenant, days.c.currency))
+    ]
+
+
+def month_ends_at(month: str) -> float:
+    """Return the end of a month such as "2026-11" (UTC), in seconds since the epoch. Raises
+    InvalidInput."""
+    try:
+        dt.date.fromisoformat(f"{month}-01")
+        return (
+            dt.datetime.fromisoformat(f"{next_month(month)}-01").replace(tzinfo=dt.UTC).timestamp()
+        )
+    except ValueError as e:
+        raise InvalidInput(f"month = {month!r}: write it like 2026-11", parameter="month") from e
+
+
+def rows(document: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
+    """Yield an invoice's rows for CSV, by COLUMNS."""
+    common = {
+        "invoice": document["id"] or DRAFT,
+        "month": document["month"],
+        "currency": document["currency"],
+    }
+    for line in document["lines"]:
+        if line["kind"] != ledger.ADJUSTMENT:
+            yield {**common, **line}
+    for correction in document["corrections"]:
+        yield {
+            **common,
+            **correction,
+            "kind": ledger.ADJUSTMENT,
+            "records": 1,
+            "billed_ms": 0,
+            "tokens_in": 0,
+            "tokens_out": 0,
+        }
+
+
+def _document(
+    sql: sa.Connection, *, tenant: str, month: str, currency: str, now: float
+) -> dict[str, Any]:
+    where = {"month": month, "currency": currency}
+    lines = totals(sql, tenant=tenant, groups=_LINES, since=None, until=None, where=where)
+    used = {str(line.group["price_version"]) for line in lines}
+    name = sql.execute(
+        sa.select(tables.tenants.c.name).where(tables.tenants.c.id == tenant)
+    ).scalar_one_or_none()
+    return {
+        "id": None,
+        "status": DRAFT,
+        "issued_at": None,
+        "as_of": now,
+        "tenant": {"id": tenant, "name": name or ""},
+        "month": month,
+        "currency": currency,
+        "lines": [_line(line) for line in lines],
+        "corrections": _corrections(sql, tenant=tenant, month=month, currency=currency),
+        "late": _late(sql, tenant=tenant, month=month, currency=currency),
+        "prices": [rates for rates in price_lists.listing(sql) if rates["version"] in used],
+        "total": _text(sum(line.picos for line in lines)),
+    }
+
+
+def _line(total: Total) -> dict[str, Any]:
+    sums = {
+        "billed_ms": f"{Decimal(total.sums['billed_ns']) / 10**6:f}",
+        **{name: total.sums[name] for name in ("tokens_in", "tokens_out")},
+    }
+    return {**total.group, "records": total.records, **sums, "cost": _text(total.picos)}
+
+
+def _corrections(
+    sql: sa.Connection, *, tenant: str, month: str, currency: str
+) -> list[dict[str, Any]]:
+    # Corrections are few and a month has many records: the rollup tells which days have some.
+    where = {"month": month, "currency": currency, "kind": ledger.ADJUSTMENT}
+    out: list[dict[str, Any]] = []
+    for total in totals(sql, tenant=tenant, groups=("day",), since=None, until=None, where=where):
+        out += _corrections_of(sql, int(total.group["day"]), {"tenant": tenant, **where})
+    return out
+
+
+def _corrections_of(sql: sa.Connection, day: int, where: Mapping[str, str]) -> list[dict[str, Any]]:
+    c = tables.usage.c
+    columns = (
+        c.id,
+        c.environment,
+        c.app,
+        c.function,
+        c.price_version,
+        c.corrects,
+        c.note,
+        c.started_at,
+        c.cost_picos,
+    )
+    begin = float(day * DAY_S)
+    within = [
+        c.started_at >= begin,
+        c.started_at < begin + DAY_S,
+        *(c[name] == value for name, value in where.items()),
+    ]
+    found = sql.execute(sa.select(*columns).where(*within).order_by(c.started_at, c.id)).mappings()
+    return [
+        {**{k: v for k, v in row.items() if k != "cost_picos"}, "cost": _text(row["cost_picos"])}
+        for row in found
+    ]
+
+
+def _late(sql: sa.Connection, *, tenant: str, month: str, currency: str) -> dict[str, str]:
+    """Return the part of the total per earlier month: usage that arrived after that month's invoice
+    was issued."""
+    out: dict[str, int] = {}
+    for total in totals(
+        sql,
+        tenant=tenant,
+        groups=("day",),
+        since=None,
+        until=None,
+        where={"month": month, "currency": currency},
+    ):
+        used = month_of_day(int(total.group["day"]))
+        if used != month:
+            out[used] = out.get(used, 0) + total.picos
+    return {used: _text(picos) for used, picos in sorted(out.items())}
+
+
+def _text(picos: int) -> str:
+    """Format picounits with twelve decimal places."""
+    return format(COST_QUANTUM * picos, "f")

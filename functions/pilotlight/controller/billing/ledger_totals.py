@@ -1,0 +1,238 @@
+"""Sums of the ledger for reports and pages, exact to the last digit, from the coarsest rows that
+are exact.
+
+Whole days come from `usage_days`, whole hours from `usage_hours`, and only parts of hours from the
+records themselves: a month by function reads some thousand rows, however many records it had."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+import sqlalchemy as sa
+
+from pilotlight.controller.billing.usage_aggregation import HOUR_S, HOURS_PER_DAY, MEASURES
+from pilotlight.controller.database import tables
+from pilotlight.spec.pricing import COST_QUANTUM, GIB
+
+HALF = 10**9
+
+
+def money_sums(table: sa.Table) -> tuple[sa.ColumnElement[Any], sa.ColumnElement[Any]]:
+    """Both halves of the sum in picounits, what is above HALF and the rest: SQLite's SUM overflows
+    at 2**63."""
+    if table is not tables.usage:
+        return sa.func.sum(table.c.high), sa.func.sum(table.c.low)
+    return sa.func.sum(table.c.cost_picos // HALF), sa.func.sum(table.c.cost_picos % HALF)
+
+
+@dataclass(slots=True, kw_only=True)
+class Total:
+    """Sums of one group; `picos` exact, the last three for people. `sums`: MEASURES."""
+
+    group: dict[str, str | int]
+    records: int
+    errors: int
+    sums: dict[str, int]
+    cpu_core_s: float
+    memory_gib_s: float
+    gpu_s: float
+    picos: int
+
+    @property
+    def cost(self) -> Decimal:
+        """Exact, in the group's currency (name `currency` among the groups where there may be
+        several)."""
+        return COST_QUANTUM * self.picos
+
+    def absorb(self, other: Total) -> None:
+        """Add another part of the same group."""
+        self.records += other.records
+        self.errors += other.errors
+        self.sums = {name: value + other.sums[name] for name, value in self.sums.items()}
+        self.cpu_core_s += other.cpu_core_s
+        self.memory_gib_s += other.memory_gib_s
+        self.gpu_s += other.gpu_s
+        self.picos += other.picos
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RollupSlice:
+    """A part of a report's time, and the table that has it exactly: days [first, end), hours, or
+    records of one hour by `started_at`."""
+
+    table: sa.Table
+    first: float | None
+    end: float | None
+    hour: int | None = None
+
+
+def split_range(
+    since: float | None, until: float | None, *, by_hour: bool = False
+) -> list[RollupSlice]:
+    """Cut since <= time < until into the largest whole units. Pure."""
+    if since is not None and until is not None and until <= since:
+        return []
+    first = None if since is None else -int(-since // HOUR_S)
+    end = None if until is None else int(until // HOUR_S)
+    if (
+        since is not None
+        and until is not None
+        and first is not None
+        and end is not None
+        and first > end
+    ):
+        return [RollupSlice(table=tables.usage, first=since, end=until, hour=end)]
+    out = []
+    if since is not None and first is not None and since < first * HOUR_S:
+        out.append(RollupSlice(table=tables.usage, first=since, end=first * HOUR_S, hour=first - 1))
+    out += (
+        [RollupSlice(table=tables.usage_hours, first=first, end=end)]
+        if by_hour
+        else _days_and_hours(first, end)
+    )
+    if until is not None and end is not None and end * HOUR_S < until:
+        out.append(RollupSlice(table=tables.usage, first=end * HOUR_S, end=until, hour=end))
+    return out
+
+
+def _days_and_hours(first: int | None, end: int | None) -> list[RollupSlice]:
+    first_day = None if first is None else -(-first // HOURS_PER_DAY)
+    end_day = None if end is None else end // HOURS_PER_DAY
+    if first_day is not None and end_day is not None and first_day > end_day:
+        return [RollupSlice(table=tables.usage_hours, first=first, end=end)]
+    out = [RollupSlice(table=tables.usage_days, first=first_day, end=end_day)]
+    if first is not None and first_day is not None and first < first_day * HOURS_PER_DAY:
+        out.insert(
+            0, RollupSlice(table=tables.usage_hours, first=first, end=first_day * HOURS_PER_DAY)
+        )
+    if end is not None and end_day is not None and end_day * HOURS_PER_DAY < end:
+        out.append(RollupSlice(table=tables.usage_hours, first=end_day * HOURS_PER_DAY, end=end))
+    return [span for span in out if span.first is None or span.end is None or span.first < span.end]
+
+
+def totals(
+    sql: sa.Connection,
+    *,
+    tenant: str | None,
+    groups: Sequence[str],
+    since: float | None,
+    until: float | None,
+    environment: str | None = None,
+    where: Mapping[str, str] | None = None,
+) -> list[Total]:
+    """Sums by `groups` over since <= started_at < until, in the groups' order; `tenant` None: of
+    all tenants.
+
+    `groups` are of ROLLUP_GROUPS, or `tenant`, `day` or `hour` (whole ones since the epoch);
+    `where` names values of the same."""
+    chosen = (
+        dict(where or {})
+        | ({} if tenant is None else {"tenant": tenant})
+        | ({} if environment is None else {"environment": environment})
+    )
+    out: dict[tuple[str | int, ...], Total] = {}
+    for span in split_range(since, until, by_hour="hour" in groups):
+        for total in _span_totals(sql, span, groups, chosen):
+            key = tuple(total.group.values())
+            if key in out:
+                out[key].absorb(total)
+            else:
+                out[key] = total
+    return [out[key] for key in sorted(out)]
+
+
+def _span_totals(
+    sql: sa.Connection, span: RollupSlice, groups: Sequence[str], chosen: Mapping[str, str]
+) -> Iterator[Total]:
+    keys = [_key(span, name) for name in groups]
+    within = [span.table.c[name] == value for name, value in chosen.items()] + _bounds(span)
+    query = sa.select(*keys, *_sums_of(span.table)).where(*within)
+    if keys:
+        query = query.group_by(
+            *(key.element for key in keys if not isinstance(key.element, sa.BindParameter))
+        )
+    for row in sql.execute(query).mappings():
+        if row["records"]:
+            yield _total(row, groups)
+
+
+def _key(span: RollupSlice, name: str) -> sa.Label[Any]:
+    c = span.table.c
+    if name == "hour":
+        return (
+            sa.literal(span.hour).label(name) if span.table is tables.usage else c.hour.label(name)
+        )
+    if name == "day" and span.table is tables.usage_hours:
+        return (c.hour // HOURS_PER_DAY).label(name)
+    return c[name].label(name)
+
+
+def _bounds(span: RollupSlice) -> list[sa.ColumnElement[bool]]:
+    c = span.table.c
+    unit: sa.ColumnElement[Any] = (
+        c.started_at
+        if span.table is tables.usage
+        else c.hour
+        if span.table is tables.usage_hours
+        else c.day
+    )
+    return ([] if span.first is None else [unit >= span.first]) + (
+        [] if span.end is None else [unit < span.end]
+    )
+
+
+def _sums_of(table: sa.Table) -> list[sa.Label[Any]]:
+    c = table.c
+    money = [
+        half.label(name) for half, name in zip(money_sums(table), ("high", "low"), strict=True)
+    ]
+    # 300 years of instance time are more nanoseconds than SQLite can sum: a year of 300 instances.
+    # So these too in halves.
+    billed = [
+        sa.func.sum(c.billed_ns // HALF).label("billed_s"),
+        sa.func.sum(c.billed_ns % HALF).label("billed_rest"),
+    ]
+    sums = [
+        *(sa.func.sum(c[name]).label(name) for name in MEASURES if name != "billed_ns"),
+        *billed,
+    ]
+    if table is not tables.usage:
+        return [
+            *sums,
+            *money,
+            *(
+                sa.func.sum(c[name]).label(name)
+                for name in ("records", "errors", *tables.ROLLUP_FLOATS)
+            ),
+        ]
+    seconds = c.billed_ns * sa.literal(1e-9, sa.Double)
+    return [
+        *sums,
+        *money,
+        sa.func.count().label("records"),
+        sa.func.sum(sa.case((c.status >= 500, 1), else_=0)).label("errors"),
+        sa.func.sum(c.cpu * seconds).label("cpu_core_s"),
+        sa.func.sum(c.memory_bytes * seconds).label("memory_byte_s"),
+        sa.func.sum(c.gpu_count * seconds).label("gpu_s"),
+    ]
+
+
+def _total(row: sa.RowMapping, groups: Sequence[str]) -> Total:
+    return Total(
+        group={name: row[name] for name in groups},
+        records=int(row["records"]),
+        errors=int(row["errors"]),
+        sums={
+            name: int(row["billed_s"]) * HALF + int(row["billed_rest"])
+            if name == "billed_ns"
+            else int(row[name])
+            for name in MEASURES
+        },
+        cpu_core_s=float(row["cpu_core_s"]),
+        memory_gib_s=float(row["memory_byte_s"]) / GIB,
+        gpu_s=float(row["gpu_s"]),
+        picos=int(row["high"]) * HALF + int(row["low"]),
+    )

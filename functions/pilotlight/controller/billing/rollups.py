@@ -1,0 +1,181 @@
+"""Rollups: the ledger's sums by hour and by day, and histograms of latency, kept in the transaction
+that adds the records.
+
+They hold nothing that the records do not say: `rebuild` makes them anew, `verify` compares.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from pilotlight.controller.billing.ledger_totals import HALF, money_sums
+from pilotlight.controller.billing.usage_aggregation import (
+    COLUMNS,
+    HOURS_PER_DAY,
+    BatchSums,
+    GroupKey,
+    UsageAggregate,
+    aggregate,
+)
+from pilotlight.controller.database import tables
+from pilotlight.controller.database.store import Write
+
+REBUILD_ROWS = 20_000
+"""Records in memory at once while rebuilding, some 60 MB."""
+
+
+def add(write: Write, sums: UsageAggregate) -> None:
+    """Add what new records sum up to."""
+    _upsert(write, tables.usage_hours, [_flat(key, one) for key, one in sums.hours.items()])
+    _upsert(write, tables.usage_days, [_flat(key, one) for key, one in sums.days.items()])
+    counts = [
+        (*key, *at, calls)
+        for key, buckets in sums.latencies.items()
+        for at, calls in buckets.items()
+    ]
+    _upsert(write, tables.latency_hours, counts)
+
+
+def _flat(key: GroupKey, sums: BatchSums) -> tuple[Any, ...]:
+    """In the order of a rollup's columns."""
+    unit, tenant, *rest = key
+    money = divmod(sums.picos, HALF)
+    return (
+        tenant,
+        unit,
+        *rest,
+        sums.records,
+        sums.errors,
+        *sums.measures,
+        *money,
+        sums.cpu_core_s,
+        sums.memory_byte_s,
+        sums.gpu_s,
+    )
+
+
+def _upsert(write: Write, table: sa.Table, rows: Sequence[tuple[Any, ...]]) -> None:
+    if rows:
+        write.sql.exec_driver_sql(_addition(write.sql.dialect.name, table), list(rows))
+
+
+@functools.cache
+def _addition(dialect: str, table: sa.Table) -> str:
+    names = [column.name for column in table.columns]
+    keys = [column.name for column in table.primary_key]
+    places = ", ".join(["%s" if dialect == "postgresql" else "?"] * len(names))
+    sums = ", ".join(
+        f'"{name}" = {table.name}."{name}" + excluded."{name}"'
+        for name in names
+        if name not in keys
+    )
+    return (
+        f"INSERT INTO {table.name} ({_quoted(names)}) VALUES ({places}) ON CONFLICT "
+        f"({_quoted(keys)}) DO UPDATE SET {sums}"
+    )
+
+
+def _quoted(names: Iterable[str]) -> str:
+    return ", ".join(f'"{name}"' for name in names)
+
+
+def rebuild(write: Write, *, tenant: str | None = None) -> int:
+    """Make the rollups of a tenant (None: of all) anew from the records; returns how many records
+    there are."""
+    for table in (tables.usage_hours, tables.usage_days, tables.latency_hours):
+        write.sql.execute(sa.delete(table).where(*_of(table, tenant)))
+    query = sa.select(*(tables.usage.c[name] for name in COLUMNS)).where(*_of(tables.usage, tenant))
+    records = 0
+    with write.sql.execute(query, execution_options={"yield_per": REBUILD_ROWS}) as found:
+        for page in found.partitions():
+            records += len(page)
+            add(write, aggregate([tuple(row) for row in page]))
+    return records
+
+
+def are_missing(sql: sa.Connection) -> bool:
+    """Whether this is a ledger from before there were rollups: they are empty, and it is not."""
+    is_empty = sql.execute(sa.select(tables.usage_days.c.tenant).limit(1)).first() is None
+    return is_empty and sql.execute(sa.select(tables.usage.c.id).limit(1)).first() is not None
+
+
+def rebuild_once(write: Write) -> int:
+    """`rebuild` where they are missing; returns how many records there are, 0 where there was
+    nothing to do."""
+    return rebuild(write) if are_missing(write.sql) else 0
+
+
+def count(sql: sa.Connection, *, tenant: str | None = None) -> int:
+    """How many records there are, by the rollups."""
+    table = tables.usage_days
+    return int(
+        sql.execute(
+            sa.select(sa.func.coalesce(sa.func.sum(table.c.records), 0)).where(*_of(table, tenant))
+        ).scalar_one()
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RollupDifference:
+    """A sum that a rollup has otherwise than the records.
+
+    Attributes:
+        table: of the rollup.
+        expected, found: (records, picounits) by the records, and by the rollup.
+    """
+
+    table: str
+    tenant: str
+    month: str
+    currency: str
+    expected: tuple[int, int]
+    found: tuple[int, int]
+
+
+def verify(sql: sa.Connection, *, tenant: str | None = None) -> list[RollupDifference]:
+    """Compare records and money of both rollups with the ledger's records, by day, invoice month
+    and currency; [] = they agree."""
+    usage = tables.usage
+    expected = _money_by_day(sql, usage, usage.c.day, tenant)
+    out = []
+    for table, day in (
+        (tables.usage_hours, tables.usage_hours.c.hour // HOURS_PER_DAY),
+        (tables.usage_days, tables.usage_days.c.day),
+    ):
+        found = _money_by_day(sql, table, day, tenant)
+        for key in sorted(expected.keys() | found.keys()):
+            pair = expected.get(key, (0, 0)), found.get(key, (0, 0))
+            if pair[0] != pair[1]:
+                out.append(
+                    RollupDifference(
+                        table=table.name,
+                        tenant=key[0],
+                        month=key[2],
+                        currency=key[3],
+                        expected=pair[0],
+                        found=pair[1],
+                    )
+                )
+    return out
+
+
+def _money_by_day(
+    sql: sa.Connection, table: sa.Table, day: sa.ColumnElement[int], tenant: str | None
+) -> dict[Any, tuple[int, int]]:
+    c = table.c
+    records = sa.func.count() if table is tables.usage else sa.func.sum(c.records)
+    keys = [c.tenant, day, c.month, c.currency]
+    query = sa.select(*keys, records, *money_sums(table)).where(*_of(table, tenant)).group_by(*keys)
+    return {
+        tuple(key): (int(count), int(high) * HALF + int(low))
+        for *key, count, high, low in sql.execute(query)
+    }
+
+
+def _of(table: sa.Table, tenant: str | None) -> list[sa.ColumnElement[bool]]:
+    return [] if tenant is None else [table.c.tenant == tenant]

@@ -1,0 +1,107 @@
+"""What was spent, by whom and on what: sums of the ledger's daily rollups, or of a batch of
+records, by the reach of budgets.
+
+A reach names a tenant, a currency, and an environment, an app and a function, each of which may be
+"" for all of them. A record falls under up to six reaches; only those that somebody asks for are
+summed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import sqlalchemy as sa
+
+from pilotlight.controller.billing.budget_periods import Period
+from pilotlight.controller.billing.usage_aggregation import SpendKey
+from pilotlight.controller.database import tables
+
+SpendScope = tuple[str, str, str, str, str]
+"""(tenant, environment, app, function, currency)."""
+_HALF = 10**9
+_TENANTS_AT_ONCE = 500
+"""Databases bound the parameters of a statement: SQLite's default is 32,766
+(SQLITE_MAX_VARIABLE_NUMBER), old ones' 999."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpendByScope:
+    """Picounits by reach and day. A reach that is missing has no record at all, which is not the
+    same as records that cost 0."""
+
+    by_reach: Mapping[SpendScope, Mapping[int, int]] = field(default_factory=dict)
+
+    def days(self, reach: SpendScope) -> Mapping[int, int]:
+        """What was spent on each day that has records."""
+        return self.by_reach.get(reach, {})
+
+    def within(self, reach: SpendScope, period: Period) -> int:
+        """What was spent in a period."""
+        return sum(
+            picos
+            for day, picos in self.days(reach).items()
+            if period.first_day <= day < period.end_day
+        )
+
+
+def spend_of_batch(costs: Mapping[SpendKey, int], reaches: Collection[SpendScope]) -> SpendByScope:
+    """The spending of a batch of records."""
+    rows = (
+        ((tenant, environment, app, function, currency), day, picos)
+        for (tenant, environment, app, function, day, _, currency), picos in costs.items()
+    )
+    return _summed(rows, reaches)
+
+
+def read_spend(
+    sql: sa.Connection, reaches: Collection[SpendScope], *, first_day: int, end_day: int
+) -> SpendByScope:
+    """The spending from `first_day` until before `end_day`, from the daily rollups."""
+    tenants = sorted({reach[0] for reach in reaches})
+    # One currency at a time: the rest of the grouping is then the order of the table's key, and
+    # nothing needs to be sorted.
+    rows = (
+        row
+        for currency in {reach[4] for reach in reaches}
+        for row in _rows(sql, tenants, currency, first_day, end_day)
+    )
+    return _summed(rows, reaches)
+
+
+def _rows(
+    sql: sa.Connection, tenants: list[str], currency: str, first_day: int, end_day: int
+) -> Iterator[tuple[SpendScope, int, int]]:
+    table = tables.usage_days
+    parts = (table.c.tenant, table.c.day, table.c.environment, table.c.app, table.c.function)
+    query = sa.select(*parts, sa.func.sum(table.c.high), sa.func.sum(table.c.low)).group_by(*parts)
+    within = (table.c.day >= first_day) & (table.c.day < end_day) & (table.c.currency == currency)
+    for at in range(0, len(tenants), _TENANTS_AT_ONCE):
+        asked = table.c.tenant.in_(tenants[at : at + _TENANTS_AT_ONCE])
+        for tenant, day, environment, app, function, high, low in sql.execute(
+            query.where(asked, within)
+        ):
+            yield (tenant, environment, app, function, currency), day, int(high) * _HALF + int(low)
+
+
+def _summed(
+    rows: Iterable[tuple[SpendScope, int, int]], reaches: Collection[SpendScope]
+) -> SpendByScope:
+    wanted = frozenset(reaches)
+    found: dict[SpendScope, dict[int, int]] = {}
+    for reach, day, picos in rows:
+        for wider in _covering(reach):
+            if wider in wanted:
+                days = found.setdefault(wider, {})
+                days[day] = days.get(day, 0) + picos
+    return SpendByScope(by_reach=found)
+
+
+def _covering(reach: SpendScope) -> frozenset[SpendScope]:
+    """Every reach that the record falls under. A set: a STORAGE record may have "" in a part
+    itself."""
+    tenant, environment, app, function, currency = reach
+    return frozenset(
+        (tenant, some, *inside, currency)
+        for some in (environment, "")
+        for inside in ((app, function), (app, ""), ("", ""))
+    )

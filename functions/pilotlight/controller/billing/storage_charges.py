@@ -1,0 +1,127 @@
+"""What tenants keep on our disks: one STORAGE record per tenant, kind and hour, where that kind has
+a price.
+
+Weights count once per tenant, whatever number of names they have; snapshots as far as they lie on
+the node and are good. What was there when the hour was looked at counts for the whole hour; an hour
+in which nobody looked (the controller was down, the node did not answer) is not billed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from decimal import Decimal
+
+import sqlalchemy as sa
+
+from pilotlight.controller.billing import price_lists, usage_ingestion
+from pilotlight.controller.billing.usage_aggregation import HOUR_S
+from pilotlight.controller.database import tables
+from pilotlight.controller.database.store import Write
+from pilotlight.controller.settings import ControllerConfig
+from pilotlight.protocol import UsageRecord
+from pilotlight.spec.pricing import GIB, Rates, price_duration
+from snapshotter.types import SnapshotInfo, SnapshotState
+
+STORAGE = "STORAGE"
+WEIGHTS, SNAPSHOTS = "weights", "snapshots"
+MONTH_S = 30 * 24 * HOUR_S
+"""The month that storage is priced by."""
+
+
+def is_priced(config: ControllerConfig) -> bool:
+    """Whether any price list charges for storage."""
+    return any(
+        rates.weights_gib_month or rates.snapshot_gib_month
+        for rates in config.prices.lists().values()
+    )
+
+
+def charge_storage(
+    write: Write, config: ControllerConfig, *, snapshots: Iterable[SnapshotInfo] | None
+) -> int:
+    """Charge the hour that runs, once; `snapshots` None: the node did not answer. Returns how many
+    records are new."""
+    held = {WEIGHTS: _weights(write.sql)}
+    if snapshots is not None:
+        held[SNAPSHOTS] = _snapshots(snapshots)
+    rates = price_lists.of_tenants(write.sql, config)
+    records = [
+        record
+        for kind, sizes in held.items()
+        for tenant, size_bytes in sorted(sizes.items())
+        if tenant in rates
+        and (
+            record := _record(
+                rates[tenant], tenant=tenant, kind=kind, size_bytes=size_bytes, now=write.now
+            )
+        )
+    ]
+    fresh = _unknown(write.sql, records)
+    return usage_ingestion.ingest_usage(write, [record.to_json() for record in fresh])[0].new
+
+
+def _unknown(sql: sa.Connection, records: list[UsageRecord]) -> list[UsageRecord]:
+    """What was not charged in this hour: a size that changed since does not change it."""
+    c = tables.usage.c
+    known = set(
+        sql.execute(sa.select(c.id).where(c.id.in_([record.id for record in records]))).scalars()
+    )
+    return [record for record in records if record.id not in known]
+
+
+def _weights(sql: sa.Connection) -> dict[str, int]:
+    c = tables.weights.c
+    once = (
+        sa.select(c.tenant, c.manifest, sa.func.max(c.size_bytes).label("size_bytes"))
+        .group_by(c.tenant, c.manifest)
+        .subquery()
+    )
+    query = sa.select(once.c.tenant, sa.func.sum(once.c.size_bytes)).group_by(once.c.tenant)
+    return {tenant: int(size_bytes) for tenant, size_bytes in sql.execute(query)}
+
+
+def _snapshots(found: Iterable[SnapshotInfo]) -> dict[str, int]:
+    sizes: dict[str, int] = {}
+    for info in found:
+        if info.state is SnapshotState.READY and (tenant := info.labels.get("tenant")):
+            sizes[tenant] = sizes.get(tenant, 0) + info.image_bytes
+    return sizes
+
+
+def _record(
+    rates: Rates, *, tenant: str, kind: str, size_bytes: int, now: float
+) -> UsageRecord | None:
+    per_month = rates.weights_gib_month if kind == WEIGHTS else rates.snapshot_gib_month
+    if not per_month or not size_bytes:
+        return None
+    hour = int(now) // HOUR_S
+    per_s, billed_ns = Decimal(size_bytes) / GIB * per_month / MONTH_S, HOUR_S * 10**9
+    return UsageRecord(
+        id=f"storage/{tenant}/{kind}/{hour}",
+        kind=STORAGE,
+        call="",
+        attempt=0,
+        tenant=tenant,
+        environment="",
+        app="",
+        function="",
+        function_id="",
+        method=kind,
+        revision="",
+        instance="",
+        key="",
+        start_kind="",
+        started_at=float(hour * HOUR_S),
+        queued_ms=0,
+        start_ms=0,
+        exec_ms=0,
+        billed_ns=billed_ns,
+        cpu=0.0,
+        memory_bytes=0,
+        gpu=None,
+        gpu_count=0,
+        outcome="span",
+        price_version=rates.version,
+        currency=rates.currency,
+        rate_per_s=str(per_s),
+        cost=format(price_duration(billed_ns, per_s), "f"),
+    )

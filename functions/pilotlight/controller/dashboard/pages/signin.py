@@ -1,0 +1,130 @@
+"""Signing in with a key, and signing out."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Annotated
+
+import anyio.to_thread
+from fastapi import Form, Request
+from fastapi.responses import RedirectResponse, Response
+
+from pilotlight.controller.context import Context, Ctx
+from pilotlight.controller.dashboard.html import render
+from pilotlight.controller.dashboard.page_context import (
+    LOGIN,
+    MAX_NAME,
+    Cookies,
+    PageRoute,
+    cookie_terms,
+)
+from pilotlight.controller.dashboard.page_context import Form as FormCookie
+from pilotlight.controller.identity import access_control, sessions
+from pilotlight.controller.identity.access_control import Principal
+from pilotlight.controller.identity.sessions import CookieAttributes
+from pilotlight.controller.lazy_routes import APIRouter
+from pilotlight.core.dashboard.dashboard_origin import DASHBOARD_PATH
+from pilotlight.errors import PilotlightError, Unauthenticated
+
+router = APIRouter(include_in_schema=False, route_class=PageRoute)
+
+
+@router.get(LOGIN)
+async def login_form(context: Ctx, request: Request) -> Response:
+    """Render the sign-in form."""
+    try:
+        _require_private(context, request)
+    except PilotlightError as e:
+        return _login_page(context, request, status=e.status, error=str(e))
+    return _login_page(context, request)
+
+
+@router.post(LOGIN)
+async def login(
+    context: Ctx,
+    request: Request,
+    cookie: FormCookie,
+    key: Annotated[str, Form(max_length=MAX_NAME)],
+    form: Annotated[str, Form(max_length=MAX_NAME)] = "",
+) -> Response:
+    """Exchange a key for a session."""
+    try:
+        sessions.require_same_site(request.headers, cookie=cookie, field=form)
+        _require_private(context, request)
+        caller = await anyio.to_thread.run_sync(_authenticate, context, key)
+    except PilotlightError as e:
+        return _login_page(context, request, status=e.status, error=str(e))
+    answer = RedirectResponse(DASHBOARD_PATH, status_code=303)
+    terms, lasts = cookie_terms(context, request), int(sessions.SESSION_S)
+    _set(
+        answer,
+        terms,
+        sessions.COOKIE,
+        sessions.issue_cookie(context.key, caller, now=context.clock()),
+        max_age=lasts,
+    )
+    _set(answer, terms, sessions.FORM_COOKIE, secrets.token_urlsafe(16), max_age=lasts)
+    return answer
+
+
+@router.post("/dashboard/logout")
+async def logout(
+    context: Ctx,
+    request: Request,
+    cookie: FormCookie,
+    session: Cookies,
+    form: Annotated[str, Form(max_length=MAX_NAME)] = "",
+) -> Response:
+    """End the session, in all its tabs."""
+    sessions.require_same_site(request.headers, cookie=cookie, field=form)
+    try:
+        found, key, until = sessions.parse_cookie(context.key, session)
+        if until > context.clock():
+            await anyio.to_thread.run_sync(_end, context, found, key, until)
+    except Unauthenticated:
+        pass  # there is no session to end
+    answer = RedirectResponse(LOGIN, status_code=303)
+    _set(answer, cookie_terms(context, request), sessions.COOKIE, "", max_age=0)
+    return answer
+
+
+def _require_private(context: Context, request: Request) -> None:
+    sessions.require_private_connection(
+        request.headers, request.url.scheme, allowed=context.config.settings.plain_http_sign_in
+    )
+
+
+def _login_page(
+    context: Context, request: Request, *, status: int = 200, error: str = ""
+) -> Response:
+    token = secrets.token_urlsafe(16)
+    answer = render("login.html", status=status, error=error, form=token)
+    _set(answer, cookie_terms(context, request), sessions.FORM_COOKIE, token, max_age=None)
+    return answer
+
+
+def _set(
+    answer: Response, terms: CookieAttributes, name: str, value: str, *, max_age: int | None
+) -> None:
+    answer.set_cookie(
+        terms.name(name),
+        value,
+        max_age=max_age,
+        path=terms.path,
+        httponly=True,
+        samesite="strict",
+        secure=terms.is_secure,
+    )
+
+
+def _end(context: Context, session: str, key: str, until: float) -> None:
+    with context.store.write() as write:
+        sessions.end_session(write, session=session, key=key, until=until)
+
+
+def _authenticate(context: Context, key: str) -> Principal:
+    with context.store.read() as sql:
+        caller = access_control.authenticate(
+            sql, authorization=f"Bearer {key.strip()}", environment=None, now=context.clock()
+        )
+    return sessions.require_dashboard_access(caller)

@@ -1,0 +1,181 @@
+"""Forgetting what was deployed: old entries of apps' histories, and revisions that were given up,
+once a tenant has more than its bound.
+
+A plan that allows so many `functions` has KEPT_PER_FUNCTION times as many revisions and entries.
+What can be called stays, and so do the newest entries of each app that is there. A revision was
+given up when it was pruned or its function was removed; those with tags stay for TAGS_KEPT_S after
+that, because bills are grouped by them. A function of which no revision is left goes with all that
+belongs to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import sqlalchemy as sa
+
+from pilotlight.controller.database import tables
+from pilotlight.controller.database.store import Write
+from pilotlight.errors import StorageQuotaExceeded
+from pilotlight.spec.quotas import Plan
+
+KEPT_PER_FUNCTION = 100
+TAGS_KEPT_S = 400 * 86_400.0
+"""Bills of the year before can still be grouped by tags."""
+_SLACK = 100
+"""Beyond what has to go, so that not each deploy at the bound looks for more."""
+_AT_ONCE = 500
+"""Functions in one statement: databases bound the parameters of a statement."""
+
+
+def enforce_retention(write: Write, plan: Plan, *, tenant: str, before: int) -> None:
+    """Forget the oldest, after a deploy; `before`: it had so many revisions. Raises
+    StorageQuotaExceeded when too many must stay."""
+    if plan.functions is None:
+        return
+    limit = KEPT_PER_FUNCTION * plan.functions
+    _delete_entries(write, tenant, limit)
+    if (now := count_revisions(write.sql, tenant=tenant)) <= limit:
+        return
+    now -= _delete_revisions(write, tenant, at_most=now - limit + _SLACK)
+    if now > max(limit, before):
+        raise StorageQuotaExceeded(
+            f"this tenant would have {now} revisions, and its plan allows {limit}: "
+            f"{KEPT_PER_FUNCTION} for each of functions = "
+            f"{plan.functions}; nothing was deployed",
+            quota="functions",
+            limit=limit,
+            used=before,
+            hint="Give some up: `pilotlight app prune APP`. Those whose tags bills are grouped by "
+            "stay for 400 days after that; the "
+            "platform's operator can raise `functions`.",
+        )
+
+
+def count_revisions(sql: sa.Connection, *, tenant: str) -> int:
+    """How many revisions the tenant has, those of removed functions included."""
+    table, functions = tables.revisions, tables.functions
+    query = (
+        sa.select(sa.func.count())
+        .select_from(table)
+        .join(functions, functions.c.id == table.c.function)
+    )
+    return int(sql.execute(query.where(functions.c.tenant == tenant)).scalar_one())
+
+
+def delete_functions(sql: sa.Connection, ids: Sequence[str]) -> None:
+    """Drop functions and all that belongs to them but their history and usage."""
+    for begin in range(0, len(ids), _AT_ONCE):
+        _delete_batch(sql, ids[begin : begin + _AT_ONCE])
+
+
+def _delete_batch(sql: sa.Connection, ids: Sequence[str]) -> None:
+    for children, column, parents in (
+        (tables.rollout_decisions, tables.rollout_decisions.c.rollout, tables.rollouts),
+        (tables.exposures, tables.exposures.c.experiment, tables.experiments),
+        (tables.exposure_latency, tables.exposure_latency.c.experiment, tables.experiments),
+    ):
+        sql.execute(
+            sa.delete(children).where(
+                column.in_(sa.select(parents.c.id).where(parents.c.function.in_(ids)))
+            )
+        )
+    for table in (
+        tables.rollouts,
+        tables.experiments,
+        tables.slo_alerts,
+        tables.aliases,
+        tables.approvals,
+        tables.traffic,
+        tables.schedules,
+        tables.revisions,
+    ):
+        sql.execute(sa.delete(table).where(table.c.function.in_(ids)))
+    sql.execute(sa.delete(tables.feedback).where(tables.feedback.c.function_id.in_(ids)))
+    sql.execute(sa.delete(tables.functions).where(tables.functions.c.id.in_(ids)))
+
+
+def _delete_entries(write: Write, tenant: str, limit: int) -> None:
+    table, apps = tables.deployments, tables.apps
+    count = sa.select(sa.func.count()).where(table.c.tenant == tenant)
+    if (excess := int(write.sql.execute(count).scalar_one()) - limit) <= 0:
+        return
+    key = (table.c.tenant, table.c.environment, table.c.app, table.c.version)
+    same_app = (
+        (apps.c.tenant == table.c.tenant)
+        & (apps.c.environment == table.c.environment)
+        & (apps.c.name == table.c.app)
+    )
+    may_go = apps.c.deleted_at.is_not(None) | (
+        table.c.version <= apps.c.version - KEPT_PER_FUNCTION
+    )
+    oldest = sa.select(*key).join(apps, same_app).where(table.c.tenant == tenant, may_go)
+    oldest = oldest.order_by(table.c.created_at, table.c.version).limit(excess + _SLACK)
+    write.sql.execute(sa.delete(table).where(sa.tuple_(*key).in_(oldest)))
+
+
+def _delete_revisions(write: Write, tenant: str, *, at_most: int) -> int:
+    """How many went."""
+    table, functions = tables.revisions, tables.functions
+    given_up_at = sa.func.coalesce(functions.c.removed_at, table.c.pruned_at)
+    may_go = given_up_at.is_not(None) & (
+        ~table.c.has_tags | (given_up_at < write.now - TAGS_KEPT_S)
+    )
+    oldest = sa.select(table.c.function, table.c.name).join(
+        functions, functions.c.id == table.c.function
+    )
+    oldest = (
+        oldest.where(functions.c.tenant == tenant, may_go)
+        .order_by(table.c.created_at)
+        .limit(at_most)
+    )
+    gone = write.sql.execute(oldest).all()
+    for row in gone:
+        for of_it in (tables.approvals, tables.aliases):
+            write.sql.execute(
+                sa.delete(of_it).where(
+                    of_it.c.function == row.function, of_it.c.revision == row.name
+                )
+            )
+        write.sql.execute(
+            sa.delete(table).where(table.c.function == row.function, table.c.name == row.name)
+        )
+    if gone:
+        _delete_empty(write.sql, tenant)
+    return len(gone)
+
+
+def _delete_empty(sql: sa.Connection, tenant: str) -> None:
+    """Drop removed functions without a revision, then deleted apps without a function; not those
+    whose policy guards their releases."""
+    functions, apps = tables.functions, tables.apps
+    has_revisions = sa.exists().where(tables.revisions.c.function == functions.c.id)
+    empty = sa.select(functions.c.id).where(
+        functions.c.tenant == tenant, functions.c.removed_at.is_not(None), ~has_revisions
+    )
+    delete_functions(sql, sql.execute(empty).scalars().all())
+    has_functions = sa.exists().where(
+        functions.c.tenant == apps.c.tenant,
+        functions.c.environment == apps.c.environment,
+        functions.c.app == apps.c.name,
+    )
+    left = sa.select(apps.c.environment, apps.c.name).where(
+        apps.c.tenant == tenant,
+        apps.c.deleted_at.is_not(None),
+        apps.c.policy == "{}",
+        ~has_functions,
+    )
+    entries = tables.deployments
+    for app in sql.execute(left).all():
+        place = (
+            entries.c.tenant == tenant,
+            entries.c.environment == app.environment,
+            entries.c.app == app.name,
+        )
+        sql.execute(sa.delete(entries).where(*place))
+        sql.execute(
+            sa.delete(apps).where(
+                apps.c.tenant == tenant,
+                apps.c.environment == app.environment,
+                apps.c.name == app.name,
+            )
+        )

@@ -1,0 +1,221 @@
+"""The database: opened, migrated, read and written. One code for SQLite and PostgreSQL.
+
+Reads run side by side. Writes of this process go one at a time: an in-process lock costs
+microseconds, where SQLite's own waiting polls with growing pauses. A `Write` collects whether it
+touched the feed, and its followers are told after the commit.
+
+SQLite runs with WAL, foreign keys and `synchronous=FULL`: what was acknowledged (a usage record
+above all) survives a power cut."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import event
+from sqlalchemy.dialects import postgresql, sqlite
+
+from pilotlight.errors import StorageFull
+
+BUSY_TIMEOUT_MS = 10_000
+"""How long a write waits for another process (`pilotlight state backup`, a bootstrap); the longest
+holds it some seconds."""
+MIGRATION_LOCK = 0x70696C6F
+"""Key of PostgreSQL's advisory lock around migrations: "pilo"."""
+WRITE_LOCK = 0x70696C77
+"""Key of PostgreSQL's advisory lock around every write: "pilw"."""
+MAX_CONNECTIONS = 48
+"""Of one process: one for each thread that may ask (`threads`), the framework's 40 and 8 that look
+up keys."""
+KEPT_CONNECTIONS = 8
+"""Of these, how many stay open."""
+_WRITING = {"pilotlight_writing": True}
+_MIGRATIONS = Path(__file__).parent / "migrations"
+_VERSION = sa.table("alembic_version", sa.column("version_num"))
+"""Alembic's own."""
+
+
+def newest_schema_revision() -> str:
+    """The revision to which the newest migration leads: files of migrations begin with theirs."""
+    return max(path.name.partition("_")[0] for path in (_MIGRATIONS / "versions").glob("[0-9]*.py"))
+
+
+@dataclass(slots=True)
+class Write:
+    """A transaction that changes things. Owner: the thread inside `Store.write`; `fed` says that
+    the feed grew."""
+
+    sql: sa.Connection
+    now: float
+    fed: bool = False
+
+    def insert(self, table: sa.Table) -> sqlite.Insert | postgresql.Insert:
+        """The dialect's INSERT, which knows `on_conflict_do_nothing` and
+        `on_conflict_do_update`."""
+        return (
+            postgresql.insert(table)
+            if self.sql.dialect.name == "postgresql"
+            else sqlite.insert(table)
+        )
+
+
+transaction_hook: ContextVar[Callable[[Write], None] | None] = ContextVar(
+    "written with every change", default=None
+)
+"""What else is written in each transaction that the current request commits (`idempotency`)."""
+
+
+class Store:
+    """The open database. Safe to use from many threads; `close()` ends it."""
+
+    def __init__(
+        self, url: str, *, clock: Callable[[], float], on_fed: Callable[[], None] = lambda: None
+    ) -> None:
+        self._clock = clock
+        self._on_fed = on_fed
+        self._writing = threading.Lock()
+        self.engine = _engine(url)
+        # A view must not shift between two statements; SQLite's never does.
+        is_postgresql = self.engine.dialect.name == "postgresql"
+        self._reader = (
+            self.engine.execution_options(isolation_level="REPEATABLE READ")
+            if is_postgresql
+            else self.engine
+        )
+
+    def __repr__(self) -> str:
+        return f"<Store {self.engine.url.render_as_string(hide_password=True)}>"
+
+    @contextlib.contextmanager
+    def read(self) -> Iterator[sa.Connection]:
+        """A consistent view."""
+        with self._reader.connect() as connection:
+            yield connection
+
+    @contextlib.contextmanager
+    def write(self) -> Iterator[Write]:
+        """A transaction, committed at the end of the block; an exception rolls it back. Raises
+        StorageFull."""
+        with self._writing, _disk_errors():
+            connection = self.engine.connect().execution_options(**_WRITING)
+            with connection, connection.begin():
+                # what BEGIN IMMEDIATE is on SQLite: one writer, whatever its process
+                if connection.dialect.name == "postgresql":
+                    connection.execute(sa.select(sa.func.pg_advisory_xact_lock(WRITE_LOCK)))
+                write = Write(sql=connection, now=self._clock())
+                yield write
+                if (rider := transaction_hook.get()) is not None:
+                    rider(write)
+        if write.fed:
+            self._on_fed()
+
+    def ping(self) -> None:
+        """Return once the database has answered. Raises SQLAlchemyError."""
+        with self.engine.connect() as connection:
+            connection.execute(sa.select(1))
+
+    def migrate(self) -> None:
+        """Bring the schema up to date. Idempotent; of two starters one migrates while the other
+        waits."""
+        if self._is_current():
+            return
+        from alembic import command  # a third of a second that most starts can do without
+        from alembic.config import Config
+
+        config = Config()
+        config.set_main_option("script_location", str(_MIGRATIONS))
+        with self._writing, self.engine.connect() as connection:
+            if connection.dialect.name == "postgresql":
+                connection.execute(sa.select(sa.func.pg_advisory_xact_lock(MIGRATION_LOCK)))
+            else:
+                connection = connection.execution_options(**_WRITING)
+                connection.begin()
+            config.attributes["connection"] = connection
+            command.upgrade(config, "head")
+            connection.commit()
+
+    def _is_current(self) -> bool:
+        with self.engine.connect() as connection:
+            if not sa.inspect(connection).has_table(_VERSION.name):
+                return False
+            return list(connection.scalars(sa.select(_VERSION.c.version_num))) == [
+                newest_schema_revision()
+            ]
+
+    def close(self) -> None:
+        """Close every connection."""
+        self.engine.dispose()
+
+
+def _engine(url: str) -> sa.Engine:
+    more = MAX_CONNECTIONS - KEPT_CONNECTIONS
+    if not url.startswith("sqlite:"):
+        return sa.create_engine(
+            url, pool_size=KEPT_CONNECTIONS, max_overflow=more, pool_pre_ping=True
+        )
+    engine = sa.create_engine(
+        url,
+        pool_size=KEPT_CONNECTIONS,
+        max_overflow=more,
+        connect_args={"timeout": BUSY_TIMEOUT_MS / 1000},
+    )
+    event.listen(engine, "connect", _prepare_sqlite)
+    event.listen(engine, "begin", _begin_sqlite)
+    return engine
+
+
+def _prepare_sqlite(raw: sqlite3.Connection, _record: Any) -> None:
+    # the driver's own implicit BEGIN would be deferred and leave DDL outside
+    raw.isolation_level = None
+    _write_ahead(raw)
+    for pragma in ("synchronous=FULL", "foreign_keys=ON", f"busy_timeout={BUSY_TIMEOUT_MS}"):
+        raw.execute(f"PRAGMA {pragma}").close()
+
+
+def _write_ahead(raw: sqlite3.Connection) -> None:
+    """Turn the log ahead on. Of two that open a new file at once one is told "locked" without the
+    wait of `busy_timeout`: it asks again."""
+    until = time.monotonic() + BUSY_TIMEOUT_MS / 1000
+    while True:
+        try:
+            raw.execute("PRAGMA journal_mode=WAL").close()
+            return
+        except sqlite3.OperationalError as e:
+            if "locked" not in str(e) or time.monotonic() > until:
+                raise
+            time.sleep(0.005)
+
+
+def _begin_sqlite(connection: sa.Connection) -> None:
+    # IMMEDIATE takes the write lock at once: a deferred transaction that upgrades later fails
+    # instead of waiting.
+    writing = connection.get_execution_options().get("pilotlight_writing", False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writing else "BEGIN")
+
+
+@contextlib.contextmanager
+def _disk_errors() -> Iterator[None]:
+    try:
+        yield
+    except sa.exc.OperationalError as e:
+        if "full" in str(e.orig).lower() or "no space" in str(e.orig).lower():
+            raise StorageFull(
+                f"the control plane's database cannot grow: {e.orig}. Free some space; nothing "
+                f"was changed."
+            ) from e
+        raise
+    except OSError as e:
+        if e.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise StorageFull(
+                f"the disk is full: {e.strerror}. Free some space; nothing was changed."
+            ) from e
+        raise

@@ -1,0 +1,281 @@
+"""What a deploy refers to must be there, and must be the tenant's: checked before anything changes,
+naming what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from pilotlight.controller.database import tables
+from pilotlight.controller.identity import tenants
+from pilotlight.controller.identity.access_control import Principal
+from pilotlight.controller.registry import images
+from pilotlight.controller.release import argument_schemas
+from pilotlight.controller.scheduling import schedules
+from pilotlight.controller.weights import blobs
+from pilotlight.errors import InvalidInput, TooLarge
+from pilotlight.spec.function import PUBLIC, FunctionSpec, canonical_json, from_json, to_json
+from pilotlight.spec.identifiers import check_name
+from pilotlight.spec.pricing import Rates
+from snapshotter.engines import check_environment_name
+from snapshotter.linux.egress_policy import EgressPolicy
+from weight_cache import manifest
+from weight_cache.errors import ManifestInvalid
+from weight_cache.manifest import Manifest
+
+MAX_FUNCTIONS = 1000
+MAX_NAMED_AT_ONCE = 1000
+"""Digests in one query: databases bound the parameters of a statement."""
+MAX_SPEC_BYTES = 524_288
+"""A spec travels in launch frames of at most 8 MiB and is kept by every activator."""
+
+
+def parse_specs(app: str, functions: Sequence[Mapping[str, Any]]) -> list[FunctionSpec]:
+    """The specs of a deploy, checked in themselves. Raises InvalidInput naming function and key."""
+    _name("app", app)
+    if not 1 <= len(functions) <= MAX_FUNCTIONS:
+        raise InvalidInput(
+            f"a deploy has 1 to {MAX_FUNCTIONS} functions, not {len(functions)}",
+            parameter="functions",
+        )
+    specs = [from_json(FunctionSpec, body, f"functions[{i}]") for i, body in enumerate(functions)]
+    seen: set[str] = set()
+    for spec in specs:
+        if spec.name in seen:
+            raise InvalidInput(f"function {spec.name!r} is declared twice", parameter="functions")
+        seen.add(spec.name)
+        _check(spec)
+    schedules.check_schedules(specs)
+    return specs
+
+
+def check_dependencies(
+    sql: sa.Connection,
+    *,
+    tenant: str,
+    environment: str,
+    specs: Sequence[FunctionSpec],
+    manifests: Mapping[str, Manifest],
+    bundle_max_bytes: int,
+) -> None:
+    """Raise InvalidInput for the first blob, image or secret that is not there; TooLarge for a
+    bundle over its bound.
+
+    `manifests`: those that `check_weights` read. One that came since is not there yet: nobody
+    looked at what it names. Called in the transaction that refers to all of it: what was given up
+    since `check_weights` is found missing here."""
+    for digest, found in manifests.items():
+        check_files(sql, tenant=tenant, digest=digest, named=found)
+    sizes = blobs.sizes(sql, tenant=tenant, digests={spec.bundle for spec in specs})
+    there = {*sizes, *manifests}
+    built = images.built(sql, tenant=tenant, digests={spec.image for spec in specs if spec.image})
+    secrets = _secrets(
+        sql,
+        tenant=tenant,
+        environment=environment,
+        names={name for spec in specs for name in spec.secrets},
+    )
+    for spec in specs:
+        wanted = [
+            ("blob", "bundle", spec.bundle),
+            *(("blob", f"weights {w.name!r}", w.manifest) for w in spec.weights),
+        ]
+        for kind, role, digest in wanted:
+            if digest not in there:
+                raise InvalidInput(
+                    f"function {spec.name!r}: {role} {digest} was not uploaded",
+                    function=spec.name,
+                    missing={kind: digest},
+                )
+        if sizes[spec.bundle] > bundle_max_bytes:
+            message = (
+                f"function {spec.name!r}: its bundle has {sizes[spec.bundle]} bytes: at "
+                f"most {bundle_max_bytes}"
+            )
+            raise TooLarge(message, limit_bytes=bundle_max_bytes)
+        if spec.image and spec.image not in built:
+            raise InvalidInput(
+                f"function {spec.name!r}: image {spec.image} was not built",
+                function=spec.name,
+                missing={"image": spec.image},
+            )
+        for name in spec.secrets:
+            if name not in secrets:
+                hint = f"create it with: pilotlight secret set {name} VARIABLE -e {environment}"
+                message = (
+                    f"function {spec.name!r}: there is no secret {name!r} in environment "
+                    f"{environment!r}; {hint}"
+                )
+                raise InvalidInput(message, function=spec.name, missing={"secret": name})
+
+
+def check_fallbacks(caller: Principal, *, app: str, specs: Sequence[FunctionSpec]) -> None:
+    """Raise Forbidden for the first variant or fallback that the key does not reach: calls would
+    run it in the key's stead."""
+    for spec in specs:
+        for name in (
+            *(variant.function for variant in spec.variants),
+            *(rung.function for rung in spec.fallback),
+        ):
+            if name:
+                place, _, function = name.rpartition("/")
+                caller.require_function(place or app, function)
+
+
+def check_prices(specs: Sequence[FunctionSpec], rates: Rates) -> None:
+    """Raise InvalidInput for the first GPU type without a price: no call of such a function could
+    be billed, so none is let through."""
+    for spec in specs:
+        for gpu in spec.resources.gpu:
+            if gpu not in rates.gpu_s:
+                there = ", ".join(sorted(rates.gpu_s)) or "none"
+                raise InvalidInput(
+                    f"function {spec.name!r}: gpu = {gpu!r} has no price in list "
+                    f"{rates.version!r}, which has {there}: "
+                    f"ask for one of these, or let the operator add prices.gpu_s.{gpu} to "
+                    f"platform.yaml, with a new prices.version",
+                    function=spec.name,
+                    parameter="gpu",
+                )
+
+
+def check_egress(specs: Sequence[FunctionSpec], egress: EgressPolicy | None) -> None:
+    """Raise InvalidInput for the first function that asks for networks which the operator does not
+    let functions ask for.
+
+    `egress`: None where no function has a network of its own.
+    """
+    for spec in specs:
+        if spec.egress and egress is None:
+            why = (
+                "functions here have no network of their own (snapshotter.function_network): "
+                "what they reach is the operator's to say"
+            )
+            raise InvalidInput(
+                f"function {spec.name!r}: egress: {why}; leave it out",
+                function=spec.name,
+                parameter="egress",
+            )
+        try:
+            _ = egress is None or egress.requested(spec.egress)
+        except ValueError as e:
+            message = (
+                f"function {spec.name!r}: {e}. The internet is open to all; ask the "
+                f"operator for more"
+            )
+            raise InvalidInput(message, function=spec.name, parameter="egress") from e
+
+
+def check_access(sql: sa.Connection, specs: Sequence[FunctionSpec]) -> None:
+    """Raise InvalidInput for the first tenant in `access` that does not exist: it would be let in
+    by whoever gets that name later."""
+    missing = tenants.unknown_names(
+        sql, {name for spec in specs for name in spec.access} - {PUBLIC}
+    )
+    for spec in specs:
+        for name in spec.access:
+            if name in missing:
+                raise InvalidInput(
+                    f"function {spec.name!r}: access: there is no tenant {name!r}",
+                    function=spec.name,
+                    parameter="access",
+                )
+
+
+def check_weights(
+    sql: sa.Connection, files: blobs.BlobStore, *, tenant: str, specs: Sequence[FunctionSpec]
+) -> dict[str, Manifest]:
+    """The manifests that are there, by digest, once it is sure that they name files that are the
+    tenant's. Raises InvalidInput.
+
+    Reads megabytes, in a thread of the application: no lock is held.
+    """
+    named = {w.manifest for spec in specs for w in spec.weights}
+    there = sorted(blobs.sizes(sql, tenant=tenant, digests=named))
+    return {digest: check_manifest(sql, files, tenant=tenant, digest=digest) for digest in there}
+
+
+def check_manifest(
+    sql: sa.Connection, files: blobs.BlobStore, *, tenant: str, digest: str
+) -> Manifest:
+    """A manifest that is the tenant's and names only files that are too. Raises InvalidInput;
+    Unavailable when the store is away.
+
+    Without it, who only knows the digest of another tenant's file would get to read it.
+    """
+    size_bytes = blobs.sizes(sql, tenant=tenant, digests=[digest]).get(digest)
+    if size_bytes is None:
+        raise InvalidInput(f"weights {digest} were not uploaded", missing={"blob": digest})
+    if size_bytes > manifest.MAX_MANIFEST_BYTES:
+        raise InvalidInput(
+            f"weights {digest} are no manifest: they have {size_bytes} bytes", parameter="weights"
+        )
+    try:
+        found = manifest.parse(files.load(digest, max_bytes=manifest.MAX_MANIFEST_BYTES))
+    except ManifestInvalid as e:
+        raise InvalidInput(f"weights {digest} are no manifest: {e}", parameter="weights") from e
+    check_files(sql, tenant=tenant, digest=digest, named=found)
+    return found
+
+
+def check_files(sql: sa.Connection, *, tenant: str, digest: str, named: Manifest) -> None:
+    """Raise InvalidInput when a manifest, or a file that it names, is not the tenant's (now)."""
+    wanted = [digest, *sorted(named.blobs())]
+    for begin in range(0, len(wanted), MAX_NAMED_AT_ONCE):
+        part = wanted[begin : begin + MAX_NAMED_AT_ONCE]
+        owned = blobs.sizes(sql, tenant=tenant, digests=part)
+        if missing := next((name for name in part if name not in owned), None):
+            raise InvalidInput(
+                f"weights {digest}: their file {missing} was not uploaded",
+                missing={"blob": missing},
+            )
+
+
+def _check(spec: FunctionSpec) -> None:
+    where = f"function {spec.name!r}"
+    blobs.check_digest(spec.bundle, f"{where}: bundle")
+    if spec.image is not None:
+        blobs.check_digest(spec.image, f"{where}: image")
+    if spec.engine is not None:
+        try:
+            check_environment_name(spec.engine.environment)
+        except ValueError as e:
+            raise InvalidInput(f"{where}: {e}", parameter="environment") from e
+    names = [w.name for w in spec.weights]
+    for weights in spec.weights:
+        _name("weights", weights.name)
+        blobs.check_digest(weights.manifest, f"{where}: weights {weights.name!r}")
+    if len(set(names)) != len(names):
+        raise InvalidInput(f"{where}: two weights share a name", parameter="weights")
+    if len({m.name for m in spec.methods}) != len(spec.methods):
+        raise InvalidInput(f"{where}: two methods share a name", parameter="methods")
+    for method in spec.methods:
+        if method.schema is not None:
+            argument_schemas.check_schema(
+                method.schema, f"{where}: schema of {method.name or spec.name!r}"
+            )
+        if method.returns is not None:
+            argument_schemas.check_schema(
+                method.returns, f"{where}: schema of the answer of {method.name or spec.name!r}"
+            )
+    if (size := len(canonical_json(to_json(spec)))) > MAX_SPEC_BYTES:
+        raise InvalidInput(
+            f"{where}: its spec has {size} bytes: at most {MAX_SPEC_BYTES}", parameter="functions"
+        )
+
+
+def _secrets(sql: sa.Connection, *, tenant: str, environment: str, names: set[str]) -> set[str]:
+    table = tables.secrets
+    query = sa.select(table.c.name).where(
+        table.c.tenant == tenant, table.c.environment == environment, table.c.name.in_(names)
+    )
+    return set(sql.execute(query).scalars())
+
+
+def _name(kind: str, name: str) -> None:
+    try:
+        check_name(kind, name)
+    except ValueError as e:
+        raise InvalidInput(str(e), parameter=kind) from e

@@ -1,0 +1,199 @@
+"""From one environment to another: what serves there is deployed here, the very same specs, with
+what was told of them.
+
+The promotion is the promoter's approval, unless he brought the revision himself; where the app of
+the target demands more, it waits for them. What the specs refer to must be in the target: secrets
+by their names above all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import sqlalchemy as sa
+
+from pilotlight.controller.database import tables
+from pilotlight.controller.database.store import Write
+from pilotlight.controller.deployments import app_registry, dependency_checks, releases
+from pilotlight.controller.deployments.app_registry import Deployment, FunctionDeployment
+from pilotlight.controller.deployments.releases import ReleaseOptions
+from pilotlight.controller.identity import tenants
+from pilotlight.controller.registry import revisions
+from pilotlight.controller.registry.app_ref import AppRef
+from pilotlight.controller.registry.revisions import RevisionMetadata
+from pilotlight.controller.release import app_history, approvals, traffic
+from pilotlight.controller.weights import blobs, weight_names
+from pilotlight.errors import Conflict, InvalidInput, NotFound
+from pilotlight.spec.function import FunctionSpec, from_json, to_json
+from weight_cache.manifest import Manifest
+
+ACTION = "promote"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromotionCandidate:
+    """A revision that serves in one environment, and what was told of it."""
+
+    revision: str
+    spec: FunctionSpec
+    told: RevisionMetadata
+
+
+def candidates(
+    sql: sa.Connection, origin: AppRef, *, function: str | None
+) -> list[PromotionCandidate]:
+    """What serves in `origin`, by name; of one function, or of all of the app. Raises NotFound,
+    Conflict where nothing serves."""
+    names = [function] if function is not None else _names(sql, origin)
+    if not names:
+        text = f"there is no app {origin.app!r} in environment {origin.environment!r}"
+        raise NotFound(text, app=origin.app, environment=origin.environment)
+    return [_candidate(sql, origin, name) for name in names]
+
+
+def promote(
+    write: Write,
+    target: AppRef,
+    *,
+    origin: AppRef,
+    found: list[PromotionCandidate],
+    manifests: Mapping[str, Manifest],
+    bundle_max_bytes: int,
+    terms: ReleaseOptions,
+    message: str,
+    whole_app: bool,
+    is_bound: bool,
+) -> tuple[Deployment, list[str]]:
+    """Deploy what was found in `target`; also digests whose pins ended. `is_bound`: as in
+    `weight_names.note_deployed`.
+
+    `whole_app`: nothing may be left there that `origin` has not. Raises what a deploy raises; then
+    nothing has changed."""
+    specs = [one.spec for one in found]
+    tenants.require_environment(write.sql, tenant=target.tenant, name=target.environment)
+    dependency_checks.check_access(write.sql, specs)
+    dependency_checks.check_dependencies(
+        write.sql,
+        tenant=target.tenant,
+        environment=target.environment,
+        specs=specs,
+        manifests=manifests,
+        bundle_max_bytes=bundle_max_bytes,
+    )
+    unpinned = weight_names.note_deployed(
+        write, target, specs=specs, manifests=manifests, is_bound=is_bound
+    )
+    gone = set(_names(write.sql, target)) - {spec.name for spec in specs} if whole_app else set()
+    if gone:
+        lost = ", ".join(sorted(gone))
+        text = f"{origin.environment} has no {lost} of {target.app}, which {target.environment} has"
+        raise Conflict(
+            f"{text}: name the function to promote, or deploy the app there", functions=sorted(gone)
+        )
+    version = app_registry.continue_deployment(write, target)
+    deployed = tuple(_one(write, target, origin, one, terms) for one in found)
+    app_history.record_version(
+        write,
+        target,
+        version=version,
+        action=ACTION,
+        message=message,
+        functions=to_json(deployed),
+        labels=_labels(origin),
+    )
+    after = {
+        "from": origin.environment,
+        "functions": {one.function: one.revision for one in deployed},
+        "version": version,
+    }
+    app_registry.record_app_change(write, target, f"app.{ACTION}", after=after)
+    return Deployment(
+        app=target.app, environment=target.environment, version=version, functions=deployed
+    ), unpinned
+
+
+def manifests_of(
+    sql: sa.Connection, files: blobs.BlobStore, *, tenant: str, found: list[PromotionCandidate]
+) -> dict[str, Manifest]:
+    """The manifests of weights that the candidates name, read before any lock is held."""
+    return dependency_checks.check_weights(
+        sql, files, tenant=tenant, specs=[one.spec for one in found]
+    )
+
+
+def _one(
+    write: Write, target: AppRef, origin: AppRef, found: PromotionCandidate, terms: ReleaseOptions
+) -> FunctionDeployment:
+    lineage = {
+        **found.told.lineage,
+        "promoted_from": f"{origin.environment}/{origin.app}/{found.spec.name}@{found.revision}",
+    }
+    told = replace(found.told, lineage=lineage)
+    revision, created = app_registry.place_revision(write, target, found.spec, told=told)
+    brought_by = revisions.get_row(
+        write.sql, function_id=target.function_id(found.spec.name), revision=revision
+    ).created_by
+    # it may have been deployed there already, by another key
+    if target.actor not in (told.author, brought_by):
+        approvals.approve(
+            write,
+            target,
+            function=found.spec.name,
+            revision=revision,
+            note=f"promoted from {origin.environment}",
+        )
+    done = releases.release(
+        write, target, function=found.spec.name, revision=revision, terms=replace(terms, told=told)
+    )
+    app_registry.publish_unchanged_traffic(write, target, found.spec.name, done)
+    return app_registry.to_function_deployment(found.spec.name, revision, done, created=created)
+
+
+def _candidate(sql: sa.Connection, origin: AppRef, function: str) -> PromotionCandidate:
+    traffic.find(sql, origin, function)
+    function_id = origin.function_id(function)
+    revision = releases.serving_revision(sql, function_id)
+    if not revision:
+        text = (
+            f"{origin.app}/{function} serves nothing in environment {origin.environment!r}: "
+            f"promote a revision there first"
+        )
+        raise Conflict(text, function=function, environment=origin.environment)
+    row = revisions.get_row(sql, function_id=function_id, revision=revision)
+    told = RevisionMetadata(**revisions.metadata_of(row), author=row.created_by)
+    return PromotionCandidate(
+        revision=revision, spec=from_json(FunctionSpec, json.loads(row.spec)), told=told
+    )
+
+
+def _names(sql: sa.Connection, place: AppRef) -> list[str]:
+    table = tables.functions
+    query = (
+        sa.select(table.c.name)
+        .where(*place.in_app(), table.c.removed_at.is_(None))
+        .order_by(table.c.name)
+    )
+    return list(sql.execute(query).scalars())
+
+
+def _labels(origin: AppRef) -> dict[str, str]:
+    return {"from": origin.environment}
+
+
+def require_different_environments(origin: AppRef, target: AppRef) -> None:
+    """Raise InvalidInput where both are the same environment."""
+    if origin.environment == target.environment:
+        how = f"within one it is: pilotlight app promote {origin.app}/FUNCTION REVISION"
+        raise InvalidInput(
+            f"both environments are {origin.environment!r}: name two; {how}",
+            parameter="to_environment",
+        )
+
+
+def describe_promotion(done: Deployment) -> dict[str, Any]:
+    """As a deploy is answered."""
+    body: dict[str, Any] = to_json(done)
+    del body["removed"]
+    return body

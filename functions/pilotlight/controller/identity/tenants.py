@@ -1,0 +1,359 @@
+"""Tenants, what they were promised, and their environments."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import sqlalchemy as sa
+
+from pilotlight.controller.database import audit_trail, feed, retention, tables
+from pilotlight.controller.database.store import Write
+from pilotlight.controller.identity import access_control
+from pilotlight.controller.identity.access_control import Principal
+from pilotlight.controller.identity.tenant_plan import (
+    DEFAULT_TENANT_PLAN,
+    TenantPlan,
+    tenant_plan_of,
+)
+from pilotlight.core.settings import SettingsInvalid
+from pilotlight.errors import Conflict, InvalidInput, NotFound
+from pilotlight.protocol import TenantRecord
+from pilotlight.spec.function import canonical_json, to_json
+from pilotlight.spec.identifiers import DEFAULT_ENVIRONMENT, check_name
+from pilotlight.spec.quotas import BUILT_IN_PLANS, Plan
+
+MAX_ENVIRONMENTS = 100
+"""Of one tenant; what has a bound in each environment (webhooks) has one for the tenant, too."""
+
+
+def create(
+    write: Write,
+    *,
+    name: str,
+    uid_base: int | None,
+    actor: str,
+    request: str = "",
+    terms: TenantPlan = DEFAULT_TENANT_PLAN,
+) -> TenantRecord:
+    """A tenant with its environment `main`, and with a uid of its own where `uid_base` is given.
+    Raises InvalidInput, Conflict."""
+    _check_name("tenant", name)
+    table = tables.tenants
+    if write.sql.execute(sa.select(table.c.id).where(table.c.name == name)).first():
+        raise Conflict(f"a tenant named {name!r} exists")
+    tenant = f"t-{secrets.token_hex(6)}"
+    uid = None if uid_base is None else _next_uid(write, uid_base)
+    overrides = canonical_json(dict(terms.overrides)).decode()
+    terms.resolve()
+    write.sql.execute(
+        sa.insert(table).values(
+            id=tenant,
+            name=name,
+            uid=uid,
+            created_at=write.now,
+            plan=terms.plan,
+            overrides=overrides,
+        )
+    )
+    record = publish(write, tenant, plans=terms.plans)
+    audit_trail.record(
+        write,
+        tenant=tenant,
+        actor=actor,
+        action="tenant.create",
+        subject=name,
+        after=to_json(record),
+        request=request,
+    )
+    create_environment(write, tenant=tenant, name=DEFAULT_ENVIRONMENT, actor=actor, request=request)
+    return record
+
+
+def assign_uids(
+    write: Write, *, uid_base: int, plans: Mapping[str, Plan] = BUILT_IN_PLANS
+) -> list[str]:
+    """Give tenants of a platform that ran without root a uid of their own, now that there is root;
+    returns their ids.
+
+    Functions deployed before name no uid in their launch, and the node refuses them until they are
+    deployed again."""
+    table = tables.tenants
+    without = list(
+        write.sql.execute(
+            sa.select(table.c.id).where(table.c.uid.is_(None)).order_by(table.c.created_at)
+        ).scalars()
+    )
+    for tenant in without:
+        write.sql.execute(
+            sa.update(table).where(table.c.id == tenant).values(uid=_next_uid(write, uid_base))
+        )
+        publish(write, tenant, plans=plans)
+    return [str(tenant) for tenant in without]
+
+
+def change(
+    write: Write,
+    *,
+    name: str,
+    terms: TenantPlan,
+    suspended: bool | None = None,
+    actor: str,
+    request: str = "",
+) -> TenantRecord:
+    """Give a tenant these terms, and suspend it or let it go on (None: as it is). Raises NotFound,
+    InvalidInput, Conflict."""
+    row = find(write.sql, name=name)
+    if suspended and name == access_control.PLATFORM_TENANT:
+        raise Conflict(f"tenant {name!r} runs the platform: nobody could resume it", tenant=name)
+    terms.resolve()
+    since = (
+        row.suspended_at
+        if suspended is None
+        else (row.suspended_at or write.now)
+        if suspended
+        else None
+    )
+    values = {
+        "plan": terms.plan,
+        "overrides": canonical_json(dict(terms.overrides)).decode(),
+        "suspended_at": since,
+    }
+    before = {
+        "plan": row.plan,
+        "overrides": json.loads(row.overrides),
+        "suspended": row.suspended_at is not None,
+    }
+    write.sql.execute(
+        sa.update(tables.tenants).where(tables.tenants.c.id == row.id).values(**values)
+    )
+    after = {"plan": terms.plan, "overrides": dict(terms.overrides), "suspended": since is not None}
+    audit_trail.record(
+        write,
+        tenant=row.id,
+        actor=actor,
+        action="tenant.change",
+        subject=name,
+        before=before,
+        after=after,
+        request=request,
+    )
+    return publish(write, row.id, plans=terms.plans)
+
+
+def publish(write: Write, tenant: str, *, plans: Mapping[str, Plan]) -> TenantRecord:
+    """Tell activators what a tenant is now: its plan, with its own overrides, and whether it is
+    suspended."""
+    row = write.sql.execute(sa.select(tables.tenants).where(tables.tenants.c.id == tenant)).one()
+    plan = tenant_plan_of(row, plans).resolve().to_json()
+    record = TenantRecord(
+        id=row.id, name=row.name, uid=row.uid, plan=plan, suspended=row.suspended_at is not None
+    )
+    feed.append(write, feed.TENANT, row.id, to_json(record))
+    return record
+
+
+def publish_all(write: Write, *, plans: Mapping[str, Plan]) -> None:
+    """The same of every tenant: what platform.yaml says of plans may have changed. Raises
+    SettingsInvalid naming the tenant."""
+    for row in write.sql.execute(sa.select(tables.tenants.c.id, tables.tenants.c.name)).all():
+        try:
+            publish(write, row.id, plans=plans)
+        except InvalidInput as e:
+            raise SettingsInvalid(f"plans: tenant {row.name!r}: {e}") from e
+
+
+def find(sql: sa.Connection, *, name: str) -> sa.Row[Any]:
+    """A tenant's row, by its name. Raises NotFound."""
+    row = sql.execute(sa.select(tables.tenants).where(tables.tenants.c.name == name)).first()
+    if row is None:
+        raise NotFound(f"there is no tenant {name!r}", tenant=name)
+    return row
+
+
+def resolve_tenant(sql: sa.Connection, caller: Principal, *, name: str | None) -> str:
+    """Id of the tenant that a question is about: the caller's own, or the named one for the
+    platform's operator.
+
+    Raises Forbidden, NotFound.
+    """
+    if name in (None, caller.tenant_name):
+        return caller.tenant
+    caller.require_platform()
+    return str(find(sql, name=str(name)).id)
+
+
+def get(sql: sa.Connection, *, tenant: str) -> sa.Row[Any]:
+    """A tenant's row, by its id."""
+    return sql.execute(sa.select(tables.tenants).where(tables.tenants.c.id == tenant)).one()
+
+
+def all_tenants(sql: sa.Connection) -> list[dict[str, Any]]:
+    """Every tenant, oldest first."""
+    return [
+        dict(row)
+        for row in sql.execute(
+            sa.select(tables.tenants).order_by(tables.tenants.c.created_at)
+        ).mappings()
+    ]
+
+
+def unknown_names(sql: sa.Connection, names: Collection[str]) -> set[str]:
+    """Those of `names` that no tenant has."""
+    if not names:
+        return set()
+    return set(names) - set(
+        sql.execute(
+            sa.select(tables.tenants.c.name).where(tables.tenants.c.name.in_(names))
+        ).scalars()
+    )
+
+
+def count(sql: sa.Connection) -> int:
+    """How many tenants there are."""
+    return int(sql.execute(sa.select(sa.func.count()).select_from(tables.tenants)).scalar_one())
+
+
+def create_environment(
+    write: Write, *, tenant: str, name: str, actor: str, request: str = ""
+) -> dict[str, Any]:
+    """A new, empty environment. Raises InvalidInput; Conflict where it exists, or there are too
+    many."""
+    _check_name("environment", name)
+    if has_environment(write.sql, tenant=tenant, name=name):
+        raise Conflict(f"environment {name!r} exists")
+    if len(environments(write.sql, tenant=tenant)) >= MAX_ENVIRONMENTS:
+        raise Conflict(
+            f"this tenant has {MAX_ENVIRONMENTS} environments, which is the bound",
+            hint="Delete one: `pilotlight environment delete NAME`.",
+        )
+    write.sql.execute(
+        sa.insert(tables.environments).values(tenant=tenant, name=name, created_at=write.now)
+    )
+    audit_trail.record(
+        write,
+        tenant=tenant,
+        actor=actor,
+        action="environment.create",
+        subject=name,
+        request=request,
+    )
+    return {"name": name, "created_at": write.now}
+
+
+def environments(sql: sa.Connection, *, tenant: str) -> list[dict[str, Any]]:
+    """A tenant's environments, by name."""
+    table = tables.environments
+    query = (
+        sa.select(table.c.name, table.c.created_at)
+        .where(table.c.tenant == tenant)
+        .order_by(table.c.name)
+    )
+    return [dict(row) for row in sql.execute(query).mappings()]
+
+
+def has_environment(sql: sa.Connection, *, tenant: str, name: str) -> bool:
+    """Whether the environment exists."""
+    table = tables.environments
+    return (
+        sql.execute(
+            sa.select(table.c.name).where(table.c.tenant == tenant, table.c.name == name)
+        ).first()
+        is not None
+    )
+
+
+def require_environment(sql: sa.Connection, *, tenant: str, name: str) -> None:
+    """Raise NotFound, with the way out, when the environment does not exist."""
+    if not has_environment(sql, tenant=tenant, name=name):
+        raise NotFound(
+            f"environment {name!r} does not exist; create it with: pilotlight environment create "
+            f"{name}",
+            environment=name,
+        )
+
+
+def delete_environment(
+    write: Write, *, tenant: str, name: str, actor: str, request: str = ""
+) -> None:
+    """Remove an environment, its history, its secrets, and the keys bound to it.
+
+    Raises NotFound, or Conflict for `main` and while apps are deployed in it.
+    """
+    if name == DEFAULT_ENVIRONMENT:
+        raise Conflict(f"environment {name!r} is the default one and stays")
+    require_environment(write.sql, tenant=tenant, name=name)
+    apps = tables.apps
+    inside = (apps.c.tenant == tenant) & (apps.c.environment == name)
+    left = (
+        write.sql.execute(
+            sa.select(apps.c.name)
+            .where(inside, apps.c.deleted_at.is_(None))
+            .order_by(apps.c.name)
+            .limit(5)
+        )
+        .scalars()
+        .all()
+    )
+    if left:
+        raise Conflict(
+            f"environment {name!r} still has apps ({', '.join(left)}): delete them first",
+            apps=list(left),
+        )
+    _delete_rows(write, tenant=tenant, name=name)
+    audit_trail.record(
+        write,
+        tenant=tenant,
+        actor=actor,
+        action="environment.delete",
+        subject=name,
+        request=request,
+    )
+
+
+def _delete_rows(write: Write, *, tenant: str, name: str) -> None:
+    sql, keys, secret = write.sql, tables.api_keys, tables.secrets
+    bound = (keys.c.tenant == tenant) & (keys.c.environment == name) & (keys.c.revoked_at.is_(None))
+    for key_id in (
+        sql.execute(sa.update(keys).where(bound).values(revoked_at=write.now).returning(keys.c.id))
+        .scalars()
+        .all()
+    ):
+        feed.append(write, feed.KEY, key_id, None)
+    held = (secret.c.tenant == tenant) & (secret.c.environment == name)
+    for secret_name in (
+        sql.execute(sa.delete(secret).where(held).returning(secret.c.name)).scalars().all()
+    ):
+        feed.append(write, feed.SECRET, f"{tenant}/{name}/{secret_name}", None)
+    bounded = tables.function_quotas
+    of_it = (bounded.c.tenant == tenant) & (bounded.c.environment == name)
+    for row in sql.execute(
+        sa.delete(bounded).where(of_it).returning(bounded.c.app, bounded.c.function)
+    ).all():
+        feed.append(write, feed.QUOTA, f"{tenant}/{name}/{row.app}/{row.function}", None)
+    functions = tables.functions
+    ids = sa.select(functions.c.id).where(
+        functions.c.tenant == tenant, functions.c.environment == name
+    )
+    retention.delete_functions(sql, sql.execute(ids).scalars().all())
+    for owned in (tables.deployments, tables.apps, tables.weights, tables.webhooks, tables.traces):
+        sql.execute(sa.delete(owned).where(owned.c.tenant == tenant, owned.c.environment == name))
+    sql.execute(
+        sa.delete(tables.environments).where(
+            tables.environments.c.tenant == tenant, tables.environments.c.name == name
+        )
+    )
+
+
+def _next_uid(write: Write, uid_base: int) -> int:
+    highest = write.sql.execute(sa.select(sa.func.max(tables.tenants.c.uid))).scalar_one()
+    return uid_base if highest is None else max(uid_base, int(highest) + 1)
+
+
+def _check_name(kind: str, name: str) -> None:
+    try:
+        check_name(kind, name)
+    except ValueError as e:
+        raise InvalidInput(str(e), parameter="name") from e

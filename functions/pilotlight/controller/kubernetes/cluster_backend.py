@@ -1,0 +1,293 @@
+"""What the controller asks a node agent on one machine, asked of a cluster: its pods are the
+instances.
+
+Tenants are kept apart by the labels of their pods, which nobody but this platform sets; every
+question carries the tenant's id, and what has another one does not exist. Templates and snapshots
+are each node's own affair and are not listed here."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from typing import Any
+
+from pilotlight.controller.kubernetes import pod_logs, pods
+from pilotlight.kubernetes import names
+from pilotlight.kubernetes.cluster import Cluster
+from pilotlight.kubernetes.errors import ClusterError, NotFound
+from pilotlight.kubernetes.kinds import POD
+from pilotlight.kubernetes.settings import ClusterSettings
+from pilotlight.kubernetes.watch_events import Object
+from snapshotter.client import Hear
+from snapshotter.errors import (
+    AgentUnavailable,
+    InstanceUnknown,
+    SnapshotterError,
+    SnapshotUnknown,
+    Unsupported,
+)
+from snapshotter.types import InstanceId, InstanceInfo, RevisionKey, SnapshotInfo, TemplateInfo
+
+log = logging.getLogger(__name__)
+
+_STOP_MARGIN_S = 60.0
+"""Beyond the grace period, for the kubelet and Knative's queue-proxy to finish."""
+_FEATURES = (
+    ("COLD", True, "a pod boots its worker with what its node holds already"),
+    ("FORK", False, "a pod is one instance"),
+    ("WAKE", False, "a pod is one instance"),
+)
+
+
+class ClusterBackend:
+    """The cluster behind the questions of `controller.agents.Agent`. Owner: one event loop; it
+    connects when first asked."""
+
+    def __init__(
+        self,
+        settings: ClusterSettings,
+        *,
+        connect: Callable[[ClusterSettings], Awaitable[Cluster]] = Cluster.connect,
+    ) -> None:
+        self._settings = settings
+        self._connect = connect
+        self._cluster: Cluster | None = None
+        self._opening = asyncio.Lock()
+
+    def __repr__(self) -> str:
+        return f"<ClusterBackend {self._cluster or 'not connected'}>"
+
+    async def instances(self, labels: Mapping[str, str] | None = None) -> list[InstanceInfo]:
+        """Pods that have not ended. Raises AgentUnavailable."""
+        found = (
+            pods.pod_to_instance(pod, self._settings) for pod in await self._pods(labels or {})
+        )
+        return [one for one in found if one is not None]
+
+    async def stop(self, instance_id: InstanceId, *, grace_s: float) -> None:
+        """Delete the pod, and wait until it is gone; another comes where the autoscaler wants as
+        many. Raises InstanceUnknown."""
+        pod = await self._pod(instance_id)
+        meta = pod["metadata"]
+        try:
+            cluster = await self._connected()
+            if await cluster.delete(
+                POD, meta["name"], meta["namespace"], uid=meta["uid"], grace_s=grace_s
+            ):
+                async with asyncio.timeout(grace_s + _STOP_MARGIN_S):
+                    await _gone(cluster, meta["name"], meta["namespace"])
+        except TimeoutError as e:
+            raise AgentUnavailable(
+                f"instance {instance_id} was told to stop and is still there: kubectl describe "
+                f"pod {meta['name']} -n {meta['namespace']}"
+            ) from e
+        except ClusterError as e:
+            raise _translated(e) from e
+
+    async def _logs(
+        self,
+        labels: Mapping[str, str],
+        instance_id: str | None,
+        query: pod_logs.LogQuery,
+        *,
+        follow: bool,
+    ) -> AsyncGenerator[Any, None]:
+        """An empty line once the cluster has answered, then lines."""
+
+        def belongs(pod: Object) -> bool:
+            return _has(pod, labels) and (
+                instance_id is None or pod["metadata"]["name"] == instance_id
+            )
+
+        try:
+            cluster = await self._connected()
+            found = [pod for pod in await self._pods(labels) if belongs(pod)]
+            yield {}  # the cluster answers
+            seen: dict[str, float] = {}
+            async with contextlib.aclosing(pod_logs.history(cluster, found, query)) as past:
+                async for line in past:
+                    seen[line["instance"]] = line["time"]
+                    yield line
+            if follow:
+                lines = pod_logs.follow_logs(
+                    cluster, self._selector(labels), belongs, query, seen=seen
+                )
+                async with contextlib.aclosing(lines) as coming:
+                    async for line in coming:
+                        yield line
+        except ClusterError as e:
+            raise _translated(e) from e
+
+    async def logs(
+        self,
+        *,
+        labels: Mapping[str, str],
+        instance_id: str | None = None,
+        since: float | None = None,
+        tail: int | None = None,
+        call_id: str | None = None,
+        follow: bool = False,
+    ) -> AsyncGenerator[Mapping[str, Any], None]:
+        """Lines of pods that are there, oldest first."""
+        lines = self._logs(
+            labels,
+            instance_id,
+            pod_logs.LogQuery(since=since, tail=tail, call_id=call_id),
+            follow=follow,
+        )
+        await anext(lines)
+        return lines
+
+    async def exec(
+        self, instance_id: InstanceId, argv: list[str]
+    ) -> AsyncGenerator[Mapping[str, Any], None]:
+        """Run a command in the pod's container: `{"stream", "text"}` parts, then `{"exit_status"}`.
+        Raises InstanceUnknown."""
+        pod = await self._pod(instance_id)
+        meta = pod["metadata"]
+        try:
+            cluster = await self._connected()
+            async with contextlib.aclosing(
+                cluster.exec(meta["name"], meta["namespace"], argv, container=pods.CONTAINER)
+            ) as parts:
+                async for part in parts:
+                    yield part
+        except ClusterError as e:
+            raise _translated(e) from e
+
+    async def templates(self) -> list[TemplateInfo]:
+        """None: a pod is one instance."""
+        return []
+
+    async def drop_template(self, revision: RevisionKey) -> None:
+        """There is none."""
+
+    async def snapshots(self, labels: Mapping[str, str] | None = None) -> list[SnapshotInfo]:
+        """None: each node has its own, and says by its labels which are hot."""
+        return []
+
+    async def prove_snapshot(self, snapshot_id: str, hear: Hear | None = None) -> SnapshotInfo:
+        """Raises SnapshotUnknown."""
+        raise SnapshotUnknown(
+            f"there is no snapshot {snapshot_id} that the controller of a cluster knows: each "
+            f"node has its own"
+        )
+
+    async def delete_snapshots(
+        self,
+        *,
+        snapshot_id: str | None = None,
+        revision: str | None = None,
+        function: str | None = None,
+    ) -> int:
+        """None."""
+        return 0
+
+    async def capabilities(self) -> Mapping[str, Any]:
+        """What a cluster can do. Raises AgentUnavailable where it does not answer."""
+        try:
+            version = await (await self._connected()).version()
+        except ClusterError as e:
+            raise _translated(e) from e
+        restores = self._settings.restore_into_pods
+        why = (
+            "experimental: restored workers are handed to waiting pods"
+            if restores
+            else "cluster.restore_into_pods is false"
+        )
+        features = [*_FEATURES, ("RESTORE", restores, why)]
+        return {
+            "features": [{"name": name, "on": on, "why": said} for name, on, said in features],
+            "node": {"fleet": "knative", "kubernetes": str(version.get("gitVersion") or "")},
+        }
+
+    async def usage(self, instance_id: InstanceId) -> Mapping[str, Any]:
+        """Nothing: what a pod uses is a monitoring system's to know."""
+        return {}
+
+    async def build_image(
+        self, spec: Mapping[str, Any], *, uid: int | None
+    ) -> AsyncGenerator[Mapping[str, Any], None]:
+        """Raises Unsupported: nothing is built in a cluster."""
+        raise Unsupported(
+            "images are not built in a cluster: write one with `pilotlight image export`, push "
+            "it, and name it in cluster.images"
+        )
+        yield {}
+
+    async def delete_image(self, digest: str, *, uid: int | None) -> int:
+        """None is there: images of a cluster are in its registry."""
+        return 0
+
+    async def aclose(self) -> None:
+        """Close connections."""
+        cluster, self._cluster = self._cluster, None
+        if cluster is not None:
+            await cluster.aclose()
+
+    # -- asking ------------------------------------------------------------------------------------
+
+    async def _connected(self) -> Cluster:
+        async with self._opening:
+            if self._cluster is None:
+                self._cluster = await self._connect(self._settings)
+            return self._cluster
+
+    def _selector(self, labels: Mapping[str, str]) -> str:
+        """Ours, and the tenant's where one is named: an id, made by us. The rest is compared
+        here."""
+        ours = names.function_selector(self._settings)
+        return f"{ours},{names.TENANT}={labels['tenant']}" if "tenant" in labels else ours
+
+    async def _pods(self, labels: Mapping[str, str]) -> list[Object]:
+        try:
+            listing = await (await self._connected()).list(POD, None, self._selector(labels))
+        except ClusterError as e:
+            raise _translated(e) from e
+        return [pod for pod in listing.items if _has(pod, labels)]
+
+    async def _pod(self, name: str) -> Object:
+        """The pod with that name, in whatever namespace. Raises InstanceUnknown, also for a name
+        that two have."""
+        try:
+            cluster = await self._connected()
+            listing = await cluster.list(
+                POD, None, names.function_selector(self._settings), fields=f"metadata.name={name}"
+            )
+        except ClusterError as e:
+            raise _translated(e) from e
+        if len(listing.items) != 1:
+            raise InstanceUnknown(
+                f"there is no instance {name}"
+                if not listing.items
+                else f"two pods are called {name}"
+            )
+        return listing.items[0]
+
+
+def _has(pod: Object, labels: Mapping[str, str]) -> bool:
+    return labels.items() <= pods.labels_of(pod).items()
+
+
+async def _gone(cluster: Cluster, name: str, namespace: str) -> None:
+    async with contextlib.aclosing(
+        cluster.watch(POD, namespace, fields=f"metadata.name={name}")
+    ) as changes:
+        there = False
+        async for change in changes:
+            there = change.type in ("ADDED", "MODIFIED") or (there and change.type == "SYNCED")
+            if not there:
+                return
+
+
+def _translated(error: ClusterError) -> SnapshotterError:
+    """For whoever asked the platform: what of the cluster is wrong stands in the log, for its
+    operator."""
+    if isinstance(error, NotFound):
+        return InstanceUnknown("it is gone")
+    log.error("event=cluster_refused error=%s", error)
+    return AgentUnavailable(
+        f"the cluster does not answer ({error.reason or error.status}); the controller's log says more"
+    )

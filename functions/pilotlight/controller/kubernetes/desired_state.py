@@ -1,0 +1,176 @@
+"""What the platform wants in the cluster: functions, tenants and secrets as the feed tells them,
+the same that activators follow."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from pilotlight.controller.database.feed import FUNCTION, SECRET, TENANT, Page
+from pilotlight.core.crypto import DecryptionFailed, PlatformKey
+from pilotlight.errors import InvalidInput
+from pilotlight.kubernetes.manifests.tenant_namespace import Tenancy
+from pilotlight.kubernetes.settings import ClusterSettings
+from pilotlight.protocol import FunctionRoute, TenantRecord
+from pilotlight.spec.function import FunctionSpec, from_json
+from snapshotter.agent.launch_signature import KEY_LABEL, LaunchSigner
+
+log = logging.getLogger(__name__)
+
+
+class DesiredState:
+    """The newest documents. Owner: the reconciler's event loop.
+
+    Keys of work: a function's id, or `<tenant id>/<environment>` for a namespace.
+    """
+
+    def __init__(
+        self, *, settings: ClusterSettings, key: PlatformKey, node_key: PlatformKey | None = None
+    ) -> None:
+        """`node_key`: the node agents' own; None: they have `key`."""
+        self._grants = LaunchSigner((node_key or key).derived(KEY_LABEL))
+        self.settings = settings
+        self.tenants: dict[str, TenantRecord] = {}
+        self.functions: dict[str, FunctionRoute] = {}
+        self._paths: dict[str, str] = {}
+        self._unreadable: dict[str, str] = {}
+        self._sealed: dict[str, str] = {}
+        self._key = key
+
+    def __repr__(self) -> str:
+        return f"<DesiredState {len(self.functions)} functions of {len(self.tenants)} tenants>"
+
+    def take(self, page: Page) -> set[str]:
+        """Take a page of the feed over; returns the keys of what may have changed."""
+        changed: set[str] = set()
+        if page.reset:
+            changed |= {*self.functions, *self.places()}
+            self.tenants, self.functions, self._paths, self._sealed, self._unreadable = (
+                {},
+                {},
+                {},
+                {},
+                {},
+            )
+        for text in page.changes:
+            change = json.loads(text)
+            changed |= self._take(change["kind"], change["key"], change["value"])
+        return changed
+
+    def places(self) -> set[str]:
+        """`<tenant id>/<environment>` of every function."""
+        return {f"{route.tenant}/{route.environment}" for route in self.functions.values()}
+
+    def is_unreadable(self, function: str) -> bool:
+        """Whether there is a route, of that function or of nobody knows whom, that is not
+        understood: it is no wish that it were gone."""
+        return any(whose in (function, "") for whose in self._unreadable.values())
+
+    def tenancy(self, tenant: str, environment: str) -> Tenancy | None:
+        """A tenant in an environment; None once the tenant is gone. Raises InvalidInput."""
+        record = self.tenants.get(tenant)
+        return (
+            replace(
+                Tenancy.of(record, environment=environment, settings=self.settings),
+                grants=self._grants,
+            )
+            if record
+            else None
+        )
+
+    def has_secret(self, path: str) -> bool:
+        """`<tenant id>/<environment>/<name>`: whether the platform holds it."""
+        return path in self._sealed
+
+    def secret(self, tenant: str, environment: str, name: str) -> Mapping[str, str]:
+        """The variables of a secret. Raises InvalidInput: there is none, or it was sealed with
+        another key."""
+        sealed = self._sealed.get(f"{tenant}/{environment}/{name}")
+        if sealed is None:
+            raise InvalidInput(
+                f"there is no secret {name!r}",
+                hint=f"`pilotlight secret create {name} KEY=VALUE` makes it.",
+            )
+        try:
+            values: Mapping[str, str] = json.loads(self._key.activator.secrets.open(sealed))
+        except (DecryptionFailed, ValueError) as e:
+            raise InvalidInput(
+                f"secret {name!r} was sealed with another platform's key",
+                hint="Store its values again.",
+            ) from e
+        return values
+
+    def _take(self, kind: str, key: str, value: object) -> set[str]:
+        if kind == FUNCTION:
+            return self._function(key, value)
+        if kind == TENANT:
+            return self._tenant(key, value)
+        if kind == SECRET:
+            return self._secret(key, value)
+        return set()
+
+    def _function(self, path: str, value: object) -> set[str]:
+        known = self._paths.pop(path, None)
+        unread = self._unreadable.pop(path, None)
+        if value is None:
+            if known is not None:
+                self.functions.pop(known, None)
+            return {one for one in (known, unread) if one}
+        try:
+            route = FunctionRoute.from_json(value)  # type: ignore[arg-type]  # what is not an object is refused there
+        except (KeyError, TypeError, ValueError) as e:
+            # the last good one stays, as in activators
+            log.error("event=route_broken path=%s error=%r", path, e)
+            if known is not None:
+                self._paths[path] = known
+                return set()
+            unread = self._unreadable[path] = (
+                str(value.get("id") or "") if isinstance(value, Mapping) else ""
+            )
+            return {unread} if unread else set()
+        self._paths[path] = route.id
+        self.functions[route.id] = route
+        return {route.id}
+
+    def _tenant(self, tenant: str, value: object) -> set[str]:
+        if isinstance(value, Mapping):
+            self.tenants[tenant] = TenantRecord(**value)
+        else:
+            self.tenants.pop(tenant, None)
+        those = [route for route in self.functions.values() if route.tenant == tenant]
+        return {
+            *(route.id for route in those),
+            *(f"{tenant}/{route.environment}" for route in those),
+        }
+
+    def _secret(self, path: str, value: object) -> set[str]:
+        if isinstance(value, str):
+            self._sealed[path] = value
+        else:
+            self._sealed.pop(path, None)
+        tenant, environment, name = path.split("/", 2)
+        there = (
+            route
+            for route in self.functions.values()
+            if (route.tenant, route.environment) == (tenant, environment)
+        )
+        return {
+            f"{tenant}/{environment}",
+            *(route.id for route in there if name in secrets_of(route)),
+        }
+
+
+def secrets_of(route: FunctionRoute) -> list[str]:
+    """Names of the secrets that any of a function's revisions declares."""
+    found: set[str] = set()
+    for body in route.revisions.values():
+        names: Iterable[str] = body["spec"].get("secrets") or ()
+        found.update(names)
+    return sorted(found)
+
+
+def spec_of(route: FunctionRoute, revision: str) -> FunctionSpec:
+    """A revision's spec. Raises InvalidInput."""
+    return from_json(FunctionSpec, route.revisions[revision]["spec"])

@@ -1,0 +1,205 @@
+"""One function: from what the platform wants to what is in the cluster, one step at a time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pilotlight.controller.kubernetes.applier import Applier
+from pilotlight.controller.kubernetes.conditions import Condition, ready_of
+from pilotlight.controller.kubernetes.desired_state import DesiredState, secrets_of
+from pilotlight.controller.kubernetes.function_status import FunctionStatus, Phase
+from pilotlight.controller.kubernetes.informers import Informers
+from pilotlight.controller.kubernetes.namespaces import Namespaces
+from pilotlight.controller.kubernetes.rollout_step import ServiceStep, next_step
+from pilotlight.kubernetes import kinds, names
+from pilotlight.kubernetes.errors import Invalid
+from pilotlight.kubernetes.manifests import knative_service, revisions, traffic
+from pilotlight.kubernetes.manifests.labels import Manifest
+from pilotlight.kubernetes.manifests.revisions import RevisionOf
+from pilotlight.kubernetes.manifests.secrets import secret_manifest
+from pilotlight.kubernetes.manifests.tenant_namespace import Tenancy
+from pilotlight.kubernetes.watch_events import Object
+from pilotlight.kubernetes.webhook.knative_config import KnativeConfig
+from pilotlight.kubernetes.webhook.services import check
+from pilotlight.kubernetes.webhook.services import traffic as traffic_problems
+from pilotlight.protocol import FunctionRoute
+
+_WASTE = (kinds.SERVICE, kinds.POD_DISRUPTION_BUDGET)
+"""What a function that is gone leaves: Knative deletes what it made itself; launch documents go
+with the revisions that read them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReconcileResult:
+    """What a look at a function came to. `status` None: it is gone. `again_s`: look again then,
+    whatever happens."""
+
+    status: FunctionStatus | None
+    again_s: float | None = None
+
+
+class FunctionReconciler:
+    """Owner: the reconciler's event loop; one function is looked at by one task at a time
+    (`Work`)."""
+
+    def __init__(
+        self,
+        *,
+        state: DesiredState,
+        mirror: Informers,
+        writer: Applier,
+        namespaces: Namespaces,
+        config: Callable[[], KnativeConfig],
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._state = state
+        self._mirror = mirror
+        self._writer = writer
+        self._namespaces = namespaces
+        self._config = config
+        self._wall = wall
+
+    async def reconcile(self, id: str) -> ReconcileResult:
+        """Do what can be done now. Raises ClusterError, InvalidInput."""
+        route = self._state.functions.get(id)
+        tenancy = (
+            self._state.tenancy(route.tenant, route.environment) if route is not None else None
+        )
+        if route is None and self._state.is_unreadable(id):
+            return ReconcileResult(status=_not_understood())
+        if route is None or tenancy is None or route.stopped:
+            await self._remove(id)
+            return ReconcileResult(status=None if route is None or tenancy is None else _stopped())
+        await self._namespaces.ensure(tenancy)
+        await self._secrets(route, tenancy)
+        there = self._revisions(route, tenancy)
+        for name in knative_service.revision_names(route):
+            await self._launch_document(RevisionOf.of(route, tenancy, name))
+        await self._writer.put(knative_service.disruption_budget(route, tenancy))
+        live = await self._live_service(route, tenancy)
+        step = next_step(route, tenancy, live=live, there=there, now=self._wall())
+        if step.service is not None:
+            self._demand_sound(step.service, live)
+            live = await self._writer.put(step.service)
+        await self._forget_documents(
+            id, keep={revision.name for revision in self._named(route, tenancy)}, there=there
+        )
+        return ReconcileResult(status=_status(route, step, live), again_s=step.again_s)
+
+    async def _secrets(self, route: FunctionRoute, tenancy: Tenancy) -> None:
+        for name in secrets_of(route):
+            values = self._state.secret(route.tenant, route.environment, name)
+            await self._writer.put(secret_manifest(name, tenancy, values=values))
+
+    async def _launch_document(self, made: RevisionOf) -> None:
+        """It never changes: what is there stays, and what is missing is made."""
+        manifest = revisions.config_map(made)
+        if await self._writer.live(kinds.CONFIG_MAP, manifest["metadata"]) is None:
+            await self._writer.put(manifest)
+
+    async def _live_service(self, route: FunctionRoute, tenancy: Tenancy) -> Object | None:
+        metadata = {
+            "name": names.service_name(route.app, route.function),
+            "namespace": tenancy.namespace,
+            "annotations": {names.PATH: knative_service.path_of(route)},
+        }
+        found = await self._writer.live(kinds.SERVICE, metadata)
+        return found if found is None or not found["metadata"].get("deletionTimestamp") else None
+
+    def _named(self, route: FunctionRoute, tenancy: Tenancy) -> list[RevisionOf]:
+        return [
+            RevisionOf.of(route, tenancy, name) for name in knative_service.revision_names(route)
+        ]
+
+    def _revisions(self, route: FunctionRoute, tenancy: Tenancy) -> dict[str, Object]:
+        """The function's Revisions by name; those that are being deleted count as gone."""
+        found = (item for item in self._mirror.of_function(kinds.REVISION, route.id))
+        return {
+            item["metadata"]["name"]: item
+            for item in found
+            if item["metadata"].get("namespace") == tenancy.namespace
+            and not item["metadata"].get("deletionTimestamp")
+        }
+
+    def _demand_sound(self, service: Manifest, live: Object | None) -> None:
+        """Raise Invalid for what Knative would refuse or lose."""
+        name = service["spec"]["template"]["metadata"]["name"]
+        # what stands in it was taken
+        if live is not None and live["spec"]["template"]["metadata"].get("name") == name:
+            problems = list(traffic_problems(service["spec"]["traffic"]))
+        else:
+            problems = check(service, self._config(), live=live)
+        if problems:
+            raise Invalid(
+                f"Service {service['metadata']['name']} would be refused",
+                problems=problems,
+                reason="Refused",
+            )
+
+    async def _forget_documents(self, id: str, *, keep: set[str], there: dict[str, Object]) -> None:
+        """Launch documents of revisions that Knative has thrown away: no pod will read them."""
+        for item in self._mirror.of_function(kinds.CONFIG_MAP, id):
+            if item["metadata"]["name"] not in keep and item["metadata"]["name"] not in there:
+                await self._writer.remove(kinds.CONFIG_MAP, item)
+
+    async def _remove(self, id: str) -> None:
+        for kind in _WASTE:
+            for item in self._mirror.of_function(kind, id):
+                await self._writer.remove(kind, item)
+        left = {item["metadata"]["name"] for item in self._mirror.of_function(kinds.REVISION, id)}
+        for item in self._mirror.of_function(kinds.CONFIG_MAP, id):
+            if item["metadata"]["name"] not in left:
+                await self._writer.remove(kinds.CONFIG_MAP, item)
+
+
+def _not_understood() -> FunctionStatus:
+    said = (
+        "its route is not understood (another version's?): what is in the cluster stays as it "
+        "is. Deploy it again."
+    )
+    return FunctionStatus(phase=Phase.FAILED, reason="NotUnderstood", message=said)
+
+
+def _stopped() -> FunctionStatus:
+    return FunctionStatus(
+        phase=Phase.READY,
+        reason="Stopped",
+        message="the app is stopped: nothing of it is in the cluster",
+    )
+
+
+def _status(route: FunctionRoute, step: ServiceStep, live: Object | None) -> FunctionStatus:
+    document = traffic.document_of(route)
+
+    def status(phase: Phase, reason: str = "", message: str = "") -> FunctionStatus:
+        newest = revisions.newest(knative_service.revision_names(route))
+        return FunctionStatus(
+            phase=phase,
+            reason=reason,
+            message=message,
+            generation=document.generation,
+            revision=newest,
+        )
+
+    condition = step.condition
+    if condition is None and not step.waits_for and live is not None:
+        condition = ready_of(live)
+        if condition.is_true:
+            return status(Phase.READY)
+    if condition is None:
+        return status(Phase.PENDING, "RevisionMissing", f"revision {step.waits_for} is being made")
+    phase = Phase.FAILED if condition.status is False else Phase.PENDING
+    return status(phase, condition.reason or "Unknown", _told(condition, step.waits_for))
+
+
+def _told(condition: Condition, revision: str) -> str:
+    parts = [
+        f"revision {revision}" if revision else "",
+        condition.message or "not ready",
+        condition.hint,
+    ]
+    return ": ".join(part for part in parts[:2] if part) + (
+        f" {condition.hint}" if condition.hint else ""
+    )

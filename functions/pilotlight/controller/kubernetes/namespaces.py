@@ -1,0 +1,97 @@
+"""Tenants' namespaces: there before any function is applied, and gone with the tenant."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+
+from pilotlight.controller.kubernetes.applier import Applier
+from pilotlight.controller.kubernetes.desired_state import DesiredState
+from pilotlight.controller.kubernetes.informers import Informers
+from pilotlight.kubernetes import kinds, names
+from pilotlight.kubernetes.api_request import ApiRequest
+from pilotlight.kubernetes.manifests.labels import Manifest
+from pilotlight.kubernetes.manifests.tenant_namespace import (
+    CONTROLLER_BINDING,
+    Tenancy,
+    namespace_manifests,
+)
+
+log = logging.getLogger(__name__)
+
+LOOKS, LOOK_S = 30, 0.1
+"""Patience with a RoleBinding that was just made: so many looks, seconds apart."""
+
+
+class Namespaces:
+    """Owner: the reconciler's event loop. One namespace is worked on by one task at a time, so that
+    a hundred functions make it once."""
+
+    def __init__(self, *, state: DesiredState, mirror: Informers, writer: Applier) -> None:
+        self._state = state
+        self._mirror = mirror
+        self._writer = writer
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    async def reconcile(self, place: str) -> None:
+        """`<tenant id>/<environment>`: as wanted, or gone with its tenant. Raises ClusterError,
+        InvalidInput."""
+        tenant, _, environment = place.partition("/")
+        tenancy = self._state.tenancy(tenant, environment)
+        if tenancy is not None:
+            if (
+                place in self._state.places()
+                or self._mirror.get(kinds.NAMESPACE, tenancy.namespace) is not None
+            ):
+                await self.ensure(tenancy)
+            await self._forget_secrets(tenancy)
+            return
+        async with self._locks[place]:
+            for item in self._mirror.items(kinds.NAMESPACE):
+                if item["metadata"].get("annotations", {}).get(names.PATH) == place:
+                    await self._writer.remove(kinds.NAMESPACE, item)
+
+    def places(self) -> set[str]:
+        """`<tenant id>/<environment>` of every namespace of ours in the cluster."""
+        found = (
+            item["metadata"].get("annotations", {}).get(names.PATH)
+            for item in self._mirror.items(kinds.NAMESPACE)
+        )
+        return {place for place in found if place}
+
+    async def _forget_secrets(self, tenancy: Tenancy) -> None:
+        """Values that the platform does not hold any more are not kept in the cluster either."""
+        for item in list(self._mirror.secrets(tenancy.namespace)):
+            path = item["metadata"].get("annotations", {}).get(names.PATH, "")
+            if path.startswith(f"{tenancy.path}/") and not self._state.has_secret(path):
+                await self._writer.remove(kinds.SECRET, item)
+
+    async def ensure(self, tenancy: Tenancy) -> None:
+        """The namespace and what is in it besides functions. Raises ClusterError."""
+        async with self._locks[tenancy.path]:
+            for manifest in namespace_manifests(tenancy):
+                if manifest["kind"] == kinds.ROLE_BINDING.kind:
+                    await self._bind(manifest, tenancy)
+                else:
+                    await self._writer.put(manifest)
+
+    async def _bind(self, manifest: Manifest, tenancy: Tenancy) -> None:
+        """A RoleBinding. Its role never changes (RBAC): one that binds another role is made
+        anew."""
+        live = await self._writer.live(kinds.ROLE_BINDING, manifest["metadata"])
+        if live is not None and live.get("roleRef") != manifest["roleRef"]:
+            await self._writer.remove(kinds.ROLE_BINDING, live)
+        await self._writer.put(manifest)
+        if live is None and manifest["metadata"]["name"] == CONTROLLER_BINDING:
+            await self._wait_effective(tenancy.namespace)
+
+    async def _wait_effective(self, namespace: str) -> None:
+        """An API server learns of a RoleBinding by a watch: what needs it is refused until then.
+        After `LOOKS` looks the first write says what is missing."""
+        deed = ApiRequest(verb="create", kind=kinds.SECRET, namespace=namespace)
+        for _ in range(LOOKS):
+            if await self._writer.may(deed):
+                return
+            await asyncio.sleep(LOOK_S)
+        log.warning("event=role_binding_without_effect namespace=%s", namespace)

@@ -1,0 +1,67 @@
+"""The nodes of a cluster, as their agents report them. In memory: each says all anew within
+seconds, so a restart loses nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from snapshotter.types import NodeReport
+
+FRESH_S = 60.0
+"""Of a report, after which nothing is believed of its node: six reports are missing then."""
+FORGET_S = 3600.0
+MAX_NODES = 5000
+"""Kubernetes' own bound of a cluster."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeStatus:
+    """A node's latest report, and when it came: wall clock, seconds since the epoch."""
+
+    report: NodeReport
+    at: float
+
+    def is_fresh(self, now: float) -> bool:
+        """Whether it still counts."""
+        return now - self.at <= FRESH_S
+
+
+class NodeReports:
+    """Owner: the controller's event loop."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, NodeStatus] = {}
+        self._changed = asyncio.Event()
+
+    def __repr__(self) -> str:
+        return f"<NodeReports {len(self._known)}>"
+
+    def take(self, report: NodeReport, *, now: float) -> None:
+        """Keep it in place of the one before."""
+        self._known = {
+            name: known for name, known in self._known.items() if now - known.at <= FORGET_S
+        }
+        if len(self._known) >= MAX_NODES and report.node not in self._known:
+            del self._known[min(self._known, key=lambda name: self._known[name].at)]
+        before = self._known.get(report.node)
+        self._known[report.node] = NodeStatus(report=report, at=now)
+        if before is None or (before.report.weights, before.report.snapshots) != (
+            report.weights,
+            report.snapshots,
+        ):
+            self._changed.set()
+
+    def all(self) -> Sequence[NodeStatus]:
+        """By name; old ones too."""
+        return [self._known[name] for name in sorted(self._known)]
+
+    def fresh(self, *, now: float) -> dict[str, NodeReport]:
+        """Those that count, by name."""
+        return {name: known.report for name, known in self._known.items() if known.is_fresh(now)}
+
+    async def wait_changed(self) -> None:
+        """Until a node has something else that is hot than when this last returned."""
+        await self._changed.wait()
+        self._changed.clear()

@@ -1,0 +1,329 @@
+"""The process: lock, migrate, listen, serve, and stop in order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from pathlib import Path
+
+import anyio.to_thread
+import uvicorn
+from sqlalchemy.exc import SQLAlchemyError
+
+from pilotlight.controller import http_app
+from pilotlight.controller.billing import billing_jobs, budgets
+from pilotlight.controller.context import Context
+from pilotlight.controller.database import feed, reencryption
+from pilotlight.controller.database.change_notifier import ChangeNotifier
+from pilotlight.controller.database.store import Store
+from pilotlight.controller.experiments import guardrails as experiments
+from pilotlight.controller.identity import sessions, tenants
+from pilotlight.controller.kubernetes import loop as cluster
+from pilotlight.controller.registry import snapshot_gc
+from pilotlight.controller.rollouts import loop as rollouts
+from pilotlight.controller.scheduling import dispatch_queue, scheduler, submitted_calls
+from pilotlight.controller.server import idempotency, leader
+from pilotlight.controller.server.database_lock import ControllerLock
+from pilotlight.controller.server.health import Probes
+from pilotlight.controller.server.metrics import Metrics
+from pilotlight.controller.server.node_backend import NodeBackend, make_node_backend
+from pilotlight.controller.server.process_user import OpenedResources
+from pilotlight.controller.settings import ControllerConfig
+from pilotlight.controller.slo import loop as objectives
+from pilotlight.controller.webhooks import deliveries, delivery_worker
+from pilotlight.controller.weights import blob_gc, node_cache
+from pilotlight.controller.weights.blobs import BlobStore
+from pilotlight.core.disk_floor import DiskFloor, no_floor
+from pilotlight.core.listeners import serve_on_listener
+from pilotlight.core.metrics_server import metrics_socket
+from pilotlight.core.object_store.errors import ObjectStoreError
+from pilotlight.core.transport import TlsCredentials
+from pilotlight.errors import PilotlightError
+from snapshotter.errors import SnapshotterError
+from weight_cache.client import WeightCacheClient
+from weight_cache.errors import WeightCacheError
+
+log = logging.getLogger(__name__)
+
+DRAIN_S = 5
+"""At the end, requests in flight have this long; long polls and followed logs are cut at once and
+come back by themselves."""
+JANITOR_S = 600.0
+EXPIRE_BATCH = 1000
+MEASURE_S = 30.0
+"""Between two looks at budgets for the metrics: twice what Prometheus scrapes."""
+
+
+async def serve(
+    config: ControllerConfig, opened: OpenedResources, *, ready_fd: int | None = None
+) -> None:
+    """Run until SIGTERM or SIGINT. Raises AlreadyRunning, SettingsInvalid, OSError."""
+    paths = config.paths
+    files = BlobStore.of(config.platform, config.paths, limit_bytes=config.settings.blob_max_bytes)
+    bell = ChangeNotifier()
+    store = Store(config.database_url, clock=time.time, on_fed=bell.ring)
+    agent = make_node_backend(config)
+    cache = WeightCacheClient(paths.socket_for_controller("weight_cache"))
+    metrics = Metrics()
+    lock = ControllerLock(paths.home / "controller.lock", store.engine, descriptor=opened.lock)
+    try:
+        async with leader.as_leader(
+            lock, waits=config.settings.standby, metrics=metrics, address=opened.metrics
+        ):
+            opened = opened.completed(config)
+            await anyio.to_thread.run_sync(store.migrate)
+            await anyio.to_thread.run_sync(_publish_plans, store, config)
+            await anyio.to_thread.run_sync(billing_jobs.initialise_billing, store, config)
+            await anyio.to_thread.run_sync(reencryption.reencrypt_all, store, opened.key)
+            files.sweep()
+            context = _context(
+                config,
+                opened,
+                store=store,
+                files=files,
+                bell=bell,
+                agent=agent,
+                cache=cache,
+                metrics=metrics,
+            )
+            await _run(context, opened, ready_fd)
+    finally:
+        await agent.aclose()
+        await cache.aclose()
+        await files.objects.aclose()
+        store.close()
+
+
+def _publish_plans(store: Store, config: ControllerConfig) -> None:
+    with store.write() as write:
+        tenants.publish_all(write, plans=config.plans)
+
+
+def _context(
+    config: ControllerConfig,
+    opened: OpenedResources,
+    *,
+    store: Store,
+    files: BlobStore,
+    bell: ChangeNotifier,
+    agent: NodeBackend,
+    cache: WeightCacheClient,
+    metrics: Metrics,
+) -> Context:
+    return Context(
+        config=config,
+        store=store,
+        files=files,
+        key=opened.key,
+        node_key=opened.node_key,
+        agent=agent,
+        cache=cache,
+        bell=bell,
+        metrics=metrics,
+        clock=time.time,
+        database_floor=_database_floor(store, config),
+    )
+
+
+def _database_floor(store: Store, config: ControllerConfig) -> DiskFloor:
+    """Of the disk that SQLite grows on; another machine's database has its own operator."""
+    url = store.engine.url
+    is_file = url.get_backend_name() == "sqlite" and url.database
+    return (
+        DiskFloor(Path(url.database).parent, config.platform.disk_floor_bytes)
+        if is_file and url.database
+        else no_floor()
+    )
+
+
+async def _run(context: Context, opened: OpenedResources, ready_fd: int | None) -> None:
+    settings = uvicorn.Config(
+        http_app.build_app(context),
+        http="httptools",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=DRAIN_S,
+        timeout_keep_alive=75,
+    )
+    server = _Server(
+        settings, bell=context.bell, ready_fd=ready_fd, listen=_remote_listener(context, opened)
+    )
+    exposed = await context.metrics.expose(opened.metrics)
+    tasks = [
+        asyncio.create_task(run(context), name=name) for name, run in _BACKGROUND_TASKS.items()
+    ]
+    for task in tasks:
+        task.add_done_callback(_log_task_end)
+    context.metrics.probes = Probes(
+        store=context.store,
+        is_serving=lambda: server.started and not server.should_exit,
+        tasks=tasks,
+    )
+    path = context.config.paths.socket("controller")
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, server.stop)
+    # another process has written to the database: followers look again
+    loop.add_signal_handler(signal.SIGHUP, context.bell.ring)
+    try:
+        log.info("event=serving socket=%s database=%r", path, context.store)
+        await server.serve(sockets=[opened.listener])
+    finally:
+        # The socket is closed: who connects now is told at once that nobody is here. Its name goes
+        # first.
+        _remove_socket(path)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for one in exposed:
+            one.close()
+        _remove_socket(metrics_socket(context.config.paths, "controller"))
+
+
+def _remote_listener(
+    context: Context, opened: OpenedResources
+) -> tuple[socket.socket, TlsCredentials | None] | None:
+    """Where other machines reach us, and what we show them; None = nowhere. Raises
+    SettingsInvalid."""
+    return (
+        None
+        if opened.elsewhere is None
+        else (opened.elsewhere, TlsCredentials.of(context.config.platform))
+    )
+
+
+def _remove_socket(path: Path) -> None:
+    # without root, in a directory of root's: the next controller replaces it
+    with contextlib.suppress(PermissionError):
+        path.unlink(missing_ok=True)
+
+
+def _log_task_end(task: asyncio.Task[None]) -> None:
+    """These run as long as we do: one that ends by itself is a defect, and must not be found out by
+    a bill that never came."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.critical("event=task_ended task=%s", task.get_name(), exc_info=error)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, with our signals, a listener for other machines, and one newline on `ready_fd` once
+    it serves."""
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        *,
+        bell: ChangeNotifier,
+        ready_fd: int | None,
+        listen: tuple[socket.socket, TlsCredentials | None] | None,
+    ) -> None:
+        super().__init__(config)
+        self._listen = listen
+        self._bell = bell
+        self._ready_fd = ready_fd
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to `_run`: uvicorn would raise them again at the end, and an orderly stop
+        would look like a kill."""
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start, then tell whoever started us."""
+        await super().startup(sockets)
+        if self._listen is not None:
+            await serve_on_listener(self, *self._listen)
+        if self._ready_fd is not None:
+            os.write(self._ready_fd, b"\n")
+            os.close(self._ready_fd)
+            self._ready_fd = None
+
+    def stop(self) -> None:
+        """Stop accepting, release the long polls, finish the rest."""
+        self._bell.close()
+        self.should_exit = True
+
+
+async def _run_janitor(context: Context) -> None:
+    while True:
+        try:
+            await anyio.to_thread.run_sync(_delete_expired, context)
+        except (PilotlightError, SQLAlchemyError) as e:
+            # a full disk, a lost database: the next round tries again
+            log.error("event=janitor_failed error=%r", e)
+        try:
+            await snapshot_gc.sweep(context.agent, context.store)
+        except (SnapshotterError, SQLAlchemyError) as e:
+            log.info("event=snapshots_not_swept error=%r", e)  # the agent is away, or not up yet
+        try:
+            await node_cache.sweep(context.cache, context.store)
+        except (WeightCacheError, SQLAlchemyError) as e:
+            log.info("event=pins_not_swept error=%r", e)
+        try:
+            await _collect(context)
+        except (ObjectStoreError, PilotlightError, SQLAlchemyError) as e:
+            log.warning("event=blobs_not_swept error=%r", e)
+        await asyncio.sleep(JANITOR_S)
+
+
+async def _collect(context: Context) -> None:
+    unused_since = context.clock() - context.config.settings.blob_grace_s
+    _, deleted = await blob_gc.collect_garbage(
+        context.collector, context.store, unused_since=unused_since
+    )
+    context.metrics.blobs_deleted.inc(deleted.blobs)
+    context.metrics.blob_bytes_deleted.inc(deleted.size_bytes)
+
+
+async def _measure_budgets(context: Context) -> None:
+    while True:
+        try:
+            for (tenant, budget), share in (
+                await anyio.to_thread.run_sync(_budget_shares, context)
+            ).items():
+                context.metrics.set_budget_used(tenant, budget, share)
+        except SQLAlchemyError as e:
+            log.error("event=budgets_not_measured error=%r", e)
+        await asyncio.sleep(MEASURE_S)
+
+
+def _budget_shares(context: Context) -> dict[tuple[str, str], float]:
+    with context.store.read() as sql:
+        return budgets.shares(sql, now=context.clock())
+
+
+def _delete_expired(context: Context) -> None:
+    now = context.clock()
+    with context.store.write() as write:
+        feed.purge(write, before=now - feed.TOMBSTONE_TTL_S)
+        deliveries.purge(write, now=now)
+        dispatch_queue.purge(write, now=now)
+        idempotency.purge(write, now=now)
+        sessions.purge(write, now=now)
+    expired = EXPIRE_BATCH
+    while expired == EXPIRE_BATCH:  # in batches, so that nobody waits long for the write lock
+        with context.store.write() as write:
+            expired = submitted_calls.expire(write, now=now, limit=EXPIRE_BATCH)
+
+
+_BACKGROUND_TASKS: Mapping[str, Callable[[Context], Coroutine[None, None, None]]] = {
+    "janitor": _run_janitor,
+    "deliverer": delivery_worker.run_delivery_workers,
+    "planner": scheduler.run_scheduler,
+    "budgets": _measure_budgets,
+    "bookkeeping": billing_jobs.run_billing_jobs,
+    "rollouts": rollouts.run,
+    "experiments": experiments.run,
+    "objectives": objectives.run,
+    "cluster": cluster.run,
+}
+"""What runs for as long as the process does, by the name of its task; each goes on after its
+errors."""

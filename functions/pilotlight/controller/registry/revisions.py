@@ -1,0 +1,140 @@
+"""Revisions: immutable, named by their place in the order and the hash of their spec, and kept, so
+that any can serve again.
+
+Its blobs stay until its app is deleted or it is pruned (`app prune`); then it cannot serve unless
+it is deployed again. What it was stays until its tenant has more revisions than its plan allows
+(`stored/forgetting.py`)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import sqlalchemy as sa
+
+from pilotlight.controller.database import tables
+from pilotlight.controller.database.store import Write
+from pilotlight.errors import Conflict, NotFound
+from pilotlight.spec.function import FunctionSpec, canonical_json, from_json, to_json
+
+DIGEST_HEX = 6
+"""Hex digits of the content hash in a revision's name; the ordinal already makes it unique within
+its function."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RevisionMetadata:
+    """What is told of a revision, and not part of what it is.
+
+    Attributes:
+        lineage: where it comes from, such as {"git.commit": "…", "dataset": "sha256:…"}.
+        evaluation: numbers of its offline evaluation.
+        author: the key that brought it; "" = who deploys.
+    """
+
+    lineage: Mapping[str, str] = field(default_factory=dict)
+    evaluation: Mapping[str, float] = field(default_factory=dict)
+    author: str = ""
+
+
+def get_or_create(
+    write: Write, function_id: str, spec: FunctionSpec, *, told: RevisionMetadata
+) -> tuple[str, bool]:
+    """The revision of that spec, and whether it is new. Of a known one the lineage is only
+    completed; newer numbers replace older ones."""
+    table, functions, digest = tables.revisions, tables.functions, spec.digest()
+    known = write.sql.execute(
+        sa.select(table).where(table.c.function == function_id, table.c.digest == digest)
+    ).first()
+    if known is not None:
+        write.sql.execute(
+            sa.update(table)
+            .where(table.c.function == function_id, table.c.name == known.name)
+            .values(pruned_at=None)
+        )
+        set_metadata(write, function_id, str(known.name), told=told)
+        return str(known.name), False
+    count = (
+        sa.update(functions)
+        .where(functions.c.id == function_id)
+        .values(revisions=functions.c.revisions + 1)
+    )
+    ordinal = write.sql.execute(count.returning(functions.c.revisions)).scalar_one()
+    name = f"v{ordinal}-{digest[:DIGEST_HEX]}"
+    row = {
+        "function": function_id,
+        "name": name,
+        "digest": digest,
+        "ordinal": ordinal,
+        "created_at": write.now,
+    }
+    texts = {
+        "spec": _text(to_json(spec)),
+        "lineage": _text(told.lineage),
+        "evaluation": _text(told.evaluation),
+    }
+    write.sql.execute(
+        sa.insert(table).values(**row, **texts, created_by=told.author, has_tags=bool(spec.tags))
+    )
+    return name, True
+
+
+def set_metadata(write: Write, function_id: str, revision: str, *, told: RevisionMetadata) -> None:
+    """Complete a revision's lineage, where its first words stay; of its evaluation newer numbers
+    replace older ones."""
+    table, known = tables.revisions, get_row(write.sql, function_id=function_id, revision=revision)
+    lineage = {**told.lineage, **json.loads(known.lineage)}
+    evaluation = {**json.loads(known.evaluation), **told.evaluation}
+    update = sa.update(table).where(table.c.function == function_id, table.c.name == revision)
+    write.sql.execute(update.values(lineage=_text(lineage), evaluation=_text(evaluation)))
+
+
+def spec_of(sql: sa.Connection, *, function_id: str, revision: str) -> FunctionSpec:
+    """What a revision is. Raises NotFound."""
+    return from_json(
+        FunctionSpec, json.loads(get_row(sql, function_id=function_id, revision=revision).spec)
+    )
+
+
+def get_row(sql: sa.Connection, *, function_id: str, revision: str) -> sa.Row[Any]:
+    """A revision's row. Raises NotFound."""
+    table = tables.revisions
+    found = sql.execute(
+        sa.select(table).where(table.c.function == function_id, table.c.name == revision)
+    ).first()
+    if found is None:
+        raise NotFound(f"there is no revision {revision!r}", revision=revision)
+    return found
+
+
+def require_blobs(found: sa.Row[*tuple[Any, ...]]) -> None:
+    """Raise Conflict for a revision whose bundle and weights may be gone."""
+    if found.pruned_at is not None:
+        text = f"revision {found.name} was pruned: its bundle and weights were deleted"
+        raise Conflict(
+            text,
+            revision=found.name,
+            hint="Deploy the same code again; it becomes the same revision.",
+        )
+
+
+def metadata_of(found: sa.Row[Any]) -> dict[str, Any]:
+    """Lineage and evaluation of a revision's row."""
+    return {"lineage": json.loads(found.lineage), "evaluation": json.loads(found.evaluation)}
+
+
+def newest_revision(sql: sa.Connection, *, function_id: str, names: list[str]) -> str:
+    """The one of these revisions that was made last."""
+    table = tables.revisions
+    query = (
+        sa.select(table.c.name)
+        .where(table.c.function == function_id, table.c.name.in_(names))
+        .order_by(table.c.ordinal.desc())
+    )
+    return str(sql.execute(query.limit(1)).scalar_one())
+
+
+def _text(value: Any) -> str:
+    return canonical_json(dict(value)).decode()

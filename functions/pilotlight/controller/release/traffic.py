@@ -1,0 +1,184 @@
+"""Who is answered by which revision: read, and changed in the one way that there is.
+
+A change is an edit of a function's document in a transaction of its own kind: read, edited,
+checked, its segments moved as little as can be, written with the next generation, and published.
+Who names the generation that he saw is told when it is another by now (409), so two operators
+cannot undo each other's change unseen. The rows of `traffic` are the truth for the weights; the
+document has the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import sqlalchemy as sa
+
+from pilotlight.controller.database import audit_trail, tables
+from pilotlight.controller.database.store import Write
+from pilotlight.controller.registry import feed_publisher
+from pilotlight.controller.registry.app_ref import AppRef
+from pilotlight.controller.release import app_history, approvals
+from pilotlight.errors import Conflict, InvalidInput, NotFound
+from pilotlight.spec import traffic
+from pilotlight.spec.function import canonical_json
+from pilotlight.spec.traffic import TrafficDocument
+
+TrafficEdit = Callable[[TrafficDocument], TrafficDocument]
+
+
+def get(sql: sa.Connection, function_id: str) -> TrafficDocument:
+    """A function's document; without weights where nothing serves (yet, or any more). Raises
+    NotFound."""
+    return feed_publisher.traffic_document(sql, function_id)
+
+
+def find(sql: sa.Connection, place: AppRef, function: str) -> TrafficDocument:
+    """The document of a function that is deployed. Raises NotFound."""
+    _demand(sql, place, function)
+    return get(sql, place.function_id(function))
+
+
+def change(
+    write: Write,
+    place: AppRef,
+    function: str,
+    edit: TrafficEdit,
+    *,
+    expected: int | None = None,
+    action: str,
+    message: str = "",
+) -> TrafficDocument:
+    """Change who is answered by what; returns the document as it is then. `function` is its name.
+
+    `edit` gets the document and returns another: its weights may be set plainly, segments follow.
+    `expected`: the generation that the change was made for; None = whatever it is. `action`: of the
+    history's and the audit log's entry; "" = the caller writes them. What changes nothing is no
+    change, and no entry.
+
+    Raises NotFound, Conflict, InvalidInput, ApprovalRequired; then nothing has changed.
+    """
+    _demand(write.sql, place, function)
+    function_id = place.function_id(function)
+    before = get(write.sql, function_id)
+    if expected not in (None, before.generation):
+        raise Conflict(
+            f"the traffic of {place.app}/{function} was changed meanwhile: it is at generation "
+            f"{before.generation}, not {expected}; "
+            "look at it again, then repeat the change",
+            generation=before.generation,
+        )
+    after = _edited(before, edit)
+    traffic.validate_document(after, revisions=_revisions(write.sql, function_id))
+    if taken := {feed_publisher.STABLE, feed_publisher.CANDIDATE} & (
+        after.tags.keys() - before.tags.keys()
+    ):
+        raise InvalidInput(
+            f"tag {min(taken)!r}: this name is kept by the platform; choose another one",
+            parameter="tags",
+        )
+    if after != before:
+        approvals.require_approvals(
+            write, place, function=function, revisions=after.answering() - before.answering()
+        )
+        after = replace(
+            after, generation=before.generation + 1, at_once=app_history.is_rollback(action)
+        )
+        _write(write, function_id, after)
+    feed_publisher.publish(write, function_id)
+    if action and after != before:
+        _note(write, place, function, before, after, action=action, message=message)
+    return after
+
+
+def describe_traffic(document: TrafficDocument) -> dict[str, Any]:
+    """The document as it is told to people: without the parts of its range, and what only
+    activators want to know."""
+    body = traffic.to_json(document)
+    del body["segments"], body["salt"], body["at_once"]
+    return body
+
+
+def _edited(before: TrafficDocument, edit: TrafficEdit) -> TrafficDocument:
+    wanted = edit(before)
+    if (
+        wanted.shadow is not None
+        and wanted.shadow == before.shadow
+        and wanted.shadow.revision in wanted.answering()
+    ):
+        wanted = replace(wanted, shadow=None)  # what begins to answer callers gets copies no longer
+    kept = replace(
+        wanted,
+        weights=before.weights,
+        segments=before.segments,
+        salt=before.salt,
+        generation=before.generation,
+        at_once=before.at_once,
+    )
+    return traffic.with_weights(kept, wanted.weights)
+
+
+def _write(write: Write, function_id: str, document: TrafficDocument) -> None:
+    table, functions = tables.traffic, tables.functions
+    write.sql.execute(sa.delete(table).where(table.c.function == function_id))
+    rows = [
+        {"function": function_id, "revision": name, "weight": weight}
+        for name, weight in document.weights.items()
+    ]
+    write.sql.execute(sa.insert(table), rows)
+    text = canonical_json(traffic.to_json(document)).decode()
+    update = sa.update(functions).where(functions.c.id == function_id)
+    write.sql.execute(update.values(document=text, generation=document.generation))
+
+
+def _note(
+    write: Write,
+    place: AppRef,
+    function: str,
+    before: TrafficDocument,
+    after: TrafficDocument,
+    *,
+    action: str,
+    message: str,
+) -> None:
+    entry = {"function": function, "revision": after.heaviest(), "created": False}
+    version = app_history.next_version(write, place)
+    app_history.record_version(
+        write, place, version=version, action=action, functions=[entry], message=message
+    )
+    audit_trail.record(
+        write,
+        tenant=place.tenant,
+        actor=place.actor,
+        action=action,
+        subject=f"{place.subject}/{function}",
+        before=_difference(before, after),
+        after=_difference(after, before),
+        request=place.request,
+    )
+
+
+def _difference(one: TrafficDocument, other: TrafficDocument) -> Mapping[str, Any]:
+    """What is not the same in the other: an entry of the audit log says what changed."""
+    theirs = describe_traffic(other)
+    return {name: value for name, value in describe_traffic(one).items() if value != theirs[name]}
+
+
+def _demand(sql: sa.Connection, place: AppRef, function: str) -> None:
+    table = tables.functions
+    query = sa.select(table.c.id).where(
+        table.c.id == place.function_id(function), table.c.removed_at.is_(None)
+    )
+    if sql.execute(query).first() is None:
+        raise NotFound(
+            f"there is no function {place.app}/{function} in environment {place.environment!r}",
+            app=place.app,
+            function=function,
+        )
+
+
+def _revisions(sql: sa.Connection, function_id: str) -> frozenset[str]:
+    table = tables.revisions
+    return frozenset(
+        sql.execute(sa.select(table.c.name).where(table.c.function == function_id)).scalars()
+    )

@@ -1,0 +1,199 @@
+"""Errors as problem documents (RFC 9457): one place for every kind, the framework's own
+included."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from sqlalchemy.exc import DataError, InterfaceError, OperationalError
+from starlette.exceptions import HTTPException
+
+from pilotlight.controller.context import request_id
+from pilotlight.errors import InvalidInput, PilotlightError, Unavailable
+from pilotlight.protocol import CONTENT_PROBLEM, problem
+from snapshotter.errors import (
+    AgentUnavailable,
+    BundleUnavailable,
+    ImageBuildFailed,
+    InstanceUnknown,
+    LogsBusy,
+    NoCapacity,
+    ProofsBusy,
+    SnapshotRefused,
+    SnapshotterError,
+    SnapshotUnknown,
+    StartFailed,
+    StartTimeout,
+    Unsupported,
+)
+
+log = logging.getLogger(__name__)
+
+AGENT_RETRY_S = 1.0
+"""The supervisor brings a dead agent back within a fraction of this."""
+DATABASE_RETRY_S = 2.0
+_AGENT: Mapping[type[SnapshotterError], tuple[int, str]] = {
+    AgentUnavailable: (503, "unavailable"),
+    NoCapacity: (503, "unavailable"),
+    LogsBusy: (429, "too-many-requests"),
+    ProofsBusy: (429, "too-many-requests"),
+    InstanceUnknown: (404, "not-found"),
+    SnapshotUnknown: (404, "not-found"),
+    SnapshotRefused: (409, "snapshot-refused"),
+    StartFailed: (502, "start-failed"),
+    StartTimeout: (504, "deadline-exceeded"),
+    ImageBuildFailed: (400, "image-build-failed"),
+    BundleUnavailable: (400, "invalid-input"),
+    Unsupported: (400, "unsupported"),
+}
+_HTTP: Mapping[int, str] = {
+    401: "unauthenticated",
+    403: "forbidden",
+    404: "not-found",
+    405: "method-not-allowed",
+    413: "too-large",
+    415: "unsupported-media-type",
+}
+
+
+def problem_document(error: Exception, request: str) -> dict[str, Any]:
+    """The problem document of an error that we raise on purpose."""
+    if isinstance(error, SnapshotterError):
+        status, kind = _AGENT.get(type(error), (500, "internal"))
+        return _problem(status, kind, str(error), request, error.detail)
+    if isinstance(error, PilotlightError):
+        return _problem(error.status, error.type, str(error), request, error.detail)
+    return _problem(
+        500,
+        "internal",
+        "the controller failed; its log has the reason under this request's id",
+        request,
+    )
+
+
+def _problem(
+    status: int, kind: str, detail: str, request: str, extra: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    # a caller's half of a surrogate pair has no bytes to send
+    told = detail.encode(errors="backslashreplace").decode()
+    return problem(
+        type=kind,
+        title=HTTPStatus(status).phrase,
+        status=status,
+        detail=told,
+        instance=request or None,
+        extra=extra,
+    )
+
+
+def problem_response(
+    body: Mapping[str, Any],
+    retry_after_s: float | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    """A problem document as a response."""
+    extra = dict(headers or {})
+    if retry_after_s is not None:
+        extra["retry-after"] = str(max(1, round(retry_after_s)))
+    if body["status"] == 401:
+        extra["www-authenticate"] = "Bearer"
+    return JSONResponse(body, status_code=body["status"], media_type=CONTENT_PROBLEM, headers=extra)
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    """Answer every error of `app` with a problem document."""
+    app.add_exception_handler(PilotlightError, _on_ours)
+    app.add_exception_handler(SnapshotterError, _on_agent)
+    app.add_exception_handler(RequestValidationError, _on_validation)
+    app.add_exception_handler(HTTPException, _on_http)
+    app.add_exception_handler(DataError, _on_data)
+    app.add_exception_handler(OperationalError, _on_database)
+    app.add_exception_handler(InterfaceError, _on_database)
+    app.add_exception_handler(UnicodeEncodeError, _on_data)
+    app.add_exception_handler(Exception, _on_defect)
+
+
+async def _on_ours(request: Request, error: Exception) -> Response:
+    retry_after_s = error.retry_after_s if isinstance(error, PilotlightError) else None
+    return problem_response(problem_document(error, request_id(request)), retry_after_s)
+
+
+async def _on_agent(request: Request, error: Exception) -> Response:
+    body = problem_document(error, request_id(request))
+    return problem_response(
+        body, body.get("retry_after_s", AGENT_RETRY_S if body["status"] == 503 else None)
+    )
+
+
+async def _on_validation(request: Request, error: Exception) -> Response:
+    found = error.errors() if isinstance(error, RequestValidationError) else []
+    errors = [{"parameter": ".".join(str(p) for p in e["loc"]), "message": e["msg"]} for e in found]
+    first = errors[0] if errors else {"parameter": "body", "message": "not valid"}
+    wrong = InvalidInput(
+        f"{first['parameter']}: {first['message']}", parameter=first["parameter"], errors=errors
+    )
+    return await _on_ours(request, wrong)
+
+
+async def _on_data(request: Request, error: Exception) -> Response:
+    """No database keeps half of a surrogate pair, and PostgreSQL no NUL and no number beyond its
+    columns: nothing was changed."""
+    log.info(
+        "event=value_refused request=%s path=%s error=%s",
+        request_id(request),
+        request.url.path,
+        type(error).__name__,
+    )
+    return await _on_ours(
+        request,
+        InvalidInput(
+            "a value cannot be kept: a text that is no Unicode or has a NUL, or a number out of range"
+        ),
+    )
+
+
+async def _on_http(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    kind = _HTTP.get(error.status_code, "invalid-input" if error.status_code < 500 else "internal")
+    detail = f"{request.method} {request.url.path}: {error.detail}"
+    return problem_response(
+        _problem(error.status_code, kind, detail, request_id(request)), headers=error.headers
+    )
+
+
+async def _on_database(request: Request, error: Exception) -> Response:
+    """It is away, or held by another for longer than we wait: nothing was changed, and it may be
+    back in a moment.
+
+    SQLite calls a statement that it cannot understand (there is no such table) by the same name:
+    waiting will not mend that."""
+    if getattr(getattr(error, "orig", None), "sqlite_errorcode", None) == sqlite3.SQLITE_ERROR:
+        return await _on_defect(request, error)
+    log.error(
+        "event=database_away request=%s path=%s error=%s",
+        request_id(request),
+        request.url.path,
+        error,
+    )
+    away = Unavailable(
+        "the control plane's database does not answer: nothing was changed; functions go on",
+        retry_after_s=DATABASE_RETRY_S,
+    )
+    return await _on_ours(request, away)
+
+
+async def _on_defect(request: Request, error: Exception) -> Response:
+    log.error(
+        "event=defect request=%s path=%s error=%s",
+        request_id(request),
+        request.url.path,
+        type(error).__name__,
+    )
+    return problem_response(problem_document(error, request_id(request)))

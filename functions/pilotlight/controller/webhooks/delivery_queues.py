@@ -1,0 +1,174 @@
+"""What the deliverer empties: alerts of budgets, and deliveries to named webhooks. Each says what
+is due, and what became of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import sqlalchemy as sa
+
+from pilotlight.controller.billing import budget_alerts, budgets
+from pilotlight.controller.billing.budget_alerts import BudgetAlert
+from pilotlight.controller.billing.budget_periods import period_named
+from pilotlight.controller.billing.budgets import Budget
+from pilotlight.controller.database import delivery_retry, tables
+from pilotlight.controller.database.store import Write
+from pilotlight.controller.webhooks import deliveries, endpoints
+from pilotlight.controller.webhooks.deliveries import Delivery
+from pilotlight.controller.webhooks.webhook_sender import AttemptResult, WebhookMessage
+
+ACTOR = "platform"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimedMessage:
+    """A message that was claimed. `url` None: there is no webhook any more."""
+
+    of: BudgetAlert | Delivery
+    message: WebhookMessage | None
+    url: str | None
+    sealed_secret: str | None
+
+
+class DeliveryQueue(Protocol):
+    """Messages that wait in the database."""
+
+    @property
+    def kind(self) -> str:
+        """What they are called in the log."""
+        ...
+
+    def next_at(self, sql: sa.Connection) -> float | None:
+        """When the next attempt is due (seconds since the epoch); None: nothing waits."""
+        ...
+
+    def claim(self, write: Write, *, limit: int) -> Sequence[ClaimedMessage]:
+        """Take messages whose time has come, out of the reach of others."""
+        ...
+
+    def settle(
+        self, write: Write, errand: ClaimedMessage, outcome: AttemptResult, *, chance: float
+    ) -> bool:
+        """Note what an attempt came to; whether there will be another."""
+        ...
+
+
+class BudgetAlertQueue:
+    """Alerts of budgets. A receiver that wants no more of them loses its place in the budget."""
+
+    kind = "alert"
+
+    def next_at(self, sql: sa.Connection) -> float | None:
+        return budget_alerts.next_at(sql)
+
+    def claim(self, write: Write, *, limit: int) -> Sequence[ClaimedMessage]:
+        return [_of_alert(write.sql, alert) for alert in budget_alerts.claim(write, limit=limit)]
+
+    def settle(
+        self, write: Write, errand: ClaimedMessage, outcome: AttemptResult, *, chance: float
+    ) -> bool:
+        alert = errand.of
+        assert isinstance(alert, BudgetAlert)
+        wait_s = (
+            None
+            if outcome.is_gone
+            else budget_alerts.retry_in_s(
+                alert, now=write.now, chance=chance, asked_s=outcome.retry_after_s
+            )
+        )
+        budget_alerts.record_delivery(write, alert, error=outcome.error, retry_in_s=wait_s)
+        if outcome.is_gone and errand.url is not None:
+            why = outcome.error or ""
+            budgets.drop_webhook(
+                write,
+                tenant=alert.tenant,
+                budget_id=alert.budget,
+                url=errand.url,
+                actor=ACTOR,
+                why=why,
+            )
+        return outcome.error is not None and wait_s is not None
+
+
+class WebhookDeliveryQueue:
+    """Events for named webhooks. One that answers 410 keeps its name: only what it was told last is
+    given up."""
+
+    kind = "delivery"
+
+    def next_at(self, sql: sa.Connection) -> float | None:
+        return deliveries.next_at(sql)
+
+    def claim(self, write: Write, *, limit: int) -> Sequence[ClaimedMessage]:
+        return [_of_delivery(write.sql, one) for one in deliveries.claim(write, limit=limit)]
+
+    def settle(
+        self, write: Write, errand: ClaimedMessage, outcome: AttemptResult, *, chance: float
+    ) -> bool:
+        one = errand.of
+        assert isinstance(one, Delivery)
+        wait_s = delivery_retry.retry_in_s(
+            attempts=one.attempts,
+            begun_at=one.at,
+            now=write.now,
+            chance=chance,
+            asked_s=outcome.retry_after_s,
+        )
+        if outcome.is_gone:
+            wait_s = None
+        deliveries.record_attempt(write, one, error=outcome.error, retry_in_s=wait_s)
+        return outcome.error is not None and wait_s is not None
+
+
+def alert_message(alert: BudgetAlert, budget: Budget, tenant_name: str) -> WebhookMessage:
+    """What is told of an alert."""
+    return WebhookMessage(
+        id=alert.id, type="budget.reached", at=alert.at, data=alert_data(alert, budget, tenant_name)
+    )
+
+
+def alert_data(alert: BudgetAlert, budget: Budget, tenant_name: str) -> dict[str, Any]:
+    """The `data` of a message: money as text, times as seconds since the epoch."""
+    terms, period = budget.terms, period_named(alert.period)
+    return {
+        "budget": budget.id,
+        "tenant": tenant_name,
+        "environment": terms.environment,
+        "app": terms.app,
+        "function": terms.function,
+        "period": {
+            "name": period.name,
+            "kind": terms.period,
+            "begins_at": period.begins_at,
+            "ends_at": period.ends_at,
+        },
+        "percent": alert.percent,
+        "spent": alert.spent,
+        "amount": terms.amount,
+        "currency": terms.currency,
+        "stops_calls": terms.hard and alert.percent >= 100,
+    }
+
+
+def _of_alert(sql: sa.Connection, alert: BudgetAlert) -> ClaimedMessage:
+    budget = budgets.find(sql, tenant=alert.tenant, budget_id=alert.budget)
+    if budget is None or budget.terms.webhook is None or budget.sealed_secret is None:
+        return ClaimedMessage(of=alert, message=None, url=None, sealed_secret=None)
+    name = sql.execute(
+        sa.select(tables.tenants.c.name).where(tables.tenants.c.id == alert.tenant)
+    ).scalar_one_or_none()
+    told_so = alert_message(alert, budget, name or alert.tenant)
+    return ClaimedMessage(
+        of=alert, message=told_so, url=budget.terms.webhook, sealed_secret=budget.sealed_secret
+    )
+
+
+def _of_delivery(sql: sa.Connection, one: Delivery) -> ClaimedMessage:
+    found = endpoints.find(sql, tenant=one.tenant, environment=one.environment, name=one.webhook)
+    if found is None:
+        return ClaimedMessage(of=one, message=None, url=None, sealed_secret=None)
+    return ClaimedMessage(
+        of=one, message=one.message(), url=found.url, sealed_secret=found.sealed_secret
+    )

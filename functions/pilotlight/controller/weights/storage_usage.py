@@ -1,0 +1,161 @@
+"""How much a tenant keeps, and what its plan allows. The counting rule stands here and nowhere
+else.
+
+Blobs and images are named by their content, and two tenants may have the same ones. **Each tenant
+that has a blob or an image counts it whole**: what one tenant keeps does not depend on another,
+deleting frees what was counted, and the count reveals nothing of others. Within one tenant a blob
+counts once, however many revisions, images and names of weights refer to it. An upload counts from
+its first byte; an image counts once it is built."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+
+from pilotlight.controller.database import retention, tables
+from pilotlight.controller.database.store import Write
+from pilotlight.controller.identity.tenant_plan import tenant_plan_of
+from pilotlight.errors import StorageQuotaExceeded
+from pilotlight.spec.quotas import Plan
+
+HINT = (
+    "See what counts: `pilotlight tenant show`, `weights list`, `image list`. Delete with "
+    "`pilotlight weights delete NAME`, "
+    "`image delete DIGEST`, `app prune APP` or `app delete APP`; `storage collect` frees what "
+    "nothing refers to."
+)
+PIN_HINT = (
+    "See what is pinned: `pilotlight weights list`. Unpin with `pilotlight weights unpin NAME`."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageUsage:
+    """What one tenant keeps, in bytes."""
+
+    blob_bytes: int
+    image_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """What `stored_bytes` of a plan bounds."""
+        return self.blob_bytes + self.image_bytes
+
+
+def usage_of_tenant(sql: sa.Connection, *, tenant: str) -> StorageUsage:
+    """What `tenant` keeps now."""
+    blobs, owners, images = tables.blobs, tables.blob_owners, tables.images
+    of_blobs = sa.select(sa.func.coalesce(sa.func.sum(blobs.c.size_bytes), 0))
+    of_blobs = of_blobs.join(owners, owners.c.digest == blobs.c.digest).where(
+        owners.c.tenant == tenant
+    )
+    of_images = sa.select(sa.func.coalesce(sa.func.sum(images.c.size_bytes), 0)).where(
+        images.c.tenant == tenant
+    )
+    return StorageUsage(
+        blob_bytes=int(sql.execute(of_blobs).scalar_one()),
+        image_bytes=int(sql.execute(of_images).scalar_one()),
+    )
+
+
+def pinned_bytes(sql: sa.Connection, *, tenant: str) -> int:
+    """Bytes of the tenant's pinned weights: each manifest once, whatever number of names pin it."""
+    return sum(_pinned(sql, tenant=tenant).values())
+
+
+def plan_of(sql: sa.Connection, plans: Mapping[str, Plan], *, tenant: str) -> Plan:
+    """The tenant's plan with its overrides."""
+    return tenant_plan_of(
+        sql.execute(sa.select(tables.tenants).where(tables.tenants.c.id == tenant)).one(), plans
+    ).resolve()
+
+
+def require_room(
+    sql: sa.Connection, plan: Plan, *, tenant: str, more_bytes: int, coming_bytes: int = 0
+) -> None:
+    """Raise StorageQuotaExceeded when `more_bytes` do not fit; `coming_bytes` are of uploads that
+    still run."""
+    if plan.stored_bytes is None:
+        return
+    now = usage_of_tenant(sql, tenant=tenant)
+    used = now.total_bytes + coming_bytes
+    if used + more_bytes > plan.stored_bytes:
+        parts = (
+            f"{now.blob_bytes} in blobs, {now.image_bytes} in images, {coming_bytes} in "
+            f"uploads that run"
+        )
+        raise StorageQuotaExceeded(
+            f"{more_bytes} more bytes do not fit: this tenant stores {used} bytes ({parts}), and "
+            f"its plan allows stored_bytes = "
+            f"{plan.stored_bytes}; nothing was stored",
+            quota="stored_bytes",
+            limit=plan.stored_bytes,
+            used=used,
+            hint=HINT,
+        )
+
+
+def count_functions(sql: sa.Connection, *, tenant: str) -> int:
+    """How many functions `tenant` has deployed."""
+    table = tables.functions
+    query = sa.select(sa.func.count()).where(table.c.tenant == tenant, table.c.removed_at.is_(None))
+    return int(sql.execute(query).scalar_one())
+
+
+@contextlib.contextmanager
+def enforce_deploy_limits(
+    write: Write, plans: Mapping[str, Plan], *, tenant: str
+) -> Iterator[None]:
+    """A deploy; what it makes the oldest revisions and entries go for. Raises StorageQuotaExceeded
+    when the plan allows less after it."""
+    before, revisions = (
+        count_functions(write.sql, tenant=tenant),
+        retention.count_revisions(write.sql, tenant=tenant),
+    )
+    yield
+    plan = plan_of(write.sql, plans, tenant=tenant)
+    if plan.functions is not None and (now := count_functions(write.sql, tenant=tenant)) > max(
+        plan.functions, before
+    ):
+        raise StorageQuotaExceeded(
+            f"this tenant would have {now} functions, and its plan allows functions = "
+            f"{plan.functions}; nothing was deployed",
+            quota="functions",
+            limit=plan.functions,
+            used=before,
+            hint="Remove some: `pilotlight app delete APP`.",
+        )
+    retention.enforce_retention(write, plan, tenant=tenant, before=revisions)
+
+
+def require_room_for_pin(
+    sql: sa.Connection, plan: Plan, *, tenant: str, manifest: str, size_bytes: int
+) -> None:
+    """Raise StorageQuotaExceeded when pinning `manifest` would exceed `pinned_bytes`; pinning it
+    twice costs nothing."""
+    if plan.pinned_bytes is None:
+        return
+    pinned = _pinned(sql, tenant=tenant)
+    used = sum(pinned.values())
+    if manifest not in pinned and used + size_bytes > plan.pinned_bytes:
+        raise StorageQuotaExceeded(
+            f"pinning {size_bytes} more bytes is refused: this tenant has {used} bytes pinned, "
+            f"and its plan allows pinned_bytes = "
+            f"{plan.pinned_bytes}",
+            quota="pinned_bytes",
+            limit=plan.pinned_bytes,
+            used=used,
+            hint=PIN_HINT,
+        )
+
+
+def _pinned(sql: sa.Connection, *, tenant: str) -> dict[str, int]:
+    table = tables.weights
+    query = sa.select(table.c.manifest, sa.func.max(table.c.size_bytes).label("size_bytes"))
+    rows = sql.execute(
+        query.where(table.c.tenant == tenant, table.c.is_pinned).group_by(table.c.manifest)
+    )
+    return {row.manifest: int(row.size_bytes) for row in rows}

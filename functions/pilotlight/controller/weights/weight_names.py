@@ -1,0 +1,327 @@
+"""Names of weights: which manifest a name means in an environment. The bytes are blobs; the node's
+cache holds what is used.
+
+A name is given by a push, or by a deploy that declares weights. A push always takes the name; a
+deploy takes it unless somebody pushed something else under it: `Weights.named(…)` must go on
+meaning what was pushed. A pin belongs to the manifest: a name that comes to mean another one is not
+pinned any more. What the rows say about pins is the truth, and the node follows it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import sqlalchemy as sa
+
+from pilotlight.controller.database import audit_trail, tables
+from pilotlight.controller.database.store import Write
+from pilotlight.controller.identity.tenants import require_environment
+from pilotlight.controller.registry.app_ref import AppRef
+from pilotlight.errors import Conflict, InvalidInput, NotFound
+from pilotlight.spec.function import FunctionSpec
+from pilotlight.spec.identifiers import check_name
+from weight_cache.manifest import Manifest
+
+MAX_SOURCE_LENGTH = 2000
+_SHOWN = (
+    "name",
+    "manifest",
+    "size_bytes",
+    "files",
+    "source",
+    "app",
+    "is_pinned",
+    "created_at",
+    "updated_at",
+)
+_TABLE = tables.weights
+_USER = re.compile(r"(?<!\bhf)://[^/]*@")  # hf://org@revision names no user
+_QUERY = re.compile(r"(://[^?#\s]*)[?#]\S*?(?=,?(?:\s|\Z))")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedWeights:
+    """What a name means: the manifest's digest (hex), and how much it names."""
+
+    manifest: str
+    size_bytes: int
+    files: int
+
+    @classmethod
+    def of(cls, digest: str, manifest: Manifest) -> Self:
+        """A manifest in short."""
+        return cls(manifest=digest, size_bytes=manifest.size_bytes, files=len(manifest.files))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightsScope:
+    """Whose names: every question and change is about one environment of one tenant. `actor` and
+    `request` are for the audit log."""
+
+    tenant: str
+    environment: str
+    actor: str = ""
+    request: str = ""
+
+
+def put(
+    write: Write, holder: WeightsScope, *, name: str, model: NamedWeights, source: str
+) -> str | None:
+    """Let `name` mean `model`. Returns the manifest that is not pinned by this name any more, if it
+    was. Raises InvalidInput, NotFound."""
+    _check(name, source)
+    require_environment(write.sql, tenant=holder.tenant, name=holder.environment)
+    before = _find(write.sql, holder, name)
+    _upsert(write, holder, name=name, model=model, source=redact_source(source), app=None)
+    was = None if before is None else {"manifest": before.manifest}
+    _audit(write, holder, "weights.put", name, before=was, after={"manifest": model.manifest})
+    return _released(before, model)
+
+
+def note_deployed(
+    write: Write,
+    place: AppRef,
+    *,
+    specs: Sequence[FunctionSpec],
+    manifests: Mapping[str, Manifest],
+    is_bound: bool = False,
+) -> list[str]:
+    """Enter the weights of a deploy; `manifests` are by digest. Returns digests whose pins ended,
+    as `put` does.
+
+    `is_bound`: by a key of this app alone, which leaves names that another app's deploy brought as
+    they are."""
+    holder = WeightsScope(
+        tenant=place.tenant, environment=place.environment, actor=place.actor, request=place.request
+    )
+    released: list[str] = []
+    for name, digest in {w.name: w.manifest for spec in specs for w in spec.weights}.items():
+        before = _find(write.sql, holder, name)
+        if before is not None and (
+            before.app is None
+            or before.manifest == digest
+            or (is_bound and before.app != place.app)
+        ):
+            continue
+        model = NamedWeights.of(digest, manifests[digest])
+        _upsert(
+            write, holder, name=name, model=model, source=f"deploy of {place.app}", app=place.app
+        )
+        released += [gone] if (gone := _released(before, model)) is not None else []
+    return released
+
+
+def delete(write: Write, holder: WeightsScope, *, name: str) -> str:
+    """Forget a name; returns the manifest that it meant. Raises NotFound, or Conflict while it is
+    pinned or in use."""
+    row = find(write.sql, holder, name=name)
+    if row["is_pinned"]:
+        raise Conflict(
+            f"weights {name!r} are pinned: unpin them first",
+            hint=f"pilotlight weights unpin {name}",
+        )
+    used = functions_using(write.sql, holder, manifest=row["manifest"])
+    others = sa.select(_TABLE.c.name).where(
+        *_of(holder), _TABLE.c.manifest == row["manifest"], _TABLE.c.name != name
+    )
+    if used and write.sql.execute(others).first() is None:
+        raise Conflict(
+            f"weights {name!r} are used by {', '.join(used)}: deploy without them first",
+            functions=used,
+        )
+    write.sql.execute(sa.delete(_TABLE).where(*_is(holder, name)))
+    _audit(write, holder, "weights.delete", name, before={"manifest": row["manifest"]})
+    return str(row["manifest"])
+
+
+def pin(write: Write, holder: WeightsScope, *, name: str, pinned: bool) -> str:
+    """Note that the node shall keep what `name` means, or need not; its manifest. Raises
+    NotFound."""
+    row = find(write.sql, holder, name=name)
+    if row["is_pinned"] != pinned:
+        write.sql.execute(
+            sa.update(_TABLE)
+            .where(*_is(holder, name))
+            .values(is_pinned=pinned, updated_at=write.now)
+        )
+        _audit(
+            write,
+            holder,
+            "weights.pin" if pinned else "weights.unpin",
+            name,
+            after={"manifest": row["manifest"]},
+        )
+    return str(row["manifest"])
+
+
+def listing(sql: sa.Connection, holder: WeightsScope) -> list[dict[str, Any]]:
+    """The environment's weights, by name."""
+    query = (
+        sa.select(*(_TABLE.c[column] for column in _SHOWN))
+        .where(*_of(holder))
+        .order_by(_TABLE.c.name)
+    )
+    return [dict(row) for row in sql.execute(query).mappings()]
+
+
+def find(sql: sa.Connection, holder: WeightsScope, *, name: str) -> dict[str, Any]:
+    """One of them. Raises NotFound."""
+    row = _find(sql, holder, name)
+    if row is None:
+        raise NotFound(
+            f"there are no weights {name!r} in environment {holder.environment!r}",
+            name=name,
+            hint="See which are: `pilotlight weights list`.",
+        )
+    return {column: getattr(row, column) for column in _SHOWN}
+
+
+def functions_using(sql: sa.Connection, holder: WeightsScope, *, manifest: str) -> list[str]:
+    """Functions (`app/function`, sorted) of the environment with a revision in traffic that has
+    these weights."""
+    functions, traffic, revisions = tables.functions, tables.traffic, tables.revisions
+    query = (
+        sa.select(functions.c.app, functions.c.name, revisions.c.spec)
+        .join(traffic, traffic.c.function == functions.c.id)
+        .join(
+            revisions,
+            (revisions.c.function == traffic.c.function) & (revisions.c.name == traffic.c.revision),
+        )
+        .where(
+            functions.c.tenant == holder.tenant,
+            functions.c.environment == holder.environment,
+            functions.c.removed_at.is_(None),
+        )
+        # narrows in the database; the next line decides
+        .where(revisions.c.spec.contains(f'"{manifest}"', autoescape=True))
+    )
+    return sorted(
+        {f"{row.app}/{row.name}" for row in sql.execute(query) if manifest in _manifests(row.spec)}
+    )
+
+
+def instances_of(sql: sa.Connection, revisions: Mapping[str, int]) -> dict[str, int]:
+    """Manifest → how many of these instances map it; `revisions` are keys (`<function
+    id>@<revision>`) with their instances."""
+    out: dict[str, int] = {}
+    table = tables.revisions
+    for key, count in revisions.items():
+        function, _, name = key.partition("@")
+        spec = sql.execute(
+            sa.select(table.c.spec).where(table.c.function == function, table.c.name == name)
+        ).scalar()
+        for manifest in _manifests(spec) if spec is not None else ():
+            out[manifest] = out.get(manifest, 0) + count
+    return out
+
+
+def pinned(sql: sa.Connection) -> set[str]:
+    """Manifests that some name, of any tenant, wants kept."""
+    return set(sql.execute(sa.select(_TABLE.c.manifest).where(_TABLE.c.is_pinned)).scalars())
+
+
+def is_named(sql: sa.Connection, *, manifest: str) -> bool:
+    """Whether any name, of any tenant, means it."""
+    return (
+        sql.execute(sa.select(_TABLE.c.name).where(_TABLE.c.manifest == manifest).limit(1)).first()
+        is not None
+    )
+
+
+def redact_source(source: str) -> str:
+    """A source without what may be secret in its addresses: user, password, query (signatures),
+    fragment. In doubt it hides more."""
+    return _QUERY.sub(r"\1", _USER.sub("://", source))
+
+
+def _upsert(
+    write: Write,
+    holder: WeightsScope,
+    *,
+    name: str,
+    model: NamedWeights,
+    source: str,
+    app: str | None,
+) -> None:
+    changes = {
+        "manifest": model.manifest,
+        "size_bytes": model.size_bytes,
+        "files": model.files,
+        "source": source,
+        "app": app,
+    }
+    kept = sa.case((_TABLE.c.manifest == model.manifest, _TABLE.c.is_pinned), else_=sa.false())
+    key = {"tenant": holder.tenant, "environment": holder.environment, "name": name}
+    insert = write.insert(_TABLE).values(
+        **key, **changes, is_pinned=False, created_at=write.now, updated_at=write.now
+    )
+    write.sql.execute(
+        insert.on_conflict_do_update(
+            index_elements=list(key), set_={**changes, "is_pinned": kept, "updated_at": write.now}
+        )
+    )
+
+
+def _released(before: sa.Row[Any] | None, model: NamedWeights) -> str | None:
+    return (
+        str(before.manifest)
+        if before is not None and before.is_pinned and before.manifest != model.manifest
+        else None
+    )
+
+
+def _manifests(spec: str) -> set[str]:
+    return {w["manifest"] for w in json.loads(spec)["weights"]}
+
+
+def record_node_request(write: Write, holder: WeightsScope, verb: str, name: str) -> None:
+    """Note what the node was asked to do with a name, which changes no row."""
+    _audit(write, holder, f"weights.{verb}", name)
+
+
+def _find(sql: sa.Connection, holder: WeightsScope, name: str) -> sa.Row[Any] | None:
+    return sql.execute(sa.select(_TABLE).where(*_is(holder, name))).first()
+
+
+def _of(holder: WeightsScope) -> tuple[sa.ColumnElement[bool], ...]:
+    return (_TABLE.c.tenant == holder.tenant, _TABLE.c.environment == holder.environment)
+
+
+def _is(holder: WeightsScope, name: str) -> tuple[sa.ColumnElement[bool], ...]:
+    return (*_of(holder), _TABLE.c.name == name)
+
+
+def _audit(
+    write: Write,
+    holder: WeightsScope,
+    action: str,
+    name: str,
+    *,
+    before: Any = None,
+    after: Any = None,
+) -> None:
+    subject = f"{holder.environment}/{name}"
+    audit_trail.record(
+        write,
+        tenant=holder.tenant,
+        actor=holder.actor,
+        action=action,
+        subject=subject,
+        before=before,
+        after=after,
+        request=holder.request,
+    )
+
+
+def _check(name: str, source: str) -> None:
+    try:
+        check_name("weights", name)
+    except ValueError as e:
+        raise InvalidInput(str(e), parameter="name") from e
+    if len(source) > MAX_SOURCE_LENGTH:
+        raise InvalidInput(
+            f"source has {len(source)} characters: at most {MAX_SOURCE_LENGTH}", parameter="source"
+        )

@@ -1,0 +1,393 @@
+"""The wire of this platform's node-local sockets: newline-delimited JSON over a Unix stream.
+
+A connection carries many calls at once, at most `MAX_CALLS`; one more is answered `too_many_calls`.
+A request is `{"id": 7, "op": "open", "args": {…}}`; the answer is either one frame `{"id": 7, "ok":
+{…}}` or `{"id": 7, "error": {"code", "message", "detail"}}`, or, for an operation that streams, any
+number of `{"id": 7, "part": {…}}` before that last frame. `{"id": 7, "op": "cancel"}` ends a call
+early. Frames are at most `MAX_FRAME_BYTES` long; payloads larger than that do not belong on this
+wire.
+
+The server reads the peer's credentials from the kernel (SO_PEERCRED, unix(7)). It serves its own
+uid and root, and a guest where it has one: another uid, with operations of its own. The socket's
+mode says the same thing twice."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import stat
+import struct
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from pilotlight.core.threads import cancel_and_wait
+from pilotlight.core.yield_budget import YieldBudget
+
+MAX_FRAME_BYTES = 8 * 1024 * 1024
+"""Longest frame: a launch spec with secrets and a schema is some 100 KiB; 8 MiB is generous and
+still bounds memory."""
+
+MAX_CALLS = 1024
+"""Calls of one connection at once: an activator has one for each start that waits; log readers have
+connections of their own."""
+MAX_CALLS_BYTES = 64 * 1024 * 1024
+"""Of their requests together: what waits for its answer is in memory. A start's launch document is
+some 100 KiB."""
+_MAX_MESSAGE = 64 * 1024
+"""Characters of an error's message where its frame was too long."""
+_PEER_CREDENTIALS = struct.Struct("3i")
+
+
+class RpcRemoteError(Exception):
+    """Raised when the peer answered a call with an error frame; `code` tells which.
+
+    Clients translate it into their own package's tree.
+    """
+
+    def __init__(self, code: str, message: str, detail: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.detail: Mapping[str, Any] = detail or {}
+
+
+class CodedError(Protocol):
+    """What an exception needs for the server to put it on the wire."""
+
+    code: str
+
+
+class RpcTransportError(Exception):
+    """Raised when the peer on the Unix socket violates the wire protocol, or goes away."""
+
+    code = "protocol_error"
+
+
+SendPart = Callable[[Mapping[str, Any]], Awaitable[None]]
+"""Sends one intermediate frame of a streaming call; awaits the peer's reading (back-pressure)."""
+
+RpcOperation = Callable[[Mapping[str, Any], SendPart], Awaitable[Mapping[str, Any]]]
+"""An operation: arguments and a way to stream in, the final answer out."""
+
+
+def encode_frame(frame: Mapping[str, Any]) -> bytes:
+    """One frame as bytes, newline included. Raises RpcTransportError when it is too long."""
+    line = json.dumps(frame, separators=(",", ":")).encode() + b"\n"
+    if len(line) > MAX_FRAME_BYTES:
+        raise RpcTransportError(
+            f"frame of {len(line)} bytes exceeds {MAX_FRAME_BYTES}: send large data as files, not "
+            f"frames"
+        )
+    return line
+
+
+class RpcClient:
+    """Many concurrent calls over one connection.
+
+    Owner: the event loop it was opened on; no lock is needed because every change of `_waiting`
+    happens between awaits. When the connection is lost every open call fails with
+    RpcTransportError at once."""
+
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        *,
+        max_queued_frames: int = 0,
+    ) -> None:
+        """`max_queued_frames`: frames of a call that nobody has taken yet; with so many nothing
+        more is read, for any call. 0: no bound."""
+        self._reader = reader
+        self._writer = writer
+        self._most_waiting = max_queued_frames
+        self._next_id = 0
+        self._waiting: dict[int, asyncio.Queue[Mapping[str, Any] | None]] = {}
+        self._closed = False
+        self._pump = asyncio.create_task(self._read_frames(), name="rpc client reader")
+
+    @classmethod
+    async def open(cls, path: Path, *, max_queued_frames: int = 0) -> RpcClient:
+        """Connect to the socket at `path`; a bound of waiting frames is for connections with one
+        call.
+
+        Raises RpcTransportError, naming the path, when nobody listens.
+        """
+        try:
+            reader, writer = await asyncio.open_unix_connection(path, limit=MAX_FRAME_BYTES)
+        except OSError as e:
+            raise RpcTransportError(f"nobody answers on {path}: {e.strerror or e}") from e
+        return cls(reader, writer, max_queued_frames=max_queued_frames)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the connection is gone."""
+        return self._closed
+
+    async def call(self, op: str, args: Mapping[str, Any]) -> Mapping[str, Any]:
+        """One question, one answer. Raises RpcRemoteError or RpcTransportError. Cancelling it
+        cancels it there too."""
+        async with contextlib.aclosing(self._frames(op, args)) as frames:
+            async for kind, body in frames:
+                if kind == "ok":
+                    return body
+        raise RpcTransportError(f"{op}: the stream ended without an answer")
+
+    async def stream(
+        self, op: str, args: Mapping[str, Any]
+    ) -> AsyncGenerator[Mapping[str, Any], None]:
+        """The parts of a streaming call, then its final answer as the last item."""
+        async with contextlib.aclosing(self._frames(op, args)) as frames:
+            async for _, body in frames:
+                yield body
+
+    async def _frames(
+        self, op: str, args: Mapping[str, Any]
+    ) -> AsyncGenerator[tuple[str, Mapping[str, Any]], None]:
+        if self._closed:
+            raise RpcTransportError(f"{op}: the connection is closed")
+        self._next_id += 1
+        call_id = self._next_id
+        inbox: asyncio.Queue[Mapping[str, Any] | None] = asyncio.Queue(self._most_waiting)
+        self._waiting[call_id] = inbox
+        finished = False
+        try:
+            self._writer.write(encode_frame({"id": call_id, "op": op, "args": args}))
+            await self._writer.drain()
+            while True:
+                frame = await inbox.get()
+                if frame is None:
+                    finished = True
+                    raise RpcTransportError(
+                        f"{op}: the peer closed the connection before it answered"
+                    )
+                if "part" in frame:
+                    yield "part", frame["part"]
+                    continue
+                finished = True
+                if "error" in frame:
+                    error = frame["error"]
+                    raise RpcRemoteError(error["code"], error["message"], error.get("detail"))
+                yield "ok", frame["ok"]
+                return
+        except OSError as e:
+            finished = True
+            raise RpcTransportError(f"{op}: connection lost: {e}") from e
+        finally:
+            del self._waiting[call_id]
+            if not finished and not self._closed:
+                self._writer.write(encode_frame({"id": call_id, "op": "cancel"}))
+
+    async def _read_frames(self) -> None:
+        turns = YieldBudget()
+        try:
+            while line := await self._reader.readline():
+                frame = json.loads(line)
+                inbox = self._waiting.get(frame["id"])
+                if inbox is not None:
+                    await inbox.put(frame)
+                await turns.handled(line)
+        except (OSError, ValueError, KeyError):
+            # a peer that breaks the protocol is a peer that left: every open call learns it below
+            pass
+        finally:
+            self._closed = True
+            for inbox in self._waiting.values():
+                if inbox.full():
+                    # who is told that the connection is lost has no use for a frame more
+                    inbox.get_nowait()
+                inbox.put_nowait(None)
+            self._writer.close()
+
+    async def aclose(self) -> None:
+        """Close the connection; open calls fail."""
+        await cancel_and_wait(self._pump)
+        with contextlib.suppress(OSError):
+            await self._writer.wait_closed()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RpcGuest:
+    """A uid that is served beside our own and root, and what it may ask for."""
+
+    uid: int
+    operations: Mapping[str, RpcOperation]
+
+
+async def serve_rpc(
+    path: Path,
+    operations: Mapping[str, RpcOperation],
+    describe: Callable[[Exception], tuple[str, str, Mapping[str, Any]] | None],
+    *,
+    guest: RpcGuest | None = None,
+) -> asyncio.Server:
+    """Serve `operations` on a Unix socket at `path` (mode 0600, for a guest see
+    `grant_group_access`), replacing a stale socket file.
+
+    `describe` turns an operation's exception into (code, message, detail); None means a defect,
+    which the peer sees as `internal` and which is re-raised into the loop's exception handler."""
+
+    async def on_connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        uid = peer_uid(writer.get_extra_info("socket"))
+        if guest is not None and uid == guest.uid:
+            await _Connection(reader, writer, guest.operations, describe).run()
+        elif uid in (0, os.geteuid()):
+            await _Connection(reader, writer, operations, describe).run()
+        else:
+            writer.close()
+
+    with contextlib.suppress(FileNotFoundError):
+        path.unlink()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    server = await asyncio.start_unix_server(on_connection, path, limit=MAX_FRAME_BYTES)
+    if guest is None:
+        path.chmod(0o600)
+    else:
+        grant_group_access(path)
+    return server
+
+
+def grant_group_access(path: Path) -> None:
+    """Let the group that may enter the directory of `path` connect to it (a socket) or enter it (a
+    directory), and nobody else but us."""
+    folder, is_directory = path.parent.stat(), path.is_dir()
+    if not folder.st_mode & stat.S_IXGRP:
+        path.chmod(0o700 if is_directory else 0o600)
+        return
+    os.chown(path, -1, folder.st_gid, follow_symlinks=False)
+    path.chmod(0o710 if is_directory else 0o660)
+
+
+def peer_uid(connection: socket.socket) -> int:
+    """The user at the other end of a Unix socket, as the kernel names it (unix(7), SO_PEERCRED)."""
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
+    uid: int = _PEER_CREDENTIALS.unpack(raw)[1]
+    return uid
+
+
+class _PeerDisconnected(Exception):
+    """Raised where a frame has nobody to go to."""
+
+
+class _Connection:
+    """One peer: its running calls, and their cancellation when it leaves."""
+
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        operations: Mapping[str, RpcOperation],
+        describe: Callable[[Exception], tuple[str, str, Mapping[str, Any]] | None],
+    ) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._operations = operations
+        self._describe = describe
+        self._running: dict[int, asyncio.Task[None]] = {}
+        self._held_bytes = 0
+
+    async def run(self) -> None:
+        turns = YieldBudget()
+        try:
+            while line := await self._reader.readline():
+                await self._take(json.loads(line), len(line))
+                await turns.handled(line)
+        except (
+            OSError,
+            ValueError,
+            KeyError,
+            TypeError,
+            RecursionError,
+            _PeerDisconnected,
+            asyncio.CancelledError,
+        ):
+            pass  # the peer left, or does not speak our protocol: either way this connection ends
+        finally:
+            for task in list(self._running.values()):
+                task.cancel()
+            self._writer.close()
+
+    async def _take(self, frame: Mapping[str, Any], size_bytes: int) -> None:
+        """Begin a call, or end one: that is heard however many there are. Raises ValueError for an
+        id that is in use."""
+        call_id = frame["id"]
+        if frame["op"] == "cancel":
+            task = self._running.get(call_id)
+            if task is not None:
+                task.cancel()
+            return
+        if call_id in self._running:
+            raise ValueError(f"call {call_id!r} is running already")
+        if self._running and (
+            len(self._running) >= MAX_CALLS or self._held_bytes + size_bytes > MAX_CALLS_BYTES
+        ):
+            held = f"{len(self._running)} calls of {self._held_bytes} bytes run on this connection"
+            await self._fail(
+                call_id,
+                "too_many_calls",
+                f"{held}: at most {MAX_CALLS} of {MAX_CALLS_BYTES} bytes may; wait for the answer "
+                f"to one",
+            )
+            return
+        self._held_bytes += size_bytes
+        task = asyncio.create_task(self._answer(frame), name=f"rpc {frame['op']} #{call_id}")
+        self._running[call_id] = task
+        task.add_done_callback(lambda _: self._end(call_id, size_bytes))
+
+    def _end(self, call_id: int, size_bytes: int) -> None:
+        """Also of a call that was cancelled before it began."""
+        del self._running[call_id]
+        self._held_bytes -= size_bytes
+
+    async def _answer(self, frame: Mapping[str, Any]) -> None:
+        call_id = frame["id"]
+
+        async def part(body: Mapping[str, Any]) -> None:
+            await self._send({"id": call_id, "part": body})
+
+        try:
+            operation = self._operations.get(frame["op"])
+            if operation is None:
+                known = ", ".join(sorted(self._operations))
+                await self._fail(
+                    call_id,
+                    "unknown_operation",
+                    f"no operation {frame['op']!r}; there are: {known}",
+                )
+                return
+            await self._send({"id": call_id, "ok": await operation(frame.get("args") or {}, part)})
+        except _PeerDisconnected:
+            pass  # its answer has nowhere to go
+        except Exception as e:
+            described = self._describe(e)
+            if isinstance(e, RpcTransportError):  # an answer that is too long for a frame
+                described = (e.code, str(e), {})
+            with contextlib.suppress(_PeerDisconnected):
+                await self._fail(
+                    call_id, *(described or ("internal", f"{type(e).__name__}: {e}", {}))
+                )
+            if described is None:
+                raise
+
+    async def _fail(
+        self, call_id: int, code: str, message: str, detail: Mapping[str, Any] | None = None
+    ) -> None:
+        """Whoever asked gets an answer in any case: where the detail is too long for a frame, the
+        error without it."""
+        error = {"code": code, "message": message, "detail": dict(detail or {})}
+        try:
+            await self._send({"id": call_id, "error": error})
+        except RpcTransportError:
+            short = {"code": code, "message": message[:_MAX_MESSAGE], "detail": {}}
+            await self._send({"id": call_id, "error": short})
+
+    async def _send(self, frame: Mapping[str, Any]) -> None:
+        line = encode_frame(frame)
+        try:
+            self._writer.write(line)
+            await self._writer.drain()
+        except OSError as e:  # none of the operation's own, which the peer must hear of
+            raise _PeerDisconnected from e

@@ -1,0 +1,426 @@
+"""`platform.yaml`, read once at start-up into frozen records; nothing here reads the environment at
+import.
+
+Every package declares its own section as a frozen dataclass and calls `load_section`. A wrong key
+is refused with the file, the line, the key, the value and what would be right:
+`SettingsInvalid`."""
+
+from __future__ import annotations
+
+import enum
+import os
+import tempfile
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+T = typing.TypeVar("T")
+
+MAX_SOCKET_PATH = 107
+"""Longest Unix socket path, one byte less than `sun_path` (unix(7))."""
+_LONGEST_SOCKET_NAME = len("/slots/s-0123456789abcdef/i-0123456789abcdef.sock")
+FUNCTIONS_SOCKET = "http.sock"
+"""At which functions reach the platform, in `Paths.for_functions`."""
+_MAX_RECORD_NAME = 40
+_HIGHEST_UID = 65533
+"""Below `nobody`."""
+_CONTROLLER_UID = 19902
+_SECTIONS = (
+    "platform",
+    "cluster",
+    "activator",
+    "controller",
+    "snapshotter",
+    "weight_cache",
+    "prices",
+    "plans",
+)
+
+
+class SettingsInvalid(Exception):
+    """Raised when platform.yaml cannot be used; the message names file, line, key, value and
+    bound."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlatformSettings:
+    """Section `platform`.
+
+    Attributes:
+        home: directory of everything that must survive; None = $PILOTLIGHT_HOME or
+        $XDG_DATA_HOME/pilotlight. run: directory of sockets; None = <home>/run, or a short private
+        one under the temporary directory. trust: "isolated", or "shared" to let several tenants
+        share one uid where there is no root. blobs: where bundles, manifests and files of weights
+        lie: a directory that all nodes see, or s3://bucket/prefix;
+            None = <home>/blobs.
+        s3_client: who speaks S3: "boto3", "obstore", or "auto" for the faster one that is
+        installed. fleet: where instances run: "local", behind this machine's node agent, or
+        "knative", as pods of a cluster (section `cluster`). controller_url: `https://host:port`
+        where the controller is on another machine; None = its socket in <run>. key_file: the
+        platform's key, where somebody else keeps it (a mounted Secret); None = <home>/platform.key,
+        made at the first start. activator_key_file: key of activators, where it is one of its own
+        (a mounted Secret), for them and the controller; None =
+            <home>/activator.key, which the controller derives from the platform's.
+        activator_uid: uid and gid of activators where the platform runs as root on one machine,
+        below `snapshotter.uid_base`; None =
+            they run as root.
+        controller_uid: the same of the controller; another than `activator_uid`.
+        metrics_token_file: file with the bearer token of metrics over TCP (`metrics_listen`); None
+        = <home>/metrics.token, made when it is
+            first needed.
+        disk_floor_bytes: free disk that only the journals may use; uploads, builds, snapshots,
+        weights and logs stop before; None = 1 GiB,
+            of a disk below 50 GiB a fiftieth; 0 = no floor.
+        tls_cert: PEM file of our certificate and its chain, for connections between machines; read
+        anew when it changes. tls_key: PEM file of its key. tls_ca: PEM file of the authorities
+        whose certificates the others must show.
+    """
+
+    home: str | None = None
+    run: str | None = None
+    trust: str = "isolated"
+    blobs: str | None = None
+    s3_client: str = "auto"
+    fleet: str = "local"
+    controller_url: str | None = None
+    key_file: str | None = None
+    activator_key_file: str | None = None
+    activator_uid: int | None = 19901
+    controller_uid: int | None = _CONTROLLER_UID
+    metrics_token_file: str | None = None
+    disk_floor_bytes: int | None = None
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    tls_ca: str | None = None
+
+    def __post_init__(self) -> None:
+        self._check_tls()
+        if self.disk_floor_bytes is not None and self.disk_floor_bytes < 0:
+            raise ValueError(
+                f"disk_floor_bytes = {self.disk_floor_bytes}: must be at least 0, which is no "
+                f"floor, or null for 1 GiB"
+            )
+        self._check_uids()
+        if self.fleet not in ("local", "knative"):
+            raise ValueError(f"fleet = {self.fleet!r}: must be 'local' or 'knative'")
+        if self.s3_client not in ("auto", "boto3", "obstore"):
+            raise ValueError(
+                f"s3_client = {self.s3_client!r}: must be 'auto', 'boto3' or 'obstore'"
+            )
+        if self.blobs is not None and "://" in self.blobs and not self.blobs.startswith("s3://"):
+            raise ValueError(
+                f"blobs = {self.blobs!r}: must be a directory, s3://bucket/prefix, or null for "
+                f"<home>/blobs"
+            )
+        if self.trust not in ("isolated", "shared"):
+            raise ValueError(f"trust = {self.trust!r}: must be 'isolated' or 'shared'")
+
+    def _check_uids(self) -> None:
+        for name, uid, who in (
+            ("activator_uid", self.activator_uid, "activators run"),
+            ("controller_uid", self.controller_uid, "the controller runs"),
+        ):
+            if uid is not None and not 0 < uid <= _HIGHEST_UID:
+                raise ValueError(
+                    f"{name} = {uid}: must be 1 to {_HIGHEST_UID}, or null: then {who} as root"
+                )
+        if self.activator_uid is not None and self.activator_uid == self.controller_uid:
+            named, other = ("activator_uid", "controller_uid")[
+                :: 1 if self.controller_uid == _CONTROLLER_UID else -1
+            ]
+            raise ValueError(
+                f"{named} = {self.activator_uid}: is {other}, too; who took one of these "
+                f"processes over would have both"
+            )
+
+    def _check_tls(self) -> None:
+        files = {"tls_cert": self.tls_cert, "tls_key": self.tls_key, "tls_ca": self.tls_ca}
+        missing = [name for name, value in files.items() if not value]
+        if 0 < len(missing) < len(files):
+            named = next(name for name, value in files.items() if value)
+            raise ValueError(
+                f"{named} = {files[named]!r}: tls_cert, tls_key and tls_ca come together; "
+                f"{' and '.join(missing)} is missing"
+            )
+        if self.controller_url is not None and not self.controller_url.startswith("https://"):
+            raise ValueError(
+                f"controller_url = {self.controller_url!r}: write https://host:port, or null for "
+                f"the socket in <run>"
+            )
+        if self.controller_url is not None and missing:
+            raise ValueError(
+                f"controller_url = {self.controller_url!r}: needs tls_cert, tls_key and tls_ca"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paths:
+    """Where things are. Directories are made on first use, 0700.
+
+    Attributes:
+        activator_uid: uid and gid of activators, who may enter `run`, where the platform runs as
+        root; None = they are of our own uid. controller_uid: the same of the controller, which may
+        enter `<run>/controller`.
+    """
+
+    home: Path
+    run: Path
+    activator_uid: int | None = None
+    controller_uid: int | None = None
+
+    @classmethod
+    def of(cls, settings: PlatformSettings, environ: Mapping[str, str]) -> Paths:
+        """Resolve `settings` against the environment (XDG base directories)."""
+        data = Path(
+            environ.get("XDG_DATA_HOME") or Path(environ.get("HOME", "/root")) / ".local/share"
+        )
+        home = (
+            Path(settings.home or environ.get("PILOTLIGHT_HOME") or data / "pilotlight")
+            .expanduser()
+            .resolve()
+        )
+        run = Path(settings.run).resolve() if settings.run else home / "run"
+        if len(str(run)) + _LONGEST_SOCKET_NAME > MAX_SOCKET_PATH:
+            name = home.as_posix().encode().hex()[-24:]
+            run = (
+                Path(environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
+                / f"pilotlight-{os.getuid()}-{name[-12:]}"
+            )
+        is_apart = os.geteuid() == 0 and settings.fleet == "local"
+        uids = (settings.activator_uid, settings.controller_uid) if is_apart else (None, None)
+        return cls(home=home, run=run, activator_uid=uids[0], controller_uid=uids[1])
+
+    def make(self) -> Paths:
+        """Create both directories, private to this user.
+
+        Activators with a uid of their own may enter `run`, a controller with one
+        `<run>/controller`; neither lists or makes anything there."""
+        for directory in (self.home, self.run):
+            directory.mkdir(parents=True, exist_ok=True)
+        self.home.chmod(0o700)
+        _grant_group_traversal(self.run, self.activator_uid)
+        if self.controller_uid is not None:
+            self.for_controller.mkdir(exist_ok=True)
+            _grant_group_traversal(self.for_controller, self.controller_uid)
+        self.for_functions.mkdir(exist_ok=True)
+        self.for_functions.chmod(0o755)  # slots see it; below `run` nobody else reaches it
+        return self
+
+    def socket(self, process: str) -> Path:
+        """`<run>/<process>.sock`."""
+        return self.run / f"{process}.sock"
+
+    @property
+    def for_controller(self) -> Path:
+        """`<run>/controller`: sockets of others for a controller with a uid of its own."""
+        return self.run / "controller"
+
+    @property
+    def for_functions(self) -> Path:
+        """`<run>/functions`: what every slot sees of `run`; it holds `socket_for_functions` and
+        nothing else."""
+        return self.run / "functions"
+
+    @property
+    def socket_for_functions(self) -> Path:
+        """Where functions reach the platform: the activator's HTTP, as at its public address."""
+        return self.for_functions / FUNCTIONS_SOCKET
+
+    def socket_for_controller(self, process: str) -> Path:
+        """Where the controller reaches `process`: `<run>/controller/<process>.sock` where it has a
+        uid of its own, else `socket`."""
+        return (
+            self.socket(process)
+            if self.controller_uid is None
+            else self.for_controller / f"{process}.sock"
+        )
+
+
+def _grant_group_traversal(directory: Path, gid: int | None) -> None:
+    if gid is None:
+        directory.chmod(0o700)
+        return
+    os.chown(directory, -1, gid)
+    directory.chmod(0o710)
+
+
+def read_secret(key: str, value: str | None, file: str | None) -> str | None:
+    """A setting with a password in it: `value`, or what `file` (setting `<key>_file`) holds. Raises
+    ValueError."""
+    if file is None:
+        return value
+    if value is not None:
+        raise ValueError(f"{key}_file = {file!r}: {key} is set, too: name one of them")
+    try:
+        return Path(file).read_text().strip()
+    except (OSError, UnicodeDecodeError) as e:
+        raise ValueError(
+            f"{key}_file = {file!r}: cannot be read ({e}): is the secret mounted?"
+        ) from e
+
+
+def load_section(kind: type[T], section: str, file: Path | None) -> T:
+    """Read one section of `file` (None or missing file: defaults) into the record `kind`. Raises
+    SettingsInvalid."""
+    node = _find_section(section, file)
+    return kind() if node is None or file is None else _parse_record(kind, section, node, file)
+
+
+def load_named_records(
+    kind: type[T], section: str, file: Path | None, *, base: Mapping[str, T]
+) -> dict[str, T]:
+    """Read a section of named records, each a `kind` with a field `name`; those of `base` are there
+    unless the file changes them.
+
+    What a record of the file does not say is as in the record of the same name in `base`, or the
+    default. Raises SettingsInvalid."""
+    found = dict(base)
+    node = _find_section(section, file)
+    if node is None or file is None:
+        return found
+    if not isinstance(node, yaml.MappingNode):
+        raise SettingsInvalid(
+            f"{_location(file, node)}: section {section!r} must hold names with keys and values"
+        )
+    for key, value in node.value:
+        name = str(key.value)
+        if not name.isidentifier() or len(name) > _MAX_RECORD_NAME:
+            raise SettingsInvalid(
+                f"{_location(file, key)}: {section}.{name}: a name has letters, digits and _, "
+                f"at most {_MAX_RECORD_NAME}"
+            )
+        known = base.get(name)
+        given = {f.name: getattr(known, f.name) for f in fields(kind)} if known is not None else {}  # type: ignore[arg-type]
+        found[name] = _parse_record(
+            kind, f"{section}.{name}", value, file, given={**given, "name": name}
+        )
+    return found
+
+
+def load_section_key(section: str, key: str, file: Path | None) -> Any:
+    """One key of a section that another process reads and checks; None where it is not there.
+    Raises SettingsInvalid."""
+    node = _find_section(section, file)
+    if not isinstance(node, yaml.MappingNode):
+        return None
+    found = next((value for name, value in node.value if name.value == key), None)
+    return None if found is None else yaml.SafeLoader("").construct_object(found, deep=True)
+
+
+def _find_section(section: str, file: Path | None) -> yaml.Node | None:
+    """The section's node; None where it says nothing."""
+    if file is None or not file.exists():
+        return None
+    node = _parse_yaml(file)
+    if node is None:
+        return None
+    sections = {key.value: (key, value) for key, value in node.value}
+    for name, (key, _) in sections.items():
+        if name not in _SECTIONS:
+            raise SettingsInvalid(
+                f"{_location(file, key)}: unknown section {name!r}; sections are: "
+                f"{', '.join(_SECTIONS)}"
+            )
+    if section not in sections or sections[section][1].tag == "tag:yaml.org,2002:null":
+        return None
+    found: yaml.Node = sections[section][1]
+    return found
+
+
+def _parse_yaml(file: Path) -> yaml.MappingNode | None:
+    try:
+        node = yaml.compose(file.read_text(), Loader=yaml.SafeLoader)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as e:
+        raise SettingsInvalid(f"{file}: cannot be read: {e}") from e
+    if node is not None and not isinstance(node, yaml.MappingNode):
+        raise SettingsInvalid(
+            f"{_location(file, node)}: expected sections, got {node.tag.rpartition(':')[2]}"
+        )
+    return node
+
+
+def _parse_record(
+    kind: type[T],
+    section: str,
+    node: yaml.Node,
+    file: Path,
+    *,
+    given: Mapping[str, Any] | None = None,
+) -> T:
+    if not isinstance(node, yaml.MappingNode):
+        raise SettingsInvalid(
+            f"{_location(file, node)}: section {section!r} must hold keys and values"
+        )
+    hints = typing.get_type_hints(kind)
+    known = {f.name for f in fields(kind)} - ({"name"} & (given or {}).keys())  # type: ignore[arg-type]
+    values: dict[str, Any] = dict(given or {})
+    lines: dict[str, str] = {}
+    for key, value_node in node.value:
+        if key.value not in known:
+            raise SettingsInvalid(
+                f"{_location(file, key)}: unknown key {section}.{key.value}; known: "
+                f"{', '.join(sorted(known))}"
+            )
+        value = _to_enum(
+            hints[key.value], yaml.SafeLoader("").construct_object(value_node, deep=True)
+        )
+        if not _matches_type(hints[key.value], value):
+            raise SettingsInvalid(
+                f"{_location(file, key)}: {section}.{key.value} = {value!r}: expected "
+                f"{_describe_type(hints[key.value])}"
+            )
+        values[key.value] = float(value) if hints[key.value] is float else value
+        lines[key.value] = _location(file, key)
+    try:
+        return kind(**values)
+    except ValueError as e:
+        where = next((at for key, at in lines.items() if str(e).startswith(key)), str(file))
+        raise SettingsInvalid(f"{where}: {section}.{e}") from e
+
+
+def _to_enum(hint: Any, value: Any) -> Any:
+    """A member's value as the member; anything else as it is."""
+    if (
+        isinstance(hint, type)
+        and issubclass(hint, enum.Enum)
+        and value in [member.value for member in hint]
+    ):
+        return hint(value)
+    return value
+
+
+def _matches_type(hint: Any, value: Any) -> bool:
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return any(_matches_type(arg, value) for arg in typing.get_args(hint))
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    base = typing.get_origin(hint) or hint
+    return isinstance(value, base)
+
+
+def _describe_type(hint: Any) -> str:
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        return "one of " + ", ".join(str(member.value) for member in hint)
+    names = {
+        int: "a whole number",
+        float: "a number",
+        str: "text",
+        bool: "true or false",
+        type(None): "null",
+    }
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return " or ".join(_describe_type(arg) for arg in typing.get_args(hint))
+    return names.get(
+        hint, "keys and values" if isinstance(typing.get_origin(hint) or hint, type) else str(hint)
+    )
+
+
+def _location(file: Path, node: yaml.Node) -> str:
+    return f"{file}:{node.start_mark.line + 1}"

@@ -1,0 +1,144 @@
+"""One call of the API server, all its attempts together: deadlines, bounded retries, errors of
+ours."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pilotlight.kubernetes.api_errors import ApiResponse, error_from_response
+from pilotlight.kubernetes.api_request import ApiRequest
+from pilotlight.kubernetes.errors import BadCredentials, ClusterError, ClusterUnreachable
+from pilotlight.kubernetes.retry_policy import RetryDelays, is_retryable
+from pilotlight.kubernetes.transport import Transport
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallDeadlines:
+    """How long calls may take.
+
+    Attributes:
+        call_s: one call, all its attempts together.
+        attempt_s: one attempt.
+        silence_s: of a watch; API servers send a bookmark each minute.
+        watch_s: after which a watch is asked to end, so that load spreads over API servers.
+        pauses: between attempts of a call.
+        watch_pauses: between attempts to open a watch.
+    """
+
+    call_s: float = 30.0
+    attempt_s: float = 10.0
+    silence_s: float = 100.0
+    watch_s: float = 300.0
+    pauses: RetryDelays = field(default_factory=RetryDelays)
+    watch_pauses: RetryDelays = field(default_factory=lambda: RetryDelays(first_s=0.2, most_s=10.0))
+
+
+class ApiCalls:
+    """Makes calls over a transport. Owner: one event loop; many may be under way. `chance`, `clock`
+    and `sleep` are luck and time."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        *,
+        patience: CallDeadlines,
+        chance: Callable[[], float] = random.random,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self.transport = transport
+        self.patience = patience
+        self.chance = chance
+        self.clock = clock
+        self.sleep = sleep
+
+    async def call(
+        self,
+        deed: ApiRequest,
+        method: str,
+        *,
+        path: str | None = None,
+        query: Mapping[str, str] | None = None,
+        body: Mapping[str, Any] | None = None,
+        content_type: str = "application/json",
+        is_conditional: bool = False,
+        timeout_s: float | None = None,
+    ) -> ApiResponse:
+        """Make it, again where that may help.
+
+        Args:
+            path: of the URL, where it is not the deed's own.
+            is_conditional: a conflict is an answer (see `retries`).
+            timeout_s: of all attempts together; None = `patience.call_s`.
+
+        Raises:
+            ClusterError: of the last attempt.
+        """
+        ends_at = self.clock() + (self.patience.call_s if timeout_s is None else timeout_s)
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                left_s = max(0.001, min(self.patience.attempt_s, ends_at - self.clock()))
+                answer = await self.transport.call(
+                    deed,
+                    method,
+                    path=path,
+                    query=query,
+                    body=body,
+                    content_type=content_type,
+                    timeout_s=left_s,
+                )
+                await self.check(deed, answer)
+                if not answer.body.lstrip().startswith(b"{"):
+                    said = (
+                        f"cannot {deed}: what came back is no answer of an API server. Is a "
+                        f"proxy between us and it?"
+                    )
+                    raise ClusterUnreachable(said, deed=deed)
+            except ClusterError as error:
+                await self._pause_or_raise(
+                    error, deed, attempt, ends_at, is_conditional=is_conditional
+                )
+            else:
+                return answer
+
+    async def check(self, deed: ApiRequest, answer: ApiResponse) -> None:
+        """Raises ClusterError for an answer that is not a success."""
+        if answer.status == 401:
+            await self.transport.credentials.renew()
+        if not 200 <= answer.status <= 299:
+            raise error_from_response(deed, answer)
+
+    async def _pause_or_raise(
+        self,
+        error: ClusterError,
+        deed: ApiRequest,
+        attempt: int,
+        ends_at: float,
+        *,
+        is_conditional: bool,
+    ) -> None:
+        """Wait before the next attempt, where there is one."""
+        is_first_401 = isinstance(error, BadCredentials) and error.status == 401 and attempt == 1
+        repeat = is_first_401 or is_retryable(error, verb=deed.verb, is_conditional=is_conditional)
+        pauses = self.patience.pauses
+        pause_s = pauses.pause_s(attempt, chance=self.chance(), retry_after_s=error.retry_after_s)
+        if not repeat or attempt >= pauses.attempts or self.clock() + pause_s >= ends_at:
+            raise error
+        logger.info(
+            "asked again deed=%s attempt=%d pause_s=%.2f error=%s",
+            deed,
+            attempt,
+            pause_s,
+            error.reason or error.status,
+        )
+        await self.sleep(pause_s)

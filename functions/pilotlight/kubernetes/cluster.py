@@ -1,0 +1,454 @@
+"""The cluster, as our processes see it: objects are dicts, every call has a deadline and a bound of
+attempts, errors are ours."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
+from typing import Any, Self
+
+from pilotlight.kubernetes import exec
+from pilotlight.kubernetes.api_request import ApiRequest
+from pilotlight.kubernetes.client import ApiCalls, CallDeadlines
+from pilotlight.kubernetes.credentials import Credentials, find_credentials
+from pilotlight.kubernetes.errors import ClusterUnreachable, Gone, ManifestWarned, NotFound
+from pilotlight.kubernetes.kinds import ACCESS_REVIEW, POD, Kind, kind_of
+from pilotlight.kubernetes.settings import ClusterSettings
+from pilotlight.kubernetes.transport import Transport
+from pilotlight.kubernetes.watch_events import Listing, Object, WatchChange
+from pilotlight.kubernetes.watch_stream import watch_forever
+
+__all__ = ["CallDeadlines", "Cluster", "Listing", "Object"]
+
+logger = logging.getLogger(__name__)
+
+_APPLY = "application/apply-patch+yaml"
+_MERGE = "application/merge-patch+json"
+_PAGE = 500  # objects; the API server's own clients use as many
+_OPEN_S = 10.0  # until a stream's head
+
+
+class Cluster:
+    """One cluster's API server. Owner: one event loop; calls may run at once. Close it, or use it
+    as a context manager."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        *,
+        settings: ClusterSettings,
+        patience: CallDeadlines | None = None,
+        tolerated: Collection[str] = (),
+        chance: Callable[[], float] = random.random,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        """See `connect`; the last three are time and luck.
+
+        Args:
+            tolerated: pieces of texts; Warning headers that contain one of them (or of the
+            settings') are logged instead of raised.
+        """
+        self.settings = settings
+        self.patience = patience or CallDeadlines()
+        self._calls = ApiCalls(
+            transport, patience=self.patience, chance=chance, clock=clock, sleep=sleep
+        )
+        self._transport = transport
+        self._tolerated = (*settings.tolerated_warnings, *tolerated)
+
+    @classmethod
+    async def connect(
+        cls,
+        settings: ClusterSettings,
+        *,
+        credentials: Credentials | None = None,
+        patience: CallDeadlines | None = None,
+        tolerated: Collection[str] = (),
+    ) -> Cluster:
+        """Find credentials; nothing is sent yet.
+
+        Raises:
+            BadCredentials: there are none.
+        """
+        found = credentials or await find_credentials(settings)
+        transport = Transport(found, knative_namespace=settings.knative_namespace)
+        return cls(transport, settings=settings, patience=patience, tolerated=tolerated)
+
+    def __repr__(self) -> str:
+        return f"<Cluster {self._transport.host}>"
+
+    @property
+    def host(self) -> str:
+        """The API server's URL."""
+        return self._transport.host
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *failure: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        await self._transport.aclose()
+
+    # -- reading -----------------------------------------------------------------------------------
+
+    async def get(
+        self, kind: Kind, name: str, namespace: str | None = None, *, timeout_s: float | None = None
+    ) -> Object | None:
+        """The object, or None.
+
+        Raises:
+            KindMissing: the cluster does not serve the kind.
+        """
+        deed = ApiRequest(verb="get", kind=kind, namespace=namespace, name=name)
+        try:
+            return (await self._calls.call(deed, "GET", timeout_s=timeout_s)).document()
+        except NotFound:
+            return None
+
+    async def list(
+        self, kind: Kind, namespace: str | None = None, selector: str = "", *, fields: str = ""
+    ) -> Listing:
+        """All objects of a kind, by pages, as of one moment; in all namespaces where `namespace` is
+        None.
+
+        Args:
+            selector: of labels.
+            fields: selector of fields: `spec.nodeName=a`.
+        """
+        for attempt in range(3):
+            try:
+                return await self._list(kind, namespace, selector, fields)
+            except Gone:  # the pages were older than what the server remembers
+                if attempt == 2:
+                    raise
+        raise AssertionError("unreachable")
+
+    async def _list(self, kind: Kind, namespace: str | None, selector: str, fields: str) -> Listing:
+        deed = ApiRequest(verb="list", kind=kind, namespace=namespace)
+        query = {"limit": str(_PAGE), **_selectors(selector, fields)}
+        items: list[Object] = []
+        while True:
+            page = (await self._calls.call(deed, "GET", query=query)).document()
+            meta = page.get("metadata") or {}
+            # a proxy's page: it says nothing of what is there, and least of all that nothing is
+            if not meta.get("resourceVersion"):
+                raise ClusterUnreachable(
+                    f"cannot {deed}: what came back is no list. Is something between us and the "
+                    f"API server?",
+                    deed=deed,
+                )
+            # items of a list do not say what they are
+            items += [
+                {"apiVersion": kind.api_version, "kind": kind.kind, **item}
+                for item in page.get("items") or ()
+            ]
+            if not meta.get("continue"):
+                return Listing(
+                    items=tuple(items), resource_version=str(meta.get("resourceVersion") or "")
+                )
+            query = {**query, "continue": meta["continue"]}
+
+    def watch(
+        self, kind: Kind, namespace: str | None = None, selector: str = "", *, fields: str = ""
+    ) -> AsyncGenerator[WatchChange, None]:
+        """List, then watch, for ever: see `watch_stream.watch_forever`. Close it
+        (`contextlib.aclosing`)."""
+        how = self._calls
+        return watch_forever(
+            self,
+            kind,
+            namespace,
+            selector,
+            fields=fields,
+            chance=how.chance,
+            clock=how.clock,
+            sleep=how.sleep,
+        )
+
+    async def changes(
+        self,
+        kind: Kind,
+        namespace: str | None,
+        *,
+        resource_version: str,
+        selector: str = "",
+        fields: str = "",
+    ) -> AsyncGenerator[bytes, None]:
+        """One watch from a resourceVersion on, as raw bytes, until it ends or breaks.
+
+        Raises:
+            ClusterError: it was refused (`Gone`: list anew), or broke.
+        """
+        deed = ApiRequest(verb="watch", kind=kind, namespace=namespace)
+        wait_s = self.patience.watch_s * (1 + self._calls.chance())
+        query = {
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": resource_version,
+            "timeoutSeconds": str(max(1, round(wait_s))),
+            **_selectors(selector, fields),
+        }
+        open_s, silence_s = self.patience.attempt_s, self.patience.silence_s
+        async with self._transport.stream(
+            deed, query=query, open_s=open_s, silence_s=silence_s
+        ) as (answer, pieces):
+            await self._calls.check(deed, answer)
+            async for piece in pieces:
+                yield piece
+
+    async def logs(
+        self,
+        name: str,
+        namespace: str,
+        *,
+        container: str | None = None,
+        follow: bool = False,
+        tail_lines: int | None = None,
+        since_time: str | None = None,
+        timestamps: bool = False,
+        previous: bool = False,
+        limit_bytes: int | None = None,
+    ) -> AsyncGenerator[bytes, None]:
+        """What a pod's container printed, in pieces as they come. Close it (`contextlib.aclosing`).
+
+        Args:
+            since_time: RFC 3339; the server compares whole seconds.
+
+        Raises:
+            NotFound: there is no such pod.
+        """
+        deed = ApiRequest(verb="get", kind=POD, namespace=namespace, name=name, subresource="log")
+        wanted: dict[str, object] = {
+            "container": container,
+            "follow": "true" if follow else None,
+            "tailLines": tail_lines,
+            "sinceTime": since_time,
+            "timestamps": "true" if timestamps else None,
+            "previous": "true" if previous else None,
+            "limitBytes": limit_bytes,
+        }
+        query = {key: str(value) for key, value in wanted.items() if value is not None}
+        silence_s = None if follow else self.patience.call_s
+        async with self._transport.stream(
+            deed, query=query, open_s=self.patience.attempt_s, silence_s=silence_s
+        ) as (answer, pieces):
+            await self._calls.check(deed, answer)
+            async for piece in pieces:
+                yield piece
+
+    def exec(
+        self, name: str, namespace: str, argv: Sequence[str], *, container: str
+    ) -> AsyncGenerator[Mapping[str, Any], None]:
+        """Run a command in a pod's container: see `exec.run`. Close it (`contextlib.aclosing`)."""
+        deed = ApiRequest(verb="get", kind=POD, namespace=namespace, name=name, subresource="exec")
+        return exec.run(
+            self._transport, deed, argv, container=container, open_s=self.patience.attempt_s
+        )
+
+    async def version(self) -> Object:
+        """The API server's `/version`: `{"gitVersion": "v1.34.1", …}`."""
+        return (
+            await self._calls.call(ApiRequest(verb="get", kind=_VERSION), "GET", path="/version")
+        ).document()
+
+    async def may(self, deed: ApiRequest) -> bool:
+        """Whether our credentials have a right, as the API server's authorizer says
+        (SelfSubjectAccessReview)."""
+        asked = {
+            "verb": deed.verb,
+            "group": deed.kind.group,
+            "resource": deed.kind.plural,
+            "subresource": deed.subresource,
+            "namespace": deed.namespace or "",
+            "name": deed.name or "",
+        }
+        review = {
+            "apiVersion": ACCESS_REVIEW.api_version,
+            "kind": ACCESS_REVIEW.kind,
+            "metadata": {},
+            "spec": {"resourceAttributes": {key: value for key, value in asked.items() if value}},
+        }
+        answer = (
+            await self._calls.call(
+                ApiRequest(verb="create", kind=ACCESS_REVIEW), "POST", body=review
+            )
+        ).document()
+        return bool((answer.get("status") or {}).get("allowed"))
+
+    # -- writing -----------------------------------------------------------------------------------
+
+    async def apply(
+        self, manifest: Mapping[str, Any], *, dry_run: bool = False, force: bool = True
+    ) -> Object:
+        """Server-side apply: the object has what the manifest says, and fields that it no longer
+        says are gone.
+
+        Args:
+            dry_run: ask everybody (schema, webhooks, quotas), change nothing.
+            force: take fields that another manager owns.
+
+        Raises:
+            Invalid, Forbidden, Conflict, NamespaceEnding, QuotaExceeded: refused.
+            ManifestWarned: it brought warnings (and took place, unless `dry_run`).
+        """
+        deed = _deed("patch", manifest)
+        query = {**self._write(dry_run), "force": "true" if force else "false"}
+        return await self._written(
+            deed, "PATCH", manifest, query=query, content_type=_APPLY, is_conditional=not force
+        )
+
+    async def create(
+        self, manifest: Mapping[str, Any], *, dry_run: bool = False, timeout_s: float | None = None
+    ) -> Object:
+        """Make an object.
+
+        Raises:
+            AlreadyExists: its name is in use.
+        """
+        deed = _deed("create", manifest)
+        return await self._written(
+            deed,
+            "POST",
+            manifest,
+            query=self._write(dry_run),
+            is_conditional=True,
+            timeout_s=timeout_s,
+        )
+
+    async def patch(
+        self,
+        kind: Kind,
+        name: str,
+        namespace: str | None,
+        body: Mapping[str, Any],
+        *,
+        subresource: str = "",
+        timeout_s: float | None = None,
+    ) -> Object:
+        """Merge patch (RFC 7386).
+
+        Raises:
+            NotFound: there is no such object.
+            Conflict: `metadata.resourceVersion` is in it and stale.
+        """
+        deed = ApiRequest(
+            verb="patch", kind=kind, namespace=namespace, name=name, subresource=subresource
+        )
+        conditional = "resourceVersion" in (body.get("metadata") or {})
+        query = self._write(dry_run=False)
+        return await self._written(
+            deed,
+            "PATCH",
+            body,
+            query=query,
+            content_type=_MERGE,
+            is_conditional=conditional,
+            timeout_s=timeout_s,
+        )
+
+    async def replace(
+        self, manifest: Mapping[str, Any], *, subresource: str = "", timeout_s: float | None = None
+    ) -> Object:
+        """Put the whole object; its `metadata.resourceVersion` must be what is there.
+
+        Raises:
+            Conflict: it changed in between: read it again.
+        """
+        deed = _deed("update", manifest, subresource=subresource)
+        return await self._written(
+            deed,
+            "PUT",
+            manifest,
+            query=self._write(dry_run=False),
+            is_conditional=True,
+            timeout_s=timeout_s,
+        )
+
+    async def delete(
+        self,
+        kind: Kind,
+        name: str,
+        namespace: str | None = None,
+        *,
+        uid: str | None = None,
+        grace_s: float | None = None,
+        propagation: str = "Background",
+    ) -> bool:
+        """Delete an object; False if it was not there.
+
+        Args:
+            uid: only this incarnation: `Conflict` for another one.
+            grace_s: rounded up to whole seconds; None = the object's own.
+            propagation: Background, Foreground or Orphan.
+        """
+        deed = ApiRequest(verb="delete", kind=kind, namespace=namespace, name=name)
+        body: Object = {
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "propagationPolicy": propagation,
+        }
+        if uid is not None:
+            body["preconditions"] = {"uid": uid}
+        if grace_s is not None:
+            body["gracePeriodSeconds"] = int(-(-grace_s // 1))
+        try:
+            await self._calls.call(deed, "DELETE", body=body, is_conditional=True)
+        except NotFound:
+            return False
+        return True
+
+    async def pause(self, seconds: float) -> None:
+        """Wait, on this cluster's clock."""
+        await self._calls.sleep(seconds)
+
+    # -- how ---------------------------------------------------------------------------------------
+
+    def _write(self, dry_run: bool) -> dict[str, str]:
+        query = {"fieldManager": self.settings.field_manager, "fieldValidation": "Strict"}
+        return {**query, "dryRun": "All"} if dry_run else query
+
+    async def _written(
+        self, deed: ApiRequest, method: str, body: Mapping[str, Any], **how: Any
+    ) -> Object:
+        answer = await self._calls.call(deed, method, body=body, **how)
+        document = answer.document()
+        grave = [
+            text for text in answer.warnings if not any(piece in text for piece in self._tolerated)
+        ]
+        for text in answer.warnings:
+            if text not in grave:
+                logger.info("tolerated warning deed=%s text=%s", deed, text)
+        if grave:
+            said = (
+                f"{deed}: the API server warns: {'; '.join(grave)}. Change the manifest, or "
+                f"tolerate it (cluster.tolerated_warnings)"
+            )
+            raise ManifestWarned(
+                said, warnings=grave, result=document, status=answer.status, deed=deed
+            )
+        return document
+
+
+_VERSION = Kind("v1", "Version", "version", False)
+
+
+def _selectors(labels: str, fields: str) -> dict[str, str]:
+    return {
+        key: value for key, value in (("labelSelector", labels), ("fieldSelector", fields)) if value
+    }
+
+
+def _deed(verb: str, manifest: Mapping[str, Any], *, subresource: str = "") -> ApiRequest:
+    meta = manifest.get("metadata") or {}
+    kind = kind_of(manifest)
+    name = None if verb == "create" else meta.get("name")
+    return ApiRequest(
+        verb=verb, kind=kind, namespace=meta.get("namespace"), name=name, subresource=subresource
+    )

@@ -1,0 +1,196 @@
+"""What is fetched from a cluster before it is judged. A read that is refused is a fact, too."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from pilotlight.kubernetes import kinds, names
+from pilotlight.kubernetes.api_request import ApiRequest
+from pilotlight.kubernetes.cluster import Cluster
+from pilotlight.kubernetes.errors import BadCredentials, ClusterError, ClusterUnreachable
+from pilotlight.kubernetes.kinds import Kind
+from pilotlight.kubernetes.rbac import RbacRule, Role, rules_of_account
+from pilotlight.kubernetes.watch_events import Object
+
+T = TypeVar("T")
+CONFIGS = (
+    "config-features",
+    "config-autoscaler",
+    "config-defaults",
+    "config-deployment",
+    "config-gc",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """A cluster at one moment.
+
+    Attributes:
+        host: the API server's URL.
+        version: its `/version`.
+        definitions: CustomResourceDefinitions by name.
+        webhooks: names of validating webhook configurations.
+        config: Knative's ConfigMaps by name, their data; None = it is absent.
+        knative: Deployments of Knative's namespace, by name.
+        parts: Deployments and StatefulSets of the platform.
+        agents: DaemonSets of the platform's node agents; `agent_pods`: their pods.
+        namespace: the platform's own; None = it does not exist.
+        tenants: namespaces of tenants.
+        lacking: verbs that the asking credentials lack, of the role that was asked about.
+        troubles: what could not be read, and why.
+    """
+
+    host: str
+    version: Object = field(default_factory=dict)
+    definitions: Mapping[str, Object] = field(default_factory=dict)
+    webhooks: frozenset[str] = frozenset()
+    config: Mapping[str, Mapping[str, str] | None] = field(default_factory=dict)
+    knative: Mapping[str, Object] = field(default_factory=dict)
+    nodes: tuple[Object, ...] = ()
+    runtime_classes: frozenset[str] = frozenset()
+    parts: tuple[Object, ...] = ()
+    agents: tuple[Object, ...] = ()
+    agent_pods: tuple[Object, ...] = ()
+    namespace: Object | None = None
+    tenants: tuple[Object, ...] = ()
+    role: Role = "operator"
+    lacking: Mapping[RbacRule, tuple[str, ...]] = field(default_factory=dict)
+    troubles: Mapping[str, ClusterError] = field(default_factory=dict)
+
+    def is_known(self, name: str) -> bool:
+        """Whether a field was read."""
+        return name not in self.troubles
+
+
+PART_SELECTOR = "app.kubernetes.io/part-of=pilotlight"
+"""Label of the platform's own things, as the chart sets it."""
+AGENT_SELECTOR = f"{PART_SELECTOR},app.kubernetes.io/component=node"
+"""Of the node agents' DaemonSet and pods."""
+
+
+class _Reading:
+    """Reads one thing after another; what cannot be read is noted in `troubles` by the field that
+    lacks it."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self.troubles: dict[str, ClusterError] = {}
+
+    async def read(self, name: str, work: Awaitable[T], absent: T) -> T:
+        """What comes of `work`, or `absent`. Raises ClusterUnreachable, BadCredentials."""
+        try:
+            return await work
+        except (ClusterUnreachable, BadCredentials):
+            raise
+        except ClusterError as error:
+            self.troubles[name] = error
+            return absent
+
+    async def listed(
+        self, name: str, kind: Kind, namespace: str | None = None, selector: str = ""
+    ) -> tuple[Object, ...]:
+        """All objects of a kind."""
+
+        async def items() -> tuple[Object, ...]:
+            return (await self._cluster.list(kind, namespace, selector)).items
+
+        return await self.read(name, items(), ())
+
+
+async def gather(cluster: Cluster, *, role: Role) -> Facts:
+    """Read everything, at once.
+
+    Args:
+        role: whose rights the asking credentials should have.
+
+    Raises:
+        ClusterUnreachable, BadCredentials: there is nobody to ask.
+    """
+    version, settings, reading = await cluster.version(), cluster.settings, _Reading(cluster)
+    read, listed = reading.read, reading.listed
+    platform, knative = settings.namespace, settings.knative_namespace
+    ours = f"{names.MANAGED_BY}={names.manager_of(settings)}"
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            definitions = tasks.create_task(listed("definitions", kinds.CUSTOM_RESOURCE_DEFINITION))
+            webhooks = tasks.create_task(listed("webhooks", kinds.VALIDATING_WEBHOOK))
+            config = tasks.create_task(read("config", _config(cluster, knative), {}))
+            deployments = tasks.create_task(listed("knative", kinds.DEPLOYMENT, knative))
+            nodes = tasks.create_task(listed("nodes", kinds.NODE))
+            runtimes = tasks.create_task(listed("runtime_classes", kinds.RUNTIME_CLASS))
+            agents = tasks.create_task(listed("agents", kinds.DAEMON_SET, platform, AGENT_SELECTOR))
+            deployed = tasks.create_task(listed("parts", kinds.DEPLOYMENT, platform, PART_SELECTOR))
+            stateful = tasks.create_task(
+                listed("parts", kinds.STATEFUL_SET, platform, PART_SELECTOR)
+            )
+            pods = tasks.create_task(listed("agent_pods", kinds.POD, platform, AGENT_SELECTOR))
+            namespace = tasks.create_task(
+                read("namespace", cluster.get(kinds.NAMESPACE, platform), None)
+            )
+            tenants = tasks.create_task(listed("tenants", kinds.NAMESPACE, None, ours))
+    except ExceptionGroup as group:  # they all fail for the same reason
+        raise group.exceptions[0] from group
+    lacking = await read("lacking", _lacking(cluster, role, tenants.result()), {})
+    return Facts(
+        host=cluster.host,
+        version=version,
+        definitions=_by_name(definitions.result()),
+        webhooks=frozenset(_by_name(webhooks.result())),
+        config=config.result(),
+        knative=_by_name(deployments.result()),
+        nodes=nodes.result(),
+        runtime_classes=frozenset(_by_name(runtimes.result())),
+        parts=(*deployed.result(), *stateful.result()),
+        agents=agents.result(),
+        agent_pods=pods.result(),
+        namespace=namespace.result(),
+        tenants=tenants.result(),
+        role=role,
+        lacking=lacking,
+        troubles=reading.troubles,
+    )
+
+
+async def _config(cluster: Cluster, namespace: str) -> Mapping[str, Mapping[str, str] | None]:
+    found = await asyncio.gather(
+        *(cluster.get(kinds.CONFIG_MAP, name, namespace) for name in CONFIGS)
+    )
+    return {
+        name: dict(one.get("data") or {}) if one is not None else None
+        for name, one in zip(CONFIGS, found, strict=True)
+    }
+
+
+async def _lacking(
+    cluster: Cluster, role: Role, tenants: Iterable[Object]
+) -> Mapping[RbacRule, tuple[str, ...]]:
+    """Rights in tenants' namespaces are asked about in the first that is not being deleted; without
+    one they are not asked about."""
+    settings = cluster.settings
+    staying = sorted(
+        str(one["metadata"]["name"])
+        for one in tenants
+        if not one["metadata"].get("deletionTimestamp")
+    )
+    tenant = staying[0] if staying else None
+    asked: list[tuple[RbacRule, ApiRequest]] = [
+        (right, deed)
+        for right in rules_of_account(role, settings)
+        for deed in right.deeds(
+            platform=settings.namespace, knative=settings.knative_namespace, tenant=tenant
+        )
+    ]
+    allowed = await asyncio.gather(*(cluster.may(deed) for _, deed in asked))
+    lacking: dict[RbacRule, tuple[str, ...]] = {}
+    for (right, deed), may in zip(asked, allowed, strict=True):
+        if not may and deed.verb not in lacking.get(right, ()):
+            lacking[right] = (*lacking.get(right, ()), deed.verb)
+    return lacking
+
+
+def _by_name(items: tuple[Object, ...]) -> dict[str, Any]:
+    return {str(item["metadata"]["name"]): item for item in items}

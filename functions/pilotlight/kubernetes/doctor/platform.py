@@ -1,0 +1,233 @@
+"""The platform itself in a cluster: namespaces, node agents, rights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pilotlight.kubernetes import names
+from pilotlight.kubernetes.doctor.facts import AGENT_SELECTOR, Facts
+from pilotlight.kubernetes.doctor.findings import BROKEN, NOTE, OK, Finding
+from pilotlight.kubernetes.doctor.gpus import gpu_nodes
+from pilotlight.kubernetes.rbac import RbacRule, Role, rules_of_account, tenant_role
+from pilotlight.kubernetes.settings import ClusterSettings
+from pilotlight.kubernetes.watch_events import Object
+
+_COMPONENT = "app.kubernetes.io/component"
+
+
+def check(facts: Facts, settings: ClusterSettings) -> Iterator[Finding]:
+    """Findings about our own things."""
+    yield from _namespaces(facts, settings)
+    yield from _parts(facts, settings)
+    yield from _agents(facts, settings)
+    yield from _rights(facts, settings)
+    if settings.runtime_image is None:
+        way_out = (
+            "Set cluster.runtime_image of platform.yaml to the runtime image, by digest "
+            "(docs/kubernetes.md)."
+        )
+        detail = (
+            "cluster.runtime_image is null: functions without an image of their own cannot "
+            "be deployed"
+        )
+        yield Finding(what="runtime image", state=NOTE, detail=detail, way_out=way_out)
+
+
+def _namespaces(facts: Facts, settings: ClusterSettings) -> Iterator[Finding]:
+    if not facts.is_known("namespace"):
+        yield Finding(
+            what="namespace", state=NOTE, detail=f"not looked at: {facts.troubles['namespace']}"
+        )
+    elif facts.namespace is None:
+        command = f"kubectl create namespace {settings.namespace}"
+        yield Finding(
+            what="namespace",
+            state=BROKEN,
+            detail=f"{settings.namespace} does not exist",
+            commands=(command,),
+        )
+    else:
+        yield Finding(what="namespace", state=OK, detail=settings.namespace)
+    if not facts.is_known("tenants"):
+        return
+    ending = [
+        str(one["metadata"]["name"])
+        for one in facts.tenants
+        if (one.get("status") or {}).get("phase") == "Terminating"
+    ]
+    if ending:
+        commands = tuple(
+            f"kubectl get namespace {name} -o jsonpath='{{.status.conditions}}'" for name in ending
+        )
+        detail = (
+            f"being deleted: {', '.join(ending)}. Nothing can be deployed there until they are gone"
+        )
+        yield Finding(what="tenants' namespaces", state=NOTE, detail=detail, commands=commands)
+    elif facts.tenants:
+        yield Finding(what="tenants' namespaces", state=OK, detail=str(len(facts.tenants)))
+
+
+def _parts(facts: Facts, settings: ClusterSettings) -> Iterator[Finding]:
+    """The controller and the activators."""
+    if not facts.is_known("parts"):
+        yield Finding(
+            what="platform", state=NOTE, detail=f"not looked at: {facts.troubles['parts']}"
+        )
+        return
+    for component in ("controller", "activator"):
+        found = [
+            one
+            for one in facts.parts
+            if (one["metadata"].get("labels") or {}).get(_COMPONENT) == component
+        ]
+        wanted = sum(int((one.get("spec") or {}).get("replicas", 1)) for one in found)
+        ready = sum(int((one.get("status") or {}).get("readyReplicas") or 0) for one in found)
+        if not found:
+            detail = f"not installed in {settings.namespace}"
+            yield Finding(
+                what=component,
+                state=BROKEN,
+                detail=detail,
+                way_out="Install the chart (deploy/kubernetes/chart).",
+            )
+        elif ready < wanted:
+            commands = tuple(
+                f"kubectl describe {one['kind'].lower()}/{one['metadata']['name']} -n "
+                f"{settings.namespace}"
+                for one in found
+            )
+            yield Finding(
+                what=component,
+                state=NOTE if ready else BROKEN,
+                detail=f"{ready} of {wanted} are ready",
+                commands=commands,
+            )
+        else:
+            yield Finding(what=component, state=OK, detail=f"{ready} ready")
+
+
+def _agents(facts: Facts, settings: ClusterSettings) -> Iterator[Finding]:
+    what = "node agents"
+    for name in ("agents", "agent_pods", "nodes"):
+        if not facts.is_known(name):
+            yield Finding(what=what, state=NOTE, detail=f"not looked at: {facts.troubles[name]}")
+            return
+    if not facts.agents:
+        detail = (
+            f"no DaemonSet {AGENT_SELECTOR} in {settings.namespace}: pods get neither code "
+            f"nor weights"
+        )
+        yield Finding(
+            what=what,
+            state=BROKEN,
+            detail=detail,
+            way_out="Install the chart (deploy/kubernetes/chart).",
+        )
+        return
+    running = {
+        str((pod.get("spec") or {}).get("nodeName") or "")
+        for pod in facts.agent_pods
+        if _is_ready(pod)
+    }
+    wanted = [node for node in facts.nodes if not _is_closed(node)]
+    without = [
+        str(node["metadata"]["name"]) for node in wanted if node["metadata"]["name"] not in running
+    ]
+    if not without:
+        yield Finding(what=what, state=OK, detail=f"on {len(running)} nodes")
+        return
+    has_gpu = {str(node["metadata"]["name"]) for node in gpu_nodes(facts, settings)}
+    state = BROKEN if has_gpu & set(without) or not running else NOTE
+    detail = (
+        f"none that is ready on "
+        f"{', '.join(without[:5])}{' and more' if len(without) > 5 else ''}: pods there "
+        f"wait in vain"
+    )
+    commands = (f"kubectl get pods -n {settings.namespace} -l {AGENT_SELECTOR} -o wide",)
+    yield Finding(
+        what=what,
+        state=state,
+        detail=detail,
+        way_out="Tolerations of the DaemonSet are values of the chart.",
+        commands=commands,
+    )
+
+
+def _rights(facts: Facts, settings: ClusterSettings) -> Iterator[Finding]:
+    what = f"rights of {facts.role}"
+    if not facts.is_known("lacking"):
+        yield Finding(what=what, state=NOTE, detail=f"not looked at: {facts.troubles['lacking']}")
+        return
+    if not facts.lacking:
+        asks_tenants = any(
+            right.scope == "tenant" for right in rules_of_account(facts.role, settings)
+        )
+        detail = (
+            "complete, but for those in tenants' namespaces: none was seen"
+            if asks_tenants and not facts.tenants
+            else "complete"
+        )
+        yield Finding(what=what, state=OK, detail=detail)
+    for index, (right, verbs) in enumerate(facts.lacking.items()):
+        resource = (
+            f"{right.resource}.{right.kind.group}"
+            if right.kind.group and not right.subresource
+            else right.resource
+        )
+        detail = f"may not {', '.join(verbs)} {resource}: {right.why}"
+        state = NOTE if facts.role == "operator" else BROKEN
+        way_out = (
+            "The chart makes the ClusterRole, the controller the RoleBinding."
+            if right.scope == "tenant"
+            else ""
+        )
+        commands = _grant(facts.role, right, verbs, settings, index=index)
+        yield Finding(what=what, state=state, detail=detail, way_out=way_out, commands=commands)
+
+
+def _account(role: Role, settings: ClusterSettings) -> str | None:
+    """The service account of a role; an operator has none of ours."""
+    return {"controller": settings.controller_account, "operator": None}.get(
+        role, settings.activator_account
+    )
+
+
+def _grant(
+    role: Role, right: RbacRule, verbs: tuple[str, ...], settings: ClusterSettings, *, index: int
+) -> tuple[str, str]:
+    """Commands that grant verbs, in the scope that the right has; of a tenant's namespace, those
+    that show what should grant them."""
+    name = f"pilotlight-{role}-{right.kind.plural}-{index}"
+    account = _account(role, settings)
+    if right.scope == "tenant" and account is not None:
+        bound = f"kubectl get rolebindings -A -l {names.MANAGED_BY}={names.manager_of(settings)}"
+        return f"kubectl get clusterrole {tenant_role(settings, account)} -o yaml", bound
+    to = f"--serviceaccount={settings.namespace}:{account}" if account else "--user=YOU"
+    group = f".{right.kind.group}" if right.kind.group else ""
+    resource = f"{right.kind.plural}{group}" + (
+        f"/{right.subresource}" if right.subresource else ""
+    )
+    what = f"--verb={','.join(verbs)} --resource={resource}" + "".join(
+        f" --resource-name={one}" for one in right.names
+    )
+    if right.scope in ("all", "tenant"):
+        return (
+            f"kubectl create clusterrole {name} {what}",
+            f"kubectl create clusterrolebinding {name} --clusterrole={name} {to}",
+        )
+    where = settings.namespace if right.scope == "platform" else settings.knative_namespace
+    return (
+        f"kubectl create role {name} -n {where} {what}",
+        f"kubectl create rolebinding {name} -n {where} --role={name} {to}",
+    )
+
+
+def _is_ready(pod: Object) -> bool:
+    conditions = (pod.get("status") or {}).get("conditions") or ()
+    return any(one.get("type") == "Ready" and one.get("status") == "True" for one in conditions)
+
+
+def _is_closed(node: Object) -> bool:
+    """Control planes take no function pods."""
+    taints = (node.get("spec") or {}).get("taints") or ()
+    return any(str(taint.get("key", "")).startswith("node-role.kubernetes.io/") for taint in taints)

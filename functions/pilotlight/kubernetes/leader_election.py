@@ -1,0 +1,304 @@
+"""One leader among many: an election on a Kubernetes Lease.
+
+Nobody compares clocks. A candidate remembers when *it* saw the Lease change last; a Lease that has
+not changed for as long as its holder promised (`leaseDurationSeconds`), measured on the candidate's
+own monotonic clock, is free. A leader stops being one, without asking anybody, as soon as its last
+successful renewal *began* `renew_s` ago; since `renew_s` is below the promise, it has stepped down
+before any other can take over, whatever the wall clocks say. Only monotonic clocks that run at
+different speeds could break that: the distance between `renew_s` and `lease_s` allows for a third.
+
+Writes carry the resourceVersion that was read: of two that take a free Lease, one gets a conflict.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Protocol, Self
+
+from pilotlight.core.threads import cancel_and_wait
+from pilotlight.kubernetes.errors import ClusterError, Conflict, NotFound
+from pilotlight.kubernetes.kinds import LEASE, Kind
+from pilotlight.kubernetes.watch_events import Object, version_of
+
+logger = logging.getLogger(__name__)
+
+
+class LeaseServer(Protocol):
+    """What of a `Cluster` an election needs."""
+
+    async def get(
+        self, kind: Kind, name: str, namespace: str | None = None, *, timeout_s: float | None = None
+    ) -> Object | None:
+        """The Lease, or None."""
+
+    async def create(self, manifest: Object, *, timeout_s: float | None = None) -> Object:
+        """Make it, or `AlreadyExists`."""
+
+    async def replace(self, manifest: Object, *, timeout_s: float | None = None) -> Object:
+        """Change it, or `Conflict`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseTerms:
+    """Times of an election, in seconds: `retry_s` < `renew_s` < `lease_s`.
+
+    Attributes:
+        lease_s: what a leader promises: silent for so long, it has given up. How long a crash
+        leaves nobody in charge. renew_s: after which a leader that cannot renew steps down.
+        retry_s: between attempts to take or to renew it; up to a fifth longer, by chance.
+    """
+
+    lease_s: float = 15.0
+    renew_s: float = 10.0
+    retry_s: float = 2.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.retry_s < self.renew_s < self.lease_s:
+            raise ValueError(
+                f"retry_s = {self.retry_s}, renew_s = {self.renew_s}, lease_s = {self.lease_s}: "
+                f"each must be above the one before"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Seen:
+    """A Lease as it was seen last, and when it was first seen like this (monotonic)."""
+
+    lease: Object
+    since_s: float
+
+    @property
+    def holder(self) -> str:
+        return str(self.spec.get("holderIdentity") or "")
+
+    @property
+    def spec(self) -> Object:
+        return self.lease.get("spec") or {}
+
+    def is_free(self, now_s: float) -> bool:
+        promised_s = float(self.spec.get("leaseDurationSeconds") or 0)
+        return not self.holder or now_s - self.since_s > promised_s
+
+
+class LeaderElection:
+    """One candidate. Owner: one event loop. A context manager that runs a task of its own, and
+    gives the Lease back at the end.
+
+    `is_leader` is true only while no other candidate can be; look at it again before each write
+    that only a leader may make."""
+
+    def __init__(
+        self,
+        cluster: LeaseServer,
+        *,
+        name: str,
+        namespace: str,
+        identity: str,
+        terms: LeaseTerms | None = None,
+        on_started: Callable[[], None] | None = None,
+        on_stopped: Callable[[], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+        chance: Callable[[], float] = random.random,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        """See `LeaseTerms`.
+
+        Args:
+            identity: different for every process: the pod's name and something random.
+            on_started, on_stopped: called in the event loop; they must not block.
+            wall: only written into the Lease, for people.
+        """
+        self.name, self.namespace, self.identity = name, namespace, identity
+        self.terms = terms or LeaseTerms()
+        self.transitions = 0
+        """How often this candidate became the leader."""
+        self._cluster = cluster
+        self._on_started, self._on_stopped = on_started, on_stopped
+        self._clock, self._wall, self._chance, self._sleep = clock, wall, chance, sleep
+        self._seen: _Seen | None = None
+        self._renewed_s: float | None = None
+        self._was_leader = False
+        self._changed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        state = "leader" if self.is_leader else f"behind {self.leader or 'nobody'}"
+        return f"<LeaderElection {self.namespace}/{self.name} {self.identity} {state}>"
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this candidate leads, at this moment."""
+        return self._renewed_s is not None and self._clock() - self._renewed_s < self.terms.renew_s
+
+    @property
+    def leader(self) -> str | None:
+        """Who held the Lease when it was seen last; None = nobody, or it was never seen."""
+        return (self._seen.holder or None) if self._seen is not None else None
+
+    async def wait_leader(self) -> None:
+        """Wait until this candidate leads."""
+        while not self.is_leader:
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def wait_follower(self) -> None:
+        """Wait until this candidate does not lead."""
+        while self.is_leader:
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def run(self) -> None:
+        """Take the Lease, keep it, take it again, until cancelled."""
+        try:
+            while True:
+                await self.step()
+                await self._sleep(self._pause_s())
+                self._tell()
+        finally:
+            self._renewed_s = None
+            self._tell()
+
+    async def step(self) -> None:
+        """One attempt to take or to renew it. Errors of the cluster are logged: the next attempt
+        may succeed."""
+        try:
+            async with asyncio.timeout(self._attempt_s()):
+                await self._attempt()
+        except TimeoutError:
+            logger.warning("lease not reached name=%s identity=%s", self.name, self.identity)
+        except ClusterError as error:
+            logger.warning(
+                "lease not taken name=%s identity=%s error=%s", self.name, self.identity, error
+            )
+        self._tell()
+
+    async def release(self) -> None:
+        """Step down and give the Lease back, so that the next leader need not wait. Call it after
+        the work has stopped."""
+        self._renewed_s = None
+        self._tell()
+        if self._seen is None or self._seen.holder != self.identity:
+            return
+        lease = self._written(self._seen, holder="", lease_s=1)
+        self._seen = None
+        with contextlib.suppress(ClusterError):  # it ends by itself
+            await self._cluster.replace(lease, timeout_s=self.terms.retry_s)
+
+    async def _attempt(self) -> None:
+        began_s = self._clock()
+        if self._renewed_s is not None and self._seen is not None:
+            with contextlib.suppress(Conflict, NotFound):  # somebody touched it: look
+                await self._write(self._seen, began_s)
+                return
+        found = await self._cluster.get(
+            LEASE, self.name, self.namespace, timeout_s=self._attempt_s()
+        )
+        seen = self._look(found)
+        if seen is not None and seen.holder != self.identity and not seen.is_free(self._clock()):
+            self._renewed_s = None
+        elif found is None:
+            self._renewed_s = None  # deleted: whoever makes it anew leads
+            self._hold(
+                await self._cluster.create(
+                    self._written(None, holder=self.identity), timeout_s=self._attempt_s()
+                ),
+                began_s,
+            )
+        elif seen is not None:
+            await self._write(seen, began_s)
+
+    async def _write(self, seen: _Seen, began_s: float) -> None:
+        self._hold(
+            await self._cluster.replace(
+                self._written(seen, holder=self.identity), timeout_s=self._attempt_s()
+            ),
+            began_s,
+        )
+
+    def _look(self, lease: Object | None) -> _Seen | None:
+        """Remember since when the Lease has been as it is. One that vanished counts as it was seen
+        last: its holder may not know yet."""
+        if lease is not None and (
+            self._seen is None or version_of(self._seen.lease) != version_of(lease)
+        ):
+            self._seen = _Seen(lease=lease, since_s=self._clock())
+        return self._seen
+
+    def _hold(self, lease: Object, began_s: float) -> None:
+        self._seen = _Seen(lease=lease, since_s=self._clock())
+        # when the renewal began: the server may have carried it out at any moment since
+        self._renewed_s = began_s
+
+    def _written(self, seen: _Seen | None, *, holder: str, lease_s: float | None = None) -> Object:
+        now = datetime.fromtimestamp(self._wall(), UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        old = seen.spec if seen is not None else {}
+        is_new = holder != old.get("holderIdentity")
+        spec = {
+            **old,
+            "holderIdentity": holder,
+            "leaseDurationSeconds": max(1, round(lease_s or self.terms.lease_s)),
+            "renewTime": now,
+            "acquireTime": now if is_new else old.get("acquireTime", now),
+            "leaseTransitions": int(old.get("leaseTransitions") or 0)
+            + (1 if is_new and holder and seen is not None else 0),
+        }
+        meta: dict[str, Any] = {"name": self.name, "namespace": self.namespace}
+        if seen is not None:
+            meta = {**(seen.lease.get("metadata") or {})}
+            meta.pop("managedFields", None)
+        return {"apiVersion": LEASE.api_version, "kind": LEASE.kind, "metadata": meta, "spec": spec}
+
+    def _attempt_s(self) -> float:
+        """How long one attempt may take: half of what a leader has, and never beyond its end."""
+        most_s = max(self.terms.retry_s, (self.terms.renew_s - self.terms.retry_s) / 2)
+        left_s = self._left_s()
+        return min(most_s, left_s) if left_s > 0 else most_s
+
+    def _left_s(self) -> float:
+        return (
+            self._renewed_s + self.terms.renew_s - self._clock()
+            if self._renewed_s is not None
+            else 0.0
+        )
+
+    def _pause_s(self) -> float:
+        pause_s = self.terms.retry_s * (1 + self._chance() / 5)
+        left_s = self._left_s()
+        # the end of a leadership is told when it comes
+        return min(pause_s, left_s) if left_s > 0 else pause_s
+
+    def _tell(self) -> None:
+        """Call back, once for each change."""
+        is_leader = self.is_leader
+        if is_leader == self._was_leader:
+            return
+        self._was_leader = is_leader
+        self._changed.set()
+        if is_leader:
+            self.transitions += 1
+        logger.info("leadership name=%s identity=%s leader=%s", self.name, self.identity, is_leader)
+        callback = self._on_started if is_leader else self._on_stopped
+        if callback is not None:
+            callback()
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.create_task(self.run(), name=f"election {self.name}")
+        return self
+
+    async def __aexit__(self, *failure: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Stop, step down and give the Lease back."""
+        if self._task is not None:
+            await cancel_and_wait(self._task)
+            self._task = None
+        await self.release()

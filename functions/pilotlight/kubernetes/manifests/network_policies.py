@@ -1,0 +1,126 @@
+"""Who reaches a tenant's pods, and what they reach. Network policies add up, so each allows a part,
+and what none allows is refused.
+
+- `pilotlight-in`: everything is closed, except that activators reach workers (8080) and
+  queue-proxies (8012), and Knative's activator and autoscaler reach queue-proxies and their metrics
+  (9090). The kubelet's probes come from the node, which no policy can name; networks let their own
+  node through.
+- `pilotlight-out`: pods whose label says `open` reach DNS and the public internet. Not other pods
+  or nodes, whose addresses are private ones, and not the cloud's metadata address, which is
+  link-local. Pods with `none` reach nothing.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping
+from typing import Any, Final
+
+from pilotlight.kubernetes import kinds, names
+from pilotlight.kubernetes.manifests.labels import Manifest, object_manifest
+from pilotlight.kubernetes.settings import ClusterSettings
+
+OPEN, NONE = "open", "none"
+WORKER_PORT: Final = 8080
+QUEUE_PROXY_PORT: Final = 8012
+METRICS_PORT: Final = 9090
+_DNS_PORT = 53
+_NAMESPACE_NAME = "kubernetes.io/metadata.name"
+_COMPONENT = "app.kubernetes.io/component"
+_NODE_DNS = "169.254.20.10/32"
+"""Where NodeLocal DNSCache listens (kubernetes.io/docs/tasks/administer-cluster/nodelocaldns)."""
+_NOT_PUBLIC_4 = (
+    "0.0.0.0/8",
+    "10.0.0.0/8",
+    "100.64.0.0/10",
+    "127.0.0.0/8",
+    "168.63.129.16/32",
+    "169.254.0.0/16",
+    "172.16.0.0/12",
+    "192.0.0.0/24",
+    "192.168.0.0/16",
+    "198.18.0.0/15",
+    "224.0.0.0/3",
+)
+"""Special-purpose addresses (RFC 6890, RFC 4193, RFC 6598), metadata services (169.254.169.254,
+192.0.0.192, fd00:ec2::254) among them, and 240.0.0.0/4, of which some clusters give their pods
+addresses. 168.63.129.16 looks public: it is where Azure's machines get what they are started with
+(learn.microsoft.com/azure/virtual-network/what-is-ip-address-168-63-129-16)."""
+_PUBLIC_6 = "2000::/3"
+"""Global unicast (RFC 4291). Outside of it lie loopback, ULA (RFC 4193), link-local and multicast
+addresses, a metadata service (fd00:ec2::254), IPv4 as it is mapped, compatible or translated, and
+local translators (64:ff9b:1::/48, RFC 8215)."""
+_NOT_PUBLIC_6 = ("2001::/32", "2002::/16")
+"""Tunnels, whose addresses hold one of IPv4: Teredo (RFC 4380) and 6to4 (RFC 7526: not to be
+used)."""
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+"""By which clusters of IPv6 alone reach the internet of IPv4 (RFC 6052): the address is in the last
+32 bits."""
+
+
+def network_policies(
+    namespace: str, *, labels: Mapping[str, str], settings: ClusterSettings
+) -> list[Manifest]:
+    """The two policies of a namespace."""
+
+    def policy(name: str, spec: Mapping[str, Any]) -> Manifest:
+        return object_manifest(
+            kinds.NETWORK_POLICY, name, namespace=namespace, labels=labels, spec=dict(spec)
+        )
+
+    return [
+        policy(
+            "pilotlight-in",
+            {
+                "podSelector": {},
+                "policyTypes": ["Ingress", "Egress"],
+                "ingress": _ingress(settings),
+            },
+        ),
+        policy(
+            "pilotlight-out",
+            {
+                "podSelector": {"matchLabels": {names.NETWORK: OPEN}},
+                "policyTypes": ["Egress"],
+                "egress": _egress(settings),
+            },
+        ),
+    ]
+
+
+def _ingress(settings: ClusterSettings) -> list[dict[str, Any]]:
+    activators = {
+        "namespaceSelector": {"matchLabels": {_NAMESPACE_NAME: settings.namespace}},
+        "podSelector": {"matchLabels": {_COMPONENT: "activator"}},
+    }
+    knative = {"namespaceSelector": {"matchLabels": {_NAMESPACE_NAME: settings.knative_namespace}}}
+    return [
+        {"from": [activators], "ports": _tcp(QUEUE_PROXY_PORT, WORKER_PORT)},
+        {"from": [knative], "ports": _tcp(QUEUE_PROXY_PORT, METRICS_PORT)},
+    ]
+
+
+def _egress(settings: ClusterSettings) -> list[dict[str, Any]]:
+    dns = {
+        "namespaceSelector": {"matchLabels": {_NAMESPACE_NAME: "kube-system"}},
+        "podSelector": {"matchLabels": {"k8s-app": "kube-dns"}},
+    }
+    outside = [
+        {"ipBlock": {"cidr": "0.0.0.0/0", "except": list(_NOT_PUBLIC_4)}},
+        {"ipBlock": {"cidr": _PUBLIC_6, "except": list(_NOT_PUBLIC_6)}},
+        {"ipBlock": {"cidr": str(_NAT64), "except": [_translated(cidr) for cidr in _NOT_PUBLIC_4]}},
+        *({"ipBlock": {"cidr": cidr}} for cidr in settings.egress_cidrs),
+    ]
+    both = [{"port": _DNS_PORT, "protocol": "UDP"}, {"port": _DNS_PORT, "protocol": "TCP"}]
+    return [{"to": [dns, {"ipBlock": {"cidr": _NODE_DNS}}], "ports": both}, {"to": outside}]
+
+
+def _translated(cidr: str) -> str:
+    """The same addresses of IPv4 behind a translator."""
+    four = ipaddress.IPv4Network(cidr)
+    address = ipaddress.IPv6Address(int(_NAT64.network_address) + int(four.network_address))
+    return f"{address}/{_NAT64.prefixlen + four.prefixlen}"
+
+
+def _tcp(*ports: int) -> list[dict[str, Any]]:
+    return [{"port": port, "protocol": "TCP"} for port in ports]

@@ -1,0 +1,70 @@
+"""Where a revision's pods may run, and where they would rather: GPUs by the node's label, and nodes
+that hold the weights already.
+
+An affinity of our own also keeps Knative's default away, which spreads a revision's pods over
+nodes: the opposite of what a cache wants. Zones are left to the scheduler, which spreads pods of a
+ReplicaSet over them by itself (PodTopologySpread's defaults)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pilotlight.kubernetes import names
+from pilotlight.kubernetes.settings import ClusterSettings
+from pilotlight.spec.function import FunctionSpec
+from snapshotter.types import LaunchSpec
+
+_MOST = 100
+"""Greatest weight of a preference."""
+
+
+def placement(spec: FunctionSpec, launch: LaunchSpec, settings: ClusterSettings) -> dict[str, Any]:
+    """Parts of a pod's spec; what is not needed is left out, for each wants a flag of Knative's."""
+    resources = spec.resources
+    products = [settings.gpu_products.get(name, name) for name in resources.gpu]
+    has_gpu = bool(resources.gpu_count)
+    out: dict[str, Any] = {}
+    runtime = settings.gpu_runtime_class if has_gpu else settings.runtime_class
+    if runtime is not None:
+        out["runtimeClassName"] = runtime
+    if has_gpu and len(products) == 1:
+        out["nodeSelector"] = {settings.gpu_label: products[0]}
+    if affinity := _affinity(products if len(products) > 1 else [], launch, settings):
+        out["affinity"] = {"nodeAffinity": affinity}
+    if has_gpu:
+        out["tolerations"] = [
+            {"key": settings.gpu_resource, "operator": "Exists", "effect": "NoSchedule"}
+        ]
+    return out
+
+
+def _affinity(products: list[str], launch: LaunchSpec, settings: ClusterSettings) -> dict[str, Any]:
+    label = settings.gpu_label
+    required = (
+        {"nodeSelectorTerms": [{"matchExpressions": [_in(label, *products)]}]} if products else None
+    )
+    # The order in which GPUs were named is what the user wants; then the node that has most
+    # already.
+    preferred = [
+        (max(1, _MOST - 20 * rank), _in(label, product))
+        for rank, product in enumerate(products[:-1])
+    ]
+    held = [names.weights_label(mount.manifest) for mount in launch.weights]
+    preferred += [
+        (max(1, _MOST // (2 * len(held))), _in(key, names.HOT)) for key in sorted(set(held))
+    ]
+    if settings.restore_into_pods and launch.snapshot:
+        preferred.append((_MOST // 2, _in(names.snapshot_label(launch.revision), names.HOT)))
+    out: dict[str, Any] = {}
+    if required is not None:
+        out["requiredDuringSchedulingIgnoredDuringExecution"] = required
+    if preferred:
+        out["preferredDuringSchedulingIgnoredDuringExecution"] = [
+            {"weight": weight, "preference": {"matchExpressions": [expression]}}
+            for weight, expression in preferred
+        ]
+    return out
+
+
+def _in(key: str, *values: str) -> dict[str, Any]:
+    return {"key": key, "operator": "In", "values": list(values)}

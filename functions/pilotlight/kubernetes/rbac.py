@@ -1,0 +1,223 @@
+"""What each of our processes may do in the cluster, and no more: the one list from which RBAC is
+rendered and with which doctor compares.
+
+Node agents and function pods have no rights at all: they hold no credentials. Everything is by
+resource, nothing by wildcard. `scope` says how far a right reaches. What is watched in all
+namespaces at once, and kinds without a namespace, are granted in the whole cluster; what is written
+into tenants' namespaces, in each of these, by a RoleBinding that the controller makes with the
+namespace; what concerns the platform itself, in its own namespace; what is read from Knative, in
+Knative's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pilotlight.kubernetes import kinds
+from pilotlight.kubernetes.api_request import ApiRequest
+from pilotlight.kubernetes.kinds import Kind
+from pilotlight.kubernetes.settings import ClusterSettings
+
+Scope = Literal["all", "tenant", "platform", "knative"]
+Role = Literal["controller", "activator", "autoscaler", "operator"]
+
+_READ = ("get", "list", "watch")
+_WRITE = ("create", "patch", "delete")
+_KEEP = (*_READ, *_WRITE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RbacRule:
+    """Verbs on one resource.
+
+    Attributes:
+        subresource: "" or `status`, `log`, `exec`, `scale`. scope: `all` namespaces (and kinds
+        without one), each `tenant`'s namespace, the `platform`'s, or `knative`'s. why: what for, in
+        words. names: of the only objects that it reaches; empty = all of them.
+    """
+
+    kind: Kind
+    verbs: tuple[str, ...]
+    why: str
+    subresource: str = ""
+    scope: Scope = "all"
+    names: tuple[str, ...] = ()
+
+    @property
+    def resource(self) -> str:
+        """As RBAC names it: `deployments`, `pods/log`."""
+        return f"{self.kind.plural}/{self.subresource}" if self.subresource else self.kind.plural
+
+    def rule(self) -> dict[str, Any]:
+        """The rule of a Role or ClusterRole."""
+        rule = {
+            "apiGroups": [self.kind.group],
+            "resources": [self.resource],
+            "verbs": list(self.verbs),
+        }
+        return {**rule, "resourceNames": list(self.names)} if self.names else rule
+
+    def deeds(self, *, platform: str, knative: str, tenant: str | None = None) -> list[ApiRequest]:
+        """What an access review asks, verb by verb; nothing of a tenant's namespace where there is
+        none yet (`tenant` None)."""
+        if self.scope == "tenant" and tenant is None:
+            return []
+        namespace = {"all": None, "tenant": tenant, "platform": platform, "knative": knative}[
+            self.scope
+        ]
+        return [
+            ApiRequest(
+                verb=verb,
+                kind=self.kind,
+                namespace=namespace,
+                name=name,
+                subresource=self.subresource,
+            )
+            for verb in self.verbs
+            for name in self.names or (None,)
+        ]
+
+
+def _right(
+    kind: Kind, verbs: Sequence[str], why: str, *, subresource: str = "", scope: Scope = "all"
+) -> RbacRule:
+    return RbacRule(kind=kind, verbs=tuple(verbs), why=why, subresource=subresource, scope=scope)
+
+
+_CONTROLLER = (
+    _right(kinds.NAMESPACE, _KEEP, "a tenant's namespace"),
+    _right(
+        kinds.ROLE_BINDING, _KEEP, "rights of controller and activators in a tenant's namespace"
+    ),
+    _right(kinds.RESOURCE_QUOTA, _READ, "a tenant's plan as a quota"),
+    _right(kinds.LIMIT_RANGE, _READ, "bounds of a tenant's pods"),
+    _right(kinds.NETWORK_POLICY, _READ, "who reaches a tenant's pods"),
+    _right(kinds.SERVICE_ACCOUNT, _READ, "pods run as an account without a token"),
+    _right(kinds.CONFIG_MAP, _READ, "launch documents of revisions"),
+    _right(kinds.POD_DISRUPTION_BUDGET, _READ, "drains of nodes leave instances"),
+    _right(kinds.SERVICE, _READ, "functions"),
+    _right(kinds.REVISION, _READ, "whether a revision is ready, and why not"),
+    _right(kinds.POD, _READ, "instances"),
+    _right(kinds.NODE, (*_READ, "patch"), "labels that say which weights and snapshots are hot"),
+    _right(kinds.RESOURCE_QUOTA, _WRITE, "a tenant's plan as a quota", scope="tenant"),
+    _right(kinds.LIMIT_RANGE, _WRITE, "bounds of a tenant's pods", scope="tenant"),
+    _right(kinds.NETWORK_POLICY, _WRITE, "who reaches a tenant's pods", scope="tenant"),
+    _right(kinds.SERVICE_ACCOUNT, _WRITE, "pods run as an account without a token", scope="tenant"),
+    _right(kinds.CONFIG_MAP, _WRITE, "launch documents of revisions", scope="tenant"),
+    _right(kinds.SECRET, _KEEP, "a tenant's secrets, for its pods", scope="tenant"),
+    _right(kinds.POD_DISRUPTION_BUDGET, _WRITE, "drains of nodes leave instances", scope="tenant"),
+    _right(kinds.SERVICE, _WRITE, "functions", scope="tenant"),
+    _right(kinds.POD, ("delete",), "stopping an instance", scope="tenant"),
+    _right(kinds.POD, ("get",), "what instances print", subresource="log", scope="tenant"),
+    _right(
+        kinds.POD, ("get", "create"), "a command in an instance", subresource="exec", scope="tenant"
+    ),
+    _right(kinds.LEASE, ("get", "create", "update"), "one controller reconciles", scope="platform"),
+    _right(kinds.STATEFUL_SET, ("get", "list"), "how many activators there are", scope="platform"),
+    _right(
+        kinds.PERSISTENT_VOLUME_CLAIM,
+        ("get", "list", "patch"),
+        "journals of activators that are gone",
+        scope="platform",
+    ),
+    _right(kinds.JOB, ("get", "create", "delete"), "draining such a journal", scope="platform"),
+    _right(
+        kinds.CONFIG_MAP,
+        ("get", "list", "watch"),
+        "which features the cluster allows",
+        scope="knative",
+    ),
+)
+_ACTIVATOR = (
+    _right(kinds.POD, _READ, "instances"),
+    _right(kinds.ENDPOINT_SLICE, _READ, "addresses of instances"),
+    _right(kinds.DEPLOYMENT, _READ, "why no pod of a revision can be made"),
+    _right(
+        kinds.POD,
+        ("patch", "delete"),
+        "which goes first (pod-deletion-cost); one whose calls do not end is deleted",
+        scope="tenant",
+    ),
+)
+_AUTOSCALER = (
+    _right(kinds.POD_AUTOSCALER, _READ, "revisions of class pilotlight.dev"),
+    _right(kinds.SERVERLESS_SERVICE, _READ, "how a revision is reached"),
+    _right(kinds.DEPLOYMENT, _READ, "how many pods there are"),
+    _right(
+        kinds.POD_AUTOSCALER,
+        ("get", "patch", "update"),
+        "their conditions and scale",
+        subresource="status",
+        scope="tenant",
+    ),
+    _right(
+        kinds.SERVERLESS_SERVICE,
+        ("create", "patch", "update"),
+        "how a revision is reached",
+        scope="tenant",
+    ),
+    _right(
+        kinds.DEPLOYMENT,
+        ("patch",),
+        "how many pods there are to be",
+        subresource="scale",
+        scope="tenant",
+    ),
+    _right(kinds.LEASE, ("get", "create", "update"), "one autoscaler decides", scope="platform"),
+)
+_OPERATOR = (
+    _right(kinds.CUSTOM_RESOURCE_DEFINITION, ("get", "list"), "Knative's kinds"),
+    _right(kinds.VALIDATING_WEBHOOK, ("get", "list"), "Knative's webhook"),
+    _right(kinds.NODE, ("get", "list"), "GPUs and labels"),
+    _right(kinds.RUNTIME_CLASS, ("get", "list"), "runtime classes of functions"),
+    _right(kinds.NAMESPACE, ("get", "list"), "tenants' namespaces"),
+    _right(kinds.CONFIG_MAP, ("get", "list"), "Knative's settings", scope="knative"),
+    _right(kinds.DEPLOYMENT, ("get", "list"), "Knative's controllers and webhook", scope="knative"),
+    _right(kinds.DEPLOYMENT, ("get", "list"), "the controller", scope="platform"),
+    _right(kinds.STATEFUL_SET, ("get", "list"), "the activators", scope="platform"),
+    _right(kinds.POD, ("get", "list"), "node agents", scope="platform"),
+    _right(kinds.DAEMON_SET, ("get", "list"), "node agents", scope="platform"),
+)
+
+ROLES: Mapping[Role, tuple[RbacRule, ...]] = {
+    "controller": _CONTROLLER,
+    "activator": _ACTIVATOR,
+    "autoscaler": _AUTOSCALER,  # of activators, with cluster.autoscaler = pilotlight only
+    "operator": _OPERATOR,  # who runs `pilotlight doctor --cluster`: no service account of ours
+}
+
+
+def rules(role: Role, scope: Scope) -> list[dict[str, Any]]:
+    """RBAC rules of a role in a scope, in a stable order."""
+    return [right.rule() for right in ROLES[role] if right.scope == scope]
+
+
+def tenant_role(settings: ClusterSettings, account: str) -> str:
+    """Name of the ClusterRole that a service account of ours is bound to in each tenant's
+    namespace; the chart makes it."""
+    return f"{settings.namespace}:{account}:tenant"
+
+
+def binding_rule(settings: ClusterSettings) -> RbacRule:
+    """To grant those two ClusterRoles and no other (Kubernetes, "Privilege escalation prevention":
+    verb `bind`)."""
+    roles = tuple(
+        tenant_role(settings, account)
+        for account in (settings.controller_account, settings.activator_account)
+    )
+    return RbacRule(
+        kind=kinds.CLUSTER_ROLE,
+        verbs=("bind",),
+        why="granting these two in a tenant's namespace",
+        names=roles,
+    )
+
+
+def rules_of_account(role: Role, settings: ClusterSettings) -> tuple[RbacRule, ...]:
+    """What the credentials of a role need with these settings."""
+    if role == "controller":
+        return (*ROLES[role], binding_rule(settings))
+    if role == "activator" and settings.autoscaler == "pilotlight":  # one of them is the autoscaler
+        return (*ROLES[role], *ROLES["autoscaler"])
+    return ROLES[role]

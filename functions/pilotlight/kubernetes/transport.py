@@ -1,0 +1,262 @@
+"""Requests to the API server over the official client's two connection pools, each with a deadline
+of its own.
+
+Calls and streams (watches, logs) have a pool each: a hundred watches never keep a write waiting.
+What the client raises becomes `ClusterUnreachable` here and nowhere else; statuses are `answers`'
+affair."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import re
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+from kubernetes.aio.client.api_client import ApiClient
+
+from pilotlight.kubernetes.api_errors import ApiResponse, from_status
+from pilotlight.kubernetes.api_request import ApiRequest
+from pilotlight.kubernetes.credentials import Credentials
+from pilotlight.kubernetes.errors import ClusterUnreachable
+
+_CALLS = 32  # at once; the API server's own queues do the rest
+# watches and followed logs: the reconciler has a watch of Secrets in each tenant's namespace
+_STREAMS = 8192
+_CONNECT_S = 5.0
+_WARNING = re.compile(r'^\d{3} \S+ "((?:[^"\\]|\\.)*)"')
+_MOST_BYTES = 64 * 1024 * 1024  # of one answer; a page of 500 pods is some 10 MB
+
+
+class Transport:
+    """Owner: one event loop. Close it."""
+
+    def __init__(self, credentials: Credentials, *, knative_namespace: str) -> None:
+        self.credentials = credentials
+        self._knative_namespace = knative_namespace
+        self._calls = _client(credentials.configuration, _CALLS)
+        self._streams = _client(credentials.configuration, _STREAMS)
+
+    @property
+    def host(self) -> str:
+        """The API server's URL."""
+        return str(self.credentials.configuration.host)
+
+    async def call(
+        self,
+        deed: ApiRequest,
+        method: str,
+        *,
+        path: str | None = None,
+        query: Mapping[str, str] | None = None,
+        body: Any = None,
+        content_type: str = "application/json",
+        timeout_s: float,
+    ) -> ApiResponse:
+        """One request, whole.
+
+        Raises:
+            ClusterUnreachable: no connection, or no whole answer within `timeout_s`.
+            BadCredentials: the kubeconfig's plugin failed.
+        """
+        with _translated(deed, self.host, timeout_s):
+            async with asyncio.timeout(timeout_s):
+                timeout = aiohttp.ClientTimeout(
+                    total=timeout_s, sock_connect=min(_CONNECT_S, timeout_s)
+                )
+                asked = _Asked(method, path or deed.path, query or {}, body, content_type)
+                response = await _request(self._calls, asked, timeout)
+                async with response:
+                    data = await _read_all(response, deed)
+        return ApiResponse(
+            status=response.status,
+            body=data,
+            warnings=_warnings(response.headers.getall("Warning", [])),
+            retry_after_s=_seconds(response.headers.get("Retry-After")),
+            knative_namespace=self._knative_namespace,
+        )
+
+    @contextlib.asynccontextmanager
+    async def stream(
+        self, deed: ApiRequest, *, query: Mapping[str, str], open_s: float, silence_s: float | None
+    ) -> AsyncIterator[tuple[ApiResponse, AsyncIterator[bytes]]]:
+        """A GET whose answer is read as it comes. `ApiResponse.body` is filled only for refusals.
+
+        Args:
+            open_s: until the head of the answer.
+            silence_s: between two pieces of it; None = any.
+        """
+        timeout = aiohttp.ClientTimeout(
+            total=None, sock_connect=min(_CONNECT_S, open_s), sock_read=silence_s
+        )
+        with _translated(deed, self.host, open_s):
+            async with asyncio.timeout(open_s):
+                response = await _request(self._streams, _Asked("GET", deed.path, query), timeout)
+        try:
+            with _translated(deed, self.host, silence_s or open_s):
+                body = b"" if response.status == 200 else await _read_all(response, deed)
+            retry_after_s = _seconds(response.headers.get("Retry-After"))
+            answer = ApiResponse(
+                status=response.status,
+                body=body,
+                retry_after_s=retry_after_s,
+                knative_namespace=self._knative_namespace,
+            )
+            yield answer, self._pieces(response, deed, silence_s)
+        finally:
+            response.close()  # not released: what is left of a stream is not worth reading
+
+    async def _pieces(
+        self, response: aiohttp.ClientResponse, deed: ApiRequest, silence_s: float | None
+    ) -> AsyncIterator[bytes]:
+        with _translated(deed, self.host, silence_s or 0.0):
+            async for piece in response.content.iter_any():
+                yield piece
+
+    @contextlib.asynccontextmanager
+    async def socket(
+        self,
+        deed: ApiRequest,
+        *,
+        query: Sequence[tuple[str, str]],
+        protocols: Sequence[str],
+        open_s: float,
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
+        """A WebSocket, of which we read only: its messages as they come.
+
+        Raises:
+            ClusterError: it was refused.
+        """
+        headers: dict[str, str] = {}
+        await self._streams.update_params_for_auth(headers, [], ["BearerToken"])
+        pool: aiohttp.ClientSession = self._streams.rest_client.pool_manager
+        where: dict[str, Any] = {
+            "server_hostname": self._streams.rest_client.server_hostname,
+            "proxy": self._streams.rest_client.proxy,
+        }
+        with _translated(deed, self.host, open_s):
+            try:
+                async with asyncio.timeout(open_s):
+                    url = f"{self.host}{deed.path}"
+                    opened = await pool.ws_connect(
+                        url, params=list(query), headers=headers, protocols=protocols, **where
+                    )
+            except aiohttp.WSServerHandshakeError as error:
+                # its body, with the reason, is lost on the way
+                status = {
+                    "code": error.status,
+                    "message": error.message,
+                    "details": {"name": deed.name},
+                }
+                raise from_status(
+                    deed, status, knative_namespace=self._knative_namespace
+                ) from error
+        async with opened:
+            yield _messages(opened, deed, self.host)
+
+    async def aclose(self) -> None:
+        """Close both pools."""
+        try:
+            await self._streams.close()
+        finally:
+            await self._calls.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    method: str
+    path: str
+    query: Mapping[str, str]
+    body: Any = None
+    content_type: str = "application/json"
+
+
+async def _request(
+    client: Any, asked: _Asked, timeout: aiohttp.ClientTimeout
+) -> aiohttp.ClientResponse:
+    response: aiohttp.ClientResponse = await client.call_api(
+        asked.path,
+        asked.method,
+        path_params={},
+        query_params=list(asked.query.items()),
+        header_params={"Accept": "application/json", "Content-Type": asked.content_type},
+        body=asked.body,
+        auth_settings=["BearerToken"],
+        _preload_content=False,
+        _request_timeout=timeout,
+    )
+    return response
+
+
+def _client(configuration: Any, connections: int) -> Any:
+    own = copy.copy(configuration)  # shares the token with the other pool, not the bound
+    own.connection_pool_maxsize = connections
+    client = ApiClient(own)
+    client.user_agent = "pilotlight"
+    return client
+
+
+async def _read_all(response: aiohttp.ClientResponse, deed: ApiRequest) -> bytes:
+    data = bytearray()
+    async for piece in response.content.iter_any():
+        data += piece
+        if len(data) > _MOST_BYTES:
+            raise ClusterUnreachable(
+                f"cannot {deed}: the answer is above {_MOST_BYTES} bytes", deed=deed
+            )
+    return bytes(data)
+
+
+async def _messages(
+    socket: aiohttp.ClientWebSocketResponse, deed: ApiRequest, host: str
+) -> AsyncIterator[bytes]:
+    with _translated(deed, host, 0.0):
+        async for message in socket:
+            if message.type is aiohttp.WSMsgType.ERROR:
+                raise ClusterUnreachable(
+                    f"cannot {deed}: the connection broke: {message.data}", deed=deed
+                )
+            if message.type in (aiohttp.WSMsgType.BINARY, aiohttp.WSMsgType.TEXT):
+                yield (
+                    message.data if isinstance(message.data, bytes) else str(message.data).encode()
+                )
+
+
+@contextlib.contextmanager
+def _translated(deed: ApiRequest, host: str, timeout_s: float) -> Iterator[None]:
+    try:
+        yield
+    except TimeoutError as error:
+        sent = not isinstance(error, aiohttp.ConnectionTimeoutError)
+        said = f"cannot {deed}: no answer from the API server {host} within {timeout_s:g} s"
+        raise ClusterUnreachable(said, sent=sent, deed=deed) from error
+    except aiohttp.ClientConnectorError as error:
+        said = (
+            f"cannot {deed}: no connection to the API server {host}: {error}. Is it up, and is "
+            f"the kubeconfig's server right?"
+        )
+        raise ClusterUnreachable(said, sent=False, deed=deed) from error
+    except (aiohttp.ClientError, OSError) as error:
+        said = (
+            f"cannot {deed}: the connection to the API server {host} broke: "
+            f"{type(error).__name__} {error}"
+        )
+        raise ClusterUnreachable(said, deed=deed) from error
+
+
+def _warnings(headers: Sequence[str]) -> tuple[str, ...]:
+    found = [_WARNING.match(text) for text in headers]
+    return tuple(
+        re.sub(r"\\(.)", r"\1", match.group(1)) if match else text
+        for match, text in zip(found, headers, strict=True)
+    )
+
+
+def _seconds(text: str | None) -> float | None:
+    try:
+        return max(0.0, float(text)) if text is not None else None
+    except ValueError:
+        return None  # a date: no API server sends one

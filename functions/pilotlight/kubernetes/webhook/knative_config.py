@@ -1,0 +1,82 @@
+"""What of Knative's configuration decides on a Service. Without a cluster to ask: Knative's
+defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pilotlight.kubernetes.knative_features import BY_FLAG, Feature, patch_config, switch_on
+
+DEFAULT_MAX_TIMEOUT_S = 600
+DEFAULT_MAX_CONCURRENCY = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnativeConfig:
+    """Data of Knative's ConfigMaps.
+
+    Attributes:
+        features, autoscaler, defaults: data of `config-features`, `config-autoscaler`,
+        `config-defaults`; {} = Knative's own defaults. is_known: they were read from a cluster.
+        namespace: where Knative is, for the commands that we name.
+    """
+
+    features: Mapping[str, str] = field(default_factory=dict)
+    autoscaler: Mapping[str, str] = field(default_factory=dict)
+    defaults: Mapping[str, str] = field(default_factory=dict)
+    is_known: bool = False
+    namespace: str = "knative-serving"
+
+    @classmethod
+    def unknown(cls, namespace: str = "knative-serving") -> KnativeConfig:
+        """Of a cluster whose configuration cannot be read: what hangs on it is left to the
+        cluster."""
+        everything = dict.fromkeys(BY_FLAG, "enabled")
+        return cls(
+            features=everything,
+            autoscaler={"allow-zero-initial-scale": "true"},
+            defaults={
+                "max-revision-timeout-seconds": str(1 << 31),
+                "container-concurrency-max-limit": str(1 << 31),
+            },
+            namespace=namespace,
+        )
+
+    def lacks(self, flag: str) -> Feature | None:
+        """The feature behind a flag that is not switched on far enough; None where it is."""
+        feature = BY_FLAG[flag]
+        return None if feature.is_on(self.features) else feature
+
+    def switch_on(self, feature: Feature) -> str:
+        """The command that does it."""
+        return switch_on(feature, knative_namespace=self.namespace)
+
+    def set_autoscaler(self, key: str, value: str) -> str:
+        """The command that sets a key of config-autoscaler."""
+        return patch_config("config-autoscaler", {key: value}, knative_namespace=self.namespace)
+
+    def set_default(self, key: str, value: str) -> str:
+        """The command that sets a key of config-defaults."""
+        return patch_config("config-defaults", {key: value}, knative_namespace=self.namespace)
+
+    @property
+    def max_timeout_s(self) -> int:
+        """Bound of `timeoutSeconds`."""
+        return _number(self.defaults.get("max-revision-timeout-seconds"), DEFAULT_MAX_TIMEOUT_S)
+
+    @property
+    def max_concurrency(self) -> int:
+        """Bound of `containerConcurrency`."""
+        return _number(
+            self.defaults.get("container-concurrency-max-limit"), DEFAULT_MAX_CONCURRENCY
+        )
+
+    @property
+    def allows_zero_initial_scale(self) -> bool:
+        """Whether a revision may be ready without ever having had a pod."""
+        return self.autoscaler.get("allow-zero-initial-scale", "false").strip().lower() == "true"
+
+
+def _number(text: str | None, default: int) -> int:
+    return int(text) if text is not None and text.strip().isdigit() else default

@@ -1,0 +1,133 @@
+"""What a pod gives its launcher: the environment's variables and the launch document that one of
+them names.
+
+Secrets arrive as variables like any other. They are taken out here, so that nothing that boots sees
+them: the worker gets them when it becomes an instance, exactly as on a single machine."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from snapshotter.types import LaunchSpec
+
+LISTEN = "0.0.0.0:8080"
+"""Where the worker serves; the pod's readiness is asked there."""
+BAKED = Path("/opt/pilotlight")
+"""In an image that carries its code: `code/`, and the bundle's digest in `bundle.sha256`."""
+OURS = (
+    "PILOTLIGHT_LAUNCH",
+    "PILOTLIGHT_NODE",
+    "PILOTLIGHT_WORK",
+    "PILOTLIGHT_LISTEN",
+    "PILOTLIGHT_BAKED",
+    "PILOTLIGHT_POD",
+    "PILOTLIGHT_NAMESPACE",
+)
+"""Variables that are for the launcher, and not passed on."""
+
+
+class InvalidPod(Exception):
+    """Raised when the pod does not give what a launcher needs; the message names the variable or
+    the file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PodEnvironment:
+    """Read once, at the start.
+
+    Attributes:
+        launch: what to run. node: directory in which the node agent shows this pod what is its
+        tenant's; it may be empty. work: the only directory that is written to. host, port: where
+        the worker listens. baked: see BAKED. pod: the pod's name: the instance's id. env: what the
+        worker inherits: all variables but secrets and our own. secrets: variables that wait for the
+        instance. gpus: UUIDs or indices of the GPUs that the device plugin gave this pod; () where
+        it does not say.
+    """
+
+    launch: LaunchSpec
+    node: Path
+    work: Path
+    host: str
+    port: int
+    baked: Path
+    pod: str
+    namespace: str
+    env: Mapping[str, str]
+    secrets: Mapping[str, str]
+    gpus: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, environ: Mapping[str, str]) -> PodEnvironment:
+        """Parse `environ`. Raises InvalidPod."""
+        launch = _launch(_path(environ, "PILOTLIGHT_LAUNCH"))
+        host, port = _address(environ.get("PILOTLIGHT_LISTEN", LISTEN))
+        secrets = {name: environ[name] for name in launch.secret_variables if name in environ}
+        if missing := [name for name in launch.secret_variables if name not in environ]:
+            raise InvalidPod(
+                f"the secrets' variables {', '.join(missing)} are not set: does the pod's envFrom "
+                f"name their Secret?"
+            )
+        return cls(
+            launch=launch,
+            node=_path(environ, "PILOTLIGHT_NODE"),
+            work=_path(environ, "PILOTLIGHT_WORK"),
+            host=host,
+            port=port,
+            baked=Path(environ.get("PILOTLIGHT_BAKED") or BAKED),
+            pod=environ.get("PILOTLIGHT_POD") or environ.get("HOSTNAME") or socket.gethostname(),
+            namespace=environ.get("PILOTLIGHT_NAMESPACE", ""),
+            env={
+                name: value
+                for name, value in environ.items()
+                if name not in secrets and name not in OURS
+            },
+            secrets=secrets,
+            gpus=_gpus(environ.get("NVIDIA_VISIBLE_DEVICES", "")),
+        )
+
+    def baked_code(self) -> Path | None:
+        """The code that the image carries, where it is that of this launch; None otherwise."""
+        try:
+            digest = (self.baked / "bundle.sha256").read_text().split()[:1]
+        except (OSError, UnicodeDecodeError):
+            return None
+        code = self.baked / "code"
+        return code if digest == [self.launch.bundle] and code.is_dir() else None
+
+
+def _gpus(visible: str) -> tuple[str, ...]:
+    """NVIDIA_VISIBLE_DEVICES names them, or says `all`, `none`, `void` (NVIDIA Container
+    Toolkit)."""
+    names = tuple(name.strip() for name in visible.split(","))
+    return (
+        names if all(name.isdigit() or name.startswith(("GPU-", "MIG-")) for name in names) else ()
+    )
+
+
+def _path(environ: Mapping[str, str], name: str) -> Path:
+    value = environ.get(name, "")
+    if not value.startswith("/"):
+        raise InvalidPod(f"{name} = {value!r}: must be an absolute path")
+    return Path(value)
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise InvalidPod(f"PILOTLIGHT_LISTEN = {text!r}: must be host:port")
+    return host.strip("[]"), int(port)
+
+
+def _launch(file: Path) -> LaunchSpec:
+    try:
+        return LaunchSpec.from_json(json.loads(file.read_bytes()))
+    except OSError as e:
+        raise InvalidPod(f"the launch document {file} cannot be read: {e.strerror or e}") from e
+    except (ValueError, TypeError, KeyError, AttributeError) as e:
+        raise InvalidPod(
+            f"the launch document {file} is none of this version of the platform: {e}"
+        ) from e

@@ -1,0 +1,100 @@
+"""The worker's directories below PILOTLIGHT_WORK, its launch file, and the command that boots it
+(`pilotlight.worker.boot`)."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+import sysconfig
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pilotlight.launcher.pod_environment import InvalidPod, PodEnvironment
+
+PACKAGES = ("pilotlight", "snapshotter", "weight_cache")
+"""What a worker imports of ours."""
+ONE_THREAD = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "RAYON_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+"""As on a single machine: until it serves a worker has one thread, and those who ask read the same
+values (`worker.boot.ONE_THREAD`)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerCommand:
+    """What to execute, but for the control channel, whose number goes into the launch file."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    work: Path
+
+
+def prepare_work_dir(
+    surroundings: PodEnvironment, *, code: Path, weights: Mapping[str, str], control_fd: int
+) -> WorkerCommand:
+    """Make the directories and write the launch file. Raises InvalidPod when PILOTLIGHT_WORK cannot
+    be written."""
+    launch = surroundings.launch
+    work, temporary, file = (
+        surroundings.work / "work",
+        surroundings.work / "tmp",
+        surroundings.work / "launch.json",
+    )
+    runtime = _runtime()
+    document = {
+        "entry": launch.entry,
+        "revision": launch.revision,
+        "code": str(code),
+        "site": _site(surroundings.env),
+        "runtime": runtime,
+        "weights": dict(weights),
+        "env": dict(launch.env),
+        "secret_variables": list(launch.secret_variables),
+        "control_fd": control_fd,
+        "work": str(work),
+    }
+    try:
+        for directory in (work, temporary):
+            directory.mkdir(parents=True, exist_ok=True)
+        file.unlink(missing_ok=True)
+        file.write_text(json.dumps(document))
+    except OSError as e:
+        raise InvalidPod(
+            f"PILOTLIGHT_WORK = {str(surroundings.work)!r} cannot be written: {e.strerror or e}"
+        ) from e
+    env = {"PATH": os.defpath, "LANG": "C.UTF-8", **surroundings.env, **launch.env, **ONE_THREAD}
+    env.update(HOME=str(work), TMPDIR=str(temporary))
+    boot = os.path.join(_directory("pilotlight"), "worker", "boot.py")
+    return WorkerCommand(
+        argv=(sys.executable, "-I", "-S", "-B", boot, str(file)), env=env, work=work
+    )
+
+
+def _directory(package: str) -> str:
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise InvalidPod(
+            f"package {package} is not in this image: it must carry pilotlight[worker]"
+        )
+    return os.path.abspath(spec.submodule_search_locations[0])
+
+
+def _runtime() -> list[str]:
+    """Directories in which our packages lie: one of an installed wheel, several of a source
+    tree."""
+    return list(dict.fromkeys(os.path.dirname(_directory(package)) for package in PACKAGES))
+
+
+def _site(environ: Mapping[str, str]) -> list[str]:
+    """Where the image's packages lie: PYTHONPATH, which the worker's isolated interpreter does not
+    read, then site-packages."""
+    named = [path for path in environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    installed = [sysconfig.get_path(name) for name in ("purelib", "platlib")]
+    return [path for path in dict.fromkeys([*named, *installed]) if os.path.isdir(path)]

@@ -1,0 +1,411 @@
+"""`Function`: the handle that a declared function, a method, or a name becomes. Its verbs call it,
+here or there."""
+
+from __future__ import annotations
+
+from collections.abc import (
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+)
+from typing import Any, Generic, ParamSpec, TypeVar
+
+from pilotlight.client import sessions
+from pilotlight.client.pickling import dump_arguments, dump_json_arguments
+from pilotlight.client.responses import call_headers
+from pilotlight.errors import InvalidInput, NotFound
+from pilotlight.sdk import active_app, parallel_map
+from pilotlight.sdk.calls import FunctionCall
+from pilotlight.sdk.declaration import Declaration
+from pilotlight.sdk.options import parse_priority
+from pilotlight.sdk.parallel_map import DEFAULT_CONCURRENCY, Input, MapOptions
+from pilotlight.sdk.schema import parameter_names
+from pilotlight.sdk.sync_async import SyncAsyncMethod
+from pilotlight.spec.identifiers import Priority, check_name
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Function(Generic[P, R]):
+    """One callable of the platform: a function, or a method of a class.
+
+    `.remote(…)` runs it there and waits; `.local(…)` runs it here; `.map/.starmap/.for_each` make
+    many calls; `.spawn(…)` starts one and returns a FunctionCall; `.remote_gen(…)` iterates over
+    what a generator yields. Each has an asynchronous twin: `.remote.aio(…)`."""
+
+    def __init__(
+        self,
+        *,
+        app: str,
+        name: str,
+        method: str = "",
+        tenant: str = "",
+        priority: Priority | None = None,
+        declaration: Declaration | None = None,
+        body: Callable[P, R] | None = None,
+        webhook: str = "",
+        idempotency_key: str = "",
+    ) -> None:
+        self._webhook = webhook
+        self._idempotency_key = idempotency_key
+        self._app = app
+        self._name = name
+        self._tenant = tenant
+        self._priority = priority
+        self._method = method
+        self._declaration = declaration
+        self._body = body
+        if declaration is not None and not method:
+            self.__pilotlight__ = declaration
+            self.__name__ = str(declaration.raw.__name__)
+            self.__qualname__ = str(declaration.raw.__qualname__)
+            self.__module__ = declaration.module
+            self.__doc__ = declaration.raw.__doc__
+            self.__wrapped__ = declaration.raw
+
+    def __repr__(self) -> str:
+        owner = f"{self._tenant}: " if self._tenant else ""
+        return f"<Function {owner}{self._app}/{self._path}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _by_name, (
+            self._app,
+            self._name,
+            self._method,
+            self._tenant,
+            self._priority and self._priority.value,
+        )
+
+    @classmethod
+    def from_name(
+        cls, app: str, name: str, *, tenant: str | None = None, environment_name: str | None = None
+    ) -> Function[..., Any]:
+        """The handle of a deployed function, or of `Class.method`. Nothing is asked before it is
+        called.
+
+        `tenant` names another tenant that shares the function with ours, or with everybody. It is
+        called with JSON: arguments and results are JSON values, arguments all by name or all by
+        position, and what it raises is a FunctionRaised."""
+        if environment_name is not None:
+            raise InvalidInput(
+                "environment_name= is not supported here: set PILOTLIGHT_ENVIRONMENT, or use "
+                "'pilotlight -e'"
+            )
+        function, _, method = name.partition(".")
+        return _by_name(
+            _checked("app", app),
+            _checked("function", function),
+            method,
+            _checked("tenant", tenant) if tenant else "",
+        )
+
+    def with_options(
+        self,
+        *,
+        priority: str | None = None,
+        webhook: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> Function[P, R]:
+        """The same function, whose calls go out otherwise; what is not given stays as it is.
+
+        Args:
+            priority: "realtime", "standard" or "batch"; at most what the plan allows. webhook: name
+            of the webhook (`pilotlight webhook set`) that is told when a call begun with `.spawn()`
+            ends. idempotency_key: names one call of yours: `.remote()` and `.spawn()` with the same
+            key and arguments are the same call, and
+                answered the same, so they may be repeated after a lost connection. Another call
+                needs another key.
+        """
+        return Function(
+            app=self._app,
+            name=self._name,
+            method=self._method,
+            tenant=self._tenant,
+            declaration=self._declaration,
+            body=self._body,
+            priority=self._priority if priority is None else parse_priority(priority),
+            webhook=self._webhook if webhook is None else _checked("webhook", webhook),
+            idempotency_key=self._idempotency_key if idempotency_key is None else idempotency_key,
+        )
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Refused: it would not be clear where it runs."""
+        raise InvalidInput(
+            f"{self._path}(…) was called directly: write {self._path}.remote(…) to run it on the "
+            f"platform, or .local(…) here"
+        )
+
+    @property
+    def local(self) -> Callable[P, R]:
+        """The undecorated function: runs here, in this process."""
+        if self._body is None:
+            raise InvalidInput(
+                f"{self!r} was looked up by name: its code is not here; use .remote(…)"
+            )
+        return self._body
+
+    @property
+    def remote(self) -> SyncAsyncMethod[P, R, Awaitable[R]]:
+        """Run it on the platform and wait for the result. Raises what it raises, as the same
+        exception type (see `from_name`)."""
+        return SyncAsyncMethod(self._remote, self._remote_aio)
+
+    @property
+    def remote_gen(self) -> SyncAsyncMethod[P, Iterator[Any], AsyncIterator[Any]]:
+        """Run a generator on the platform; items as they are yielded. Leaving the loop early ends
+        it there."""
+        return SyncAsyncMethod(self._remote_gen, self._remote_gen_aio)
+
+    @property
+    def spawn(self) -> SyncAsyncMethod[P, FunctionCall[R], Awaitable[FunctionCall[R]]]:
+        """Start a call and return at once. The call lives on without this process.
+
+        It runs at least once: where an instance, or the platform, dies under it, or the function's
+        `retries` say so, it is made again (`pilotlight.context().attempt` says which one it is).
+        `.with_options(webhook="name").spawn(…)` has its end told to a webhook."""
+        return SyncAsyncMethod(self._spawn, self._spawn_aio)
+
+    @property
+    def map(self) -> SyncAsyncMethod[..., Iterator[R], AsyncIterator[R]]:
+        """Call it once per element of the iterables (zipped), `concurrency` at a time; see `_map`
+        for the keywords."""
+        return SyncAsyncMethod(self._map, self._map_aio)
+
+    @property
+    def starmap(self) -> SyncAsyncMethod[..., Iterator[R], AsyncIterator[R]]:
+        """`map` over tuples of arguments."""
+        return SyncAsyncMethod(self._starmap, self._starmap_aio)
+
+    @property
+    def for_each(self) -> SyncAsyncMethod[..., None, Awaitable[None]]:
+        """`map` for the effect: waits for all, returns nothing."""
+        return SyncAsyncMethod(self._for_each, self._for_each_aio)
+
+    def warmup(self) -> None:
+        """Bring one instance up. Another tenant's function is warmed up by its owner."""
+        if self._tenant:
+            raise InvalidInput(f"{self!r} belongs to another tenant: only its owner can warm it up")
+        sessions.client().warmup(self._target[0], self._target[1])
+
+    @property
+    def _path(self) -> str:
+        return f"{self._name}.{self._method}" if self._method else self._name
+
+    @property
+    def _target(self) -> tuple[str, str]:
+        return (self._app if self._tenant else active_app.deployed_name(self._app)), self._path
+
+    def _ways(self, *, streams: bool) -> dict[str, Any]:
+        """How a call goes out: to whose function, and with which headers."""
+        headers = call_headers(
+            streams=streams,
+            pickles=not self._tenant,
+            priority=self._priority or "",
+            webhook=self._webhook,
+            idempotency_key=self._idempotency_key,
+        )
+        return {"tenant": self._tenant, "headers": headers}
+
+    @property
+    def _parameters(self) -> tuple[str, ...]:
+        return parameter_names(self._body) if self._body is not None else ()
+
+    def _packed(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
+        if self._tenant:
+            return dump_json_arguments(f"{self._path}(…)", args, kwargs)
+        return dump_arguments(f"{self._path}(…)", self._parameters, args, kwargs)
+
+    def _check_single(self, verb: str) -> None:
+        if self._declaration is not None and self._declaration.is_generator(self._method):
+            raise InvalidInput(
+                f"{self._path} yields many items: iterate over {self._path}.remote_gen(…) instead "
+                f"of .{verb}(…)"
+            )
+
+    def _not_there(self, error: NotFound) -> NotFound:
+        if self._tenant:
+            return NotFound(
+                f"{error}; tenant {self._tenant!r} has no {self._app}/{self._path}, or does not "
+                f"share it",
+                **error.detail,
+            )
+        hint = (
+            f"; deploy it with 'pilotlight deploy', or call it inside 'with app.run():' "
+            f"({self._app}/{self._path})"
+        )
+        return NotFound(f"{error}{hint}", **error.detail)
+
+    def _remote(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        self._check_single("remote")
+        try:
+            answer = sessions.client().invoke(
+                *self._target, self._packed(args, kwargs), **self._ways(streams=False)
+            )
+        except NotFound as e:
+            raise self._not_there(e) from e
+        result: R = answer.value()
+        return result
+
+    async def _remote_aio(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        self._check_single("remote")
+        client = await sessions.async_client()
+        try:
+            answer = await client.invoke(
+                *self._target, self._packed(args, kwargs), **self._ways(streams=False)
+            )
+        except NotFound as e:
+            raise self._not_there(e) from e
+        result: R = answer.value()
+        return result
+
+    def _remote_gen(self, *args: P.args, **kwargs: P.kwargs) -> Iterator[Any]:
+        yield from sessions.client().invoke_stream(
+            *self._target, self._packed(args, kwargs), **self._ways(streams=True)
+        )
+
+    async def _remote_gen_aio(self, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[Any]:
+        client = await sessions.async_client()
+        async for item in client.invoke_stream(
+            *self._target, self._packed(args, kwargs), **self._ways(streams=True)
+        ):
+            yield item
+
+    def _spawn(self, *args: P.args, **kwargs: P.kwargs) -> FunctionCall[R]:
+        call_id = sessions.client().submit(
+            *self._target, self._packed(args, kwargs), **self._ways(streams=False)
+        )
+        return FunctionCall(call_id, pickles=not self._tenant)
+
+    async def _spawn_aio(self, *args: P.args, **kwargs: P.kwargs) -> FunctionCall[R]:
+        client = await sessions.async_client()
+        call_id = await client.submit(
+            *self._target, self._packed(args, kwargs), **self._ways(streams=False)
+        )
+        return FunctionCall(call_id, pickles=not self._tenant)
+
+    def _map(
+        self,
+        *iterables: Iterable[Any],
+        kwargs: Mapping[str, Any] | None = None,
+        order_outputs: bool = True,
+        return_exceptions: bool = False,
+        concurrency: int = DEFAULT_CONCURRENCY,
+    ) -> Iterator[R]:
+        """`kwargs` go with every call; `order_outputs=False` yields results as they come."""
+        options = MapOptions(
+            concurrency=concurrency, ordered=order_outputs, return_exceptions=return_exceptions
+        )
+        return self._run_sync(_inputs(zip(*iterables, strict=False), kwargs), options)
+
+    def _map_aio(
+        self,
+        *iterables: Iterable[Any] | AsyncIterable[Any],
+        kwargs: Mapping[str, Any] | None = None,
+        order_outputs: bool = True,
+        return_exceptions: bool = False,
+        concurrency: int = DEFAULT_CONCURRENCY,
+    ) -> AsyncIterator[R]:
+        options = MapOptions(
+            concurrency=concurrency, ordered=order_outputs, return_exceptions=return_exceptions
+        )
+        self._check_single("map")
+        return parallel_map.run_async(
+            self._remote_aio, _zip_inputs(iterables, dict(kwargs or {})), options
+        )
+
+    def _starmap(
+        self,
+        inputs: Iterable[Iterable[Any]],
+        *,
+        kwargs: Mapping[str, Any] | None = None,
+        order_outputs: bool = True,
+        return_exceptions: bool = False,
+        concurrency: int = DEFAULT_CONCURRENCY,
+    ) -> Iterator[R]:
+        options = MapOptions(
+            concurrency=concurrency, ordered=order_outputs, return_exceptions=return_exceptions
+        )
+        return self._run_sync(_inputs(inputs, kwargs), options)
+
+    def _starmap_aio(
+        self,
+        inputs: Iterable[Iterable[Any]],
+        *,
+        kwargs: Mapping[str, Any] | None = None,
+        order_outputs: bool = True,
+        return_exceptions: bool = False,
+        concurrency: int = DEFAULT_CONCURRENCY,
+    ) -> AsyncIterator[R]:
+        options = MapOptions(
+            concurrency=concurrency, ordered=order_outputs, return_exceptions=return_exceptions
+        )
+        self._check_single("starmap")
+        return parallel_map.run_async(self._remote_aio, _inputs(inputs, kwargs), options)
+
+    def _for_each(
+        self,
+        *iterables: Iterable[Any],
+        kwargs: Mapping[str, Any] | None = None,
+        ignore_exceptions: bool = False,
+    ) -> None:
+        for _ in self._map(
+            *iterables, kwargs=kwargs, order_outputs=False, return_exceptions=ignore_exceptions
+        ):
+            pass
+
+    async def _for_each_aio(
+        self,
+        *iterables: Iterable[Any] | AsyncIterable[Any],
+        kwargs: Mapping[str, Any] | None = None,
+        ignore_exceptions: bool = False,
+    ) -> None:
+        async for _ in self._map_aio(
+            *iterables, kwargs=kwargs, order_outputs=False, return_exceptions=ignore_exceptions
+        ):
+            pass
+
+    def _run_sync(self, inputs: Iterable[Input], options: MapOptions) -> Iterator[R]:
+        self._check_single("map")
+        return parallel_map.run_sync(self._remote_aio, inputs, options, sessions.background_loop())
+
+
+def _by_name(
+    app: str, name: str, method: str, tenant: str = "", priority: str | None = None
+) -> Function[..., Any]:
+    return Function(
+        app=app, name=name, method=method, tenant=tenant, priority=parse_priority(priority)
+    )
+
+
+def _checked(kind: str, name: str) -> str:
+    try:
+        return check_name(kind, name)
+    except ValueError as e:
+        raise InvalidInput(str(e), parameter=kind) from e
+
+
+def _inputs(rows: Iterable[Iterable[Any]], kwargs: Mapping[str, Any] | None) -> Iterator[Input]:
+    for row in rows:
+        yield tuple(row), dict(kwargs or {})
+
+
+async def _zip_inputs(
+    iterables: tuple[Iterable[Any] | AsyncIterable[Any], ...], kwargs: dict[str, Any]
+) -> AsyncIterator[Input]:
+    sources = [aiter(i) if isinstance(i, AsyncIterable) else _as_async(i) for i in iterables]
+    end = object()
+    while sources:
+        row = [await anext(source, end) for source in sources]
+        if any(value is end for value in row):
+            return
+        yield tuple(row), dict(kwargs)
+
+
+async def _as_async(items: Iterable[Any]) -> AsyncIterator[Any]:
+    for item in items:
+        yield item

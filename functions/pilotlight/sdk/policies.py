@@ -1,0 +1,191 @@
+"""What users write for retries, schedules, fallbacks and variants, and how it becomes the records
+of `pilotlight.spec.policies`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pilotlight.errors import InvalidInput
+from pilotlight.spec.function import FunctionNetwork
+from pilotlight.spec.policies import (
+    Fallback,
+    MissedRunPolicy,
+    ModelCard,
+    Objectives,
+    RetryPolicy,
+    RolloutStrategy,
+    RolloutTerms,
+    Schedule,
+    Variant,
+    require_in_range,
+)
+
+__all__ = ["Cron", "Period", "Retries", "cached_answer", "resolve_policies", "static_answer"]
+
+
+def Retries(  # noqa: N802  # a name that users of Modal know
+    max_retries: int,
+    *,
+    backoff_coefficient: float = 2.0,
+    initial_delay: float = 1.0,
+    max_delay: float = 60.0,
+    jitter: float = 1.0,
+) -> RetryPolicy:
+    """Try a failed call again, up to `max_retries` times; delays are seconds. Raises InvalidInput.
+
+    `jitter` is the part of a delay that is drawn at random: 1 is "full jitter", 0 none.
+    """
+    return RetryPolicy(
+        max_retries=max_retries,
+        backoff_coefficient=backoff_coefficient,
+        initial_delay_s=initial_delay,
+        max_delay_s=max_delay,
+        jitter=jitter,
+    )
+
+
+def Cron(  # noqa: N802  # a name that users of Modal know
+    cron: str,
+    *,
+    timezone: str = "UTC",
+    missed: str = MissedRunPolicy.SKIP,
+    method: str = "",
+    arguments: Any = None,
+) -> Schedule:
+    """At the times of a cron expression, five fields. `missed` times are skipped, or made up for by
+    one call ("catch_up")."""
+    return Schedule(
+        cron=cron, timezone=timezone, missed=_missed(missed), method=method, arguments=arguments
+    )
+
+
+def Period(  # noqa: N802  # a name that users of Modal know
+    *,
+    days: float = 0,
+    hours: float = 0,
+    minutes: float = 0,
+    seconds: float = 0,
+    missed: str = MissedRunPolicy.SKIP,
+    method: str = "",
+    arguments: Any = None,
+) -> Schedule:
+    """Each so many days, hours, minutes and seconds together, counted from the deploy."""
+    period_s = days * 86_400 + hours * 3600 + minutes * 60 + seconds
+    return Schedule(
+        period_s=float(period_s), missed=_missed(missed), method=method, arguments=arguments
+    )
+
+
+def cached_answer(*, max_age: float = 3600.0) -> Fallback:
+    """Fall back to the function's last good answer to the same arguments, if it is not older than
+    `max_age` seconds."""
+    return Fallback(kind="cached", max_age_s=max_age)
+
+
+def static_answer(body: Any, *, status: int = 200) -> Fallback:
+    """Fall back to this answer."""
+    return Fallback(kind="static", body=body, status=status)
+
+
+def resolve_policies(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The policies among a declaration's keywords, as fields of a FunctionSpec. Raises InvalidInput
+    naming the keyword."""
+    retries = values.get("retries")
+    if isinstance(retries, int) and not isinstance(retries, bool):
+        retries = Retries(retries)
+    return {
+        "retries": _one("retries", retries, RetryPolicy, "a number, or pilotlight.Retries(…)"),
+        "schedules": _several(
+            "schedule",
+            values.get("schedule"),
+            Schedule,
+            "pilotlight.Cron(…) or pilotlight.Period(…)",
+        ),
+        "fallback": tuple(
+            Fallback(kind="function", function=rung) if isinstance(rung, str) else rung
+            for rung in _several(
+                "fallback",
+                values.get("fallback"),
+                Fallback | str,
+                "a function's name, or pilotlight.static_answer(…)",
+            )
+        ),
+        "variants": tuple(
+            Variant(function=rung) if isinstance(rung, str) else rung
+            for rung in _several(
+                "variants",
+                values.get("variants"),
+                Variant | str,
+                "a function's name, or pilotlight.Variant(…)",
+            )
+        ),
+        "objectives": _one(
+            "objectives", values.get("objectives"), Objectives, "pilotlight.Objectives(…)"
+        ),
+        "require": _require(values.get("require") or {}),
+        "card": _one("card", values.get("card"), ModelCard, "pilotlight.ModelCard(…)")
+        or ModelCard(),
+        "rollout": _rollout(values),
+        "network": _network(values.get("network", FunctionNetwork.EGRESS)),
+        "egress": _several(
+            "egress", values.get("egress"), str, "a list of networks or addresses, like 10.1.0.0/16"
+        ),
+    }
+
+
+def _network(network: Any) -> FunctionNetwork:
+    if network not in list(FunctionNetwork):
+        raise InvalidInput(
+            f"network = {network!r}: must be one of {', '.join(FunctionNetwork)}",
+            parameter="network",
+        )
+    return FunctionNetwork(network)
+
+
+def _rollout(values: Mapping[str, Any]) -> RolloutTerms:
+    strategy, keep = (
+        values.get("rollout_strategy") or RolloutStrategy.SURGE,
+        values.get("keep_previous"),
+    )
+    if strategy not in list(RolloutStrategy):
+        raise InvalidInput(
+            f"rollout_strategy = {strategy!r}: must be one of {', '.join(RolloutStrategy)}",
+            parameter="rollout_strategy",
+        )
+    if keep is not None:
+        require_in_range("keep_previous", keep, 0, 86_400)
+    return RolloutTerms(strategy=RolloutStrategy(strategy), keep_previous_s=float(keep or 0))
+
+
+def _missed(missed: str) -> MissedRunPolicy:
+    try:
+        return MissedRunPolicy(missed)
+    except ValueError as e:
+        raise InvalidInput(
+            f"missed = {missed!r}: must be one of {', '.join(MissedRunPolicy)}",
+            parameter="schedule",
+        ) from e
+
+
+def _one(key: str, value: Any, kind: Any, wanted: str) -> Any:
+    if value is not None and not isinstance(value, kind):
+        raise InvalidInput(f"{key} = {value!r}: expected {wanted}", parameter=key)
+    return value
+
+
+def _several(key: str, value: Any, kind: Any, wanted: str) -> tuple[Any, ...]:
+    if value is None:
+        return ()
+    values = (value,) if isinstance(value, str) or not isinstance(value, Sequence) else tuple(value)
+    return tuple(_one(key, one, kind, wanted) for one in values)
+
+
+def _require(value: Any) -> dict[str, str]:
+    if not isinstance(value, Mapping) or not all(
+        isinstance(k, str) and isinstance(v, str) for k, v in value.items()
+    ):
+        raise InvalidInput(
+            f'require = {value!r}: write {{"accuracy": ">= 0.91"}}', parameter="require"
+        )
+    return dict(value)

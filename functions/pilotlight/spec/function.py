@@ -1,0 +1,500 @@
+"""What a function *is*: the record that the SDK writes, the controller keeps, the activator routes
+by and the worker runs.
+
+Frozen, standard library only (it is imported in user processes). JSON keys are the field names;
+unknown keys, wrong types and broken bounds raise InvalidInput naming key, value and bound."""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import ipaddress
+import json
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from typing import Any
+
+from pilotlight.errors import InvalidInput
+from pilotlight.spec.engines import EngineSpec, TokenLimits
+from pilotlight.spec.identifiers import Priority, check_name
+from pilotlight.spec.policies import (
+    MAX_FALLBACKS,
+    MAX_SCHEDULES,
+    BatchPolicy,
+    Fallback,
+    ModelCard,
+    Objectives,
+    RetryPolicy,
+    RolloutTerms,
+    Schedule,
+    Variant,
+    parse_gate,
+)
+from pilotlight.spec.policies import require_in_range as _bound
+
+T = typing.TypeVar("T")
+
+MIB = 1024**2
+GIB = 1024**3
+PUBLIC = "*"
+"""In `access`: everybody, with or without a key."""
+MAX_SHARED = 100
+MAX_DEPTH = 150
+"""Of JSON values that are kept, whatever is in them; schemas have a lower bound of their own.
+Readers take stack for each level."""
+MAX_EGRESS = 32
+MAX_TAGS = 16
+MAX_TAG_CHARS = 128
+
+
+class FunctionKind(enum.StrEnum):
+    """FUNCTION: one callable. CLASS: methods over shared state. ASGI: a web application built by
+    the callable. ENGINE: a stock server."""
+
+    FUNCTION = "function"
+    CLASS = "class"
+    ASGI = "asgi"
+    ENGINE = "engine"
+
+
+class FunctionNetwork(enum.StrEnum):
+    """EGRESS: what the operator opens to all functions, the internet as a rule. NONE: nothing, the
+    platform included."""
+
+    EGRESS = "egress"
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MethodSpec:
+    """One callable of a function.
+
+    Attributes:
+        name: "" for a plain function or an ASGI app, else the method's name. is_generator: its
+        results stream. schema: JSON Schema (2020-12) of the arguments as one object, or None for
+        "anything". parameters: names in positional order, so that a JSON array can be matched.
+        example: JSON arguments for warm-up and proof (array of positional, or object); None for
+        none. has_check: a `check=` comparison exists in the user's code. returns: JSON Schema of
+        its answer (of one item, for a generator), or None for "anything". batch: how calls are
+        gathered; the schemas are those of one call. None = they are not.
+    """
+
+    name: str = ""
+    is_generator: bool = False
+    schema: Mapping[str, Any] | None = None
+    parameters: tuple[str, ...] = ()
+    example: Any = None
+    has_check: bool = False
+    returns: Mapping[str, Any] | None = None
+    batch: BatchPolicy | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resources:
+    """What one instance may use. `cpu` in cores, `memory_bytes` is a limit, `gpu` acceptable types,
+    best first."""
+
+    cpu: float = 1.0
+    memory_bytes: int = 1 * GIB
+    gpu: tuple[str, ...] = ()
+    gpu_count: int = 0
+
+    def __post_init__(self) -> None:
+        _bound("cpu", self.cpu, 0.05, 256)
+        _bound("memory_bytes", self.memory_bytes, 32 * MIB, 4096 * GIB)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scaling:
+    """How many instances, and for how long.
+
+    Attributes:
+        max_inputs: hard limit of calls at once on one instance. target_inputs: calls per instance
+        the autoscaler aims at; None means max_inputs. min_instances, max_instances: floor and
+        ceiling. buffer_instances: spare instances while active: a number, or a share of the busy
+        ones as "15%". scaledown_window_s: idle time before an instance goes; the last one too. With
+        a `waiting_cost`: the most that may be. waiting_cost: given, an instance stays idle as long
+        as the pauses between the function's calls say that it pays
+            (`scaledown_window="auto"`): how many idle seconds one second of a caller's waiting is
+            worth. None = it is a fixed time.
+        keep_asleep_s: how long an instance that would go sleeps first, to be woken by the next call
+        (WAKE); 0 = not at all. max_queued: calls that may wait for an instance; one more is
+        answered 429. latency_objective_s: a call waiting longer than this is a signal to scale of
+        its own; None switches it off.
+    """
+
+    max_inputs: int = 1
+    target_inputs: int | None = None
+    min_instances: int = 0
+    max_instances: int = 8
+    buffer_instances: int | str = 0
+    scaledown_window_s: float = 60.0
+    waiting_cost: float | None = None
+    keep_asleep_s: float = 0.0
+    max_queued: int = 1000
+    latency_objective_s: float | None = None
+
+    def __post_init__(self) -> None:
+        _bound("max_inputs", self.max_inputs, 1, 10_000)
+        if self.target_inputs is not None:
+            _bound("target_inputs", self.target_inputs, 1, self.max_inputs)
+        _bound("min_instances", self.min_instances, 0, 1000)
+        _bound("max_instances", self.max_instances, max(1, self.min_instances), 1000)
+        _bound("scaledown_window_s", self.scaledown_window_s, 0, 86_400)
+        if self.waiting_cost is not None:
+            _bound("waiting_cost", self.waiting_cost, 0, 10_000)
+        _bound("keep_asleep_s", self.keep_asleep_s, 0, 7 * 86_400)
+        _bound("max_queued", self.max_queued, 0, 1_000_000)
+        buffer_count(self.buffer_instances, busy=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clocks:
+    """The separate clocks, in seconds: a caller's own deadline is cut to the smallest that applies.
+
+    Attributes:
+        queue_s: waiting for a slot, a start included.
+        startup_s: one start.
+        execution_s: from dispatch to the last byte.
+        result_ttl_s: how long the result of a submitted call is kept.
+    """
+
+    queue_s: float = 600.0
+    startup_s: float = 300.0
+    execution_s: float = 300.0
+    result_ttl_s: float = 86_400.0
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            _bound(f.name, getattr(self, f.name), 0.001, 7 * 86_400)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightsSpec:
+    """Weights by reference: `name` is the mount's name, `manifest` the sha256 of the manifest in
+    the blob store."""
+
+    name: str
+    manifest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FunctionSpec:
+    """A declared function, complete: what the content hash of a revision covers.
+
+    Attributes:
+        name: deployed name (`function` in its address). module: importable module inside the
+        bundle; "" when `pickled` is set. qualname: the callable or class in that module. pickled:
+        path inside the bundle of the cloudpickled object, for functions of `__main__` or a
+        notebook; opened in the worker only. bundle: sha256 of the source archive. image: digest of
+        the image, None for the platform's interpreter. secrets: names of secrets, injected as
+        environment variables after every start. env: plain environment variables. snapshot: False
+        forbids Templates and snapshots. idempotent: the platform may retry a call whose worker died
+        before it answered. access: tenants that may call it besides its own, by name; "*" makes it
+        public. priority: of its calls, unless they say otherwise; None = the plan's. tags: by which
+        bills can be grouped, such as {"team": "search"}. retries: of its calls; None = the
+        platform's own rule alone (once, if no byte reached a worker). schedules: when it calls
+        itself. fallback: what answers when it cannot, in order. variants: functions that may answer
+        in its place when there is no room for it, in order. objectives: what it promises; None =
+        the defaults of `Objectives`. require: bounds on its offline evaluation without which it
+        takes no traffic, such as {"accuracy": ">= 0.91"}. card: what its model is. engine: the
+        server that it is, for functions of that kind. limits: of tokens and streams, for a language
+        model. rollout: how it takes over from the revision before. network: what it reaches
+        (`FunctionNetwork`). egress: IPv4 networks and addresses that it reaches beside what all do,
+        as far as the operator lets functions ask for them.
+    """
+
+    name: str
+    kind: FunctionKind = FunctionKind.FUNCTION
+    module: str = ""
+    qualname: str = ""
+    pickled: str | None = None
+    bundle: str
+    image: str | None = None
+    methods: tuple[MethodSpec, ...] = ()
+    resources: Resources = field(default_factory=Resources)
+    scaling: Scaling = field(default_factory=Scaling)
+    clocks: Clocks = field(default_factory=Clocks)
+    weights: tuple[WeightsSpec, ...] = ()
+    secrets: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    snapshot: bool = True
+    idempotent: bool = False
+    description: str = ""
+    access: tuple[str, ...] = ()
+    priority: Priority | None = None
+    tags: Mapping[str, str] = field(default_factory=dict)
+    retries: RetryPolicy | None = None
+    schedules: tuple[Schedule, ...] = ()
+    fallback: tuple[Fallback, ...] = ()
+    variants: tuple[Variant, ...] = ()
+    objectives: Objectives | None = None
+    require: Mapping[str, str] = field(default_factory=dict)
+    card: ModelCard = field(default_factory=ModelCard)
+    engine: EngineSpec | None = None
+    limits: TokenLimits | None = None
+    rollout: RolloutTerms = field(default_factory=RolloutTerms)
+    network: FunctionNetwork = FunctionNetwork.EGRESS
+    egress: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        try:
+            check_name("function", self.name)
+        except ValueError as e:
+            raise InvalidInput(str(e), parameter="name") from e
+        _check_access(self.access)
+        _check_tags(self.tags)
+        for name, most in (
+            ("schedules", MAX_SCHEDULES),
+            ("fallback", MAX_FALLBACKS),
+            ("variants", MAX_FALLBACKS),
+        ):
+            if len(getattr(self, name)) > most:
+                raise InvalidInput(
+                    f"{name}: {len(getattr(self, name))} of them, at most {most}", parameter=name
+                )
+        for metric, text in self.require.items():
+            parse_gate(metric, text)
+        _check_engine(self)
+        _check_egress(self)
+        if not self.methods:
+            raise InvalidInput(
+                f"function {self.name!r} has no methods: declare at least one callable",
+                parameter="methods",
+            )
+
+    def method(self, name: str) -> MethodSpec | None:
+        """The method of that name, or None."""
+        return next((m for m in self.methods if m.name == name), None)
+
+    def digest(self) -> str:
+        """sha256 (hex) of the canonical JSON: the revision's identity."""
+        return hashlib.sha256(canonical_json(to_json(self))).hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageSpec:
+    """An environment to build once: steps run in order, each `{"op":
+    "pip"|"apt"|"run"|"copy"|"env", …}`.
+
+    Attributes:
+        python: "3.11"; an interpreter of that version must be on the node.
+        steps: canonical step records; a "copy" step names a blob digest.
+    """
+
+    python: str
+    steps: tuple[Mapping[str, Any], ...] = ()
+
+    def digest(self) -> str:
+        """sha256 (hex) of the canonical JSON: the image's name."""
+        return hashlib.sha256(canonical_json(to_json(self))).hexdigest()
+
+
+def _check_engine(spec: FunctionSpec) -> None:
+    if (spec.engine is not None) != (spec.kind is FunctionKind.ENGINE):
+        raise InvalidInput(
+            f"function {spec.name!r} of kind {spec.kind.value!r}: an engine belongs to kind "
+            f"'engine', and to it only"
+        )
+    if spec.engine is not None:
+        known = {weights.name for weights in spec.weights}
+        for name in (spec.engine.model, *spec.engine.lora.values()):
+            if name not in known:
+                raise InvalidInput(
+                    f"engine: weights {name!r} are none of the function's: "
+                    f"{', '.join(sorted(known))}",
+                    parameter="weights",
+                )
+
+
+def _check_egress(spec: FunctionSpec) -> None:
+    if len(spec.egress) > MAX_EGRESS:
+        raise InvalidInput(
+            f"egress: {len(spec.egress)} networks, at most {MAX_EGRESS}", parameter="egress"
+        )
+    if spec.egress and (spec.network is FunctionNetwork.NONE or spec.engine is not None):
+        why = (
+            "an engine runs offline"
+            if spec.engine is not None
+            else 'network="none" closes everything'
+        )
+        raise InvalidInput(f"egress: {why}: leave it out", parameter="egress")
+    for text in spec.egress:
+        try:
+            ipaddress.IPv4Network(text)
+        except ValueError as e:
+            message = (
+                f"egress: {text[:80]!r}: {e}; write IPv4 networks or addresses, like "
+                f"10.1.0.0/16 or 192.168.1.10"
+            )
+            raise InvalidInput(message, parameter="egress") from e
+
+
+def _check_access(access: tuple[str, ...]) -> None:
+    if len(access) > MAX_SHARED:
+        raise InvalidInput(
+            f"access names {len(access)} tenants: at most {MAX_SHARED}", parameter="access"
+        )
+    for name in access:
+        try:
+            if name != PUBLIC:
+                check_name("tenant", name)
+        except ValueError as e:
+            raise InvalidInput(
+                f"access: {e}; or {PUBLIC!r} for everybody", parameter="access"
+            ) from e
+
+
+def _check_tags(tags: Mapping[str, str]) -> None:
+    if len(tags) > MAX_TAGS:
+        raise InvalidInput(f"tags: {len(tags)} of them, at most {MAX_TAGS}", parameter="tags")
+    for name, value in tags.items():
+        if not name or len(name) > MAX_TAG_CHARS or len(value) > MAX_TAG_CHARS:
+            raise InvalidInput(
+                f"tags: {name[:80]!r}: names and values have 1 to {MAX_TAG_CHARS} characters",
+                parameter="tags",
+            )
+
+
+def buffer_count(buffer: int | str, *, busy: int) -> int:
+    """Spare instances for `busy` busy ones: a plain number, or a share such as "15%" rounded up.
+    Raises InvalidInput."""
+    if isinstance(buffer, int) and not isinstance(buffer, bool):
+        _bound("buffer_instances", buffer, 0, 1000)
+        return buffer
+    text = str(buffer)
+    try:
+        percent = float(text.removesuffix("%"))
+    except ValueError:
+        percent = -1.0
+    if not text.endswith("%") or not 0 <= percent <= 1000:
+        raise InvalidInput(
+            f"buffer_instances = {buffer!r}: write a number, or a share of 0% to 1000% like '15%'"
+        )
+    return -int(-busy * percent // 100)
+
+
+def canonical_json(value: Any) -> bytes:
+    """JSON with sorted keys and no spaces: equal values have equal bytes, so hashes can name
+    them."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def to_json(record: Any) -> Any:
+    """A record of this module as JSON values, recursively."""
+    if is_dataclass(record) and not isinstance(record, type):
+        return {f.name: to_json(getattr(record, f.name)) for f in fields(record)}
+    if isinstance(record, Mapping):
+        return {str(k): to_json(v) for k, v in record.items()}
+    if isinstance(record, list | tuple):
+        return [to_json(v) for v in record]
+    return record
+
+
+def check_plain(value: Any, where: str) -> None:
+    """Raise InvalidInput for a JSON value that cannot be written again: nested deeper than
+    MAX_DEPTH, or with half of a character in it."""
+    ahead = [(value, 0)]
+    while ahead:
+        one, depth = ahead.pop()
+        if depth > MAX_DEPTH:
+            raise InvalidInput(
+                f"{where}: nested deeper than {MAX_DEPTH} lists and objects", parameter=where
+            )
+        if isinstance(one, str):
+            try:
+                one.encode()
+            except UnicodeEncodeError as e:  # half a surrogate pair, which JSON can spell
+                raise InvalidInput(
+                    f"{where}: {one[e.start]!a} is half of a character: write UTF-8",
+                    parameter=where,
+                ) from e
+        elif isinstance(one, Mapping):
+            ahead += [(each, depth + 1) for pair in one.items() for each in pair]
+        elif isinstance(one, list | tuple):
+            ahead += [(each, depth + 1) for each in one]
+
+
+def from_json(kind: type[T], body: Any, where: str = "") -> T:
+    """Parse JSON values into the record `kind`. Raises InvalidInput naming the key, what it was and
+    what was expected."""
+    check_plain(body, where or kind.__name__)
+    return _record(kind, body, where)
+
+
+def _record(kind: type[T], body: Any, where: str) -> T:
+    where = where or kind.__name__
+    if not isinstance(body, Mapping):
+        raise InvalidInput(
+            f"{where}: expected an object, got {type(body).__name__}", parameter=where
+        )
+    hints = _HINTS.get(kind)
+    # resolving annotations takes longer than parsing a record: once for each of a dozen types
+    if hints is None:
+        hints = _HINTS[kind] = typing.get_type_hints(kind)
+    known = {f.name: f for f in fields(kind)}  # type: ignore[arg-type]
+    if unknown := sorted(set(body) - set(known)):
+        raise InvalidInput(
+            f"{where}: unknown key {unknown[0]!r}; known: {', '.join(sorted(known))}",
+            parameter=unknown[0],
+        )
+    for name, f in known.items():
+        if name not in body and f.default is MISSING and f.default_factory is MISSING:
+            raise InvalidInput(f"{where}: {name!r} is missing", parameter=name)
+    values = {name: _value(hints[name], v, f"{where}.{name}") for name, v in body.items()}
+    return kind(**values)
+
+
+_HINTS: dict[type, dict[str, Any]] = {}
+
+
+def _value(hint: Any, value: Any, where: str) -> Any:
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return value
+    if origin in (typing.Union, types.UnionType):
+        return _one_of(args, value, where)
+    if origin is tuple:
+        _expect(isinstance(value, list | tuple), "a list", value, where)
+        return tuple(_value(args[0], v, f"{where}[{i}]") for i, v in enumerate(value))
+    if origin is not None and issubclass(origin, Mapping):
+        _expect(isinstance(value, Mapping), "an object", value, where)
+        return {str(k): _value(args[1], v, f"{where}.{k}") for k, v in value.items()}
+    if is_dataclass(hint):
+        return _record(typing.cast("type[Any]", hint), value, where)
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        _expect(value in [m.value for m in hint], f"one of {[m.value for m in hint]}", value, where)
+        return hint(value)
+    if hint is float:
+        _expect(
+            isinstance(value, int | float) and not isinstance(value, bool), "a number", value, where
+        )
+        return float(value)
+    matches = isinstance(value, hint) and not (hint is int and isinstance(value, bool))
+    _expect(
+        matches,
+        {int: "a whole number", str: "a string", bool: "true or false"}.get(hint, str(hint)),
+        value,
+        where,
+    )
+    return value
+
+
+def _one_of(choices: tuple[Any, ...], value: Any, where: str) -> Any:
+    if value is None and type(None) in choices:
+        return None
+    failure: InvalidInput | None = None
+    for choice in choices:
+        if choice is not type(None):
+            try:
+                return _value(choice, value, where)
+            except InvalidInput as e:
+                failure = failure or e
+    raise failure or InvalidInput(f"{where}: null is not allowed", parameter=where)
+
+
+def _expect(condition: bool, wanted: str, value: Any, where: str) -> None:
+    if not condition:
+        raise InvalidInput(f"{where} = {value!r}: expected {wanted}", parameter=where)

@@ -1,0 +1,273 @@
+"""What a call costs: rates, and a pure function from measured use to money.
+
+Money is `Decimal` and never rounded on the way: a price is rate times whole units, exact in 28
+digits, and is stored with its record, so a bill is the plain sum of its records."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from decimal import Decimal, InvalidOperation, localcontext
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pilotlight.protocol import UsageRecord
+
+GIB = 1024**3
+_NS_PER_S = Decimal(10**9)
+_NS_PER_MS = 10**6
+COST_QUANTUM = Decimal("1e-12")
+"""Costs are kept to the picounit: a millisecond of a hundredth of a core costs some 1e-9, a
+thousand times more."""
+BUSY = "busy"
+"""Outcome of an attempt whose worker still finished another call: nothing of it ran, so it owes no
+minimum and no request's price."""
+_EXACT_DIGITS = 100
+"""More than rate (28) times nanoseconds (17) can have, so that a price is rounded once, at its
+end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """Prices of one version, in `currency`.
+
+    Attributes:
+        version: names these prices in every record that used them. cpu_core_s, memory_gib_s: per
+        second of one core, of one GiB. gpu_s: per second of one accelerator, by its name. request:
+        per call. token_in, token_out: per token of a language model. start_factor: share of the
+        execution rate charged for the time that an instance needs to start; 0 = cold starts are not
+        billed. idle_factor: the same while an instance idles beyond the platform's own
+        scaledown_window. reserved_factor: the same while `min_instances` holds it idle. cpu_factor:
+        share of `cpu_core_s` charged for each second of CPU time that an instance uses while no
+        call runs on it. build_factor: the same of each second of CPU time that the build of an
+        image uses. snapshot_gib_month, weights_gib_month: storage, per GiB and 30 days. minimum_ms:
+        a call is billed for at least this much of its instance. rounding_ms: and for a whole
+        multiple of this; 0 = to the nanosecond, so that the calls of an instance add up to its busy
+        time.
+    """
+
+    version: str
+    currency: str = "USD"
+    cpu_core_s: Decimal = Decimal("0.0000131")
+    memory_gib_s: Decimal = Decimal("0.00000222")
+    gpu_s: Mapping[str, Decimal] = field(default_factory=dict)
+    request: Decimal = Decimal(0)
+    token_in: Decimal = Decimal(0)
+    token_out: Decimal = Decimal(0)
+    start_factor: Decimal = Decimal(0)
+    idle_factor: Decimal = Decimal(1)
+    reserved_factor: Decimal = Decimal(1)
+    cpu_factor: Decimal = Decimal(1)
+    build_factor: Decimal = Decimal(1)
+    snapshot_gib_month: Decimal = Decimal(0)
+    weights_gib_month: Decimal = Decimal(0)
+    minimum_ms: int = 0
+    rounding_ms: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values, decimals as text."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        values["gpu_s"] = {gpu: str(rate) for gpu, rate in self.gpu_s.items()}
+        return {
+            name: str(value) if isinstance(value, Decimal) else value
+            for name, value in values.items()
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Footprint:
+    """What one instance occupies: cores, bytes, accelerators by name."""
+
+    cpu: float
+    memory_bytes: int
+    gpu: str | None = None
+    gpu_count: int = 0
+
+
+GPU_S = {
+    "H200": "0.001261",
+    "H100": "0.001097",
+    "A100": "0.000583",
+    "L40S": "0.000542",
+    "A10": "0.000306",
+    "L4": "0.000222",
+    "T4": "0.000164",
+}
+"""Of a second of one GPU, unless platform.yaml says otherwise. A type without a price cannot be
+asked for."""
+ONE_CORE = Footprint(cpu=1.0, memory_bytes=0)
+"""Of CPU and BUILD records, whose time is CPU time: one second of it is one core's."""
+
+
+def rate_per_s(footprint: Footprint, rates: Rates) -> Decimal:
+    """Price of one second of the whole instance. Raises KeyError when its accelerator has no
+    price."""
+    cpu = Decimal(str(footprint.cpu)) * rates.cpu_core_s
+    memory = Decimal(footprint.memory_bytes) / GIB * rates.memory_gib_s
+    gpu = rates.gpu_s[footprint.gpu] * footprint.gpu_count if footprint.gpu else Decimal(0)
+    return cpu + memory + gpu
+
+
+def price_duration(billed_ns: int, per_s: Decimal, per_request: Decimal = Decimal(0)) -> Decimal:
+    """Price of `billed_ns` nanoseconds at `per_s`, plus a call's own price, to the picounit
+    (COST_QUANTUM), half to even."""
+    with localcontext(prec=_EXACT_DIGITS):
+        return (per_s * billed_ns / _NS_PER_S + per_request).quantize(COST_QUANTUM)
+
+
+def billable_ns(billed_ns: int, rates: Rates) -> int:
+    """What a call of `billed_ns` is charged for: at least the minimum, rounded up to the step."""
+    return charged_ns(billed_ns, minimum_ms=rates.minimum_ms, rounding_ms=rates.rounding_ms)
+
+
+def charged_ns(billed_ns: int, *, minimum_ms: int, rounding_ms: int) -> int:
+    """`billable_ns` for who has the two numbers and not the list."""
+    ns = max(billed_ns, minimum_ms * _NS_PER_MS)
+    step = rounding_ms * _NS_PER_MS
+    return -(-ns // step) * step if step else ns
+
+
+def kind_factor(kind: str, rates: Rates) -> Decimal:
+    """What part of the execution rate a second of this kind of record costs: 1 for a CALL, 0 for a
+    SHADOW."""
+    factors = {
+        "IDLE": rates.idle_factor,
+        "RESERVED": rates.reserved_factor,
+        "START": rates.start_factor,
+        "CPU": rates.cpu_factor,
+        "BUILD": rates.build_factor,
+        "SHADOW": Decimal(0),
+    }
+    return factors.get(kind, Decimal(1))
+
+
+def price_usage(record: UsageRecord, rates: Rates) -> Decimal:
+    """What the record must cost by `rates`, the list of its `price_version`: computed from what it
+    measured, not from what it says.
+
+    STORAGE is priced by the rate that the record carries (what was stored is not in it), an
+    ADJUSTMENT is what it says. Raises KeyError when the accelerator has no price."""
+    if record.kind == "ADJUSTMENT":
+        return Decimal(record.cost)
+    if record.kind == "STORAGE":
+        return price_duration(record.billed_ns, Decimal(record.rate_per_s))
+    footprint = Footprint(
+        cpu=record.cpu, memory_bytes=record.memory_bytes, gpu=record.gpu, gpu_count=record.gpu_count
+    )
+    per_s = rate_per_s(footprint, rates) * kind_factor(record.kind, rates)
+    if record.kind != "CALL" or record.outcome == BUSY:
+        return price_duration(record.billed_ns, per_s)
+    tokens = record.tokens_in * rates.token_in + record.tokens_out * rates.token_out
+    return price_duration(billable_ns(record.billed_ns, rates), per_s, rates.request + tokens)
+
+
+_FACTORS = ("start_factor", "idle_factor", "reserved_factor", "cpu_factor", "build_factor")
+_AMOUNTS = (
+    "cpu_core_s",
+    "memory_gib_s",
+    "request",
+    "token_in",
+    "token_out",
+    *_FACTORS,
+    "snapshot_gib_month",
+    "weights_gib_month",
+)
+_MAX_ROUNDING_MS = 3_600_000
+_is_currency = re.compile(r"[A-Za-z0-9]{1,16}").fullmatch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PriceSettings:
+    """Section `prices` of platform.yaml: decimals as text, so that nothing passes through binary
+    floating point.
+
+    Attributes:
+        others: further price lists by their version, for plans that name one; each has the keys of
+        this section but `version` and
+            `others`, and what it does not say is as here.
+    """
+
+    version: str = "2026-11-26"
+    currency: str = "USD"
+    cpu_core_s: str = "0.0000131"
+    memory_gib_s: str = "0.00000222"
+    gpu_s: Mapping[str, str] = field(default_factory=lambda: dict(GPU_S))
+    request: str = "0"
+    token_in: str = "0"
+    token_out: str = "0"
+    start_factor: str = "0"
+    idle_factor: str = "1"
+    reserved_factor: str = "1"
+    cpu_factor: str = "1"
+    build_factor: str = "1"
+    snapshot_gib_month: str = "0"
+    weights_gib_month: str = "0"
+    minimum_ms: int = 0
+    rounding_ms: int = 0
+    others: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.version or len(self.version) > 64:
+            raise ValueError(f"version = {self.version!r}: write 1 to 64 characters")
+        if not _is_currency(self.currency):
+            raise ValueError(
+                f"currency = {self.currency!r}: write 1 to 16 letters or digits, like USD: files "
+                f"are named after it"
+            )
+        for name in _AMOUNTS:
+            _decimal(name, getattr(self, name))
+        for gpu, rate in self.gpu_s.items():
+            _decimal(f"gpu_s.{gpu}", rate)
+        for name in ("minimum_ms", "rounding_ms"):
+            value = getattr(self, name)
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, int)
+                or not 0 <= value <= _MAX_ROUNDING_MS
+            ):
+                raise ValueError(f"{name} = {value!r}: must be between 0 and {_MAX_ROUNDING_MS}")
+        for version in self.others:
+            self._other(version)
+
+    def _other(self, version: str) -> PriceSettings:
+        changes = self.others[version]
+        known = {f.name for f in fields(self)} - {"version", "others"}
+        if not isinstance(changes, Mapping):
+            raise ValueError(f"others.{version} = {changes!r}: write keys and values")
+        if unknown := sorted(set(changes) - known):
+            raise ValueError(
+                f"others.{version}.{unknown[0]}: unknown key; known: {', '.join(sorted(known))}"
+            )
+        if version == self.version:
+            raise ValueError(f"others.{version}: is the version of the list above it")
+        own = {name: getattr(self, name) for name in known}
+        try:
+            return PriceSettings(**{**own, **changes, "version": version})
+        except ValueError as e:
+            raise ValueError(f"others.{version}.{e}") from e
+
+    def rates(self) -> Rates:
+        """The platform's own list, as the record that prices calls."""
+        values = {name: Decimal(getattr(self, name)) for name in _AMOUNTS}
+        gpu_s = {gpu: Decimal(rate) for gpu, rate in self.gpu_s.items()}
+        whole = {"minimum_ms": self.minimum_ms, "rounding_ms": self.rounding_ms}
+        return Rates(version=self.version, currency=self.currency, gpu_s=gpu_s, **values, **whole)  # type: ignore[arg-type]
+
+    def lists(self) -> dict[str, Rates]:
+        """Every price list by its version, the platform's own first."""
+        return {
+            self.version: self.rates(),
+            **{version: self._other(version).rates() for version in self.others},
+        }
+
+
+def _decimal(key: str, text: str) -> None:
+    try:
+        value = Decimal(text)
+    except (InvalidOperation, TypeError, ValueError) as e:
+        raise ValueError(
+            f'{key} = {text!r}: write a decimal number in quotes, like "0.0000131"'
+        ) from e
+    if not value.is_finite() or value < 0:
+        raise ValueError(f"{key} = {text!r}: must be 0 or more")

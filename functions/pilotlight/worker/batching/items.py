@@ -1,0 +1,166 @@
+"""Calls in a batch: one of them, what it gets of its batch, and what the body may know of all of
+them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, Protocol
+
+from pilotlight.protocol import HEADER_BATCH
+from pilotlight.sdk.context import CURRENT_CALL as RUNNING
+from pilotlight.sdk.context import Context
+from pilotlight.sdk.spans import CURRENT_RECORDER
+from pilotlight.worker.batching.batch_key import BatchKey
+from pilotlight.worker.batching.release_policy import ReleaseReason
+from pilotlight.worker.user_code import output
+from pilotlight.worker.user_code.spans import BatchSpans, CallSpans
+
+MAX_MARKED = 16
+"""Ids of members that a line of output carries: each has 36 characters."""
+_LINE = (
+    HEADER_BATCH.encode()
+    + b": size=%d;wait_ms=%.3f;held_ms=%.3f;compute_ms=%.3f;reason=%b;first=%d\r\n"
+)
+
+
+class Asking(Protocol):
+    """The call that a member is: `worker.calls.Call`."""
+
+    id: str
+    spans: CallSpans
+    stopped: str | None
+    seconds: float
+    expires_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchShare:
+    """What a member gets: its result, or the error that it raised.
+
+    Attributes:
+        line: a header line that tells of its batch, with CRLF.
+    """
+
+    ok: bool
+    value: Any
+    line: bytes = b""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class BatchItem:
+    """One call that waits in a batch, or is in one. Owned by the event loop.
+
+    Attributes:
+        values: one for each parameter of the body.
+        came_at: monotonic seconds when it came. `free_s`: what the lanes' clock said then.
+        context: the context variables of its request, in which it is tried alone.
+    """
+
+    call: Asking
+    kind: BatchKey
+    values: tuple[Any, ...]
+    came_at: float
+    free_s: float
+    context: contextvars.Context
+    future: asyncio.Future[BatchShare]
+
+    @property
+    def is_there(self) -> bool:
+        """Whether somebody still waits for it."""
+        return self.call.stopped is None and not self.future.done()
+
+    @property
+    def ends_at(self) -> float:
+        """When its execution clock runs out, by the loop's clock, which counts from where ours
+        does; infinite without a bound."""
+        return self.call.expires_at if self.call.seconds > 0 else math.inf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReleasedBatch:
+    """A batch that was let go: when (monotonic seconds), why, and what the lanes' clock said."""
+
+    members: tuple[BatchItem, ...]
+    at: float
+    reason: ReleaseReason
+    free_s: float
+
+    def line(
+        self,
+        member: BatchItem,
+        *,
+        size: int,
+        compute_s: float,
+        reason: ReleaseReason,
+        is_first: bool,
+    ) -> bytes:
+        """The header line of one member's answer. Of a batch, one member's says that it is the
+        first: by it batches are counted."""
+        waited_s, held_s = self.at - member.came_at, self.free_s - member.free_s
+        return _LINE % (
+            size,
+            waited_s * 1000,
+            min(waited_s, held_s) * 1000,
+            compute_s * 1000,
+            reason.encode(),
+            is_first,
+        )
+
+
+class RunningBatch:
+    """A batch as `pilotlight.context()` tells of it; a `sdk.context.Running`."""
+
+    def __init__(self, members: Sequence[BatchItem], spans: BatchSpans) -> None:
+        self._members = members
+        self._spans = spans
+        self._context: Context | None = None
+
+    def __repr__(self) -> str:
+        return f"<RunningBatch of {len(self._members)}>"
+
+    def context(self) -> Context:
+        """What there is to know; the same each time."""
+        if self._context is None:
+            known = [
+                running.context()
+                for member in self._members
+                if (running := member.context.get(RUNNING)) is not None
+            ]
+            self._context = _of_all(known, self._spans)
+        return self._context
+
+
+def enter(members: Sequence[BatchItem], spans: BatchSpans) -> None:
+    """Let what runs in this context from now on be the batch of these members: its output, its
+    spans, `pilotlight.context()`."""
+    output.CALL.set(mark_of([member.call.id for member in members]))
+    CURRENT_RECORDER.set(spans)
+    RUNNING.set(RunningBatch(members, spans))
+    spans.make_current()
+
+
+def mark_of(ids: Sequence[str]) -> str:
+    """What lines of output are marked with: the ids, as far as there is room for them."""
+    return ",".join(ids[:MAX_MARKED])
+
+
+def _of_all(known: Sequence[Context], spans: BatchSpans) -> Context:
+    ends_at = min(one._ends_at for one in known)
+    arms = {one.arm for one in known}
+    return replace(
+        known[0],
+        attempt=max(one.attempt for one in known),
+        deadline=None
+        if ends_at == math.inf
+        else datetime.now(UTC) + timedelta(seconds=ends_at - time.monotonic()),
+        arm=arms.pop() if len(arms) == 1 else "",
+        traceparent=spans.outgoing,
+        members=tuple(one.call_id for one in known),
+        _ends_at=ends_at,
+    )

@@ -1,0 +1,305 @@
+"""The instance's HTTP server: uvicorn's protocol on the inherited listener, in a uvloop event loop
+of our own.
+
+uvicorn's Config and protocol classes are used, its Server is not: it polls ten times a second and
+handles signals its own way. All that can be made before the snapshot (configuration, route table,
+binders) is made in the constructor; after a fork there is an event loop to make and a listener to
+attach."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import select
+import signal
+import socket
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import uvloop
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from pilotlight.errors import NotFound
+from pilotlight.protocol import (
+    CONTENT_JSON,
+    WORKER_ASGI,
+    WORKER_HEALTH,
+    WORKER_INVOKE,
+    WORKER_STATUS,
+)
+from pilotlight.spec.function import FunctionSpec
+from pilotlight.spec.policies import Objectives
+from pilotlight.worker.http.calls import Calls
+from pilotlight.worker.http.http_responses import send_problem, send_response
+from pilotlight.worker.http.listener import serve_listener
+from pilotlight.worker.process.resume import INSTANCE_VARIABLE
+from pilotlight.worker.snapshot import hooks
+from pilotlight.worker.status import InstanceStatus
+from pilotlight.worker.user_code import serialization, user_errors
+from pilotlight.worker.user_code.asgi import WebApplication
+from pilotlight.worker.user_code.target import Target
+
+if TYPE_CHECKING:
+    from uvicorn._types import ASGIReceiveCallable, ASGISendCallable
+
+KEEP_ALIVE_S = 3600
+"""The activator pools its connections and ends them itself: were we to do it, a request could meet
+a closing connection."""
+BACKLOG = 2048
+"""Connections that wait in the kernel while we start; the activator sends at most `max_inputs` plus
+a few."""
+
+
+class Connection(HttpToolsProtocol):
+    """uvicorn's HTTP/1.1 protocol, which tells the running call when its caller is gone, without a
+    task that waits for it."""
+
+    def __init__(self, *args: Any, on_closed: Callable[[], None], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._leave: Callable[[], None] | None = None
+        self._on_closed = on_closed
+        self._extensions: dict[str, Any] = {"connection": self}
+
+    def on_leave(self, leave: Callable[[], None] | None) -> None:
+        """What to call when the caller leaves during this request; None when it is answered.
+
+        Reading is resumed: uvicorn leaves it paused after a large body, and a paused transport
+        notices no end."""
+        self._leave = leave
+        if leave is not None:
+            self.flow.resume_reading()
+
+    def on_message_begin(self) -> None:
+        """A request begins: the application finds its connection in the scope."""
+        super().on_message_begin()
+        self.scope["extensions"] = self._extensions
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The peer is gone."""
+        super().connection_lost(exc)
+        self._extensions.clear()
+        if self._leave is not None:
+            self._leave()
+        self._on_closed()
+
+
+class Server:
+    """Serves one target. Made before the snapshot; `prepare`, `wake` and `run` are called once, in
+    the instance."""
+
+    def __init__(self, target: Target, spec: FunctionSpec) -> None:
+        self._target = target
+        slow_s = (spec.objectives or Objectives()).warm_latency_s
+        self._calls = Calls(target.methods, max_inputs=spec.scaling.max_inputs, slow_s=slow_s)
+        self._web = target.web
+        startup_s = spec.clocks.startup_s
+        self._hook_s = min(hooks.HOOK_S, startup_s) if spec.snapshot else startup_s
+        self._application: WebApplication | None = None
+        self._standing = InstanceStatus()
+        self._state = ServerState()
+        self._config = _config(self._answer, websockets=self._web is not None)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._accepting: list[asyncio.AbstractServer] = []
+        self._changed = asyncio.Event()
+        self._draining = asyncio.Event()
+
+    def __repr__(self) -> str:
+        return f"<Server connections={len(self._state.connections)} {self._calls!r}>"
+
+    def rehearse(self) -> None:
+        """Before the snapshot: an event loop and one request to ourselves, so that what they
+        initialise lazily is in the pages shared."""
+        self.prepare()
+        try:
+            self._running_loop.run_until_complete(self._ask_ourselves())
+        finally:
+            self._running_loop.close()
+            self._loop = None
+            asyncio.set_event_loop(None)
+
+    async def _ask_ourselves(self) -> None:
+        ours, theirs = socket.socketpair()
+        with ours:
+            ours.setblocking(False)
+            await self._running_loop.connect_accepted_socket(self._connection, theirs)
+            await self._running_loop.sock_sendall(
+                ours, b"GET %s HTTP/1.1\r\nHost: worker\r\n\r\n" % WORKER_HEALTH.encode()
+            )
+            await self._running_loop.sock_recv(ours, 65536)
+        while self._state.connections:
+            self._changed.clear()
+            await self._changed.wait()
+
+    def prepare(self) -> None:
+        """Make the event loop: the part of the wake that needs neither the instance's cgroup nor
+        its environment."""
+        self._loop = uvloop.new_event_loop()
+        asyncio.set_event_loop(self._loop)
+        # an event belongs to the loop in which it was first waited for
+        self._changed, self._draining = asyncio.Event(), asyncio.Event()
+
+    def settle_in(self) -> None:
+        """In a parked fork: what the first call would have to make, as far as no user code is in
+        it."""
+        self._calls.make_thread(self._running_loop)
+        self._running_loop.run_until_complete(self._ask_ourselves())
+
+    def wake(self, listener: socket.socket, standing: InstanceStatus) -> None:
+        """Run enter(snap=False), build a web application, and accept on the listener. Raises what
+        user code raises."""
+        self._standing = standing
+        self._running_loop.run_until_complete(self._wake(listener))
+
+    def run(self, *, on_ready: Callable[[], None], shim: int) -> None:
+        """Serve until SIGTERM or until the shim is gone, finish what is in flight, then run the
+        exit hooks.
+
+        Args:
+            on_ready: called once, when connections are being accepted.
+            shim: the control channel; its end means that nobody owns this process any more.
+        """
+        self._running_loop.run_until_complete(self._serve(on_ready, shim))
+
+    @property
+    def _running_loop(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None:
+            raise RuntimeError("prepare() makes the event loop first")
+        return self._loop
+
+    async def _wake(self, listener: socket.socket) -> None:
+        loop = self._running_loop
+        loop.add_signal_handler(signal.SIGTERM, self._draining.set)
+        await hooks.run_after_wake(self._target.enter_after_wake, each_s=self._hook_s)
+        if self._web is not None:
+            await self._web.startup()
+            self._application = self._web
+        self._accepting.append(
+            await serve_listener(loop, self._connection, listener, backlog=BACKLOG)
+        )
+
+    async def _serve(self, on_ready: Callable[[], None], shim: int) -> None:
+        with end_of(shim) as end:
+            self._running_loop.add_reader(end, self._draining.set)
+            on_ready()
+            await self._draining.wait()
+            self._running_loop.remove_reader(end)
+        await self._drain()
+
+    async def _drain(self) -> None:
+        """Accept nothing new, then let what is in flight end, then the user's own clean-up: it may
+        be what in-flight calls use."""
+        for server in self._accepting:
+            server.close()
+        self._calls.drain()
+        for connection in list(self._state.connections):
+            connection.shutdown()
+        while self._state.connections or self._state.tasks or self._calls.running:
+            self._changed.clear()
+            await self._changed.wait()
+        for step in (self._shut_down_application, self._run_exit_hooks):
+            try:
+                await step()
+            except BaseException as e:  # noqa: BLE001  # user code: its failure to clean up is logged and must not keep us
+                user_errors.report(e)
+
+    async def _shut_down_application(self) -> None:
+        if self._application is not None:
+            await self._application.shutdown()
+
+    async def _run_exit_hooks(self) -> None:
+        await hooks.run_after_wake(self._target.exit, each_s=hooks.HOOK_S)
+
+    def _connection(self) -> Connection:
+        return Connection(
+            config=self._config,
+            server_state=self._state,
+            app_state={},
+            _loop=self._loop,
+            on_closed=self._changed.set,
+        )
+
+    async def _answer(
+        self, scope: Any, receive: ASGIReceiveCallable, send: ASGISendCallable
+    ) -> None:
+        path: str = scope["path"]
+        try:
+            if (
+                path.startswith(WORKER_INVOKE)
+                and scope["type"] == "http"
+                and self._application is None
+            ):
+                await self._calls.invoke(scope, receive, send)
+            elif self._application is not None and (
+                path == WORKER_ASGI or path.startswith(WORKER_ASGI + "/")
+            ):
+                await self._application(scope, receive, send)
+            elif path == WORKER_HEALTH and scope["type"] == "http":
+                await self._answer_health(send)
+            elif path == WORKER_STATUS and scope["type"] == "http":
+                await send_response(
+                    send,
+                    200,
+                    CONTENT_JSON.encode(),
+                    b"ok",
+                    self._standing.as_json(running=self._calls.running),
+                )
+            elif scope["type"] == "http":
+                await send_problem(
+                    send,
+                    NotFound(f"nothing is served at {path!r} by this function"),
+                    outcome=b"invalid",
+                )
+            else:
+                await send(
+                    {
+                        "type": "websocket.close",
+                        "code": 1008,
+                        "reason": "this function has no WebSocket",
+                    }
+                )
+        finally:
+            if self._draining.is_set():
+                # after uvicorn has taken this task off its list
+                self._running_loop.call_soon(self._changed.set)
+
+    async def _answer_health(self, send: ASGISendCallable) -> None:
+        body = {"instance": os.environ.get(INSTANCE_VARIABLE, ""), "running": self._calls.running}
+        await send_response(send, 200, CONTENT_JSON.encode(), b"ok", serialization.as_json(body))
+
+
+def _config(app: Any, *, websockets: bool) -> Config:
+    protocol: Any = None
+    if websockets:
+        from uvicorn.protocols.websockets.wsproto_impl import WSProtocol
+
+        protocol = WSProtocol
+    config = Config(
+        app,
+        http=Connection,
+        ws=protocol,
+        lifespan="off",  # ours: it must run once per instance, with errors as data
+        interface="asgi3",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        date_header=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+    )
+    config.load()
+    return config
+
+
+@contextlib.contextmanager
+def end_of(descriptor: int) -> Any:
+    """A descriptor that becomes readable when the peer of `descriptor` is gone, and not when there
+    is something to read (epoll(7))."""
+    epoll = select.epoll()
+    try:
+        epoll.register(descriptor, select.EPOLLRDHUP)
+        yield epoll.fileno()
+    finally:
+        epoll.close()

@@ -1,0 +1,46 @@
+"""The launch file: what the shim hands to a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from pilotlight.spec.function import FunctionSpec, from_json
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """A parsed launch file.
+
+    Attributes:
+        spec: the function to run. revision: the revision's platform-wide key. code: directory of
+        the unpacked bundle. weights: name → directory of mounted weights. work: the working
+        directory, which is writable and travels with a snapshot. secret_variables: environment
+        variables that are set only when an instance wakes. control_fd: our end of the
+        SOCK_SEQPACKET pair with the shim. chosen_threads: names of the one-thread variables that we
+        set and the user did not: raised when it becomes an instance.
+    """
+
+    spec: FunctionSpec
+    revision: str
+    code: str
+    weights: Mapping[str, str]
+    work: str
+    secret_variables: tuple[str, ...]
+    control_fd: int
+    chosen_threads: tuple[str, ...]
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any], *, chosen_threads: tuple[str, ...] = ()) -> Self:
+        """Parse the document. Raises KeyError or InvalidInput when it is broken."""
+        return cls(
+            spec=from_json(FunctionSpec, body["entry"], "entry"),
+            revision=str(body["revision"]),
+            code=str(body["code"]),
+            weights={str(k): str(v) for k, v in body.get("weights", {}).items()},
+            work=str(body["work"]),
+            secret_variables=tuple(str(name) for name in body.get("secret_variables", ())),
+            control_fd=int(body["control_fd"]),
+            chosen_threads=chosen_threads,
+        )

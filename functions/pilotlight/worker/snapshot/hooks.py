@@ -1,0 +1,211 @@
+"""Hooks and the warm-up, in the order of SnapStart: enter(snap=True), warm up, drop caches …
+snapshot … enter(snap=False), serve, exit.
+
+Before the snapshot asynchronous code runs in an event loop of its own that is closed again, since
+none may exist at the snapshot point; whatever an `async def` enter(snap=True) keeps must not be
+bound to that loop. After it, hooks run in the loop that serves.
+
+Each hook has a deadline: `timeout_s` of its decorator, otherwise what is left of the startup clock
+before the snapshot, and HOOK_S after it. One that overruns is interrupted by SIGALRM
+(setitimer(2)), in asynchronous code by a cancellation, so that its traceback shows where it hung;
+code that does not come back from C is ended by the node agent's own clock."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import inspect
+import linecache
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn
+
+from pilotlight.sdk.context import CURRENT_CALL
+from pilotlight.worker.batching.runner import answer_alone
+from pilotlight.worker.process import tensor_memory
+from pilotlight.worker.user_code.current_call import example
+from pilotlight.worker.user_code.example_check import ExpectedAnswer
+from pilotlight.worker.user_code.source_locations import definition_of
+from pilotlight.worker.user_code.target import Hook, Method, Target, marks_of
+from pilotlight.worker.user_code.user_errors import HOOK_NOTE
+
+HOOK_S = 10.0
+"""Longest time of a hook after the snapshot, and of an exit hook, unless it says otherwise;
+SnapStart's limit for after-restore hooks."""
+_AGAIN_S = 1.0
+"""A hook that swallows the interrupt gets another one that much later."""
+
+
+class HookTimedOut(BaseException):
+    """Raised inside a hook whose time is up. A BaseException, so that `except Exception` in a retry
+    loop does not swallow it."""
+
+
+class CheckFailed(Exception):
+    """Raised when a method's `check=` rejects the method's own answer to its example: then it would
+    reject every snapshot."""
+
+
+def run_before_snapshot(target: Target, *, within_s: float) -> None:
+    """enter(snap=True), all of them within that time. Raises what a hook raises, and
+    HookTimedOut."""
+    ends_at = time.monotonic() + within_s
+    with asyncio.Runner() as runner:
+        for hook in target.enter_before_snapshot:
+            with _clock(hook, max(0.001, ends_at - time.monotonic())) as limit_s:
+                value = hook()
+                if inspect.isawaitable(value):
+                    runner.run(_awaited(value, limit_s, hook))
+
+
+def warm_up(target: Target) -> dict[str, ExpectedAnswer]:
+    """Call whatever declares an example, once; its answers, as they are to be compared. Raises what
+    it raises, and CheckFailed."""
+    known = {}
+    with asyncio.Runner() as runner:
+        for name, method in target.examples.items():
+            answer = runner.run(answer_example(method))
+            _check(method, answer)
+            known[name] = ExpectedAnswer.of(method, answer)
+    return known
+
+
+async def answer_example(method: Method) -> Any:
+    """The method's answer to its example; a generator's items as a list."""
+    CURRENT_CALL.set(example())
+    args, kwargs = method.binder.from_document(_document(method.example))
+    if method.batch is not None:
+        return await answer_alone(method, args, kwargs)
+    value = method.call(*args, **kwargs)
+    if inspect.isawaitable(value):
+        value = await value
+    if inspect.isasyncgen(value):
+        return [item async for item in value]
+    return list(value) if inspect.isgenerator(value) else value
+
+
+async def run_after_wake(hooks: Sequence[Hook], *, each_s: float) -> None:
+    """enter(snap=False) or exit, in the serving loop. Raises what a hook raises, and
+    HookTimedOut."""
+    for hook in hooks:
+        with _clock(hook, each_s) as limit_s:
+            value = hook()
+            if inspect.isawaitable(value):
+                await _awaited(value, limit_s, hook)
+
+
+def drop_caches() -> None:
+    """Give back what the start left behind, stop threads that only help, and freeze the heap so
+    that forks share its pages."""
+    stop_helpers()
+    linecache.clearcache()
+    gc.collect()
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        # a checkpoint copies all that the process has of the GPU, what torch keeps for later
+        # included
+        torch.cuda.empty_cache()
+    _trim()
+    gc.freeze()
+
+
+def stop_helpers() -> None:
+    """End the threads that libraries start beside the work: a process that has them cannot be
+    forked, and nobody misses them."""
+    tensor_memory.stop_reading_ahead()
+    bars = [getattr(sys.modules.get("tqdm"), "tqdm", None)]
+    # every kind of bar has a monitor of its own: transformers' and the hub's are subclasses
+    for bar in bars:
+        if bar is not None:
+            bar.monitor_interval = 0
+            if getattr(bar, "monitor", None) is not None:
+                bar.monitor.exit()
+                bar.monitor = None
+            bars += bar.__subclasses__()
+
+
+def _trim() -> None:
+    import ctypes
+
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc only
+    if trim is not None:
+        trim(0)
+
+
+def _document(example: Any) -> Any:
+    return (
+        list(example)
+        if isinstance(example, tuple)
+        else dict(example)
+        if isinstance(example, dict)
+        else example
+    )
+
+
+def _check(method: Method, answer: Any) -> None:
+    if method.check is not None and method.check(answer, answer) is False:
+        name = method.name or getattr(method.call, "__name__", "the function")
+        raise CheckFailed(
+            f"check= of {name} says that the answer to its example differs from itself: "
+            f"{answer!r:.200}"
+        )
+
+
+async def _awaited(value: Any, limit_s: float, hook: Hook) -> None:
+    limit = asyncio.timeout(limit_s)
+    try:
+        async with limit:
+            await value
+    except TimeoutError as e:
+        if limit.expired():
+            raise _timed_out(hook, limit_s) from e
+        raise
+
+
+@contextlib.contextmanager
+def _clock(hook: Hook, default_s: float) -> Iterator[float]:
+    """Interrupt the hook when its time is up; whatever it raises names it. Yields its time in
+    seconds."""
+    limit_s = _own_limit_s(hook) or default_s
+    grace_s = _AGAIN_S if inspect.iscoroutinefunction(hook) else 0.0  # the cancellation comes first
+    try:
+        with _alarm(limit_s + grace_s, lambda: _strike(hook, limit_s)):
+            yield limit_s
+    except BaseException as e:
+        e.add_note(f"{HOOK_NOTE}{_title(hook)}")
+        raise
+
+
+@contextlib.contextmanager
+def _alarm(seconds: float, strike: Callable[[], NoReturn]) -> Iterator[None]:
+    before = signal.signal(signal.SIGALRM, lambda *_: strike())
+    signal.setitimer(signal.ITIMER_REAL, seconds, _AGAIN_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL if before is None else before)
+
+
+def _strike(hook: Hook, limit_s: float) -> NoReturn:
+    raise _timed_out(hook, limit_s)
+
+
+def _timed_out(hook: Hook, limit_s: float) -> HookTimedOut:
+    return HookTimedOut(f"{_title(hook)} did not return within {limit_s:.3g} s")
+
+
+def _own_limit_s(hook: Hook) -> float | None:
+    marks = marks_of(hook)
+    mark = marks.get("enter") or marks.get("exit")
+    limit_s = mark.get("timeout_s") if isinstance(mark, dict) else None
+    return None if limit_s is None else float(limit_s)
+
+
+def _title(hook: Hook) -> str:
+    mark = marks_of(hook).get("enter")
+    decorator = "@exit()" if mark is None else f"@enter(snap={bool(mark.get('snap', True))})"
+    return f"{definition_of(hook)}, marked {decorator},"

@@ -1,0 +1,63 @@
+"""Processes below this one, and what they have open, from /proc (proc(5)). A process that ends
+while we look has nothing open."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator
+
+
+def descendants(pid: int) -> list[int]:
+    """All processes below that one, parents first."""
+    found, look = [], [pid]
+    while look:
+        below = _children(look.pop())
+        found += below
+        look += below
+    return found
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        texts = []
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{task}/children") as f:
+                texts.append(f.read())
+        return [int(child) for child in " ".join(texts).split()]
+    except FileNotFoundError:  # it ended, or a kernel without CONFIG_PROC_CHILDREN
+        return [other for other, parent, _ in all_processes() if parent == pid]
+
+
+def all_processes() -> Iterator[tuple[int, int, str]]:
+    """(pid, parent, state) of each process that we can see."""
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                with open(f"/proc/{entry}/stat") as f:
+                    state, parent, *_ = f.read().rpartition(")")[2].split()
+            except OSError:  # it ended
+                continue
+            yield int(entry), int(parent), state
+
+
+def process_name(pid: int) -> str:
+    """`cat (17)`."""
+    try:
+        with open(f"/proc/{pid}/comm") as f:
+            return f"{f.read().strip()} ({pid})"
+    except OSError:
+        return str(pid)
+
+
+def open_links(pid: int, leave_aside: Collection[int]) -> Iterator[tuple[int, str]]:
+    """(descriptor, what it points to), but for those left aside."""
+    try:
+        entries = os.listdir(f"/proc/{pid}/fd")
+    except OSError:  # it ended
+        return
+    for entry in sorted(entries, key=int):
+        if int(entry) not in leave_aside:
+            try:
+                yield int(entry), os.readlink(f"/proc/{pid}/fd/{entry}")
+            except OSError:  # the one that the listing itself was made with, or just closed
+                continue

@@ -1,0 +1,179 @@
+"""Arguments of a call: from a body to `(args, kwargs)` that fit the callable's signature.
+
+A Binder is made once per method before the snapshot, so that a call costs two set comparisons.
+Values that JSON has no type for become what their parameters are annotated with: see `conversion`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import pickle
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pilotlight.errors import InvalidInput
+from pilotlight.sdk.schema import hints_of
+from pilotlight.worker.user_code.argument_decoding import ArgumentMismatch, Convert, converter
+
+Bound = tuple[tuple[Any, ...], dict[str, Any]]
+
+_SCAN = json.JSONDecoder().scan_once  # type: ignore[attr-defined]  # set in its constructor
+"""The scanner behind json.loads, without its search for white space and for other encodings than
+UTF-8 (RFC 8259 §8.1)."""
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+class Binder:
+    """Checks and converts the arguments of one callable. Immutable after construction."""
+
+    def __init__(
+        self, function: Callable[..., Any], *, hints: Mapping[str, Any] | None = None
+    ) -> None:
+        """`hints` stand for the function's own."""
+        self._signature = inspect.signature(function)
+        parameters = self._signature.parameters.values()
+        self._positional = [p.name for p in parameters if p.kind in _POSITIONAL]
+        self._positional_only = [
+            p.name for p in parameters if p.kind is inspect.Parameter.POSITIONAL_ONLY
+        ]
+        self._named = frozenset(
+            p.name for p in parameters if p.kind in (*_POSITIONAL, inspect.Parameter.KEYWORD_ONLY)
+        )
+        self._required = frozenset(
+            p.name for p in parameters if p.name in self._named and p.default is p.empty
+        )
+        self._takes_any_name = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+        self._takes_any_number = any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters)
+        self._converters = _converters(
+            function, self._named, hints_of(function) if hints is None else hints
+        )
+
+    def __repr__(self) -> str:
+        return f"<Binder {self._signature}>"
+
+    def from_json(self, body: bytes) -> Bound:
+        """A JSON object is keyword arguments, an array positional ones, an empty body none. Raises
+        InvalidInput naming the parameter."""
+        if not body:
+            return self._checked((), {})
+        return self.from_document(_parsed(body))
+
+    def from_document(self, document: Any) -> Bound:
+        """As `from_json`, for a parsed document. Raises InvalidInput."""
+        if isinstance(document, dict):
+            args, kwargs = self._checked((), document)
+        elif isinstance(document, list):
+            args, kwargs = self._checked(tuple(document), {})
+        else:
+            raise InvalidInput(
+                f"the body must be a JSON object (arguments by name) or array (by position), not "
+                f"{type(document).__name__}"
+            )
+        return self._converted(args, kwargs) if self._converters else (args, kwargs)
+
+    def from_pickle(self, body: bytes) -> Bound:
+        """cloudpickle bytes of `(args, kwargs)`. Raises InvalidInput."""
+        try:
+            args, kwargs = pickle.loads(body) if body else ((), {})
+        except Exception as e:  # classes of the caller may raise anything while unpickling
+            reason = f"{type(e).__name__}: {e}"
+            raise InvalidInput(
+                f"the arguments cannot be unpickled in the function's environment: {reason}"
+            ) from e
+        return self._checked(tuple(args), dict(kwargs))
+
+    def _checked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Bound:
+        names = kwargs.keys()
+        if (
+            not args
+            and self._required <= names
+            and (names <= self._named or self._takes_any_name)
+            and not self._positional_only
+        ):
+            return args, kwargs  # the usual case, without a closer look
+        if self._positional_only and not args:
+            args, kwargs = self._move_positional_only(kwargs)
+        self._complain(args, kwargs)
+        return args, kwargs
+
+    def _move_positional_only(self, kwargs: dict[str, Any]) -> Bound:
+        moved = []
+        for name in self._positional_only:
+            if name not in kwargs:
+                break
+            moved.append(kwargs[name])
+        return tuple(moved), {
+            k: v for k, v in kwargs.items() if k not in self._positional_only[: len(moved)]
+        }
+
+    def _complain(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        by_position = self._positional[: len(args)]
+        if len(args) > len(self._positional) and not self._takes_any_number:
+            raise InvalidInput(
+                f"{len(args)} positional arguments, but the function takes "
+                f"{len(self._positional)}: {self._signature}"
+            )
+        if twice := sorted(kwargs.keys() & set(by_position)):
+            raise InvalidInput(
+                f"parameter {twice[0]!r} is given by position and by name", parameter=twice[0]
+            )
+        if missing := [
+            name
+            for name in self._signature.parameters
+            if name in self._required - kwargs.keys() - set(by_position)
+        ]:
+            raise InvalidInput(
+                f"parameter {missing[0]!r} is missing: the function is called as {self._signature}",
+                parameter=missing[0],
+            )
+        if not self._takes_any_name and (unknown := sorted(kwargs.keys() - self._named)):
+            raise InvalidInput(
+                f"unknown parameter {unknown[0]!r}: the function is called as {self._signature}",
+                parameter=unknown[0],
+            )
+
+    def _converted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Bound:
+        positions = dict(zip(self._positional, range(len(args)), strict=False))
+        values = list(args)
+        for name, convert in self._converters.items():
+            if name in kwargs:
+                kwargs[name] = _of_parameter(name, convert, kwargs[name])
+            elif name in positions:
+                values[positions[name]] = _of_parameter(name, convert, values[positions[name]])
+        return tuple(values), kwargs
+
+
+def _parsed(body: bytes) -> Any:
+    try:
+        text = body.decode()
+        try:
+            document, end = _SCAN(text, 0)
+        except StopIteration:
+            end = -1
+        # white space around it, or an error to be described
+        return document if end == len(text) else json.loads(text)
+    except ValueError as e:  # JSONDecodeError, or bytes that are not UTF-8
+        raise InvalidInput(f"the body is not JSON: {e}") from e
+
+
+def _converters(
+    function: Callable[..., Any], names: frozenset[str], known: Mapping[str, Any]
+) -> dict[str, Convert]:
+    parameters = inspect.signature(function).parameters
+    hints = {name: hint for name, hint in known.items() if name in names}
+    for name in [name for name in hints if parameters[name].default is None]:
+        hints[name] = hints[name] | None if isinstance(hints[name], type) else hints[name]
+    return {
+        name: convert for name, hint in hints.items() if (convert := converter(hint)) is not None
+    }
+
+
+def _of_parameter(name: str, convert: Convert, value: Any) -> Any:
+    try:
+        return convert(value)
+    except ArgumentMismatch as e:
+        where = ".".join([name, *e.path])
+        raise InvalidInput(
+            f"parameter {where!r}: {e}", parameter=name, errors=list(e.errors)
+        ) from e

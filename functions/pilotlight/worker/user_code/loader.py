@@ -1,0 +1,50 @@
+"""Finds the user's object: imported from the code directory, or unpickled from the bundle, and
+unwrapped to the raw callable or class."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pickle
+import sys
+from typing import Any
+
+from pilotlight.worker.launch_file import Launch
+
+
+def load(launch: Launch) -> Any:
+    """The undecorated callable or class of the launch's function. Raises whatever the user's module
+    raises.
+
+    The code directory goes first on the path, as a script's own folder would.
+    """
+    sys.path.insert(0, launch.code)
+    sys.argv = [launch.spec.name]
+    if launch.spec.pickled is not None:
+        return _unwrapped(_unpickled(os.path.join(launch.code, launch.spec.pickled)))
+    module = importlib.import_module(launch.spec.module)
+    return _unwrapped(_attribute(module, launch.spec.qualname))
+
+
+def _unpickled(path: str) -> Any:
+    with open(path, "rb") as f:
+        return pickle.load(f)  # the tenant's own code, in the tenant's own process
+
+
+def _attribute(module: Any, qualname: str) -> Any:
+    found = module
+    for name in qualname.split("."):
+        try:
+            found = getattr(found, name)
+        except AttributeError:
+            where = getattr(module, "__file__", None)
+            raise AttributeError(
+                f"module {module.__name__!r} ({where}) has no {qualname!r}: was it renamed after "
+                f"the deployment?"
+            ) from None
+    return found
+
+
+def _unwrapped(found: Any) -> Any:
+    handle = getattr(found, "__pilotlight__", None)
+    return found if handle is None else handle.raw

@@ -1,0 +1,125 @@
+"""Where in the user's own code something happened: `app.py:12`.
+
+The user's own is what lies in the code directory. A function that travelled by value (a notebook)
+has its files nowhere: there it is whatever is neither the standard library, nor installed, nor
+ours."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+_MAX_FRAMES = 100
+"""How far up a stack the user's frame is looked for."""
+
+
+class UserSource:
+    """Knows the user's files. Immutable."""
+
+    def __init__(self, code: str, *, by_value: bool) -> None:
+        self._code = os.path.join(os.path.realpath(code), "")
+        self._given = os.path.join(code, "")
+        self._by_value = by_value
+        self._libraries = (
+            os.path.dirname(os.__file__) + "/",
+            os.path.dirname(os.path.dirname(os.path.dirname(__file__))) + "/",
+            "<frozen ",
+        )
+
+    def __repr__(self) -> str:
+        return f"<UserSource {self._code}>"
+
+    def holds(self, filename: str) -> bool:
+        """Whether the file of a code object is the user's own."""
+        if filename.startswith((self._code, self._given)):
+            return True
+        return (
+            self._by_value
+            and "site-packages" not in filename
+            and not filename.startswith(self._libraries)
+        )
+
+    def short(self, filename: str) -> str:
+        """The file as the user knows it: relative to the bundle."""
+        return filename.removeprefix(self._code).removeprefix(self._given)
+
+    def innermost(self, frame: FrameType | None) -> str | None:
+        """`file:line` of the innermost frame of the user's on that stack; None when there is
+        none."""
+        for _ in range(_MAX_FRAMES):
+            if frame is None:
+                return None
+            if self.holds(frame.f_code.co_filename):
+                return f"{self.short(frame.f_code.co_filename)}:{frame.f_lineno}"
+            frame = frame.f_back
+        return None
+
+
+def definition_of(function: Any) -> str:
+    """`Service.load (app.py:12)`: a function or bound method, and where it is defined."""
+    code = getattr(getattr(function, "__func__", function), "__code__", None)
+    name = str(getattr(function, "__qualname__", None) or type(function).__qualname__)
+    return (
+        name if code is None else f"{name} ({_importable(code.co_filename)}:{code.co_firstlineno})"
+    )
+
+
+def _importable(filename: str) -> str:
+    roots = [os.path.join(d, "") for d in sys.path if d]
+    return min((filename.removeprefix(d) for d in roots), key=len, default=filename)
+
+
+class SocketOrigins:
+    """Remembers which line of the user's made or connected each socket, until the snapshot point.
+
+    `socket.socket` is written in Python: two of its methods are replaced for that time and put
+    back, so that an instance pays nothing. An audit hook could not be taken away again. Sockets
+    that C libraries make (libpq, gRPC) are not seen."""
+
+    def __init__(self, user: UserSource) -> None:
+        self._user = user
+        self._places: dict[int, str] = {}
+        self._class = socket.socket  # which user code may replace
+        self._init: Callable[..., None] = self._class.__init__
+
+    def __repr__(self) -> str:
+        return f"<SocketOrigins known={len(self._places)}>"
+
+    def __contains__(self, descriptor: int) -> bool:
+        return descriptor in self._places
+
+    def get(self, descriptor: int) -> str | None:
+        """`file:line` of the descriptor's socket, None when it is not known."""
+        return self._places.get(descriptor)
+
+    def watch(self) -> None:
+        """Begin, before user code is imported."""
+        kind, init, note = self._class, self._init, self._note
+
+        def noted_init(this: socket.socket, *args: Any, **kwargs: Any) -> None:
+            init(this, *args, **kwargs)
+            note(this.fileno())
+
+        def noted_connect(this: socket.socket, address: Any) -> None:
+            note(this.fileno())
+            super(kind, this).connect(address)
+
+        kind.__init__ = noted_init  # type: ignore[assignment,method-assign]
+        kind.connect = noted_connect  # type: ignore[assignment,method-assign]
+
+    def unwatch(self) -> None:
+        """Put everything back. Again and again is no error."""
+        self._class.__init__ = self._init  # type: ignore[method-assign]
+        if "connect" in vars(self._class):
+            del self._class.connect
+
+    def _note(self, descriptor: int) -> None:
+        place = self._user.innermost(sys._getframe(1))
+        if place is None:
+            self._places.pop(descriptor, None)  # the number is used again, by somebody else
+        else:
+            self._places[descriptor] = place

@@ -1,0 +1,278 @@
+"""What a call's own code records of itself, and how it reaches the activator: one header, asked for
+by a sampled trace.
+
+Spans are kept for every call, because whether its trace is kept is known at its end: they are sent
+for a sampled one, for one that failed, and for one slower than the function's objective. User code
+may do what it likes here, so everything has a bound, and the activator believes none of it.
+
+Where user code has OpenTelemetry's API loaded, its current span is ours (a remote parent that is
+not recorded), so that spans of its own hang where they belong; without it nothing of it is
+imported."""
+
+from __future__ import annotations
+
+import base64
+import copy
+import itertools
+import json
+import math
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from pilotlight.core.tracing.trace_context import (
+    TraceParent,
+    attempt_span_id,
+    child_span_id,
+    format_traceparent,
+    parse_traceparent,
+    trace_id_for_call,
+)
+from pilotlight.protocol import HEADER_SPANS
+from pilotlight.sdk.spans import span
+
+MAX_SPANS = 64
+MAX_BYTES = 8192
+"""Of the header's value: heads of 64 KiB are common, and this one must never be what breaks an
+answer."""
+MAX_ATTRIBUTES = 16
+MAX_CHARS = 256
+_NAME = HEADER_SPANS.encode()
+_LINE = _NAME + b": "
+_OPENTELEMETRY = "opentelemetry.trace"
+
+
+class CallSpans:
+    """The spans of one call; a `sdk.spans.Recorder`. Made for every call, so it computes nothing
+    before it is asked."""
+
+    __slots__ = (
+        "_attempt",
+        "_began_ns",
+        "_call",
+        "_context",
+        "_ended",
+        "_foreign",
+        "_numbers",
+        "_shared",
+        "_slow_s",
+        "_traceparent",
+    )
+
+    def __init__(
+        self,
+        call: str,
+        traceparent: bytes | None = None,
+        attempt: bytes | None = None,
+        *,
+        slow_s: float = math.inf,
+    ) -> None:
+        """`format_traceparent` and `attempt`: headers of the request. A call that takes longer than
+        `slow_s` is told of without being asked."""
+        self._call = call
+        self._traceparent = traceparent
+        self._attempt = attempt
+        self._slow_s = slow_s
+        self._began_ns = time.perf_counter_ns()
+        self._context: TraceParent | None = None
+        self._ended: list[span] = []
+        self._numbers: itertools.count[int] | None = None
+        self._foreign: dict[str, Any] = {}
+        self._shared: BatchSpans | None = None
+
+    def __repr__(self) -> str:
+        return f"<CallSpans {self._call} {len(self._ended)} ended>"
+
+    @property
+    def context(self) -> TraceParent:
+        """The span that the call runs in: the activator's, of this attempt."""
+        if self._context is None:
+            given = parse_traceparent(self._traceparent) if self._traceparent is not None else None
+            self._context = given or TraceParent(
+                trace_id_for_call(self._call),
+                attempt_span_id(self._call, _number(self._attempt)),
+                False,
+            )
+        return self._context
+
+    # -- sdk.spans.Recorder, from any thread -------------------------------------------------------
+    def begin(self, begun: span, parent: span | None) -> str:
+        """The id of a new span; "" when there are too many."""
+        identity = self._next_id()
+        if identity and _OPENTELEMETRY in sys.modules:
+            self._foreign[identity] = _enter(
+                TraceParent(self.context.trace_id, identity, self.context.is_sampled)
+            )
+        return identity
+
+    def end(self, ended: span) -> None:
+        """A span is over."""
+        self._ended.append(ended)
+        if ended.id in self._foreign:
+            _leave(ended.id, self._foreign.pop(ended.id))
+
+    def share(self, batch: BatchSpans) -> None:
+        """What its batch recorded belongs to it, too."""
+        self._shared = batch
+
+    # -- the call ----------------------------------------------------------------------------------
+    def make_current(self) -> None:
+        """Let OpenTelemetry's API, where user code has loaded it, see the activator's span as the
+        current one of this context."""
+        if _OPENTELEMETRY in sys.modules:
+            _enter(self.context)
+
+    def line(self, status: int) -> bytes:
+        """The header line of an answer, with CRLF; empty for a call that nobody will look at."""
+        ms = (time.perf_counter_ns() - self._began_ns) / 1e6
+        if (
+            status >= 500
+            or ms > self._slow_s * 1000
+            or (self._traceparent is not None and self.context.is_sampled)
+        ):
+            return _LINE + self._encoded(ms) + b"\r\n"
+        return b""
+
+    def header(self, status: int) -> list[tuple[bytes, bytes]]:
+        """The same as ASGI has it."""
+        line = self.line(status)
+        return [(_NAME, line[len(_LINE) : -2])] if line else []
+
+    def _next_id(self) -> str:
+        if self._numbers is None:
+            self._numbers = itertools.count(1)
+        number = next(self._numbers)
+        return child_span_id(self.context.span_id, number) if number <= MAX_SPANS else ""
+
+    def _encoded(self, ms: float) -> bytes:
+        shared = self._shared.as_of(self) if self._shared is not None else []
+        ended = sorted((self._ended + shared)[:MAX_SPANS], key=lambda one: one.began_ns)
+        rows = [self._row(one) for one in ended]
+        begun = next(self._numbers) - 1 if self._numbers is not None else 0
+        dropped = max(0, begun - MAX_SPANS)
+        while True:
+            body = {"ms": round(ms, 3), "spans": rows, "dropped": dropped}
+            text = base64.b64encode(
+                json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode(errors="replace")
+            )
+            if len(text) <= MAX_BYTES or not rows:
+                return text
+            half = len(rows) // 2  # the later ones go: what began first is what others hang on
+            dropped += len(rows) - half
+            rows = rows[:half]
+
+    def _row(self, one: span) -> list[Any]:
+        began_ms = round((one.began_ns - self._began_ns) / 1e6, 3)
+        took_ms = round((one.ended_ns - one.began_ns) / 1e6, 3)
+        attributes = {
+            str(name)[:MAX_CHARS]: _plain(value)
+            for name, value in itertools.islice(one.attributes.items(), MAX_ATTRIBUTES)
+        }
+        return [
+            one.id,
+            one.parent,
+            str(one.name)[:MAX_CHARS],
+            began_ms,
+            took_ms,
+            one.error[:MAX_CHARS],
+            attributes,
+        ]
+
+
+class BatchSpans(CallSpans):
+    """What a body records while it runs for several calls: one span for the batch, and below it
+    those of the body.
+
+    It runs in the trace of one of them, of one that is sampled if there is one; the others get the
+    same spans under ids of their own."""
+
+    __slots__ = ("_batch", "_leader")
+
+    def __init__(self, members: Sequence[CallSpans]) -> None:
+        self._leader = next((one for one in members if one.context.is_sampled), members[0])
+        super().__init__(self._leader._call, self._leader._traceparent, self._leader._attempt)
+        self._batch = span("batch")
+        self._batch.id = self._next_id()
+        self._batch.began_ns = self._began_ns
+        # a span that it opens later, alone, has another number than ours
+        self._leader._numbers = self._numbers
+
+    @property
+    def outgoing(self) -> str:
+        """`format_traceparent` for requests that the body makes."""
+        return format_traceparent(
+            self.context.trace_id, self._batch.id, is_sampled=self.context.is_sampled
+        )
+
+    def finish(self, **attributes: Any) -> None:
+        """The body has ended; the attributes describe the batch."""
+        self._batch.ended_ns = time.perf_counter_ns()
+        self._batch.set(**attributes)
+
+    def as_of(self, member: CallSpans) -> list[span]:
+        """The batch's span and those of the body, as a member has them."""
+        ours = [self._batch, *self._ended[: MAX_SPANS - 1]]
+        if member is self._leader:
+            return [
+                self._batch,
+                *(_below(one, one.id, one.parent or self._batch.id) for one in ours[1:]),
+            ]
+        ids = {one.id: member._next_id() for one in ours}
+        parents = {"": ids[self._batch.id], **ids}
+        moved = [
+            _below(
+                one, ids[one.id], "" if one is self._batch else parents.get(one.parent, parents[""])
+            )
+            for one in ours
+        ]
+        return [one for one in moved if one.id]
+
+
+def _below(one: span, identity: str, parent: str) -> span:
+    other = copy.copy(one)
+    other.id, other.parent = identity, parent
+    return other
+
+
+def _number(attempt: bytes | None) -> int:
+    return int(attempt) if attempt is not None and attempt.isdigit() and len(attempt) < 5 else 1
+
+
+def _plain(value: Any) -> str | int | float | bool:
+    """An attribute as OpenTelemetry has them. A value whose own text raises is its type's name."""
+    if isinstance(value, bool | str):
+        return value[:MAX_CHARS] if isinstance(value, str) else value
+    if isinstance(value, int) and -(2**63) <= value < 2**63:
+        return value
+    if isinstance(value, float) and value - value == 0:
+        return value
+    try:
+        return str(value)[:MAX_CHARS]
+    except Exception:  # noqa: BLE001  # user code's own __str__
+        return type(value).__name__
+
+
+def _enter(parent: TraceParent) -> Any:
+    """Make a span that we do not record OpenTelemetry's current one in this context; returns what
+    was current."""
+    from opentelemetry import context, trace
+
+    outer = context.get_current()
+    remote = trace.SpanContext(
+        int(parent.trace_id, 16),
+        int(parent.span_id, 16),
+        is_remote=True,
+        trace_flags=trace.TraceFlags(int(parent.is_sampled)),
+    )
+    context.attach(trace.set_span_in_context(trace.NonRecordingSpan(remote), outer))
+    return outer
+
+
+def _leave(identity: str, outer: Any) -> None:
+    """Put back what was current, unless something else is by now (a span ends in another context
+    than it began, or early)."""
+    from opentelemetry import context, trace
+
+    if trace.get_current_span().get_span_context().span_id == int(identity, 16):
+        context.attach(outer)

@@ -1,0 +1,293 @@
+"""A worker's life in order: import, enter, warm up, snapshot point; then, as an instance, wake and
+serve. Every phase is timed.
+
+A fork may be parked between the snapshot point and its wake: it then does ahead what needs neither
+an identity nor user code. A fork, or the worker itself, may also be told to stand still for a
+snapshot on disk; a restored copy of it is at its snapshot point again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import faulthandler
+import functools
+import gc
+import json
+import os
+import socket
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from pilotlight.worker.http.server import Server
+from pilotlight.worker.launch_file import Launch
+from pilotlight.worker.process import memory_access, resume
+from pilotlight.worker.process.page_prefetch import TouchedPages
+from pilotlight.worker.process.phase_timer import PhaseTimer
+from pilotlight.worker.process.secrets import Secrets
+from pilotlight.worker.process.shim_channel import ShimChannel, ShimOrder
+from pilotlight.worker.process.template import (
+    Template,
+    connect_output,
+    surplus_threads,
+    wait_environment,
+)
+from pilotlight.worker.snapshot import hooks, quiesce
+from pilotlight.worker.snapshot.snapshot_blockers import BlockerScan
+from pilotlight.worker.status import InstanceStatus
+from pilotlight.worker.user_code import example_check, output, user_errors
+from pilotlight.worker.user_code.current_call import FunctionIdentity
+from pilotlight.worker.user_code.loader import load
+from pilotlight.worker.user_code.source_locations import SocketOrigins, UserSource
+from pilotlight.worker.user_code.target import Method, Target, make_target
+
+WORKER_VARIABLE = "PILOTLIGHT_WORKER"
+"""Set to 1: the SDK in user code then takes weights and secrets from the platform and looks for no
+local files."""
+WEIGHTS_VARIABLE = "PILOTLIGHT_WEIGHTS"
+"""JSON object: name of weights → directory; how `pilotlight.Weights(...).path` finds them inside a
+worker."""
+HOOK_SHARE = 0.9
+"""Of the startup clock, for what runs before the snapshot: the hook that hangs is named before the
+node agent's clock ends us."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worker:
+    """What stands at the snapshot point, and what its forks become instances with."""
+
+    launch: Launch
+    control: ShimChannel
+    server: Server
+    touched: TouchedPages
+    target: Target
+    known: Mapping[str, example_check.ExpectedAnswer]
+    secrets: Secrets
+    scene: BlockerScan
+    booted_ms: Mapping[str, float]
+
+
+def run(launch: Launch, *, boot_ms: float) -> None:
+    """Run the worker; leaves the process when it is done.
+
+    Args:
+        launch: what to run.
+        boot_ms: from the interpreter's first instruction to here.
+    """
+    output.install()
+    faulthandler.enable(2)
+    os.environ[WORKER_VARIABLE] = "1"
+    os.environ[WEIGHTS_VARIABLE] = json.dumps(dict(launch.weights))
+    FunctionIdentity.set(function=launch.spec.name, key=launch.revision)
+    control = ShimChannel(launch.control_fd)
+    os.register_at_fork(after_in_child=control.leave_fork)
+    phases = PhaseTimer(control)
+    phases.ms["boot"] = round(boot_ms, 3)
+    user = UserSource(launch.code, by_value=launch.spec.pickled is not None)
+    places, secrets = (
+        SocketOrigins(user),
+        Secrets(launch.secret_variables, user, snapshot=launch.spec.snapshot),
+    )
+    places.watch()
+    secrets.guard()
+    with phases.phase("import"):
+        raw = load(launch)
+    with phases.phase("enter"):
+        target = make_target(raw, launch.spec)
+        hooks.run_before_snapshot(
+            target,
+            within_s=launch.spec.clocks.startup_s * HOOK_SHARE - sum(phases.ms.values()) / 1000,
+        )
+    with phases.phase("warmup"):
+        server = Server(target, launch.spec)
+        touched, known = _warm_up(target, server)
+    places.unwatch()
+    scene = BlockerScan(writable=(launch.work, tempfile.gettempdir()), places=places)
+    threads = _reach_snapshot_point(control, phases, touched, scene)
+    worker = Worker(
+        launch=launch,
+        control=control,
+        server=server,
+        touched=touched,
+        target=target,
+        known=known,
+        secrets=secrets,
+        scene=scene,
+        booted_ms=phases.ms,
+    )
+    _obey(worker, threads=threads)
+
+
+def _obey(worker: Worker, *, threads: tuple[str, ...]) -> NoReturn:
+    """Be the Template until the shim is gone."""
+    become, suspend = functools.partial(_become, worker), functools.partial(_suspend, worker)
+    Template(worker.control, become, suspend, threads=threads).run()
+    output.finish()
+    os._exit(0)
+
+
+def _warm_up(
+    target: Target, server: Server
+) -> tuple[TouchedPages, dict[str, example_check.ExpectedAnswer]]:
+    """Every example once, and our own part of a call; what they touch is remembered where the
+    process can be forked at all."""
+    touched, known = TouchedPages(), {}
+
+    def rehearse() -> None:
+        known.update(hooks.warm_up(target))
+        server.rehearse()
+
+    hooks.stop_helpers()
+    if surplus_threads():
+        rehearse()
+    else:
+        touched.watch(rehearse)
+    return touched, known
+
+
+def _reach_snapshot_point(
+    control: ShimChannel, phases: PhaseTimer, touched: TouchedPages, scene: BlockerScan
+) -> tuple[str, ...]:
+    resume.warm_resume_path()
+    hooks.drop_caches()
+    touched.look()
+    output.finish()
+    threads = surplus_threads()
+    found = scene.look(leave_aside={control.fileno()})
+    point = {"threads": list(threads), "phases_ms": phases.ms, "joins": True, **found.to_json()}
+    control.send({"event": "snapshot_point", **point})
+    return threads
+
+
+def _become(worker: Worker, order: ShimOrder, started: float) -> NoReturn:
+    """What a forked child, or the worker itself, does with its order."""
+    if order.op == "checkpoint":
+        _stand_still(worker, order)
+    if order.op == "prove":
+        _prove(worker, order, started)
+    if order.op == "park":
+        order = _wait_parked(worker, order)
+        started, doing = time.monotonic(), "assign"
+    else:
+        connect_output(order)
+        worker.server.prepare()
+        order = wait_environment(order)
+        gc.enable()
+        doing = order.op
+    memory_access.allow()
+    phases = PhaseTimer(worker.control, instance=order.instance)
+    listener = socket.socket(fileno=order.descriptors[0])
+    phases.ms[doing] = round((time.monotonic() - started) * 1000, 3)
+    with phases.phase("wake"):
+        resume.reseed()
+        worker.secrets.lift()
+        resume.take_environment(order.instance, order.env)
+        resume.raise_threads(
+            cpu=worker.launch.spec.resources.cpu, variables=worker.launch.chosen_threads
+        )
+        worker.server.wake(
+            listener, InstanceStatus.of(order, booted_ms=worker.booted_ms, woken_ms=phases.ms)
+        )
+
+    def ready() -> None:
+        worker.control.send({"event": "ready", "instance": order.instance, "phases_ms": phases.ms})
+
+    worker.server.run(on_ready=ready, shim=worker.control.fileno())
+    _leave(0)
+
+
+def _wait_parked(worker: Worker, order: ShimOrder) -> ShimOrder:
+    """Do all that needs no identity and runs no user code, say so, and wait for the assignment. A
+    parked fork nobody wants leaves."""
+    channel, go, *_ = order.descriptors
+    desk = ShimChannel(channel)
+    _wait_go(go)
+    gc.enable()
+    worker.server.prepare()
+    worker.touched.bring_in()
+    worker.server.settle_in()
+    worker.control.send({"event": "parked", "instance": order.instance})
+    assignment = desk.receive()
+    if assignment is None:
+        os._exit(0)
+    with contextlib.suppress(OSError):  # a shim that does not listen for it
+        desk.send({"event": "assigned"})
+    desk.close()
+    connect_output(assignment)
+    return assignment
+
+
+def _stand_still(worker: Worker, order: ShimOrder) -> NoReturn:
+    """A fork that is to be a snapshot; from its restored copy on it is a Template."""
+    *descriptors, go = order.descriptors[:3]
+    _wait_go(go)
+    quiesce.release_output()
+    try:
+        quiesce.quiesce_process(worker.control, descriptors, scene=worker.scene, in_place=False)
+    except quiesce.SnapshotBlocked:
+        os._exit(0)  # the shim has been told
+    _obey(worker, threads=())
+
+
+def _suspend(worker: Worker, order: ShimOrder) -> None:
+    """The worker itself, with its threads and processes, is to be a snapshot. Its output stays what
+    it is."""
+    # the shim has been told; we wait for other orders
+    with contextlib.suppress(quiesce.SnapshotBlocked):
+        quiesce.quiesce_process(
+            worker.control, order.descriptors, scene=worker.scene, in_place=True
+        )
+
+
+def _prove(worker: Worker, order: ShimOrder, started: float) -> NoReturn:
+    """Answer the examples again, and leave. With one thread, as before the snapshot: more of them
+    add up in another order."""
+    gc.enable()
+    resume.reseed()
+    answered: dict[str, float] = {}
+    error: dict[str, str] | None = None
+    notes: list[str] = []
+    with asyncio.Runner() as runner:
+
+        def answer_example(method: Method) -> Any:
+            answer = runner.run(hooks.answer_example(method))
+            answered.setdefault("first_answer", round((time.monotonic() - started) * 1000, 3))
+            return answer
+
+        try:
+            notes = example_check.compare(worker.target.examples, worker.known, answer_example)
+        except BaseException as e:  # noqa: BLE001  # user code may raise anything; it is reported as data and ends us
+            user_errors.report(e)
+            error = user_errors.as_data(e)
+    output.finish()
+    worker.control.send(
+        {
+            "event": "proved",
+            "instance": order.instance,
+            "ok": error is None,
+            "error": error,
+            "notes": notes,
+            "phases_ms": answered,
+        }
+    )
+    os._exit(0)
+
+
+def _wait_go(go: int) -> None:
+    if not os.read(go, 1):
+        os._exit(0)  # whoever ordered the instance gave it up
+    os.close(go)
+
+
+def _leave(status: int) -> NoReturn:
+    """Run atexit functions, then leave without finalising: tearing a copied heap down would only
+    copy its pages first."""
+    import atexit
+
+    # what the interpreter itself would call
+    run_functions: Any = getattr(atexit, "_run_exitfuncs", lambda: None)
+    run_functions()
+    output.finish()
+    os._exit(status)

@@ -1,0 +1,204 @@
+"""Reports the state of a node to the controller: weights and snapshots on it, free memory, GPUs.
+The controller converts it to labels.
+
+Sent every `EVERY_S`, and soon after weights or snapshots change. A failed report needs no retry:
+each report is complete.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import contextlib
+import hashlib
+import hmac
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from pilotlight.core.cookies import no_cookies
+from pilotlight.core.settings import SettingsInvalid
+from pilotlight.core.transport import Endpoint
+from snapshotter.cuda.memory import GpuMemory, GpuMemoryUnknown, MemoryReader
+from snapshotter.types import (
+    NODES_PATH,
+    NodeGpu,
+    NodeReport,
+    NodeSnapshot,
+    SnapshotInfo,
+    SnapshotState,
+)
+from weight_cache.errors import WeightCacheError
+from weight_cache.types import ModelInfo
+
+_log = logging.getLogger(__name__)
+EVERY_S = 10.0
+LOOK_S = 2.0
+"""Interval of checks for changed weights and snapshots."""
+MOST = 200
+"""Maximum number of reported weights and of snapshots, most recently used first; the controller
+makes at most 50 labels of them."""
+_POST_TIMEOUT_S = 5.0
+_TOKEN_HEADER = "pilotlight-platform-token"
+_TOKEN_LABEL = b"pilotlight platform token"
+_MEMINFO = Path("/proc/meminfo")
+
+
+class HotWeights(Protocol):
+    """The methods of `weight_cache.client.WeightCacheClient` that are used."""
+
+    async def models(self) -> list[ModelInfo]: ...
+
+
+def platform_token(key_file: Path) -> str:
+    """Token that node agents send to the controller, derived as in
+    `pilotlight.core.crypto.PlatformKey.node_token`. Raises SettingsInvalid."""
+    return hmac.new(raw_key(key_file), _TOKEN_LABEL, hashlib.sha256).hexdigest()
+
+
+def raw_key(key_file: Path) -> bytes:
+    """The decoded platform key. Raises SettingsInvalid."""
+    try:
+        return base64.urlsafe_b64decode(key_file.read_bytes().strip())
+    except (OSError, binascii.Error, ValueError) as e:
+        raise SettingsInvalid(
+            f"{key_file} is not a valid platform key ({e}): reports of this node need it; mount it "
+            f"and set platform.key_file"
+        ) from e
+
+
+def node_name(environ: Mapping[str, str]) -> str:
+    """Name of this node in the cluster: NODE_NAME (the downward API's spec.nodeName), otherwise the
+    host name."""
+    return environ.get("NODE_NAME") or socket.gethostname()
+
+
+class Reporter:
+    """Sends the reports of one node. Owner: its task."""
+
+    def __init__(
+        self,
+        controller: Endpoint,
+        token: str,
+        *,
+        node: str,
+        version: str,
+        weights: HotWeights,
+        snapshots: Callable[[], Sequence[SnapshotInfo]],
+        memory: MemoryReader | None,
+        pods: Callable[[], int],
+    ) -> None:
+        """`memory` None: the node has no GPUs."""
+        import httpx
+
+        self._client = httpx.AsyncClient(
+            transport=controller.transport(),
+            base_url=controller.base_url,
+            headers={_TOKEN_HEADER: token},
+            timeout=_POST_TIMEOUT_S,
+            cookies=no_cookies(),
+        )
+        self._node = node
+        self._version = version
+        self._weights = weights
+        self._snapshots = snapshots
+        self._memory = memory
+        self._pods = pods
+        self._failure = ""
+        self._known_weights: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"<Reporter of {self._node}{': ' + self._failure if self._failure else ''}>"
+
+    async def run(self) -> None:
+        """Report until cancelled."""
+        reported: object = None
+        due = 0.0
+        while True:
+            hot = (await self._hot_weights(), self._hot_snapshots())
+            now = time.monotonic()
+            if hot != reported or now >= due:
+                if await self._post(await self._report(*hot)):
+                    reported = hot
+                due = now + EVERY_S
+            await asyncio.sleep(LOOK_S)
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._client.aclose()
+
+    async def _report(
+        self, weights: tuple[str, ...], snapshots: tuple[NodeSnapshot, ...]
+    ) -> NodeReport:
+        total, free = memory_of_node()
+        gpus: tuple[GpuMemory, ...] = ()
+        if self._memory is not None:
+            with contextlib.suppress(GpuMemoryUnknown):
+                gpus = await self._memory.read()
+        return NodeReport(
+            node=self._node,
+            version=self._version,
+            weights=weights,
+            snapshots=snapshots,
+            memory_bytes=total,
+            memory_free_bytes=free,
+            gpus=tuple(
+                NodeGpu(product=g.name, uuid=g.uuid, total_bytes=g.total_bytes, is_free=g.is_free)
+                for g in gpus
+            ),
+            pods=self._pods(),
+        )
+
+    async def _hot_weights(self) -> tuple[str, ...]:
+        try:
+            models = await self._weights.models()
+        except WeightCacheError:  # it is restarting: report the last known state
+            return self._known_weights
+        self._known_weights = tuple(m.manifest for m in reversed(models))[:MOST]
+        return self._known_weights
+
+    def _hot_snapshots(self) -> tuple[NodeSnapshot, ...]:
+        ready = [info for info in self._snapshots() if info.state is SnapshotState.READY]
+        ready.sort(key=lambda info: -info.last_used_at)
+        return tuple(
+            NodeSnapshot(revision=info.revision, identity=dict(info.identity))
+            for info in ready[:MOST]
+        )
+
+    async def _post(self, report: NodeReport) -> bool:
+        import httpx
+
+        try:
+            answer = await self._client.post(NODES_PATH, json=report.to_json())
+            failure = (
+                ""
+                if answer.is_success
+                else f"the controller responded {answer.status_code}: {answer.text[:200]}"
+            )
+        except httpx.HTTPError as e:
+            failure = f"{type(e).__name__}: {e}"
+        if failure != self._failure:
+            self._failure = failure
+            if failure:
+                _log.warning("report.not_taken node=%s error=%s", self._node, failure)
+            else:
+                _log.info("report.taken node=%s", self._node)
+        return not failure
+
+
+def memory_of_node(meminfo: Path = _MEMINFO) -> tuple[int, int]:
+    """Total memory, and memory available to new processes, in bytes (proc(5), MemAvailable)."""
+    lines = (line.partition(":") for line in meminfo.read_text().splitlines())
+    values = {
+        key: int(value.split()[0]) * 1024
+        for key, _, value in lines
+        if value.split()[:1] and value.split()[0].isdigit()
+    }
+    return values.get(
+        "MemTotal", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    ), values.get("MemAvailable", 0)

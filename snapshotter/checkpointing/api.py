@@ -1,0 +1,169 @@
+"""What the door asks about snapshots: make one, list, prove, delete, and whether there are any on
+this node at all."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pilotlight.core.background_tasks import BackgroundTasks
+from snapshotter.checkpointing.checkpoints import Checkpoints
+from snapshotter.checkpointing.requested_validation import Report, RequestedValidations
+from snapshotter.errors import SnapshotUnknown, Unsupported
+from snapshotter.metrics import Metrics
+from snapshotter.snapshots.components import SnapshotComponents
+from snapshotter.snapshots.manifest import SnapshotManifest
+from snapshotter.snapshots.remote_copies import RemoteCopies, RemoteError
+from snapshotter.snapshots.selector import SnapshotSelector
+from snapshotter.snapshots.stored import SnapshotCorrupt
+from snapshotter.types import LaunchSpec, SnapshotInfo, SnapshotState
+
+_log = logging.getLogger(__name__)
+_FORGET_S = 60.0
+"""For a store with thousands of records; the agent does not end before it."""
+
+
+class SnapshotApi:
+    """Owner: the event loop. Without a `components` there are none, and `selector.why_not` says
+    why."""
+
+    def __init__(
+        self,
+        *,
+        stock: SnapshotComponents | None,
+        checkpoints: Checkpoints | None,
+        asked: RequestedValidations | None = None,
+        selector: SnapshotSelector,
+        background_tasks: BackgroundTasks,
+        metrics: Metrics,
+        want: Callable[[LaunchSpec], bool] = lambda _: False,
+    ) -> None:
+        """`want`: has one made soon, when it is worth it (`BackgroundBuilder.want`)."""
+        self.want = want
+        self._stock = stock
+        self._checkpoints = checkpoints
+        self._asked = asked
+        self._selector = selector
+        self._background_tasks = background_tasks
+        self._metrics = metrics
+
+    def __repr__(self) -> str:
+        return f"<SnapshotApi {self._selector!r}>"
+
+    @property
+    def stock(self) -> SnapshotComponents | None:
+        """What snapshots stand on; None where there are none."""
+        return self._stock
+
+    @property
+    def selector(self) -> SnapshotSelector:
+        """Who knows which may be restored."""
+        return self._selector
+
+    async def checkpoint(self, launch: LaunchSpec) -> SnapshotInfo:
+        """See `AgentClient.checkpoint`. Raises Unsupported where there are none,
+        SnapshotRefused."""
+        if self._checkpoints is None:
+            raise Unsupported(f"no snapshot of {launch.revision}: {self._selector.why_not}")
+        return (await self._checkpoints.make(launch)).info()
+
+    def infos(self, labels: Mapping[str, str]) -> list[SnapshotInfo]:
+        """See `AgentClient.snapshots`."""
+        return self._stock.catalogue.infos(labels) if self._stock is not None else []
+
+    async def prove(self, snapshot_id: str, report: Report) -> SnapshotInfo:
+        """See `AgentClient.prove_snapshot`."""
+        if self._asked is None:
+            raise Unsupported(f"snapshot {snapshot_id} cannot be proven: {self._selector.why_not}")
+        await self._asked.prove(snapshot_id, report)
+        found = [info for info in self.infos({}) if info.id == snapshot_id]
+        if not found:
+            raise SnapshotUnknown(f"snapshot {snapshot_id} went away while it was proven")
+        return found[-1]
+
+    async def aclose(self) -> None:
+        """End the proofs that were asked for."""
+        if self._asked is not None:
+            await self._asked.aclose()
+
+    async def delete(
+        self, *, snapshot_id: str | None, revision: str | None, function: str | None
+    ) -> int:
+        """See `AgentClient.delete_snapshots`. Copies go, too, but nobody waits for the object
+        store."""
+        if self._stock is None:
+            return 0
+        catalogue, remote = self._stock.catalogue, self._stock.remote
+        copies = [s.manifest for s in catalogue if s.id == snapshot_id]
+        with self._selector.telling("deleted"):
+            if snapshot_id is not None:
+                count = int(await catalogue.delete(snapshot_id))
+            else:
+                count = await catalogue.delete_of(revision=revision, function=function)
+        if remote is not None:
+            self._background_tasks.run(
+                self._forget(remote, copies, revision=revision, function=function), "forget copies"
+            )
+        return count
+
+    def describe(self) -> Mapping[str, Any]:
+        """For `capabilities`."""
+        if self._stock is None:
+            return {"on": False, "why": self._selector.why_not}
+        catalogue, states = self._stock.catalogue, self._by_state()
+        return {
+            "on": True,
+            "why": "",
+            "directory": str(catalogue.directory),
+            "used_bytes": catalogue.used_bytes,
+            "max_bytes": catalogue.max_bytes,
+            "ready": states[SnapshotState.READY],
+            "quarantined": states[SnapshotState.QUARANTINED],
+            "last_refusal": self._checkpoints.last_refusal
+            if self._checkpoints is not None
+            else None,
+        }
+
+    def observe(self) -> None:
+        """Tell the metrics; called before each scrape."""
+        if self._stock is not None:
+            self._metrics.observe_snapshots(
+                by_state=self._by_state(), used_bytes=self._stock.catalogue.used_bytes
+            )
+
+    async def verify_all(self) -> None:
+        """Hash what an earlier agent left, one after the other, so that the first start of each
+        does not have to."""
+        if self._stock is None:
+            return
+        for snapshot in self._stock.catalogue:
+            try:
+                await self._stock.catalogue.verify(snapshot, None)
+            except (SnapshotCorrupt, SnapshotUnknown) as e:
+                _log.warning("snapshot.unusable snapshot=%s error=%s", snapshot.id, e)
+
+    @staticmethod
+    async def _forget(
+        remote: RemoteCopies,
+        copies: list[SnapshotManifest],
+        *,
+        revision: str | None,
+        function: str | None,
+    ) -> None:
+        """What would otherwise be fetched by the next start."""
+        try:
+            async with asyncio.timeout(_FORGET_S):
+                for manifest in copies:
+                    await remote.forget(manifest)
+                if revision is not None or function is not None:
+                    await remote.forget_of(revision=revision, function=function)
+        except (RemoteError, TimeoutError) as e:
+            _log.warning(
+                "snapshot.copies_stay revision=%s function=%s error=%s", revision, function, e
+            )
+
+    def _by_state(self) -> Counter[SnapshotState]:
+        return Counter(info.state for info in self.infos({}))

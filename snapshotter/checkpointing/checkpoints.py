@@ -1,0 +1,243 @@
+"""Making a snapshot: quiesce → dump → keep files → publish → prove. Single flight per revision;
+whatever fails leaves nothing behind.
+
+Of a Template a *pristine fork* is dumped, which the dump consumes: the Template and its instances
+notice nothing. A worker that cannot be forked is booted for the purpose, in a network namespace of
+its own where it listens on TCP, and dumped itself, with its whole tree. What stands in the way of a
+snapshot is remembered per revision: it will stand there the next time, too."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from snapshotter.checkpointing.dumps import (
+    Dumps,
+    InstanceStartedDuringDump,
+    SnapshotBlocked,
+    TemplateGone,
+    launch_of,
+)
+from snapshotter.checkpointing.trial_restore import ProofFailed, SnapshotValidator, nobody_pays
+from snapshotter.errors import SnapshotRefused, SnapshotterError
+from snapshotter.metrics import Metrics
+from snapshotter.slots.manager import StartPhase
+from snapshotter.slots.slot import SlotConnectionLost
+from snapshotter.snapshots.components import SnapshotComponents
+from snapshotter.snapshots.manifest import Proof, SnapshotManifest
+from snapshotter.snapshots.selector import SnapshotSelector
+from snapshotter.snapshots.stored import DiskBudgetExceeded, Snapshot, SnapshotStaging
+from snapshotter.types import LaunchSpec, RevisionKey
+
+_log = logging.getLogger(__name__)
+_ATTEMPTS = 3
+"""The Template may be dropped while it is dumped, and an instance may begin beside it; from then on
+a worker is booted for the dump."""
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+
+
+class Checkpoints:
+    """Owner: the event loop. A caller that leaves does not end a flight: what it makes is wanted by
+    the next one.
+
+    Attributes:
+        last_refusal: `{"revision", "at", "reasons"}`, for `doctor`.
+    """
+
+    def __init__(
+        self,
+        *,
+        stock: SnapshotComponents,
+        selector: SnapshotSelector,
+        dumps: Dumps,
+        proofs: SnapshotValidator,
+        metrics: Metrics,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._stock = stock
+        self._selector = selector
+        self._dumps = dumps
+        self._proofs = proofs
+        self._metrics = metrics
+        self._clock = clock
+        self._flights: dict[RevisionKey, asyncio.Task[Snapshot]] = {}
+        self._refused: dict[RevisionKey, SnapshotRefused] = {}
+        self._publish_ms: dict[str, float] = {}
+        self.last_refusal: Mapping[str, Any] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Checkpoints {len(self._flights)} in the making, {len(self._refused)} refused>"
+
+    def refused(self, revision: RevisionKey) -> SnapshotRefused | None:
+        """Why there is no snapshot of it, and why none is tried again."""
+        return self._refused.get(revision)
+
+    async def make(self, launch: LaunchSpec, *, unasked: bool = False) -> Snapshot:
+        """The proven snapshot of this revision; made if there is none. Raises SnapshotRefused, and
+        the errors of a start.
+
+        unasked: nobody waits for it; a Template that is not there any more is not booted for it.
+        """
+        if not launch.snapshot:
+            raise _refusal(
+                launch,
+                "disabled",
+                "it was declared with snapshot=False: every start without a Template is COLD",
+            )
+        if (known := self._refused.get(launch.revision)) is not None:
+            raise SnapshotRefused(str(known), known.detail)
+        flight = self._flights.get(launch.revision)
+        if flight is None:
+            flight = asyncio.create_task(
+                self._make(launch, unasked=unasked), name=f"snapshot {launch.revision}"
+            )
+            self._flights[launch.revision] = flight
+            flight.add_done_callback(lambda task: self._landed(launch.revision, task))
+        return await asyncio.shield(flight)
+
+    def launch_of(self, snapshot_id: str) -> LaunchSpec:
+        """What it is a snapshot of. Raises SnapshotUnknown."""
+        return launch_of(self._stock.catalogue.get(snapshot_id))
+
+    async def prove(self, snapshot_id: str, charge: Callable[[int], None]) -> Snapshot | None:
+        """Restore it once more and have it answer; None when it did not and is quarantined now.
+        Raises SnapshotUnknown.
+
+        charge: is told the CPU time of each restored copy (`SnapshotValidator.prove`).
+        """
+        snapshot = self._stock.catalogue.get(snapshot_id)
+        try:
+            return await self._prove(launch_of(snapshot), snapshot, charge=charge)
+        except SnapshotRefused:
+            return None
+
+    async def aclose(self) -> None:
+        """End every flight; what is half made goes with it."""
+        flights = list(self._flights.values())
+        for flight in flights:
+            flight.cancel()
+        if flights:
+            await asyncio.wait(flights)
+
+    def _landed(self, revision: RevisionKey, task: asyncio.Task[Snapshot]) -> None:
+        del self._flights[revision]
+        if not task.cancelled() and isinstance(
+            error := task.exception(), SnapshotterError | SlotConnectionLost
+        ):
+            _log.info("snapshot.not_made revision=%s error=%s", revision, error)
+
+    async def _make(self, launch: LaunchSpec, *, unasked: bool) -> Snapshot:
+        found = await self._selector.find(launch, StartPhase())
+        if found is not None:
+            return found
+        try:
+            snapshot = await self._dump(launch, unasked=unasked)
+            proven = await self._prove(launch, snapshot, unasked=unasked)
+        except SnapshotRefused as e:
+            self._metrics.snapshot_made("refused", {})
+            self.last_refusal = {
+                "revision": launch.revision,
+                "at": self._clock(),
+                "reasons": e.detail["reasons"],
+            }
+            if not e.detail.get("passing"):
+                self._refused[launch.revision] = e
+            raise
+        self._metrics.snapshot_made("ready", proven.manifest.phases_ms)
+        self._selector.ready(proven)
+        if self._stock.remote is not None:
+            await self._stock.remote.push_quietly(proven)
+        return proven
+
+    async def _dump(self, launch: LaunchSpec, *, unasked: bool) -> Snapshot:
+        for attempt in range(_ATTEMPTS):
+            try:
+                # below the floor of the disk nothing is dumped
+                await self._stock.catalogue.make_room(0)
+                async with self._stock.catalogue.stage() as stage:
+                    return await self._publish(
+                        await self._dumps.dump(launch, stage, unasked=unasked), stage
+                    )
+            except SnapshotBlocked as e:
+                raise SnapshotRefused(
+                    f"revision {launch.revision} cannot be snapshotted: {e}",
+                    {"reasons": e.reasons, "passing": e.passing},
+                ) from e
+            except TemplateGone as e:
+                raise _refusal(launch, "template_gone", str(e), passing=True) from e
+            except DiskBudgetExceeded as e:
+                raise _refusal(launch, "disk", str(e), passing=True) from e
+            except OSError as e:
+                word = "the disk is full" if e.errno in _NO_SPACE else f"the disk refuses: {e}"
+                raise _refusal(launch, "disk", word, passing=True) from e
+            except (InstanceStartedDuringDump, SlotConnectionLost) as e:
+                if attempt + 1 == _ATTEMPTS:
+                    raise _refusal(
+                        launch,
+                        "slot",
+                        f"its slot was lost or used while it was dumped: {e}",
+                        passing=True,
+                    ) from e
+        raise AssertionError("the last attempt returns or raises")
+
+    async def _publish(self, draft: SnapshotManifest, stage: SnapshotStaging) -> Snapshot:
+        began = time.perf_counter()
+        with self._selector.telling("evicted"):
+            snapshot = await self._stock.catalogue.publish(stage, draft, now=self._clock())
+        self._publish_ms[snapshot.id] = (time.perf_counter() - began) * 1000
+        return snapshot
+
+    async def _prove(
+        self,
+        launch: LaunchSpec,
+        snapshot: Snapshot,
+        *,
+        unasked: bool = False,
+        charge: Callable[[int], None] = nobody_pays,
+    ) -> Snapshot:
+        """READY afterwards, or quarantined and refused."""
+        began = time.perf_counter()
+        try:
+            verdict = await self._proofs.prove(launch, snapshot, unasked=unasked, charge=charge)
+        except ProofFailed as e:
+            await self._selector.quarantine(snapshot.id, str(e))
+            raise _refusal(
+                launch, "proof", f"the snapshot was made, but does not stand the proof: {e}"
+            ) from e
+        except BaseException:
+            if snapshot.manifest.proof is None:  # one that was proven before is as good as it was
+                await asyncio.shield(self._stock.catalogue.delete(snapshot.id))
+            raise
+        phases = {
+            "publish": self._publish_ms.pop(snapshot.id, 0.0),
+            "prove": (time.perf_counter() - began) * 1000,
+        }
+        _log.info(
+            "snapshot.proven snapshot=%s revision=%s pages=%s measured=%s",
+            snapshot.id,
+            launch.revision,
+            verdict.pages,
+            verdict.measured,
+        )
+        proof = Proof(
+            at=self._clock(),
+            answer_ms={way: measured.answer_ms for way, measured in verdict.measured.items()},
+            restore_ms=verdict.chosen.restore_ms,
+        )
+        with self._selector.telling("replaced"):
+            return await self._stock.catalogue.mark_proven(
+                snapshot.id, proof, pages=verdict.pages, phases_ms=phases
+            )
+
+
+def _refusal(
+    launch: LaunchSpec, kind: str, message: str, *, passing: bool = False
+) -> SnapshotRefused:
+    """`passing`: it may go better the next time."""
+    reason = {"kind": kind, "fd": None, "what": "", "where": None, "message": message}
+    text = f"revision {launch.revision} cannot be snapshotted: {message}"
+    return SnapshotRefused(text, {"reasons": [reason], "passing": passing})

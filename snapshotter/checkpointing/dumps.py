@@ -1,0 +1,423 @@
+"""From a worker at its snapshot point to images on the disk: choose what to dump, quiesce it, dump
+it, keep the slot's files."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import itertools
+import json
+import os
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from snapshotter.criu import operations, zero_pages
+from snapshotter.criu.errors import CriuError, CriuFailed, CriuReason
+from snapshotter.cuda.devices import Devices, NoDevices, Suspension
+from snapshotter.cuda.errors import CudaFailed, CudaLost, CudaRefused
+from snapshotter.linux import proc
+from snapshotter.shim import cpu_priority, mounts
+from snapshotter.slots import slot as slots
+from snapshotter.slots.manager import OccupiedSlot, SlotAllocator, StartPhase
+from snapshotter.snapshots import mapped_files, memory_report
+from snapshotter.snapshots.components import SnapshotComponents
+from snapshotter.snapshots.manifest import SnapshotManifest
+from snapshotter.snapshots.restores import DEVICES, LAUNCH
+from snapshotter.snapshots.stored import Snapshot, SnapshotStaging
+from snapshotter.starts.teardown import Teardown
+from snapshotter.starts.template_boot import TemplateBooter
+from snapshotter.starts.templates import Template, Templates
+from snapshotter.types import LaunchSpec
+
+_DEADLINE_S = 120.0
+"""A dump writes at the disk's speed: 30 GB at 250 MB/s."""
+_PASSING = (CriuReason.NO_MEMORY, CriuReason.NO_PROCESS, CriuReason.TRACED, CriuReason.OTHER)
+"""Of the moment, or of a process that was taken away meanwhile; all other reasons will be there the
+next time."""
+SMAPS_BYTES = 16 * 1024 * 1024
+"""Of the smaps of one tree, some 23,000 mappings: Python with torch has 3,000. They explain an
+image, and nothing hangs on them."""
+MAPS_BYTES = 16 * 1024 * 1024
+"""Of the maps and open files of one tree, which must be known: some 200,000 mappings."""
+_QUIESCE_S = 30.0
+"""To fork, drop caches, and look for what stands in the way: 0.1 s, on a node under load more."""
+
+
+class SnapshotBlocked(Exception):
+    """Raised when something in the process stands in the way of a dump; `reasons` as in
+    SnapshotRefused. `passing`: not for ever."""
+
+    def __init__(
+        self, message: str, reasons: Sequence[Mapping[str, Any]], *, passing: bool = False
+    ) -> None:
+        super().__init__(message)
+        self.reasons = [dict(reason) for reason in reasons]
+        self.passing = passing
+
+
+class InstanceStartedDuringDump(Exception):
+    """Raised when an instance began beside what was dumped, and could have changed files that the
+    dump was reading."""
+
+
+class TemplateGone(Exception):
+    """Raised when nobody waits for the snapshot, and the Template that it would be made of went
+    away."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Subject:
+    """What is dumped: of a Template a pristine fork, else the worker itself."""
+
+    occupied: OccupiedSlot
+    in_place: bool
+    network: bool
+
+
+class Dumps:
+    """Owner: the event loop; it keeps nothing."""
+
+    def __init__(
+        self,
+        *,
+        stock: SnapshotComponents,
+        template_booter: TemplateBooter,
+        templates: Templates,
+        slot_allocator: SlotAllocator,
+        ends: Teardown,
+        devices: Devices,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._stock = stock
+        self._template_booter = template_booter
+        self._templates = templates
+        self._slot_allocator = slot_allocator
+        self._ends = ends
+        self._devices = devices
+        self._clock = clock
+
+    async def dump(
+        self, launch: LaunchSpec, stage: SnapshotStaging, *, unasked: bool
+    ) -> SnapshotManifest:
+        """Fill `stage`; what the manifest will say, without its files.
+
+        Raises SnapshotBlocked, InstanceStartedDuringDump, TemplateGone, SlotConnectionLost,
+        OSError, and the errors of a boot."""
+        async with self._subject(launch, unasked=unasked) as subject:
+            point = subject.occupied.slot.point.result()
+            if point.obstacles:
+                is_full = all(obstacle["kind"] == "disk" for obstacle in point.obstacles)
+                raise _obstructed(point.obstacles, passing=is_full)
+            try:
+                manifest = await self._dump(subject, stage)
+            except slots.CheckpointFailed as e:
+                raise _obstructed(e.obstacles, str(e)) from e
+            except TimeoutError as e:
+                raise _obstructed(
+                    [],
+                    f"it did not stand still within {_QUIESCE_S:g} s",
+                    kind="timeout",
+                    passing=True,
+                ) from e
+            except CudaRefused as e:
+                raise _obstructed(e.detail["reasons"], str(e)) from e
+            except (CudaFailed, CudaLost) as e:
+                raise _obstructed([], str(e), kind=e.code, passing=True) from e
+            except CriuFailed as e:
+                if e.reason is CriuReason.NO_SPACE:
+                    raise OSError(errno.ENOSPC, "no space is left for the images") from e
+                raise _obstructed(
+                    [], e.message, kind=e.reason.value, passing=e.reason in _PASSING
+                ) from e
+            except CriuError as e:
+                raise _obstructed([], str(e), kind="criu", passing=True) from e
+            if not subject.occupied.is_pristine:
+                raise InstanceStartedDuringDump(
+                    f"an instance of {launch.revision} began while its Template was dumped"
+                )
+            return manifest
+
+    @contextlib.asynccontextmanager
+    async def _subject(self, launch: LaunchSpec, *, unasked: bool) -> AsyncIterator[_Subject]:
+        """The resident Template as long as no instance has run beside it, or a worker booted for
+        this alone: one that cannot be forked is lost to it, and of what was restored no snapshot is
+        made again."""
+        fresh = None
+        if launch.forkable and not self._templates.is_single(launch.revision):
+            template = self._templates.get(launch.revision)
+            if template is None and unasked:
+                raise TemplateGone(f"the Template of {launch.revision} is gone already")
+            if template is None:
+                await self._template_booter.ensure(launch)
+                template = fresh = self._templates.get(launch.revision)
+            if (
+                template is not None
+                and _is_as_booted(template.occupied)
+                and not _whole(template.occupied)
+            ):
+                with self._template_booter.pinned(template):
+                    yield _Subject(occupied=template.occupied, in_place=False, network=False)
+                return
+        async with self._whole_tree(launch, fresh, unasked=unasked) as subject:
+            yield subject
+
+    @contextlib.asynccontextmanager
+    async def _whole_tree(
+        self, launch: LaunchSpec, fresh: Template | None, *, unasked: bool
+    ) -> AsyncIterator[_Subject]:
+        """A worker for this alone; booted once more, with a network of its own, when it turns out
+        to listen on TCP.
+
+        fresh: a Template that was just booted for it, and turned out to be one that cannot be
+        forked."""
+        occupied = self._taken(fresh, unasked=unasked)
+        if occupied is None and (
+            launch.offline or not self._slot_allocator.is_listening(launch.revision)
+        ):
+            occupied = await self._slot_allocator.boot(
+                launch, StartPhase(is_background=unasked), self._ends, transient=True
+            )
+        network = not launch.offline and (
+            occupied is None or bool(occupied.slot.point.result().listens)
+        )
+        if occupied is None or network:
+            if occupied is not None:
+                await self._slot_allocator.clear(occupied)
+            occupied = await self._slot_allocator.boot(
+                launch, StartPhase(is_background=unasked), self._ends, network=True, transient=True
+            )
+        try:
+            yield _Subject(occupied=occupied, in_place=_whole(occupied), network=network)
+        finally:
+            await asyncio.shield(
+                asyncio.create_task(
+                    self._slot_allocator.clear(occupied), name=f"clear {occupied.slot.id}"
+                )
+            )
+
+    def _taken(self, template: Template | None, *, unasked: bool) -> OccupiedSlot | None:
+        """Its housing, ours alone from now on; None when it went away, or has served."""
+        if (
+            template is None
+            or not _is_as_booted(template.occupied)
+            or not self._templates.remove(template)
+        ):
+            return None
+        template.occupied.transient = template.occupied.is_booting = True
+        template.occupied.lower_cpu_priority(
+            cpu_priority.BACKGROUND if unasked else cpu_priority.BOOT
+        )
+        self._ends.on_template_exit(template, "snapshotted", {})
+        return template.occupied
+
+    async def _dump(self, subject: _Subject, stage: SnapshotStaging) -> SnapshotManifest:
+        occupied, slot, name = subject.occupied, subject.occupied.slot, f"c-{secrets.token_hex(8)}"
+        began, owed_ns = time.perf_counter(), occupied.charge_idle_ns()
+        async with asyncio.timeout(_QUIESCE_S):
+            with _kdat_of(self._stock) as kdat:
+                quiesced = await slot.checkpoint(
+                    name, occupied.group.entry_files(), in_place=subject.in_place, kdat=kdat
+                )
+        try:
+            if quiesced.obstacles:
+                raise _obstructed(quiesced.obstacles)
+            quiesced_at = time.perf_counter()
+            draft = await self._draft(subject, quiesced)
+            async with self._suspended(subject, quiesced) as suspension:
+                await self._write(subject, quiesced, stage)
+            zeros_bytes = await asyncio.to_thread(zero_pages.drop_zero_pages, stage.images)
+            draft = replace(
+                draft, heap_bytes=memory_report.without_zero_pages(draft.heap_bytes, zeros_bytes)
+            )
+            await self._keep_files(subject, name, stage)
+        finally:
+            slot.end_checkpoint(name)
+            # CRIU and the fork that it dumps are in its group: making snapshots is the platform's
+            # affair
+            occupied.charge_idle_ns()
+            if occupied.charged_ns is not None:
+                occupied.charged_ns -= owed_ns
+        phases = {
+            "quiesce": _ms(began, quiesced_at),
+            **suspension.phases_ms,
+            "dump": _ms(quiesced_at, time.perf_counter()),
+        }
+        return replace(
+            draft,
+            phases_ms=phases,
+            point=_plain({**draft.point, DEVICES: suspension.record.to_json()}),
+        )
+
+    @contextlib.asynccontextmanager
+    async def _suspended(
+        self, subject: _Subject, quiesced: slots.QuiesceResult
+    ) -> AsyncIterator[Suspension]:
+        """The tree off its devices; led back to them when the dump fails."""
+        devices = self._devices if subject.occupied.launch.gpu is not None else NoDevices()
+        suspension = await devices.before_dump(proc.process_tree(quiesced.host_pid))
+        try:
+            yield suspension
+        except BaseException as e:
+            await asyncio.shield(devices.rollback(suspension, str(e)))
+            raise
+
+    async def _draft(self, subject: _Subject, quiesced: slots.QuiesceResult) -> SnapshotManifest:
+        """What can be said before the dump, which the processes do not survive."""
+        occupied, launch, point = (
+            subject.occupied,
+            subject.occupied.launch,
+            subject.occupied.slot.point.result(),
+        )
+        identity, binds = self._stock.describe(launch)
+        heap_bytes, weights_bytes, paths = await asyncio.to_thread(examine, quiesced.host_pid)
+        return SnapshotManifest(
+            identity=identity,
+            created_at=self._clock(),
+            mapped=await mapped_files.record(paths, binds, self._stock.catalogue.memory),
+            in_place=subject.in_place,
+            stdio=quiesced.stdio,
+            point=_plain({**point.to_json(), LAUNCH: launch.to_json()}),
+            network=subject.network,
+            heap_bytes=heap_bytes,
+            weights_bytes=weights_bytes,
+            cold_ms=occupied.took_ms,
+            labels=launch.labels,
+        )
+
+    async def _write(
+        self, subject: _Subject, quiesced: slots.QuiesceResult, stage: SnapshotStaging
+    ) -> None:
+        occupied, slot = subject.occupied, subject.occupied.slot
+        with _opened(stage.images, slot.directory / "criu") as (images, work):
+            await operations.dump(
+                slot,
+                criu=self._stock.criu,
+                pid=quiesced.pid,
+                images=images,
+                work=work,
+                uid=occupied.launch.uid or 0,
+                cgroup=occupied.group.entry_files(),
+                tcp=subject.in_place,
+                deadline_s=_DEADLINE_S,
+            )
+
+    async def _keep_files(self, subject: _Subject, name: str, stage: SnapshotStaging) -> None:
+        fd = os.open(stage.files_tar, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            await subject.occupied.slot.save_files(name, fd)
+        finally:
+            os.close(fd)
+
+
+def _is_as_booted(occupied: OccupiedSlot) -> bool:
+    """Whether its forks are what a boot gives: not born of a snapshot, and beside no instance,
+    which could have changed the slot's files that the image would hold or map."""
+    return occupied.snapshot is None and occupied.is_pristine
+
+
+def _plain(body: Mapping[str, Any]) -> dict[str, Any]:
+    """As it will be read again: lists, no tuples."""
+    plain: dict[str, Any] = json.loads(json.dumps(body))
+    return plain
+
+
+def _whole(occupied: OccupiedSlot) -> bool:
+    """Whether it must be dumped itself, with its whole tree: it cannot be forked, or its forks
+    would share what listens."""
+    point = occupied.slot.point.result()
+    return not occupied.launch.forkable or bool(point.threads) or bool(point.listens)
+
+
+@contextlib.contextmanager
+def _opened(*directories: Path) -> Iterator[list[int]]:
+    """Descriptors of directories, made where they are not there."""
+    with contextlib.ExitStack() as stack:
+        fds = []
+        for directory in directories:
+            directory.mkdir(mode=0o700, exist_ok=True)
+            fds.append(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+            stack.callback(os.close, fds[-1])
+        yield fds
+
+
+@contextlib.contextmanager
+def _kdat_of(stock: SnapshotComponents) -> Iterator[int | None]:
+    """What CRIU knows of this kernel: finding it out again takes 0.1 s, and rights that it has not
+    got for the asking in every slot."""
+    if stock.kdat is None:
+        yield None
+        return
+    with stock.kdat.open("rb") as kdat:
+        yield kdat.fileno()
+
+
+def examine(
+    pid: int, *, smaps_bytes: int = SMAPS_BYTES, maps_bytes: int = MAPS_BYTES
+) -> tuple[dict[str, int], int, tuple[str, ...]]:
+    """Of a process and its descendants: memory by cause, bytes of weights that are mapped, and the
+    paths that they map or hold open.
+
+    Blocking: some 25 µs of CPU for each mapping. Of a process that is gone there is nothing to say.
+    Raises SnapshotBlocked."""
+    smaps, paths, most = "", set[str](), maps_bytes
+    for one in proc.process_tree(pid):
+        with contextlib.suppress(OSError):
+            here = Path(f"/proc/{one}")
+            text = _read(here / "smaps", smaps_bytes)
+            smaps_bytes -= len(text)
+            smaps += text if smaps_bytes >= 0 else (here / "smaps_rollup").read_text()
+            maps = _read(here / "maps", maps_bytes)
+            links = [
+                os.readlink(fd)
+                for fd in itertools.islice((here / "fd").iterdir(), max(0, maps_bytes))
+            ]
+            maps_bytes -= len(maps) + sum(map(len, links))
+            if maps_bytes < 0:
+                message = (
+                    f"its processes have more mappings and open files than {most} bytes of "
+                    f"/proc/<pid>/maps can name: map fewer"
+                )
+                raise _obstructed([], message, kind="memory")
+            paths.update(mapped_files.paths_of(maps, links))
+    return (
+        memory_report.causes(smaps),
+        memory_report.mapped_bytes(smaps, f"{mounts.ROOT}/weights/"),
+        tuple(sorted(paths)),
+    )
+
+
+def _read(path: Path, most: int) -> str:
+    """The beginning of a file of /proc, up to `most` + 1 characters: more tells that it is longer.
+    Raises OSError."""
+    with path.open(errors="surrogateescape") as file:
+        return file.read(max(0, most) + 1)
+
+
+def launch_of(snapshot: Snapshot) -> LaunchSpec:
+    """What was launched when it was made."""
+    return LaunchSpec.from_json(snapshot.manifest.point[LAUNCH])
+
+
+def _obstructed(
+    obstacles: Sequence[Mapping[str, Any]],
+    message: str = "",
+    *,
+    kind: str = "process",
+    passing: bool = False,
+) -> SnapshotBlocked:
+    """From what the worker named, or from one sentence."""
+    reasons = list(obstacles) or [
+        {"kind": kind, "fd": None, "what": "", "where": None, "message": message}
+    ]
+    return SnapshotBlocked(
+        "; ".join(str(reason.get("message")) for reason in reasons), reasons, passing=passing
+    )
+
+
+def _ms(began: float, ended: float) -> float:
+    return (ended - began) * 1000

@@ -1,0 +1,202 @@
+"""Proofs that somebody asks for: whoever may deploy may ask as often as they like, and a proof is a
+process with the memory of an instance.
+
+One proof of a snapshot at a time, whose askers share it, and one of a tenant; a few on the node, at
+which tenants take turns. A proof claims memory and GPUs as an instance does, and is given up after
+MOST_S. Its CPU time is said to whoever asked, for the bill; the next one of its tenant begins after
+REST times as long as it took."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from snapshotter.errors import ProofsBusy, SnapshotRefused
+from snapshotter.slots import slot
+from snapshotter.slots.boot_limiter import FairSemaphore
+from snapshotter.slots.instances import Instance, Instances
+from snapshotter.starts.node_capacity import NodeCapacity, gpus_of
+from snapshotter.types import (
+    InstanceId,
+    InstanceInfo,
+    InstanceState,
+    LaunchSpec,
+    StartKind,
+    TenantShare,
+)
+
+MOST_S: Final = 600.0
+"""Of one proof, waiting for its turn included: some restores of each way that takes a minute. A
+start that takes longer is no better than COLD."""
+REST: Final = 9.0
+"""A tenth of the time for proofs: not more than an instance's processors uses on average."""
+_AT_ONCE = 2
+_FORGET = 1000
+_RETRY_S = 5.0
+
+
+class RequestedValidator(Protocol):
+    """Who proves a snapshot (`checkpoints.Checkpoints`)."""
+
+    def launch_of(self, snapshot_id: str) -> LaunchSpec: ...
+
+    async def prove(self, snapshot_id: str, charge: Callable[[int], None]) -> object: ...
+
+
+Report = Callable[[str, int], Awaitable[None]]
+"""Is told a proof's id and the CPU time (ns) of its processes, once it has ended, well or not."""
+
+
+async def _nobody(proof: str, cpu_ns: int) -> None:
+    """Nobody is told."""
+
+
+@dataclass(eq=False)
+class _Flight:
+    """One proof under way."""
+
+    id: str
+    tenant: str
+    task: asyncio.Task[None] | None = None
+    cpu_ns: int = 0
+
+    def charge(self, cpu_ns: int) -> None:
+        """So much more was used."""
+        self.cpu_ns += cpu_ns
+
+
+class RequestedValidations:
+    """Owner: the event loop. `_flights` (snapshot → proof) and `_tenants` (whose is under way)
+    change between awaits only."""
+
+    def __init__(
+        self,
+        prover: RequestedValidator,
+        *,
+        instances: Instances,
+        room: NodeCapacity,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._prover = prover
+        self._instances = instances
+        self._room = room
+        self._clock = clock
+        self._turns = FairSemaphore(_AT_ONCE)
+        self._flights: dict[str, _Flight] = {}
+        self._tenants: set[str] = set()
+        self._not_before: dict[str, float] = {}
+
+    def __repr__(self) -> str:
+        return f"<RequestedValidations {len(self._flights)} under way>"
+
+    async def prove(self, snapshot_id: str, report: Report = _nobody) -> None:
+        """Have it proven, or wait for the proof that is under way; a caller that leaves does not
+        end it.
+
+        report: tells what it cost, to each caller that waited; by the same id, so that it is
+        charged once.
+
+        Raises SnapshotUnknown, ProofsBusy, NoCapacity, Unsupported, SnapshotRefused when it took
+        too long to tell."""
+        if snapshot_id not in self._flights:
+            launch = self._prover.launch_of(snapshot_id)
+            tenant = launch.labels.get("tenant", "")
+            self._demand_turn(tenant)
+            self._tenants.add(tenant)
+            self._flights[snapshot_id] = new = _Flight(
+                f"proof-{snapshot_id}-{secrets.token_hex(4)}", tenant
+            )
+            new.task = asyncio.create_task(
+                self._prove(snapshot_id, launch, new), name=f"prove {snapshot_id}"
+            )
+            new.task.add_done_callback(lambda task: self._landed(snapshot_id, tenant, task))
+        flight = self._flights[snapshot_id]
+        assert flight.task is not None
+        try:
+            await asyncio.shield(flight.task)
+        finally:
+            if flight.task.done() and flight.cpu_ns:
+                await report(flight.id, flight.cpu_ns)
+
+    async def aclose(self) -> None:
+        """End those under way."""
+        flights = [flight.task for flight in self._flights.values() if flight.task is not None]
+        for flight in flights:
+            flight.cancel()
+        if flights:
+            await asyncio.wait(flights)
+
+    def _demand_turn(self, tenant: str) -> None:
+        wait_s = self._not_before.get(tenant, 0.0) - self._clock()
+        if tenant not in self._tenants and wait_s <= 0:
+            return
+        message = "a proof of this tenant is under way, or was a moment ago: ask again later"
+        raise ProofsBusy(
+            message, {"retry_after_s": _RETRY_S if tenant in self._tenants else wait_s}
+        )
+
+    async def _prove(self, snapshot_id: str, launch: LaunchSpec, flight: _Flight) -> None:
+        try:
+            async with asyncio.timeout(MOST_S):
+                await self._turns.acquire(TenantShare(tenant=flight.tenant))
+                began = self._clock()
+                try:
+                    with self._claimed(snapshot_id, launch):
+                        await self._prover.prove(snapshot_id, flight.charge)
+                finally:
+                    self._turns.release()
+                    self._rest(flight.tenant, self._clock() - began)
+        except TimeoutError as e:
+            message = (
+                f"the proof of snapshot {snapshot_id} did not end within {MOST_S:g} s: the "
+                f"snapshot stays as it was"
+            )
+            raise SnapshotRefused(message, {"reasons": [], "passing": True}) from e
+
+    @contextlib.contextmanager
+    def _claimed(self, snapshot_id: str, launch: LaunchSpec) -> Iterator[None]:
+        """Memory and GPUs, which no start may claim meanwhile. Raises NoCapacity, Unsupported."""
+        tenant = launch.labels.get("tenant", "")
+        self._room.check_claim(
+            launch, [instance.info for instance in self._instances], tenant=tenant
+        )
+        info = InstanceInfo(
+            id=InstanceId(f"proof-{snapshot_id}"),
+            revision=launch.revision,
+            state=InstanceState.STARTING,
+            socket="",
+            start_kind=StartKind.RESTORE,
+            phases_ms={},
+            lessee=None,
+            started_at=time.time(),
+            pid=0,
+            memory_bytes=launch.memory_bytes,
+            cpu=launch.cpu,
+            gpu_count=gpus_of(launch),
+            labels=dict(launch.labels),
+        )
+        claim = Instance(info=info)
+        self._instances.add(claim)
+        try:
+            yield
+        finally:
+            self._instances.remove(claim)
+            claim.cleared.set()
+
+    def _rest(self, tenant: str, took_s: float) -> None:
+        now = self._clock()
+        if len(self._not_before) > _FORGET:
+            self._not_before = {
+                name: until for name, until in self._not_before.items() if until > now
+            }
+        self._not_before[tenant] = now + REST * took_s
+
+    def _landed(self, snapshot_id: str, tenant: str, task: asyncio.Task[None]) -> None:
+        del self._flights[snapshot_id]
+        self._tenants.discard(tenant)
+        slot.seen(task)

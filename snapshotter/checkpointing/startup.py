@@ -1,0 +1,117 @@
+"""Whether this node has snapshots, found out once when the agent begins: settings, root, a CRIU
+that stands its self test, a key."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from pilotlight.core.disk_floor import DiskFloor
+from pilotlight.core.object_store import ObjectStore, open_store
+from pilotlight.core.settings import Paths, SettingsInvalid
+from snapshotter.criu.bundle import make_bundle
+from snapshotter.criu.errors import CriuError
+from snapshotter.criu.self_test import self_test
+from snapshotter.errors import Unsupported
+from snapshotter.settings import SnapshotterSettings
+from snapshotter.slots.launch_plan import ImageStore
+from snapshotter.snapshots.catalog import Catalog
+from snapshotter.snapshots.components import SnapshotComponents
+from snapshotter.snapshots.identity import node_identity
+from snapshotter.snapshots.manifest import SnapshotsOff, signing_key
+from snapshotter.snapshots.remote_copies import RemoteCopies
+from snapshotter.snapshots.stored import CatalogLocked
+
+_log = logging.getLogger(__name__)
+
+
+class SnapshotsDisabled(Exception):
+    """Raised when this node makes and restores no snapshots; the message says why, and what would
+    help."""
+
+
+class SnapshotDependencies(Protocol):
+    """What is needed of `components.Parts`."""
+
+    @property
+    def images(self) -> ImageStore: ...
+    @property
+    def runtime(self) -> Mapping[str, Path]: ...
+    @property
+    def namespaces(self) -> bool: ...
+    @property
+    def criu_cache(self) -> Path | None: ...
+    @property
+    def gpus(self) -> tuple[Mapping[str, Any], ...]: ...
+    @property
+    def s3_client(self) -> str: ...
+    @property
+    def disk_floor_bytes(self) -> int | None: ...
+    @property
+    def key_file(self) -> Path | None: ...
+
+
+async def open_components(
+    paths: Paths, settings: SnapshotterSettings, given: SnapshotDependencies
+) -> SnapshotComponents:
+    """Everything that snapshots need. Raises SnapshotsDisabled, SettingsInvalid."""
+    if not settings.snapshots:
+        raise SnapshotsDisabled("platform.yaml says snapshotter.snapshots: false")
+    if not given.namespaces:
+        raise SnapshotsDisabled(
+            "slots without namespaces cannot be restored: run the agent as root"
+        )
+    directory = paths.home / "node" / "snapshots"
+    try:
+        key = signing_key(paths.home, given.key_file)
+        test = await self_test(
+            cache=given.criu_cache or paths.home / "node" / "criu", environ=os.environ
+        )
+        criu = test.criu()
+        kit = await make_bundle(criu.binary, paths.home / "node" / "criu")
+        node = await asyncio.to_thread(
+            node_identity,
+            runtime=given.runtime,
+            criu_version=test.version,
+            criu_sha256=test.sha256,
+            gpus=given.gpus,
+        )
+        catalogue = await asyncio.to_thread(
+            _catalogue,
+            directory,
+            key,
+            settings.snapshot_max_bytes,
+            DiskFloor(directory, given.disk_floor_bytes),
+        )
+    except (SnapshotsOff, CatalogLocked, CriuError, Unsupported, OSError) as e:
+        raise SnapshotsDisabled(str(e)) from e
+    copies = _copies(settings.snapshot_store, given.s3_client)
+    remote = None if copies is None else RemoteCopies(copies, catalogue)
+    return SnapshotComponents(
+        catalogue=catalogue,
+        criu=criu,
+        kit=kit,
+        kdat=test.kdat,
+        images=given.images,
+        node=node,
+        remote=remote,
+    )
+
+
+def _copies(where: str | None, s3_client: str) -> ObjectStore | None:
+    try:
+        return (
+            None
+            if where is None
+            else open_store(where, setting="snapshotter.snapshot_store", client=s3_client)
+        )
+    except ValueError as e:
+        raise SettingsInvalid(str(e)) from e
+
+
+def _catalogue(directory: Path, key: bytes, max_bytes: int | None, floor: DiskFloor) -> Catalog:
+    return Catalog(directory, key=key, max_bytes=max_bytes, floor=floor)

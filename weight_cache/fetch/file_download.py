@@ -1,0 +1,145 @@
+"""One file on its way from the origin to the disk: chunks in parallel, every byte hashed before it
+may be used."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pilotlight.core.object_store import blob_key
+from pilotlight.core.threads import LowPriorityThreads, run_concurrently
+from weight_cache.errors import ChunkCorrupt, OriginUnavailable, StoreFailed, StoreFull
+from weight_cache.fetch.origin import Origin
+from weight_cache.fetch.partial_files import PartialFile
+from weight_cache.fetch.peer_source import ChunkRequest, PeerSource
+from weight_cache.fetch.read_scheduler import PriorityOf, ReadScheduler
+from weight_cache.manifest import CHUNK_BYTES, FileHash, ManifestFile
+from weight_cache.types import Chunk
+
+_ATTEMPTS = 2
+"""A chunk that arrives wrong is asked for once more: a transfer may have failed. Wrong twice means
+wrong at the origin."""
+
+OnBytes = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileDownloader:
+    """What a fetch works with: where bytes come from (neighbours first, where there are any), whose
+    turn it is, who hashes and writes."""
+
+    origin: Origin
+    lanes: ReadScheduler
+    threads: LowPriorityThreads
+    neighbours: PeerSource | None = None
+
+    async def complete(
+        self,
+        file: ManifestFile,
+        partial: PartialFile,
+        *,
+        priority_of: PriorityOf,
+        on_fetched: OnBytes,
+        on_given: OnBytes,
+        on_resumed: OnBytes,
+    ) -> None:
+        """Fetch what `partial` lacks of `file`, verify every chunk, make it durable and read-only.
+
+        Told of each chunk's bytes: `on_fetched` of those from the origin, `on_given` from
+        neighbours, `on_resumed` of those here. Their hashes are the file's: nothing else remains to
+        be checked. Raises ChunkCorrupt, OriginUnavailable, StoreFull, OSError; what did arrive
+        stays in `partial`."""
+        check_room(partial.path.parent, partial.missing_bytes)
+
+        def jobs() -> Iterator[Callable[[], Coroutine[None, None, None]]]:
+            chunks = list(file.chunks())
+            for index in (
+                range(len(chunks)) if self.neighbours is None else self.neighbours.in_turn(file)
+            ):
+                chunk = chunks[index]
+                if index in partial.verified:
+                    on_resumed(chunk.length_bytes)
+                else:
+                    yield lambda index=index, chunk=chunk: bring(index, chunk)  # type: ignore[misc]
+
+        async def bring(index: int, chunk: Chunk) -> None:
+            if index in partial.claimed and await self.threads.run(partial.check, index, chunk):
+                on_resumed(chunk.length_bytes)
+                return
+            async with self.lanes.turn(priority_of):
+                was_given = await self._obtain(file, index, chunk, partial)
+            (on_given if was_given else on_fetched)(chunk.length_bytes)
+
+        await run_concurrently(jobs(), at_once=self.lanes.reads_at_once)
+        await self.threads.run(partial.seal)
+
+    async def _obtain(
+        self, file: ManifestFile, index: int, chunk: Chunk, partial: PartialFile
+    ) -> bool:
+        """One chunk, from wherever; True when a neighbour gave it."""
+        if self.neighbours is None:
+            await self._fetch(file, index, chunk, partial)
+            return False
+        wanted = ChunkRequest(
+            digest=file.digest, index=index, length_bytes=chunk.length_bytes, sha256=chunk.sha256
+        )
+        async with self.neighbours.asked(wanted) as given:
+            if given is not None:
+                if await self.threads.run(partial.write, index, chunk, given.block):
+                    self.neighbours.used(given)
+                    return True
+                self.neighbours.report_corrupt(given)
+            await self._fetch(file, index, chunk, partial)
+        return False
+
+    async def _fetch(
+        self, file: ManifestFile, index: int, chunk: Chunk, partial: PartialFile
+    ) -> None:
+        for _ in range(_ATTEMPTS):
+            block = await self.origin.read(
+                file.digest, offset_bytes=chunk.offset_bytes, length_bytes=chunk.length_bytes
+            )
+            if await self.threads.run(partial.write, index, chunk, block):
+                return
+            if len(block) < chunk.length_bytes:
+                raise OriginUnavailable(
+                    f"{file.path}: the origin's {file.digest[:12]} ends before byte "
+                    f"{chunk.offset_bytes + chunk.length_bytes}"
+                )
+        raise ChunkCorrupt(
+            f"{file.path}: bytes from {chunk.offset_bytes} of {file.digest[:12]} do not match "
+            f"their hash: the origin's copy is damaged. "
+            f"Remove {blob_key(file.digest)} there, and deploy or push again"
+        )
+
+
+def check_room(folder: Path, size_bytes: int) -> None:
+    """A disk that is too full says so before anything is fetched. Raises StoreFull with both
+    figures."""
+    free = shutil.disk_usage(folder).free
+    if free < size_bytes:
+        raise StoreFull(
+            f"the disk below {folder} has no room for {size_bytes} bytes: {free} are free"
+        )
+
+
+def disk_error(error: OSError, folder: Path, what: str) -> StoreFull | StoreFailed:
+    """What the disk said, in our words."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return StoreFull(f"the disk below {folder} has no room for {what}: {error.strerror}")
+    return StoreFailed(
+        f"the disk below {folder} refuses {what}: {error.strerror or error}. See to its rights "
+        f"and its health"
+    )
+
+
+def hash_file(path: Path) -> str:
+    """The digest of a file (`manifest.file_digest`). Raises OSError."""
+    whole = FileHash()
+    with path.open("rb", buffering=0) as stream:
+        while block := stream.read(CHUNK_BYTES):
+            whole.update(block)
+    return whole.hexdigest()

@@ -1,0 +1,175 @@
+"""Where bytes come from: content-addressed blobs, read by range.
+
+What an origin delivers is not believed: the store hashes every chunk. What an origin promises is
+that all ranges of a blob are of one version of its object, that a range is whole, and that an end
+comes: bytes, or an error that says what to do."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from typing import Protocol, TypeVar
+
+from pilotlight.core.object_store import ObjectInfo, ObjectStore, blob_key
+from pilotlight.core.object_store.errors import (
+    ObjectChanged,
+    ObjectNotFound,
+    ObjectStoreError,
+    ObjectStoreUnavailable,
+)
+from pilotlight.core.object_store.retries import Pause, retry_unavailable
+from weight_cache.errors import OriginUnavailable
+from weight_cache.manifest import CHUNK_BYTES
+
+T = TypeVar("T")
+SLOWEST_BYTES_PER_S = 64 * 1024
+"""An attempt may take its timeout, and the time that its bytes need at this pace: a trickle is no
+answer either."""
+_REMEMBERED = 10_000
+"""Blobs whose version is remembered, least recently used go first: some MB."""
+_log = logging.getLogger(__name__)
+
+
+class Origin(Protocol):
+    """Blobs by their digest (hex). Many reads run at once; cancelling one abandons it."""
+
+    async def size(self, digest: str) -> int:
+        """Length of blob `digest` in bytes. Raises OriginUnavailable."""
+        ...
+
+    async def read(
+        self, digest: str, *, offset_bytes: int, length_bytes: int
+    ) -> bytes | memoryview:
+        """Up to `length_bytes` from `offset_bytes`; shorter only where the blob ends. Raises
+        OriginUnavailable."""
+        ...
+
+
+class ObjectOrigin:
+    """The platform's blobs in an object store.
+
+    `size` asks for the blob's current version, which later reads insist on. What may pass is asked
+    for again, up to `attempts` times in all with pauses between them; an attempt without an answer
+    fails after `timeout_s`, so that a store that hangs is given up after `attempts * timeout_s`.
+    Give it a store that makes one attempt itself. Owner: the event loop; no `await` while `_known`
+    changes."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        *,
+        attempts: int = 5,
+        timeout_s: float = 30.0,
+        pause: Pause = asyncio.sleep,
+    ) -> None:
+        self._store = store
+        self._attempts = attempts
+        self._timeout_s = timeout_s
+        self._pause = pause
+        self._known: OrderedDict[str, ObjectInfo] = OrderedDict()
+
+    def __repr__(self) -> str:
+        return f"<ObjectOrigin {self._store!r}>"
+
+    async def size(self, digest: str) -> int:
+        """See Origin. Always asks."""
+        return (await self._ask_info(digest)).size_bytes
+
+    async def read(
+        self, digest: str, *, offset_bytes: int, length_bytes: int
+    ) -> bytes | memoryview:
+        """See Origin. What may be one range of several is read of one version; a blob of one range
+        is one version by nature."""
+        key = _key(digest)
+        info = self._known.get(digest)
+        if info is None and (offset_bytes or length_bytes >= CHUNK_BYTES):
+            info = await self._ask_info(digest)
+
+        async def attempt() -> bytes | memoryview:
+            etag = info.etag if info is not None else None
+            data = await self._store.read(
+                key, offset_bytes=offset_bytes, length_bytes=length_bytes, etag=etag
+            )
+            if info is not None and len(data) != (
+                whole := max(0, min(length_bytes, info.size_bytes - offset_bytes))
+            ):
+                raise ObjectStoreUnavailable(
+                    f"{len(data)} of {whole} bytes from {offset_bytes} came"
+                )
+            return data
+
+        return await self._insist(
+            digest, attempt, timeout_s=self._timeout_s + length_bytes / SLOWEST_BYTES_PER_S
+        )
+
+    async def aclose(self) -> None:
+        """Close the store."""
+        await self._store.aclose()
+
+    async def _ask_info(self, digest: str) -> ObjectInfo:
+        key = _key(digest)
+        info = await self._insist(digest, lambda: self._store.info(key), timeout_s=self._timeout_s)
+        if info is None:
+            raise self._unavailable(
+                digest, "is missing. Deploy again to upload it, or push the weights again"
+            )
+        self._known[digest] = info
+        self._known.move_to_end(digest)
+        if len(self._known) > _REMEMBERED:
+            self._known.popitem(last=False)
+        return info
+
+    async def _insist(
+        self, digest: str, work: Callable[[], Awaitable[T]], *, timeout_s: float
+    ) -> T:
+        async def limited() -> T:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    return await work()
+            except TimeoutError as e:
+                raise ObjectStoreUnavailable(f"no answer within {timeout_s:.3g} s") from e
+
+        async def told() -> T:
+            try:
+                return await limited()
+            except ObjectStoreUnavailable as e:
+                _log.warning(
+                    "origin failed blob=%s store=%r reason=%s", digest[:12], self._store, e
+                )
+                raise
+
+        try:
+            return await retry_unavailable(
+                told, attempts=self._attempts, longest_pause_s=self._timeout_s, pause=self._pause
+            )
+        except ObjectNotFound as e:
+            self._known.pop(digest, None)
+            raise self._unavailable(
+                digest, "is missing. Deploy again to upload it, or push the weights again"
+            ) from e
+        except ObjectChanged as e:
+            self._known.pop(digest, None)
+            raise self._unavailable(
+                digest,
+                "was replaced while it was read. Nothing of it is used; the next start reads it anew",
+            ) from e
+        except ObjectStoreUnavailable as e:
+            reason = (
+                f"did not come in {self._attempts} attempts: {e}. Look at the store and the "
+                f"network to it, then start again"
+            )
+            raise self._unavailable(digest, reason) from e
+        except ObjectStoreError as e:
+            raise self._unavailable(digest, f"cannot be read: {e}") from e
+
+    def _unavailable(self, digest: str, reason: str) -> OriginUnavailable:
+        return OriginUnavailable(f"blob {digest[:12]} of {self._store!r} {reason}")
+
+
+def _key(digest: str) -> str:
+    try:
+        return blob_key(digest)
+    except ValueError as e:
+        raise OriginUnavailable(str(e)) from e

@@ -1,0 +1,228 @@
+"""The DRAM tier: how much of a file is in the page cache, and asking for more of it.
+
+How much: cachestat(2) (Linux 6.5), else mincore(2) over a mapping. Of large models only evenly
+spread windows are looked at, so that the answer costs about the same for all.
+
+Asking for more: posix_fadvise(2), POSIX_FADV_WILLNEED. One call reads at most what one request to
+the device, or the read-ahead window, holds, whatever its length says (`force_page_cache_ra` in
+mm/readahead.c; measured: 8 MiB of 256), so a piece is asked for in small steps. That does not wait;
+one byte of each step does, and only so the speed is known."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from weight_cache.types import Tier
+
+WARM_SHARE = 0.9
+"""A model of which this much is in memory starts at memory's speed: the rest is read while the
+first layers are used."""
+PIECE_BYTES = 16 * 1024**2
+_STEP_BYTES = 256 * 1024
+"""Below the longest request of the disks of today's clouds."""
+_WINDOWS, _WINDOW_BYTES = 64, 16 * 1024**2
+_CACHESTAT = 451
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = (
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_long,
+)
+_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_libc.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p)
+
+
+class _Range(ctypes.Structure):
+    _fields_ = (("offset", ctypes.c_uint64), ("length", ctypes.c_uint64))
+
+
+class _Cachestat(ctypes.Structure):
+    _fields_ = tuple(
+        (name, ctypes.c_uint64)
+        for name in ("cache", "dirty", "writeback", "evicted", "recently_evicted")
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Residency:
+    """Files in the page cache: `resident_bytes` of `total_bytes`, estimated where they are many."""
+
+    resident_bytes: int
+    total_bytes: int
+
+    @property
+    def tier(self) -> Tier:
+        """DRAM or NVME: where a read would find them. No bytes at all are in memory."""
+        return Tier.DRAM if self.resident_bytes >= WARM_SHARE * self.total_bytes else Tier.NVME
+
+    @property
+    def absent_bytes(self) -> int:
+        """What a start would have to read from the disk."""
+        return self.total_bytes - self.resident_bytes
+
+
+def measure_residency(files: Iterable[Path]) -> Residency:
+    """How much of these files is in memory. Blocking; about 0.1 ms. A file that is gone counts for
+    nothing."""
+    resident = total = looked = 0
+    lengths = file_sizes(files)
+    whole = sum(lengths.values())
+    for path, size in lengths.items():
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            continue
+        try:
+            total += size
+            for offset, length in _windows(size, whole):
+                resident += cached_bytes(descriptor, offset, length)
+                looked += length
+        finally:
+            os.close(descriptor)
+    estimate = resident * total // looked if looked else 0
+    return Residency(resident_bytes=min(estimate, total), total_bytes=total)
+
+
+def memory_tier(files: Iterable[Path]) -> Tier:
+    """DRAM when at least `WARM_SHARE` of the files is in memory, else NVME. Blocking."""
+    return measure_residency(files).tier
+
+
+def cached_bytes(descriptor: int, offset: int, length: int) -> int:
+    """Bytes of the range that are in the page cache (whole pages, at most `length`). Blocking."""
+    found = _Cachestat()
+    if (
+        _libc.syscall(
+            _CACHESTAT, descriptor, ctypes.byref(_Range(offset, length)), ctypes.byref(found), 0
+        )
+        == 0
+    ):
+        return min(int(found.cache) * mmap.PAGESIZE, length)
+    return mapped_bytes(descriptor, offset, length)
+
+
+def mapped_bytes(descriptor: int, offset: int, length: int) -> int:
+    """As `cached_bytes`, for kernels before 6.5: mincore(2) over a mapping of the range. What
+    cannot be mapped is not in memory."""
+    start = offset - offset % mmap.PAGESIZE
+    span = offset + length - start
+    address = _libc.mmap(None, span, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, start)
+    if address is None or address == ctypes.c_void_p(-1).value:
+        return 0
+    try:
+        pages = ctypes.create_string_buffer(-(-span // mmap.PAGESIZE))
+        if _libc.mincore(address, span, pages) != 0:
+            return 0
+        return min(sum(page & 1 for page in pages.raw) * mmap.PAGESIZE, length)
+    finally:
+        _libc.munmap(address, span)
+
+
+def available_bytes() -> int:
+    """Memory that could be had without swapping (MemAvailable, proc_meminfo(5)); 0 when the kernel
+    does not say. Blocking."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return 0
+    return next(
+        (int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), 0
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadAheadResult:
+    """What reading ahead did: bytes that were not in memory, the seconds that it took, and bytes
+    that were left out for want of room."""
+
+    size_bytes: int
+    seconds: float
+    left_bytes: int
+
+
+def populate_page_cache(
+    files: Iterable[Path], *, room_bytes: int, stopped: Callable[[], bool]
+) -> ReadAheadResult:
+    """Read files into the page cache, the first ones first, until `room_bytes` of them are in it or
+    `stopped()` says so. Blocking.
+
+    Room is taken by what is there already, too. Two pieces are on their way at once: one is asked
+    for while the one before is awaited."""
+    began, brought, left = time.perf_counter(), 0, 0
+    for path, size in file_sizes(files).items():
+        taken = min(size, room_bytes)
+        room_bytes -= taken
+        left += size - taken
+        if taken and not stopped():
+            brought += _populate_file(path, taken, stopped)
+    return ReadAheadResult(size_bytes=brought, seconds=time.perf_counter() - began, left_bytes=left)
+
+
+def _populate_file(path: Path, size: int, stopped: Callable[[], bool]) -> int:
+    """Bytes that were not in memory. A file that cannot be opened or read is the business of
+    whoever needs it."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return 0
+    brought, before = 0, range(0)
+    try:
+        for offset in range(0, size, PIECE_BYTES):
+            if stopped():
+                break
+            length = min(PIECE_BYTES, size - offset)
+            absent = length - cached_bytes(descriptor, offset, length)
+            steps = range(offset, offset + length, _STEP_BYTES) if absent else range(0)
+            for step in steps:
+                os.posix_fadvise(
+                    descriptor,
+                    step,
+                    min(_STEP_BYTES, offset + length - step),
+                    os.POSIX_FADV_WILLNEED,
+                )
+            _await_steps(descriptor, before)
+            brought, before = brought + absent, steps
+        _await_steps(descriptor, before)
+    except OSError:
+        return brought
+    finally:
+        os.close(descriptor)
+    return brought
+
+
+def _await_steps(descriptor: int, steps: range) -> None:
+    for step in steps:
+        os.pread(descriptor, 1, step)
+
+
+def file_sizes(files: Iterable[Path]) -> dict[Path, int]:
+    """Length of each file in bytes; those that are gone are left out."""
+    found = {}
+    for path in files:
+        try:
+            found[path] = path.stat().st_size
+        except OSError:
+            continue
+    return found
+
+
+def _windows(size: int, whole: int) -> Iterator[tuple[int, int]]:
+    """What to look at of one file: all of it, or its part of `_WINDOWS` windows over all files."""
+    if whole <= _WINDOWS * _WINDOW_BYTES:
+        if size:
+            yield 0, size
+        return
+    count = max(1, _WINDOWS * size // whole)
+    stride = max(_WINDOW_BYTES, size // count)
+    for offset in range(0, size, stride):
+        yield offset, min(_WINDOW_BYTES, size - offset)

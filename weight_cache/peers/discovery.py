@@ -1,0 +1,85 @@
+"""Where peers may be: a list, or a name that stands for all of them (a headless service)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Sequence
+
+_DNS = "dns:"
+_log = logging.getLogger(__name__)
+
+
+def split_host_port(address: str) -> tuple[str, int]:
+    """`host:port`, an IPv6 host in brackets. Raises ValueError."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not host.strip("[]") or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ValueError(f"{address!r} is not host:port")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def check_peers(peers: Sequence[str] | str) -> None:
+    """Whether `peers` is what the setting allows. Raises ValueError."""
+    if isinstance(peers, str) and not peers.startswith(_DNS):
+        raise ValueError(f"peers = {peers!r}: expected a list of host:port, or dns:<name>:<port>")
+    for address in [peers.removeprefix(_DNS)] if isinstance(peers, str) else peers:
+        try:
+            split_host_port(address)
+        except ValueError as e:
+            raise ValueError(
+                f"peers: {e}: expected a list of host:port, or dns:<name>:<port>"
+            ) from e
+
+
+def check_peer_listen(address: str) -> None:
+    """Whether `peer_listen` is an address; port 0 takes any that is free. Raises ValueError."""
+    try:
+        split_host_port(address.removesuffix(":0") + ":1" if address.endswith(":0") else address)
+    except ValueError as e:
+        raise ValueError(
+            f"peer_listen = {address!r}: expected host:port, or null to serve nobody"
+        ) from e
+
+
+class PeerDiscovery:
+    """The addresses of all nodes, this one perhaps among them. Owner: one event loop."""
+
+    def __init__(self, peers: Sequence[str] | str) -> None:
+        self._peers = peers
+        self._last: tuple[str, ...] = () if isinstance(peers, str) else tuple(dict.fromkeys(peers))
+
+    def __repr__(self) -> str:
+        return f"<PeerDiscovery {self._peers!r} {len(self._last)} addresses>"
+
+    @property
+    def name(self) -> str | None:
+        """The name that stands for all; None for a list."""
+        return (
+            split_host_port(self._peers.removeprefix(_DNS))[0]
+            if isinstance(self._peers, str)
+            else None
+        )
+
+    async def addresses(self) -> tuple[str, ...]:
+        """`host:port` of each. A name that cannot be resolved now stands for what it stood for
+        before."""
+        if isinstance(self._peers, str):
+            host, port = split_host_port(self._peers.removeprefix(_DNS))
+            try:
+                found = await asyncio.get_running_loop().getaddrinfo(
+                    host, port, type=socket.SOCK_STREAM
+                )
+            except OSError as e:
+                _log.warning(
+                    "peers.not_resolved name=%s error=%s kept=%d", host, e, len(self._last)
+                )
+            else:
+                self._last = tuple(
+                    sorted({_format_address(str(where[0]), port) for *_, where in found})
+                )
+        return self._last
+
+
+def _format_address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

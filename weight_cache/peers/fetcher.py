@@ -1,0 +1,181 @@
+"""What a node asks its neighbours for a piece: those that hold it, then its owner, then whoever the
+owner names; else the origin."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import AsyncIterator, Iterable, Iterator
+from dataclasses import dataclass
+
+from weight_cache.fetch.peer_source import ChunkRequest, PeerChunk
+from weight_cache.manifest import ManifestFile
+from weight_cache.peers.auth_tokens import TokenSigner
+from weight_cache.peers.client import PeerClient, PeerRequestFailed, PeerResponse
+from weight_cache.peers.fetch_coordination import FetchAssignments, InFlightChunks
+from weight_cache.peers.membership import Peer, PeerMembership
+from weight_cache.peers.peer_health import PeerFailure
+from weight_cache.peers.rendezvous import owner
+
+WAIT_S = 5.0
+"""How long a peer is waited for that says it is about to have a chunk: 16 MiB at 3.2 MiB/s."""
+AT_HEADER = "Pilotlight-At"
+_SLOWEST_BYTES_PER_S = 8e6
+"""A chunk that takes longer than two seconds is not worth waiting for: eight of them at once would
+come faster over 1 Gbit/s."""
+_HOLDERS_ASKED = 2
+_OWNERS_ASKED = 2
+
+
+@dataclass(slots=True, kw_only=True)
+class PeerCounters:
+    """Counters. Owner: the event loop."""
+
+    bytes: int = 0
+    chunks: int = 0
+
+
+class PeerFetcher:
+    """Other nodes, as the store sees them (`weight_cache.fetch.peer_source.PeerSource`). Owner: the
+    store's event loop."""
+
+    def __init__(
+        self,
+        neighbourhood: PeerMembership,
+        lines: PeerClient,
+        key: TokenSigner,
+        *,
+        notebook: FetchAssignments,
+        under_way: InFlightChunks,
+        answer_s: float,
+    ) -> None:
+        self._neighbourhood = neighbourhood
+        self._lines = lines
+        self._key = key
+        self._notebook = notebook
+        self._under_way = under_way
+        self._answer_s = answer_s
+        self.received = PeerCounters()
+
+    def __repr__(self) -> str:
+        return f"<PeerFetcher {self._neighbourhood!r} received={self.received.bytes}>"
+
+    @contextlib.asynccontextmanager
+    async def asked(self, wanted: ChunkRequest) -> AsyncIterator[PeerChunk | None]:
+        """See Neighbours."""
+        if not self._neighbourhood.holders(wanted.digest, wanted.key):
+            await self._neighbourhood.wait_refreshed()
+        with self._under_way.coming(wanted.key):
+            yield await self._ask_all(wanted)
+
+    def used(self, given: PeerChunk) -> None:
+        """See Neighbours."""
+        self.received.bytes += len(given.block)
+        self.received.chunks += 1
+        self._neighbourhood.well(given.giver)
+
+    def report_corrupt(self, given: PeerChunk) -> None:
+        """See Neighbours."""
+        self._neighbourhood.failed(
+            given.giver, PeerFailure.WRONG, "its bytes do not match their hash"
+        )
+
+    def in_turn(self, file: ManifestFile) -> Iterator[int]:
+        """First the chunks that this node owns: by the time the others are wanted, their owners
+        have fetched them."""
+        nodes = self._neighbourhood.nodes()
+        count = range(len(file.chunk_sha256s))
+        if len(nodes) == 1:
+            yield from count
+            return
+        digest, others = file.digest, []
+        for index in count:
+            if owner(f"{digest}/{index}", nodes) == self._neighbourhood.own_id:
+                yield index
+            else:
+                others.append(index)
+        yield from others
+
+    async def _ask_all(self, wanted: ChunkRequest) -> PeerChunk | None:
+        for holder in self._neighbourhood.holders(wanted.digest, wanted.key)[:_HOLDERS_ASKED]:
+            if (given := _peer_chunk(holder, await self._ask(holder, wanted))) is not None:
+                return given
+        absent: list[str] = []
+        for _ in range(_OWNERS_ASKED):
+            peer = self._neighbourhood.owner(wanted.key)
+            if peer is None:
+                fetcher = self._own_note(wanted, absent)
+            else:
+                answer, fetcher = await self._ask_owner(peer, wanted, absent)
+                if (given := _peer_chunk(peer, answer)) is not None:
+                    return given
+                if fetcher is None and self._neighbourhood.owner(wanted.key) is not peer:
+                    continue  # it failed: somebody else is the owner now
+            if fetcher is None:
+                return None  # it is for this node to fetch
+            if (given := _peer_chunk(fetcher, await self._ask(fetcher, wanted))) is not None:
+                return given
+            absent.append(fetcher.id or "")
+        return None
+
+    def _own_note(self, wanted: ChunkRequest, absent: Iterable[str]) -> Peer | None:
+        """Of a chunk that this node owns: who else went for it."""
+        nodes = self._neighbourhood
+        own = nodes.own_id
+        return nodes.named(
+            self._notebook.fetcher(
+                wanted.key, asker=own, without=tuple(absent), nodes=nodes.nodes()
+            )
+        )
+
+    async def _ask_owner(
+        self, peer: Peer, wanted: ChunkRequest, absent: Iterable[str]
+    ) -> tuple[PeerResponse | None, Peer | None]:
+        """What the owner gives, or who it says has the piece; neither: this node is to fetch it, or
+        the owner failed."""
+        without = ",".join(absent)
+        answer = await self._ask(
+            peer, wanted, f"owner=1&without={without}" if without else "owner=1"
+        )
+        if answer is None or answer.head.status != 303:
+            return answer, None
+        return None, self._neighbourhood.named(answer.head.headers.get(AT_HEADER.lower(), ""))
+
+    async def _ask(self, peer: Peer, wanted: ChunkRequest, query: str = "") -> PeerResponse | None:
+        """One peer's answer, waited for where it says that it is about to have the piece; None: it
+        has nothing for us."""
+        answer = await self._get(peer, wanted, query, answer_s=self._answer_s)
+        if answer is None or answer.head.status != 202:
+            return answer
+        answer = await self._get(peer, wanted, f"wait={WAIT_S}", answer_s=self._answer_s + WAIT_S)
+        return answer if answer is not None and answer.head.status == 200 else None
+
+    async def _get(
+        self, peer: Peer, wanted: ChunkRequest, query: str, *, answer_s: float
+    ) -> PeerResponse | None:
+        path = (
+            f"/v1/manifests/{wanted.digest}"
+            if wanted.index is None
+            else f"/v1/chunks/{wanted.digest}/{wanted.index}"
+        )
+        target = f"{path}?{query}" if query else path
+        own = self._neighbourhood.own_id
+        ticket = self._key.write("GET", target, sender=own, receiver=peer.id or "", now=time.time())
+        try:
+            return await self._lines.get(
+                peer.address,
+                target,
+                ticket=ticket,
+                answer_s=answer_s,
+                bytes_per_s=_SLOWEST_BYTES_PER_S,
+                most_bytes=wanted.length_bytes,
+            )
+        except PeerRequestFailed as e:
+            self._neighbourhood.failed(peer.address, e.failure, str(e))
+            return None
+
+
+def _peer_chunk(peer: Peer, answer: PeerResponse | None) -> PeerChunk | None:
+    if answer is None or answer.head.status != 200:
+        return None
+    return PeerChunk(block=answer.body, giver=peer.address)

@@ -1,0 +1,264 @@
+"""This node's side: what it has verified, to whoever shows a ticket, never faster than the pace and
+never more at once than allowed.
+
+    GET /v1/holdings                         which whole files and models are here; who this node is
+    GET /v1/chunks/<digest>/<index>[?…]      200 the chunk · 202 it is about to be here · 303 who else has it · 404 · 503 busy
+    GET /v1/manifests/<sha256>[?…]           the same for a manifest
+
+Query: `wait=<s>` wait for what is about to be here; `owner=1` this node owns the chunk: note who
+fetches it (404: you do), and send later askers there; `without=<node>,…` these do not have it.
+Reading and sending are done in pieces by threads that step back for everything else."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import re
+import ssl
+import time
+import urllib.parse
+from dataclasses import dataclass, field
+
+from pilotlight.core.threads import LowPriorityThreads
+from weight_cache.peers import http1
+from weight_cache.peers.auth_tokens import TokenRejected, TokenVerifier
+from weight_cache.peers.bandwidth_limit import BandwidthLimiter
+from weight_cache.peers.fetch_coordination import FetchAssignments, InFlightChunks
+from weight_cache.peers.fetcher import AT_HEADER, WAIT_S
+from weight_cache.peers.membership import HOLDINGS_PATH, NODE_HEADER, PeerMembership
+from weight_cache.store.verified_chunks import ChunkLocation, VerifiedChunks
+
+_PIECE_BYTES = 1024 * 1024
+_IDLE_S = 60.0
+_SEND_S = 30.0
+"""A reader that does not take a piece within this is cut off: it holds a turn."""
+_TURN_S = 0.4
+"""How long somebody waits for a turn before it is told to ask elsewhere: less than it would wait
+for an answer."""
+_CONNECTIONS = 256
+_PATH = re.compile(r"/v1/(?:chunks/([0-9a-f]{64})/(\d{1,6})|manifests/([0-9a-f]{64}))\Z")
+_NUMBER = re.compile(r"\d{1,6}(\.\d{1,6})?\Z")
+
+
+@dataclass(slots=True, kw_only=True)
+class PeerServerCounters:
+    """Counters. Owner: the event loop."""
+
+    bytes: int = 0
+    busy: int = 0
+    refused: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _RequestedChunk:
+    digest: str
+    index: int | None
+    query: dict[str, str]
+
+    @property
+    def key(self) -> str:
+        return self.digest if self.index is None else f"{self.digest}/{self.index}"
+
+
+class PeerServer:
+    """Answers neighbours. Owner: the store's event loop."""
+
+    def __init__(
+        self,
+        shelf: VerifiedChunks,
+        neighbourhood: PeerMembership,
+        gate: TokenVerifier,
+        *,
+        notebook: FetchAssignments,
+        under_way: InFlightChunks,
+        pace: BandwidthLimiter,
+        at_once: int,
+    ) -> None:
+        self._shelf = shelf
+        self._neighbourhood = neighbourhood
+        self._gate = gate
+        self._notebook = notebook
+        self._under_way = under_way
+        self._pace = pace
+        self._turns = asyncio.Semaphore(at_once)
+        self._threads = LowPriorityThreads(2)
+        self._open: dict[asyncio.StreamWriter, asyncio.Task[None]] = {}
+        self._server: asyncio.Server | None = None
+        self.served = PeerServerCounters()
+
+    def __repr__(self) -> str:
+        return f"<PeerServer connections={len(self._open)} served={self.served.bytes}>"
+
+    async def listen(self, host: str, port: int, *, tls: ssl.SSLContext | None = None) -> int:
+        """Serve until `aclose`; returns the port. Raises OSError (an address in use)."""
+        self._server = await asyncio.start_server(
+            self._on_connection, host, port, ssl=tls, limit=http1.MAX_HEAD_BYTES
+        )
+        return int(self._server.sockets[0].getsockname()[1])
+
+    async def aclose(self) -> None:
+        """Cut every connection: who is cut asks elsewhere."""
+        if self._server is not None:
+            self._server.close()
+        for writer, task in list(self._open.items()):
+            writer.transport.abort()
+            task.cancel()
+        await asyncio.gather(*self._open.values(), return_exceptions=True)
+        self._threads.close()
+
+    async def _on_connection(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        if len(self._open) >= _CONNECTIONS:
+            writer.transport.abort()
+            return
+        task = asyncio.current_task()
+        assert task is not None
+        self._open[writer] = task
+        try:
+            while True:
+                async with asyncio.timeout(_IDLE_S):
+                    request = await http1.read_request(reader)
+                if request is None:
+                    return
+                await self._answer(request, writer)
+        except (http1.ProtocolViolation, OSError, TimeoutError):
+            writer.transport.abort()  # whoever asked is gone, or no node of ours
+        finally:
+            del self._open[writer]
+            writer.close()
+
+    async def _answer(self, request: http1.Request, writer: asyncio.StreamWriter) -> None:
+        path, _, query = request.target.partition("?")
+        try:
+            node = self._gate.admit(
+                request.headers.get("authorization"),
+                request.method,
+                request.target,
+                now=time.time(),
+                anybody=path == HOLDINGS_PATH,
+            )
+        except TokenRejected as e:
+            self.served.refused[e.reason] = self.served.refused.get(e.reason, 0) + 1
+            await self._say(writer, 401, str(e))
+            return
+        self._neighbourhood.met(node)
+        if request.method != "GET":
+            await self._say(writer, 405, "neighbours only read")
+        elif path == HOLDINGS_PATH:
+            await self._tell_holdings(writer, request.headers.get("if-none-match"))
+        elif (match := _PATH.match(path)) is not None:
+            index = int(match[2]) if match[2] is not None else None
+            await self._give(
+                writer,
+                _RequestedChunk(
+                    digest=match[1] or match[3],
+                    index=index,
+                    query=dict(urllib.parse.parse_qsl(query)),
+                ),
+                node,
+            )
+        else:
+            await self._say(writer, 404, "no such thing between nodes")
+
+    async def _tell_holdings(self, writer: asyncio.StreamWriter, known: str | None) -> None:
+        body = json.dumps(
+            {"files": self._shelf.files(), "models": self._shelf.models()}, separators=(",", ":")
+        ).encode()
+        etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
+        headers = {NODE_HEADER: self._neighbourhood.own_id, "ETag": etag}
+        writer.write(
+            http1.response_head(304, 0, headers)
+            if known == etag
+            else http1.response_head(200, len(body), headers) + body
+        )
+        await self._drain(writer)
+
+    async def _give(self, writer: asyncio.StreamWriter, piece: _RequestedChunk, node: str) -> None:
+        # asked first: while a thread looks, it may land
+        is_coming = self._under_way.is_coming(piece.key)
+        found = await self._find(piece)
+        if found is None and (is_coming or self._under_way.is_coming(piece.key)):
+            if "wait" not in piece.query:
+                return await self._say(writer, 202, "on its way here")
+            await self._under_way.wait(piece.key, timeout_s=_seconds(piece.query["wait"]))
+            found = await self._find(piece)
+        if found is None:
+            return await self._say_who(writer, piece, node)
+        try:
+            async with asyncio.timeout(_TURN_S):
+                await self._turns.acquire()
+        except TimeoutError:
+            self.served.busy += 1
+            return await self._say(writer, 503, "busy")
+        try:
+            await self._send(writer, found)
+        finally:
+            self._turns.release()
+
+    async def _say_who(
+        self, writer: asyncio.StreamWriter, piece: _RequestedChunk, node: str
+    ) -> None:
+        if "owner" in piece.query:
+            # this node just said that it has it not
+            without = {*piece.query.get("without", "").split(","), self._neighbourhood.own_id}
+            nodes = self._neighbourhood.nodes() | {node}
+            if (
+                at := self._notebook.fetcher(piece.key, asker=node, without=without, nodes=nodes)
+            ) != node:
+                await self._say(writer, 303, "", {AT_HEADER: at})
+                return
+        await self._say(writer, 404, "not here")
+
+    async def _find(self, piece: _RequestedChunk) -> ChunkLocation | bytes | None:
+        if piece.index is None:
+            return await self._threads.run(self._shelf.manifest, piece.digest)
+        return self._shelf.chunk(piece.digest, piece.index)
+
+    async def _send(self, writer: asyncio.StreamWriter, found: ChunkLocation | bytes) -> None:
+        if isinstance(found, bytes):
+            await self._pace.take(len(found))
+            writer.write(http1.response_head(200, len(found)) + found)
+            await self._drain(writer)
+            self.served.bytes += len(found)
+            return None
+        try:
+            descriptor = found.open()
+        except OSError:
+            return await self._say(writer, 404, "gone")
+        try:
+            writer.write(http1.response_head(200, found.length_bytes))
+            for at in range(0, found.length_bytes, _PIECE_BYTES):
+                length = min(_PIECE_BYTES, found.length_bytes - at)
+                await self._pace.take(length)
+                block = await self._threads.run(
+                    os.pread, descriptor, length, found.offset_bytes + at
+                )
+                if len(block) != length:
+                    raise http1.ProtocolViolation(f"{found.paths[-1].name} is shorter than it was")
+                writer.write(block)
+                await self._drain(writer)
+                self.served.bytes += length
+        finally:
+            os.close(descriptor)
+
+    async def _say(
+        self,
+        writer: asyncio.StreamWriter,
+        status: int,
+        text: str,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        body = text.encode()
+        writer.write(http1.response_head(status, len(body), headers) + body)
+        await self._drain(writer)
+
+    async def _drain(self, writer: asyncio.StreamWriter) -> None:
+        async with asyncio.timeout(_SEND_S):
+            await writer.drain()
+
+
+def _seconds(text: str) -> float:
+    return min(WAIT_S, float(text)) if _NUMBER.match(text) else 0.0

@@ -1,0 +1,115 @@
+"""All parts of the exchange between nodes, put together from settings for the life of a process."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import ssl
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pilotlight.core.settings import SettingsInvalid
+from weight_cache.peers.auth_tokens import PeerKeyMissing, TokenSigner, TokenVerifier
+from weight_cache.peers.bandwidth_limit import BandwidthLimiter
+from weight_cache.peers.client import PeerClient
+from weight_cache.peers.discovery import PeerDiscovery
+from weight_cache.peers.fetch_coordination import FetchAssignments, InFlightChunks
+from weight_cache.peers.fetcher import PeerFetcher
+from weight_cache.peers.membership import PeerMembership
+from weight_cache.peers.metrics import PeerCollector
+from weight_cache.peers.server import PeerServer
+from weight_cache.store.verified_chunks import VerifiedChunks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerSettings:
+    """How a node takes part: the fields `peers` and `peer_*` of `WeightCacheSettings`."""
+
+    peers: Sequence[str] | str
+    listen: str | None
+    answer_s: float
+    uploads_at_once: int
+    upload_bytes_per_s: int
+    distrust_s: float
+
+
+class PeerService:
+    """This node among the others: `exchange` is given to the store, then `open` with what the store
+    has. Owner: one event loop."""
+
+    def __init__(
+        self, terms: PeerSettings, key: TokenSigner, *, client_tls: ssl.SSLContext | None = None
+    ) -> None:
+        self._terms = terms
+        self._key = key
+        members = PeerDiscovery(terms.peers)
+        self._lines = PeerClient(tls=client_tls, tls_name=members.name)
+        self._notebook, self._under_way = FetchAssignments(), InFlightChunks()
+        self.neighbourhood = PeerMembership(
+            members,
+            self._lines,
+            key,
+            own_id=secrets.token_hex(16),
+            answer_s=terms.answer_s,
+            distrust_s=terms.distrust_s,
+        )
+        self.exchange = PeerFetcher(
+            self.neighbourhood,
+            self._lines,
+            key,
+            notebook=self._notebook,
+            under_way=self._under_way,
+            answer_s=terms.answer_s,
+        )
+        self.server: PeerServer | None = None
+        self.port: int | None = None
+        self._looking: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<PeerService {self.neighbourhood!r} {self.server!r} port={self.port}>"
+
+    @classmethod
+    def of(
+        cls, terms: PeerSettings, key_file: Path, *, client_tls: ssl.SSLContext | None = None
+    ) -> PeerService | None:
+        """None where a node is to know no others. Raises SettingsInvalid: without the platform's
+        key nobody would know it."""
+        if not terms.peers and terms.listen is None:
+            return None
+        try:
+            return cls(terms, TokenSigner.load(key_file), client_tls=client_tls)
+        except PeerKeyMissing as e:
+            raise SettingsInvalid(f"weight_cache.peers, weight_cache.peer_listen: {e}") from e
+
+    async def open(self, shelf: VerifiedChunks, *, tls: ssl.SSLContext | None = None) -> None:
+        """Begin to serve and to look around. Raises OSError (an address in use)."""
+        if self._terms.listen is not None:
+            self.server = PeerServer(
+                shelf,
+                self.neighbourhood,
+                TokenVerifier(self._key, own_id=self.neighbourhood.own_id),
+                notebook=self._notebook,
+                under_way=self._under_way,
+                pace=BandwidthLimiter(self._terms.upload_bytes_per_s, clock=time.monotonic),
+                at_once=self._terms.uploads_at_once,
+            )
+            host, _, port = self._terms.listen.rpartition(":")
+            self.port = await self.server.listen(host.strip("[]"), int(port), tls=tls)
+        self._looking = asyncio.create_task(self.neighbourhood.run(), name="look for peers")
+
+    def collector(self) -> PeerCollector:
+        """Its metrics."""
+        return PeerCollector(
+            neighbourhood=self.neighbourhood, exchange=self.exchange, server=self.server
+        )
+
+    async def aclose(self) -> None:
+        """Serve nobody any more first (they ask elsewhere), then let go of the others."""
+        if self.server is not None:
+            await self.server.aclose()
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.gather(self._looking, return_exceptions=True)
+        self._lines.close()

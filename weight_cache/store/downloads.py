@@ -1,0 +1,295 @@
+"""Models on their way into the store: each once, each file once, however many ask; what comes whole
+is published.
+
+claim room → bury what must go → fetch what is missing, file by file → link the model's directory →
+it is here. A fetch that fails, or that nobody waits for any more, gives its claim back and leaves
+its half files for the next try."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+from pilotlight.core.object_store import blob_key
+from pilotlight.core.threads import BoundedThreads, finish_in_thread, run_concurrently
+from weight_cache.errors import ChunkCorrupt, ManifestInvalid
+from weight_cache.fetch.file_download import FileDownloader, disk_error
+from weight_cache.fetch.partial_files import PartialFile
+from weight_cache.fetch.peer_source import ChunkRequest
+from weight_cache.fetch.read_scheduler import PriorityOf
+from weight_cache.fetch.single_flight import SingleFlight
+from weight_cache.manifest import MAX_MANIFEST_BYTES, Manifest, ManifestFile, parse
+from weight_cache.store.catalog import Catalog
+from weight_cache.store.counters import FetchRateMeter, StoreCounters
+from weight_cache.store.layout import StoreDirectory
+from weight_cache.store.verified_chunks import VerifiedChunks
+from weight_cache.types import LoadProgress
+
+_log = logging.getLogger(__name__)
+
+_FILES_AT_ONCE = 8
+"""Of one model: small ones wait for a disk flush each, which the disk does for several at once."""
+_FEW_FOLDERS = 128
+_FEW_FILES = 2048
+"""A model with more of either is linked in threads of their own: flushing 10,000 directories can
+take minutes."""
+
+OnProgress = Callable[[LoadProgress], None]
+"""Told while a model comes in; called on the store's event loop, must not block."""
+_OnFile = Callable[[int], None]
+"""Told how many bytes of a file are here."""
+T = TypeVar("T")
+
+
+class ModelDownloads:
+    """Brings models here. Owner: the store's event loop; see Catalogue for why no lock is
+    needed."""
+
+    def __init__(
+        self,
+        *,
+        directory: StoreDirectory,
+        catalogue: Catalog,
+        ingest: FileDownloader,
+        shelf: VerifiedChunks,
+        tally: StoreCounters,
+        meter: FetchRateMeter,
+        clock: Callable[[], float],
+    ) -> None:
+        self._directory = directory
+        self._catalogue = catalogue
+        self._ingest = ingest
+        self._shelf = shelf
+        self._tally = tally
+        self._meter = meter
+        self._clock = clock
+        self._models: SingleFlight[None] = SingleFlight(ingest.lanes.review)
+        self._files: SingleFlight[None] = SingleFlight(ingest.lanes.review)
+        self._progress: dict[str, LoadProgress] = {}
+        self._listeners: dict[str, list[OnProgress]] = {}
+        self._file_listeners: dict[str, list[_OnFile]] = {}
+        self._links = BoundedThreads(4, "link")
+        self._long_links = BoundedThreads(2, "link large")
+
+    def close(self) -> None:
+        """End the threads; nothing may be under way any more."""
+        self._links.close()
+        self._long_links.close()
+
+    async def bring(self, name: str, *, priority_of: PriorityOf) -> None:
+        """Return when the model is here. Raises ManifestInvalid, OriginUnavailable, ChunkCorrupt,
+        StoreFull, StoreFailed."""
+        await self._models.join(name, lambda lane: self._bring(name, lane), priority_of=priority_of)
+
+    @contextlib.contextmanager
+    def told(self, name: str, on_progress: OnProgress | None) -> Iterator[None]:
+        """While this lasts, `on_progress` hears how far the model is; at once when it is on its
+        way."""
+        if on_progress is None:
+            yield
+            return
+        if (progress := self._progress.get(name)) is not None:
+            on_progress(progress)
+        with _registered_listener(self._listeners, name, on_progress):
+            yield
+
+    async def _bring(self, name: str, priority_of: PriorityOf) -> None:
+        try:
+            manifest = await self._manifest(name)
+            await self._bring_files(name, manifest, priority_of)
+        except OSError as e:
+            raise disk_error(e, self._directory.root, f"model {name[:12]}") from e
+        finally:
+            self._progress.pop(name, None)
+
+    async def _bring_files(self, name: str, manifest: Manifest, priority_of: PriorityOf) -> None:
+        folders = manifest.folders()
+        removal = self._catalogue.claim(name, manifest.blobs(), folders=folders)
+        graves = self._directory.bury(removal)  # before anything is awaited
+        self._tally.evicted(removal)
+        if removal.models:
+            _log.info("evicted models=%d bytes=%d", len(removal.models), removal.size_bytes)
+        try:
+            # in one go: a cancellation must leave none behind
+            await finish_in_thread(self._directory.remove, *graves)
+            await self._fetch_files(name, manifest, priority_of)
+            is_large = folders > _FEW_FOLDERS or len(manifest.files) > _FEW_FILES
+            await (self._long_links if is_large else self._links).run_until_cancelled(
+                lambda stopped: self._directory.publish_model(name, manifest, stopped)
+            )
+            self._check_none_condemned(name, manifest)
+        except FileNotFoundError as e:
+            self._catalogue.abandon(name)
+            raise _quarantined_error(name) from e
+        except BaseException:
+            self._catalogue.abandon(name)
+            # a cancellation can come after the rename
+            if (grave := self._directory.detach_model(name)) is not None:
+                await finish_in_thread(self._directory.remove, grave)
+            raise
+        now = self._clock()
+        self._catalogue.model_arrived(name, now=now)
+        self._directory.touch(name, now=now)
+
+    def _check_none_condemned(self, name: str, manifest: Manifest) -> None:
+        """Another model's check may quarantine a file that both share after this one linked it;
+        before, linking finds it gone."""
+        if not all(self._catalogue.has_file(digest) for digest in manifest.blobs()):
+            raise _quarantined_error(name)
+
+    async def _fetch_files(self, name: str, manifest: Manifest, priority_of: PriorityOf) -> None:
+        """Fetch what is missing, small files side by side, and a large one's chunks too."""
+        files = {f.digest: f for f in manifest.files}
+        total = sum(manifest.blobs().values())
+        here = {d: file.size_bytes for d, file in files.items() if self._catalogue.has_file(d)}
+        done = sum(here.values())
+
+        def tell() -> None:
+            self._progress[name] = LoadProgress(done_bytes=done, total_bytes=total)
+            for listener in self._listeners.get(name, ()):
+                listener(self._progress[name])
+
+        def on_file(digest: str, size: int) -> None:
+            nonlocal done
+            done, here[digest] = done - here.get(digest, 0) + size, size
+            tell()
+
+        async def bring(digest: str, file: ManifestFile) -> None:
+            with _registered_listener(
+                self._file_listeners, digest, lambda size: on_file(digest, size)
+            ):
+                await self._files.join(
+                    digest, lambda lane: self._fetch(file, lane), priority_of=priority_of
+                )
+            if here.get(digest) != file.size_bytes:
+                on_file(digest, file.size_bytes)
+
+        missing = [(digest, file) for digest, file in files.items() if digest not in here]
+        tell()
+        with self._metered():
+            await run_concurrently(
+                (lambda d=d, f=f: bring(d, f) for d, f in missing), at_once=_FILES_AT_ONCE  # type: ignore[misc]
+            )
+
+    @contextlib.contextmanager
+    def _metered(self) -> Iterator[None]:
+        self._meter.began()
+        well = False
+        try:
+            yield
+            well = True
+        finally:
+            self._meter.ended(well=well)
+
+    async def _fetch(self, file: ManifestFile, priority_of: PriorityOf) -> None:
+        """One file, from where the last try left it; what of it is verified may be read by other
+        nodes meanwhile."""
+        if self._catalogue.has_file(file.digest):
+            return  # it landed between the look and the flight
+        partial = self._directory.partials.open(file)
+        with self._shelf.showing(file, partial):
+            await self._complete(file, partial, priority_of)
+
+    async def _complete(
+        self, file: ManifestFile, partial: PartialFile, priority_of: PriorityOf
+    ) -> None:
+        digest, done = file.digest, 0
+
+        def on_bytes(size: int) -> None:
+            nonlocal done
+            done += size
+            for listener in self._file_listeners.get(digest, ()):
+                listener(done)
+
+        def on_fetched(size: int) -> None:
+            self._tally.fetched_bytes += size
+            self._meter.count(size)
+            on_bytes(size)
+
+        def on_given(size: int) -> None:
+            self._tally.given_bytes += size
+            self._meter.count(size)
+            on_bytes(size)
+
+        def on_resumed(size: int) -> None:
+            self._tally.resumed_bytes += size
+            on_bytes(size)
+
+        partials = self._directory.partials
+        try:
+            await self._ingest.complete(
+                file,
+                partial,
+                priority_of=priority_of,
+                on_fetched=on_fetched,
+                on_given=on_given,
+                on_resumed=on_resumed,
+            )
+            await finish_in_thread(self._directory.publish_file, partial.path, digest)
+        finally:  # a cancellation can come after the rename: what is on the disk decides
+            try:
+                await finish_in_thread(partials.leave, partial)
+            finally:
+                self._catalogue.partial_left(digest, partials.kept_bytes(digest))
+                if self._directory.file(digest).exists():
+                    self._catalogue.file_arrived(digest, file.size_bytes)
+
+    async def _manifest(self, name: str) -> Manifest:
+        """From the disk when it is known here, else from the origin, and kept."""
+        if (known := await finish_in_thread(self._directory.notes.manifest, name)) is not None:
+            return known
+        if self._ingest.neighbours is None:
+            return await self._take_down(name, await self._read_manifest(name))
+        wanted = ChunkRequest(digest=name, index=None, length_bytes=MAX_MANIFEST_BYTES, sha256=name)
+        async with self._ingest.neighbours.asked(wanted) as given:
+            if given is not None and hashlib.sha256(given.block).hexdigest() == name:
+                self._ingest.neighbours.used(given)
+                return await self._take_down(name, given.block)
+            if given is not None:
+                self._ingest.neighbours.report_corrupt(given)
+            return await self._take_down(name, await self._read_manifest(name))
+
+    async def _read_manifest(self, name: str) -> bytes:
+        """From the origin; its bytes are what its name says."""
+        size = await self._ingest.origin.size(name)
+        if size > MAX_MANIFEST_BYTES:
+            raise ManifestInvalid(
+                f"blob {name[:12]} of {size} bytes is too long for a manifest "
+                f"({MAX_MANIFEST_BYTES})"
+            )
+        raw = bytes(await self._ingest.origin.read(name, offset_bytes=0, length_bytes=size))
+        if hashlib.sha256(raw).hexdigest() != name:
+            raise ChunkCorrupt(
+                f"manifest {name[:12]} does not match its hash: the origin's copy is damaged. "
+                f"Remove {blob_key(name)} there, deploy again"
+            )
+        return raw
+
+    async def _take_down(self, name: str, raw: bytes) -> Manifest:
+        # some seconds for the longest: others are served meanwhile
+        manifest = await finish_in_thread(parse, raw)
+        await finish_in_thread(self._directory.notes.write_manifest, name, raw)
+        await finish_in_thread(self._directory.notes.prune_manifests, self._catalogue.names())
+        return manifest
+
+
+def _quarantined_error(name: str) -> ChunkCorrupt:
+    return ChunkCorrupt(
+        f"a file of model {name[:12]} was found corrupt while the model was put together: try "
+        f"again, it is fetched anew"
+    )
+
+
+@contextlib.contextmanager
+def _registered_listener(listeners: dict[str, list[T]], key: str, listener: T) -> Iterator[None]:
+    heard = listeners.setdefault(key, [])
+    heard.append(listener)
+    try:
+        yield
+    finally:
+        heard.remove(listener)
+        if not heard:
+            listeners.pop(key, None)

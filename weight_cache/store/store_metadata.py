@@ -1,0 +1,154 @@
+"""What the store writes down beside its files: manifests, leases, pins, and how far the scrubber
+is.
+
+Each note is one small file, renamed in whole. What nobody asks for again after a power cut
+(manifests, pins) is flushed, what ends with it (leases) is not. Blocking, and quick."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from weight_cache.errors import ManifestInvalid
+from weight_cache.manifest import Manifest, parse
+from weight_cache.types import Lease
+
+_MANIFESTS_KEPT = 64
+"""Of models that are not here: what a fetch lacks can be said, and a fetch begin, without asking
+the origin."""
+_MANIFESTS_BYTES = 128 * 1024**2
+"""Of these, but for the newest: they are outside the budget."""
+FOLDERS = ("manifests", "leases", "pins")
+
+
+class StoreMetadata:
+    """The notes of one store directory; `temp` gives new paths on the same file system."""
+
+    def __init__(self, root: Path, temp: Callable[[], Path]) -> None:
+        self._root = root
+        self._temp = temp
+
+    def write_manifest(self, name: str, raw: bytes) -> None:
+        """Write down what a model consists of, before anything of it comes."""
+        note = self._temp()
+        try:
+            _write_durably(note, raw)
+            note.rename(self._root / "manifests" / name)
+        except OSError:
+            note.unlink(missing_ok=True)
+            raise
+
+    def prune_manifests(self, keep: set[str]) -> None:
+        """Remove manifests of models that are gone, but for the newest. Several threads may."""
+        others = []
+        for note in (self._root / "manifests").iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                if note.name not in keep:
+                    others.append((note.stat().st_mtime_ns, note.stat().st_size, note))
+        room = _MANIFESTS_BYTES
+        for kept, (_, size, note) in enumerate(sorted(others, reverse=True)):
+            room -= size
+            if kept >= _MANIFESTS_KEPT or (kept and room < 0):
+                note.unlink(missing_ok=True)
+
+    def manifests(self) -> list[str]:
+        """Every manifest that is kept, oldest first."""
+        return [
+            note.name
+            for note in sorted(
+                (self._root / "manifests").iterdir(), key=lambda n: n.stat().st_mtime_ns
+            )
+        ]
+
+    def manifest(self, name: str) -> Manifest | None:
+        """The manifest of a model; None when it is not here, not readable, or not what its name
+        says."""
+        raw = self.raw_manifest(name)
+        try:
+            return parse(raw) if raw is not None else None
+        except ManifestInvalid:
+            return None
+
+    def raw_manifest(self, name: str) -> bytes | None:
+        """The bytes of a manifest; None when it is not here, or not what its name says."""
+        try:
+            raw = (self._root / "manifests" / name).read_bytes()
+        except OSError:
+            return None
+        return raw if hashlib.sha256(raw).hexdigest() == name else None
+
+    def write_pin(self, name: str) -> None:
+        """Keep a pin; durable, because nobody asks for it again after a power cut."""
+        (self._root / "pins" / name).touch()
+        sync_directory(self._root / "pins")
+
+    def remove_pin(self, name: str) -> None:
+        """Forget a pin."""
+        (self._root / "pins" / name).unlink(missing_ok=True)
+
+    def pins(self) -> list[str]:
+        """Every pin."""
+        return sorted(pin.name for pin in (self._root / "pins").iterdir())
+
+    def scrubbed(self) -> str:
+        """The file that was checked last; empty before the first."""
+        try:
+            return (self._root / "scrubbed").read_text()
+        except (OSError, UnicodeDecodeError):
+            return ""
+
+    def write_scrub_position(self, digest: str) -> None:
+        """Remember the file that was checked last."""
+        note = self._temp()
+        note.write_text(digest)
+        note.rename(self._root / "scrubbed")
+
+    def write_lease(self, lease: Lease) -> None:
+        """Keep a lease for our own restart. Not flushed: a power cut ends its holder too."""
+        note = self._temp()
+        note.write_text(json.dumps({**lease.to_json(), "boot": _boot_id()}))
+        note.rename(self._root / "leases" / lease.id)
+
+    def remove_lease(self, lease_id: str) -> None:
+        """Forget a lease."""
+        (self._root / "leases" / lease_id).unlink(missing_ok=True)
+
+    def leases(self) -> Iterator[Lease]:
+        """Leases of this boot; those of an earlier one, whose holders are gone, and broken ones are
+        removed."""
+        for note in sorted((self._root / "leases").iterdir()):
+            try:
+                body = json.loads(note.read_text())
+                boot = body.pop("boot")
+                lease = Lease.from_json(body)
+            except (OSError, ValueError, KeyError, TypeError):
+                note.unlink(missing_ok=True)
+                continue
+            if boot == _boot_id():
+                yield lease
+            else:
+                note.unlink(missing_ok=True)
+
+
+def _boot_id() -> str:
+    """Changes with every boot (random(4))."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def _write_durably(path: Path, content: bytes) -> None:
+    with path.open("xb") as stream:
+        stream.write(content)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
