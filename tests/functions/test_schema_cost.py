@@ -148,5 +148,5 @@ def test_the_schema_of_a_models_answer_has_bounds_of_its_own(schema: dict[str, A
         "response_format": {"type": "json_schema", "json_schema": {"schema": schema}},
     }
 
-    with pytest.raises(InvalidInput, match="too large"):
+    with pytest.raises(InvalidInput, match="too complex"):
         OpenAIRequest("/v1/chat/completions", body)

@@ -171,7 +171,8 @@ class ModelDownloads:
         tell()
         with self._metered():
             await run_concurrently(
-                (lambda d=d, f=f: bring(d, f) for d, f in missing), at_once=_FILES_AT_ONCE  # type: ignore[misc]
+                (lambda d=d, f=f: bring(d, f) for d, f in missing),
+                at_once=_FILES_AT_ONCE,  # type: ignore[misc]
             )
 
     @contextlib.contextmanager

@@ -162,7 +162,7 @@ def test_feedback_is_sent_once(shell: Shell) -> None:
         shell.run("feedback", "send", "req-1", "rating=4").stdout.strip()
         == "req-1: this was known already"
     )
-    assert "already: 4.0" in shell.failed("feedback", "send", "req-1", "rating=5")
+    assert "on 'rating': 4.0" in shell.failed("feedback", "send", "req-1", "rating=5")
 
 
 def test_feedback_from_python(shell: Shell) -> None:

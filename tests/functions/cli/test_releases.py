@@ -93,7 +93,7 @@ def test_a_bad_release_is_refused_and_the_way_out_is_shown(shell: Shell) -> None
     metrics = shell.home / "metrics.json"
     metrics.write_text('{"embed": {"accuracy": 0.9}, "loss": 0.1}')
     gated = shell.source(returns="float", require='{"accuracy": ">= 0.91"}')
-    assert "accuracy >= 0.91: it is 0.9" in shell.failed(
+    assert "accuracy >= 0.91: the value is 0.9" in shell.failed(
         "deploy", gated, "--no-wait", "--eval", str(metrics)
     )
     metrics.write_text('{"accuracy": 0.95}')

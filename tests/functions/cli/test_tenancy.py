@@ -235,7 +235,7 @@ def test_a_key_is_bound_to_an_app_and_rotated(shell: Shell) -> None:
     assert f"{old['id']} works for another 1h" in done.stderr
     new = shell.json("token", "list")[0]
     assert (new["replaces"], new["app"], new["name"]) == (old["id"], "search", "ci")
-    assert "was rotated into" in shell.failed("token", "rotate", old["id"], "--yes")
+    assert "was already rotated into" in shell.failed("token", "rotate", old["id"], "--yes")
     assert "search" in shell.run("token", "list").stdout
     with shell.platform.client(done.stdout.strip()) as client:
         assert client.whoami()["bound_app"] == "search"

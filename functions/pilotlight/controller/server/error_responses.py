@@ -183,7 +183,7 @@ async def _on_database(request: Request, error: Exception) -> Response:
         error,
     )
     away = Unavailable(
-        "the control plane's database does not answer: nothing was changed; functions go on",
+        "the control plane's database does not answer: nothing was changed; functions still work",
         retry_after_s=DATABASE_RETRY_S,
     )
     return await _on_ours(request, away)

@@ -23,7 +23,10 @@ def deploy(world: World, cpu: float, **terms: object) -> str:
     with world.store.write() as write:
         parsed = from_json(FunctionSpec, spec(resources={"cpu": cpu}))
         done = app_registry.deploy(
-            write, world.place, specs=[parsed], terms=ReleaseOptions(**terms)  # type: ignore[arg-type]
+            write,
+            world.place,
+            specs=[parsed],
+            terms=ReleaseOptions(**terms),  # type: ignore[arg-type]
         )
     return done.functions[0].revision
 
