@@ -8,6 +8,7 @@ its half files for the next try."""
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import logging
 from collections.abc import Callable, Iterator
@@ -171,8 +172,8 @@ class ModelDownloads:
         tell()
         with self._metered():
             await run_concurrently(
-                (lambda d=d, f=f: bring(d, f) for d, f in missing),
-                at_once=_FILES_AT_ONCE,  # type: ignore[misc]
+                (functools.partial(bring, digest, file) for digest, file in missing),
+                at_once=_FILES_AT_ONCE,
             )
 
     @contextlib.contextmanager
