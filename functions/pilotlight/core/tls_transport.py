@@ -1,4 +1,4 @@
-"""httpx's transport, whose errors say what is wrong with whose certificate. Apart from `addresses`,
+"""httpx's transport, whose errors say what is wrong with whose certificate. Apart from `transport`,
 so that a process without TLS connections starts without httpx."""
 
 from __future__ import annotations

@@ -1,2 +1,2 @@
-"""The HTTP side of an instance: server, calls, results and web applications. What a call computes
-is `user_code`."""
+"""The HTTP side of an instance: its server, its calls and their deadlines. What a call computes,
+its results and web applications are `user_code`."""

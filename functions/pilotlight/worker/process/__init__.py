@@ -1,2 +1,2 @@
-"""The worker process itself: its start, its channel to the shim, its threads, output and memory,
-and what changes when it resumes. User code is loaded in `user_code`."""
+"""The worker process itself: its channel to the shim, its threads and memory, the snapshot point
+of a Template, and what changes when it resumes. User code is loaded in `user_code`."""

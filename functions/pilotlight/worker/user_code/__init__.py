@@ -1,2 +1,2 @@
-"""What the tenant wrote: loading it, its methods and hooks, its arguments, examples, spans and
+"""What the tenant wrote: loading it, its methods, arguments, results, examples, output, spans and
 errors. Everything here runs only in the tenant's own process."""
