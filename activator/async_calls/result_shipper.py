@@ -15,9 +15,10 @@ import httpx
 from activator.async_calls.pending import PendingCalls
 from activator.async_calls.result_stream import FINAL
 from activator.billing.journal import Journal
-from pilotlight.core.cookies import no_cookies
+from pilotlight.core.backoff import Backoff
+from pilotlight.core.controller_client import controller_client
 from pilotlight.core.transport import Endpoint
-from pilotlight.protocol import CALLS_PATH, HEADER_PLATFORM_TOKEN, CallRecord
+from pilotlight.protocol import CALLS_PATH, CallRecord
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +26,7 @@ SHIP_BATCH = 200
 MAX_BATCH_BYTES = 16 * 1024 * 1024
 """Limit of results and dead letters in one request, which the controller parses as a whole."""
 SHIP_GATHER_S = 0.05
-SHIP_RETRY_S = (0.1, 0.5, 1.0, 5.0)
+FIRST_RETRY_S, MAX_RETRY_S = 0.1, 5.0
 
 
 class ResultShipper:
@@ -36,20 +37,14 @@ class ResultShipper:
     ) -> None:
         self._held = held
         self._journal = journal
-        self._client = httpx.AsyncClient(
-            transport=controller.transport(),
-            base_url=controller.base_url,
-            headers={HEADER_PLATFORM_TOKEN: token},
-            timeout=30.0,
-            cookies=no_cookies(),
-        )
+        self._client = controller_client(controller, token=token, timeout_s=30.0)
 
     def __repr__(self) -> str:
         return f"<ResultShipper of {self._held!r}>"
 
     async def run(self) -> None:
         """Ship until cancelled."""
-        failures = 0
+        backoff = Backoff(first_s=FIRST_RETRY_S, max_s=MAX_RETRY_S)
         while True:
             await self._held.news.wait()
             await asyncio.sleep(SHIP_GATHER_S)
@@ -60,16 +55,15 @@ class ResultShipper:
                 )
                 response.raise_for_status()
             except httpx.HTTPError as e:
-                if failures == 0:
+                if not backoff.failures:
                     log.warning(
                         "cannot ship call states to the controller; retrying count=%d error=%r",
                         len(batch),
                         e,
                     )
-                await asyncio.sleep(SHIP_RETRY_S[min(failures, len(SHIP_RETRY_S) - 1)])
-                failures += 1
+                await backoff.pause()
                 continue
-            failures = 0
+            backoff.reset()
             self._shipped([record for record, _ in batch])
 
     def _batch(self) -> list[tuple[CallRecord, dict[str, Any]]]:

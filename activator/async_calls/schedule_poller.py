@@ -22,16 +22,17 @@ from typing import Any, Protocol
 import httpx
 
 from pilotlight import errors
-from pilotlight.core.cookies import no_cookies
+from pilotlight.core.backoff import Backoff
+from pilotlight.core.controller_client import controller_client
 from pilotlight.core.transport import Endpoint
-from pilotlight.protocol import DUE_PATH, HEADER_PLATFORM_TOKEN, MAX_WITHOUT
+from pilotlight.protocol import DUE_PATH, MAX_WITHOUT
 
 log = logging.getLogger(__name__)
 
 WAIT_S = 25.0
 """Long poll timeout of the controller."""
 ANSWER_S = 10.0
-RETRY_S = (0.1, 0.5, 1.0, 5.0)
+FIRST_RETRY_S, MAX_RETRY_S = 0.1, 5.0
 FULL_S = 5.0
 """Pause for the due calls of a tenant after one was refused: by then some of its pending calls may
 have ended."""
@@ -73,12 +74,8 @@ class SchedulePoller:
         self._wait_s = wait_s
         self._full: dict[str, float] = {}
         """Tenants without capacity, and until when (time.monotonic) they are skipped."""
-        self._client = httpx.AsyncClient(
-            transport=controller.transport(),
-            base_url=controller.base_url,
-            headers={HEADER_PLATFORM_TOKEN: token},
-            timeout=httpx.Timeout(ANSWER_S, read=wait_s + ANSWER_S),
-            cookies=no_cookies(),
+        self._client = controller_client(
+            controller, token=token, timeout_s=ANSWER_S, read_s=wait_s + ANSWER_S
         )
 
     def __repr__(self) -> str:
@@ -86,16 +83,15 @@ class SchedulePoller:
 
     async def run(self) -> None:
         """Poll until cancelled. While the controller is unavailable due calls wait there."""
-        failures = 0
+        backoff = Backoff(first_s=FIRST_RETRY_S, max_s=MAX_RETRY_S)
         while True:
             try:
                 await self.round()
-                failures = 0
+                backoff.reset()
             except (httpx.HTTPError, errors.PilotlightError) as e:
-                if failures == 0:
+                if not backoff.failures:
                     log.warning("cannot poll the controller for due calls; retrying error=%r", e)
-                await asyncio.sleep(RETRY_S[min(failures, len(RETRY_S) - 1)])
-                failures += 1
+                await backoff.pause()
 
     async def round(self) -> None:
         """Run one poll: first claim calls that an earlier process or round left in the journal,

@@ -27,6 +27,7 @@ from activator.fairness.start_admission import StartAdmission
 from activator.llm.engine_sleep import EngineSleepMode
 from activator.resilience.breaker import State
 from activator.routing.route_table import CallTarget, RouteTable
+from pilotlight.core.backoff import Backoff
 from snapshotter import errors as agent_errors
 from snapshotter.types import (
     AgentEvent,
@@ -49,7 +50,7 @@ minute."""
 DROP_S = 30.0
 """A revision at zero is dropped after this long without a call: its windows would be empty
 anyway."""
-REWATCH_S = (0.05, 0.1, 0.5, 1.0, 2.0)
+FIRST_REWATCH_S, MAX_REWATCH_S = 0.05, 2.0
 ORPHAN_GRACE_S = 5.0
 """An instance without a route has no waiting caller; it gets this long for its exit hooks."""
 
@@ -303,20 +304,19 @@ class AutoscalerLoop:
 
     async def watch(self) -> None:
         """Follow the agent's events until cancelled; reconcile after a lost connection."""
-        failures = 0
+        backoff = Backoff(first_s=FIRST_REWATCH_S, max_s=MAX_REWATCH_S)
         while True:
             try:
                 await self.reconcile()
                 async for event in self._fleet.watch():
-                    failures = 0
+                    backoff.reset()
                     self._on_event(event)
             except agent_errors.SnapshotterError as e:
-                if failures == 0:
+                if not backoff.failures:
                     log.warning(
                         "node agent does not answer; running instances continue error=%s", e
                     )
-                await asyncio.sleep(REWATCH_S[min(failures, len(REWATCH_S) - 1)])
-                failures += 1
+                await backoff.pause()
 
     def _on_event(self, event: AgentEvent) -> None:
         if event.kind in ("template_ready", "template_gone"):

@@ -19,18 +19,18 @@ from activator.fairness.start_admission import StartAdmission
 from activator.fairness.start_request import StartCancelled, StartRequest
 from activator.routing.route_table import CallTarget
 from pilotlight import errors
+from pilotlight.core.backoff import Backoff
 from pilotlight.spec.identifiers import Priority
 from snapshotter import errors as agent_errors
 from snapshotter.types import InstanceId, InstanceInfo
 
 log = logging.getLogger(__name__)
 
-AGENT_RETRY_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
-"""Seconds between start attempts while the agent is unavailable; the last one repeats as long as
-calls wait."""
-ALLOWANCE_RETRY_S = (0.02, 0.05, 0.1, 0.25)
-"""Seconds between requests for an allowance that the other activators hold; the last one repeats as
-long as the start is needed."""
+FIRST_AGENT_RETRY_S, MAX_AGENT_RETRY_S = 0.05, 2.0
+"""Seconds between start attempts while the agent is unavailable, as long as calls wait."""
+FIRST_ALLOWANCE_RETRY_S, MAX_ALLOWANCE_RETRY_S = 0.02, 0.25
+"""Seconds between requests for an allowance that the other activators hold, as long as the start is
+needed."""
 STOP_GRACE_S = 30.0
 """Seconds between SIGTERM and SIGKILL for exit hooks and calls in flight."""
 USED_CPU = "cpu_ns"
@@ -184,12 +184,11 @@ class InstanceLifecycle:
     async def _wait_allowances(self, request: StartRequest) -> None:
         """Wait until all activators together may hold one more instance. Calls wait meanwhile, each
         until its own deadline."""
-        attempt = 0
+        backoff = Backoff(first_s=FIRST_ALLOWANCE_RETRY_S, max_s=MAX_ALLOWANCE_RETRY_S)
         while not await self._try_acquire_allowances(request):
             if not self._owner.is_needed:
                 raise StartCancelled
-            await asyncio.sleep(ALLOWANCE_RETRY_S[min(attempt, len(ALLOWANCE_RETRY_S) - 1)])
-            attempt += 1
+            await backoff.pause()
 
     async def _try_acquire_allowances(self, request: StartRequest) -> bool:
         """Acquire the allowances of the revision and of its tenant: all or none."""
@@ -216,7 +215,7 @@ class InstanceLifecycle:
         """Start the instance. Returns it and when the successful attempt began: earlier waiting
         does not count."""
         await self._gate.capacity.wait_turn(request)
-        attempt = 0
+        backoff = Backoff(first_s=FIRST_AGENT_RETRY_S, max_s=MAX_AGENT_RETRY_S)
         while True:
             began = self._clock()
             try:
@@ -230,8 +229,7 @@ class InstanceLifecycle:
             except agent_errors.AgentUnavailable:
                 if not self._owner.is_needed:
                     raise
-                await asyncio.sleep(AGENT_RETRY_S[min(attempt, len(AGENT_RETRY_S) - 1)])
-                attempt += 1
+                await backoff.pause()
             else:
                 return info, began
 

@@ -23,16 +23,17 @@ from activator.billing.errors import LedgerUnavailable
 from activator.billing.journal import Journal, Recovered
 from activator.billing.service import ControllerLedger
 from activator.billing.shipping import REFUSED_NAME, Shipper
-from pilotlight.core.cookies import no_cookies
+from pilotlight.core.backoff import Backoff
+from pilotlight.core.controller_client import controller_client
 from pilotlight.core.transport import Endpoint
-from pilotlight.protocol import CALLS_PATH, DUE_PATH, HEADER_PLATFORM_TOKEN
+from pilotlight.protocol import CALLS_PATH, DUE_PATH
 
 log = logging.getLogger(__name__)
 
 PATIENCE_S = 60.0
 """How long to retry a controller that does not answer. It restarts in less; otherwise run the
 command again."""
-PAUSES_S = (0.2, 0.5, 1.0, 2.0, 5.0)
+FIRST_RETRY_S, MAX_RETRY_S = 0.2, 5.0
 ANSWER_S = 30.0
 
 
@@ -105,13 +106,7 @@ class _JournalDrain:
         self._activator = activator
         self._ledger = ControllerLedger(controller=controller, token=token, activator=activator)
         self._shipper = Shipper(journal, self._ledger)
-        self._client = httpx.AsyncClient(
-            transport=controller.transport(),
-            base_url=controller.base_url,
-            headers={HEADER_PLATFORM_TOKEN: token},
-            timeout=ANSWER_S,
-            cookies=no_cookies(),
-        )
+        self._client = controller_client(controller, token=token, timeout_s=ANSWER_S)
 
     async def __aenter__(self) -> Self:
         return self
@@ -155,14 +150,13 @@ class _JournalDrain:
         return ", ".join(parts) + (f": {failure}" if failure else "") if parts else ""
 
     async def _with_retries(self, step: Callable[[], Awaitable[int]]) -> int:
-        attempt = 0
+        backoff = Backoff(first_s=FIRST_RETRY_S, max_s=MAX_RETRY_S)
         while True:
             try:
                 return await step()
             except (LedgerUnavailable, httpx.TransportError, _Busy) as e:
                 log.warning("controller does not answer, retrying error=%s", e)
-                await asyncio.sleep(PAUSES_S[min(attempt, len(PAUSES_S) - 1)])
-                attempt += 1
+                await backoff.pause()
 
     async def _deliver(self) -> int:
         """Deliver results that the controller does not have yet."""

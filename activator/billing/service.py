@@ -28,8 +28,9 @@ from activator.worker_client.connection import (
     WorkerConnectionLost,
     WorkerResponse,
 )
+from pilotlight.core.controller_client import HEADER_PLATFORM_TOKEN
 from pilotlight.core.transport import Endpoint
-from pilotlight.protocol import BUDGETS_PATH, HEADER_PLATFORM_TOKEN, USAGE_PATH, BudgetState
+from pilotlight.protocol import BUDGETS_PATH, USAGE_PATH, BudgetState
 from pilotlight.spec.pricing import Rates
 
 log = logging.getLogger(__name__)

@@ -21,6 +21,7 @@ from activator.billing import journal_format
 from activator.billing.errors import LedgerRefused, LedgerUnavailable
 from activator.billing.journal import Journal
 from activator.billing.segments import Cursor, save_checkpoint, segment_path
+from pilotlight.core.backoff import Backoff
 from pilotlight.protocol import BudgetState
 
 log = logging.getLogger(__name__)
@@ -179,7 +180,6 @@ class Shipper:
         | None = None,
         before_batch: Callable[[], Awaitable[None]] | None = None,
         first_backoff_s: float = FIRST_BACKOFF_S,
-        max_backoff_s: float = MAX_BACKOFF_S,
         wall_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         """`before_batch` is awaited before each batch is read, `on_accepted` after the ledger
@@ -191,7 +191,6 @@ class Shipper:
         self._ledger = ledger
         self._gather_s = gather_s
         self._first_backoff_s = first_backoff_s
-        self._max_backoff_s = max_backoff_s
         self._wall_ns = wall_ns
         self.refused = 0
 
@@ -213,23 +212,23 @@ class Shipper:
 
     async def run(self) -> None:
         """Ship until cancelled. Retries an unreachable ledger with exponential backoff."""
-        backoff_s = self._first_backoff_s
+        backoff = Backoff(first_s=self._first_backoff_s, max_s=MAX_BACKOFF_S)
         while True:
             await self._journal.wait_unshipped()
             await asyncio.sleep(self._gather_s)
             try:
                 while await self._ship() and self._journal.statistics().unshipped >= FEW_RECORDS:
                     pass
-                backoff_s = self._first_backoff_s
+                backoff.reset()
             except (LedgerUnavailable, OSError) as e:
+                wait_s = backoff.next_s()
                 log.warning(
                     "usage not shipped: records=%d retry_s=%.1f error=%s",
                     self.lag().records,
-                    backoff_s,
+                    wait_s,
                     e,
                 )
-                await asyncio.sleep(backoff_s)
-                backoff_s = min(self._max_backoff_s, 2 * backoff_s)
+                await asyncio.sleep(wait_s)
 
     async def flush(self) -> int:
         """Ship all records and return their number. Raises LedgerUnavailable, or OSError of the

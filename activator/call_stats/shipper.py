@@ -17,9 +17,10 @@ from typing import Any, Protocol
 import httpx
 
 from activator.call_stats.observer import CallStats
-from pilotlight.core.cookies import no_cookies
+from pilotlight.core.backoff import Backoff
+from pilotlight.core.controller_client import controller_client
 from pilotlight.core.transport import Endpoint
-from pilotlight.protocol import HEADER_PLATFORM_TOKEN, OBSERVATIONS_PATH
+from pilotlight.protocol import OBSERVATIONS_PATH
 from pilotlight.spec.observations import Observation, add_observation
 
 log = logging.getLogger(__name__)
@@ -32,7 +33,7 @@ BATCH = 1000
 """Maximum observations of a post, about a megabyte."""
 MAX_KEPT = 50_000
 """Maximum observations in memory."""
-RETRY_S = (1.0, 2.0, 5.0)
+FIRST_RETRY_S, MAX_RETRY_S = 1.0, 5.0
 Key = tuple[str, str, str, str, int]
 
 
@@ -53,13 +54,7 @@ class ControllerReceiver:
     """The controller's endpoint."""
 
     def __init__(self, *, controller: Endpoint, token: str) -> None:
-        self._client = httpx.AsyncClient(
-            transport=controller.transport(),
-            base_url=controller.base_url,
-            headers={HEADER_PLATFORM_TOKEN: token},
-            timeout=10.0,
-            cookies=no_cookies(),
-        )
+        self._client = controller_client(controller, token=token, timeout_s=10.0)
 
     async def accept(self, body: dict[str, Any]) -> bool:
         """Send a batch to the controller."""
@@ -134,7 +129,7 @@ class StatsShipper:
         self._pending = PendingStats()
         self._sent: Sequence[Observation] = ()
         self._counted_since = clock()
-        self._failures = 0
+        self._backoff = Backoff(first_s=FIRST_RETRY_S, max_s=MAX_RETRY_S)
         self.lost = 0
 
     def __repr__(self) -> str:
@@ -146,14 +141,10 @@ class StatsShipper:
     async def run(self) -> None:
         """Count and post until cancelled."""
         while True:
-            delay_s = (
-                RETRY_S[min(self._failures, len(RETRY_S)) - 1]
-                if self._failures
-                else self._until_next_s()
-            )
-            await asyncio.sleep(delay_s)
+            await asyncio.sleep(self._until_next_s())
             self.count()
-            await self.post()
+            if not await self.post():
+                await self._backoff.pause()
 
     def _until_next_s(self) -> float:
         """Time to the next whole second of the clock, so that a minute's last calls count for that
@@ -178,14 +169,16 @@ class StatsShipper:
                 lost,
             )
 
-    async def post(self) -> None:
-        """Post the stored observations, until none is left or a post fails."""
+    async def post(self) -> bool:
+        """Post the stored observations, until none is left or a post fails; returns whether all
+        were posted."""
         while self._sent or self._pending:
             if not self._sent:
                 self._sent = self._pending.pop(BATCH)
                 self._sequence += 1
             if not await self._post():
-                return
+                return False
+        return True
 
     async def _post(self) -> bool:
         observations = [one.to_json() for one in self._sent]
@@ -210,14 +203,13 @@ class StatsShipper:
             return self._on_failure(e)
         except httpx.HTTPError as e:
             return self._on_failure(e)
-        self._failures = 0
+        self._backoff.reset()
         self._sent = ()
         return True
 
     def _on_failure(self, error: httpx.HTTPError) -> bool:
-        if not self._failures:
+        if not self._backoff.failures:
             log.warning("event=observations_not_posted error=%r", error)
-        self._failures += 1
         return False
 
     async def aclose(self) -> None:

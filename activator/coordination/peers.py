@@ -26,7 +26,6 @@ import httpx
 
 from activator.http.request import HOP_BY_HOP, Headers, Request
 from pilotlight import errors
-from pilotlight.core.cookies import no_cookies
 from pilotlight.core.settings import SettingsInvalid
 from pilotlight.core.transport import Endpoint, TlsCredentials
 
@@ -90,12 +89,7 @@ class ActivatorPeers:
             limits = httpx.Limits(
                 max_connections=self._max_connections, max_keepalive_connections=20
             )
-            clients[index] = httpx.AsyncClient(
-                transport=address.transport(limits=limits),
-                base_url=address.base_url,
-                timeout=timeout,
-                cookies=no_cookies(),
-            )
+            clients[index] = address.client(timeout=timeout, limits=limits)
         return clients[index]
 
     @contextmanager

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 REFUSAL_S = 1.5
 """A refusal counts for this long; a member that still needs instances requests them again well
-before (throttler.ALLOWANCE_RETRY_S)."""
+before (balancing.instance_lifecycle.FIRST_ALLOWANCE_RETRY_S)."""
 
 
 class RedisState:

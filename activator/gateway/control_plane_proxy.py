@@ -27,7 +27,6 @@ from activator.http.request import HOP_BY_HOP, Headers, Request
 from activator.routing.api_keys import Principal
 from activator.routing.route_table import RouteTable
 from pilotlight import errors
-from pilotlight.core.cookies import no_cookies
 from pilotlight.core.crypto import Sealer
 from pilotlight.core.dashboard import visitor_cookie
 from pilotlight.core.dashboard.dashboard_origin import DASHBOARD_PATH
@@ -87,11 +86,9 @@ class ControlPlaneProxy:
         self.catch_up = catch_up
         self._others_catch_up = others_catch_up
         self._strangers = strangers
-        self._client = httpx.AsyncClient(
-            transport=controller.transport(limits=httpx.Limits(max_connections=MAX_CONNECTIONS)),
-            base_url=controller.base_url,
+        self._client = controller.client(
             timeout=httpx.Timeout(10.0, read=_IDLE_S, write=_IDLE_S),
-            cookies=no_cookies(),
+            limits=httpx.Limits(max_connections=MAX_CONNECTIONS),
         )
 
     def __repr__(self) -> str:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 import httpx
 
 from activator.routing.route_table import CallTarget
+from pilotlight.core.backoff import Backoff
 from pilotlight.core.cookies import no_cookies
 from pilotlight.protocol import WORKER_STATUS
 
@@ -32,8 +33,8 @@ MOST_ALL = 2000
 """Requests held for all revisions together; each revision has at least one."""
 LOOK_S = 0.25
 """Interval between checks of how many calls wait."""
-PAUSES_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
-"""Pauses between the end of a request and the next one; the last one repeats."""
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.05, 2.0
+"""The first and the longest pause between the end of a request and the next one."""
 CONNECT_S = 3.0
 NAMESPACE, REVISION = "Knative-Serving-Namespace", "Knative-Serving-Revision"
 
@@ -136,7 +137,7 @@ class ActivationRequests:
     async def _hold_request(self, key: str, wake: _Wake) -> None:
         """Send a request, and another after it ends, until cancelled."""
         namespace, revision = wake.place
-        ended = 0
+        backoff = Backoff(first_s=FIRST_PAUSE_S, max_s=MAX_PAUSE_S)
         while True:
             try:
                 answer = await self._client.get(
@@ -145,8 +146,7 @@ class ActivationRequests:
                 self._results[key] = f"the activation request was answered {answer.status_code}"
             except httpx.HTTPError as e:
                 self._results[key] = f"the activation request failed: {e or type(e).__name__}"
-            await asyncio.sleep(PAUSES_S[min(ended, len(PAUSES_S) - 1)])
-            ended += 1
+            await backoff.pause()
 
     async def aclose(self) -> None:
         """Cancel all requests and close the connections."""

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from activator.worker_client.connection import WorkerConnectionLost
 from pilotlight import errors
+from pilotlight.core import backoff
 from pilotlight.spec.function import FunctionSpec
 from pilotlight.spec.policies import RetryPolicy
 
@@ -42,14 +43,14 @@ class TriedTargets(Protocol):
 def delay_s(policy: RetryPolicy, attempt: int, rng: random.Random) -> float:
     """Return the seconds before retry number `attempt`, from 1: exponential, capped, and reduced by
     the policy's random jitter (0 to 1)."""
-    exponent = min(attempt - 1, 1023)  # larger exponents overflow a float
-    try:
-        whole_s = min(
-            policy.max_delay_s, policy.initial_delay_s * policy.backoff_coefficient**exponent
-        )
-    except OverflowError:
-        whole_s = policy.max_delay_s
-    return whole_s * (1 - policy.jitter * rng.random())
+    return backoff.delay_s(
+        attempt - 1,
+        first_s=policy.initial_delay_s,
+        max_s=policy.max_delay_s,
+        factor=policy.backoff_coefficient,
+        jitter=policy.jitter,
+        draw=rng.random,
+    )
 
 
 def may_retry(error: BaseException, call: TriedTargets) -> bool:

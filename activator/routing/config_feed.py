@@ -18,17 +18,17 @@ from typing import BinaryIO, cast
 import httpx
 
 from activator.routing.route_table import RouteTable
-from pilotlight.core.cookies import no_cookies
+from pilotlight.core.backoff import Backoff
+from pilotlight.core.controller_client import controller_client
 from pilotlight.core.transport import Endpoint
-from pilotlight.protocol import FEED_PATH, HEADER_PLATFORM_TOKEN, FeedChange
+from pilotlight.protocol import FEED_PATH, FeedChange
 from snapshotter.agent import launch_signature
 
 log = logging.getLogger(__name__)
 
 POLL_S = 25.0
 """Long poll timeout: below the 30 s of common proxies."""
-RETRY_S = (0.1, 0.2, 0.5, 1.0, 2.0)
-"""Seconds to wait after the first, second, … failed poll; the last one repeats."""
+FIRST_RETRY_S, MAX_RETRY_S = 0.1, 2.0
 CATCH_UP_S = 1.0
 """How long the response to a change may wait for the feed: a poll takes milliseconds, and a broken
 feed must not block deployments."""
@@ -164,12 +164,8 @@ class ConfigWatcher:
         self._table = table
         self._needs_seals = needs_seals
         self._log = ConfigCache(log_path)
-        self._client = httpx.AsyncClient(
-            transport=controller.transport(),
-            base_url=controller.base_url,
-            headers={HEADER_PLATFORM_TOKEN: token},
-            timeout=httpx.Timeout(10.0, read=POLL_S + 10.0),
-            cookies=no_cookies(),
+        self._client = controller_client(
+            controller, token=token, timeout_s=10.0, read_s=POLL_S + 10.0
         )
         self.first_answer = asyncio.Event()
         self.is_connected = False
@@ -198,13 +194,13 @@ class ConfigWatcher:
 
     async def follow(self) -> None:
         """Poll forever; while the controller is down, retry and keep the last routes."""
-        failures = 0
+        backoff = Backoff(first_s=FIRST_RETRY_S, max_s=MAX_RETRY_S)
         while True:
             try:
                 await self._poll()
-                failures = 0
+                backoff.reset()
             except (httpx.HTTPError, ValueError, KeyError, TypeError) as e:
-                if failures == 0:
+                if not backoff.failures:
                     log.warning(
                         "controller does not answer; continuing with the current routes version=%d "
                         "error=%r",
@@ -212,8 +208,7 @@ class ConfigWatcher:
                         e,
                     )
                 self.is_connected = False
-                await asyncio.sleep(RETRY_S[min(failures, len(RETRY_S) - 1)])
-                failures += 1
+                await backoff.pause()
 
     async def catch_up(self) -> None:
         """Return once the table has all current changes of the controller, or after CATCH_UP_S, or

@@ -12,9 +12,10 @@ from typing import Protocol
 import httpx
 
 from activator.tracing.trace_builder import Json
-from pilotlight.core.cookies import no_cookies
+from pilotlight.core.backoff import Backoff
+from pilotlight.core.controller_client import controller_client
 from pilotlight.core.transport import Endpoint
-from pilotlight.protocol import HEADER_PLATFORM_TOKEN, TRACES_PATH
+from pilotlight.protocol import TRACES_PATH
 
 log = logging.getLogger(__name__)
 
@@ -22,8 +23,7 @@ MAX_HELD = 1000
 """Maximum number of traces; each has some kilobytes, at most 16."""
 BATCH = 100
 GATHER_S = 0.5
-BACKOFF_S = (0.5, 1.0, 2.0, 5.0)
-"""Pauses while the controller is unreachable; the last one repeats."""
+FIRST_RETRY_S, MAX_RETRY_S = 0.5, 5.0
 
 
 class TraceStore(Protocol):
@@ -39,13 +39,7 @@ class ControllerTraces:
 
     def __init__(self, *, controller: Endpoint, token: str, activator: str) -> None:
         self._activator = activator
-        self._client = httpx.AsyncClient(
-            transport=controller.transport(),
-            base_url=controller.base_url,
-            headers={HEADER_PLATFORM_TOKEN: token},
-            timeout=10.0,
-            cookies=no_cookies(),
-        )
+        self._client = controller_client(controller, token=token, timeout_s=10.0)
 
     async def put(self, traces: Sequence[Json]) -> None:
         """Send the traces to the controller."""
@@ -89,16 +83,15 @@ class Outbox:
 
     async def run(self) -> None:
         """Send queued traces in batches."""
-        failures = 0
+        backoff = Backoff(first_s=FIRST_RETRY_S, max_s=MAX_RETRY_S)
         while True:
             await self._news.wait()
             await asyncio.sleep(self._gather_s)
             try:
                 await self.flush()
-                failures = 0
+                backoff.reset()
             except httpx.HTTPError as e:
-                wait_s = BACKOFF_S[min(failures, len(BACKOFF_S) - 1)]
-                failures += 1
+                wait_s = backoff.next_s()
                 log.warning(
                     "traces not sent held=%d retry_s=%.1f error=%r", len(self._held), wait_s, e
                 )

@@ -105,7 +105,6 @@ HEADER_SPANS = "pilotlight-spans"
 a sampled `traceparent`."""
 
 # -- activator → controller ------------------------------------------------------------------------
-HEADER_PLATFORM_TOKEN = "pilotlight-platform-token"
 FEED_PATH = "/internal/feed"
 """`GET ?after=<seq>&wait_s=<s>` → `{"seq": n, "reset": bool, "changes": [FeedChange…]}`; `reset`
 means: forget all, this is everything."""

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from pilotlight.core.cookies import no_cookies
+from pilotlight.core.controller_client import controller_client
 from pilotlight.core.settings import SettingsInvalid
 from pilotlight.core.transport import Endpoint
 from snapshotter.cuda.memory import GpuMemory, GpuMemoryUnknown, MemoryReader
@@ -44,7 +44,6 @@ MOST = 200
 """Maximum number of reported weights and of snapshots, most recently used first; the controller
 makes at most 50 labels of them."""
 _POST_TIMEOUT_S = 5.0
-_TOKEN_HEADER = "pilotlight-platform-token"
 _TOKEN_LABEL = b"pilotlight platform token"
 _MEMINFO = Path("/proc/meminfo")
 
@@ -94,15 +93,7 @@ class Reporter:
         pods: Callable[[], int],
     ) -> None:
         """`memory` None: the node has no GPUs."""
-        import httpx
-
-        self._client = httpx.AsyncClient(
-            transport=controller.transport(),
-            base_url=controller.base_url,
-            headers={_TOKEN_HEADER: token},
-            timeout=_POST_TIMEOUT_S,
-            cookies=no_cookies(),
-        )
+        self._client = controller_client(controller, token=token, timeout_s=_POST_TIMEOUT_S)
         self._node = node
         self._version = version
         self._weights = weights

@@ -23,10 +23,11 @@ from pilotlight.controller.database.store import Store
 from pilotlight.controller.server.metrics import Metrics
 from pilotlight.controller.settings import ControllerConfig, ControllerSettings
 from pilotlight.controller.weights.blobs import BlobStore
+from pilotlight.core.controller_client import HEADER_PLATFORM_TOKEN
 from pilotlight.core.crypto import PlatformKey
 from pilotlight.core.object_store import DirectoryStore
 from pilotlight.core.settings import Paths
-from pilotlight.protocol import HEADER_PLATFORM_TOKEN, USAGE_PATH, BudgetState
+from pilotlight.protocol import USAGE_PATH, BudgetState
 from snapshotter.client import AgentClient
 from tests.activator.billing_world import SECOND, account, records_on_disk
 from tests.fakes.postgres_server import PostgresServer

@@ -6,11 +6,11 @@ Source: Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015 (
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from pilotlight.core.backoff import delay_s
 from weight_cache.errors import SourceInvalid
 
 T = TypeVar("T")
@@ -40,6 +40,6 @@ def retry_transient(
         try:
             return work()
         except TransientSourceError as e:
-            drawn_s = random.uniform(0, _FIRST_PAUSE_S * 2**attempt)
+            drawn_s = delay_s(attempt, first_s=_FIRST_PAUSE_S, max_s=_LONGEST_PAUSE_S)
             pause(min(_LONGEST_PAUSE_S, max(drawn_s, e.retry_after_s or 0)))
     return work()

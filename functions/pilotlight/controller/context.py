@@ -24,10 +24,11 @@ from pilotlight.controller.server.tenant_threads import TenantThreads
 from pilotlight.controller.settings import ControllerConfig
 from pilotlight.controller.weights.blob_gc import BlobCollector
 from pilotlight.controller.weights.blobs import BlobStore
+from pilotlight.core.controller_client import HEADER_PLATFORM_TOKEN
 from pilotlight.core.crypto import PlatformKey
 from pilotlight.core.disk_floor import DiskFloor, no_floor
 from pilotlight.errors import Forbidden, StorageFull
-from pilotlight.protocol import HEADER_ENVIRONMENT, HEADER_PLATFORM_TOKEN
+from pilotlight.protocol import HEADER_ENVIRONMENT
 from pilotlight.spec.identifiers import Scope
 from snapshotter.agent.launch_signature import KEY_LABEL, LaunchSigner
 from weight_cache.client import WeightCacheClient

@@ -55,12 +55,12 @@ from pilotlight.controller.identity import access_control
 from pilotlight.controller.lazy_routes import LazyRoute
 from pilotlight.controller.server import dataplane_openapi, error_responses
 from pilotlight.controller.server.idempotency import Idempotency
+from pilotlight.core.controller_client import HEADER_PLATFORM_TOKEN
 from pilotlight.errors import PilotlightError
 from pilotlight.protocol import (
     CALLS_PATH,
     CONTENT_PROBLEM,
     DUE_PATH,
-    HEADER_PLATFORM_TOKEN,
     HEADER_REQUEST_ID,
     new_call_id,
 )

@@ -12,13 +12,14 @@ import asyncio
 import logging
 import socket as sockets
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import urlsplit
 
+from pilotlight.core.cookies import no_cookies
 from pilotlight.core.settings import Paths, PlatformSettings, SettingsInvalid
 from pilotlight.core.tls import CertificateInvalid, TlsFiles, explain_tls_error
 
@@ -233,6 +234,24 @@ class Endpoint:
             limits=limits,
             trust_env=False,
             socket_options=_KEEPALIVE_OPTIONS,
+        )
+
+    def client(
+        self,
+        *,
+        timeout: httpx.Timeout | float | None,
+        headers: Mapping[str, str] | None = None,
+        limits: httpx.Limits | None = None,
+    ) -> httpx.AsyncClient:
+        """Return an HTTP client of this process. It stores no cookies; see `core.cookies`."""
+        import httpx
+
+        return httpx.AsyncClient(
+            transport=self.transport(limits=limits),
+            base_url=self.base_url,
+            headers=headers,
+            timeout=timeout,
+            cookies=no_cookies(),
         )
 
     async def connect(self, loop: asyncio.AbstractEventLoop, make: Callable[[], P]) -> P:

@@ -9,11 +9,11 @@ Blog, 2015."""
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from pilotlight.core.backoff import delay_s
 from pilotlight.core.object_store.errors import ObjectStoreUnavailable
 
 T = TypeVar("T")
@@ -38,8 +38,9 @@ async def retry_unavailable(
         try:
             return await work()
         except ObjectStoreUnavailable:
-            bound = min(LONGEST_PAUSE_S, longest_pause_s, FIRST_PAUSE_S * 2**attempt)
-            left = random.uniform(0, bound) - (time.monotonic() - began)
+            longest_s = min(LONGEST_PAUSE_S, longest_pause_s)
+            drawn_s = delay_s(attempt, first_s=FIRST_PAUSE_S, max_s=longest_s)
+            left = drawn_s - (time.monotonic() - began)
             if left > 0:
                 await pause(left)
     return await work()
