@@ -691,7 +691,7 @@ async def test_the_page_shows_intervals_and_says_loudly_when_nothing_counts(lab:
     page = await client.get(f"/dashboard/experiments/{made['id']}", headers=headers)
     for said in (
         "Invalid: the results below do not count.",
-        "1 calls were answered by another revision",
+        "1 calls were answered by a revision other",
         "guardrail &#39;latency_mean +5&#39;",
     ):
         assert said in page.text, said
