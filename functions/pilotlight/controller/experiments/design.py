@@ -174,8 +174,7 @@ def parse(
     if unit not in (BY_KEY, BY_TENANT) and not unit.startswith(BY_HEADER):
         raise InvalidInput(
             f"unit = {unit!r}: use {BY_KEY!r}, {BY_TENANT!r} or '{BY_HEADER}<name>'; single "
-            f"requests cannot be units: a caller of two "
-            "requests would meet both arms",
+            f"requests cannot be units: a caller of two requests would meet both arms",
             parameter="unit",
         )
     if not 0 < percent <= WHOLE:

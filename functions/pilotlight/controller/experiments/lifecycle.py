@@ -219,7 +219,8 @@ def conclude(write: Write, place: AppRef, found: Experiment, *, arm: str) -> Exp
     never ran or is already concluded, InvalidInput."""
     if found.state not in (RUNNING, STOPPED):
         raise Conflict(
-            f"experiment {found.name!r} is {found.state}: only one that ran can be concluded, once",
+            f"experiment {found.name!r} is {found.state}: only a RUNNING or STOPPED one can be "
+            "concluded",
             state=found.state,
         )
     revision = found.design.arm(arm).revision
@@ -262,8 +263,8 @@ def stop(write: Write, function_id: str, *, reason: str) -> list[str]:
 
 
 def require_no_experiment(sql: sa.Connection, function_id: str) -> None:
-    """Raise Conflict while an experiment runs on a function, because a rollout would change the
-    traffic during its comparison."""
+    """Raise Conflict while an experiment runs on a function: a rollout or a second experiment would
+    change the traffic during its comparison."""
     if found := _find(
         sql, tables.experiments.c.function == function_id, tables.experiments.c.state == RUNNING
     ):

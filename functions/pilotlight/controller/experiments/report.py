@@ -22,8 +22,7 @@ from pilotlight.controller.experiments.stats import Interval
 
 VALIDITY = (
     "Intervals are confidence sequences: with probability 95 %, each holds at all times at once, "
-    "so you may look as often as you like "
-    "and stop at any time."
+    "so you may look as often as you like and stop at any time."
 )
 BREACHED, WITHIN, OPEN, UNKNOWN = "breached", "within", "open", "unknown"
 HIGHER, LOWER, NOT_SHOWN, INVALID = "higher", "lower", "not shown", "invalid"

@@ -1,5 +1,4 @@
-"""Traffic documents: which revision answers which callers. Read and changed only through this
-module.
+"""Traffic documents: which revision answers which callers; `change` is the one way to change it.
 
 A change edits a function's document in one transaction: read, edit, validate, move as few segments
 as possible, write with the next generation, and publish. A caller may name the generation that it
@@ -63,8 +62,7 @@ def change(
     if expected not in (None, before.generation):
         raise Conflict(
             f"the traffic of {place.app}/{function} has changed: it is at generation "
-            f"{before.generation}, not {expected}; "
-            "read it again, then repeat the change",
+            f"{before.generation}, not {expected}; read it again, then repeat the change",
             generation=before.generation,
         )
     after = _edited(before, edit)

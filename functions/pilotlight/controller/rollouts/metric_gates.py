@@ -3,8 +3,8 @@ advance, or not yet known?
 
 FAIL is a proof by a test that stays valid however often it is evaluated (`sequential_tests`). PASS
 needs the plan's number of samples and an estimate within the limit. Everything between holds. The
-limit is the greater of stable's number plus the allowed relative increase, and stable's number plus
-the slack; a gate fails only when both are exceeded.
+limit is stable's number made worse by the allowed share or by the slack, whichever is more, so both
+must be exceeded before a gate fails.
 
 Calls that share an instance share its price, so a call costs more where there are fewer of them,
 whatever the revision. While the candidate has fewer calls than stable, its cost is therefore also
@@ -380,7 +380,9 @@ def _reason(
         case GateOutcome.NO_DATA:
             return f"{numbers}: {proof.samples} of {plan.min_samples} samples"
         case GateOutcome.UNCLEAR:
-            return f"{numbers}: outside the limit, but not proven after {proof.samples} samples"
+            return (
+                f"{numbers}: outside the limit, but {proof.samples} samples do not prove it worse"
+            )
     return f"{numbers}: within the limit after {proof.samples} samples"
 
 

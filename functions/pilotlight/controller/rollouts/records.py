@@ -130,8 +130,7 @@ class Decision:
 
     @property
     def signature(self) -> str:
-        """Equal for decisions that differ only in numbers: only a decision with a new signature is
-        stored."""
+        """Equal for decisions that differ only in numbers, which are not stored each time."""
         return " ".join(
             [
                 self.verdict,

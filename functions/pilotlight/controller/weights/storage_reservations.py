@@ -28,7 +28,7 @@ class StorageReservations:
     """Use, deletions and reservations in progress. Blobs are named by their digests, images by
     `image_key`.
 
-    Owner: the controller's event loop; no method changes state across an await.
+    Owner: the controller's event loop; state changes only between awaits.
     """
 
     def __init__(self) -> None:

@@ -23,9 +23,8 @@ from pilotlight.spec.quotas import Plan
 
 HINT = (
     "See what counts: `pilotlight tenant show`, `weights list`, `image list`. Delete with "
-    "`pilotlight weights delete NAME`, "
-    "`image delete DIGEST`, `app prune APP` or `app delete APP`; `storage collect` frees "
-    "unreferenced data."
+    "`pilotlight weights delete NAME`, `image delete DIGEST`, `app prune APP` or `app delete APP`; "
+    "`storage collect` frees unreferenced data."
 )
 PIN_HINT = (
     "See what is pinned: `pilotlight weights list`. Unpin with `pilotlight weights unpin NAME`."
