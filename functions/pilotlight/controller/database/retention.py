@@ -43,8 +43,8 @@ def enforce_retention(write: Write, plan: Plan, *, tenant: str, before: int) -> 
             quota="functions",
             limit=limit,
             used=before,
-            hint="Prune some: `pilotlight app prune APP`. Revisions with tags that bills are grouped by "
-            "stay for 400 days after that; the platform's operator can raise `functions`.",
+            hint="Prune some: `pilotlight app prune APP`. Revisions with tags that bills are "
+            "grouped by stay for 400 days after that; the platform's operator can raise `functions`.",
         )
 
 
