@@ -263,7 +263,7 @@ async def test_environments_of_a_tenant_have_a_bound(
 
     assert (await make("staging")).status_code == 201
     refusal = await make("test")
-    assert "has 2 environments, which is the bound" in refused(refusal, 409)
+    assert "has 2 environments, which is the maximum" in refused(refusal, 409)
     assert "pilotlight environment delete" in refusal.json()["hint"]
     assert (await controller.http.delete("/v1/environments/staging")).status_code == 204
     assert (await make("test")).status_code == 201

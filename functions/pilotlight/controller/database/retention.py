@@ -44,7 +44,7 @@ def enforce_retention(write: Write, plan: Plan, *, tenant: str, before: int) -> 
             limit=limit,
             used=before,
             hint="Prune some: `pilotlight app prune APP`. Revisions with tags that bills are "
-            "grouped by stay for 400 days after that; the platform's operator can raise `functions`.",
+            "grouped by stay for 400 days after that; the operator can raise `functions`.",
         )
 
 
