@@ -572,7 +572,7 @@ def test_a_version_of_prices_never_changes(store: Store, clock: ManualClock) -> 
     assert keep(version="1", request="0.1") == []
     with pytest.raises(
         SettingsInvalid,
-        match=r"request = '0\.2' in version '1', which was in force with '0\.10'.*new version",
+        match=r"request = '0\.2' in version '1', which was in effect with '0\.10'.*new version",
     ):
         keep(version="1", request="0.2")
     with pytest.raises(SettingsInvalid, match="gpu_s"):

@@ -1,9 +1,9 @@
-"""The control plane: what is deployed, for whom, under which keys, and what it cost.
+"""The control plane: deployments, tenants, API keys, usage and billing.
 
-One process per database (a lock refuses the second by name). Rows are the truth; the feed that
-activators follow is written in the same transaction as the rows, so that it can never tell another
-story. Nothing here opens user code or pickles.
+One process per database (a lock rejects a second one). The tables are the source of truth; the feed
+that activators follow is written in the same transaction as the rows, so they always agree. The
+controller neither opens user code nor unpickles anything.
 
-`store` opens the database and `tables` lays it out; one module per noun holds the reads and writes
-(`registry`, `keys`, `tenants`, `vault`, `ledger`, `calls`, `audit`, `blobs`, `images`); `api` turns
-HTTP into calls of them."""
+`database` holds the tables and the feed, `server` the process and its HTTP frame; one package per
+subject holds the reads and writes (`registry`, `identity`, `billing`, …); `api` maps HTTP to
+them."""

@@ -27,13 +27,13 @@ from pilotlight.errors import Conflict
 import_gc.imported()
 
 NICE = 5
-"""The control plane gives way to calls: a ledger that is a second behind hurts nobody, a call that
-waits for it does (nice(2))."""
+"""The control plane yields CPU time to calls: a ledger that lags by a second harms no one, a call
+that waits for it is slow (nice(2))."""
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Serve until told to stop; returns the exit status."""
-    os.umask(0o077)  # what we write is nobody else's, unless its mode is set by hand
+    """Serve until stopped; return the exit status."""
+    os.umask(0o077)  # files are private unless their mode is set explicitly
     parser = argparse.ArgumentParser(prog="python -m pilotlight.controller", description=__doc__)
     parser.add_argument(
         "--config",
@@ -45,12 +45,12 @@ def main(argv: list[str] | None = None) -> int:
         "--ready-fd",
         type=int,
         default=None,
-        help="descriptor that gets one newline once this process serves",
+        help="file descriptor that receives one newline once the process serves",
     )
     parser.add_argument(
         "--first-key",
         action="store_true",
-        help="print a first admin key, where there is no key at all, and end",
+        help="print a first admin key if no key exists, and exit",
     )
     args = parser.parse_args(argv)
     logging_config.configure_logging("%(asctime)s %(levelname)s %(name)s %(message)s")
@@ -67,17 +67,17 @@ def main(argv: list[str] | None = None) -> int:
         print(f"pilotlight controller: {e}", file=sys.stderr)
         return 1
     except asyncio.CancelledError:
-        return 0  # told to stop while it stood by
+        return 0  # stopped while it stood by
     return 0
 
 
 def _first_key(config: Path | None) -> int:
-    """Of a platform whose operator cannot run `pilotlight up`: its controller runs in a cluster.
-    Raises SettingsInvalid."""
+    """Print the first admin key of a platform whose operator cannot run `pilotlight up`, because
+    its controller runs in a cluster. Raises SettingsInvalid."""
     key = first_admin_key(config)
     if key is None:
         print(
-            "pilotlight controller: there are keys: `pilotlight token create` makes more",
+            "pilotlight controller: there are keys already: `pilotlight token create` creates more",
             file=sys.stderr,
         )
         return 1

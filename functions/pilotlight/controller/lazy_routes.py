@@ -2,8 +2,7 @@
 document.
 
 The analysis builds a validator for each parameter and body: for all routes together it takes half
-of the time that the controller needs to start, and most processes serve few of them. Matching needs
-none of it.
+of the controller's start time, and most processes serve few of them. Matching does not need it.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from starlette.routing import compile_path, get_name
 
 
 class LazyRoute(APIRoute):
-    """An `APIRoute` that has only the attributes that matching reads; reading any other one makes
-    them all."""
+    """An `APIRoute` with only the attributes that matching reads; reading any other creates them
+    all."""
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
         self._options: dict[str, Any] | None = options
@@ -33,7 +32,7 @@ class LazyRoute(APIRoute):
         options = self.__dict__.get("_options")
         if options is None or name.startswith("__"):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        # Another object first: two threads may ask at the same time, and neither may see a half.
+        # Build another object first: with two concurrent threads, neither may see a partial one.
         complete = object.__new__(type(self))
         APIRoute.__init__(complete, self.path, self.endpoint, **options)
         self.__dict__.update(complete.__dict__, _options=None)

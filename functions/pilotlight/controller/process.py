@@ -1,4 +1,4 @@
-"""The process: lock, migrate, listen, serve, and stop in order."""
+"""The controller process: lock, migrate, listen, serve, and shut down in order."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ from weight_cache.errors import WeightCacheError
 log = logging.getLogger(__name__)
 
 DRAIN_S = 5
-"""At the end, requests in flight have this long; long polls and followed logs are cut at once and
-come back by themselves."""
+"""How long requests in flight have at shutdown; long polls and followed logs are cut at once, and
+their clients reconnect."""
 JANITOR_S = 600.0
 EXPIRE_BATCH = 1000
 MEASURE_S = 30.0
-"""Between two looks at budgets for the metrics: twice what Prometheus scrapes."""
+"""Interval of measuring budgets for the metrics: twice Prometheus' scrape interval."""
 
 
 async def serve(
@@ -132,7 +132,8 @@ def _context(
 
 
 def _database_floor(store: Store, config: ControllerConfig) -> DiskFloor:
-    """Of the disk that SQLite grows on; another machine's database has its own operator."""
+    """Return the floor of the disk that SQLite grows on; another machine's database has its own
+    operator."""
     url = store.engine.url
     is_file = url.get_backend_name() == "sqlite" and url.database
     return (
@@ -171,14 +172,13 @@ async def _run(context: Context, opened: OpenedResources, ready_fd: int | None) 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.stop)
-    # another process has written to the database: followers look again
+    # another process has written to the database: followers read again
     loop.add_signal_handler(signal.SIGHUP, context.bell.ring)
     try:
         log.info("event=serving socket=%s database=%r", path, context.store)
         await server.serve(sockets=[opened.listener])
     finally:
-        # The socket is closed: who connects now is told at once that nobody is here. Its name goes
-        # first.
+        # The socket is closed, so new connections fail at once. Its name is removed first.
         _remove_socket(path)
         for task in tasks:
             task.cancel()
@@ -191,7 +191,7 @@ async def _run(context: Context, opened: OpenedResources, ready_fd: int | None) 
 def _remote_listener(
     context: Context, opened: OpenedResources
 ) -> tuple[socket.socket, TlsCredentials | None] | None:
-    """Where other machines reach us, and what we show them; None = nowhere. Raises
+    """Return the listener for other machines and its TLS credentials; None = no listener. Raises
     SettingsInvalid."""
     return (
         None
@@ -201,21 +201,21 @@ def _remote_listener(
 
 
 def _remove_socket(path: Path) -> None:
-    # without root, in a directory of root's: the next controller replaces it
+    # without root, this fails in root's directory; the next controller replaces the socket
     with contextlib.suppress(PermissionError):
         path.unlink(missing_ok=True)
 
 
 def _log_task_end(task: asyncio.Task[None]) -> None:
-    """These run as long as we do: one that ends by itself is a defect, and must not be found out by
-    a bill that never came."""
+    """Log a background task that failed: it is a defect, which should not be discovered by a
+    missing invoice."""
     if not task.cancelled() and (error := task.exception()) is not None:
         log.critical("event=task_ended task=%s", task.get_name(), exc_info=error)
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, with our signals, a listener for other machines, and one newline on `ready_fd` once
-    it serves."""
+    """uvicorn with our signal handlers, a listener for other machines, and one newline on
+    `ready_fd` once it serves."""
 
     def __init__(
         self,
@@ -232,12 +232,12 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave signals to `_run`: uvicorn would raise them again at the end, and an orderly stop
-        would look like a kill."""
+        """Leave signals to `_run`: uvicorn would raise them again at the end, so that an orderly
+        shutdown would look like a kill."""
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start, then tell whoever started us."""
+        """Start, then notify the parent process."""
         await super().startup(sockets)
         if self._listen is not None:
             await serve_on_listener(self, *self._listen)
@@ -247,7 +247,7 @@ class _Server(uvicorn.Server):
             self._ready_fd = None
 
     def stop(self) -> None:
-        """Stop accepting, release the long polls, finish the rest."""
+        """Stop accepting connections, release long polls, finish other requests."""
         self._bell.close()
         self.should_exit = True
 
@@ -257,12 +257,12 @@ async def _run_janitor(context: Context) -> None:
         try:
             await anyio.to_thread.run_sync(_delete_expired, context)
         except (PilotlightError, SQLAlchemyError) as e:
-            # a full disk, a lost database: the next round tries again
+            # for example a full disk or a lost database: retry in the next round
             log.error("event=janitor_failed error=%r", e)
         try:
             await snapshot_gc.sweep(context.agent, context.store)
         except (SnapshotterError, SQLAlchemyError) as e:
-            log.info("event=snapshots_not_swept error=%r", e)  # the agent is away, or not up yet
+            log.info("event=snapshots_not_swept error=%r", e)  # the agent is down or starting
         try:
             await node_cache.sweep(context.cache, context.store)
         except (WeightCacheError, SQLAlchemyError) as e:
@@ -309,7 +309,7 @@ def _delete_expired(context: Context) -> None:
         idempotency.purge(write, now=now)
         sessions.purge(write, now=now)
     expired = EXPIRE_BATCH
-    while expired == EXPIRE_BATCH:  # in batches, so that nobody waits long for the write lock
+    while expired == EXPIRE_BATCH:  # in batches, so that other writers do not wait long
         with context.store.write() as write:
             expired = submitted_calls.expire(write, now=now, limit=EXPIRE_BATCH)
 
@@ -325,5 +325,4 @@ _BACKGROUND_TASKS: Mapping[str, Callable[[Context], Coroutine[None, None, None]]
     "objectives": objectives.run,
     "cluster": cluster.run,
 }
-"""What runs for as long as the process does, by the name of its task; each goes on after its
-errors."""
+"""Background tasks of the process by name; each continues after errors."""

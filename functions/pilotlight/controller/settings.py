@@ -1,4 +1,4 @@
-"""Section `controller` of platform.yaml, and the few keys of other sections that the controller
+"""Section `controller` of platform.yaml, and the keys of other sections that the controller
 needs."""
 
 from __future__ import annotations
@@ -32,31 +32,35 @@ class ControllerSettings:
 
     Attributes:
         listen: host:port where other machines reach the control plane, with mutual TLS
-        (platform.tls_*); None = only this machine, by its
-            socket. Without TLS files only a loopback address will do.
-        standby: wait for the database's lock while another controller is at work, and take over,
-        instead of giving up. metrics_listen: host:port of the Prometheus text, behind a bearer
-        token (`platform.metrics_token_file`), and of /healthz and
-            /readyz, which need none; None = only on `<run>/metrics-controller.sock`.
-        database_url: None = SQLite in <home>/controller; postgresql+psycopg://… where that is
-        outgrown. database_url_file: file that holds it, such as a mounted Secret; None =
-        `database_url` stands here. node_key_file: file with the key of a cluster's node agents,
-        where they have one of their own: it lets them report, and opens
-            nothing; None = they have the platform's.
-        bundle_max_bytes: largest source archive that may be deployed. blob_max_bytes: largest blob
-        that may be uploaded (files of weights are blobs). default_plan: of new tenants that are not
-        given another. invoice_after_days: days after its end when a month's invoices are issued by
-        themselves. webhooks: `public` (addresses of the public internet only) or `any`.
-        dashboard_url: origin that the dashboard has of its own, such as https://dashboard.example;
-        None = that of the one URL, which it
-            shares with functions. The host must be another than that of functions. The activator
-            reads it too.
-        plain_http_sign_in: let people sign in to the dashboard without TLS from another machine.
-        observations_days: how long what calls looked like is kept by the minute; by the hour it is
-        kept for 100 days. feedback_window_days: how late an outcome may come after its call.
-        traces_per_tenant: traces that are kept for each tenant; the oldest go first. blob_grace_s:
-        a blob to which nothing refers is deleted so long after its tenant last uploaded it or asked
-        for it.
+            (platform.tls_*); None = only this machine, by its socket. Without TLS files it must be
+            a loopback address.
+        standby: while another controller is active, wait for the database's lock and then take
+            over, instead of exiting.
+        metrics_listen: host:port of the Prometheus metrics, which require a bearer token
+            (`platform.metrics_token_file`), and of /healthz and /readyz, which do not; None = only
+            on `<run>/metrics-controller.sock`.
+        database_url: None = SQLite in <home>/controller; postgresql+psycopg://… for larger
+            platforms.
+        database_url_file: file that contains the URL, such as a mounted Secret; None =
+            `database_url` is used.
+        node_key_file: file with the separate key of a cluster's node agents, which lets them report
+            but decrypts nothing; None = they use the platform's.
+        bundle_max_bytes: maximum size of a deployed source archive.
+        blob_max_bytes: maximum size of an uploaded blob (files of weights are blobs).
+        default_plan: plan of new tenants unless another is given.
+        invoice_after_days: days after the end of a month when its invoices are issued
+            automatically.
+        webhooks: `public` (public addresses only) or `any`.
+        dashboard_url: the dashboard's own origin, such as https://dashboard.example; None = the
+            platform's URL, which it shares with functions. The host must differ from that of
+            functions. The activator reads it too.
+        plain_http_sign_in: permit sign-in to the dashboard without TLS from another machine.
+        observations_days: days for which observations of calls are kept by the minute; by the hour
+            they are kept for 100 days.
+        feedback_window_days: how many days after its call an outcome may arrive.
+        traces_per_tenant: traces kept per tenant; the oldest are deleted first.
+        blob_grace_s: an unreferenced blob is deleted this long after its tenant last uploaded it or
+            checked that it exists.
     """
 
     listen: str | None = None
@@ -97,8 +101,8 @@ class ControllerSettings:
                 )
         if not 3600 <= self.blob_grace_s <= 31_536_000:
             raise ValueError(
-                f"blob_grace_s = {self.blob_grace_s:g}: must be between 3600 and 31536000; "
-                f"uploads of a deploy take that long"
+                f"blob_grace_s = {self.blob_grace_s:g}: must be between 3600 and 31536000; the "
+                "uploads of a deploy may take an hour"
             )
         for name in ("bundle_max_bytes", "blob_max_bytes"):
             if getattr(self, name) < 1024:
@@ -108,8 +112,7 @@ class ControllerSettings:
                 2
             ].isdigit():
                 raise ValueError(f"{name} = {value!r}: must be host:port, or null")
-        # the one field that is not as it was given: everybody asks for the URL, nobody for where it
-        # was
+        # resolved here, so that callers need not know whether the URL came from the file
         object.__setattr__(
             self,
             "database_url",
@@ -122,22 +125,23 @@ class ControllerSettings:
 
     @property
     def dashboard_origin(self) -> DashboardOrigin | None:
-        """The dashboard's own origin; None = it has none."""
+        """The dashboard's own origin; None if it has none."""
         return DashboardOrigin.parse(self.dashboard_url) if self.dashboard_url is not None else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerConfig:
-    """All that the controller reads from platform.yaml.
+    """All settings that the controller reads from platform.yaml.
 
     Attributes:
-        uid_base: first uid given to a tenant, or None where the platform does not run as root and
-        cannot change uids. In a cluster pods
-            have them, whoever we are.
-        trust: `isolated` or `shared`; see PlatformSettings. platform: section `platform`: where
-        blobs lie. plans: every plan by its name, the built-in ones included. prices: section
-        `prices`. cluster: section `cluster`; read where platform.fleet is knative. egress: what
-        functions reach, where each has a network of its own; None where they have another network.
+        uid_base: first uid for tenants; None if the platform does not run as root and cannot change
+            uids. In a cluster pods always have uids.
+        trust: `isolated` or `shared`; see PlatformSettings.
+        platform: section `platform`, such as where blobs are stored.
+        plans: all plans by name, including the built-in ones.
+        prices: section `prices`.
+        cluster: section `cluster`; read if platform.fleet is knative.
+        egress: what functions may reach, if each has its own network; None otherwise.
     """
 
     settings: ControllerSettings
@@ -152,12 +156,12 @@ class ControllerConfig:
 
     @property
     def database_url(self) -> str:
-        """The database: what was set, else SQLite in <home>/controller."""
+        """The configured database URL, or SQLite in <home>/controller."""
         return self.settings.database_url or f"sqlite:///{database_path(self.paths.home)}"
 
     @property
     def is_own_file(self) -> bool:
-        """Whether the database is SQLite's file in <home>/controller."""
+        """Whether the database is the SQLite file in <home>/controller."""
         return self.database_url == f"sqlite:///{database_path(self.paths.home)}"
 
     @classmethod
@@ -170,7 +174,7 @@ class ControllerConfig:
         prices = load_section(PriceSettings, "prices", file)
         plans = load_named_records(Plan, "plans", file, base=BUILT_IN_PLANS)
         _check_plans(plans, settings, prices)
-        read_dashboard_origin(file)  # refuses the host of functions
+        read_dashboard_origin(file)  # rejects the host of functions
         require_tls_or_loopback(
             "controller.listen", settings.listen, is_known=platform.tls_cert is not None
         )
@@ -194,13 +198,13 @@ def _check_plans(
 ) -> None:
     if settings.default_plan not in plans:
         raise SettingsInvalid(
-            f"controller.default_plan = {settings.default_plan!r}: no such plan; there are "
+            f"controller.default_plan = {settings.default_plan!r}: no such plan; available: "
             f"{', '.join(plans)}"
         )
     for name, plan in plans.items():
         if plan.prices is not None and plan.prices not in prices.lists():
             known = ", ".join(prices.lists())
             raise SettingsInvalid(
-                f"plans.{name}.prices = {plan.prices!r}: no such price list; there are {known} "
-                f"(prices.others)"
+                f"plans.{name}.prices = {plan.prices!r}: no such price list; available: {known} "
+                "(prices.others)"
             )

@@ -104,7 +104,7 @@ def test_who_the_controller_runs_as_is_tried_and_an_obstacle_is_named(short_tmp:
     )
     assert elsewhere.state == NOTE
     assert (
-        f"names {short_tmp}/x.db: leave it out, and while the platform is down move that file to"
+        f"names {short_tmp}/x.db: remove the setting, and while the platform is down move that file"
         in elsewhere.detail
     )
     (short_tmp / "far").mkdir(mode=0o755)

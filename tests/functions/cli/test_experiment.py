@@ -112,7 +112,7 @@ def test_an_invalid_report_is_loud_and_fails_scripts(shell: Shell) -> None:
     done = shell.run("experiment", "report", "faster")
     assert done.exit_code == 1
     assert (
-        f"INVALID: arm bold: 1 calls were answered by another revision than {shell.new}"
+        f"INVALID: arm bold: 1 calls were answered by a revision other than {shell.new}"
         in done.stdout
     )
     assert shell.json("experiment", "report", experiment, status=1)["valid"] is False
@@ -126,7 +126,7 @@ def test_the_kill_switch_asks_nobody(shell: Shell) -> None:
         "is STOPPED: it burns"
         in shell.run("experiment", "stop", "faster", "--reason", "it burns").stdout
     )
-    assert "it does not run" in shell.failed("experiment", "stop", "faster")
+    assert "it is not running" in shell.failed("experiment", "stop", "faster")
 
 
 WRONG = [

@@ -115,7 +115,7 @@ def test_releases_are_looked_at_compared_and_taken_back(shell: Shell) -> None:
     assert {"what": "resources.cpu", "from": 1.0, "to": 2.0} in changed
     assert "resources.cpu" in shell.run("app", "diff", "search", "v1", "v2").stdout
     assert "is back on v1-" in shell.run("app", "rollback", "search", "--yes").stdout
-    assert "nothing served search/embed before v1-" in shell.failed(
+    assert "no revision of search/embed served before v1-" in shell.failed(
         "app", "rollback", "search", "--yes"
     )
     assert "is answered by v2-" in shell.run("app", "promote", "search/embed", "v2", "--yes").stdout

@@ -129,8 +129,8 @@ def test_tenants_are_listed_changed_suspended_and_resumed(shell: Shell) -> None:
     "words, said",
     [
         (("tenant", "create", "no good"), "tenant name 'no good' is not valid"),
-        (("tenant", "create", "default"), "a tenant named 'default' exists"),
-        (("tenant", "create", "b", "--plan", "gold"), "there are free, standard, enterprise"),
+        (("tenant", "create", "default"), "tenant 'default' already exists"),
+        (("tenant", "create", "b", "--plan", "gold"), "available: free, standard, enterprise"),
         (("tenant", "set", "nobody", "--plan", "free"), "there is no tenant 'nobody'"),
         (("tenant", "set", "default"), "nothing to change was named"),
         (("tenant", "set", "default", "--override", "gpus"), "--override 'gpus' is not key=value"),

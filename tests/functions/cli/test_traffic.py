@@ -39,9 +39,7 @@ def test_who_saw_another_generation_is_told_what_to_do(shell: Shell) -> None:
     revisions(shell, 2)
     seen = str(shell.json("traffic", "show", WHERE)["generation"])
     shell.json("traffic", "sticky", WHERE, "key")
-    assert "changed meanwhile" in shell.failed(
-        "traffic", "set", WHERE, "v1=100", "--generation", seen
-    )
+    assert "has changed" in shell.failed("traffic", "set", WHERE, "v1=100", "--generation", seen)
 
 
 def test_mistakes_are_named_with_the_next_step(shell: Shell) -> None:

@@ -315,7 +315,7 @@ async def test_an_example_that_is_not_taken_says_why(
         answer = (await http.post(f"/v1/budgets/{made['id']}:test")).json()
         assert (answer["status"], answer["error"]) == (
             500,
-            "500: an answer of 200 to 299 was expected",
+            "500: expected a status of 200 to 299",
         )
     # The operator closes the door: what was allowed before is not sent any more.
     answer = (await controller.http.post(f"/v1/budgets/{made['id']}:test")).json()

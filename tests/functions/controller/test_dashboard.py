@@ -236,7 +236,7 @@ async def test_a_key_is_not_taken_in_the_clear_from_another_machine(
     client.headers["x-forwarded-for"] = hops
     form = await client.get("/dashboard/login")
     assert form.status_code == 403
-    assert "needs https" in form.text
+    assert "requires https" in form.text
     (token,) = re.findall(r'name="form" value="([^"]+)"', form.text)
     refused = await client.post("/dashboard/login", data={"key": controller.key, "form": token})
     assert (refused.status_code, sessions.COOKIE in refused.headers["set-cookie"]) == (403, False)
@@ -297,7 +297,7 @@ async def test_a_key_of_one_app_is_told_why_it_cannot_look(controller: Controlle
     await controller.http.post("/v1/apps/search/deploy", json={"functions": [spec("embed")]})
     key = await controller.new_key(scope="deploy", environment="main", app="search")
     answer = await post_login(controller, key)
-    assert (answer.status_code, "reaches app" in answer.text) == (403, True)
+    assert (answer.status_code, "may only access app" in answer.text) == (403, True)
 
 
 async def test_a_session_that_was_signed_out_of_is_over_though_the_cookie_was_kept(

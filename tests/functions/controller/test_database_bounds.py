@@ -248,7 +248,7 @@ async def test_secrets_of_a_tenant_have_a_bound(
         )
 
     assert [(await put("one")).status_code, (await put("two", "staging")).status_code] == [200, 200]
-    assert "has 2 secrets, which is the bound" in refused(await put("three"), 409)
+    assert "has 2 secrets, which is the maximum" in refused(await put("three"), 409)
     assert (await put("one")).status_code == 200, "one that is there may change"
     assert (await controller.http.delete("/v1/secrets/one")).status_code == 204
     assert (await put("three")).status_code == 200
@@ -264,7 +264,7 @@ async def test_environments_of_a_tenant_have_a_bound(
 
     assert (await make("staging")).status_code == 201
     refusal = await make("test")
-    assert "has 2 environments, which is the bound" in refused(refusal, 409)
+    assert "has 2 environments, which is the maximum" in refused(refusal, 409)
     assert "pilotlight environment delete" in refusal.json()["hint"]
     assert (await controller.http.delete("/v1/environments/staging")).status_code == 204
     assert (await make("test")).status_code == 201

@@ -189,7 +189,7 @@ async def test_a_failed_attempt_is_made_again_later_under_the_same_id(
     post.spend()
     assert await post.run_once() == 1
     (alert,) = post.alerts()
-    assert (alert.delivered_at, alert.error) == (None, "500: an answer of 200 to 299 was expected")
+    assert (alert.delivered_at, alert.error) == (None, "500: expected a status of 200 to 299")
     assert alert.next_attempt_at == post.clock.now + 5
     assert await post.run_once() == 0
     post.clock.now += 5

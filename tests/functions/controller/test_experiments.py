@@ -154,7 +154,7 @@ async def test_units_are_let_in_at_the_start_and_out_at_the_kill_switch(lab: Lab
         None,
     )
     assert "STOPPED" in refused(await lab.act("stop"), 409)
-    assert "only a DRAFT is started" in refused(await lab.act("start"), 409)
+    assert "only a DRAFT can be started" in refused(await lab.act("start"), 409)
 
 
 async def test_a_function_has_one_experiment_at_a_time_and_names_are_taken_once(lab: Lab) -> None:
@@ -240,7 +240,7 @@ def sides(**changes: Any) -> list[dict[str, Any]]:
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"unit": "request"}, "single requests are no unit"),
+    ({"unit": "request"}, "single requests cannot be units"),
     ({"unit": "header:authorization"}, "header:"),
     ({"unit": "cookie"}, "cookie"),
     ({"percent": 0}, "percent"),
@@ -498,7 +498,7 @@ async def test_an_answer_of_another_revision_than_the_arms_invalidates_everythin
     await lab.put([lab.record("bold-1", "bold", revision=lab.old)])
     shown = await lab.report()
     assert shown["problems"] == [
-        f"arm bold: 1 calls were answered by another revision than {lab.new}"
+        f"arm bold: 1 calls were answered by a revision other than {lab.new}"
     ]
     assert arm(shown, "bold")["mistagged"] == 1
 
@@ -691,7 +691,7 @@ async def test_the_page_shows_intervals_and_says_loudly_when_nothing_counts(lab:
     page = await client.get(f"/dashboard/experiments/{made['id']}", headers=headers)
     for said in (
         "Invalid: the results below do not count.",
-        "1 calls were answered by another revision",
+        "1 calls were answered by a revision other",
         "guardrail &#39;latency_mean +5&#39;",
     ):
         assert said in page.text, said

@@ -399,7 +399,7 @@ async def test_a_hop_that_a_caller_makes_up_does_not_hide_the_one_that_the_activ
             "/dashboard/login", data={"key": controller.key, "form": token}, headers=hops
         )
     assert answer.status_code == 403
-    assert "needs https" in answer.text
+    assert "requires https" in answer.text
 
 
 @pytest.mark.parametrize("address", ["fe80::1%lo", "not an address"])

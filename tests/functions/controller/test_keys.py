@@ -255,7 +255,7 @@ async def test_another_tenants_keys_do_not_exist(controller: Controller) -> None
         ({"quotas": {"burst": 5}}, "burst = 5: needs requests_per_s"),
         ({"quotas": {"concurrent": 1 << 70}}, "concurrent = "),
         ({"quotas": {"wheels": 4}}, "wheels: unknown quota; known: "),
-        ({"quotas": {"gpus": 1}}, "gpus = 1: bounds a tenant or a function, not a key"),
+        ({"quotas": {"gpus": 1}}, "gpus = 1: limits a tenant or a function, not a key"),
         *[({"app": name}, "is not valid") for name in INJECTIONS],
     ],
 )

@@ -92,7 +92,7 @@ def test_a_database_that_answers_root_alone_is_an_obstacle(
     try:
         directory.chmod(0o700)
         why = startup_obstacle(config)
-        assert why.startswith(f"PostgreSQL does not answer uid {UID}: ")
+        assert why.startswith(f"PostgreSQL does not accept uid {UID}: ")
         assert why.endswith("use a password (controller.database_url_file)")
     finally:
         directory.chmod(mode)

@@ -335,7 +335,7 @@ async def test_the_first_revision_of_a_protected_app_takes_no_calls_until_it_is_
         for one in (await controller.http.get("/v1/apps/search")).json()["functions"]
     }
     assert (functions["hello"]["traffic"], functions["hello"]["spec"]["name"]) == ([], "hello")
-    assert "serves nothing" in refused(
+    assert "has no serving revision" in refused(
         await controller.http.post(f"{HELLO}:rollback", json={}), 409
     )
     other = controller.client(await controller.new_key(scope="deploy"))
@@ -380,7 +380,7 @@ async def test_a_rollback_is_a_new_entry_of_the_history(controller: Controller) 
     assert (await back(controller))["revision"].startswith("v1-"), (
         "one more goes further back, and not to what was left"
     )
-    assert "nothing served search/hello before v1-" in refused(
+    assert "no revision of search/hello served before v1-" in refused(
         await controller.http.post(f"{HELLO}:rollback", json={}), 409
     )
     assert (await back(controller, to="v3"))["revision"].startswith("v3-"), (

@@ -20,7 +20,7 @@ def chain(length: int, copies: int) -> dict[str, Any]:
 
 
 def test_a_small_schema_that_takes_forever_to_check_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="references are followed"):
+    with pytest.raises(InvalidInput, match="references followed"):
         argument_schemas.check_schema(chain(45, 2), "w")
 
 
@@ -32,7 +32,7 @@ def test_a_chain_of_references_is_refused_before_it_overflows_a_stack() -> None:
 def test_references_to_a_key_with_escapes_are_followed() -> None:
     bomb = chain(45, 2)
     bomb["$defs"]["a/b~c d"] = {"$ref": "#/$defs/d0"}
-    with pytest.raises(InvalidInput, match="references are followed"):
+    with pytest.raises(InvalidInput, match="references followed"):
         argument_schemas.check_schema({**bomb, "$ref": "#/$defs/a~1b~0c%20d"}, "w")
 
 

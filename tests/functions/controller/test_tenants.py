@@ -95,7 +95,7 @@ async def test_a_tenant_without_a_plan_of_its_own_gets_the_default_one(
         ({"requests_per_s": None, "burst": 5}, "burst = 5: needs requests_per_s"),
         ({"wheels": 4}, "wheels: unknown key; known: "),
         ({"name": "other"}, "name: unknown key"),
-        ({"prices": "2031"}, "prices = '2031': no such price list; there are "),
+        ({"prices": "2031"}, "prices = '2031': no such price list; available: "),
         ({"prices": 5}, "prices = 5: write the version"),
     ],
 )
@@ -126,7 +126,7 @@ async def test_numbers_that_are_none_are_refused(controller: Controller) -> None
 @pytest.mark.parametrize(
     "body, said",
     [
-        ({"plan": "gold"}, "there are free, standard"),
+        ({"plan": "gold"}, "available: free, standard"),
         ({"clear": ["gpus"]}, "not overridden"),
         ({"x": 1}, "x"),
     ],
@@ -160,7 +160,7 @@ async def test_a_suspended_tenant_may_look_and_change_nothing(controller: Contro
 async def test_the_tenant_that_runs_the_platform_cannot_be_suspended(
     controller: Controller,
 ) -> None:
-    assert "nobody could resume it" in refused(
+    assert "no other tenant could resume it" in refused(
         await controller.http.patch("/v1/tenants/default", json={"suspended": True}), 409
     )
 

@@ -95,7 +95,7 @@ def test_what_is_no_expression_is_refused(cron: str) -> None:
 
 
 def test_what_never_comes_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="never comes"):
+    with pytest.raises(InvalidInput, match="never matches"):
         check_schedule(Schedule(cron="0 0 30 2 *"))
 
 

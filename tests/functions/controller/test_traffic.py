@@ -130,7 +130,7 @@ async def test_of_two_operators_at_once_the_second_is_told(controller: Controlle
         )
     with (
         controller.context.store.write() as write,
-        pytest.raises(Conflict, match="changed meanwhile") as caught,
+        pytest.raises(Conflict, match="has changed") as caught,
     ):
         traffic.change(
             write, where, "hello", weighed({first: 100}), expected=seen, action="traffic.set"

@@ -124,7 +124,7 @@ async def test_who_did_not_see_the_newest_is_told(controller: Controller) -> Non
         answer = await controller.http.patch(
             PATH, json={"weights": {first: 100}, **body}, headers=headers
         )
-        assert "changed meanwhile" in refused(answer, 409)
+        assert "has changed" in refused(answer, 409)
     newest = (await controller.http.get(PATH)).headers["etag"]
     assert (
         await controller.http.patch(
@@ -203,7 +203,9 @@ async def test_no_tag_stands_before_what_the_platform_calls_so(
     controller: Controller, name: str
 ) -> None:
     first, second = await deployed(controller)
-    assert "kept by the platform" in refused(await change(controller, 400, tags={name: first}), 400)
+    assert "reserved by the platform" in refused(
+        await change(controller, 400, tags={name: first}), 400
+    )
     body = {"functions": [spec(description="next")], "no_traffic": True, "tag": name}
     refused(await controller.http.post("/v1/apps/search/deploy", json=body), 400)
     assert (await controller.http.get(PATH)).json()["aliases"] == {"stable": second}

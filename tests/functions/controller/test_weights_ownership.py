@@ -60,4 +60,4 @@ async def test_weights_that_are_no_manifest_are_refused(controller: Controller) 
     answer = await deploy(controller.http, await put(controller.http, b"[" * 10_000))
 
     assert answer.status_code == 400
-    assert "no manifest" in answer.json()["detail"]
+    assert "not a manifest" in answer.json()["detail"]

@@ -1,2 +1,2 @@
-"""The usage ledger, its rollups, prices, invoices, reports and budgets. How alerts reach a webhook
+"""The usage ledger, its rollups, prices, invoices, reports and budgets. Webhook delivery of alerts
 is in `webhooks`."""

@@ -24,27 +24,27 @@ class Period:
 
     @property
     def begins_at(self) -> float:
-        """Its first second, since the epoch."""
+        """The period's first second, since the epoch."""
         return float(self.first_day * DAY_S)
 
     @property
     def ends_at(self) -> float:
-        """The first second after it."""
+        """The first second after the period."""
         return float(self.end_day * DAY_S)
 
 
 def day_of(at: float) -> int:
-    """The day of a moment (seconds since the epoch)."""
+    """Return the day of a time (seconds since the epoch)."""
     return int(at // DAY_S)
 
 
 def date_of(day: int) -> dt.date:
-    """A day as a date. Raises ValueError beyond the year 9999."""
+    """Convert a day to a date. Raises ValueError beyond the year 9999."""
     return dt.date.fromordinal(_EPOCH + day)
 
 
 def period_of(kind: str, day: int) -> Period:
-    """The period of that kind which holds `day`. Raises ValueError for a kind that there is not,
+    """Return the period of that kind that contains `day`. Raises ValueError for an unknown kind,
     and beyond the year 9999."""
     date = date_of(day)
     if kind == DAY:
@@ -57,11 +57,11 @@ def period_of(kind: str, day: int) -> Period:
             end_day=after.toordinal() - _EPOCH,
             name=f"{date:%Y-%m}",
         )
-    raise ValueError(f"{kind!r} is no period: must be one of {', '.join(KINDS)}")
+    raise ValueError(f"{kind!r} is not a period: must be one of {', '.join(KINDS)}")
 
 
 def period_named(name: str) -> Period:
-    """The period of that name. Raises ValueError."""
+    """Return the period of that name. Raises ValueError."""
     kind = DAY if len(name) > len("2026-11") else MONTH
     date = dt.date.fromisoformat(name if kind == DAY else f"{name}-01")
     return period_of(kind, date.toordinal() - _EPOCH)

@@ -1,9 +1,9 @@
-"""Who met an experiment: one row per unit and arm, with sums over its calls, grown by the ledger's
-intake in the same transaction.
+"""Exposures to experiments: one row per unit and arm, with sums over its calls, updated in the
+transaction that adds usage to the ledger.
 
-Sums per unit are all that intervals need: calls of one unit are not independent of each other,
-units are. A unit counts for the arm that it met first. Where it also met another (an arm that was
-stopped sent it on), what it did there is left out."""
+Confidence intervals need only sums per unit: calls of one unit are not independent of each other,
+units are. A unit counts for the arm of its first exposure. If it was also exposed to another arm
+(because its arm was stopped), its calls there are excluded."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _Key = tuple[str, str, str]
 
 @dataclass(slots=True)
 class _Unit:
-    """What a batch adds to one unit in one arm."""
+    """The additions of a batch to one unit in one arm."""
 
     first_at: float
     counts: Counter[str] = field(default_factory=Counter)
@@ -39,11 +39,11 @@ class _Unit:
 
 
 def record_exposures(write: Write, rows: Sequence[LedgerRow]) -> None:
-    """Count new records of calls in experiments. An attempt that ran nothing (`busy`) is none, and
-    a call tried again counts each time.
+    """Count new records of calls in experiments. An attempt that ran nothing (`busy`) does not
+    count, and a retried call counts each time.
 
-    A request that has no unit (no such header) was answered by an arm drawn for it alone: it says
-    nothing about units, and is left out."""
+    A request without a unit (no such header) got an arm drawn for that request alone: it is no
+    evidence about units, and is excluded."""
     calls = [
         row
         for row in rows
@@ -66,8 +66,8 @@ def record_exposures(write: Write, rows: Sequence[LedgerRow]) -> None:
 
 
 def _count(unit: _Unit, row: LedgerRow, *, revision: str | None) -> None:
-    """A degraded answer came from elsewhere on purpose; any other must come from the revision that
-    the arm names."""
+    """Add a record to a unit. A degraded answer comes from another revision on purpose; every other
+    answer must come from the arm's revision."""
     counts, status = unit.counts, row[AT["status"]]
     counts["calls"] += 1
     counts["errors"] += status >= FAILED or row[AT["outcome"]] == LOST
@@ -76,7 +76,7 @@ def _count(unit: _Unit, row: LedgerRow, *, revision: str | None) -> None:
     counts["cold"] += row[AT["start_kind"]] != WARM
     for name in ("exec_ms", "cost_picos", "tokens_in", "tokens_out"):
         counts[name] += row[AT[name]]
-    # a refusal is quick, and no reason to like a version
+    # exclude rejections: they are fast, but do not speak for a version
     if row[AT["start_kind"]] == WARM and 0 < status < 400:
         took_ms = row[AT["queued_ms"]] + row[AT["start_ms"]] + row[AT["exec_ms"]]
         counts["warm"] += 1
@@ -123,7 +123,7 @@ def _keep(write: Write, units: Mapping[_Key, _Unit]) -> None:
 
 
 def _revisions(sql: sa.Connection, experiments: Iterable[str]) -> dict[str, dict[str, str]]:
-    """Experiment → arm → revision."""
+    """Return experiment → arm → revision."""
     table = tables.experiments
     rows = sql.execute(
         sa.select(table.c.id, table.c.document).where(table.c.id.in_(sorted(experiments)))

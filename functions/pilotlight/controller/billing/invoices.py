@@ -267,7 +267,7 @@ def _line(total: Total) -> dict[str, Any]:
 def _corrections(
     sql: sa.Connection, *, tenant: str, month: str, currency: str
 ) -> list[dict[str, Any]]:
-    # Corrections are few and a month has many records: the rollup tells which days have some.
+    # Corrections are few and a month has many records: the rollup shows which days have some.
     where = {"month": month, "currency": currency, "kind": ledger.ADJUSTMENT}
     out: list[dict[str, Any]] = []
     for total in totals(sql, tenant=tenant, groups=("day",), since=None, until=None, where=where):

@@ -1,8 +1,8 @@
-"""Sums of the ledger for reports and pages, exact to the last digit, from the coarsest rows that
-are exact.
+"""Exact sums of the ledger for reports and pages, computed from the coarsest exact rows.
 
-Whole days come from `usage_days`, whole hours from `usage_hours`, and only parts of hours from the
-records themselves: a month by function reads some thousand rows, however many records it had."""
+Whole days come from `usage_days`, whole hours from `usage_hours`, and only partial hours from the
+records themselves: a month by function reads a few thousand rows, regardless of the number of
+records."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ HALF = 10**9
 
 
 def money_sums(table: sa.Table) -> tuple[sa.ColumnElement[Any], sa.ColumnElement[Any]]:
-    """Both halves of the sum in picounits, what is above HALF and the rest: SQLite's SUM overflows
-    at 2**63."""
+    """Return both halves of the sum in picounits, the part above HALF and the rest: SQLite's SUM
+    overflows at 2**63."""
     if table is not tables.usage:
         return sa.func.sum(table.c.high), sa.func.sum(table.c.low)
     return sa.func.sum(table.c.cost_picos // HALF), sa.func.sum(table.c.cost_picos % HALF)
@@ -30,7 +30,7 @@ def money_sums(table: sa.Table) -> tuple[sa.ColumnElement[Any], sa.ColumnElement
 
 @dataclass(slots=True, kw_only=True)
 class Total:
-    """Sums of one group; `picos` exact, the last three for people. `sums`: MEASURES."""
+    """Sums of one group. `picos` is exact; the three floats are for display. `sums`: MEASURES."""
 
     group: dict[str, str | int]
     records: int
@@ -43,8 +43,7 @@ class Total:
 
     @property
     def cost(self) -> Decimal:
-        """Exact, in the group's currency (name `currency` among the groups where there may be
-        several)."""
+        """The exact cost in the group's currency (if there may be several, group by `currency`)."""
         return COST_QUANTUM * self.picos
 
     def absorb(self, other: Total) -> None:
@@ -60,8 +59,8 @@ class Total:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RollupSlice:
-    """A part of a report's time, and the table that has it exactly: days [first, end), hours, or
-    records of one hour by `started_at`."""
+    """A part of a report's time range, and the table that has it exactly: days [first, end), hours,
+    or records of one hour by `started_at`."""
 
     table: sa.Table
     first: float | None
@@ -72,7 +71,7 @@ class RollupSlice:
 def split_range(
     since: float | None, until: float | None, *, by_hour: bool = False
 ) -> list[RollupSlice]:
-    """Cut since <= time < until into the largest whole units. Pure."""
+    """Split since <= time < until into the largest whole units. Pure."""
     if since is not None and until is not None and until <= since:
         return []
     first = None if since is None else -int(-since // HOUR_S)
@@ -123,11 +122,11 @@ def totals(
     environment: str | None = None,
     where: Mapping[str, str] | None = None,
 ) -> list[Total]:
-    """Sums by `groups` over since <= started_at < until, in the groups' order; `tenant` None: of
-    all tenants.
+    """Return sums by `groups` over since <= started_at < until, in the groups' order; `tenant`
+    None: all tenants.
 
-    `groups` are of ROLLUP_GROUPS, or `tenant`, `day` or `hour` (whole ones since the epoch);
-    `where` names values of the same."""
+    `groups` are ROLLUP_GROUPS, `tenant`, `day` or `hour` (whole units since the epoch); `where`
+    filters by values of the same."""
     chosen = (
         dict(where or {})
         | ({} if tenant is None else {"tenant": tenant})
@@ -189,8 +188,8 @@ def _sums_of(table: sa.Table) -> list[sa.Label[Any]]:
     money = [
         half.label(name) for half, name in zip(money_sums(table), ("high", "low"), strict=True)
     ]
-    # 300 years of instance time are more nanoseconds than SQLite can sum: a year of 300 instances.
-    # So these too in halves.
+    # SQLite can sum 300 years of instance time in nanoseconds, which 300 instances exceed in a
+    # year. So these are summed in halves too.
     billed = [
         sa.func.sum(c.billed_ns // HALF).label("billed_s"),
         sa.func.sum(c.billed_ns % HALF).label("billed_rest"),

@@ -1,5 +1,5 @@
-"""Price lists that were in force, by their version. A record names the version that priced it, so a
-version never changes."""
+"""All price lists that were ever in effect, by version. A record names the version that priced it,
+so a version is immutable."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _WORDS = frozenset({"version", "currency"})
 
 
 def record_price_lists(write: Write, lists: Mapping[str, Rates]) -> list[str]:
-    """Note the lists that platform.yaml has now; returns the versions that are new.
+    """Record the price lists of platform.yaml; return the versions that are new.
 
-    Raises SettingsInvalid when a version that was in force before has other numbers.
+    Raises SettingsInvalid if a known version now has different prices.
     """
     known = {row["version"]: row["document"] for row in _rows(write.sql)}
     for version, rates in lists.items():
@@ -42,14 +42,14 @@ def record_price_lists(write: Write, lists: Mapping[str, Rates]) -> list[str]:
 
 
 def listing(sql: sa.Connection) -> list[dict[str, Any]]:
-    """Every list there ever was, with `first_seen_at`, the newest first."""
+    """Return all price lists ever recorded, with `first_seen_at`, newest first."""
     rows = sorted(_rows(sql), key=lambda row: (-row["first_seen_at"], row["version"]))
     return [{**_document(row["document"]), "first_seen_at": row["first_seen_at"]} for row in rows]
 
 
 def of_tenants(sql: sa.Connection, config: ControllerConfig) -> Mapping[str, Rates]:
-    """The list in force for each tenant, by its id; where platform.yaml has it no more, the
-    platform's own, as activators price calls."""
+    """Return the price list in effect for each tenant, by id. If platform.yaml no longer has a
+    tenant's list, it is the platform's own, as for activators."""
     lists, own = config.prices.lists(), config.prices.rates()
     rows = sql.execute(sa.select(tables.tenants)).all()
     versions = {row.id: tenant_plan_of(row, config.plans).resolve().prices for row in rows}
@@ -60,12 +60,12 @@ def of_tenants(sql: sa.Connection, config: ControllerConfig) -> Mapping[str, Rat
 
 
 def of_tenant(sql: sa.Connection, config: ControllerConfig, tenant: str) -> Rates:
-    """The list in force for one tenant, by its id."""
+    """Return the price list in effect for one tenant, by id."""
     return of_tenants(sql, config).get(tenant, config.prices.rates())
 
 
 def used(sql: sa.Connection, *, tenant: str) -> set[str]:
-    """Versions that priced a record of this tenant."""
+    """Return the versions that priced a record of this tenant."""
     table = tables.usage_days
     return set(
         sql.execute(
@@ -79,7 +79,7 @@ def _rows(sql: sa.Connection) -> list[sa.RowMapping]:
 
 
 def _document(text: str) -> dict[str, Any]:
-    """A stored list; what prices did not know when it was stored has its default."""
+    """Parse a stored list; keys that did not exist when it was stored have their defaults."""
     body = json.loads(text)
     return {**Rates(version=body["version"]).to_json(), **body}
 
@@ -88,14 +88,13 @@ def _demand_same(version: str, *, before: Mapping[str, Any], now: Mapping[str, A
     for key, value in now.items():
         if _plain(key, before[key]) != _plain(key, value):
             raise SettingsInvalid(
-                f"prices: {key} = {value!r} in version {version!r}, which was in force with "
-                f"{before[key]!r}, and records name it: "
-                "give the changed prices a new version"
+                f"prices: {key} = {value!r} in version {version!r}, which was in effect with "
+                f"{before[key]!r} and is named in records: give the changed prices a new version"
             )
 
 
 def _plain(key: str, value: Any) -> Any:
-    """ "0.10" is the price "0.1"."""
+    """Normalize a price: "0.10" equals "0.1"."""
     if isinstance(value, Mapping):
         return {name: Decimal(rate) for name, rate in value.items()}
     return value if key in _WORDS else Decimal(value)

@@ -1,7 +1,7 @@
-"""Rollups: the ledger's sums by hour and by day, and histograms of latency, kept in the transaction
+"""Rollups: the ledger's sums by hour and by day, and latency histograms, updated in the transaction
 that adds the records.
 
-They hold nothing that the records do not say: `rebuild` makes them anew, `verify` compares.
+They are derived from the records: `rebuild` computes them again, `verify` compares.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from pilotlight.controller.database import tables
 from pilotlight.controller.database.store import Write
 
 REBUILD_ROWS = 20_000
-"""Records in memory at once while rebuilding, some 60 MB."""
+"""Records in memory at once during a rebuild, about 60 MB."""
 
 
 def add(write: Write, sums: UsageAggregate) -> None:
-    """Add what new records sum up to."""
+    """Add the sums of new records."""
     _upsert(write, tables.usage_hours, [_flat(key, one) for key, one in sums.hours.items()])
     _upsert(write, tables.usage_days, [_flat(key, one) for key, one in sums.days.items()])
     counts = [
@@ -42,7 +42,7 @@ def add(write: Write, sums: UsageAggregate) -> None:
 
 
 def _flat(key: GroupKey, sums: BatchSums) -> tuple[Any, ...]:
-    """In the order of a rollup's columns."""
+    """Return a rollup's row in the order of its columns."""
     unit, tenant, *rest = key
     money = divmod(sums.picos, HALF)
     return (
@@ -85,8 +85,8 @@ def _quoted(names: Iterable[str]) -> str:
 
 
 def rebuild(write: Write, *, tenant: str | None = None) -> int:
-    """Make the rollups of a tenant (None: of all) anew from the records; returns how many records
-    there are."""
+    """Rebuild the rollups of a tenant (None: of all) from the records; return the number of
+    records."""
     for table in (tables.usage_hours, tables.usage_days, tables.latency_hours):
         write.sql.execute(sa.delete(table).where(*_of(table, tenant)))
     query = sa.select(*(tables.usage.c[name] for name in COLUMNS)).where(*_of(tables.usage, tenant))
@@ -99,19 +99,18 @@ def rebuild(write: Write, *, tenant: str | None = None) -> int:
 
 
 def are_missing(sql: sa.Connection) -> bool:
-    """Whether this is a ledger from before there were rollups: they are empty, and it is not."""
+    """Whether the ledger predates rollups: it has records, but they are empty."""
     is_empty = sql.execute(sa.select(tables.usage_days.c.tenant).limit(1)).first() is None
     return is_empty and sql.execute(sa.select(tables.usage.c.id).limit(1)).first() is not None
 
 
 def rebuild_once(write: Write) -> int:
-    """`rebuild` where they are missing; returns how many records there are, 0 where there was
-    nothing to do."""
+    """Rebuild rollups if they are missing; return the number of records, 0 if nothing was done."""
     return rebuild(write) if are_missing(write.sql) else 0
 
 
 def count(sql: sa.Connection, *, tenant: str | None = None) -> int:
-    """How many records there are, by the rollups."""
+    """Return the number of records, according to the rollups."""
     table = tables.usage_days
     return int(
         sql.execute(
@@ -122,11 +121,11 @@ def count(sql: sa.Connection, *, tenant: str | None = None) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RollupDifference:
-    """A sum that a rollup has otherwise than the records.
+    """A sum that differs between a rollup and the records.
 
     Attributes:
-        table: of the rollup.
-        expected, found: (records, picounits) by the records, and by the rollup.
+        table: name of the rollup.
+        expected, found: (records, picounits) of the records, and of the rollup.
     """
 
     table: str
@@ -138,8 +137,8 @@ class RollupDifference:
 
 
 def verify(sql: sa.Connection, *, tenant: str | None = None) -> list[RollupDifference]:
-    """Compare records and money of both rollups with the ledger's records, by day, invoice month
-    and currency; [] = they agree."""
+    """Compare number and cost of both rollups with the ledger's records, by day, invoice month and
+    currency; [] = they are equal."""
     usage = tables.usage
     expected = _money_by_day(sql, usage, usage.c.day, tenant)
     out = []

@@ -1,8 +1,8 @@
-"""What was spent, by whom and on what: sums of the ledger's daily rollups, or of a batch of
-records, by the reach of budgets.
+"""Spending by scope: sums of the ledger's daily rollups, or of a batch of records, by the scopes of
+budgets.
 
-A reach names a tenant, a currency, and an environment, an app and a function, each of which may be
-"" for all of them. A record falls under up to six reaches; only those that somebody asks for are
+A scope (reach) consists of a tenant, a currency, and an environment, an app and a function, each of
+which may be "" for all of them. A record belongs to up to six scopes; only requested ones are
 summed."""
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ SpendScope = tuple[str, str, str, str, str]
 """(tenant, environment, app, function, currency)."""
 _HALF = 10**9
 _TENANTS_AT_ONCE = 500
-"""Databases bound the parameters of a statement: SQLite's default is 32,766
-(SQLITE_MAX_VARIABLE_NUMBER), old ones' 999."""
+"""Databases limit the parameters of a statement: SQLite to 32,766 by default
+(SQLITE_MAX_VARIABLE_NUMBER), old versions to 999."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpendByScope:
-    """Picounits by reach and day. A reach that is missing has no record at all, which is not the
-    same as records that cost 0."""
+    """Picounits by scope and day. A missing scope has no records, which differs from records that
+    cost 0."""
 
     by_reach: Mapping[SpendScope, Mapping[int, int]] = field(default_factory=dict)
 
     def days(self, reach: SpendScope) -> Mapping[int, int]:
-        """What was spent on each day that has records."""
+        """Return the spending of each day that has records."""
         return self.by_reach.get(reach, {})
 
     def within(self, reach: SpendScope, period: Period) -> int:
-        """What was spent in a period."""
+        """Return the spending in a period."""
         return sum(
             picos
             for day, picos in self.days(reach).items()
@@ -45,7 +45,7 @@ class SpendByScope:
 
 
 def spend_of_batch(costs: Mapping[SpendKey, int], reaches: Collection[SpendScope]) -> SpendByScope:
-    """The spending of a batch of records."""
+    """Return the spending of a batch of records."""
     rows = (
         ((tenant, environment, app, function, currency), day, picos)
         for (tenant, environment, app, function, day, _, currency), picos in costs.items()
@@ -56,10 +56,10 @@ def spend_of_batch(costs: Mapping[SpendKey, int], reaches: Collection[SpendScope
 def read_spend(
     sql: sa.Connection, reaches: Collection[SpendScope], *, first_day: int, end_day: int
 ) -> SpendByScope:
-    """The spending from `first_day` until before `end_day`, from the daily rollups."""
+    """Return the spending from `first_day` until before `end_day`, from the daily rollups."""
     tenants = sorted({reach[0] for reach in reaches})
-    # One currency at a time: the rest of the grouping is then the order of the table's key, and
-    # nothing needs to be sorted.
+    # One currency at a time: then the grouping has the order of the table's key, so no sort is
+    # needed.
     rows = (
         row
         for currency in {reach[4] for reach in reaches}
@@ -97,8 +97,8 @@ def _summed(
 
 
 def _covering(reach: SpendScope) -> frozenset[SpendScope]:
-    """Every reach that the record falls under. A set: a STORAGE record may have "" in a part
-    itself."""
+    """Return every scope that covers the record. A set, because parts of a STORAGE record may be ""
+    already."""
     tenant, environment, app, function, currency = reach
     return frozenset(
         (tenant, some, *inside, currency)

@@ -1,9 +1,8 @@
-"""What tenants keep on our disks: one STORAGE record per tenant, kind and hour, where that kind has
-a price.
+"""Storage charges: one STORAGE record per tenant, kind and hour, if that kind has a price.
 
-Weights count once per tenant, whatever number of names they have; snapshots as far as they lie on
-the node and are good. What was there when the hour was looked at counts for the whole hour; an hour
-in which nobody looked (the controller was down, the node did not answer) is not billed."""
+Weights count once per tenant, regardless of their number of names; snapshots count if they are on
+the node and valid. A sample counts for its whole hour; an hour without a sample (the controller was
+down, the node did not answer) is not billed."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ from snapshotter.types import SnapshotInfo, SnapshotState
 STORAGE = "STORAGE"
 WEIGHTS, SNAPSHOTS = "weights", "snapshots"
 MONTH_S = 30 * 24 * HOUR_S
-"""The month that storage is priced by."""
+"""The length of a month in storage prices."""
 
 
 def is_priced(config: ControllerConfig) -> bool:
@@ -38,8 +37,8 @@ def is_priced(config: ControllerConfig) -> bool:
 def charge_storage(
     write: Write, config: ControllerConfig, *, snapshots: Iterable[SnapshotInfo] | None
 ) -> int:
-    """Charge the hour that runs, once; `snapshots` None: the node did not answer. Returns how many
-    records are new."""
+    """Charge the current hour once; `snapshots` None: the node did not answer. Returns the number
+    of new records."""
     held = {WEIGHTS: _weights(write.sql)}
     if snapshots is not None:
         held[SNAPSHOTS] = _snapshots(snapshots)
@@ -60,7 +59,8 @@ def charge_storage(
 
 
 def _unknown(sql: sa.Connection, records: list[UsageRecord]) -> list[UsageRecord]:
-    """What was not charged in this hour: a size that changed since does not change it."""
+    """Return the records not charged in this hour yet; a changed size does not change the
+    charge."""
     c = tables.usage.c
     known = set(
         sql.execute(sa.select(c.id).where(c.id.in_([record.id for record in records]))).scalars()

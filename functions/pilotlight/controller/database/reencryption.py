@@ -1,8 +1,8 @@
-"""Seals again what an earlier version sealed with the platform's key itself: each purpose has a key
-of its own (`pilotlight.core.crypto`).
+"""Re-encryption of what an earlier version sealed with the platform's key itself; now each purpose
+has its own key (`pilotlight.core.crypto`).
 
-It happens at the start of the controller, before anything is served. Secrets go into the feed
-again, so that activators, which do not have the platform's key, can open them."""
+It runs at the controller's start, before it serves. Secrets are published in the feed again, so
+that activators, which do not have the platform's key, can open them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ log = logging.getLogger(__name__)
 
 
 def reencrypt_all(store: Store, key: PlatformKey) -> int:
-    """Seal what has no mark again; returns how many texts. What the platform's key does not open
-    stays as it is, with a warning."""
+    """Seal unmarked texts again and return their number. A text that the platform's key does not
+    open stays unchanged, with a warning."""
     columns = {
         tables.budgets.c.sealed_secret: key.webhooks,
         tables.webhooks.c.sealed_secret: key.webhooks,

@@ -1,11 +1,10 @@
-"""Forgetting what was deployed: old entries of apps' histories, and revisions that were given up,
-once a tenant has more than its bound.
+"""Retention of deployed revisions: delete old entries of apps' histories, and retired revisions,
+once a tenant exceeds its limit.
 
-A plan that allows so many `functions` has KEPT_PER_FUNCTION times as many revisions and entries.
-What can be called stays, and so do the newest entries of each app that is there. A revision was
-given up when it was pruned or its function was removed; those with tags stay for TAGS_KEPT_S after
-that, because bills are grouped by them. A function of which no revision is left goes with all that
-belongs to it."""
+A plan with N `functions` allows KEPT_PER_FUNCTION * N revisions and entries. Revisions that can be
+called are kept, and so are the newest entries of each existing app. A revision is retired when it
+is pruned or its function is removed; revisions with tags stay for TAGS_KEPT_S after that, because
+bills are grouped by tags. A function without revisions is deleted with all that belongs to it."""
 
 from __future__ import annotations
 
@@ -20,15 +19,15 @@ from pilotlight.spec.quotas import Plan
 
 KEPT_PER_FUNCTION = 100
 TAGS_KEPT_S = 400 * 86_400.0
-"""Bills of the year before can still be grouped by tags."""
+"""Bills of the previous year can still be grouped by tags."""
 _SLACK = 100
-"""Beyond what has to go, so that not each deploy at the bound looks for more."""
+"""Deleted beyond the excess, so that not every deploy at the limit deletes again."""
 _AT_ONCE = 500
-"""Functions in one statement: databases bound the parameters of a statement."""
+"""Functions per statement: databases limit the parameters of a statement."""
 
 
 def enforce_retention(write: Write, plan: Plan, *, tenant: str, before: int) -> None:
-    """Forget the oldest, after a deploy; `before`: it had so many revisions. Raises
+    """Delete the oldest after a deploy. `before`: number of revisions before it. Raises
     StorageQuotaExceeded when too many must stay."""
     if plan.functions is None:
         return
@@ -40,19 +39,17 @@ def enforce_retention(write: Write, plan: Plan, *, tenant: str, before: int) -> 
     if now > max(limit, before):
         raise StorageQuotaExceeded(
             f"this tenant would have {now} revisions, and its plan allows {limit}: "
-            f"{KEPT_PER_FUNCTION} for each of functions = "
-            f"{plan.functions}; nothing was deployed",
+            f"{KEPT_PER_FUNCTION} for each of functions = {plan.functions}; nothing was deployed",
             quota="functions",
             limit=limit,
             used=before,
-            hint="Give some up: `pilotlight app prune APP`. Those whose tags bills are grouped by "
-            "stay for 400 days after that; the "
-            "platform's operator can raise `functions`.",
+            hint="Prune some: `pilotlight app prune APP`. Revisions with tags that bills are "
+            "grouped by stay for 400 days after that; the operator can raise `functions`.",
         )
 
 
 def count_revisions(sql: sa.Connection, *, tenant: str) -> int:
-    """How many revisions the tenant has, those of removed functions included."""
+    """Return how many revisions the tenant has, including those of removed functions."""
     table, functions = tables.revisions, tables.functions
     query = (
         sa.select(sa.func.count())
@@ -63,7 +60,7 @@ def count_revisions(sql: sa.Connection, *, tenant: str) -> int:
 
 
 def delete_functions(sql: sa.Connection, ids: Sequence[str]) -> None:
-    """Drop functions and all that belongs to them but their history and usage."""
+    """Delete functions and all that belongs to them except their history and usage."""
     for begin in range(0, len(ids), _AT_ONCE):
         _delete_batch(sql, ids[begin : begin + _AT_ONCE])
 
@@ -114,7 +111,7 @@ def _delete_entries(write: Write, tenant: str, limit: int) -> None:
 
 
 def _delete_revisions(write: Write, tenant: str, *, at_most: int) -> int:
-    """How many went."""
+    """Delete retired revisions, oldest first; return how many."""
     table, functions = tables.revisions, tables.functions
     given_up_at = sa.func.coalesce(functions.c.removed_at, table.c.pruned_at)
     may_go = given_up_at.is_not(None) & (
@@ -145,7 +142,7 @@ def _delete_revisions(write: Write, tenant: str, *, at_most: int) -> int:
 
 
 def _delete_empty(sql: sa.Connection, tenant: str) -> None:
-    """Drop removed functions without a revision, then deleted apps without a function; not those
+    """Delete removed functions without revisions, then deleted apps without functions; keep apps
     whose policy guards their releases."""
     functions, apps = tables.functions, tables.apps
     has_revisions = sa.exists().where(tables.revisions.c.function == functions.c.id)

@@ -1,11 +1,11 @@
-"""The database: opened, migrated, read and written. One code for SQLite and PostgreSQL.
+"""The database: open, migrate, read and write, with one code for SQLite and PostgreSQL.
 
-Reads run side by side. Writes of this process go one at a time: an in-process lock costs
-microseconds, where SQLite's own waiting polls with growing pauses. A `Write` collects whether it
-touched the feed, and its followers are told after the commit.
+Reads run concurrently. Writes of this process run one at a time: an in-process lock costs
+microseconds, while SQLite's own waiting polls with growing pauses. A `Write` records whether it
+changed the feed; the feed's followers are notified after the commit.
 
-SQLite runs with WAL, foreign keys and `synchronous=FULL`: what was acknowledged (a usage record
-above all) survives a power cut."""
+SQLite runs with WAL, foreign keys and `synchronous=FULL`: acknowledged data (above all usage
+records) survives a power failure."""
 
 from __future__ import annotations
 
@@ -28,38 +28,38 @@ from pilotlight.errors import StorageFull
 
 BUSY_TIMEOUT_MS = 10_000
 """How long a write waits for another process (`pilotlight state backup`, a bootstrap); the longest
-holds it some seconds."""
+holds the lock for some seconds."""
 MIGRATION_LOCK = 0x70696C6F
 """Key of PostgreSQL's advisory lock around migrations: "pilo"."""
 WRITE_LOCK = 0x70696C77
 """Key of PostgreSQL's advisory lock around every write: "pilw"."""
 MAX_CONNECTIONS = 48
-"""Of one process: one for each thread that may ask (`threads`), the framework's 40 and 8 that look
-up keys."""
+"""Connections of one process: one for each thread that may query (`threads`), the framework's 40
+and 8 that look up keys."""
 KEPT_CONNECTIONS = 8
-"""Of these, how many stay open."""
+"""Connections that stay open when idle."""
 _WRITING = {"pilotlight_writing": True}
 _MIGRATIONS = Path(__file__).parent / "migrations"
 _VERSION = sa.table("alembic_version", sa.column("version_num"))
-"""Alembic's own."""
+"""Alembic's table."""
 
 
 def newest_schema_revision() -> str:
-    """The revision to which the newest migration leads: files of migrations begin with theirs."""
+    """Return the revision of the newest migration; file names of migrations begin with it."""
     return max(path.name.partition("_")[0] for path in (_MIGRATIONS / "versions").glob("[0-9]*.py"))
 
 
 @dataclass(slots=True)
 class Write:
-    """A transaction that changes things. Owner: the thread inside `Store.write`; `fed` says that
-    the feed grew."""
+    """A writing transaction. Owner: the thread inside `Store.write`. `fed`: whether the feed
+    changed."""
 
     sql: sa.Connection
     now: float
     fed: bool = False
 
     def insert(self, table: sa.Table) -> sqlite.Insert | postgresql.Insert:
-        """The dialect's INSERT, which knows `on_conflict_do_nothing` and
+        """Return the dialect's INSERT, which has `on_conflict_do_nothing` and
         `on_conflict_do_update`."""
         return (
             postgresql.insert(table)
@@ -71,11 +71,12 @@ class Write:
 transaction_hook: ContextVar[Callable[[Write], None] | None] = ContextVar(
     "written with every change", default=None
 )
-"""What else is written in each transaction that the current request commits (`idempotency`)."""
+"""Called in each transaction that the current request commits, to write more rows
+(`idempotency`)."""
 
 
 class Store:
-    """The open database. Safe to use from many threads; `close()` ends it."""
+    """The open database. Safe to use from many threads; `close()` closes it."""
 
     def __init__(
         self, url: str, *, clock: Callable[[], float], on_fed: Callable[[], None] = lambda: None
@@ -84,7 +85,7 @@ class Store:
         self._on_fed = on_fed
         self._writing = threading.Lock()
         self.engine = _engine(url)
-        # A view must not shift between two statements; SQLite's never does.
+        # A read must be consistent across statements; on SQLite it always is.
         is_postgresql = self.engine.dialect.name == "postgresql"
         self._reader = (
             self.engine.execution_options(isolation_level="REPEATABLE READ")
@@ -97,18 +98,18 @@ class Store:
 
     @contextlib.contextmanager
     def read(self) -> Iterator[sa.Connection]:
-        """A consistent view."""
+        """Open a consistent read-only view."""
         with self._reader.connect() as connection:
             yield connection
 
     @contextlib.contextmanager
     def write(self) -> Iterator[Write]:
-        """A transaction, committed at the end of the block; an exception rolls it back. Raises
-        StorageFull."""
+        """Open a transaction; it is committed at the end of the block and rolled back on an
+        exception. Raises StorageFull."""
         with self._writing, _disk_errors():
             connection = self.engine.connect().execution_options(**_WRITING)
             with connection, connection.begin():
-                # what BEGIN IMMEDIATE is on SQLite: one writer, whatever its process
+                # as BEGIN IMMEDIATE on SQLite: one writer among all processes
                 if connection.dialect.name == "postgresql":
                     connection.execute(sa.select(sa.func.pg_advisory_xact_lock(WRITE_LOCK)))
                 write = Write(sql=connection, now=self._clock())
@@ -124,11 +125,11 @@ class Store:
             connection.execute(sa.select(1))
 
     def migrate(self) -> None:
-        """Bring the schema up to date. Idempotent; of two starters one migrates while the other
-        waits."""
+        """Bring the schema up to date. Idempotent; of two concurrent callers one migrates while the
+        other waits."""
         if self._is_current():
             return
-        from alembic import command  # a third of a second that most starts can do without
+        from alembic import command  # takes 0.3 s to import, which most starts do not need
         from alembic.config import Config
 
         config = Config()
@@ -174,7 +175,7 @@ def _engine(url: str) -> sa.Engine:
 
 
 def _prepare_sqlite(raw: sqlite3.Connection, _record: Any) -> None:
-    # the driver's own implicit BEGIN would be deferred and leave DDL outside
+    # the driver's implicit BEGIN would be deferred and exclude DDL
     raw.isolation_level = None
     _write_ahead(raw)
     for pragma in ("synchronous=FULL", "foreign_keys=ON", f"busy_timeout={BUSY_TIMEOUT_MS}"):
@@ -182,8 +183,8 @@ def _prepare_sqlite(raw: sqlite3.Connection, _record: Any) -> None:
 
 
 def _write_ahead(raw: sqlite3.Connection) -> None:
-    """Turn the log ahead on. Of two that open a new file at once one is told "locked" without the
-    wait of `busy_timeout`: it asks again."""
+    """Enable the write-ahead log. Of two processes that open a new file at once, one gets "locked"
+    without the wait of `busy_timeout`, so retry."""
     until = time.monotonic() + BUSY_TIMEOUT_MS / 1000
     while True:
         try:
@@ -196,7 +197,7 @@ def _write_ahead(raw: sqlite3.Connection) -> None:
 
 
 def _begin_sqlite(connection: sa.Connection) -> None:
-    # IMMEDIATE takes the write lock at once: a deferred transaction that upgrades later fails
+    # IMMEDIATE acquires the write lock at once: a deferred transaction that upgrades later fails
     # instead of waiting.
     writing = connection.get_execution_options().get("pilotlight_writing", False)
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writing else "BEGIN")
@@ -209,8 +210,8 @@ def _disk_errors() -> Iterator[None]:
     except sa.exc.OperationalError as e:
         if "full" in str(e.orig).lower() or "no space" in str(e.orig).lower():
             raise StorageFull(
-                f"the control plane's database cannot grow: {e.orig}. Free some space; nothing "
-                f"was changed."
+                f"the control plane's database cannot grow: {e.orig}. Free some space; nothing was "
+                "changed."
             ) from e
         raise
     except OSError as e:

@@ -1,3 +1,3 @@
-"""Deploying, promoting, rolling back and pruning: the operations that change apps as a whole. They
-combine `registry`, `release`, `rollouts`, `experiments` and `weights`; no folder below imports
-them."""
+"""Deployments: operations that change whole apps (deploy, promote, roll back, prune). They combine
+`registry`, `release`, `rollouts`, `experiments` and `weights`, none of which imports this
+package."""

@@ -1,7 +1,7 @@
-"""What is deployed: apps, functions, immutable revisions, traffic, and the history of deployments.
+"""Deployed state: apps, functions, immutable revisions, traffic, and the deployment history.
 
-A deploy is one transaction over rows and feed. It costs as much as it changes: a function whose
-spec is what it was keeps its revision and makes no feed entry, and no step looks at other apps."""
+A deploy is one transaction over rows and feed. Its cost is proportional to the change: a function
+with an unchanged spec keeps its revision and adds no feed entry, and other apps are not read."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _AT_ONCE = ReleaseOptions()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionDeployment:
-    """One function after a deploy; `created` says that its revision is new, the rest is as in
-    `releases.Released`."""
+    """One function after a deploy; `created`: its revision is new; the other fields are those of
+    `releases.ReleaseResult`."""
 
     function: str
     revision: str
@@ -44,8 +44,7 @@ class FunctionDeployment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
-    """The outcome of a deploy; `removed` are the ids of functions that the app does not have any
-    more."""
+    """The outcome of a deploy; `removed`: ids of the functions that were removed from the app."""
 
     app: str
     environment: str
@@ -63,10 +62,10 @@ def deploy(
     labels: Mapping[str, str] | None = None,
     terms: ReleaseOptions = _AT_ONCE,
 ) -> Deployment:
-    """Make the app consist of exactly `specs`, released as `terms` say. The caller has checked what
-    they refer to.
+    """Make the app consist of exactly `specs`, released according to `terms`. The caller has
+    checked their dependencies.
 
-    Raises Incompatible, GateFailed, ReleaseFrozen, InvalidInput; then nothing has changed.
+    Raises Incompatible, GateFailed, ReleaseFrozen, InvalidInput, without changing anything.
     """
     before = _current(write.sql, place)
     version = app_history.next_version(write, place, stopped=False)
@@ -99,7 +98,7 @@ def deploy(
 
 
 def stop(write: Write, place: AppRef) -> int:
-    """Answer 503 for every function of the app until it is deployed again; returns the new version.
+    """Stop the app: its functions answer 503 until it is deployed again. Returns the new version.
     Raises NotFound."""
     _demand(write.sql, place)
     version = app_history.next_version(write, place, stopped=True)
@@ -114,8 +113,8 @@ def stop(write: Write, place: AppRef) -> int:
 
 
 def delete(write: Write, place: AppRef) -> tuple[str, ...]:
-    """Remove the app's functions; their ids. Its history and its revisions stay, as far as there is
-    room for them. Raises NotFound."""
+    """Remove the app's functions; returns their ids. History and revisions are kept within the
+    limits of the plan. Raises NotFound."""
     _demand(write.sql, place)
     names = _current(write.sql, place)
     version = app_history.next_version(write, place)
@@ -129,8 +128,8 @@ def delete(write: Write, place: AppRef) -> tuple[str, ...]:
 
 
 def continue_deployment(write: Write, place: AppRef) -> int:
-    """The number of the entry of a deploy of a part of the app; of one that was stopped, all
-    functions answer again."""
+    """Begin a deploy of a part of the app; returns the version of its history entry. A stopped app
+    starts again with all its functions."""
     was_stopped = write.sql.execute(
         sa.select(tables.apps.c.stopped).where(*place.is_app())
     ).scalar()
@@ -142,8 +141,8 @@ def continue_deployment(write: Write, place: AppRef) -> int:
 
 
 def switch_snapshots(write: Write, place: AppRef, *, function: str, enabled: bool) -> str:
-    """Allow or forbid snapshots of a function, whatever its revision; outlives deploys. Returns its
-    id. Raises NotFound."""
+    """Enable or disable snapshots of a function for all revisions; later deploys keep the setting.
+    Returns the function's id. Raises NotFound."""
     found = find_function(write.sql, place, function)
     if found.snapshots != enabled:
         write.sql.execute(
@@ -168,7 +167,7 @@ def switch_snapshots(write: Write, place: AppRef, *, function: str, enabled: boo
 
 
 def find_function(sql: sa.Connection, place: AppRef, name: str) -> sa.Row[Any]:
-    """A deployed function's row. Raises NotFound."""
+    """The row of a deployed function. Raises NotFound."""
     table = tables.functions
     row = sql.execute(
         sa.select(table).where(table.c.id == place.function_id(name), table.c.removed_at.is_(None))
@@ -183,8 +182,8 @@ def find_function(sql: sa.Connection, place: AppRef, name: str) -> sa.Row[Any]:
 
 
 def require_known(sql: sa.Connection, place: AppRef, function: str | None) -> None:
-    """Raise NotFound for an app, or a function of it, that was never deployed; a deleted one is
-    known."""
+    """Raise NotFound for an app, or a function of it, that was never deployed. Deleted ones are
+    accepted."""
     table = tables.functions
     if sql.execute(sa.select(tables.apps.c.name).where(*place.is_app())).first() is None:
         raise _no_app(place.app, place.environment)
@@ -266,14 +265,14 @@ def app(sql: sa.Connection, *, tenant: str, environment: str, name: str) -> dict
         }
         entry["spec"] = json.loads(part.spec)
         shares = found.setdefault(part.name, entry)["traffic"]
-        if part.revision is not None:  # else its first revision waits for approval
+        if part.revision is not None:  # otherwise its first revision is waiting for approval
             shares.append({"revision": part.revision, "weight": part.weight})
     return {**out, "functions": list(found.values())}
 
 
 def gpus_of(sql: sa.Connection, revisions: Sequence[str]) -> dict[str, int]:
-    """Accelerators that one instance of each revision holds; `revisions` as nodes name them,
-    `<function id>@<revision>`."""
+    """Number of accelerators that one instance of each revision holds; `revisions` as nodes name
+    them, `<function id>@<revision>`."""
     table = tables.revisions
     names = [revision.partition("@")[::2] for revision in revisions]
     query = sa.select(table.c.function, table.c.name, table.c.spec).where(
@@ -292,8 +291,8 @@ def gpus_of(sql: sa.Connection, revisions: Sequence[str]) -> dict[str, int]:
 def place_revision(
     write: Write, place: AppRef, spec: FunctionSpec, *, told: RevisionMetadata
 ) -> tuple[str, bool]:
-    """The function with that revision, made where they are not there; the revision's name, and
-    whether it is new."""
+    """Get or create the function and the revision; returns the revision's name and whether it is
+    new."""
     function = place.function_id(spec.name)
     row = {
         "tenant": place.tenant,
@@ -313,7 +312,7 @@ def place_revision(
 def publish_unchanged_traffic(
     write: Write, place: AppRef, function: str, done: ReleaseResult
 ) -> None:
-    """After a release that moved no traffic: what was stopped is told to go on."""
+    """Publish a function whose release changed no traffic, so that a stopped one starts again."""
     if done.stage is not ReleaseStage.LIVE:
         feed_publisher.publish(write, place.function_id(function))
 
@@ -321,7 +320,7 @@ def publish_unchanged_traffic(
 def to_function_deployment(
     function: str, revision: str, done: ReleaseResult, *, created: bool
 ) -> FunctionDeployment:
-    """What became of a function."""
+    """Build the deploy outcome of a function from its release result."""
     stage = done.stage.value
     return FunctionDeployment(
         function=function,
@@ -359,8 +358,8 @@ def _remove(write: Write, place: AppRef, *, names: set[str]) -> tuple[str, ...]:
 
 
 def _current(sql: sa.Connection, place: AppRef) -> dict[str, str]:
-    """Functions of the app that are there now, with the revision that has most traffic; "" for one
-    that waits for its first."""
+    """Current functions of the app with their revision of most traffic; "" for one whose first
+    revision is waiting for approval."""
     functions, traffic = tables.functions, tables.traffic
     query = sa.select(functions.c.name, traffic.c.revision).outerjoin(
         traffic, traffic.c.function == functions.c.id
@@ -402,7 +401,7 @@ def _listed(names: Mapping[str, str]) -> list[dict[str, Any]]:
 def record_app_change(
     write: Write, place: AppRef, action: str, *, before: Any = None, after: Any = None
 ) -> None:
-    """An entry of the audit log about the app."""
+    """Record a change of the app in the audit log."""
     named = {
         "tenant": place.tenant,
         "actor": place.actor,

@@ -1,5 +1,5 @@
-"""What a deploy refers to must be there, and must be the tenant's: checked before anything changes,
-naming what is missing."""
+"""Checks of a deploy's dependencies: everything that its specs refer to must exist and belong to
+the tenant. Runs before anything changes; errors name what is missing."""
 
 from __future__ import annotations
 
@@ -27,17 +27,18 @@ from weight_cache.manifest import Manifest
 
 MAX_FUNCTIONS = 1000
 MAX_NAMED_AT_ONCE = 1000
-"""Digests in one query: databases bound the parameters of a statement."""
+"""Digests per query: databases limit the number of parameters of a statement."""
 MAX_SPEC_BYTES = 524_288
-"""A spec travels in launch frames of at most 8 MiB and is kept by every activator."""
+"""A spec is sent in launch frames of at most 8 MiB and kept by every activator."""
 
 
 def parse_specs(app: str, functions: Sequence[Mapping[str, Any]]) -> list[FunctionSpec]:
-    """The specs of a deploy, checked in themselves. Raises InvalidInput naming function and key."""
+    """Parse the specs of a deploy and check each one by itself. Raises InvalidInput naming function
+    and key."""
     _name("app", app)
     if not 1 <= len(functions) <= MAX_FUNCTIONS:
         raise InvalidInput(
-            f"a deploy has 1 to {MAX_FUNCTIONS} functions, not {len(functions)}",
+            f"a deploy must have 1 to {MAX_FUNCTIONS} functions, not {len(functions)}",
             parameter="functions",
         )
     specs = [from_json(FunctionSpec, body, f"functions[{i}]") for i, body in enumerate(functions)]
@@ -60,12 +61,12 @@ def check_dependencies(
     manifests: Mapping[str, Manifest],
     bundle_max_bytes: int,
 ) -> None:
-    """Raise InvalidInput for the first blob, image or secret that is not there; TooLarge for a
-    bundle over its bound.
+    """Raise InvalidInput for the first missing blob, image or secret; TooLarge for a bundle over
+    its limit.
 
-    `manifests`: those that `check_weights` read. One that came since is not there yet: nobody
-    looked at what it names. Called in the transaction that refers to all of it: what was given up
-    since `check_weights` is found missing here."""
+    `manifests`: those that `check_weights` read. A manifest uploaded since then counts as missing,
+    because its files were not checked. Called in the transaction that adds the references, so blobs
+    released since `check_weights` are found missing here."""
     for digest, found in manifests.items():
         check_files(sql, tenant=tenant, digest=digest, named=found)
     sizes = blobs.sizes(sql, tenant=tenant, digests={spec.bundle for spec in specs})
@@ -112,8 +113,8 @@ def check_dependencies(
 
 
 def check_fallbacks(caller: Principal, *, app: str, specs: Sequence[FunctionSpec]) -> None:
-    """Raise Forbidden for the first variant or fallback that the key does not reach: calls would
-    run it in the key's stead."""
+    """Raise Forbidden for the first variant or fallback that the key does not have access to: calls
+    would run it on behalf of the key."""
     for spec in specs:
         for name in (
             *(variant.function for variant in spec.variants),
@@ -125,8 +126,8 @@ def check_fallbacks(caller: Principal, *, app: str, specs: Sequence[FunctionSpec
 
 
 def check_prices(specs: Sequence[FunctionSpec], rates: Rates) -> None:
-    """Raise InvalidInput for the first GPU type without a price: no call of such a function could
-    be billed, so none is let through."""
+    """Raise InvalidInput for the first GPU type without a price: calls of such a function could not
+    be billed."""
     for spec in specs:
         for gpu in spec.resources.gpu:
             if gpu not in rates.gpu_s:
@@ -134,7 +135,7 @@ def check_prices(specs: Sequence[FunctionSpec], rates: Rates) -> None:
                 raise InvalidInput(
                     f"function {spec.name!r}: gpu = {gpu!r} has no price in list "
                     f"{rates.version!r}, which has {there}: "
-                    f"ask for one of these, or let the operator add prices.gpu_s.{gpu} to "
+                    f"use one of these, or ask the operator to add prices.gpu_s.{gpu} to "
                     f"platform.yaml, with a new prices.version",
                     function=spec.name,
                     parameter="gpu",
@@ -142,19 +143,19 @@ def check_prices(specs: Sequence[FunctionSpec], rates: Rates) -> None:
 
 
 def check_egress(specs: Sequence[FunctionSpec], egress: EgressPolicy | None) -> None:
-    """Raise InvalidInput for the first function that asks for networks which the operator does not
-    let functions ask for.
+    """Raise InvalidInput for the first function that requests networks which the operator does not
+    allow.
 
-    `egress`: None where no function has a network of its own.
+    `egress`: None if functions have no network of their own.
     """
     for spec in specs:
         if spec.egress and egress is None:
             why = (
-                "functions here have no network of their own (snapshotter.function_network): "
-                "what they reach is the operator's to say"
+                "functions on this platform have no network of their own "
+                "(snapshotter.function_network), so the operator defines what they can reach"
             )
             raise InvalidInput(
-                f"function {spec.name!r}: egress: {why}; leave it out",
+                f"function {spec.name!r}: egress: {why}; remove it",
                 function=spec.name,
                 parameter="egress",
             )
@@ -162,15 +163,15 @@ def check_egress(specs: Sequence[FunctionSpec], egress: EgressPolicy | None) -> 
             _ = egress is None or egress.requested(spec.egress)
         except ValueError as e:
             message = (
-                f"function {spec.name!r}: {e}. The internet is open to all; ask the "
+                f"function {spec.name!r}: {e}. All functions can reach the internet; ask the "
                 f"operator for more"
             )
             raise InvalidInput(message, function=spec.name, parameter="egress") from e
 
 
 def check_access(sql: sa.Connection, specs: Sequence[FunctionSpec]) -> None:
-    """Raise InvalidInput for the first tenant in `access` that does not exist: it would be let in
-    by whoever gets that name later."""
+    """Raise InvalidInput for the first tenant in `access` that does not exist: a tenant created
+    later under that name would get access."""
     missing = tenants.unknown_names(
         sql, {name for spec in specs for name in spec.access} - {PUBLIC}
     )
@@ -187,10 +188,10 @@ def check_access(sql: sa.Connection, specs: Sequence[FunctionSpec]) -> None:
 def check_weights(
     sql: sa.Connection, files: blobs.BlobStore, *, tenant: str, specs: Sequence[FunctionSpec]
 ) -> dict[str, Manifest]:
-    """The manifests that are there, by digest, once it is sure that they name files that are the
-    tenant's. Raises InvalidInput.
+    """Return the existing manifests of the specs by digest, after checking that the tenant owns all
+    files that they list. Raises InvalidInput.
 
-    Reads megabytes, in a thread of the application: no lock is held.
+    Reads megabytes, in an application thread, without holding a lock.
     """
     named = {w.manifest for spec in specs for w in spec.weights}
     there = sorted(blobs.sizes(sql, tenant=tenant, digests=named))
@@ -200,28 +201,30 @@ def check_weights(
 def check_manifest(
     sql: sa.Connection, files: blobs.BlobStore, *, tenant: str, digest: str
 ) -> Manifest:
-    """A manifest that is the tenant's and names only files that are too. Raises InvalidInput;
-    Unavailable when the store is away.
+    """Return a manifest that the tenant owns, together with all files that it lists. Raises
+    InvalidInput; Unavailable when the store does not answer.
 
-    Without it, who only knows the digest of another tenant's file would get to read it.
+    Without this check, a tenant could read another tenant's file if it knows the digest.
     """
     size_bytes = blobs.sizes(sql, tenant=tenant, digests=[digest]).get(digest)
     if size_bytes is None:
         raise InvalidInput(f"weights {digest} were not uploaded", missing={"blob": digest})
     if size_bytes > manifest.MAX_MANIFEST_BYTES:
         raise InvalidInput(
-            f"weights {digest} are no manifest: they have {size_bytes} bytes", parameter="weights"
+            f"weights {digest} are not a manifest: they have {size_bytes} bytes, and a manifest at "
+            f"most {manifest.MAX_MANIFEST_BYTES}",
+            parameter="weights",
         )
     try:
         found = manifest.parse(files.load(digest, max_bytes=manifest.MAX_MANIFEST_BYTES))
     except ManifestInvalid as e:
-        raise InvalidInput(f"weights {digest} are no manifest: {e}", parameter="weights") from e
+        raise InvalidInput(f"weights {digest} are not a manifest: {e}", parameter="weights") from e
     check_files(sql, tenant=tenant, digest=digest, named=found)
     return found
 
 
 def check_files(sql: sa.Connection, *, tenant: str, digest: str, named: Manifest) -> None:
-    """Raise InvalidInput when a manifest, or a file that it names, is not the tenant's (now)."""
+    """Raise InvalidInput when the tenant does not own a manifest or a file that it lists."""
     wanted = [digest, *sorted(named.blobs())]
     for begin in range(0, len(wanted), MAX_NAMED_AT_ONCE):
         part = wanted[begin : begin + MAX_NAMED_AT_ONCE]
@@ -258,7 +261,7 @@ def _check(spec: FunctionSpec) -> None:
             )
         if method.returns is not None:
             argument_schemas.check_schema(
-                method.returns, f"{where}: schema of the answer of {method.name or spec.name!r}"
+                method.returns, f"{where}: schema of the result of {method.name or spec.name!r}"
             )
     if (size := len(canonical_json(to_json(spec)))) > MAX_SPEC_BYTES:
         raise InvalidInput(

@@ -1,5 +1,5 @@
-"""The terms of model servers: a model is `app/function`; a version of it is a revision, an alias or
-a tag."""
+"""Model server terms: a model is `app/function`; a model version is a revision, an alias or a
+tag."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def deploy_version(
     """Deploy a version; return its revision and the result. Different resources create another
     revision of the same code.
 
-    Raises NotFound, InvalidInput, and what `releases.release` raises, except that a revision
+    Raises NotFound, InvalidInput, and the errors of `releases.release`, except that a revision
     without enough approvals waits for them."""
     traffic.find(write.sql, place, function)
     revision = aliases.resolve(write.sql, place, function, reference)

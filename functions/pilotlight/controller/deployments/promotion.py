@@ -1,9 +1,9 @@
-"""From one environment to another: what serves there is deployed here, the very same specs, with
-what was told of them.
+"""Promotion between environments: deploy the revisions that serve in one environment to another,
+with the same specs and their metadata.
 
-The promotion is the promoter's approval, unless he brought the revision himself; where the app of
-the target demands more, it waits for them. What the specs refer to must be in the target: secrets
-by their names above all."""
+The promotion counts as the promoter's approval, unless the promoter created the revision; if the
+target's app requires more approvals, the revision waits for them. Everything that the specs refer
+to must exist in the target, in particular secrets of the same names."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ACTION = "promote"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromotionCandidate:
-    """A revision that serves in one environment, and what was told of it."""
+    """A revision that serves in one environment, with its metadata."""
 
     revision: str
     spec: FunctionSpec
@@ -44,8 +44,8 @@ class PromotionCandidate:
 def candidates(
     sql: sa.Connection, origin: AppRef, *, function: str | None
 ) -> list[PromotionCandidate]:
-    """What serves in `origin`, by name; of one function, or of all of the app. Raises NotFound,
-    Conflict where nothing serves."""
+    """The serving revisions in `origin`, by function name; of one function, or of the whole app.
+    Raises NotFound, Conflict for a function without a serving revision."""
     names = [function] if function is not None else _names(sql, origin)
     if not names:
         text = f"there is no app {origin.app!r} in environment {origin.environment!r}"
@@ -66,11 +66,11 @@ def promote(
     whole_app: bool,
     is_bound: bool,
 ) -> tuple[Deployment, list[str]]:
-    """Deploy what was found in `target`; also digests whose pins ended. `is_bound`: as in
-    `weight_names.note_deployed`.
+    """Deploy the candidates to `target`; returns also the digests that lost their pins. `is_bound`:
+    as in `weight_names.note_deployed`.
 
-    `whole_app`: nothing may be left there that `origin` has not. Raises what a deploy raises; then
-    nothing has changed."""
+    `whole_app`: reject the promotion if the target has functions that `origin` does not have.
+    Raises the errors of a deploy, without changing anything."""
     specs = [one.spec for one in found]
     tenants.require_environment(write.sql, tenant=target.tenant, name=target.environment)
     dependency_checks.check_access(write.sql, specs)
@@ -88,7 +88,7 @@ def promote(
     gone = set(_names(write.sql, target)) - {spec.name for spec in specs} if whole_app else set()
     if gone:
         lost = ", ".join(sorted(gone))
-        text = f"{origin.environment} has no {lost} of {target.app}, which {target.environment} has"
+        text = f"{origin.environment} has no {lost} of {target.app}, but {target.environment} has"
         raise Conflict(
             f"{text}: name the function to promote, or deploy the app there", functions=sorted(gone)
         )
@@ -117,7 +117,7 @@ def promote(
 def manifests_of(
     sql: sa.Connection, files: blobs.BlobStore, *, tenant: str, found: list[PromotionCandidate]
 ) -> dict[str, Manifest]:
-    """The manifests of weights that the candidates name, read before any lock is held."""
+    """The manifests of weights that the candidates use, read before any lock is taken."""
     return dependency_checks.check_weights(
         sql, files, tenant=tenant, specs=[one.spec for one in found]
     )
@@ -135,7 +135,7 @@ def _one(
     brought_by = revisions.get_row(
         write.sql, function_id=target.function_id(found.spec.name), revision=revision
     ).created_by
-    # it may have been deployed there already, by another key
+    # another key may have deployed it there already
     if target.actor not in (told.author, brought_by):
         approvals.approve(
             write,
@@ -157,8 +157,8 @@ def _candidate(sql: sa.Connection, origin: AppRef, function: str) -> PromotionCa
     revision = releases.serving_revision(sql, function_id)
     if not revision:
         text = (
-            f"{origin.app}/{function} serves nothing in environment {origin.environment!r}: "
-            f"promote a revision there first"
+            f"{origin.app}/{function} has no serving revision in environment "
+            f"{origin.environment!r}: promote a revision there first"
         )
         raise Conflict(text, function=function, environment=origin.environment)
     row = revisions.get_row(sql, function_id=function_id, revision=revision)
@@ -183,17 +183,17 @@ def _labels(origin: AppRef) -> dict[str, str]:
 
 
 def require_different_environments(origin: AppRef, target: AppRef) -> None:
-    """Raise InvalidInput where both are the same environment."""
+    """Raise InvalidInput if both environments are the same."""
     if origin.environment == target.environment:
-        how = f"within one it is: pilotlight app promote {origin.app}/FUNCTION REVISION"
+        how = f"within one, use: pilotlight app promote {origin.app}/FUNCTION REVISION"
         raise InvalidInput(
-            f"both environments are {origin.environment!r}: name two; {how}",
+            f"both environments are {origin.environment!r}: name two different ones; {how}",
             parameter="to_environment",
         )
 
 
 def describe_promotion(done: Deployment) -> dict[str, Any]:
-    """As a deploy is answered."""
+    """Return the response body, in the format of a deploy."""
     body: dict[str, Any] = to_json(done)
     del body["removed"]
     return body

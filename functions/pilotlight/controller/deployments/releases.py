@@ -1,9 +1,8 @@
-"""How a revision comes to serve, and how another one comes back: released at once or step by step,
-promoted, pinned, rolled back.
+"""Release of revisions: make a revision serve at once or by a rollout, promote, pin, and roll back.
 
-All of it is a change of a function's traffic (`traffic.change`). A rollback asks nobody: it takes
-what is given, or what served before, gives it everything at once, and ends what else steers the
-traffic of the function."""
+Each is a change of a function's traffic (`traffic.change`). A rollback to a revision that served
+before needs no approval or gate: it gives that revision all traffic at once, and ends any rollout
+or experiment of the function."""
 
 from __future__ import annotations
 
@@ -31,8 +30,8 @@ from pilotlight.spec.traffic import WHOLE, TrafficDocument
 
 
 class ReleaseStage(enum.StrEnum):
-    """Where a revision is after a deploy: it is LIVE, WAITING for approvals, without traffic as
-    asked (NO_TRAFFIC), or in a ROLLOUT."""
+    """State of a revision after a deploy: it serves (LIVE), is WAITING for approvals, has no
+    traffic as requested (NO_TRAFFIC), or is in a ROLLOUT."""
 
     LIVE = "live"
     WAITING = "waiting"
@@ -42,14 +41,14 @@ class ReleaseStage(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReleaseOptions:
-    """How what is deployed shall be released.
+    """How to release a deployed revision.
 
     Attributes:
-        told: what is said of the new revisions.
-        plan: take over step by step; None = at once.
-        no_traffic: make the revisions, and leave the traffic as it is.
-        tag: by which the revisions can be called, whatever their traffic; "" = none.
-        allow_breaking: no caller depends on what a new schema breaks.
+        told: metadata of the new revisions.
+        plan: plan of a rollout; None = all traffic at once.
+        no_traffic: create the revisions without changing the traffic.
+        tag: name under which the revisions can be called whatever their traffic; "" = none.
+        allow_breaking: accept a schema that breaks callers.
         override_freeze: release although an error budget is spent; for administrators.
     """
 
@@ -63,8 +62,8 @@ class ReleaseOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReleaseResult:
-    """What became of a revision: `approvals` that it still needs, `rollout`: the id of the one that
-    brings it."""
+    """Result of a release: `approvals`: number still required; `rollout`: id of the rollout that
+    releases the revision."""
 
     stage: ReleaseStage
     approvals: int = 0
@@ -81,17 +80,17 @@ def release(
     action: str = "",
     message: str = "",
 ) -> ReleaseResult:
-    """Let a revision serve as `terms` say. Raises what `release_gates.demand` and `traffic.change`
-    raise; then nothing has changed.
+    """Release a revision according to `terms`. Raises the errors of
+    `release_gates.require_all_gates` and `traffic.change`, without changing anything.
 
-    `action`: of the history's entry; "" = the caller writes it.
+    `action`: of the history entry; "" = the caller writes the entry.
     """
     serves = serving_revision(write.sql, place.function_id(function))
     if terms.no_traffic:
         return _without_traffic(write, place, function, revision, serving=serves, tag=terms.tag)
     running = repository.running(write.sql, place.function_id(function))
     if running is not None and running.candidate == revision and terms.plan is None and not action:
-        # deployed again, unchanged, while its steps go on
+        # deployed again unchanged, while its rollout is active
         return ReleaseResult(stage=ReleaseStage.ROLLOUT, rollout=running.id)
     if revision != serves:
         release_gates.require_all_gates(
@@ -122,8 +121,8 @@ def release(
 
 
 def serving_revision(sql: sa.Connection, function_id: str) -> str:
-    """The revision that serves: during a rollout the one that it goes back to, else the heaviest;
-    "" where nothing serves."""
+    """The serving revision: during a rollout the stable one, otherwise the one of most traffic; ""
+    if none serves."""
     document = traffic.get(sql, function_id)
     return document.stable or document.heaviest()
 
@@ -137,8 +136,8 @@ def promote(
     terms: ReleaseOptions,
     message: str = "",
 ) -> tuple[str, ReleaseResult]:
-    """Let a revision that is there serve; its name and what became of it. Raises NotFound,
-    ApprovalRequired and what `release` raises."""
+    """Release an existing revision; returns its name and the result. Raises NotFound,
+    ApprovalRequired and the errors of `release`."""
     traffic.find(write.sql, place, function)
     revision = aliases.resolve(write.sql, place, function, reference)
     approvals.require_approved(write.sql, place, function=function, revision=revision)
@@ -158,10 +157,10 @@ def promote(
 def rollback(
     write: Write, place: AppRef, *, function: str, reference: str | None = None, message: str = ""
 ) -> tuple[str, TrafficDocument]:
-    """All traffic to a revision (None: the one that served before), at once. Raises NotFound;
-    Conflict where nothing served before.
+    """Send all traffic to a revision (None: the previous one) at once. Raises NotFound; Conflict if
+    no revision served before.
 
-    To one that never served there is no way back: that is a release, and meets its guards.
+    A revision that never served must pass the gates of a release.
     """
     document = traffic.find(write.sql, place, function)
     revision = (
@@ -183,14 +182,14 @@ def rollback(
 def previous_revision(
     sql: sa.Connection, place: AppRef, function: str, document: TrafficDocument
 ) -> str:
-    """The revision to go back to: what a rollout keeps as the way back, else what served last
-    before the newest with traffic."""
+    """The revision to roll back to: the stable one of a rollout, otherwise the one that served
+    before the newest one with traffic."""
     if document.stable:
         return document.stable
     function_id = place.function_id(function)
     if not document.weights:
         raise Conflict(
-            f"{place.app}/{function} serves nothing: promote a revision with `pilotlight app "
+            f"{place.app}/{function} has no serving revision: promote one with `pilotlight app "
             f"promote {place.app}/{function} v1`"
         )
     newest = revisions.newest_revision(sql, function_id=function_id, names=list(document.weights))
@@ -202,7 +201,7 @@ def previous_revision(
             f"(`pilotlight app revisions` lists them)"
         )
         raise Conflict(
-            f"nothing served {place.app}/{function} before {current}: {how}",
+            f"no revision of {place.app}/{function} served before {current}: {how}",
             function=function,
             revision=current,
         )
@@ -212,8 +211,8 @@ def previous_revision(
 def pin_tenant(
     write: Write, place: AppRef, *, function: str, tenant: str, reference: str | None
 ) -> TrafficDocument:
-    """Let a revision answer a tenant's callers whatever the weights; None takes the pin away.
-    Raises NotFound, ApprovalRequired."""
+    """Pin a tenant's callers to a revision whatever the weights; None removes the pin. Raises
+    NotFound, ApprovalRequired."""
     traffic.find(write.sql, place, function)
     revision = aliases.resolve(write.sql, place, function, reference) if reference else None
     if (
@@ -224,7 +223,7 @@ def pin_tenant(
         is None
     ):
         raise InvalidInput(
-            f"there is no tenant {tenant!r}: pins are of tenants, by their names",
+            f"there is no tenant {tenant!r}: a pin needs the name of an existing tenant",
             parameter="tenant",
         )
 
@@ -236,7 +235,7 @@ def pin_tenant(
         )
         return after
 
-    message = f"{tenant} is answered by {revision}" if revision else f"{tenant} follows the weights"
+    message = f"{tenant} is pinned to {revision}" if revision else f"{tenant} follows the weights"
     return traffic.change(
         write, place, function, edit, action="pin" if revision else "unpin", message=message
     )
@@ -247,7 +246,7 @@ def _without_traffic(
 ) -> ReleaseResult:
     if not serving:
         text = (
-            f"function {function!r} has nothing yet that serves, so its first revision must "
+            f"function {function!r} has no serving revision yet, so its first revision must "
             f"take the traffic"
         )
         raise InvalidInput(
@@ -279,7 +278,7 @@ def _tagged(tag: str, revision: str) -> Callable[[TrafficDocument], TrafficDocum
 
 
 def _changes(sql: sa.Connection, place: AppRef, function: str) -> Iterator[tuple[str, str]]:
-    """What had most traffic after each change of the app that concerned the function, oldest
+    """The revision of most traffic after each change of the app that concerned the function, oldest
     first."""
     table = tables.deployments
     where = (

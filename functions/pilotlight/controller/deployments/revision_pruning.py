@@ -1,5 +1,5 @@
-"""Giving up old revisions of an app that goes on: what they were stays known, their bundles and
-weights need not."""
+"""Prune old revisions of a deployed app: their rows stay, their bundles and weights may be
+deleted."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from pilotlight.controller.weights.gc_roots import RevisionReferences
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PruneResult:
-    """Revisions as (function id, name), and the digests that they name."""
+    """Pruned revisions as (function id, name), and the digests that they refer to."""
 
     revisions: tuple[tuple[str, str], ...]
     digests: frozenset[str]
 
 
 def prune(write: Write, place: AppRef, *, keep: int, dry_run: bool) -> PruneResult:
-    """Give up the revisions of the app's functions, but the newest `keep` and those that can be
+    """Prune the revisions of the app's functions, except the newest `keep` and those that can be
     called. Raises NotFound."""
     app_registry.require_known(write.sql, place, None)
     functions, table = tables.functions, tables.revisions
@@ -59,7 +59,7 @@ def prune(write: Write, place: AppRef, *, keep: int, dry_run: bool) -> PruneResu
 
 
 def blobs_of_functions(sql: sa.Connection, functions: Iterable[str]) -> set[str]:
-    """Digests that any revision of these function ids names."""
+    """Digests that any revision of these function ids refers to."""
     table, digests = tables.revisions, set[str]()
     for spec in sql.execute(
         sa.select(table.c.spec).where(table.c.function.in_(list(functions)))

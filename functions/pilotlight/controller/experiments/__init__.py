@@ -1,2 +1,2 @@
-"""Experiments: what one is (`design`), its life (`lifecycle`), who met it (`exposures`), what that
-shows (`stats`, `report`), and what stops an arm by itself (`guard`)."""
+"""A/B experiments: their design (`design`), life cycle (`lifecycle`), exposures and their analysis
+(`evidence`, `stats`, `report`), and guardrails that stop an arm (`guardrails`)."""

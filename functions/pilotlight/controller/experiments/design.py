@@ -1,4 +1,4 @@
-"""What an experiment is: named arms, who is in it, and the bounds beyond which an arm is stopped.
+"""Design of an experiment: named arms, the units that take part, and the guardrails of the arms.
 Pure; parsed once, strictly."""
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ QUANTILES = {"latency_p50": 0.5, "latency_p95": 0.95, "latency_p99": 0.99}
 METRICS = (*RATIOS, "latency_mean", *QUANTILES, "exec_mean", "cost_per_call", "cost_per_1k_tokens")
 """Latencies are milliseconds of warm calls; costs are in the currency of the function's price."""
 FEEDBACK = "feedback:"
-"""`feedback:<metric>`, or `feedback:label=<text>` for the share of labelled calls that have that
+"""`feedback:<metric>`, or `feedback:label=<text>` for the share of labelled calls with that
 label."""
 DEFAULT_GUARDRAILS = ("error_ratio +0.02",)
 _GUARDRAIL = re.compile(
@@ -32,7 +32,7 @@ _GUARDRAIL = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guardrail:
-    """How far an arm's metric may be from the first arm's before the arm is stopped; as text
+    """Bound on an arm's metric relative to the first arm's; an arm beyond it is stopped. As text
     `error_ratio +0.02`, `latency_p99 +20%`.
 
     Attributes:
@@ -50,12 +50,12 @@ class Guardrail:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Raises InvalidInput."""
+        """Parse the text form. Raises InvalidInput."""
         found = _GUARDRAIL.match(text)
         if found is None or not (found["metric"] in METRICS or is_feedback(found["metric"])):
             known = f"{', '.join(METRICS)}, {FEEDBACK}<metric>"
             raise InvalidInput(
-                f"guardrail {text!r}: write METRIC +BOUND or METRIC -BOUND[%], METRIC one of "
+                f"guardrail {text!r}: must be METRIC +BOUND or METRIC -BOUND[%], METRIC one of "
                 f"{known}",
                 parameter="guardrails",
             )
@@ -64,13 +64,13 @@ class Guardrail:
 
     @property
     def is_ceiling(self) -> bool:
-        """Whether more is worse."""
+        """Whether a higher value is worse."""
         return math.copysign(1.0, self.allowed) > 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmStop:
-    """An arm that answers nobody any more: since when, and why."""
+    """When and why an arm was stopped. A stopped arm answers no calls."""
 
     at: float
     reason: str
@@ -78,12 +78,14 @@ class ArmStop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Design:
-    """An experiment as it was made, and which of its arms were stopped since.
+    """An experiment as created, and the arms that were stopped since.
 
     Attributes:
-        unit: what is assigned to an arm: `key`, `tenant`, or `header:<name>`. A unit meets one arm,
-        however often it calls. percent: of all units; the rest follow the function's weights. arms:
-        shares add up to 100; the first is what others are compared with. salt: of the units' hash.
+        unit: what is assigned to an arm: `key`, `tenant`, or `header:<name>`. All calls of a unit
+            go to the same arm.
+        percent: share of all units; the others follow the function's weights.
+        arms: their shares add up to 100; the others are compared with the first.
+        salt: of the units' hash.
         stopped: arm → when and why.
     """
 
@@ -128,15 +130,14 @@ class Design:
             if arm.name == name:
                 return arm
         raise InvalidInput(
-            f"there is no arm {name!r}: there are {', '.join(arm.name for arm in self.arms)}",
+            f"there is no arm {name!r}: use one of {', '.join(arm.name for arm in self.arms)}",
             parameter="arm",
         )
 
     def traffic(self, experiment: str) -> ExperimentTraffic | None:
-        """What activators follow; None when no arm is left beside the first.
+        """The experiment as activators apply it; None when only the first arm is left.
 
-        A stopped arm's part of the units stays where it is, and is the first arm's now: nobody else
-        changes sides."""
+        The units of a stopped arm get the first arm's revision; no other unit changes arms."""
         first = self.arms[0]
         arms = tuple(
             Arm(name=first.name, revision=first.revision, share=a.share)
@@ -152,7 +153,7 @@ class Design:
 
 
 def is_feedback(metric: str) -> bool:
-    """Whether it is a metric that callers tell."""
+    """Whether the metric is feedback of callers."""
     return metric.startswith(FEEDBACK) and metric not in (
         FEEDBACK,
         f"{FEEDBACK}{LABEL}",
@@ -168,20 +169,21 @@ def parse(
     guardrails: Sequence[str],
     salt: str,
 ) -> Design:
-    """An experiment that was asked for, checked as far as it goes beyond a traffic document. Raises
-    InvalidInput naming what is wrong."""
+    """Parse a requested experiment, and check what the traffic document does not check. Raises
+    InvalidInput naming the invalid value."""
     if unit not in (BY_KEY, BY_TENANT) and not unit.startswith(BY_HEADER):
         raise InvalidInput(
-            f"unit = {unit!r}: one of {BY_KEY!r}, {BY_TENANT!r}, '{BY_HEADER}<name>'; single "
-            f"requests are no unit: who calls "
-            "twice would meet both arms",
+            f"unit = {unit!r}: use {BY_KEY!r}, {BY_TENANT!r} or '{BY_HEADER}<name>'; single "
+            f"requests cannot be units: a caller of two requests would meet both arms",
             parameter="unit",
         )
     if not 0 < percent <= WHOLE:
-        raise InvalidInput(f"percent = {percent}: above 0, at most {WHOLE}", parameter="percent")
+        raise InvalidInput(
+            f"percent = {percent}: must be above 0 and at most {WHOLE}", parameter="percent"
+        )
     if len(guardrails) > MAX_GUARDRAILS:
         raise InvalidInput(
-            f"{len(guardrails)} guardrails: at most {MAX_GUARDRAILS}", parameter="guardrails"
+            f"{len(guardrails)} guardrails: give at most {MAX_GUARDRAILS}", parameter="guardrails"
         )
     bounds = tuple(Guardrail.parse(text) for text in guardrails)
     return Design(unit=unit, percent=percent, arms=_arms(arms), guardrails=bounds, salt=salt)
@@ -193,15 +195,16 @@ def _arms(given: Sequence[Mapping[str, Any]]) -> tuple[Arm, ...]:
     )
     if not 2 <= len(arms) <= MAX_ARMS:
         raise InvalidInput(
-            f"an experiment has 2 to {MAX_ARMS} arms, not {len(arms)}", parameter="arms"
+            f"an experiment must have 2 to {MAX_ARMS} arms, not {len(arms)}", parameter="arms"
         )
     if len({arm.name for arm in arms}) != len(arms):
-        raise InvalidInput("two arms share a name", parameter="arms")
+        raise InvalidInput("two arms share a name: give each its own", parameter="arms")
     total = sum(arm.share for arm in arms)
     if any(not 0 < arm.share < WHOLE for arm in arms) or not math.isclose(
         total, WHOLE, abs_tol=1e-9
     ):
         raise InvalidInput(
-            f"shares of the arms are above 0 and add up to {WHOLE}, not {total:g}", parameter="arms"
+            f"shares of the arms must be above 0 and add up to {WHOLE}, not {total:g}",
+            parameter="arms",
         )
     return arms

@@ -1,5 +1,5 @@
-"""What the ledger has of an experiment: sums per arm over units, and percentiles with what their
-intervals need. Reads only."""
+"""Evidence of an experiment in the ledger: sums per arm over units, and percentiles with the data
+of their intervals. Read-only."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ _SUMS = {
 }
 """Metric → numerator, denominator, unit of the result."""
 MAX_LABELS = 10
-"""Labels that a report shows of an experiment, the most frequent first."""
+"""Number of labels that a report shows, the most frequent first."""
 _DOUBLE: sa.Double[float] = sa.Double()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmExposure:
-    """Who met an arm. `units_before`: those that met it before any arm was stopped, when its share
-    was still what was planned."""
+    """Units and calls of an arm. `units_before`: units that met it before any arm was stopped,
+    while the shares were as planned."""
 
     units: int = 0
     units_before: int = 0
@@ -51,8 +51,8 @@ class ArmExposure:
 
 
 class ExperimentEvidence:
-    """An experiment's numbers in one view of the database. Made for one report: what was asked for
-    is remembered. Owner: one thread."""
+    """An experiment's numbers in one view of the database. Used for one report, with cached query
+    results. Owner: one thread."""
 
     def __init__(self, sql: sa.Connection, experiment: str, design: Design) -> None:
         self._sql = sql
@@ -64,7 +64,7 @@ class ExperimentEvidence:
         return f"<ExperimentEvidence of {self._id}>"
 
     def met(self) -> dict[str, ArmExposure]:
-        """Arm → who met it first. Mistagged calls count wherever they were."""
+        """Arm → the units that met it first. Mistagged calls count for every arm."""
         unit, table = self._units(), tables.exposures
         cut = min((stop.at for stop in self._design.stopped.values()), default=None)
         before = (
@@ -94,8 +94,8 @@ class ExperimentEvidence:
         return out
 
     def crossed(self) -> int:
-        """Units that met a second arm although the first was not stopped: their assignment is
-        broken."""
+        """Number of units that met a second arm although the first was not stopped: a broken
+        assignment."""
         if not self._has_moved:
             return 0
         one, other = tables.exposures.alias(), tables.exposures.alias()
@@ -109,7 +109,7 @@ class ExperimentEvidence:
         return int(self._sql.execute(query.where(*where)).scalar_one())
 
     def told(self) -> list[str]:
-        """Metrics that callers told of, as `feedback:<metric>`."""
+        """Metrics with feedback of callers, as `feedback:<metric>`."""
         table = tables.feedback
         query = sa.select(table.c.metric, table.c.label, sa.func.count().label("n")).where(
             table.c.experiment == self._id
@@ -123,7 +123,7 @@ class ExperimentEvidence:
         return sorted({f"{FEEDBACK}{row.metric}" for row in rows if row.metric != LABEL}) + labels
 
     def intervals(self, metric: str, *, alpha: float) -> dict[str, Interval]:
-        """Arm → value and bounds; without the arms of which too little is known."""
+        """Arm → value and bounds, without arms that have too little data."""
         if metric in QUANTILES:
             return self._quantiles(metric, alpha=alpha)
         return {
@@ -131,7 +131,7 @@ class ExperimentEvidence:
         }
 
     def estimates(self, metric: str) -> dict[str, Estimate]:
-        """Arm → value and variance, for what is a ratio of sums."""
+        """Arm → value and variance, for metrics that are a ratio of sums."""
         if is_feedback(metric):
             if metric not in self._told:
                 self._told[metric] = self._feedback(metric.removeprefix(FEEDBACK))
@@ -150,8 +150,7 @@ class ExperimentEvidence:
 
     @cached_property
     def _has_moved(self) -> bool:
-        """Whether any unit met a second arm: hardly ever, and the queries are much quicker where
-        none did."""
+        """Whether any unit met a second arm: rare, and the queries are much faster if none did."""
         table = tables.exposures
         twice = (
             sa.select(table.c.unit)
@@ -162,7 +161,7 @@ class ExperimentEvidence:
         return self._sql.execute(twice.limit(1)).first() is not None
 
     def _units(self) -> sa.FromClause:
-        """The exposures of the experiment, of each unit the first."""
+        """The experiment's exposures, only the first of each unit."""
         if self._has_moved:
             return _first(self._id)
         return (
@@ -171,7 +170,7 @@ class ExperimentEvidence:
 
     @cached_property
     def _sums(self) -> dict[str, dict[str, Moments]]:
-        """Metric → arm → moments, of all that is summed per unit: one pass."""
+        """Metric → arm → moments of everything that is summed per unit, in one pass."""
         unit = self._units()
         columns = []
         for over, under, _ in _SUMS.values():
@@ -207,8 +206,8 @@ class ExperimentEvidence:
         return {arm: _moments(n, values) for arm, n, *values in rows}
 
     def _quantiles(self, metric: str, *, alpha: float) -> dict[str, Interval]:
-        """By Woodruff (1952): bounds of the share of calls below the percentile are bounds of the
-        percentile itself."""
+        """Percentiles by Woodruff (1952): bounds of the share of calls below the percentile are
+        bounds of the percentile itself."""
         share, out = QUANTILES[metric], {}
         for arm, moments in self._below.get(metric, {}).items():
             below = stats.ratio(moments, is_share=True)
@@ -219,7 +218,7 @@ class ExperimentEvidence:
                 _milliseconds(self._histograms[arm], at)
                 for at in (share - reach, share, share + reach)
             )
-            # from a bucket's begin to a bucket's end
+            # from the lower end of a bucket to the upper end of a bucket
             out[arm] = Interval(value=value, low=low / GROWTH, high=high)
         return out
 
@@ -239,7 +238,7 @@ class ExperimentEvidence:
     @cached_property
     def _below(self) -> dict[str, dict[str, Moments]]:
         """Percentile → arm → moments of calls (x), and of those in buckets up to the percentile's
-        (y): one pass."""
+        (y), in one pass."""
         if not self._histograms:
             return {}
         table, columns = tables.exposure_latency, []
@@ -274,7 +273,7 @@ class ExperimentEvidence:
         return out
 
     def _warm(self) -> sa.FromClause:
-        """The histograms of units, as far as they count."""
+        """The histograms of units, restricted to each unit's first arm."""
         table = tables.exposure_latency
         if not self._has_moved:
             return table
@@ -291,10 +290,10 @@ def contrasts(
     factor: float = 1.0,
     alpha: float,
 ) -> dict[str, Interval]:
-    """Arm → its metric minus `factor` times the first arm's; without those of which too little is
-    known."""
+    """Arm → its metric minus `factor` times the first arm's, without arms that have too little
+    data."""
     if metric in QUANTILES:
-        # Each of the two percentiles gets half of the error that the difference may have.
+        # Each of the two percentiles gets half of the error probability of the difference.
         bounds = evidence.intervals(metric, alpha=alpha / 2)
         base = bounds.get(first)
         return {
@@ -323,7 +322,7 @@ def _moments(n: int, sums: Sequence[Any]) -> Moments:
 
 
 def _first(experiment: str) -> sa.Subquery:
-    """The exposures of an experiment, of each unit the first."""
+    """The experiment's exposures, only the first of each unit."""
     one, other = tables.exposures.alias(), tables.exposures.alias()
     same = (one.c.experiment == other.c.experiment) & (one.c.unit == other.c.unit)
     return (
@@ -357,7 +356,7 @@ def _bucket_at(buckets: Mapping[int, int], share: float) -> int:
 
 
 def _milliseconds(buckets: Mapping[int, int], share: float) -> float:
-    """Bounds beyond 0 or 1 are unknown: the lowest is 0, the highest has none."""
+    """The percentile in milliseconds; 0 for shares up to 0, infinite for 1 and above."""
     if share <= 0:
         return 0.0
     found = latency_quantile_ms(buckets, share) if share < 1 else None

@@ -1,5 +1,5 @@
-"""What watches over experiments without anybody looking: arms beyond their bounds are stopped,
-feedback that waited is joined."""
+"""Background loop over experiments: stop arms that breach a guardrail, and join waiting feedback to
+its calls."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ from pilotlight.errors import PilotlightError
 log = logging.getLogger(__name__)
 
 ROUND_S = 2.0
-"""Records come about a second after their calls: a bad arm is stopped some seconds after it
-shows."""
+"""Records arrive about a second after their calls, so a bad arm is stopped some seconds after the
+breach."""
 PAUSE = 9.0
-"""Rounds are a tenth of the time at most: one second for a hundred thousand units, which then are
-looked at every ten."""
+"""Rounds take at most a tenth of the time: a round over a hundred thousand units takes one second,
+and then runs every ten."""
 ACTOR = "platform"
 
 
 async def run(context: Context) -> None:
-    """Watch until cancelled."""
+    """Check until cancelled."""
     while True:
         began = time.monotonic()
         try:
             await anyio.to_thread.run_sync(check_all, context)
         except (PilotlightError, SQLAlchemyError) as e:
-            # a full disk, a lost database: the next round tries again
+            # a full disk, a lost database: the next round retries
             log.error("event=experiments_not_watched error=%r", e)
         await asyncio.sleep(max(ROUND_S, PAUSE * (time.monotonic() - began)))
 
 
 def check_all(context: Context) -> list[str]:
-    """One round; returns the arms that were stopped, as `<experiment>/<arm>`."""
+    """Run one round; returns the arms that were stopped, as `<experiment>/<arm>`."""
     if _somebody_waits(context):
         with context.store.write() as write:
             feedback.join_to_calls(write)
@@ -60,14 +60,14 @@ def check_all(context: Context) -> list[str]:
                 with context.store.write() as write:
                     stopped += _stop(write, found, breach)
         except (PilotlightError, SQLAlchemyError, ArithmeticError, ValueError) as e:
-            # of one experiment; the others are looked after
+            # of one experiment; the others are checked nevertheless
             log.error("event=experiment_not_watched experiment=%s error=%r", found.id, e)
     return stopped
 
 
 def _breach(sql: sa.Connection, found: Experiment) -> report.GuardrailCheck | None:
-    """The first guardrail that is breached. Also in an experiment whose report is invalid: callers
-    are protected first."""
+    """The first breached guardrail. Also checked in an experiment whose report is invalid, to
+    protect callers."""
     if not found.design.guardrails:
         return None
     evidence = ExperimentEvidence(sql, found.id, found.design)
@@ -83,7 +83,7 @@ def _breach(sql: sa.Connection, found: Experiment) -> report.GuardrailCheck | No
 
 def _stop(write: Write, seen: Experiment, breach: report.GuardrailCheck) -> list[str]:
     found = lifecycle.get(write.sql, tenant=seen.tenant, experiment=seen.id)
-    # somebody was quicker
+    # changed meanwhile
     if found.state != lifecycle.RUNNING or breach.arm in found.design.stopped:
         return []
     place = AppRef(

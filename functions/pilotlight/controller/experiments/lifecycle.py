@@ -1,8 +1,8 @@
-"""The life of an experiment: DRAFT → RUNNING → STOPPED or CONCLUDED. A function has at most one
-that runs.
+"""Life cycle of an experiment: DRAFT → RUNNING → STOPPED or CONCLUDED. A function has at most one
+running experiment.
 
-Nobody is in one that is not RUNNING; one that ended is not begun again, because its units would
-have met two experiments under one name."""
+Units are assigned only while it is RUNNING. An ended experiment cannot be restarted, because its
+units would have met two experiments under one name."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MAX_REASON = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
-    """One experiment, as its row says it; `winner` is the arm that it was concluded with."""
+    """A row of `experiments`; `winner` is the arm that it was concluded with."""
 
     id: str
     tenant: str
@@ -63,7 +63,7 @@ class Experiment:
 
 
 def get(sql: sa.Connection, *, tenant: str, experiment: str) -> Experiment:
-    """One experiment. Raises NotFound, for another tenant's too."""
+    """One experiment. Raises NotFound, also for an experiment of another tenant."""
     found = _find(sql, tables.experiments.c.id == experiment, tables.experiments.c.tenant == tenant)
     if not found:
         raise NotFound(f"there is no experiment {experiment!r}", experiment=experiment)
@@ -71,20 +71,20 @@ def get(sql: sa.Connection, *, tenant: str, experiment: str) -> Experiment:
 
 
 def listing(sql: sa.Connection, *, tenant: str, environment: str) -> list[Experiment]:
-    """Those of an environment, newest first."""
+    """The experiments of an environment, newest first."""
     return _find(
         sql, tables.experiments.c.tenant == tenant, tables.functions.c.environment == environment
     )
 
 
 def running(sql: sa.Connection) -> list[Experiment]:
-    """All that run, whosever they are."""
+    """All running experiments of all tenants."""
     return _find(sql, tables.experiments.c.state == RUNNING)
 
 
 def create(write: Write, place: AppRef, *, function: str, name: str, design: Design) -> Experiment:
-    """Note a new one; nobody is in it yet. Raises InvalidInput, NotFound (function or revision),
-    Conflict (the name is in use)."""
+    """Create a draft, to which no units are assigned. Raises InvalidInput, NotFound (function or
+    revision), Conflict (the name is in use)."""
     try:
         check_name("experiment", name)
     except ValueError as e:
@@ -112,7 +112,7 @@ def create(write: Write, place: AppRef, *, function: str, name: str, design: Des
     )
     if not made.rowcount:
         raise Conflict(
-            f"{place.app}/{function} has an experiment {name!r} already: choose another name",
+            f"{place.app}/{function} already has an experiment {name!r}: choose another name",
             name=name,
         )
     _note(
@@ -126,13 +126,14 @@ def create(write: Write, place: AppRef, *, function: str, name: str, design: Des
 
 
 def start(write: Write, place: AppRef, found: Experiment) -> Experiment:
-    """Let units in.
+    """Start assigning units.
 
-    Raises Conflict when it is not a DRAFT, or another one or a rollout runs on the function; of
-    arms that never served what `release_gates.demand` raises."""
+    Raises Conflict when it is not a DRAFT, or another experiment or a rollout runs on the function;
+    for arms that never served, the errors of `release_gates.require_gates_for_change`."""
     if found.state != DRAFT:
         raise Conflict(
-            f"experiment {found.name!r} is {found.state}: only a DRAFT is started; make a new one",
+            f"experiment {found.name!r} is {found.state}: only a DRAFT can be started; create a "
+            "new one",
             state=found.state,
         )
     require_no_experiment(write.sql, found.function_id)
@@ -145,8 +146,8 @@ def start(write: Write, place: AppRef, found: Experiment) -> Experiment:
         ).scalar()
     ) is not None:
         raise Conflict(
-            f"rollout {rollout} runs on {found.app}/{found.function}: it would change sides while "
-            f"you compare",
+            f"rollout {rollout} runs on {found.app}/{found.function}: it would change the traffic "
+            f"during the comparison",
             rollout=rollout,
         )
     follow, document = found.design.traffic(found.id), traffic.get(write.sql, found.function_id)
@@ -164,8 +165,8 @@ def start(write: Write, place: AppRef, found: Experiment) -> Experiment:
 
 
 def halt(write: Write, place: AppRef, found: Experiment, *, reason: str) -> Experiment:
-    """The kill switch: from now on everybody follows the function's weights. Raises Conflict when
-    it does not run."""
+    """Stop an experiment (kill switch): all units follow the function's weights. Raises Conflict
+    when it does not run."""
     _demand_running(found)
     _set(write, found.id, state=STOPPED, reason=reason[:MAX_REASON], ended_at=write.now)
     _steer(write, place, found, None, action="experiment.stop", message=reason[:MAX_REASON])
@@ -176,12 +177,12 @@ def halt(write: Write, place: AppRef, found: Experiment, *, reason: str) -> Expe
 def stop_arm(
     write: Write, place: AppRef, found: Experiment, *, arm: str, reason: str
 ) -> Experiment:
-    """Give an arm's share to the first one; where no other is left, the experiment ends. Raises
+    """Give an arm's share to the first arm; without another arm left, the experiment ends. Raises
     Conflict, InvalidInput."""
     _demand_running(found)
     if found.design.arm(arm) is found.design.arms[0]:
         raise InvalidInput(
-            f"arm {arm!r} is what others are compared with: stop the experiment instead",
+            f"arm {arm!r} is the arm that others are compared with: stop the experiment instead",
             parameter="arm",
         )
     design = replace(
@@ -214,11 +215,12 @@ def stop_arm(
 
 
 def conclude(write: Write, place: AppRef, found: Experiment, *, arm: str) -> Experiment:
-    """End it and give all traffic to the revision of `arm`. Raises Conflict when it never ran or is
-    concluded, InvalidInput."""
+    """End an experiment and give all traffic to the revision of `arm`. Raises Conflict when it
+    never ran or is already concluded, InvalidInput."""
     if found.state not in (RUNNING, STOPPED):
         raise Conflict(
-            f"experiment {found.name!r} is {found.state}: there is nothing to conclude",
+            f"experiment {found.name!r} is {found.state}: only a RUNNING or STOPPED one can be "
+            "concluded",
             state=found.state,
         )
     revision = found.design.arm(arm).revision
@@ -244,10 +246,10 @@ def conclude(write: Write, place: AppRef, found: Experiment, *, arm: str) -> Exp
 
 
 def stop(write: Write, function_id: str, *, reason: str) -> list[str]:
-    """Mark the experiment that runs on a function as STOPPED; returns its id, if there is one.
+    """Mark the running experiment of a function as STOPPED; returns its id, if there is one.
 
-    For who changes the traffic anyway (a rollback): that change takes `experiment` out of the
-    document."""
+    For callers that change the traffic anyway (a rollback): their change removes `experiment` from
+    the document."""
     table = tables.experiments
     ids = list(
         write.sql.execute(
@@ -261,8 +263,8 @@ def stop(write: Write, function_id: str, *, reason: str) -> list[str]:
 
 
 def require_no_experiment(sql: sa.Connection, function_id: str) -> None:
-    """Raise Conflict while an experiment runs on a function: what moves its traffic by evidence
-    would change sides while it compares."""
+    """Raise Conflict while an experiment runs on a function: a rollout or a second experiment would
+    change the traffic during its comparison."""
     if found := _find(
         sql, tables.experiments.c.function == function_id, tables.experiments.c.state == RUNNING
     ):
@@ -285,8 +287,8 @@ def _steer(
     message: str,
     winner: str = "",
 ) -> None:
-    """Let activators follow; `winner`: the revision that gets all traffic. Noted also where the
-    document was like that already."""
+    """Change the traffic document that activators apply, and record it in the audit trail even if
+    the document stays the same. `winner`: the revision that gets all traffic."""
 
     def edit(document: TrafficDocument) -> TrafficDocument:
         is_ours = follow is not None or (
@@ -304,7 +306,7 @@ def _steer(
 
 
 def _tell(write: Write, found: Experiment, event: str, reason: str, *, arm: str = "") -> None:
-    """Tell webhooks; once per experiment, event and arm."""
+    """Send a webhook event; once per experiment, event and arm."""
     body = {
         "experiment": found.id,
         "name": found.name,
@@ -369,7 +371,7 @@ def _set(write: Write, experiment: str, **values: Any) -> None:
 def _demand_running(found: Experiment) -> None:
     if found.state != RUNNING:
         raise Conflict(
-            f"experiment {found.name!r} is {found.state}: it does not run", state=found.state
+            f"experiment {found.name!r} is {found.state}: it is not running", state=found.state
         )
 
 
@@ -389,7 +391,7 @@ def _function(sql: sa.Connection, place: AppRef, function: str) -> str:
 
 
 def _demand_followable(sql: sa.Connection, function_id: str, design: Design) -> None:
-    """Raise InvalidInput now for what would be refused at the start: unknown revisions, names,
+    """Raise InvalidInput now for what would be rejected at the start: unknown revisions, names,
     units, a radius that is too wide."""
     table = tables.revisions
     revisions = frozenset(

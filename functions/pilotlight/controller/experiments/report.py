@@ -1,9 +1,9 @@
-"""What an experiment shows: arms, differences to the first arm with their intervals, and whether
-any of it may be believed.
+"""Report of an experiment: arms, differences to the first arm with their intervals, and whether
+the results are valid.
 
-Three things make a report invalid, whatever its numbers say: units are spread over the arms
-otherwise than planned (a sample ratio mismatch), calls were answered by another revision than their
-arm's, and units met two arms though none was stopped."""
+Three problems make a report invalid, whatever its numbers: the distribution of units over the arms
+differs from the plan (a sample ratio mismatch), calls were answered by a revision other than their
+arm's, or units met two arms although none was stopped."""
 
 from __future__ import annotations
 
@@ -21,9 +21,8 @@ from pilotlight.controller.experiments.lifecycle import Experiment
 from pilotlight.controller.experiments.stats import Interval
 
 VALIDITY = (
-    "Intervals are confidence sequences: each holds at all times together with probability 95 %, "
-    "so look as often as you like, and stop "
-    "when you like."
+    "Intervals are confidence sequences: with probability 95 %, each holds at all times at once, "
+    "so you may look as often as you like and stop at any time."
 )
 BREACHED, WITHIN, OPEN, UNKNOWN = "breached", "within", "open", "unknown"
 HIGHER, LOWER, NOT_SHOWN, INVALID = "higher", "lower", "not shown", "invalid"
@@ -31,8 +30,8 @@ HIGHER, LOWER, NOT_SHOWN, INVALID = "higher", "lower", "not shown", "invalid"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardrailCheck:
-    """A guardrail and an arm: how far the arm is from the bound (`interval`: beyond the bound where
-    it is above 0 throughout)."""
+    """State of a guardrail for one arm. `interval`: distance of the arm from the bound; entirely
+    above 0 if the arm is beyond it."""
 
     guardrail: Guardrail
     arm: str
@@ -43,13 +42,13 @@ class GuardrailCheck:
         if self.interval is None:
             return f"{self.guardrail}: {self.state}"
         return (
-            f"guardrail '{self.guardrail}' is {self.state}: by {self.interval.value:.4g}, at "
-            f"least {self.interval.low:.4g}"
+            f"guardrail '{self.guardrail}' is {self.state}: {self.interval.value:.4g} beyond the "
+            f"bound, at least {self.interval.low:.4g}"
         )
 
 
 def make_report(sql: sa.Connection, found: Experiment, *, now: float) -> dict[str, Any]:
-    """The whole report, as JSON values."""
+    """The full report, as JSON values."""
     evidence = ExperimentEvidence(sql, found.id, found.design)
     met = evidence.met()
     ratio = sample_ratio(found.design, met)
@@ -79,7 +78,7 @@ def make_report(sql: sa.Connection, found: Experiment, *, now: float) -> dict[st
 
 
 def problems(sql: sa.Connection, found: Experiment) -> list[str]:
-    """Why the report is invalid; empty when it is not."""
+    """The reasons why the report is invalid; empty if it is valid."""
     evidence = ExperimentEvidence(sql, found.id, found.design)
     met = evidence.met()
     return troubles(
@@ -88,8 +87,8 @@ def problems(sql: sa.Connection, found: Experiment) -> list[str]:
 
 
 def sample_ratio(design: Design, met: Mapping[str, ArmExposure]) -> dict[str, Any]:
-    """Units per arm against the planned shares, up to the first stop of an arm: from then on shares
-    are others."""
+    """Test of the units per arm against the planned shares, up to the first stop of an arm, which
+    changes the shares."""
     observed = [met.get(arm.name, ArmExposure()).units_before for arm in design.arms]
     shares = [arm.share / 100 for arm in design.arms]
     statistic, p = stats.chi_square(observed, shares)
@@ -108,7 +107,7 @@ def sample_ratio(design: Design, met: Mapping[str, ArmExposure]) -> dict[str, An
 def troubles(
     design: Design, met: Mapping[str, ArmExposure], *, crossed: int, ratio: Mapping[str, Any]
 ) -> list[str]:
-    """Why nothing of the report counts; empty when it may be believed."""
+    """The reasons why the report is invalid; empty if it is valid."""
     out = []
     if ratio["p"] < stats.SRM_ALPHA:
         seen = ", ".join(
@@ -116,20 +115,20 @@ def troubles(
             for arm, count in ratio["observed"].items()
         )
         out.append(
-            f"sample ratio mismatch: {seen}; by chance that happens once in "
+            f"sample ratio mismatch: {seen}; by chance this happens in one of "
             f"{1 / max(ratio['p'], 1e-300):.2g} experiments"
         )
     wrong = {
         arm.name: (met.get(arm.name, ArmExposure()).mistagged, arm.revision) for arm in design.arms
     }
     out.extend(
-        f"arm {name}: {n} calls were answered by another revision than {revision}"
+        f"arm {name}: {n} calls were answered by a revision other than {revision}"
         for name, (n, revision) in wrong.items()
         if n
     )
     planned = {arm.name for arm in design.arms}
     out.extend(
-        f"{one.calls} calls name the arm {name!r}, which is not planned"
+        f"{one.calls} calls belong to the arm {name!r}, which is not in the design"
         for name, one in sorted(met.items())
         if name not in planned
     )
@@ -139,8 +138,8 @@ def troubles(
 
 
 def check_guardrails(evidence: ExperimentEvidence, design: Design) -> list[GuardrailCheck]:
-    """Every guardrail for every arm that still answers. Together they stop an arm that is within
-    its bounds with 5 % at most, ever."""
+    """Check every guardrail for every arm that is not stopped. The probability that they ever stop
+    an arm that is within its bounds is at most 5 % in total."""
     first, *others = design.arms
     arms = [arm.name for arm in others if arm.name not in design.stopped]
     alpha = stats.ALPHA / max(1, len(others) * len(design.guardrails))
@@ -219,7 +218,7 @@ def _verdict(difference: Interval) -> str:
 
 
 def _bounds(found: Interval | None) -> dict[str, float | None]:
-    """As JSON, which has no infinities: null is no bound."""
+    """As JSON, which has no infinity: null = no bound."""
     if found is None:
         return {"value": None, "low": None, "high": None}
     return {

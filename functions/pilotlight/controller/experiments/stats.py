@@ -1,11 +1,11 @@
-"""What numbers of two arms say, and how surely. Pure.
+"""Estimates and confidence intervals of metrics of arms. Pure.
 
-Units are independent of each other, calls of one unit are not: so every metric is a ratio of two
-sums over units (errors per call, milliseconds per warm call, ...), and its variance comes from how
-units differ (the delta method). Intervals are confidence sequences: the true value is inside *all
-the time* with probability 1 - alpha, so a report may be looked at as often as one likes, and an arm
-may be stopped at the first look that shows it. That costs width: about 1.5 times that of an
-interval that is valid for one look only.
+Units are independent of each other, calls of one unit are not. So every metric is a ratio of two
+sums over units (errors per call, milliseconds per warm call, ...), and its variance is computed
+from the differences between units (the delta method). Intervals are confidence sequences: the true
+value is inside *at all times* with probability 1 - alpha, so a report may be read as often as
+desired, and an arm may be stopped at the first look that shows a breach. Such an interval is about
+1.5 times as wide as one that is valid for one look only.
 
 Sources: delta method for ratios of clustered data: Deng, Knoblich, Lu, "Applying the Delta Method
 in Metric Analytics" (KDD 2018). Normal mixture: Robbins (1970); asymptotic form for estimated
@@ -21,15 +21,15 @@ from dataclasses import dataclass
 
 ALPHA = 0.05
 SRM_ALPHA = 0.001
-"""A sample ratio that is off is a broken experiment: told only when it is all but certain, because
-then nothing else counts."""
+"""A sample ratio mismatch invalidates the whole experiment, so it is reported only when it is
+almost certain."""
 TUNED_FOR = 5_000.0
-"""Calls at which the intervals are as narrow as they can be; valid at every number, and some tenths
-wider at a tenth or ten times it."""
+"""Number of calls at which the intervals are narrowest. They are valid at every number, and some
+tenths wider at a tenth or ten times of it."""
 MIN_UNITS = 20
-"""Per arm. Below, a variance over units says little."""
+"""Minimum per arm: with fewer, a variance over units is not reliable."""
 _CONCENTRATIONS = (10.0, 1000.0)
-"""Of the alternatives that a sample ratio is held against: arms off by some ten percent, and by
+"""Concentrations of the alternatives in the sample ratio test: arms off by some ten percent, and by
 some one percent."""
 
 
@@ -46,7 +46,7 @@ class Moments:
 
     @classmethod
     def of(cls, pairs: Sequence[tuple[float, float]]) -> Moments:
-        """Of units given as (x, y)."""
+        """Sums of units given as (x, y)."""
         return cls(
             n=len(pairs),
             x=sum(x for x, _ in pairs),
@@ -57,11 +57,11 @@ class Moments:
         )
 
     def smoothed(self) -> Moments:
-        """With two more units of middling size, one of which is all y and one none: for shares,
-        which are never quite 0 or 1.
+        """Add two units of average size, one of which is all y and one has none. For shares, which
+        are never exactly 0 or 1.
 
-        Without them an arm without any error so far would be certain of it (Agresti and Coull,
-        1998, do the same to single counts)."""
+        Otherwise an arm without errors so far would have a variance of 0 (Agresti and Coull, 1998,
+        do the same for single counts)."""
         if not self.n:
             return self
         size = self.x / self.n
@@ -78,8 +78,8 @@ class Moments:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """A metric of an arm: its value, the variance of that value, and how many calls are behind
-    it."""
+    """A metric of an arm: its value, the variance of that value, and the number of calls that it is
+    based on."""
 
     value: float
     variance: float
@@ -88,7 +88,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """A value, and the bounds between which the true one is."""
+    """An estimate with the bounds of the true value."""
 
     value: float
     low: float
@@ -96,8 +96,7 @@ class Interval:
 
 
 def ratio(moments: Moments, *, is_share: bool = False) -> Estimate | None:
-    """Σy/Σx with its variance over units; None when there are too few of them, or nothing to divide
-    by."""
+    """Σy/Σx with its variance over units; None with too few units, or if Σx is 0."""
     if moments.n < MIN_UNITS or moments.x <= 0:
         return None
     value = moments.y / moments.x
@@ -111,15 +110,15 @@ def ratio(moments: Moments, *, is_share: bool = False) -> Estimate | None:
 
 
 def radius(variance: float, calls: float, *, alpha: float = ALPHA) -> float:
-    """How far a value may be from the true one, at any time, ever, but for a probability of
-    `alpha`. `variance`: of the value."""
+    """Greatest distance between an estimate and the true value at any time, except with probability
+    `alpha`. `variance`: of the estimate."""
     tuned = (-2 * math.log(alpha) + math.log(-2 * math.log(alpha)) + 1) / TUNED_FOR
     grown = calls * tuned
     return math.sqrt(variance * (grown + 1) / grown * 2 * math.log(math.sqrt(grown + 1) / alpha))
 
 
 def interval(estimate: Estimate, *, alpha: float = ALPHA) -> Interval:
-    """The value with its bounds."""
+    """The estimate with its bounds."""
     reach = radius(estimate.variance, estimate.calls, alpha=alpha)
     return Interval(value=estimate.value, low=estimate.value - reach, high=estimate.value + reach)
 
@@ -127,7 +126,7 @@ def interval(estimate: Estimate, *, alpha: float = ALPHA) -> Interval:
 def contrast(
     arm: Estimate, first: Estimate, *, factor: float = 1.0, alpha: float = ALPHA
 ) -> Interval:
-    """arm - factor · first."""
+    """The difference arm - factor · first."""
     reach = radius(
         arm.variance + factor * factor * first.variance, arm.calls + first.calls, alpha=alpha
     )
@@ -136,7 +135,7 @@ def contrast(
 
 
 def contrast_of(arm: Interval, first: Interval, *, factor: float = 1.0) -> Interval:
-    """arm - factor · first of two intervals that need not be symmetric (Zou and Donner, 2008); for
+    """arm - factor · first of two intervals that may be asymmetric (Zou and Donner, 2008); for
     percentiles."""
     value = arm.value - factor * first.value
     low = math.hypot(arm.value - arm.low, factor * (first.high - first.value))
@@ -145,7 +144,7 @@ def contrast_of(arm: Interval, first: Interval, *, factor: float = 1.0) -> Inter
 
 
 def chi_square(observed: Sequence[int], shares: Sequence[float]) -> tuple[float, float]:
-    """Pearson's statistic of counts against shares (which add up to 1), and its p-value for one
+    """Pearson's statistic of counts against shares (which add up to 1), and its p-value for a
     single look."""
     total = sum(observed)
     if not total:
@@ -158,8 +157,8 @@ def chi_square(observed: Sequence[int], shares: Sequence[float]) -> tuple[float,
 
 
 def ratio_p(observed: Sequence[int], shares: Sequence[float]) -> float:
-    """A p-value of counts against shares that stays one however often it is looked at: it is ever
-    below p with probability p at most.
+    """An anytime-valid p-value of counts against shares: the probability that it is ever below p is
+    at most p.
 
     The inverse of a mean of two Bayes factors: Dirichlet-multinomial alternatives around the
     shares, against the shares themselves."""
@@ -181,8 +180,8 @@ def _log_bayes_factor(
 
 
 def _tail(statistic: float, freedom: int) -> float:
-    """P(chi-square with so many degrees of freedom > statistic): Q(freedom/2, statistic/2), by its
-    recurrence."""
+    """P(chi-square with `freedom` degrees of freedom > statistic): Q(freedom/2, statistic/2), by
+    its recurrence."""
     half = statistic / 2
     if half == 0:
         return 1.0

@@ -1,5 +1,5 @@
-"""Quotas of functions and of keys, which a tenant sets for its own: beside the tenant's, so they
-can only bound further."""
+"""Quotas of functions and keys, which a tenant sets for its own. They apply in addition to the
+tenant's, so they can only restrict further."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from pilotlight.spec.identifiers import check_name
 from pilotlight.spec.quotas import parse_quotas
 
 NOT_OF_KEYS = frozenset({"instances", "gpus"})
-"""An instance serves every key of its function: of one key they bound nothing."""
+"""An instance serves every key of its function, so these quotas cannot apply to a key."""
 _TABLE = tables.function_quotas
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionRef:
-    """Whose quotas: a function by its name, deployed or not yet."""
+    """The function that quotas apply to, by name, deployed or not."""
 
     tenant: str
     environment: str
@@ -34,13 +34,13 @@ class FunctionRef:
 
     @property
     def key(self) -> str:
-        """Its key in the feed."""
+        """The function's key in the feed."""
         return f"{self.tenant}/{self.environment}/{self.app}/{self.function}"
 
 
 def parse(body: Mapping[str, Any], *, of_key: bool = False) -> dict[str, Any]:
-    """Quotas of a key or a function, without what bounds nothing. Raises InvalidInput naming key,
-    value and bound."""
+    """Validate quotas of a key or a function; omit unset ones. Raises InvalidInput naming key,
+    value and limit."""
     try:
         quotas = parse_quotas(body)
     except ValueError as e:
@@ -48,7 +48,7 @@ def parse(body: Mapping[str, Any], *, of_key: bool = False) -> dict[str, Any]:
     given = {key: value for key in body if (value := getattr(quotas, key)) is not None}
     if wrong := sorted(NOT_OF_KEYS & set(given) if of_key else ()):
         raise InvalidInput(
-            f"{wrong[0]} = {given[wrong[0]]!r}: bounds a tenant or a function, not a key",
+            f"{wrong[0]} = {given[wrong[0]]!r}: limits a tenant or a function, not a key",
             parameter="quotas",
         )
     return given
@@ -57,8 +57,8 @@ def parse(body: Mapping[str, Any], *, of_key: bool = False) -> dict[str, Any]:
 def put(
     write: Write, function: FunctionRef, body: Mapping[str, Any], *, actor: str, request: str = ""
 ) -> dict[str, Any]:
-    """Let these be the function's quotas, whatever they were; {} takes all away. Raises
-    InvalidInput, or NotFound: no such environment."""
+    """Replace the function's quotas; {} removes all. Raises InvalidInput, or NotFound for an
+    environment that does not exist."""
     require_environment(write.sql, tenant=function.tenant, name=function.environment)
     for kind, name in (("app", function.app), ("function", function.function)):
         try:
@@ -92,13 +92,13 @@ def put(
 
 
 def get(sql: sa.Connection, function: FunctionRef) -> dict[str, Any]:
-    """A function's quotas; {} where it has none."""
+    """Return a function's quotas; {} if it has none."""
     text = sql.execute(sa.select(_TABLE.c.quotas).where(*_is(function))).scalar()
     return {} if text is None else dict(json.loads(text))
 
 
 def listing(sql: sa.Connection, *, tenant: str, environment: str) -> list[dict[str, Any]]:
-    """Functions of an environment that have quotas, by name."""
+    """Return the functions of an environment that have quotas, by name."""
     columns = (_TABLE.c.app, _TABLE.c.function, _TABLE.c.quotas, _TABLE.c.updated_at)
     query = sa.select(*columns).where(
         _TABLE.c.tenant == tenant, _TABLE.c.environment == environment

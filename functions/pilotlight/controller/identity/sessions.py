@@ -1,11 +1,11 @@
-"""The dashboard's sessions: a cookie, sealed with a key that the controller alone has, that names
-an API key and an end. Activators read a second part of it
-(`pilotlight.core.dashboard.visitor_cookie`), which signs nobody in.
+"""Dashboard sessions: a cookie, sealed with a key that only the controller has, that contains the
+id of an API key and an expiry. Activators read a second part of it
+(`pilotlight.core.dashboard.visitor_cookie`), which grants no access.
 
-Nothing is kept on the server but the ids of sessions that were signed out of (table
-`ended_sessions`). Every view looks the key up again, so revoking it ends its sessions too. A
-session begins with a new cookie, whatever the browser sent: one that somebody else planted is never
-taken over."""
+The server stores only the ids of sessions that were signed out of (table `ended_sessions`). Every
+request looks up the key again, so revoking it ends its sessions too. Signing in always sets a new
+cookie, whatever the browser sent: a cookie planted by an attacker is never adopted (session
+fixation)."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ COOKIE = visitor_cookie.COOKIE
 FORM_COOKIE = "pilotlight_form"
 SESSION_S = 12 * 3600.0
 MAX_ENDED = 1000
-"""Sign-outs of one API key that are remembered. The bound is of each key, so that sign-outs of
-other keys stay remembered."""
+"""Sign-outs stored per API key. The limit is per key, so that sign-outs of other keys stay
+stored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """Somebody who signed in. `until`: wall clock, seconds since the epoch."""
+    """A signed-in session. `until`: wall clock, seconds since the epoch."""
 
     id: str
     caller: Principal
@@ -48,12 +48,13 @@ class Session:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CookieAttributes:
-    """How the dashboard's cookies are named and set on a browser's connection (RFC 6265bis, 4.1.3).
+    """Names and attributes of the dashboard's cookies on a browser's connection (RFC 6265bis,
+    4.1.3).
 
-    Over TLS with a prefix: a page without TLS, which somebody on the network can forge, can neither
-    set nor replace them. It is `__Secure-`, or `__Host-` where the dashboard has an origin of its
-    own: then no page of a host beside it can, either. Such a cookie must hold for all paths, so it
-    is not for an origin that serves functions."""
+    Over TLS names have a prefix: a page without TLS, which an attacker on the network can forge,
+    can neither set nor replace such cookies. The prefix is `__Secure-`, or `__Host-` if the
+    dashboard has its own origin: then pages of sibling hosts cannot, either. A `__Host-` cookie
+    must apply to all paths, so it is not for an origin that serves functions."""
 
     is_secure: bool
     is_host_only: bool
@@ -62,13 +63,13 @@ class CookieAttributes:
     def of(
         cls, headers: Mapping[str, str], scheme: str, origin: DashboardOrigin | None
     ) -> CookieAttributes:
-        """Of a request. `origin`: the dashboard's own; if that is https, cookies are Secure
-        although a proxy does not say so."""
+        """Return the attributes for a request. `origin`: the dashboard's own; if it is https,
+        cookies are Secure even if a proxy does not report TLS."""
         is_secure = is_encrypted(headers, scheme) or (origin is not None and origin.is_encrypted)
         return cls(is_secure=is_secure, is_host_only=is_secure and origin is not None)
 
     def name(self, name: str) -> str:
-        """With its prefix."""
+        """Return the cookie's name with its prefix."""
         return (
             f"__Host-{name}"
             if self.is_host_only
@@ -79,13 +80,13 @@ class CookieAttributes:
 
     @property
     def path(self) -> str:
-        """For which paths they hold."""
+        """The paths to which the cookies apply."""
         return "/" if self.is_host_only else DASHBOARD_PATH
 
 
 def end_session(write: Write, *, session: str, key: str, until: float) -> None:
-    """Take this session for ended until its own end. Of each API key at most MAX_ENDED are kept;
-    the oldest go first."""
+    """Mark this session as ended until it would expire. At most MAX_ENDED are stored per API key;
+    the oldest are deleted first."""
     table = tables.ended_sessions
     of_key = (
         sa.select(table.c.id)
@@ -102,18 +103,18 @@ def end_session(write: Write, *, session: str, key: str, until: float) -> None:
 
 
 def ended_sessions_among(sql: sa.Connection, sessions: Collection[str]) -> set[str]:
-    """Those of `sessions` that were signed out of."""
+    """Return those of `sessions` that were signed out of."""
     table = tables.ended_sessions
     return set(sql.execute(sa.select(table.c.id).where(table.c.id.in_(sessions))).scalars())
 
 
 def purge(write: Write, *, now: float) -> None:
-    """Forget sign-outs of sessions whose time is over."""
+    """Delete sign-outs of sessions that have expired."""
     write.sql.execute(sa.delete(tables.ended_sessions).where(tables.ended_sessions.c.until <= now))
 
 
 def issue_cookie(key: PlatformKey, caller: Principal, *, now: float) -> str:
-    """The cookie's value for a caller who just proved to hold a key."""
+    """Return the cookie's value for a caller who has just presented a valid key."""
     until = now + SESSION_S
     session = key.sessions.seal(
         json.dumps({"id": secrets.token_hex(12), "key": caller.key, "until": until})
@@ -124,8 +125,8 @@ def issue_cookie(key: PlatformKey, caller: Principal, *, now: float) -> str:
 def authenticate_cookie(
     sql: sa.Connection, key: PlatformKey, cookie: str, *, environment: str | None, now: float
 ) -> Session:
-    """The session behind a cookie. Raises Unauthenticated, or Forbidden where the key does not
-    reach the dashboard."""
+    """Return the session of a cookie. Raises Unauthenticated, or Forbidden if the key may not
+    access the dashboard."""
     session, key_id, until = parse_cookie(key, cookie)
     if until <= now or ended_sessions_among(sql, [session]):
         raise Unauthenticated("the session has ended: sign in again")
@@ -136,66 +137,66 @@ def authenticate_cookie(
 
 
 def parse_cookie(key: PlatformKey, cookie: str) -> tuple[str, str, float]:
-    """(session's id, key's id, end) of a cookie that we sealed. Raises Unauthenticated."""
+    """Return (session's id, key's id, expiry) of a cookie that we sealed. Raises
+    Unauthenticated."""
     try:
         session = json.loads(key.sessions.open(visitor_cookie.session_part(cookie)))
         return str(session["id"]), str(session["key"]), float(session["until"])
     except (DecryptionFailed, KeyError) as e:
-        raise Unauthenticated("the session is not one of ours: sign in again") from e
+        raise Unauthenticated("the session cookie is not valid: sign in again") from e
 
 
 def require_dashboard_access(caller: Principal) -> Principal:
-    """The same caller, if its key may look at pages that show all of an environment. Raises
+    """Return the caller if its key may view pages that show a whole environment. Raises
     Forbidden."""
     caller.require_scope(Scope.READ_BILLING)
     if caller.bound_app is not None:
         raise Forbidden(
-            f"key {caller.key} reaches app {caller.bound_app!r} only, and pages show all of an "
-            f"environment",
+            f"key {caller.key} may only access app {caller.bound_app!r}, and pages show the whole "
+            "environment",
             app=caller.bound_app,
         )
     return caller
 
 
 def require_same_site(headers: Mapping[str, str], *, cookie: str, field: str) -> None:
-    """Raise Forbidden for a form that another site sent.
+    """Raise Forbidden for a form that another site sent (CSRF).
 
     `field` came with the form and must equal `cookie`, which is SameSite=Strict: a browser does not
-    send it along with another site's form. Browsers that say where a form comes from (Fetch
-    Metadata) are believed too; our own Host header would prove nothing, since it is the
-    activator's."""
+    send it with another site's form. The origin that browsers report (Fetch Metadata) is checked
+    too; our own Host header would prove nothing, since the activator sets it."""
     elsewhere = headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none")
     if elsewhere or not field or not hmac.compare_digest(cookie.encode(), field.encode()):
         raise Forbidden(
-            "this form was sent from another site, or is older than this browser's session: load "
-            "the page again"
+            "this form was sent from another site, or is older than this browser's session: reload "
+            "the page"
         )
 
 
 def is_encrypted(headers: Mapping[str, str], scheme: str) -> bool:
-    """Whether the browser speaks TLS: to us, or to whoever passes its requests on and says so."""
+    """Whether the browser uses TLS: directly, or according to the proxy that forwards its
+    requests."""
     return headers.get("x-forwarded-proto", scheme).partition(",")[0].strip() == "https"
 
 
 def require_private_connection(headers: Mapping[str, str], scheme: str, *, allowed: bool) -> None:
-    """Raise Forbidden where a key would cross a network unencrypted: not TLS, and some hop is not
-    this machine.
+    """Raise Forbidden if a key would cross a network unencrypted: without TLS, and with a hop on
+    another machine.
 
-    `allowed`: the setting `plain_http_sign_in`. Hops are those of X-Forwarded-For: the last is the
-    activator's word, and the ones before it can only make this stricter."""
+    `allowed`: the setting `plain_http_sign_in`. Hops are those of X-Forwarded-For: the activator
+    writes the last, and earlier ones can only make the check stricter."""
     if allowed or is_encrypted(headers, scheme) or all(map(_is_here, _hops(headers))):
         return
     raise Forbidden(
-        "signing in from another machine needs https: a key, and the session after it, could be "
-        "read on the way. Put a TLS proxy in front "
-        "(it must send X-Forwarded-Proto), tunnel with `ssh -L 8700:127.0.0.1:8700`, or set "
-        "controller.plain_http_sign_in to true"
+        "signing in from another machine requires https: the key and the session could be read on "
+        "the network. Use a TLS proxy (it must send X-Forwarded-Proto), tunnel with `ssh -L "
+        "8700:127.0.0.1:8700`, or set controller.plain_http_sign_in to true"
     )
 
 
 def _hops(headers: Mapping[str, str]) -> Iterator[str]:
-    # The activator adds a header of its own behind whatever came, and a mapping's `get` would see
-    # the first one only.
+    # The activator appends its own header to those that it received, and a mapping's `get` would
+    # return only the first.
     every = (
         headers.getlist("x-forwarded-for")
         if isinstance(headers, Headers)

@@ -1,7 +1,7 @@
-"""The terms of one tenant: a plan by its name, and overrides of single keys of it. Pure.
+"""The plan of one tenant: a plan's name, and overrides of some of its settings. Pure.
 
-Plans are platform.yaml's; the database keeps names and overrides, so that a plan that is changed
-there changes for all who have it."""
+platform.yaml defines plans; the database stores names and overrides, so that a change there applies
+to all tenants of the plan."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from pilotlight.spec.quotas import BUILT_IN_PLANS, Plan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantPlan:
-    """What a tenant was promised.
+    """A tenant's plan.
 
     Attributes:
         plan: a plan's name.
-        overrides: keys of it that are otherwise for this tenant; None lifts a bound.
+        overrides: settings that differ for this tenant; None removes a limit.
         plans: every plan by its name.
-        prices: versions of the price lists that there are; None = not checked.
+        prices: versions of the existing price lists; None = not checked.
     """
 
     plan: str
@@ -33,11 +33,11 @@ class TenantPlan:
     prices: Collection[str] | None = field(default=None, repr=False)
 
     def resolve(self) -> Plan:
-        """The plan as it is for this tenant. Raises InvalidInput naming key, value and bound."""
+        """Return the plan with the overrides. Raises InvalidInput naming key, value and limit."""
         known = self.plans.get(self.plan)
         if known is None:
             raise InvalidInput(
-                f"plan {self.plan!r}: there is none; there are {', '.join(self.plans)}",
+                f"plan {self.plan!r} does not exist; available: {', '.join(self.plans)}",
                 parameter="plan",
             )
         try:
@@ -48,7 +48,8 @@ class TenantPlan:
             ) from e
         if plan.prices is not None and self.prices is not None and plan.prices not in self.prices:
             raise InvalidInput(
-                f"prices = {plan.prices!r}: no such price list; there are {', '.join(self.prices)}",
+                f"prices = {plan.prices!r}: no such price list; available: "
+                f"{', '.join(self.prices)}",
                 parameter="prices",
             )
         return plan
@@ -60,11 +61,11 @@ class TenantPlan:
         overrides: Mapping[str, Any],
         clear: Collection[str] | Literal["all"],
     ) -> TenantPlan:
-        """Other terms: `clear` takes overrides away, `overrides` adds or changes some. Raises
-        InvalidInput."""
+        """Return the changed terms: `clear` removes overrides, `overrides` adds or replaces some.
+        Raises InvalidInput."""
         if unknown := sorted(set(clear) - set(self.overrides)) if clear != "all" else []:
             raise InvalidInput(
-                f"clear = {unknown[0]!r}: is not overridden; what is: "
+                f"clear = {unknown[0]!r}: not overridden; overridden: "
                 f"{', '.join(self.overrides) or 'nothing'}",
                 parameter="clear",
             )
@@ -82,7 +83,7 @@ DEFAULT_TENANT_PLAN = TenantPlan(plan="standard")
 def tenant_plan_of(
     row: sa.Row[Any], plans: Mapping[str, Plan], prices: Collection[str] | None = None
 ) -> TenantPlan:
-    """The terms in a tenant's row."""
+    """Return the plan of a tenant's row."""
     return TenantPlan(
         plan=row.plan, overrides=json.loads(row.overrides), plans=plans, prices=prices
     )

@@ -1,4 +1,4 @@
-"""Tenants, what they were promised, and their environments."""
+"""Tenants, their plans and their environments."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from pilotlight.spec.identifiers import DEFAULT_ENVIRONMENT, check_name
 from pilotlight.spec.quotas import BUILT_IN_PLANS, Plan
 
 MAX_ENVIRONMENTS = 100
-"""Of one tenant; what has a bound in each environment (webhooks) has one for the tenant, too."""
+"""Environments per tenant. It also bounds per tenant what is limited per environment (webhooks)."""
 
 
 def create(
@@ -38,12 +38,12 @@ def create(
     request: str = "",
     terms: TenantPlan = DEFAULT_TENANT_PLAN,
 ) -> TenantRecord:
-    """A tenant with its environment `main`, and with a uid of its own where `uid_base` is given.
+    """Create a tenant with its environment `main`, and with its own uid if `uid_base` is given.
     Raises InvalidInput, Conflict."""
     _check_name("tenant", name)
     table = tables.tenants
     if write.sql.execute(sa.select(table.c.id).where(table.c.name == name)).first():
-        raise Conflict(f"a tenant named {name!r} exists")
+        raise Conflict(f"tenant {name!r} already exists")
     tenant = f"t-{secrets.token_hex(6)}"
     uid = None if uid_base is None else _next_uid(write, uid_base)
     overrides = canonical_json(dict(terms.overrides)).decode()
@@ -75,11 +75,11 @@ def create(
 def assign_uids(
     write: Write, *, uid_base: int, plans: Mapping[str, Plan] = BUILT_IN_PLANS
 ) -> list[str]:
-    """Give tenants of a platform that ran without root a uid of their own, now that there is root;
-    returns their ids.
+    """Assign a uid to each tenant that has none, because the platform ran without root before;
+    return their ids.
 
-    Functions deployed before name no uid in their launch, and the node refuses them until they are
-    deployed again."""
+    The launch documents of functions deployed before contain no uid, so the node rejects them until
+    they are deployed again."""
     table = tables.tenants
     without = list(
         write.sql.execute(
@@ -103,11 +103,15 @@ def change(
     actor: str,
     request: str = "",
 ) -> TenantRecord:
-    """Give a tenant these terms, and suspend it or let it go on (None: as it is). Raises NotFound,
+    """Set a tenant's plan, and suspend or resume it (None: unchanged). Raises NotFound,
     InvalidInput, Conflict."""
     row = find(write.sql, name=name)
     if suspended and name == access_control.PLATFORM_TENANT:
-        raise Conflict(f"tenant {name!r} runs the platform: nobody could resume it", tenant=name)
+        raise Conflict(
+            f"tenant {name!r} operates the platform and cannot be suspended: no other tenant could "
+            f"resume it",
+            tenant=name,
+        )
     terms.resolve()
     since = (
         row.suspended_at
@@ -144,8 +148,7 @@ def change(
 
 
 def publish(write: Write, tenant: str, *, plans: Mapping[str, Plan]) -> TenantRecord:
-    """Tell activators what a tenant is now: its plan, with its own overrides, and whether it is
-    suspended."""
+    """Publish a tenant in the feed: its plan with overrides, and whether it is suspended."""
     row = write.sql.execute(sa.select(tables.tenants).where(tables.tenants.c.id == tenant)).one()
     plan = tenant_plan_of(row, plans).resolve().to_json()
     record = TenantRecord(
@@ -156,8 +159,8 @@ def publish(write: Write, tenant: str, *, plans: Mapping[str, Plan]) -> TenantRe
 
 
 def publish_all(write: Write, *, plans: Mapping[str, Plan]) -> None:
-    """The same of every tenant: what platform.yaml says of plans may have changed. Raises
-    SettingsInvalid naming the tenant."""
+    """Publish every tenant, because plans in platform.yaml may have changed. Raises SettingsInvalid
+    naming the tenant."""
     for row in write.sql.execute(sa.select(tables.tenants.c.id, tables.tenants.c.name)).all():
         try:
             publish(write, row.id, plans=plans)
@@ -166,7 +169,7 @@ def publish_all(write: Write, *, plans: Mapping[str, Plan]) -> None:
 
 
 def find(sql: sa.Connection, *, name: str) -> sa.Row[Any]:
-    """A tenant's row, by its name. Raises NotFound."""
+    """Return a tenant's row by its name. Raises NotFound."""
     row = sql.execute(sa.select(tables.tenants).where(tables.tenants.c.name == name)).first()
     if row is None:
         raise NotFound(f"there is no tenant {name!r}", tenant=name)
@@ -174,8 +177,8 @@ def find(sql: sa.Connection, *, name: str) -> sa.Row[Any]:
 
 
 def resolve_tenant(sql: sa.Connection, caller: Principal, *, name: str | None) -> str:
-    """Id of the tenant that a question is about: the caller's own, or the named one for the
-    platform's operator.
+    """Return the id of the tenant that a request is about: the caller's own, or the named one for
+    the platform's operator.
 
     Raises Forbidden, NotFound.
     """
@@ -186,12 +189,12 @@ def resolve_tenant(sql: sa.Connection, caller: Principal, *, name: str | None) -
 
 
 def get(sql: sa.Connection, *, tenant: str) -> sa.Row[Any]:
-    """A tenant's row, by its id."""
+    """Return a tenant's row by its id."""
     return sql.execute(sa.select(tables.tenants).where(tables.tenants.c.id == tenant)).one()
 
 
 def all_tenants(sql: sa.Connection) -> list[dict[str, Any]]:
-    """Every tenant, oldest first."""
+    """Return all tenants, oldest first."""
     return [
         dict(row)
         for row in sql.execute(
@@ -201,7 +204,7 @@ def all_tenants(sql: sa.Connection) -> list[dict[str, Any]]:
 
 
 def unknown_names(sql: sa.Connection, names: Collection[str]) -> set[str]:
-    """Those of `names` that no tenant has."""
+    """Return those of `names` that no tenant has."""
     if not names:
         return set()
     return set(names) - set(
@@ -212,21 +215,21 @@ def unknown_names(sql: sa.Connection, names: Collection[str]) -> set[str]:
 
 
 def count(sql: sa.Connection) -> int:
-    """How many tenants there are."""
+    """Return the number of tenants."""
     return int(sql.execute(sa.select(sa.func.count()).select_from(tables.tenants)).scalar_one())
 
 
 def create_environment(
     write: Write, *, tenant: str, name: str, actor: str, request: str = ""
 ) -> dict[str, Any]:
-    """A new, empty environment. Raises InvalidInput; Conflict where it exists, or there are too
+    """Create an empty environment. Raises InvalidInput; Conflict if it exists or there are too
     many."""
     _check_name("environment", name)
     if has_environment(write.sql, tenant=tenant, name=name):
-        raise Conflict(f"environment {name!r} exists")
+        raise Conflict(f"environment {name!r} already exists")
     if len(environments(write.sql, tenant=tenant)) >= MAX_ENVIRONMENTS:
         raise Conflict(
-            f"this tenant has {MAX_ENVIRONMENTS} environments, which is the bound",
+            f"this tenant has {MAX_ENVIRONMENTS} environments, which is the maximum",
             hint="Delete one: `pilotlight environment delete NAME`.",
         )
     write.sql.execute(
@@ -244,7 +247,7 @@ def create_environment(
 
 
 def environments(sql: sa.Connection, *, tenant: str) -> list[dict[str, Any]]:
-    """A tenant's environments, by name."""
+    """Return a tenant's environments by name."""
     table = tables.environments
     query = (
         sa.select(table.c.name, table.c.created_at)
@@ -266,7 +269,7 @@ def has_environment(sql: sa.Connection, *, tenant: str, name: str) -> bool:
 
 
 def require_environment(sql: sa.Connection, *, tenant: str, name: str) -> None:
-    """Raise NotFound, with the way out, when the environment does not exist."""
+    """Raise NotFound, with the command that creates it, if the environment does not exist."""
     if not has_environment(sql, tenant=tenant, name=name):
         raise NotFound(
             f"environment {name!r} does not exist; create it with: pilotlight environment create "
@@ -278,12 +281,12 @@ def require_environment(sql: sa.Connection, *, tenant: str, name: str) -> None:
 def delete_environment(
     write: Write, *, tenant: str, name: str, actor: str, request: str = ""
 ) -> None:
-    """Remove an environment, its history, its secrets, and the keys bound to it.
+    """Delete an environment, its history, its secrets, and the keys bound to it.
 
     Raises NotFound, or Conflict for `main` and while apps are deployed in it.
     """
     if name == DEFAULT_ENVIRONMENT:
-        raise Conflict(f"environment {name!r} is the default one and stays")
+        raise Conflict(f"environment {name!r} is the default one and cannot be deleted")
     require_environment(write.sql, tenant=tenant, name=name)
     apps = tables.apps
     inside = (apps.c.tenant == tenant) & (apps.c.environment == name)

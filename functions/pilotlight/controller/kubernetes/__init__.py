@@ -1,5 +1,5 @@
-"""What the controller does in a cluster: functions become Knative Services, and departed
-activators' journals are shipped.
+"""The controller's work in a cluster: reconcile functions as Knative Services, and drain the
+journals of removed activators.
 
 `loop.run` is the task; `reconciler` does the work while this controller is the leader.
 """

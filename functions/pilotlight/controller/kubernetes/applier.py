@@ -1,4 +1,4 @@
-"""Applying what differs, deleting what is ours, and refusing to touch what is somebody else's."""
+"""Writes to the cluster: apply changed manifests and delete objects that this platform manages."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ log = logging.getLogger(__name__)
 
 
 class NameTaken(ClusterError):
-    """Raised when an object of that name is not ours, or stands for something else of ours: it is
-    left as it is."""
+    """Raised when the existing object is not managed by this platform, or belongs to another of its
+    resources. The object is left unchanged."""
 
 
 class NotLeading(ClusterError):
-    """Raised in place of a write when another controller may lead by now."""
+    """Raised instead of writing when another controller may be the leader."""
 
 
 class Applier:
-    """Writes to one cluster, as long as `may_write` says so. `writes` counts what was changed."""
+    """Writes to one cluster while `may_write` allows it. `writes` counts the changes."""
 
     def __init__(
         self, cluster: Cluster, mirror: Informers, *, may_write: Callable[[], bool] = lambda: True
@@ -50,8 +50,7 @@ class Applier:
         return f"<Applier {self.writes} writes>"
 
     async def put(self, manifest: Manifest) -> Object:
-        """Bring an object to what the manifest says; nothing is sent where it is so already. Raises
-        ClusterError."""
+        """Apply the manifest, unless the live object matches it already. Raises ClusterError."""
         kind, metadata = kind_of(manifest), manifest["metadata"]
         live = await self.live(kind, metadata)
         if live is not None and is_as_wanted(manifest, live):
@@ -59,7 +58,7 @@ class Applier:
         self._demand_leading()
         try:
             result = await self._cluster.apply(manifest)
-        except ManifestWarned as e:  # it took place
+        except ManifestWarned as e:  # the API server applied it
             log.warning(
                 "event=applied_with_warnings kind=%s name=%s warnings=%s",
                 kind,
@@ -78,28 +77,28 @@ class Applier:
         return result
 
     async def live(self, kind: Kind, metadata: Mapping[str, Any]) -> Object | None:
-        """What is there under that name, if it is ours and stands for the same; None = nothing.
-        Raises NameTaken, NamespaceEnding."""
+        """Return the live object of that name if it is ours and represents the same resource; None
+        if there is none. Raises NameTaken, NamespaceEnding."""
         name, namespace = metadata["name"], metadata.get("namespace")
         found = self._mirror.get(kind, name, namespace)
         if found is None:
-            # ours are in the cache: is there another's?
+            # the cache holds only managed objects
             found = await self._cluster.get(kind, name, namespace)
         if found is None:
             return None
         require_ownership(kind, found, metadata, manager=self._manager)
         if kind == NAMESPACE and found["metadata"].get("deletionTimestamp"):
             raise NamespaceEnding(
-                f"namespace {name} is being deleted: it is made anew once it is gone"
+                f"namespace {name} is being deleted: it is created again after the deletion"
             )
         return found
 
     async def may(self, deed: ApiRequest) -> bool:
-        """Whether our credentials have a right. Raises ClusterError."""
+        """Whether our credentials permit the request. Raises ClusterError."""
         return await self._cluster.may(deed)
 
     async def remove(self, kind: Kind, item: Object) -> None:
-        """Delete an object of ours, this incarnation of it only. Raises ClusterError."""
+        """Delete a managed object, only if its uid still matches. Raises ClusterError."""
         metadata = item["metadata"]
         if metadata.get("labels", {}).get(names.MANAGED_BY) != self._manager or metadata.get(
             "deletionTimestamp"
@@ -111,11 +110,11 @@ class Applier:
                 kind, metadata["name"], metadata.get("namespace"), uid=metadata.get("uid")
             )
         except Conflict:
-            return  # another one has its name by now: its own change tells
+            return  # another object has the name now: its own change event is handled
         except Forbidden:
             if not await self._is_ending(metadata.get("namespace")):
                 raise
-            return  # our RoleBinding went before it, and it goes with the namespace
+            return  # our RoleBinding was deleted first; the object is deleted with the namespace
         self.writes += 1
         self._mirror.forget(kind, metadata["name"], metadata.get("namespace"))
         log.info(
@@ -131,23 +130,23 @@ class Applier:
 
     def _demand_leading(self) -> None:
         if not self._may_write():
-            raise NotLeading("another controller may lead by now: it does what is left")
+            raise NotLeading("another controller may be the leader: it completes the work")
 
 
 def require_ownership(
     kind: Kind, found: Mapping[str, Any], wanted: Mapping[str, Any], *, manager: str
 ) -> None:
-    """Raise NameTaken unless `found` was made by this platform, for the same function, revision,
-    secret or namespace."""
+    """Raise NameTaken unless this platform created `found`, for the same function, revision, secret
+    or namespace."""
     metadata = found["metadata"]
     where = "/".join(part for part in (metadata.get("namespace"), metadata["name"]) if part)
     if metadata.get("labels", {}).get(names.MANAGED_BY) != manager:
         hint = (
-            f"Rename it, or give it up: kubectl label {kind} {metadata['name']} "
-            f"{names.MANAGED_BY}={manager} hands it over."
+            f"Rename it, or let this platform adopt it: kubectl label {kind} {metadata['name']} "
+            f"{names.MANAGED_BY}={manager}"
         )
         raise NameTaken(
-            f"{kind.kind} {where} is there already, and not this platform's: it is left alone. "
+            f"{kind.kind} {where} exists and is not managed by this platform: it was not changed. "
             f"{hint}"
         )
     for key in (names.PATH, names.KEY):
@@ -157,6 +156,6 @@ def require_ownership(
         )
         if mine is not None and theirs is not None and mine != theirs:
             raise NameTaken(
-                f"{kind.kind} {where} stands for {theirs} already, and {mine} would have the same "
-                f"name: rename one of them"
+                f"{kind.kind} {where} already represents {theirs}, and {mine} would have the same "
+                "name: rename one of them"
             )

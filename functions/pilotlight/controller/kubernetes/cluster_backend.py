@@ -1,9 +1,8 @@
-"""What the controller asks a node agent on one machine, asked of a cluster: its pods are the
-instances.
+"""The node agent's interface on a cluster: its pods are the instances.
 
-Tenants are kept apart by the labels of their pods, which nobody but this platform sets; every
-question carries the tenant's id, and what has another one does not exist. Templates and snapshots
-are each node's own affair and are not listed here."""
+Labels of the pods separate tenants; only this platform sets them. Every query carries the tenant's
+id, and objects of other tenants are not found. Templates and snapshots are local to each node and
+are not listed here."""
 
 from __future__ import annotations
 
@@ -33,17 +32,17 @@ from snapshotter.types import InstanceId, InstanceInfo, RevisionKey, SnapshotInf
 log = logging.getLogger(__name__)
 
 _STOP_MARGIN_S = 60.0
-"""Beyond the grace period, for the kubelet and Knative's queue-proxy to finish."""
+"""Time beyond the grace period in which the kubelet and Knative's queue-proxy finish."""
 _FEATURES = (
-    ("COLD", True, "a pod boots its worker with what its node holds already"),
+    ("COLD", True, "a pod boots its worker with what its node has cached"),
     ("FORK", False, "a pod is one instance"),
     ("WAKE", False, "a pod is one instance"),
 )
 
 
 class ClusterBackend:
-    """The cluster behind the questions of `controller.agents.Agent`. Owner: one event loop; it
-    connects when first asked."""
+    """Implementation of `controller.agents.Agent` for a cluster. Owner: one event loop; it connects
+    on first use."""
 
     def __init__(
         self,
@@ -60,15 +59,15 @@ class ClusterBackend:
         return f"<ClusterBackend {self._cluster or 'not connected'}>"
 
     async def instances(self, labels: Mapping[str, str] | None = None) -> list[InstanceInfo]:
-        """Pods that have not ended. Raises AgentUnavailable."""
+        """Return the pods that have not ended. Raises AgentUnavailable."""
         found = (
             pods.pod_to_instance(pod, self._settings) for pod in await self._pods(labels or {})
         )
         return [one for one in found if one is not None]
 
     async def stop(self, instance_id: InstanceId, *, grace_s: float) -> None:
-        """Delete the pod, and wait until it is gone; another comes where the autoscaler wants as
-        many. Raises InstanceUnknown."""
+        """Delete the pod and wait until it is gone. The autoscaler starts another if it needs one.
+        Raises InstanceUnknown."""
         pod = await self._pod(instance_id)
         meta = pod["metadata"]
         try:
@@ -80,8 +79,8 @@ class ClusterBackend:
                     await _gone(cluster, meta["name"], meta["namespace"])
         except TimeoutError as e:
             raise AgentUnavailable(
-                f"instance {instance_id} was told to stop and is still there: kubectl describe "
-                f"pod {meta['name']} -n {meta['namespace']}"
+                f"instance {instance_id} did not stop in time: kubectl describe pod {meta['name']} "
+                f"-n {meta['namespace']}"
             ) from e
         except ClusterError as e:
             raise _translated(e) from e
@@ -94,7 +93,7 @@ class ClusterBackend:
         *,
         follow: bool,
     ) -> AsyncGenerator[Any, None]:
-        """An empty line once the cluster has answered, then lines."""
+        """Yield an empty line once the cluster has answered, then lines."""
 
         def belongs(pod: Object) -> bool:
             return _has(pod, labels) and (
@@ -104,7 +103,7 @@ class ClusterBackend:
         try:
             cluster = await self._connected()
             found = [pod for pod in await self._pods(labels) if belongs(pod)]
-            yield {}  # the cluster answers
+            yield {}  # the cluster has answered
             seen: dict[str, float] = {}
             async with contextlib.aclosing(pod_logs.history(cluster, found, query)) as past:
                 async for line in past:
@@ -130,7 +129,7 @@ class ClusterBackend:
         call_id: str | None = None,
         follow: bool = False,
     ) -> AsyncGenerator[Mapping[str, Any], None]:
-        """Lines of pods that are there, oldest first."""
+        """Return the log lines of existing pods, oldest first."""
         lines = self._logs(
             labels,
             instance_id,
@@ -158,21 +157,22 @@ class ClusterBackend:
             raise _translated(e) from e
 
     async def templates(self) -> list[TemplateInfo]:
-        """None: a pod is one instance."""
+        """Return an empty list: a pod is one instance."""
         return []
 
     async def drop_template(self, revision: RevisionKey) -> None:
-        """There is none."""
+        """Do nothing: there are no templates."""
 
     async def snapshots(self, labels: Mapping[str, str] | None = None) -> list[SnapshotInfo]:
-        """None: each node has its own, and says by its labels which are hot."""
+        """Return an empty list: snapshots are local to each node, whose labels name the hot
+        ones."""
         return []
 
     async def prove_snapshot(self, snapshot_id: str, hear: Hear | None = None) -> SnapshotInfo:
-        """Raises SnapshotUnknown."""
+        """Raise SnapshotUnknown."""
         raise SnapshotUnknown(
-            f"there is no snapshot {snapshot_id} that the controller of a cluster knows: each "
-            f"node has its own"
+            f"snapshot {snapshot_id} is unknown: the controller of a cluster has no snapshots, "
+            "each node has its own"
         )
 
     async def delete_snapshots(
@@ -182,11 +182,11 @@ class ClusterBackend:
         revision: str | None = None,
         function: str | None = None,
     ) -> int:
-        """None."""
+        """Delete nothing; return 0."""
         return 0
 
     async def capabilities(self) -> Mapping[str, Any]:
-        """What a cluster can do. Raises AgentUnavailable where it does not answer."""
+        """Return the cluster's features. Raises AgentUnavailable if it does not answer."""
         try:
             version = await (await self._connected()).version()
         except ClusterError as e:
@@ -204,21 +204,21 @@ class ClusterBackend:
         }
 
     async def usage(self, instance_id: InstanceId) -> Mapping[str, Any]:
-        """Nothing: what a pod uses is a monitoring system's to know."""
+        """Return nothing: a monitoring system measures the usage of pods."""
         return {}
 
     async def build_image(
         self, spec: Mapping[str, Any], *, uid: int | None
     ) -> AsyncGenerator[Mapping[str, Any], None]:
-        """Raises Unsupported: nothing is built in a cluster."""
+        """Raise Unsupported: a cluster does not build images."""
         raise Unsupported(
-            "images are not built in a cluster: write one with `pilotlight image export`, push "
+            "images are not built in a cluster: export one with `pilotlight image export`, push "
             "it, and name it in cluster.images"
         )
         yield {}
 
     async def delete_image(self, digest: str, *, uid: int | None) -> int:
-        """None is there: images of a cluster are in its registry."""
+        """Delete nothing; return 0. Images of a cluster are in its registry."""
         return 0
 
     async def aclose(self) -> None:
@@ -227,7 +227,7 @@ class ClusterBackend:
         if cluster is not None:
             await cluster.aclose()
 
-    # -- asking ------------------------------------------------------------------------------------
+    # -- requests ----------------------------------------------------------------------------------
 
     async def _connected(self) -> Cluster:
         async with self._opening:
@@ -236,8 +236,7 @@ class ClusterBackend:
             return self._cluster
 
     def _selector(self, labels: Mapping[str, str]) -> str:
-        """Ours, and the tenant's where one is named: an id, made by us. The rest is compared
-        here."""
+        """Select our pods, of the tenant if `labels` name one; other labels are compared here."""
         ours = names.function_selector(self._settings)
         return f"{ours},{names.TENANT}={labels['tenant']}" if "tenant" in labels else ours
 
@@ -249,8 +248,8 @@ class ClusterBackend:
         return [pod for pod in listing.items if _has(pod, labels)]
 
     async def _pod(self, name: str) -> Object:
-        """The pod with that name, in whatever namespace. Raises InstanceUnknown, also for a name
-        that two have."""
+        """Return the pod of that name in any namespace. Raises InstanceUnknown, also if two pods
+        have the name."""
         try:
             cluster = await self._connected()
             listing = await cluster.list(
@@ -283,11 +282,10 @@ async def _gone(cluster: Cluster, name: str, namespace: str) -> None:
 
 
 def _translated(error: ClusterError) -> SnapshotterError:
-    """For whoever asked the platform: what of the cluster is wrong stands in the log, for its
-    operator."""
+    """Convert for the API's caller; the log has the details for the platform's operator."""
     if isinstance(error, NotFound):
-        return InstanceUnknown("it is gone")
+        return InstanceUnknown("the instance does not exist")
     log.error("event=cluster_refused error=%s", error)
     return AgentUnavailable(
-        f"the cluster does not answer ({error.reason or error.status}); the controller's log says more"
+        f"the cluster does not answer ({error.reason or error.status}): see the controller's log"
     )

@@ -1,4 +1,4 @@
-"""Conditions of Knative's objects, read (knative.dev/pkg/apis/condition_types.go)."""
+"""Conditions of Knative objects (knative.dev/pkg/apis/condition_types.go)."""
 
 from __future__ import annotations
 
@@ -7,26 +7,27 @@ from dataclasses import dataclass
 from typing import Any
 
 WHAT_TO_DO: Mapping[str, str] = {
-    "RevisionMissing": "Knative has not made the revision yet, or it was deleted: it is made anew.",
+    "RevisionMissing": "Knative has not created the revision yet, or it was deleted: it is "
+    "created again.",
     "RevisionNameTaken": "Another object has the revision's name: delete it, or deploy again.",
-    "ContainerMissing": "The image cannot be found: look at its reference, and at "
+    "ContainerMissing": "The image was not found: check its reference and "
     "cluster.image_pull_secrets.",
-    "ImagePullBackOff": "The image cannot be pulled: look at its reference, at "
-    "cluster.image_pull_secrets, and at the registry.",
-    "ErrImagePull": "The image cannot be pulled: look at its reference, at "
-    "cluster.image_pull_secrets, and at the registry.",
-    "Unschedulable": "No node has room, or the GPU that is asked for: `kubectl get nodes "
-    "--show-labels`, and the tenant's quota.",
-    "ProgressDeadlineExceeded": "It did not come up within startup_timeout: `pilotlight app logs "
-    "APP` has what it printed.",
+    "ImagePullBackOff": "The image cannot be pulled: check its reference, "
+    "cluster.image_pull_secrets and the registry.",
+    "ErrImagePull": "The image cannot be pulled: check its reference, cluster.image_pull_secrets "
+    "and the registry.",
+    "Unschedulable": "No node has enough resources or the requested GPU: check `kubectl get nodes "
+    "--show-labels` and the tenant's quota.",
+    "ProgressDeadlineExceeded": "It did not start within startup_timeout: see its output with "
+    "`pilotlight app logs APP`.",
     "ExceededQuota": "The namespace's ResourceQuota is used up: raise the tenant's plan.",
-    "NoTraffic": "It has no pods, because nobody calls it.",
+    "NoTraffic": "It has no pods because it receives no calls.",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
-    """One condition. `status`: True, False, or None for unknown."""
+    """One condition. `status`: True, False, or None if unknown."""
 
     type: str
     status: bool | None
@@ -35,12 +36,12 @@ class Condition:
 
     @property
     def is_true(self) -> bool:
-        """It holds."""
+        """Whether the status is True."""
         return self.status is True
 
     @property
     def hint(self) -> str:
-        """What to do about its reason; "" where we do not know."""
+        """What to do about the reason; "" if unknown."""
         return WHAT_TO_DO.get(self.reason, "")
 
 
@@ -48,13 +49,13 @@ _STATUS: Mapping[str, bool | None] = {"True": True, "False": False}
 
 
 def condition(item: Mapping[str, Any], type: str) -> Condition:
-    """An object's condition of that type; unknown where it has none, or where its status is about
-    an earlier generation."""
+    """Return an object's condition of that type; unknown if it is missing or if the status
+    describes an earlier generation."""
     status = item.get("status") or {}
     observed, generation = status.get("observedGeneration"), item["metadata"].get("generation")
     if observed is not None and generation is not None and observed < generation:
         return Condition(
-            type=type, status=None, reason="NotObserved", message="Knative has not looked at it yet"
+            type=type, status=None, reason="NotObserved", message="Knative has not observed it yet"
         )
     for each in status.get("conditions") or ():
         if each.get("type") == type:
@@ -65,12 +66,12 @@ def condition(item: Mapping[str, Any], type: str) -> Condition:
                 message=str(each.get("message") or ""),
             )
     return Condition(
-        type=type, status=None, reason="NotObserved", message="Knative has not looked at it yet"
+        type=type, status=None, reason="NotObserved", message="Knative has not observed it yet"
     )
 
 
 def ready_of(item: Mapping[str, Any]) -> Condition:
-    """The condition Ready, with the reason of what keeps it down."""
+    """Return the condition Ready, with the reason of the condition that causes it to be False."""
     ready = condition(item, "Ready")
     if ready.status is not False or ready.reason:
         return ready

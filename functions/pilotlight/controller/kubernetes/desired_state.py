@@ -1,5 +1,5 @@
-"""What the platform wants in the cluster: functions, tenants and secrets as the feed tells them,
-the same that activators follow."""
+"""The desired state of the cluster: functions, tenants and secrets from the feed that activators
+also follow."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class DesiredState:
-    """The newest documents. Owner: the reconciler's event loop.
+    """The latest documents. Owner: the reconciler's event loop.
 
     Keys of work: a function's id, or `<tenant id>/<environment>` for a namespace.
     """
@@ -29,7 +29,7 @@ class DesiredState:
     def __init__(
         self, *, settings: ClusterSettings, key: PlatformKey, node_key: PlatformKey | None = None
     ) -> None:
-        """`node_key`: the node agents' own; None: they have `key`."""
+        """`node_key`: key of the node agents; None: they use `key`."""
         self._grants = LaunchSigner((node_key or key).derived(KEY_LABEL))
         self.settings = settings
         self.tenants: dict[str, TenantRecord] = {}
@@ -43,7 +43,7 @@ class DesiredState:
         return f"<DesiredState {len(self.functions)} functions of {len(self.tenants)} tenants>"
 
     def take(self, page: Page) -> set[str]:
-        """Take a page of the feed over; returns the keys of what may have changed."""
+        """Apply a page of the feed. Returns the work keys that may have changed."""
         changed: set[str] = set()
         if page.reset:
             changed |= {*self.functions, *self.places()}
@@ -64,12 +64,13 @@ class DesiredState:
         return {f"{route.tenant}/{route.environment}" for route in self.functions.values()}
 
     def is_unreadable(self, function: str) -> bool:
-        """Whether there is a route, of that function or of nobody knows whom, that is not
-        understood: it is no wish that it were gone."""
+        """Whether a route that cannot be parsed belongs, or may belong, to the function. Such a
+        function must not be deleted."""
         return any(whose in (function, "") for whose in self._unreadable.values())
 
     def tenancy(self, tenant: str, environment: str) -> Tenancy | None:
-        """A tenant in an environment; None once the tenant is gone. Raises InvalidInput."""
+        """Return a tenant in an environment; None if the tenant was deleted. Raises
+        InvalidInput."""
         record = self.tenants.get(tenant)
         return (
             replace(
@@ -81,17 +82,17 @@ class DesiredState:
         )
 
     def has_secret(self, path: str) -> bool:
-        """`<tenant id>/<environment>/<name>`: whether the platform holds it."""
+        """Whether the platform holds the secret `<tenant id>/<environment>/<name>`."""
         return path in self._sealed
 
     def secret(self, tenant: str, environment: str, name: str) -> Mapping[str, str]:
-        """The variables of a secret. Raises InvalidInput: there is none, or it was sealed with
-        another key."""
+        """Return the variables of a secret. Raises InvalidInput if it does not exist or was sealed
+        with another key."""
         sealed = self._sealed.get(f"{tenant}/{environment}/{name}")
         if sealed is None:
             raise InvalidInput(
-                f"there is no secret {name!r}",
-                hint=f"`pilotlight secret create {name} KEY=VALUE` makes it.",
+                f"secret {name!r} does not exist",
+                hint=f"Create it with `pilotlight secret create {name} KEY=VALUE`.",
             )
         try:
             values: Mapping[str, str] = json.loads(self._key.activator.secrets.open(sealed))
@@ -119,9 +120,9 @@ class DesiredState:
                 self.functions.pop(known, None)
             return {one for one in (known, unread) if one}
         try:
-            route = FunctionRoute.from_json(value)  # type: ignore[arg-type]  # what is not an object is refused there
+            route = FunctionRoute.from_json(value)  # type: ignore[arg-type]  # rejects non-objects
         except (KeyError, TypeError, ValueError) as e:
-            # the last good one stays, as in activators
+            # the last valid route stays in effect, as in activators
             log.error("event=route_broken path=%s error=%r", path, e)
             if known is not None:
                 self._paths[path] = known
@@ -163,7 +164,7 @@ class DesiredState:
 
 
 def secrets_of(route: FunctionRoute) -> list[str]:
-    """Names of the secrets that any of a function's revisions declares."""
+    """Names of the secrets that any revision of the function declares."""
     found: set[str] = set()
     for body in route.revisions.values():
         names: Iterable[str] = body["spec"].get("secrets") or ()

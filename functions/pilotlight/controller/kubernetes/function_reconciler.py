@@ -1,4 +1,4 @@
-"""One function: from what the platform wants to what is in the cluster, one step at a time."""
+"""Reconciliation of one function: compare desired and live objects and take one step at a time."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ from pilotlight.kubernetes.webhook.services import traffic as traffic_problems
 from pilotlight.protocol import FunctionRoute
 
 _WASTE = (kinds.SERVICE, kinds.POD_DISRUPTION_BUDGET)
-"""What a function that is gone leaves: Knative deletes what it made itself; launch documents go
-with the revisions that read them."""
+"""Objects to delete with a function. Knative deletes those that it created; launch documents are
+deleted with the revisions that read them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReconcileResult:
-    """What a look at a function came to. `status` None: it is gone. `again_s`: look again then,
-    whatever happens."""
+    """Result of reconciling a function. `status`: None if it was deleted. `again_s`: reconcile
+    again after this time, even if nothing changes."""
 
     status: FunctionStatus | None
     again_s: float | None = None
 
 
 class FunctionReconciler:
-    """Owner: the reconciler's event loop; one function is looked at by one task at a time
-    (`Work`)."""
+    """Reconciles functions. Owner: the reconciler's event loop; a function is reconciled by one
+    task at a time (`Work`)."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class FunctionReconciler:
         self._wall = wall
 
     async def reconcile(self, id: str) -> ReconcileResult:
-        """Do what can be done now. Raises ClusterError, InvalidInput."""
+        """Do what is possible now. Raises ClusterError, InvalidInput."""
         route = self._state.functions.get(id)
         tenancy = (
             self._state.tenancy(route.tenant, route.environment) if route is not None else None
@@ -94,7 +94,7 @@ class FunctionReconciler:
             await self._writer.put(secret_manifest(name, tenancy, values=values))
 
     async def _launch_document(self, made: RevisionOf) -> None:
-        """It never changes: what is there stays, and what is missing is made."""
+        """Create the launch document if it is missing. It never changes."""
         manifest = revisions.config_map(made)
         if await self._writer.live(kinds.CONFIG_MAP, manifest["metadata"]) is None:
             await self._writer.put(manifest)
@@ -114,7 +114,7 @@ class FunctionReconciler:
         ]
 
     def _revisions(self, route: FunctionRoute, tenancy: Tenancy) -> dict[str, Object]:
-        """The function's Revisions by name; those that are being deleted count as gone."""
+        """Return the function's Revisions by name, without those being deleted."""
         found = (item for item in self._mirror.of_function(kinds.REVISION, route.id))
         return {
             item["metadata"]["name"]: item
@@ -124,22 +124,22 @@ class FunctionReconciler:
         }
 
     def _demand_sound(self, service: Manifest, live: Object | None) -> None:
-        """Raise Invalid for what Knative would refuse or lose."""
+        """Raise Invalid for what Knative would reject or drop."""
         name = service["spec"]["template"]["metadata"]["name"]
-        # what stands in it was taken
+        # the live template was accepted before
         if live is not None and live["spec"]["template"]["metadata"].get("name") == name:
             problems = list(traffic_problems(service["spec"]["traffic"]))
         else:
             problems = check(service, self._config(), live=live)
         if problems:
             raise Invalid(
-                f"Service {service['metadata']['name']} would be refused",
+                f"Knative would reject Service {service['metadata']['name']}",
                 problems=problems,
                 reason="Refused",
             )
 
     async def _forget_documents(self, id: str, *, keep: set[str], there: dict[str, Object]) -> None:
-        """Launch documents of revisions that Knative has thrown away: no pod will read them."""
+        """Delete launch documents of revisions that Knative has deleted: no pod will read them."""
         for item in self._mirror.of_function(kinds.CONFIG_MAP, id):
             if item["metadata"]["name"] not in keep and item["metadata"]["name"] not in there:
                 await self._writer.remove(kinds.CONFIG_MAP, item)
@@ -156,8 +156,8 @@ class FunctionReconciler:
 
 def _not_understood() -> FunctionStatus:
     said = (
-        "its route is not understood (another version's?): what is in the cluster stays as it "
-        "is. Deploy it again."
+        "its route cannot be parsed (written by another version?): the objects in the cluster stay "
+        "unchanged. Deploy it again."
     )
     return FunctionStatus(phase=Phase.FAILED, reason="NotUnderstood", message=said)
 
@@ -166,7 +166,7 @@ def _stopped() -> FunctionStatus:
     return FunctionStatus(
         phase=Phase.READY,
         reason="Stopped",
-        message="the app is stopped: nothing of it is in the cluster",
+        message="the app is stopped: it has no objects in the cluster",
     )
 
 
@@ -189,7 +189,9 @@ def _status(route: FunctionRoute, step: ServiceStep, live: Object | None) -> Fun
         if condition.is_true:
             return status(Phase.READY)
     if condition is None:
-        return status(Phase.PENDING, "RevisionMissing", f"revision {step.waits_for} is being made")
+        return status(
+            Phase.PENDING, "RevisionMissing", f"revision {step.waits_for} is being created"
+        )
     phase = Phase.FAILED if condition.status is False else Phase.PENDING
     return status(phase, condition.reason or "Unknown", _told(condition, step.waits_for))
 

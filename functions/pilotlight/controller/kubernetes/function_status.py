@@ -1,4 +1,4 @@
-"""How far each function is in the cluster: what the deployer waits for and is told."""
+"""The rollout status of each function in the cluster, for which a deploy waits."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pilotlight.kubernetes.errors import ClusterError, Invalid, ManifestWarned
 
 
 class Phase(enum.StrEnum):
-    """READY: as wanted, and Knative says it can be called. PENDING: on its way. FAILED: it will not
-    be, until somebody acts."""
+    """READY: as desired, and Knative reports that it can be called. PENDING: in progress. FAILED:
+    it stays so until someone intervenes."""
 
     READY = "ready"
     PENDING = "pending"
@@ -21,13 +21,15 @@ class Phase(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionStatus:
-    """One function in the cluster.
+    """Status of one function in the cluster.
 
     Attributes:
-        reason: one word: Knative's (`RevisionMissing`, `ImagePullBackOff`, …), the API server's, or
-        ours; "" when READY. message: what happened, to what, and what to do. generation: of the
-        traffic document that it is about. revision: the newest revision that it is about. since:
-        wall clock, seconds since the epoch, of the last change of phase or reason.
+        reason: one word from Knative (`RevisionMissing`, `ImagePullBackOff`, …), the API server or
+            this platform; "" when READY.
+        message: what happened, to which object, and what to do.
+        generation: of the traffic document that the status describes.
+        revision: the newest revision that the status describes.
+        since: wall clock, seconds since the epoch, of the last change of phase or reason.
     """
 
     phase: Phase
@@ -43,17 +45,16 @@ class FunctionStatus:
 
 
 class FunctionStatuses:
-    """The status of every function, by its id. Written by the reconciler, in the event loop; read
-    by requests, from threads too.
+    """The status of every function, by its id. Written by the reconciler in the event loop; read by
+    requests, also from threads.
 
-    No lock: a dictionary of frozen records, replaced one at a time.
+    No lock is needed: a dictionary of frozen records, replaced one at a time.
     """
 
     def __init__(self) -> None:
         self._known: dict[str, FunctionStatus] = {}
         self.is_kept = False
-        """Whether a reconciler runs in this process: without one nothing is known of any
-        function."""
+        """Whether a reconciler runs in this process; without one every status is unknown."""
 
     def __repr__(self) -> str:
         phases = [status.phase for status in self._known.values()]
@@ -62,14 +63,14 @@ class FunctionStatuses:
         )
 
     def get(self, function: str) -> FunctionStatus | None:
-        """What is known; None where there is no cluster."""
+        """Return the function's status; None without a cluster."""
         return self._known.get(
             function,
             FunctionStatus(phase=Phase.PENDING, reason="NotSeen") if self.is_kept else None,
         )
 
     def set(self, function: str, status: FunctionStatus, *, now: float) -> None:
-        """A function's newest status; `since` stays while phase and reason do."""
+        """Set a function's status; `since` stays while phase and reason do not change."""
         known = self._known.get(function)
         is_same = known is not None and (known.phase, known.reason) == (status.phase, status.reason)
         self._known[function] = replace(
@@ -77,25 +78,25 @@ class FunctionStatuses:
         )
 
     def drop(self, function: str) -> None:
-        """The function is gone."""
+        """Delete the status of a deleted function."""
         self._known.pop(function, None)
 
     def known(self) -> Mapping[str, FunctionStatus]:
-        """All of them, by id."""
+        """Return all statuses by function id."""
         return dict(self._known)
 
     def counts(self) -> Mapping[str, int]:
-        """Functions by phase."""
+        """Number of functions by phase."""
         phases = [status.phase for status in self._known.values()]
         return {str(phase): phases.count(phase) for phase in Phase}
 
 
 _PASSES = frozenset({"NamespaceEnding", "NotLeading", "ClusterUnreachable", "Overloaded"})
-"""What passes by itself is no failure."""
+"""Errors that resolve without intervention; they are no failures."""
 
 
 def status_from_error(error: ClusterError) -> FunctionStatus:
-    """What a refusal of the cluster means for a function."""
+    """Convert a cluster error to the status of the function."""
     kind = type(error).__name__
     reason = "Refused" if isinstance(error, Invalid | ManifestWarned) else kind
     unsaid = (

@@ -1,12 +1,12 @@
-"""What is there of ours in the cluster: caches of every kind that we apply, kept by watches, so
-that comparing costs no call.
+"""Informer caches of this platform's objects of every kind, kept current by watches, so that
+comparison needs no request.
 
-A watch lags behind our own writes. What a write answered is remembered until the cache has caught
-up, so nothing is written twice.
+A watch lags behind our own writes. The response to a write is kept until the cache has caught up,
+so that nothing is written twice.
 
-Secrets are read in tenants' namespaces only: whoever may list them in the whole cluster has every
-credential in it. Each namespace of ours in which the controller has rights (a RoleBinding of ours)
-has a watch of its own; all other kinds have one for the whole cluster."""
+Secrets are read in tenants' namespaces only: permission to list them in the whole cluster would
+expose every credential in it. Each namespace in which the controller has rights (by a RoleBinding
+of ours) has its own watch for secrets; every other kind has one for the whole cluster."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ KINDS: tuple[Kind, ...] = (
     kinds.SERVICE,
     kinds.REVISION,
 )
-"""Watched in the whole cluster."""
+"""Kinds watched in the whole cluster."""
 _FUNCTION = "function"
 
 
 class Informers:
-    """Ours, of every kind. A context manager. Owner: one event loop."""
+    """Informers for all kinds. A context manager. Owner: one event loop."""
 
     def __init__(self, cluster: Cluster, *, on_change: Callable[[Kind, WatchChange], None]) -> None:
         selector = f"{names.MANAGED_BY}={names.manager_of(cluster.settings)}"
@@ -71,7 +71,7 @@ class Informers:
     async def __aenter__(self) -> Self:
         await self._stack.__aenter__()
         await self._stack.enter_async_context(self._tasks)
-        # after the watch of RoleBindings, which begins them
+        # runs after the watch of RoleBindings, which starts the secrets' watches, has ended
         self._stack.callback(self._stop_all_secrets)
         for reflector in self._reflectors.values():
             await self._stack.enter_async_context(reflector)
@@ -81,13 +81,15 @@ class Informers:
         await self._stack.aclose()
 
     async def wait_synced(self, timeout_s: float) -> None:
-        """Wait until everything was listed once. Raises ClusterError: why that does not happen."""
+        """Wait until every kind was listed once. Raises ClusterError with the cause if it was
+        not."""
         await asyncio.gather(
             *(reflector.wait_synced(timeout_s) for reflector in self._reflectors.values())
         )
 
     def get(self, kind: Kind, name: str, namespace: str | None = None) -> Object | None:
-        """The newest that we know of an object; None = it is not there, or not ours."""
+        """Return the newest known version of an object; None if it does not exist or is not
+        ours."""
         cached = self._cached(kind, name, namespace)
         written = self._written.get((kind, namespace or "", name))
         if written is not None and (cached is None or is_older(cached, written)):
@@ -95,31 +97,31 @@ class Informers:
         return cached
 
     def of_function(self, kind: Kind, function: str) -> list[Object]:
-        """What belongs to the function with that id, in any namespace."""
+        """Return the objects of the function with that id, in any namespace."""
         return list(self._reflectors[kind].by(_FUNCTION, function))
 
     def items(self, kind: Kind) -> Iterable[Object]:
-        """Everything of a kind; no secrets, of which `secrets` tells."""
+        """Return all objects of a kind other than secrets (see `secrets`)."""
         return self._reflectors[kind].items()
 
     def secrets(self, namespace: str) -> Iterable[Object]:
-        """Secrets of ours in a namespace, as far as they have been listed."""
+        """Return our secrets in a namespace, as far as they have been listed."""
         reflector = self._secrets.get(namespace)
         return reflector.items() if reflector is not None else ()
 
     def functions(self) -> Iterator[str]:
-        """Ids of all functions of which there is anything."""
+        """Yield the ids of all functions that have objects."""
         for kind in KINDS:
             for item in self._reflectors[kind].items():
                 yield from _functions(item)
 
     def note(self, kind: Kind, item: Object) -> None:
-        """What a write answered."""
+        """Keep the response to a write."""
         metadata = item["metadata"]
         self._written[kind, metadata.get("namespace") or "", metadata["name"]] = item
 
     def forget(self, kind: Kind, name: str, namespace: str | None = None) -> None:
-        """It was deleted."""
+        """Forget an object that was deleted."""
         self._written.pop((kind, namespace or "", name), None)
 
     def _cached(self, kind: Kind, name: str, namespace: str | None) -> Object | None:
@@ -129,7 +131,7 @@ class Informers:
         return reflector.get(name, namespace) if reflector is not None else None
 
     def _listener(self, kind: Kind, namespace: str | None = None) -> Callable[[WatchChange], None]:
-        """`namespace`: the only one that is watched; None = all."""
+        """`namespace`: the only one watched; None = all."""
 
         def changed(change: WatchChange) -> None:
             if change.type != "SYNCED":
@@ -147,7 +149,7 @@ class Informers:
         return changed
 
     def _follow_secrets(self, kind: Kind, change: WatchChange) -> None:
-        """From the controller's RoleBinding in a namespace to the end of the namespace."""
+        """Watch a namespace's secrets from the controller's RoleBinding to the namespace's end."""
         if kind == kinds.ROLE_BINDING and change.type in ("ADDED", "MODIFIED"):
             namespace, name = change.key
             if name == CONTROLLER_BINDING and namespace not in self._secrets:
@@ -176,9 +178,9 @@ class Informers:
             self._stop_secrets(namespace)
 
     def _miss(self, kind: Kind, namespace: str | None) -> None:
-        """What was written and is not in a whole listing was deleted while the watch was cut: it
-        would be told by nobody. Should the listing be the older one, what is there is looked at
-        once more."""
+        """Report written objects that a full listing lacks as deleted: they were deleted while the
+        watch was interrupted, so no event reports them. If the listing is older than the write, the
+        object is merely reconciled once more."""
         written = [
             (at, item)
             for at, item in self._written.items()
@@ -191,8 +193,8 @@ class Informers:
 
 
 def is_older(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether `one` is an earlier version of the same object (KEP-5504: versions of a resource
-    compare as numbers)."""
+    """Whether `one` is an earlier version of the same object (KEP-5504: resource versions compare
+    as numbers)."""
     a, b = version_of(one), version_of(other)
     if a.isdigit() and b.isdigit():
         return int(a) < int(b)

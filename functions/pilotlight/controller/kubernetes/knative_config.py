@@ -1,4 +1,4 @@
-"""Knative's own configuration, read from the cluster."""
+"""Knative's configuration, read from the cluster."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 
 async def read_config(cluster: Cluster) -> KnativeConfig:
-    """Knative's configuration, as far as it can be read."""
+    """Read Knative's configuration; unknown if it cannot be read."""
     namespace = cluster.settings.knative_namespace
     found: dict[str, dict[str, str]] = {}
     for name in ("config-features", "config-autoscaler", "config-defaults"):

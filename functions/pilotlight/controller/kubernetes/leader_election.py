@@ -1,4 +1,4 @@
-"""Being the one leader, and reconciling while it is so."""
+"""Leader election of controllers in a cluster; the leader reconciles."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ _MEASURE_S = 10.0
 
 
 async def run_leader_election(context: Context) -> None:
-    """Run for the leadership, again and again, until cancelled."""
+    """Take part in the election until cancelled."""
     context.statuses.is_kept = True
     while True:
         try:
             await _run_once(context)
         except ClusterError as e:
-            # credentials that are missing or wrong: somebody has to act first
+            # for example missing or wrong credentials, which the operator must correct
             log.error("event=cluster_not_reached error=%s", e)
         except (ExceptionGroup, LookupError, TypeError, ValueError) as e:
-            # a defect must not leave the cluster to itself for good
+            # a defect must not stop reconciliation permanently
             log.critical("event=leading_broke", exc_info=e)
         await asyncio.sleep(_AGAIN_S)
 
@@ -57,7 +57,7 @@ async def _run_once(context: Context) -> None:
 def leader_tasks(
     context: Context, cluster: Cluster, election: LeaderElection
 ) -> Mapping[str, LeaderTask]:
-    """What the leader does, by name; each goes on until it is cancelled."""
+    """Tasks of the leader, by name; each runs until cancelled."""
     reconciler = Reconciler(
         cluster,
         store=context.store,
@@ -82,8 +82,8 @@ async def _measure(context: Context) -> None:
 
 
 async def run_while_leading(election: LeaderElection, parts: Mapping[str, LeaderTask]) -> None:
-    """Work until another may lead. It has stopped when this returns; a part that breaks ends all,
-    and raises."""
+    """Run `parts` until another controller may lead; all have stopped on return. If a part fails,
+    stop all and raise."""
     log.info("event=leading parts=%s", ", ".join(parts))
     parts = {"another may lead": election.wait_follower, **parts}
     tasks = [asyncio.create_task(run(), name=name) for name, run in parts.items()]
@@ -99,5 +99,5 @@ async def run_while_leading(election: LeaderElection, parts: Mapping[str, Leader
 
 
 def identity() -> str:
-    """Different for every process, and readable: the pod's name, and something random."""
+    """Return an identity unique to this process: host name (of a pod: its name), pid, random."""
     return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"

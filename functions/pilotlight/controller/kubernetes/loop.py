@@ -1,5 +1,5 @@
-"""The controller's task in a cluster. A module of its own, so that a platform of one machine never
-loads the client of Kubernetes."""
+"""The controller's task in a cluster. A separate module, so that a platform on one machine does not
+load the Kubernetes client."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pilotlight.controller.context import Context
 
 
 async def run(context: Context) -> None:
-    """Until cancelled; nothing to do where the fleet is local."""
+    """Run until cancelled; return at once if the fleet is local."""
     if context.config.platform.fleet == "knative":
         from pilotlight.controller.kubernetes import leader_election
 

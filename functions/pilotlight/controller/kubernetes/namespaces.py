@@ -1,4 +1,4 @@
-"""Tenants' namespaces: there before any function is applied, and gone with the tenant."""
+"""Tenants' namespaces: created before the first function, deleted with the tenant."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from pilotlight.kubernetes.manifests.tenant_namespace import (
 log = logging.getLogger(__name__)
 
 LOOKS, LOOK_S = 30, 0.1
-"""Patience with a RoleBinding that was just made: so many looks, seconds apart."""
+"""Number and interval in seconds of the checks whether a new RoleBinding is effective."""
 
 
 class Namespaces:
-    """Owner: the reconciler's event loop. One namespace is worked on by one task at a time, so that
-    a hundred functions make it once."""
+    """Reconciles namespaces. Owner: the reconciler's event loop. One task at a time works on a
+    namespace, so that a hundred functions create it once."""
 
     def __init__(self, *, state: DesiredState, mirror: Informers, writer: Applier) -> None:
         self._state = state
@@ -35,8 +35,8 @@ class Namespaces:
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def reconcile(self, place: str) -> None:
-        """`<tenant id>/<environment>`: as wanted, or gone with its tenant. Raises ClusterError,
-        InvalidInput."""
+        """Create or update the namespace `<tenant id>/<environment>`, or delete it if the tenant
+        was deleted. Raises ClusterError, InvalidInput."""
         tenant, _, environment = place.partition("/")
         tenancy = self._state.tenancy(tenant, environment)
         if tenancy is not None:
@@ -53,7 +53,7 @@ class Namespaces:
                     await self._writer.remove(kinds.NAMESPACE, item)
 
     def places(self) -> set[str]:
-        """`<tenant id>/<environment>` of every namespace of ours in the cluster."""
+        """Return `<tenant id>/<environment>` of every namespace of ours in the cluster."""
         found = (
             item["metadata"].get("annotations", {}).get(names.PATH)
             for item in self._mirror.items(kinds.NAMESPACE)
@@ -61,14 +61,15 @@ class Namespaces:
         return {place for place in found if place}
 
     async def _forget_secrets(self, tenancy: Tenancy) -> None:
-        """Values that the platform does not hold any more are not kept in the cluster either."""
+        """Delete secrets from the cluster that the platform no longer holds."""
         for item in list(self._mirror.secrets(tenancy.namespace)):
             path = item["metadata"].get("annotations", {}).get(names.PATH, "")
             if path.startswith(f"{tenancy.path}/") and not self._state.has_secret(path):
                 await self._writer.remove(kinds.SECRET, item)
 
     async def ensure(self, tenancy: Tenancy) -> None:
-        """The namespace and what is in it besides functions. Raises ClusterError."""
+        """Apply the namespace and the objects in it that belong to no function. Raises
+        ClusterError."""
         async with self._locks[tenancy.path]:
             for manifest in namespace_manifests(tenancy):
                 if manifest["kind"] == kinds.ROLE_BINDING.kind:
@@ -77,8 +78,8 @@ class Namespaces:
                     await self._writer.put(manifest)
 
     async def _bind(self, manifest: Manifest, tenancy: Tenancy) -> None:
-        """A RoleBinding. Its role never changes (RBAC): one that binds another role is made
-        anew."""
+        """Apply a RoleBinding. Its role is immutable (RBAC): a binding of another role is
+        replaced."""
         live = await self._writer.live(kinds.ROLE_BINDING, manifest["metadata"])
         if live is not None and live.get("roleRef") != manifest["roleRef"]:
             await self._writer.remove(kinds.ROLE_BINDING, live)
@@ -87,8 +88,9 @@ class Namespaces:
             await self._wait_effective(tenancy.namespace)
 
     async def _wait_effective(self, namespace: str) -> None:
-        """An API server learns of a RoleBinding by a watch: what needs it is refused until then.
-        After `LOOKS` looks the first write says what is missing."""
+        """Wait until a new RoleBinding is effective: the API server learns of it by a watch and
+        rejects requests until then. After `LOOKS` checks the first write reports what is
+        missing."""
         deed = ApiRequest(verb="create", kind=kinds.SECRET, namespace=namespace)
         for _ in range(LOOKS):
             if await self._writer.may(deed):

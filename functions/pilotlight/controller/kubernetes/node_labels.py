@@ -1,9 +1,9 @@
-"""Labels of nodes that say which weights and snapshots are hot there, so that pods are put where
-their bytes are.
+"""Node labels that name the hot weights and snapshots of each node, so that pods are scheduled
+where their bytes are.
 
-Made of the nodes' own reports; a node that is silent for a minute has none. Only what changed is
-written. A node is no place for many labels, so it gets at most `MAX_LABELS`, for what was used
-last."""
+The labels come from the nodes' own reports; a node that has not reported for a minute has none.
+Only changes are written. Nodes should not have many labels, so each gets at most `MAX_LABELS`, for
+the most recently used items."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from snapshotter.types import NodeReport
 _log = logging.getLogger(__name__)
 MAX_LABELS = 50
 LOOK_S = 5.0
-"""How often it is looked for nodes that have fallen silent; news is acted on at once."""
+"""Interval of the check for nodes that stopped reporting; reports are acted on at once."""
 SETTLE_S = 60.0
-"""After the begin, in which nodes that have not reported yet keep their labels: a controller that
-starts anew knows of none."""
+"""Time after the start in which nodes that have not reported yet keep their labels: a restarted
+controller has no reports."""
 _PREFIX = f"{CACHE_DOMAIN}/"
 
 
 def desired_labels(report: NodeReport | None) -> frozenset[str]:
-    """Keys that a node should have; none without a report. Weights and snapshots in turns, the last
-    used first."""
+    """Return the label keys that a node should have; none without a report. Weights and snapshots
+    alternate, most recently used first."""
     if report is None:
         return frozenset()
     weights = [weights_label(manifest) for manifest in report.weights]
@@ -46,18 +46,18 @@ def desired_labels(report: NodeReport | None) -> frozenset[str]:
 
 
 def label_patch(labels: Mapping[str, str], wanted: frozenset[str]) -> dict[str, str | None]:
-    """What to write to make `labels` say `wanted`; other people's labels are left alone. {} when
-    nothing is to be done."""
+    """Return the patch that turns `labels` into `wanted`; labels of others are not changed. {} if
+    no change is needed."""
     there = {key: value for key, value in labels.items() if key.startswith(_PREFIX)}
     more: dict[str, str | None] = {key: HOT for key in sorted(wanted) if there.get(key) != HOT}
     return {**more, **{key: None for key in sorted(there) if key not in wanted}}
 
 
 class NodeLabels:
-    """Owner: its task, in the controller that leads.
+    """Writes node labels. Owner: its task, in the leading controller.
 
     Attributes:
-        writes: patches that were sent.
+        writes: number of patches sent.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class NodeLabels:
         look_s: float = LOOK_S,
         settle_s: float = SETTLE_S,
     ) -> None:
-        """`wall`: by which reports are dated, seconds since the epoch."""
+        """`wall`: the clock of the reports, seconds since the epoch."""
         self._cluster = cluster
         self._reports = nodes
         self._wall = wall
@@ -83,7 +83,7 @@ class NodeLabels:
         return f"<NodeLabels {len(self._nodes.items())} nodes {self.writes} writes>"
 
     async def run(self) -> None:
-        """Until cancelled; errors are said, and what they left undone is done in a later round."""
+        """Run until cancelled. Errors are logged, and a later round repeats the failed writes."""
         async with self._nodes:
             while True:
                 if self._nodes.is_synced:
@@ -93,7 +93,7 @@ class NodeLabels:
                         await self._reports.wait_changed()
 
     async def look(self) -> None:
-        """One round."""
+        """Run one round."""
         now = self._wall()
         fresh = self._reports.fresh(now=now)
         for node in self._nodes.items():
@@ -114,12 +114,12 @@ class NodeLabels:
         except ClusterError as e:
             _log.warning("labels.not_written node=%s error=%s", name, e)
             return
-        # until the watch tells the same
+        # used until the watch reports the same labels
         self._written[name] = written["metadata"].get("labels") or {}
         _log.info("labels.written node=%s changes=%d", name, len(labels))
 
     def _on_change(self, change: WatchChange) -> None:
-        """What is seen counts, but for what is older than what we wrote, which the next change
-        tells."""
+        """Use the watched labels instead of the written ones. If they are older than our write, the
+        next change corrects that."""
         if change.type != "SYNCED":
             self._written.pop(change.key[1], None)

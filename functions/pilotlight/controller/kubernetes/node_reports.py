@@ -1,5 +1,5 @@
-"""The nodes of a cluster, as their agents report them. In memory: each says all anew within
-seconds, so a restart loses nothing."""
+"""The latest reports of a cluster's nodes. In memory: each node sends a full report within seconds,
+so a restart loses nothing."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from dataclasses import dataclass
 from snapshotter.types import NodeReport
 
 FRESH_S = 60.0
-"""Of a report, after which nothing is believed of its node: six reports are missing then."""
+"""Age up to which a report is valid; six reports are missing after it."""
 FORGET_S = 3600.0
 MAX_NODES = 5000
-"""Kubernetes' own bound of a cluster."""
+"""Kubernetes' own limit for a cluster."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeStatus:
-    """A node's latest report, and when it came: wall clock, seconds since the epoch."""
+    """A node's latest report and when it arrived: wall clock, seconds since the epoch."""
 
     report: NodeReport
     at: float
 
     def is_fresh(self, now: float) -> bool:
-        """Whether it still counts."""
+        """Whether the report is still valid."""
         return now - self.at <= FRESH_S
 
 
 class NodeReports:
-    """Owner: the controller's event loop."""
+    """The latest report of each node. Owner: the controller's event loop."""
 
     def __init__(self) -> None:
         self._known: dict[str, NodeStatus] = {}
@@ -39,7 +39,7 @@ class NodeReports:
         return f"<NodeReports {len(self._known)}>"
 
     def take(self, report: NodeReport, *, now: float) -> None:
-        """Keep it in place of the one before."""
+        """Replace the node's previous report."""
         self._known = {
             name: known for name, known in self._known.items() if now - known.at <= FORGET_S
         }
@@ -54,14 +54,14 @@ class NodeReports:
             self._changed.set()
 
     def all(self) -> Sequence[NodeStatus]:
-        """By name; old ones too."""
+        """Return all reports by node name, expired ones included."""
         return [self._known[name] for name in sorted(self._known)]
 
     def fresh(self, *, now: float) -> dict[str, NodeReport]:
-        """Those that count, by name."""
+        """Return the valid reports by node name."""
         return {name: known.report for name, known in self._known.items() if known.is_fresh(now)}
 
     async def wait_changed(self) -> None:
-        """Until a node has something else that is hot than when this last returned."""
+        """Wait until the hot items of a node differ from those when this last returned."""
         await self._changed.wait()
         self._changed.clear()

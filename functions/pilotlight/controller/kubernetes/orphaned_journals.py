@@ -1,10 +1,10 @@
-"""Journals of activators that are gone for good: a smaller StatefulSet leaves their volumes, with
-records that nobody ships.
+"""Draining of journals that removed activators left: after a StatefulSet is scaled down, its
+volumes contain records that no activator ships.
 
 A volume claim of an ordinal that the StatefulSet no longer has gets a Job that mounts it and drains
-the journal into the ledger (`activator --drain-journal`), made from the StatefulSet's own pod
-template. A claim that was drained says so by a label, and is kept: whether a disk goes is the
-operator's decision. When an activator comes back under that ordinal, the label goes: it writes new
+the journal into the ledger (`activator --drain-journal`), created from the StatefulSet's pod
+template. A drained claim gets a label and is kept: the operator decides whether to delete the
+volume. When an activator returns under that ordinal, the label is removed, because it writes new
 records."""
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from pilotlight.kubernetes.watch_events import Object
 log = logging.getLogger(__name__)
 
 DRAINED = f"{names.DOMAIN}/journal-drained"
-"""Label of a claim whose journal the ledger has, and of the Job that did it: `true`."""
+"""Label of a claim whose journal is in the ledger, and of the Job that drained it: `true`."""
 _COMPONENT = "app.kubernetes.io/component"
 SELECTOR = f"{_COMPONENT}=activator"
-"""Of the activators' StatefulSet, in the platform's namespace."""
+"""Selects the activators' StatefulSet in the platform's namespace."""
 JOURNAL = "journal"
 """Name of the volume claim template."""
 LOOK_S = 60.0
@@ -39,24 +39,24 @@ _FOR_ONE = ("readinessProbe", "livenessProbe", "startupProbe", "lifecycle", "por
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrphanedJournal:
-    """A claim of an activator that is no longer wanted. `ordinal` was its number."""
+    """The claim of a removed activator. `ordinal` was its number."""
 
     claim: Object
     ordinal: int
 
     @property
     def name(self) -> str:
-        """Of the claim."""
+        """Name of the claim."""
         return str(self.claim["metadata"]["name"])
 
     @property
     def is_drained(self) -> bool:
-        """The ledger has all of it."""
+        """Whether the ledger has all its records."""
         return (self.claim["metadata"].get("labels") or {}).get(DRAINED) == "true"
 
 
 async def run(cluster: Cluster) -> None:
-    """Look each minute, until cancelled."""
+    """Look for orphaned journals each minute, until cancelled."""
     while True:
         try:
             await drain_orphans(cluster)
@@ -66,7 +66,7 @@ async def run(cluster: Cluster) -> None:
 
 
 async def drain_orphans(cluster: Cluster) -> None:
-    """One look: begin what is left to drain, and note what was drained. Raises ClusterError."""
+    """Start missing drains and label drained claims once. Raises ClusterError."""
     namespace = cluster.settings.namespace
     for activators in (await cluster.list(STATEFUL_SET, namespace, SELECTOR)).items:
         claims = (await cluster.list(PERSISTENT_VOLUME_CLAIM, namespace)).items
@@ -77,10 +77,10 @@ async def drain_orphans(cluster: Cluster) -> None:
 
 
 def orphaned_journals(activators: Object, claims: Sequence[Object]) -> Iterator[OrphanedJournal]:
-    """Journals of ordinals that the StatefulSet does not have, and has no pod of any more, in their
+    """Yield the journals of ordinals that the StatefulSet neither wants nor has a pod of, in
     order."""
     wanted = _wanted(activators)
-    # pods that end count until they are gone
+    # terminating pods count until they are deleted
     still = int((activators.get("status") or {}).get("replicas") or 0)
     for ordinal, claim in sorted(_journals(activators, claims)):
         if ordinal not in (*wanted, *range(wanted.start, wanted.start + still)) and not claim[
@@ -90,10 +90,10 @@ def orphaned_journals(activators: Object, claims: Sequence[Object]) -> Iterator[
 
 
 async def _welcome_back(cluster: Cluster, activators: Object, claims: Sequence[Object]) -> None:
-    """Who is back writes again: what was drained then says nothing of what comes now.
+    """Remove drain Jobs and labels of activators that returned: they write new records.
 
-    The Job goes first, and whether the claim says that it was drained or not: one that ended and
-    was not looked at yet would be taken for the drain of the records that come now."""
+    The Job is deleted first, also if the claim is not labelled: a Job that ended but was not looked
+    at yet would be mistaken for the drain of the new records."""
     wanted, namespace = _wanted(activators), cluster.settings.namespace
     for ordinal, claim in _journals(activators, claims):
         journal = OrphanedJournal(claim=claim, ordinal=ordinal)
@@ -120,14 +120,14 @@ async def _drain(cluster: Cluster, activators: Object, journal: OrphanedJournal)
             )
         except AlreadyExists:
             return
-        except ManifestWarned as e:  # it took place
+        except ManifestWarned as e:  # the API server created it
             log.warning("event=drain_warned claim=%s warnings=%s", journal.name, list(e.warnings))
         log.info("event=drain_begun claim=%s ordinal=%d", journal.name, journal.ordinal)
     elif _has_condition(job, "Complete"):
         await _label(cluster, journal, "true")
         log.info("event=drained claim=%s ordinal=%d", journal.name, journal.ordinal)
     elif _has_condition(job, "Failed"):
-        # Its pods' logs say why; it is tried again once somebody has deleted it.
+        # The logs of its pods have the cause. Deleting the Job starts another attempt.
         hint = f"kubectl logs job/{job_name(journal)} -n {namespace}; delete the job to try again"
         log.error("event=drain_failed claim=%s hint=%r", journal.name, hint)
 
@@ -138,15 +138,16 @@ async def _label(cluster: Cluster, journal: OrphanedJournal, value: str | None) 
 
 
 def job_name(journal: OrphanedJournal) -> str:
-    """One for each claim: of two controllers that want to drain it, one makes the Job."""
+    """Return the Job's name, one per claim: of two controllers that drain it, one creates the
+    Job."""
     return f"drain-{journal.name}"[: names.MAX_NAME].rstrip("-")
 
 
 def drain_job(
     activators: Object, journal: OrphanedJournal, *, labels: Mapping[str, str]
 ) -> Manifest:
-    """The Job: the activators' own pod, with the departed one's volume in the place of its own, and
-    another command line."""
+    """Build the Job: the activators' pod with the orphaned volume in place of its own and another
+    command line."""
     template = activators["spec"]["template"]
     spec: dict[str, Any] = {**template["spec"], "restartPolicy": "Never"}
     spec["containers"] = [
@@ -157,7 +158,7 @@ def drain_job(
         *volumes,
         {"name": JOURNAL, "persistentVolumeClaim": {"claimName": journal.name}},
     ]
-    # Its pods are no activators: nobody sends them calls.
+    # Its pods are no activators and must receive no calls.
     kept = {
         key: value
         for key, value in (template["metadata"].get("labels") or {}).items()
@@ -170,7 +171,7 @@ def drain_job(
         namespace=activators["metadata"]["namespace"],
         labels=of_job,
         annotations={
-            names.MADE_FOR: f"ships what activator {journal.ordinal} had not shipped when it went"
+            names.MADE_FOR: f"ships the unshipped records of removed activator {journal.ordinal}"
         },
         spec={
             "backoffLimit": _RETRIES,
@@ -181,8 +182,8 @@ def drain_job(
 
 
 def _draining(container: Mapping[str, Any], journal: OrphanedJournal) -> dict[str, Any]:
-    """The activator's container as it is, told to drain in place of serving; it has the name of the
-    one that is gone."""
+    """Return the activator's container with the arguments to drain instead of serving, under the
+    removed activator's ordinal."""
     kept = {key: value for key, value in container.items() if key not in _FOR_ONE}
     args = [word for word in kept.pop("args", []) if word != "from-hostname"]
     if "--index" in args:
@@ -191,13 +192,13 @@ def _draining(container: Mapping[str, Any], journal: OrphanedJournal) -> dict[st
 
 
 def _wanted(activators: Object) -> range:
-    """Ordinals that it shall have."""
+    """Ordinals that the StatefulSet should have."""
     start = int((activators["spec"].get("ordinals") or {}).get("start") or 0)
     return range(start, start + int(activators["spec"].get("replicas", 1)))
 
 
 def _journals(activators: Object, claims: Sequence[Object]) -> Iterator[tuple[int, Object]]:
-    """Ordinal and claim of every journal of this StatefulSet, whether wanted or not."""
+    """Yield ordinal and claim of every journal of this StatefulSet, wanted or not."""
     pattern = re.compile(
         rf"{JOURNAL}-{re.escape(activators['metadata']['name'])}-(0|[1-9][0-9]*)\Z"
     )

@@ -1,8 +1,7 @@
-"""Logs of pods as lines, oldest first: merged from many pods, then followed, pods that come later
-included.
+"""Logs of pods as lines, oldest first: merged from many pods, then followed, including later pods.
 
-The kubelet keeps what a pod printed as long as the pod is there (and of a container that was
-started again, its life before). What must outlive pods is a log collector's affair."""
+The kubelet keeps a pod's output while the pod exists, and that of a restarted container's previous
+run. A log collector must store what should outlive pods."""
 
 from __future__ import annotations
 
@@ -22,9 +21,9 @@ from pilotlight.kubernetes.watch_events import Object
 
 LogLine = Mapping[str, Any]
 _MARK, _MARK_END = "\x1e", "\x1f"
-"""Before a line: whose call it belongs to (`snapshotter.shim.log_pipe`)."""
+"""Delimiters of the call id before a line (`snapshotter.shim.log_pipe`)."""
 _MOST_PODS = 100
-"""Read at once, the newest; each is a connection."""
+"""Number of pods, the newest, read at once; each needs a connection."""
 _QUEUED = 1000
 _AGAIN_S = 1.0
 _MOST_LINE_BYTES = 1 << 20
@@ -32,12 +31,12 @@ _MOST_LINE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogQuery:
-    """Which lines.
+    """A selection of log lines.
 
     Attributes:
         since: seconds since the epoch.
-        tail: only the last so many.
-        call_id: only those of one call.
+        tail: only this many of the last lines.
+        call_id: only lines of this call.
     """
 
     since: float | None = None
@@ -45,15 +44,15 @@ class LogQuery:
     call_id: str | None = None
 
     def takes(self, line: LogLine) -> bool:
-        """Whether it is wanted."""
+        """Whether the query selects the line."""
         if self.since is not None and line["time"] < self.since:
             return False
         return self.call_id is None or line["call"] == self.call_id
 
 
 def parse_line(pod: str, raw: bytes) -> LogLine | None:
-    """A line as the kubelet stamps it (`2026-11-21T22:00:00.123456789Z text`); None when it is
-    none."""
+    """Parse a line with the kubelet's timestamp (`2026-11-21T22:00:00.123456789Z text`); None if it
+    has none."""
     stamp, _, text = raw.decode("utf-8", "replace").partition(" ")
     try:
         moment = dt.datetime.fromisoformat(stamp).timestamp()
@@ -62,20 +61,20 @@ def parse_line(pod: str, raw: bytes) -> LogLine | None:
     call = None
     if text.startswith(_MARK) and _MARK_END in text:
         call, _, text = text[1:].partition(_MARK_END)
-    # Both streams come as one: the kubelet does not say which was which.
+    # The kubelet merges both streams and does not distinguish them.
     return {"time": moment, "instance": pod, "stream": "stdout", "call": call or None, "text": text}
 
 
 async def history(
     cluster: Cluster, found: Sequence[Object], query: LogQuery
 ) -> AsyncGenerator[LogLine, None]:
-    """What these pods printed until now."""
+    """Yield what these pods have printed until now."""
     newest = sorted(found, key=lambda pod: str(pod["metadata"].get("creationTimestamp")))[
         -_MOST_PODS:
     ]
     started = [pod for pod in newest if pods.has_started(pod)]
     spare = 0
-    if query.tail is not None:  # counted, and read again: so many lines would not fit into memory
+    if query.tail is not None:  # count, then read again: the lines may not fit into memory
         spare = -query.tail
         async with contextlib.aclosing(_all(cluster, started, query)) as lines:
             async for _ in lines:
@@ -107,11 +106,11 @@ async def follow_logs(
     *,
     seen: Mapping[str, float],
 ) -> AsyncGenerator[LogLine, None]:
-    """What pods print from now on, for ever, those that come later included.
+    """Yield what pods print from now on, without end, including later pods.
 
     Args:
-        belongs: whose pods.
-        seen: pod's name → time of its last line that is known already.
+        belongs: whether to follow a pod.
+        seen: pod's name → time of its last line already returned.
     """
     queue: asyncio.Queue[LogLine | BaseException] = asyncio.Queue(_QUEUED)
     reader = asyncio.create_task(
@@ -166,7 +165,7 @@ async def _follow_one(
     queue: asyncio.Queue[LogLine | BaseException],
     seen: dict[str, float],
 ) -> None:
-    """Until the pod is gone. A stream that was cut goes on behind the last line."""
+    """Follow a pod until it is deleted. An interrupted stream resumes after the last line."""
     name, namespace = str(pod["metadata"]["name"]), str(pod["metadata"]["namespace"])
     while True:
         since = stamp(seen[name]) if name in seen else None
@@ -175,13 +174,13 @@ async def _follow_one(
                 _lines(cluster, name, namespace, follow=True, since_time=since)
             ) as lines:
                 async for line in lines:
-                    if line["time"] > seen.get(name, 0.0):  # the server cuts at whole seconds
+                    if line["time"] > seen.get(name, 0.0):  # the server truncates to whole seconds
                         seen[name] = line["time"]
                         await queue.put(line)
         except NotFound:
             return
         except ClusterError:
-            pass  # tried again, as long as the pod is there
+            pass  # retried while the pod exists
         await cluster.pause(_AGAIN_S)
         if await _is_over(cluster, name, namespace):
             return
@@ -198,7 +197,7 @@ async def _is_over(cluster: Cluster, name: str, namespace: str) -> bool:
 async def _past(cluster: Cluster, pod: Object, query: LogQuery) -> AsyncGenerator[LogLine, None]:
     name, namespace = str(pod["metadata"]["name"]), str(pod["metadata"]["namespace"])
     since = stamp(query.since) if query.since is not None else None
-    # the last lines of a call need not be the last lines
+    # the last lines of a call need not be the pod's last lines
     tail = query.tail if query.call_id is None else None
     for previous in (True, False) if pods.restarts(pod) else (False,):
         try:
@@ -211,7 +210,7 @@ async def _past(cluster: Cluster, pod: Object, query: LogQuery) -> AsyncGenerato
                     if query.takes(line):
                         yield line
         except (NotFound, Invalid):
-            continue  # it went while we asked, or that life's log is gone
+            continue  # the pod was deleted meanwhile, or the log of that run
 
 
 async def _lines(
@@ -234,7 +233,7 @@ async def _lines(
 async def _merged(
     sources: Sequence[AsyncGenerator[LogLine, None]],
 ) -> AsyncGenerator[LogLine, None]:
-    """By time, one line of each held at once."""
+    """Merge sources by time, holding one line of each."""
     heads: dict[int, LogLine] = {}
 
     async def advance(index: int) -> None:
@@ -251,5 +250,5 @@ async def _merged(
 
 
 def stamp(moment: float) -> str:
-    """RFC 3339, whole seconds, rounded down."""
+    """Format as RFC 3339 in whole seconds, rounded down."""
     return dt.datetime.fromtimestamp(int(moment), dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,4 +1,4 @@
-"""A pod of a function as an instance: pure functions of its object."""
+"""Conversion of a function's pod to an instance: pure functions of the pod object."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ _STEPS = (
     ("containers", "PodScheduled", "Initialized"),
     ("boot", "Initialized", "Ready"),
 )
-"""Phases by what the cluster says of a pod: to a node, to containers, to ready (which Knative's
-queue-proxy asks in our worker)."""
+"""Phases between the pod's conditions: scheduling, containers, boot until ready (which Knative's
+queue-proxy probes in our worker)."""
 
 
 def pod_to_instance(pod: Mapping[str, Any], settings: ClusterSettings) -> InstanceInfo | None:
-    """The instance in a pod; None for a pod that has ended, or is none of ours. Seconds are all
-    that the cluster's times have."""
+    """Return the instance in a pod; None if the pod has ended or is not ours. The cluster's times
+    have a resolution of seconds."""
     meta, status = pod["metadata"], pod.get("status") or {}
     key = (meta.get("annotations") or {}).get(names.KEY)
     if key is None or status.get("phase") in ("Succeeded", "Failed"):
@@ -65,23 +65,23 @@ def pod_to_instance(pod: Mapping[str, Any], settings: ClusterSettings) -> Instan
 
 
 def labels_of(pod: Mapping[str, Any]) -> dict[str, str]:
-    """The platform's own labels, under their short names."""
+    """Return the platform's labels under their short names."""
     found = pod["metadata"].get("labels") or {}
     return {short: str(found[name]) for short, name in _LABELS.items() if name in found}
 
 
 def has_started(pod: Mapping[str, Any]) -> bool:
-    """Whether its worker's container has ever run: whether there can be a log."""
+    """Whether the worker's container has ever run, so that there may be a log."""
     return any("running" in (one.get("state") or {}) or _ended(one) for one in _containers(pod))
 
 
 def restarts(pod: Mapping[str, Any]) -> int:
-    """How often the container was started again."""
+    """Return how often the container was restarted."""
     return sum(int(one.get("restartCount") or 0) for one in _containers(pod))
 
 
 def quantity(text: str) -> float:
-    """`500m`, `2Gi`, `4` as a number; 0 for what is none."""
+    """Parse `500m`, `2Gi` or `4` to a number; 0 if invalid."""
     for suffix, factor in _UNITS.items():
         if text.endswith(suffix):
             return _number(text.removesuffix(suffix)) * factor
@@ -112,7 +112,7 @@ def _phases(pod: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _since(pod: Mapping[str, Any], condition: str) -> float | None:
-    """Since when a condition holds (seconds since the epoch); None while it does not."""
+    """Return since when a condition is true (seconds since the epoch); None if it is not."""
     for one in (pod.get("status") or {}).get("conditions") or ():
         if one.get("type") == condition and one.get("status") == "True":
             return _seconds(str(one.get("lastTransitionTime") or ""))

@@ -1,9 +1,9 @@
-"""The reconciler: watches what is wanted and what is there, and works until they agree. It writes
-nothing where nothing changed.
+"""The reconciler: watches desired and live objects and works until they agree. It writes nothing
+when nothing changed.
 
-It is level-triggered: whatever changed, the function is looked at as a whole. A function that fails
-waits longer and longer, and holds up nobody else. Nothing is deleted as long as the platform knows
-no tenant at all: an empty database is no wish."""
+It is level-triggered: after any change, the whole function is reconciled. A failing function backs
+off exponentially and does not delay others. Nothing is deleted while the platform knows no tenant
+at all: an empty database is not a desired state."""
 
 from __future__ import annotations
 
@@ -45,15 +45,16 @@ _PAGE = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReconcileLimits:
-    """How fast the reconciler goes; all in seconds but `workers`.
+    """Concurrency and intervals of the reconciler; all in seconds except `workers`.
 
     Attributes:
-        workers: functions looked at side by side. first_retry_s, most_retry_s: pause after a
-        failure; it doubles from the one to the other. most_away_s: the longest pause while the API
-        server does not answer: it is asked by all functions together. feed_s: between two looks at
-        the feed when no bell rings (another process may have written). config_s: between two looks
-        at Knative's own configuration. sync_s: patience for the first listing, after which it is
-        told why there is none.
+        workers: functions reconciled concurrently.
+        first_retry_s, most_retry_s: first and longest pause after a failure; it doubles in between.
+        most_away_s: the longest pause while the API server does not answer; all functions share it.
+        feed_s: interval of reading the feed without a notification (another process may have
+            written).
+        config_s: interval of reading Knative's configuration.
+        sync_s: timeout of the first listing, after which the cause of the delay is reported.
     """
 
     workers: int = 16
@@ -66,7 +67,7 @@ class ReconcileLimits:
 
 
 class Reconciler:
-    """Runs while this controller leads. Owner: one event loop."""
+    """Reconciles functions while this controller leads. Owner: one event loop."""
 
     def __init__(
         self,
@@ -81,12 +82,11 @@ class Reconciler:
         may_write: Callable[[], bool] = lambda: True,
         node_key: PlatformKey | None = None,
     ) -> None:
-        """See the class.
+        """Create a reconciler; `run` starts it.
 
         Args:
-            may_write: asked before each write: whether this is still the only controller that
-            leads. node_key: what launch documents are sealed with for the node agents; None: `key`,
-            which they have then.
+            may_write: called before each write: whether this controller is still the only leader.
+            node_key: seals launch documents for the node agents; None: `key`, which they then use.
         """
         self._cluster = cluster
         self._store = store
@@ -115,7 +115,7 @@ class Reconciler:
         return f"<Reconciler {self.state!r} {self.work!r} {self._statuses!r} {self.writer!r}>"
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         async with self.mirror, asyncio.TaskGroup() as tasks:
             tasks.create_task(self._follow(), name="reconciler feed")
             tasks.create_task(self._keep_config(), name="reconciler config")
@@ -125,8 +125,8 @@ class Reconciler:
                 tasks.create_task(self._labour(), name=f"reconciler {number}")
 
     async def _until_synced(self) -> None:
-        """Nothing is written before everything that is there is known. What keeps us from it is
-        every function's status."""
+        """Wait until all live objects are known; nothing is written before. An error becomes the
+        status of every function."""
         while True:
             try:
                 await self._loaded.wait()
@@ -144,15 +144,15 @@ class Reconciler:
             try:
                 await self._read()
             except SQLAlchemyError as e:
-                # the database is away: the next round tries again
+                # the database is unreachable: the next round retries
                 log.error("event=feed_not_read error=%r", e)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._pace.feed_s):
                     await ring.wait()
 
     async def _read(self) -> None:
-        """Whole, or not at all: between two pages of a fresh start most functions would seem to be
-        gone."""
+        """Read all pages before applying any: between two pages of a full read, most functions
+        would seem to be deleted."""
         pages = [await anyio.to_thread.run_sync(self._page, self._seq)]
         while pages[-1].more:
             pages.append(await anyio.to_thread.run_sync(self._page, pages[-1].seq))
@@ -160,7 +160,7 @@ class Reconciler:
         tenants = set(self.state.tenants)
         for page in pages:
             self.work.add_all(self.state.take(page))
-        gone = tenants - set(self.state.tenants)  # their functions may have gone before them
+        gone = tenants - set(self.state.tenants)  # their functions may have been deleted before
         self.work.add_all(
             place for place in self._namespaces.places() if place.partition("/")[0] in gone
         )
@@ -171,7 +171,7 @@ class Reconciler:
             return feed.read(sql, after=after, limit=_PAGE)
 
     def _sweep(self) -> None:
-        """Look at all there is: what the platform knows, and what is in the cluster although it
+        """Enqueue everything: functions that the platform knows, and objects of functions that it
         does not."""
         self.work.add_all(self.state.functions)
         self.work.add_all(self.state.places())
@@ -185,7 +185,7 @@ class Reconciler:
             await asyncio.sleep(self._pace.config_s)
 
     def _changed(self, kind: Kind, change: WatchChange) -> None:
-        """Something of ours changed in the cluster, by whomever."""
+        """Enqueue what an object of ours belongs to when it changed in the cluster."""
         metadata = change.object.get("metadata") or {}
         labels = metadata.get("labels") or {}
         if change.type == "SYNCED":
@@ -215,18 +215,18 @@ class Reconciler:
             except InvalidInput as e:
                 self._refused(key, e)
             except (AttributeError, KeyError, TypeError, ValueError) as e:
-                # an object that somebody wrote, in a shape that we did not expect
+                # an object that someone else wrote, with an unexpected structure
                 log.exception("event=not_understood key=%s", key)
                 self._failed(
                     key,
                     ClusterError(
-                        f"something of it in the cluster has an unexpected shape: {e!r}",
+                        f"an object in the cluster has an unexpected structure: {e!r}",
                         reason="NotUnderstood",
                     ),
                 )
 
     async def _look_at(self, key: str) -> None:
-        if not self.state.tenants:  # an empty database is no wish
+        if not self.state.tenants:  # an empty database is not a desired state
             self.work.done(key)
             return
         if "/" in key:
@@ -259,8 +259,8 @@ class Reconciler:
         self._tell(key, told)
 
     def _refused(self, key: str, error: InvalidInput) -> None:
-        """What was declared cannot be in a cluster: only a change of it helps, and that comes by
-        the feed, or by a restart."""
+        """Report a declaration that cannot exist in a cluster. Only a change to it helps, which
+        arrives by the feed or a restart."""
         hint = error.detail.get("hint", "")
         log.warning("event=not_reconciled key=%s reason=Invalid error=%s", key, error)
         self._tell(
@@ -272,7 +272,7 @@ class Reconciler:
         self.work.done(key)
 
     def _tell(self, key: str, status: FunctionStatus) -> None:
-        """A function's status, with what it is about."""
+        """Set a function's status with the generation that it describes."""
         route = self.state.functions.get(key)
         if route is not None:
             generation = int(route.document.get("generation") or 0)

@@ -1,12 +1,12 @@
-"""The next step of a function's Service, as a pure function of what is wanted and what is there.
+"""The next step of a function's Service, as a pure function of desired and live objects.
 
-    a revision is missing → bring it in with 0 % and a tag (its template is the Service's for that
-    time) all are there, one that shall take traffic is not ready → wait, or tell why it will not be
-    all are ready → the traffic as wanted
+    a revision is missing → add it with 0 % and a tag (the Service has its template meanwhile)
+    all exist, one that should receive traffic is not ready → wait, or report why it will not be
+    all are ready → set the desired traffic
 
-A template is only the way to create a revision: once all revisions are there, whatever template
-stands in the Service stays. So other settings of the platform make no other revision, and a
-revision that was deleted behind our back comes back under its name."""
+A template only serves to create a revision: once all revisions exist, the Service keeps its
+template, whichever it is. So changed platform settings create no new revision, and a revision that
+someone deleted is created again under its name."""
 
 from __future__ import annotations
 
@@ -26,20 +26,21 @@ from pilotlight.protocol import FunctionRoute
 from pilotlight.spec.traffic import WHOLE
 
 PREVIOUS = "previous"
-"""Tag of the revision before, while it is kept for the way back."""
+"""Tag of the previous revision while it is kept for a rollback."""
 KEPT: str = f"{names.DOMAIN}/kept"
-"""Annotation of a Service: `<revision's name in the cluster> <epoch seconds>`: it stays reachable
-so long."""
+"""Annotation of a Service: `<revision's name in the cluster> <epoch seconds>`: until when the
+revision stays reachable."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceStep:
-    """What to do now.
+    """The next action.
 
     Attributes:
-        service: to be brought to this; None = it stays as it is. waits_for: name in the cluster of
-        the revision that is waited for; "" = the traffic is as wanted. condition: of what is waited
-        for. again_s: look again after so long even if nothing changes; None = not by itself.
+        service: the Service to apply; None = no change.
+        waits_for: name in the cluster of the revision waited for; "" = the traffic is as desired.
+        condition: of the revision waited for.
+        again_s: look again after this time even if nothing changes; None = only after a change.
     """
 
     service: Manifest | None
@@ -56,19 +57,19 @@ def next_step(
     there: Mapping[str, Object],
     now: float,
 ) -> ServiceStep:
-    """`live`: the Service; `there`: the function's Revisions by name in the cluster. Raises
-    InvalidInput."""
+    """Return the next step. `live`: the Service; `there`: the function's Revisions by name in the
+    cluster. Raises InvalidInput."""
     service = names.service_name(route.app, route.function)
     wanted = {
         names.revision_name(service, name): name for name in knative_service.revision_names(route)
     }
-    # The newest last: its template is the one that stays.
+    # The newest last: its template is the one that remains.
     missing = sorted(
         (name for name in wanted if name not in there), key=lambda name: revisions.age(wanted[name])
     )
     if missing:
         return _bring_in(route, tenancy, missing[0], wanted[missing[0]], live)
-    if live is None:  # somebody deleted the Service alone: Knative takes its revisions with it
+    if live is None:  # someone deleted only the Service: Knative deletes its revisions too
         newest = max(wanted, key=lambda name: revisions.age(wanted[name]))
         return _bring_in(route, tenancy, newest, wanted[newest], None)
     final = traffic.targets(route)
@@ -102,8 +103,8 @@ def next_step(
 def _bring_in(
     route: FunctionRoute, tenancy: Tenancy, name: str, revision: str, live: Object | None
 ) -> ServiceStep:
-    """The Service whose template is the missing revision's; nothing to write where it is so
-    already, and Knative is at work."""
+    """Return the Service with the missing revision's template; nothing to write if it has it
+    already and Knative is creating the revision."""
     template = revisions.template(RevisionOf.of(route, tenancy, revision))
     if live is None:
         whole: traffic.Target = {"revisionName": name, "latestRevision": False, "percent": WHOLE}
@@ -123,15 +124,14 @@ def _bring_in(
 
 
 def _without_nulls(value: Any) -> Any:
-    """What Knative's own encoder writes as null (`creationTimestamp`) is nothing that we would want
-    to own."""
+    """Remove what Knative's encoder writes as null (`creationTimestamp`): we must not own it."""
     if isinstance(value, Mapping):
         return {key: _without_nulls(each) for key, each in value.items() if each is not None}
     return [_without_nulls(each) for each in value] if isinstance(value, list) else value
 
 
 def _entry(target: Mapping[str, Any]) -> traffic.Target:
-    """An entry as we write it: without what Knative added."""
+    """Return a traffic entry with only the fields that we write."""
     out: traffic.Target = {
         key: target[key]
         for key in ("revisionName", "latestRevision", "percent", "tag")
@@ -149,8 +149,8 @@ def _kept(
     there: Mapping[str, Object],
     now: float,
 ) -> tuple[str, float] | None:
-    """The revision before and until when it is kept, where the newest one's terms say so; None =
-    none is."""
+    """Return the previous revision and until when it is kept, if the newest one's settings say so;
+    None otherwise."""
     keep_s = spec_of(route, revisions.newest(list(wanted.values()))).rollout.keep_previous_s
     leaving = {
         name: percent for name, percent in serving.items() if name not in wanted and name in there

@@ -1,5 +1,4 @@
-"""What has to be looked at, and when: a queue in which a key stands once, and is never worked on
-twice at the same time."""
+"""A work queue in which each key occurs once and is never processed twice at the same time."""
 
 from __future__ import annotations
 
@@ -11,11 +10,11 @@ from collections.abc import Callable, Iterable
 
 
 class WorkQueue:
-    """Keys with the time at which they are due. Owner: one event loop; all methods but `take` are
-    synchronous, so no lock.
+    """Keys with the time at which they are due. Owner: one event loop; all methods except `take`
+    are synchronous, so no lock is needed.
 
-    A key that is added while it is worked on is due again afterwards. The bound is the number of
-    functions and namespaces there are."""
+    A key that is added while it is processed becomes due again afterwards. The number of functions
+    and namespaces bounds the size."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -32,12 +31,12 @@ class WorkQueue:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing runs, and nothing is due now."""
+        """Whether nothing is being processed and nothing is due now."""
         now = self._clock()
         return not self._running and not any(at <= now for at in self._due.values())
 
     def add(self, key: str, *, after_s: float = 0.0) -> None:
-        """Look at `key` then; an earlier time that it has already stays."""
+        """Enqueue `key` in `after_s`; an earlier due time stays."""
         at = self._clock() + after_s
         if key in self._running:
             self._again[key] = min(at, self._again.get(key, at))
@@ -50,12 +49,12 @@ class WorkQueue:
         self._added.set()
 
     def add_all(self, keys: Iterable[str]) -> None:
-        """Look at all of these now."""
+        """Enqueue all of these now."""
         for key in keys:
             self.add(key)
 
     async def take(self) -> str:
-        """The next key that is due; `done` or `failed` must follow."""
+        """Wait for the next key that is due; the caller must call `done` or `failed`."""
         while True:
             wait_s = self._next_in_s()
             if wait_s is not None and wait_s <= 0:
@@ -69,13 +68,13 @@ class WorkQueue:
                     await self._added.wait()
 
     def done(self, key: str, *, again_s: float | None = None) -> None:
-        """It is as it should be; to be looked at again in `again_s`, where that is given."""
+        """Mark `key` as reconciled; it is due again in `again_s`, if given."""
         self._failures.pop(key, None)
         self._finish(key, again_s)
 
     def failed(self, key: str, *, first_s: float, most_s: float, at_least_s: float = 0.0) -> float:
-        """It did not work: once more after a pause that doubles with each failure. Returns the
-        pause, in seconds."""
+        """Mark `key` as failed: due again after a pause that doubles with each failure. Returns the
+        pause in seconds."""
         count = self._failures.get(key, 0)
         self._failures[key] = count + 1
         pause_s = max(at_least_s, min(most_s, first_s * 2.0 ** min(count, 30)))
@@ -91,8 +90,8 @@ class WorkQueue:
             self.add(key, after_s=again_s)
 
     def _next_in_s(self) -> float | None:
-        """Seconds until the next key is due; None = there is none. Entries that were overtaken by
-        an earlier one are dropped."""
+        """Return seconds until the next key is due; None if there is none. Drops entries that an
+        earlier one replaced."""
         while self._order and self._due.get(self._order[0][2]) != self._order[0][0]:
             heapq.heappop(self._order)
         return self._order[0][0] - self._clock() if self._order else None

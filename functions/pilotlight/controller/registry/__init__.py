@@ -1,3 +1,2 @@
-"""What is known of deployed functions: references to apps, revisions, launch specs, images,
-secrets, and what the change feed says of a function. How a revision gets traffic is in
-`release`."""
+"""Registry of deployed functions: app references, revisions, launch specs, images, secrets, and the
+publication of functions to the change feed. Traffic of revisions is in `release`."""

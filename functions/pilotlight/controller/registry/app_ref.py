@@ -1,5 +1,5 @@
-"""Where an app is, and who changes it: what every change of the registry needs to know, and the
-conditions that find its rows."""
+"""Reference to an app with the actor and request of a change, and the SQL conditions of its
+rows."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from pilotlight.controller.registry import launch_spec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppRef:
-    """Where an app lives, and who changes it.
+    """An app, and the key and request that change it.
 
     Attributes:
-        uid: the tenant's uid on nodes, which launches carry.
+        uid: the tenant's uid on nodes, part of every launch spec.
         actor: id of the key, for the audit log.
         request: id of the request, for the audit log.
     """
@@ -30,17 +30,17 @@ class AppRef:
 
     @property
     def subject(self) -> str:
-        """Its name in the audit log."""
+        """The app's name in the audit log."""
         return f"{self.environment}/{self.app}"
 
     def function_id(self, function: str) -> str:
-        """The id of a function of the app, whether it is there or not."""
+        """The id of a function of the app, whether it exists or not."""
         return launch_spec.function_id(
             tenant=self.tenant, environment=self.environment, app=self.app, function=function
         )
 
     def is_app(self) -> tuple[sa.ColumnElement[bool], ...]:
-        """Conditions that find its row of `apps`."""
+        """SQL conditions that select the app's row of `apps`."""
         table = tables.apps
         return (
             table.c.tenant == self.tenant,
@@ -49,7 +49,7 @@ class AppRef:
         )
 
     def in_app(self) -> tuple[sa.ColumnElement[bool], ...]:
-        """Conditions that find its rows of `functions`."""
+        """SQL conditions that select the app's rows of `functions`."""
         table = tables.functions
         return (
             table.c.tenant == self.tenant,

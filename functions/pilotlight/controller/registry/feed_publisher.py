@@ -1,5 +1,5 @@
-"""What activators are told of a function: read from the tables, in the transaction that changed
-them."""
+"""Publication of functions to the change feed that activators read, built from the tables in the
+transaction that changed them."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from pilotlight.spec.function import FunctionSpec, canonical_json, from_json
 from pilotlight.spec.traffic import TrafficDocument
 
 STABLE, CANDIDATE = "stable", "candidate"
-"""Aliases that the platform keeps: what serves, and what a rollout brings."""
+"""Aliases managed by the platform: the serving revision, and the candidate of a rollout."""
 
 MAX_ROUTE_BYTES = 4 * 1024 * 1024
-"""Of what activators are told of one function: they take it in on their event loops, some 20
-milliseconds for each MiB. 256 revisions that can be called have 16 KiB each, several times what a
-spec with schemas takes."""
+"""Maximum size of one function's route: activators parse it on their event loops, which takes some
+20 milliseconds per MiB. With 256 callable revisions, each has 16 KiB, several times the size of a
+spec with schemas."""
 MOVED_BYTES, MOVED_TOTAL_BYTES = 1024, 65_536
-"""What a change may add beyond the bound, at once and in all: moving traffic, above all back, does
-not end at a few bytes of weights."""
+"""How much one change, and all changes together, may exceed the maximum, so that a few bytes of
+weights do not prevent a traffic change, above all a rollback."""
 
 
 def publish(write: Write, function: str) -> None:
-    """Feed the route of a function that has traffic, as the tables say it now. `function` is its
-    id. Raises TooLarge."""
+    """Publish the current route of a function that has traffic. `function` is its id. Raises
+    TooLarge."""
     functions, apps, tenants = tables.functions, tables.apps, tables.tenants
     same_app = (
         (apps.c.tenant == functions.c.tenant)
@@ -49,7 +49,7 @@ def publish(write: Write, function: str) -> None:
     row = write.sql.execute(query.where(functions.c.id == function)).one()
     told = traffic_document(write.sql, function)
     if not told.weights:
-        return  # its first revision still waits to be let in
+        return  # its first revision is still waiting for approval
     told = replace(
         told, tags={**stored_aliases(write.sql, function), **_roles(write.sql, told), **told.tags}
     )
@@ -75,7 +75,7 @@ def publish(write: Write, function: str) -> None:
 
 
 def _check_size(sql: sa.Connection, row: sa.Row[Any], route: Any, *, revisions: int) -> None:
-    """Raises TooLarge; a route from before there was a bound may still become smaller."""
+    """Raise TooLarge for a route over the limit. One that was over it before may shrink."""
     size_bytes = len(canonical_json(route))
     if size_bytes <= MAX_ROUTE_BYTES:
         return
@@ -85,16 +85,16 @@ def _check_size(sql: sa.Connection, row: sa.Row[Any], route: Any, *, revisions: 
     ):
         name = f"{row.app}/{row.name}"
         raise TooLarge(
-            f"{name} would have {revisions} revisions that can be called, with {size_bytes} bytes "
-            f"of specs: at most {MAX_ROUTE_BYTES}. "
-            f"Remove tags and aliases (`pilotlight traffic show {name}` lists them), or make "
-            f"schemas smaller",
+            f"{name} would have {revisions} callable revisions with {size_bytes} bytes of "
+            f"specs: the maximum is {MAX_ROUTE_BYTES}. "
+            f"Remove tags and aliases (`pilotlight traffic show {name}` lists them), or use "
+            f"smaller schemas",
             limit_bytes=MAX_ROUTE_BYTES,
         )
 
 
 def traffic_document(sql: sa.Connection, function: str) -> TrafficDocument:
-    """A function's traffic as it is stored; the rows decide on the weights. Raises NotFound."""
+    """A function's stored traffic; its rows are authoritative for the weights. Raises NotFound."""
     functions, table = tables.functions, tables.traffic
     row = sql.execute(
         sa.select(functions.c.document, functions.c.generation).where(functions.c.id == function)
@@ -129,8 +129,7 @@ def stored_aliases(sql: sa.Connection, function: str) -> dict[str, str]:
 
 
 def _roles(sql: sa.Connection, document: TrafficDocument) -> dict[str, str]:
-    """The aliases that the platform keeps itself: `stable`, and `candidate` while a rollout
-    runs."""
+    """The platform's own aliases: `stable`, and `candidate` while a rollout is active."""
     rollout = repository.running(sql, document.salt)
     return {
         STABLE: document.stable or document.heaviest(),
@@ -139,8 +138,8 @@ def _roles(sql: sa.Connection, document: TrafficDocument) -> dict[str, str]:
 
 
 def withdraw(write: Write, function: str) -> None:
-    """Tell that a function is gone; one of its name that comes later begins without its tags, pins
-    and experiments."""
+    """Publish the removal of a function. A later function of that name starts without its tags,
+    pins and experiments."""
     row = write.sql.execute(
         sa.select(tables.functions).where(tables.functions.c.id == function)
     ).one()
@@ -154,7 +153,7 @@ def withdraw(write: Write, function: str) -> None:
 def functions_using_secret(
     sql: sa.Connection, *, tenant: str, environment: str, name: str
 ) -> dict[str, str]:
-    """Functions (id → `app/function`) with a revision that can be called and names the secret."""
+    """Functions (id → `app/function`) with a callable revision that uses the secret."""
     functions, revisions = tables.functions, tables.revisions
     query = (
         sa.select(
@@ -170,7 +169,7 @@ def functions_using_secret(
             functions.c.environment == environment,
             functions.c.removed_at.is_(None),
         )
-        # narrows in the database; the next lines decide
+        # a prefilter in the database; the next lines decide
         .where(revisions.c.spec.contains(f'"{name}"', autoescape=True))
     )
     found: dict[str, str] = {}

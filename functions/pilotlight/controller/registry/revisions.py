@@ -1,9 +1,9 @@
-"""Revisions: immutable, named by their place in the order and the hash of their spec, and kept, so
-that any can serve again.
+"""Revisions of functions: immutable, named by their ordinal and the hash of their spec, and kept so
+that any of them can serve again.
 
-Its blobs stay until its app is deleted or it is pruned (`app prune`); then it cannot serve unless
-it is deployed again. What it was stays until its tenant has more revisions than its plan allows
-(`stored/forgetting.py`)."""
+The blobs of a revision are kept until its app is deleted or it is pruned (`app prune`); then it
+cannot serve until it is deployed again. Its row is kept until its tenant has more revisions than
+its plan allows (`database/retention.py`)."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ its function."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RevisionMetadata:
-    """What is told of a revision, and not part of what it is.
+    """Metadata of a revision that is not part of its spec.
 
     Attributes:
-        lineage: where it comes from, such as {"git.commit": "…", "dataset": "sha256:…"}.
-        evaluation: numbers of its offline evaluation.
-        author: the key that brought it; "" = who deploys.
+        lineage: its origin, such as {"git.commit": "…", "dataset": "sha256:…"}.
+        evaluation: metrics of its offline evaluation.
+        author: the key that created it; "" = the deploying key.
     """
 
     lineage: Mapping[str, str] = field(default_factory=dict)
@@ -42,8 +42,8 @@ class RevisionMetadata:
 def get_or_create(
     write: Write, function_id: str, spec: FunctionSpec, *, told: RevisionMetadata
 ) -> tuple[str, bool]:
-    """The revision of that spec, and whether it is new. Of a known one the lineage is only
-    completed; newer numbers replace older ones."""
+    """Get or create the revision of a spec; returns its name and whether it is new. The metadata of
+    an existing one is updated by `set_metadata`."""
     table, functions, digest = tables.revisions, tables.functions, spec.digest()
     known = write.sql.execute(
         sa.select(table).where(table.c.function == function_id, table.c.digest == digest)
@@ -82,8 +82,8 @@ def get_or_create(
 
 
 def set_metadata(write: Write, function_id: str, revision: str, *, told: RevisionMetadata) -> None:
-    """Complete a revision's lineage, where its first words stay; of its evaluation newer numbers
-    replace older ones."""
+    """Add to a revision's metadata: new lineage keys are added, existing ones keep their values;
+    newer evaluation metrics replace older ones."""
     table, known = tables.revisions, get_row(write.sql, function_id=function_id, revision=revision)
     lineage = {**told.lineage, **json.loads(known.lineage)}
     evaluation = {**json.loads(known.evaluation), **told.evaluation}
@@ -92,7 +92,7 @@ def set_metadata(write: Write, function_id: str, revision: str, *, told: Revisio
 
 
 def spec_of(sql: sa.Connection, *, function_id: str, revision: str) -> FunctionSpec:
-    """What a revision is. Raises NotFound."""
+    """The spec of a revision. Raises NotFound."""
     return from_json(
         FunctionSpec, json.loads(get_row(sql, function_id=function_id, revision=revision).spec)
     )
@@ -110,23 +110,23 @@ def get_row(sql: sa.Connection, *, function_id: str, revision: str) -> sa.Row[An
 
 
 def require_blobs(found: sa.Row[*tuple[Any, ...]]) -> None:
-    """Raise Conflict for a revision whose bundle and weights may be gone."""
+    """Raise Conflict for a pruned revision, whose bundle and weights may be deleted."""
     if found.pruned_at is not None:
         text = f"revision {found.name} was pruned: its bundle and weights were deleted"
         raise Conflict(
             text,
             revision=found.name,
-            hint="Deploy the same code again; it becomes the same revision.",
+            hint="Deploy the same code again: it gets the same revision.",
         )
 
 
 def metadata_of(found: sa.Row[Any]) -> dict[str, Any]:
-    """Lineage and evaluation of a revision's row."""
+    """Lineage and evaluation from a revision's row."""
     return {"lineage": json.loads(found.lineage), "evaluation": json.loads(found.evaluation)}
 
 
 def newest_revision(sql: sa.Connection, *, function_id: str, names: list[str]) -> str:
-    """The one of these revisions that was made last."""
+    """The most recently created of these revisions."""
     table = tables.revisions
     query = (
         sa.select(table.c.name)

@@ -1,7 +1,7 @@
-"""Secrets: environment variables, sealed before they are stored or fed (`pilotlight.core.crypto`),
-and never shown again.
+"""Secrets: environment variables, sealed before they are stored or published
+(`pilotlight.core.crypto`). No operation returns their values.
 
-A secret's sealed text opens to a JSON object `{"VARIABLE": "value"}`.
+The sealed plaintext of a secret is a JSON object `{"VARIABLE": "value"}`.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from pilotlight.spec.function import canonical_json
 from pilotlight.spec.identifiers import MAX_NAME_LENGTH
 
 MAX_SECRET_BYTES = 65_536
-"""Of one secret, all variables together: execve allows 128 KiB for one string (MAX_ARG_STRLEN), and
-secrets travel in the feed."""
+"""Maximum size of one secret, all variables together: execve allows 128 KiB per string
+(MAX_ARG_STRLEN), and secrets are part of the feed."""
 MAX_SECRETS = 1000
-"""Of one tenant, in all environments together: 64 MB, in the feed as in the database."""
+"""Maximum number per tenant, over all environments: 64 MB, in the feed and in the database."""
 _NAME = re.compile(r"[A-Za-z]([A-Za-z0-9_.-]*[A-Za-z0-9])?\Z")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
@@ -43,7 +43,7 @@ def put(
     request: str = "",
 ) -> dict[str, Any]:
     """Create or replace a secret; returns its listing entry. Raises InvalidInput, NotFound,
-    Conflict where there are too many."""
+    Conflict when the tenant has too many."""
     _check(name, variables)
     require_environment(write.sql, tenant=tenant, name=environment)
     table, names = tables.secrets, sorted(variables)
@@ -60,7 +60,7 @@ def put(
     for function in feed_publisher.functions_using_secret(
         write.sql, tenant=tenant, environment=environment, name=name
     ):
-        feed_publisher.publish(write, function)  # launches name the variables
+        feed_publisher.publish(write, function)  # launch specs contain the variables' names
     after = {"environment": environment, "variables": names}
     audit_trail.record(
         write,
@@ -79,7 +79,7 @@ def put(
 def delete(
     write: Write, *, tenant: str, environment: str, name: str, actor: str, request: str = ""
 ) -> None:
-    """Remove a secret. Raises NotFound, or Conflict while a function's current revision names
+    """Delete a secret. Raises NotFound, or Conflict while a function's callable revision uses
     it."""
     table = tables.secrets
     which = (
@@ -112,7 +112,7 @@ def delete(
 
 
 def listing(sql: sa.Connection, *, tenant: str, environment: str) -> list[dict[str, Any]]:
-    """Names and variables of an environment's secrets; no values."""
+    """Names and variables of an environment's secrets, without values."""
     table = tables.secrets
     columns = (table.c.name, table.c.variables, table.c.created_at, table.c.updated_at)
     query = (
@@ -131,7 +131,7 @@ def _require_room(sql: sa.Connection, *, tenant: str, environment: str, name: st
     others = sa.select(sa.func.count()).where(table.c.tenant == tenant, ~same)
     if sql.execute(others).scalar_one() >= MAX_SECRETS:
         raise Conflict(
-            f"this tenant has {MAX_SECRETS} secrets, which is the bound",
+            f"this tenant has {MAX_SECRETS} secrets, which is the maximum",
             hint="Delete some, or put several variables into one secret.",
         )
 
@@ -155,5 +155,6 @@ def _check(name: str, variables: Mapping[str, str]) -> None:
             )
     if (size := sum(len(k) + len(v.encode()) for k, v in variables.items())) > MAX_SECRET_BYTES:
         raise InvalidInput(
-            f"secret {name!r} has {size} bytes: at most {MAX_SECRET_BYTES}", parameter="values"
+            f"secret {name!r} has {size} bytes: the maximum is {MAX_SECRET_BYTES}",
+            parameter="values",
         )

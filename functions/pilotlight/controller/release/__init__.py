@@ -1,3 +1,2 @@
-"""Which revision answers: traffic documents, aliases, app history, approvals, and the gates that a
-revision passes before it takes traffic. Step-by-step rollouts are in `rollouts`, deploying is in
-`deployments`."""
+"""Releases: traffic documents, aliases, app history, approvals, and the gates that a revision
+passes before it takes traffic. Rollouts are in `rollouts`, deploys in `deployments`."""

@@ -1,8 +1,8 @@
 """The history of an app: one numbered entry per change of what serves its callers, including
 rollbacks.
 
-An app keeps its newest MAX_LOOKED_AT entries; a tenant's plan may limit the number over all its
-apps further (`stored/forgetting.py`)."""
+An app keeps its newest MAX_ENTRIES entries; a tenant's plan may limit the number over all its apps
+further (`database/retention.py`)."""
 
 from __future__ import annotations
 

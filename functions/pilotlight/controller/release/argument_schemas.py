@@ -1,10 +1,10 @@
-"""JSON Schemas of arguments, as users' code declares them: checked once, at deploy, so that nobody
-downstream meets a bad one.
+"""Validation at deploy of the JSON Schemas of arguments that users declare, so that later code can
+rely on them.
 
-A schema may point only into itself and declare only drafts that are supported
-(`pilotlight.validation.json_schema`): nothing is fetched or read that a tenant chose. And it must
-stay small when its references are followed: forty definitions that each name the next one twice are
-a few kilobytes, and a check that never ends."""
+A schema may refer only to itself and declare only supported drafts
+(`pilotlight.validation.json_schema`), so nothing that a tenant chose is fetched or read. It must
+also stay small when its references are followed: forty definitions that each refer to the next one
+twice are a few kilobytes, but their validation would never end."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from pilotlight.validation.schema_cost import pattern_weights, reference_target
 MAX_SCHEMA_BYTES = 65_536
 MAX_DEPTH = 64
 MAX_UNFOLDED = 20_000
-"""Nodes of a schema with each `$ref` replaced by what it names (once around a cycle): what one look
-at an argument may cost."""
+"""Maximum number of nodes with each `$ref` replaced by its target (once around a cycle), which
+bounds the cost of validating an argument."""
 MAX_CHAIN = 300
 MAX_PATTERNS = 200_000
-"""States of the automata of a schema's patterns, roughly: what compiling them costs, and matching
-them for each byte."""
+"""Approximate maximum number of automaton states of a schema's patterns, which bounds the cost of
+compiling them and of matching each byte."""
 _DEFINITIONS = ("$defs", "definitions")
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 
@@ -34,37 +34,38 @@ def check_schema(schema: Mapping[str, Any], where: str) -> None:
     Schema."""
     if (depth := _depth(schema)) > MAX_DEPTH:
         raise InvalidInput(
-            f"{where}: the schema is nested {depth} levels deep: at most {MAX_DEPTH}",
+            f"{where}: the schema is nested {depth} levels deep: the maximum is {MAX_DEPTH}",
             parameter=where,
         )
     size = len(canonical_json(schema))
     if size > MAX_SCHEMA_BYTES:
         raise InvalidInput(
-            f"{where}: the schema has {size} bytes: at most {MAX_SCHEMA_BYTES}", parameter=where
+            f"{where}: the schema has {size} bytes: the maximum is {MAX_SCHEMA_BYTES}",
+            parameter=where,
         )
     for reference in _references(schema):
         if not reference.startswith("#"):
             raise InvalidInput(
-                f"{where}: $ref {reference!r} points outside the schema; only '#…' is allowed",
+                f"{where}: $ref {reference!r} points outside the schema: only '#…' is allowed",
                 parameter=where,
             )
     if unfold_schema(schema) > MAX_UNFOLDED:
         what = (
-            f"the schema has more than {MAX_UNFOLDED} parts, or {MAX_CHAIN} in a row, once its "
-            f"references are followed"
+            f"the schema has more than {MAX_UNFOLDED} parts, or {MAX_CHAIN} in a row, with its "
+            f"references followed"
         )
         raise InvalidInput(f"{where}: {what}", parameter=where)
     if (weight := pattern_weights(schema)) > MAX_PATTERNS:
         problem = (
-            f"the patterns have about {weight} states with their repetitions counted out: "
-            f"at most {MAX_PATTERNS}"
+            f"the patterns have about {weight} states with their repetitions expanded: "
+            f"the maximum is {MAX_PATTERNS}"
         )
         raise InvalidInput(f"{where}: {problem}", parameter=where)
     build_validator(schema, where)
 
 
 def _depth(value: Any) -> int:
-    # Level by level, not recursively: the input is a stranger's.
+    # Level by level, not recursively: the input is untrusted.
     depth, level = 0, [value]
     while level and depth <= MAX_DEPTH:
         depth += 1
@@ -82,11 +83,11 @@ def _references(schema: Any) -> Iterator[str]:
 
 
 def unfold_schema(schema: Mapping[str, Any]) -> int:
-    """How many nodes there are with every local reference replaced by its target; a reference back
-    into itself counts once.
+    """Count the nodes with every local reference replaced by its target; a reference back into
+    itself counts once.
 
-    A chain of more than MAX_CHAIN nodes counts as too many: it is walked recursively, here and by
-    the compiler."""
+    A chain of more than MAX_CHAIN nodes counts as too many, because this function and the compiler
+    follow it recursively."""
     weights: dict[int, int] = {}
     open_nodes: set[int] = set()
 
@@ -116,8 +117,8 @@ def _items(node: Any) -> list[tuple[Any, Any]]:
 
 
 def _targets(schema: Mapping[str, Any], node: Any) -> list[Any]:
-    """What the references of one node name; the root for anchors and for what is not there, which
-    the compiler refuses."""
+    """Targets of the references of one node; the root for anchors and for missing targets, which
+    the compiler rejects."""
     if not isinstance(node, Mapping):
         return []
     return [

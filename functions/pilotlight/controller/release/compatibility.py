@@ -23,8 +23,8 @@ MAX_REPORTED = 20
 
 
 def breaking_changes(old: FunctionSpec, new: FunctionSpec) -> list[str]:
-    """Describe what `new` breaks for callers of `old`, one sentence each, at most MAX_TOLD. Empty
-    if it is compatible."""
+    """Describe what `new` breaks for callers of `old`, one sentence each, at most MAX_REPORTED.
+    Empty if it is compatible."""
     found = [text for text, _ in zip(_breaks(old, new), range(MAX_REPORTED), strict=False)]
     return list(dict.fromkeys(found))
 

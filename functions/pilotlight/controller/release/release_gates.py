@@ -1,8 +1,8 @@
 """Release gates: conditions before a revision takes traffic from another. Its schemas are
 compatible, its offline evaluation passes, and the error budget is not spent.
 
-Approvals are checked where traffic changes (`approvals.admit`), so that they cannot be bypassed.
-A rollback is not subject to any of these.
+Approvals are checked where traffic changes (`approvals.require_approvals`), so that they cannot be
+bypassed. A rollback is not subject to any of these.
 
 Comparing schemas takes tenths of a second per function, and only one transaction writes at a time.
 So routes make changes through `write_with_gates`, which compares schemas between two tries of the

@@ -1,9 +1,9 @@
-"""Whether every value that one JSON Schema accepts is accepted by another: `incompatibilities` says
-where that is not so.
+"""Subschema check: `incompatibilities` lists where one JSON Schema accepts values that another
+rejects.
 
-Sound, not complete: no gap means that there is none; a gap may be one that no value falls into,
-where keywords are used that cannot be compared (`not`, `if`, `pattern`, …) and differ. The source
-of what keywords mean is JSON Schema 2020-12 (Core and Validation)."""
+Sound, not complete: no finding means that every value is accepted; a finding may be without an
+actual value where keywords differ that cannot be compared (`not`, `if`, `pattern`, …). The
+semantics of keywords are those of JSON Schema 2020-12 (Core and Validation)."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
     import jsonschema_rs
 
 MAX_STEPS = 20_000
-"""Steps before giving up: a pair of nodes that is compared, or some 10 µs of other work. Tenths of
-a second."""
+"""Steps before a comparison is abandoned. A step is a pair of nodes that is compared, or some 10 µs
+of other work; all together take tenths of a second."""
 COMPILED_PER_STEP = 2
-"""Parts of a schema that are compiled."""
+"""Parts of a schema that are compiled per step."""
 VISITED_PER_STEP = 500
-"""Parts of a schema that one part of a value meets."""
+"""Parts of a schema that one part of a value is checked against, per step."""
 MATCHED_PER_STEP = 5_000
-"""States of patterns, times bytes that they are matched with."""
+"""Product of pattern states and bytes matched, per step."""
 SLOW_STEPS = 2_000
-"""Of a value where patterns do not match in linear time: the library gives up after some tens of
-milliseconds."""
+"""Cost of a value whose patterns do not match in linear time: the library gives up after some tens
+of milliseconds."""
 TEXT_PER_STEP = 2_000
-"""Characters of schemas that are compared as text."""
+"""Characters of schemas compared as text, per step."""
 MAX_DEPTH = 100
-"""Levels, references followed: four frames of the interpreter's thousand each."""
+"""Nesting levels, references included: each takes four of the interpreter's thousand frames."""
 MAX_SHOWN = 60
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 _SILENT = frozenset(
@@ -60,7 +60,7 @@ _SILENT = frozenset(
         "discriminator",
     }
 )
-"""Keywords that say something and accept everything."""
+"""Annotations: keywords that accept every value."""
 _COMPARED = frozenset(
     {
         "type",
@@ -107,15 +107,15 @@ _ONLY = {
     ),
 }
 _KIND_OF = {keyword: kind for kind, keywords in _ONLY.items() for keyword in keywords}
-"""Keywords that say nothing of values of other types."""
+"""Keyword → the only type that it applies to; it accepts all values of other types."""
 
 
 class ComparisonTooLarge(Exception):
-    """Raised when two schemas are too large, or too entangled, to be compared."""
+    """Raised when two schemas are too large or too deeply nested to compare."""
 
 
 class StepBudget:
-    """What comparisons may still cost together. Owner: whoever compares."""
+    """The shared budget of several comparisons. Owner: the caller that compares."""
 
     def __init__(self, most: int = MAX_STEPS) -> None:
         self._left = most
@@ -124,22 +124,23 @@ class StepBudget:
         return f"<StepBudget: {self._left} left>"
 
     def take(self, count: int = 1) -> None:
-        """Count steps that are about to be made. Raises ComparisonTooLarge."""
+        """Charge steps before they are made. Raises ComparisonTooLarge."""
         self._left -= count
         if self._left < 0:
             raise ComparisonTooLarge(
-                "the schemas are too large to be compared: say so if the new one is compatible"
+                "the schemas are too large to compare: their compatibility is not known"
             )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incompatibility:
-    """A value of `sub` that `sup` need not accept.
+    """Values that `sub` accepts and `sup` may reject.
 
     Attributes:
-        where: path inside the value, as `items[].price`; "" for the value itself. kind: `values`;
-        `required` when `sup` wants a property that `sub` need not have; `unknown` when it does not
-        take one. sub, sup: what each accepts there, in a few words.
+        where: path inside the value, such as `items[].price`; "" for the value itself.
+        kind: `values`; `required`: `sup` requires a property that `sub` does not; `unknown`: `sup`
+            does not accept a property of `sub`.
+        sub, sup: short description of what each accepts there.
     """
 
     where: str
@@ -155,16 +156,16 @@ def incompatibilities(
     is_answer: bool = False,
     steps: StepBudget | None = None,
 ) -> Iterator[Incompatibility]:
-    """Where `sub` accepts what `sup` does not; None accepts anything. `is_answer`: objects may have
-    properties that `sup` does not know.
+    """Find where `sub` accepts values that `sup` rejects; None accepts everything. `is_answer`:
+    objects may have properties that `sup` does not define.
 
-    `steps`: shared with other comparisons. Raises ComparisonTooLarge.
+    `steps`: a budget shared with other comparisons. Raises ComparisonTooLarge.
     """
     ours, theirs = sub or {}, sup or {}
     if _is_same(ours, theirs):
         return
     if any(schema.get("$schema", DIALECT) != DIALECT for schema in (ours, theirs)):
-        # the same keywords mean other things
+        # another dialect gives the same keywords another meaning
         yield Incompatibility(
             where="", kind="values", sub=_cut(_words(ours)), sup=_cut(_words(theirs))
         )
@@ -175,8 +176,8 @@ def incompatibilities(
 
 
 class _Comparison:
-    """Compares two schemas. Owned by one call of `incompatibilities`; `_assumed` are the pairs of
-    references that are being compared further out."""
+    """Comparison of two schemas. Owner: one call of `incompatibilities`. `_assumed`: pairs of nodes
+    that an enclosing call is comparing."""
 
     def __init__(
         self, sub: Mapping[str, Any], sup: Mapping[str, Any], *, is_answer: bool, steps: StepBudget
@@ -193,8 +194,7 @@ class _Comparison:
         self._steps.take(1 + _width(sub) + _width(sup))
         if len(self._assumed) > MAX_DEPTH:
             raise ComparisonTooLarge(
-                "the schemas are nested too deeply to be compared: say so if the new one is "
-                "compatible"
+                "the schemas are nested too deeply to compare: their compatibility is not known"
             )
         if self._has_same_names and sub == sup and self._is_same(sub, sup):
             return
@@ -208,13 +208,13 @@ class _Comparison:
         self._assumed.add(pair)
         try:
             yield from self._by_parts({} if sub is True else sub, sup, where)
-        finally:  # also when whoever asks has heard enough: the ids may be another node's soon
+        finally:  # also if the generator is closed early: the ids may be reused by other nodes
             self._assumed.discard(pair)
 
     def _by_parts(
         self, sub: Mapping[str, Any], sup: Mapping[str, Any], where: str
     ) -> Iterator[Incompatibility]:
-        """Unions and intersections taken apart; of `sub` first, whose every alternative must
+        """Split unions and intersections; those of `sub` first, where every alternative must
         fit."""
         for word in ("anyOf", "oneOf"):
             if options := sub.get(word):
@@ -231,7 +231,7 @@ class _Comparison:
             for part in ({key: value for key, value in sup.items() if key != "allOf"}, *parts):
                 yield from self.of(sub, part, where)
             return
-        # told apart by a property: at most one fits
+        # distinguished by a property: at most one fits
         word = "oneOf" if "discriminator" in sup and "oneOf" in sup else "anyOf"
         if word in sup:
             rest = {key: value for key, value in sup.items() if key != word}
@@ -308,8 +308,8 @@ class _Comparison:
     def _differs(
         self, word: str, sub: Mapping[str, Any], sup: Mapping[str, Any], ours: frozenset[str]
     ) -> bool:
-        """Whether `sup` has a keyword that is not compared any further, matters here, and is not
-        the same in `sub`."""
+        """Whether `sup` has a keyword that is only compared for equality, applies to these types,
+        and is different in `sub`."""
         if (word in _COMPARED and word != "oneOf") or word in _SILENT:
             return False
         kind = _KIND_OF.get(word)
@@ -324,8 +324,8 @@ class _Comparison:
     def _numbers(
         self, sub: Mapping[str, Any], sup: Mapping[str, Any], where: str
     ) -> Iterator[Incompatibility]:
-        # A bound is (number, whether it is excluded): of two lower ones the greater is narrower, of
-        # two upper ones the lesser.
+        # A bound is (number, whether it is excluded): of two lower bounds the greater is narrower,
+        # of two upper bounds the lesser.
         low, high = _bounds(sub)
         least, most = _bounds(sup)
         if least > low or most < high:
@@ -363,7 +363,8 @@ class _Comparison:
         if sub.get("patternProperties") and not _is_same(
             sub["patternProperties"], sup.get("patternProperties")
         ):
-            yield self._gap(where, "values", sub, sup)  # names of another form than `sup` expects
+            # property names of a form that `sup` does not define
+            yield self._gap(where, "values", sub, sup)
         for name in {**ours, **theirs}:
             yield from self.of(
                 ours.get(name, others), theirs.get(name, closed), _inside(where, name)
@@ -373,14 +374,14 @@ class _Comparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Test:
-    """Whether single values fit a schema.
+    """Compiled schema that tests single values.
 
     Attributes:
-        of: the schema, kept so that its id stays its own.
-        validator: None: no value is known to fit.
-        parts: of the schema, with references followed.
-        states: of its patterns.
-        is_linear: they match in linear time.
+        of: the schema, referenced so that its id is not reused.
+        validator: None: every value counts as rejected.
+        parts: number of parts of the schema, with references followed.
+        states: number of states of its patterns.
+        is_linear: its patterns match in linear time.
     """
 
     of: Mapping[str, Any]
@@ -390,8 +391,8 @@ class _Test:
     is_linear: bool
 
     def accepts(self, value: Any, steps: StepBudget) -> bool:
-        """Whether the value fits. Raises ComparisonTooLarge before it is looked at, if that would
-        cost too much."""
+        """Whether the schema accepts the value. Raises ComparisonTooLarge without testing it, if
+        that would cost too much."""
         text = json.dumps(value)
         visits, matched = (
             _nodes(value) * self.parts // VISITED_PER_STEP,
@@ -408,7 +409,7 @@ class _Test:
 
 
 def _test_of(schema: Mapping[str, Any], named: Mapping[str, Any], steps: StepBudget) -> _Test:
-    """`named`: definitions that the schema may refer to."""
+    """Compile a schema. `named`: definitions that it may refer to."""
     whole = {**named, **schema}
     steps.take(_nodes(whole) // COMPILED_PER_STEP)
     none = _Test(of=schema, validator=None, parts=0, states=0, is_linear=True)
@@ -422,7 +423,7 @@ def _test_of(schema: Mapping[str, Any], named: Mapping[str, Any], steps: StepBud
     try:
         validator, is_linear = compile_schema(whole, "the schema")
     except InvalidInput:
-        # of a revision from before such schemas were refused: no value is known to be accepted
+        # a revision from before such schemas were rejected: no value counts as accepted
         return none
     return _Test(
         of=schema,
@@ -446,14 +447,13 @@ def _nodes(value: Any) -> int:
 
 
 def _width(schema: Any) -> int:
-    """Of a node with hundreds of keywords each look costs more: they are copied where unions are
-    taken apart."""
+    """Extra steps of a node with hundreds of keywords, which are copied where unions are split."""
     return len(schema) // 100 if isinstance(schema, Mapping) else 0
 
 
 def _followed(root: Mapping[str, Any], schema: Any) -> Any:
-    """What a chain of references names; anything for one that leads nowhere or around, which is
-    refused before it comes here."""
+    """Follow a chain of references; accepts everything if it is broken or circular, which deploys
+    reject."""
     seen = 0
     while isinstance(schema, Mapping) and isinstance(schema.get("$ref"), str):
         seen += 1
@@ -505,7 +505,7 @@ def _said(schema: Any) -> bool:
 
 
 def _values(schema: Mapping[str, Any]) -> list[Any] | None:
-    """All that a schema accepts at most, where that is a list; None where it is not."""
+    """All values that a schema may accept, if they can be enumerated; otherwise None."""
     if "const" in schema:
         return [schema["const"]]
     if "enum" in schema:
@@ -551,7 +551,7 @@ def _item(schema: Mapping[str, Any], number: int) -> Any:
 
 
 def _is_same(one: Any, other: Any) -> bool:
-    """As JSON: `1` is not `true`."""
+    """Equality as JSON: `1` is not `true`."""
     return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
 
 

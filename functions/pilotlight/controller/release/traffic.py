@@ -1,10 +1,10 @@
-"""Who is answered by which revision: read, and changed in the one way that there is.
+"""Traffic documents: which revision answers which callers; `change` is the one way to change it.
 
-A change is an edit of a function's document in a transaction of its own kind: read, edited,
-checked, its segments moved as little as can be, written with the next generation, and published.
-Who names the generation that he saw is told when it is another by now (409), so two operators
-cannot undo each other's change unseen. The rows of `traffic` are the truth for the weights; the
-document has the rest."""
+A change edits a function's document in one transaction: read, edit, validate, move as few segments
+as possible, write with the next generation, and publish. A caller may name the generation that it
+read and gets 409 if the document has changed since, so two operators cannot overwrite each other's
+change unnoticed. The rows of `traffic` are authoritative for the weights, the document for the
+rest."""
 
 from __future__ import annotations
 
@@ -28,13 +28,12 @@ TrafficEdit = Callable[[TrafficDocument], TrafficDocument]
 
 
 def get(sql: sa.Connection, function_id: str) -> TrafficDocument:
-    """A function's document; without weights where nothing serves (yet, or any more). Raises
-    NotFound."""
+    """The document of a function, without weights if no revision serves. Raises NotFound."""
     return feed_publisher.traffic_document(sql, function_id)
 
 
 def find(sql: sa.Connection, place: AppRef, function: str) -> TrafficDocument:
-    """The document of a function that is deployed. Raises NotFound."""
+    """The document of a deployed function. Raises NotFound."""
     _demand(sql, place, function)
     return get(sql, place.function_id(function))
 
@@ -49,23 +48,21 @@ def change(
     action: str,
     message: str = "",
 ) -> TrafficDocument:
-    """Change who is answered by what; returns the document as it is then. `function` is its name.
+    """Change the traffic of a function; returns the new document. `function` is its name.
 
-    `edit` gets the document and returns another: its weights may be set plainly, segments follow.
-    `expected`: the generation that the change was made for; None = whatever it is. `action`: of the
-    history's and the audit log's entry; "" = the caller writes them. What changes nothing is no
-    change, and no entry.
+    `edit` gets the document and returns another; it sets only the weights, segments are derived.
+    `expected`: the generation that the change is based on; None = any. `action`: of the history and
+    audit entries; "" = the caller writes them. An edit that changes nothing writes no entry.
 
-    Raises NotFound, Conflict, InvalidInput, ApprovalRequired; then nothing has changed.
+    Raises NotFound, Conflict, InvalidInput, ApprovalRequired, without changing anything.
     """
     _demand(write.sql, place, function)
     function_id = place.function_id(function)
     before = get(write.sql, function_id)
     if expected not in (None, before.generation):
         raise Conflict(
-            f"the traffic of {place.app}/{function} was changed meanwhile: it is at generation "
-            f"{before.generation}, not {expected}; "
-            "look at it again, then repeat the change",
+            f"the traffic of {place.app}/{function} has changed: it is at generation "
+            f"{before.generation}, not {expected}; read it again, then repeat the change",
             generation=before.generation,
         )
     after = _edited(before, edit)
@@ -74,7 +71,7 @@ def change(
         after.tags.keys() - before.tags.keys()
     ):
         raise InvalidInput(
-            f"tag {min(taken)!r}: this name is kept by the platform; choose another one",
+            f"tag {min(taken)!r} is reserved by the platform: choose another name",
             parameter="tags",
         )
     if after != before:
@@ -92,8 +89,7 @@ def change(
 
 
 def describe_traffic(document: TrafficDocument) -> dict[str, Any]:
-    """The document as it is told to people: without the parts of its range, and what only
-    activators want to know."""
+    """The document for API responses, without the segments and fields that only activators use."""
     body = traffic.to_json(document)
     del body["segments"], body["salt"], body["at_once"]
     return body
@@ -106,7 +102,7 @@ def _edited(before: TrafficDocument, edit: TrafficEdit) -> TrafficDocument:
         and wanted.shadow == before.shadow
         and wanted.shadow.revision in wanted.answering()
     ):
-        wanted = replace(wanted, shadow=None)  # what begins to answer callers gets copies no longer
+        wanted = replace(wanted, shadow=None)  # a revision that serves callers gets no copies
     kept = replace(
         wanted,
         weights=before.weights,
@@ -159,7 +155,7 @@ def _note(
 
 
 def _difference(one: TrafficDocument, other: TrafficDocument) -> Mapping[str, Any]:
-    """What is not the same in the other: an entry of the audit log says what changed."""
+    """The fields that differ from the other document, for the audit log."""
     theirs = describe_traffic(other)
     return {name: value for name, value in describe_traffic(one).items() if value != theirs[name]}
 

@@ -1,6 +1,7 @@
-"""Rollouts: a candidate takes over from stable step by step, on evidence, and goes back by itself
-when it is worse.
+"""Canary rollouts: shift traffic from the stable revision to a candidate in steps, guarded by
+metric gates, and roll back automatically when the candidate is worse.
 
-`plan` (what was asked), `records` (evidence and decisions), `statistics`, `gates`, `failures` and
-`judge` are pure. `lifecycle` begins, moves and ends a rollout in the tables; `evidence` gathers;
-`loop` judges each second; `views` tells."""
+`plan` (the requested rollout), `records` (evidence and decisions), `sequential_tests`,
+`metric_gates`, `abort_conditions` and `decision` are pure. `lifecycle` starts, advances and ends a
+rollout in the tables; `evidence` collects observations; `loop` decides each second; `views` formats
+rollouts for the API."""

@@ -1,8 +1,8 @@
-"""What ends a rollout at once, whatever its gates say: instances that cannot start, answers that
-break their schema, a burn alarm.
+"""Conditions that end a rollout at once, whatever its gates say: instances that cannot start,
+answers that violate their schema, a burn-rate alarm.
 
-The alarm is the first of `objectives.burn`: a burn rate of 14.4 over an hour *and* over five
-minutes. Of a candidate the hour is what there is of it."""
+The alarm is the first of `slo.burn_rate`: a burn rate of 14.4 over one hour *and* over five
+minutes. For a candidate younger than an hour, its whole life counts as the hour."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from pilotlight.spec.observations import Observation, count_eligible, count_erro
 RECENT_S, HOUR_S = float(burn_rate.FAST.short_s), float(burn_rate.FAST.long_s)
 CRASHED_STARTS = 3
 INVALID, INVALID_SHARE = 3, 0.01
-"""Answers that break their schema, and their share of all, that no version may give."""
+"""Number of answers that violate their schema, and their share of all, that end a rollout."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AbortCondition:
-    """A hard failure; `cause` as in `Decision`."""
+    """A condition that was met; `cause` as in `Decision`."""
 
     cause: str
     reason: str
 
 
 def find_abort_condition(seen: RevisionEvidence, availability: float) -> AbortCondition | None:
-    """The hard failure of a revision, the plainest first."""
+    """The abort condition that a revision meets, if any; the most obvious one first."""
     return _crash_loop(seen.recent) or _schema(seen.recent) or _burning(seen, availability)
 
 
@@ -47,7 +47,7 @@ def _schema(recent: Observation) -> AbortCondition | None:
         return None
     return AbortCondition(
         cause="schema",
-        reason=f"{recent.invalid} of {calls} answers in the last 5 minutes break the schema of "
+        reason=f"{recent.invalid} of {calls} answers in the last 5 minutes violate the schema of "
         f"the function",
     )
 
@@ -57,7 +57,7 @@ def _burning(seen: RevisionEvidence, availability: float) -> AbortCondition | No
     if not burn_rate.exceeds_burn_rate(short, long):
         return None
     rates = (
-        f"{short.burn or 0.0:.0f} times what {availability:.6g} allows, and "
+        f"{short.burn or 0.0:.0f} times what an objective of {availability:.6g} allows, and "
         f"{long.burn or 0.0:.0f} times in the last hour"
     )
     reason = (

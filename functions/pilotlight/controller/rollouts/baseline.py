@@ -1,4 +1,4 @@
-"""What was seen before a step began, in the minute in which it did: observations are kept by the
+"""Subtract what was observed before a step began in its first minute: observations are stored per
 minute, and steps begin within one."""
 
 from __future__ import annotations
@@ -7,8 +7,8 @@ from pilotlight.spec.observations import COUNTS, Observation
 
 
 def subtract(seen: Observation, before: Observation | None) -> Observation:
-    """What came after `before`; nothing is ever less than zero (an activator may report a revision
-    anew)."""
+    """Counts of `seen` minus those of `before`, never below zero: an activator may report a
+    revision again from zero."""
     if before is None:
         return seen
     counts = {name: max(0, getattr(seen, name) - getattr(before, name)) for name in COUNTS}

@@ -1,9 +1,8 @@
-"""Whether a rollout goes on: one pure function of its plan, of where it stands and of what was
-seen.
+"""Decide whether a rollout advances: a pure function of its plan, its status and its evidence.
 
-In this order: a hard failure of the candidate ends it at once, and so does a gate that is proven
-broken; if stable is as bad, it is halted and told instead. Then everything that is missing holds
-it: traffic, fresh observations, samples, proof, time. Only what is left advances."""
+In this order: a hard failure of the candidate, or a gate that is proven broken, rolls back at once;
+if stable is as bad, the rollout is halted with a notification instead. Then anything missing holds
+it: traffic, recent observations, samples, proof, time. Otherwise it advances."""
 
 from __future__ import annotations
 
@@ -29,8 +28,7 @@ def decide(
     *,
     now: float,
 ) -> Decision:
-    """The decision of this moment. `stable` is what was seen of it over the same minutes as of the
-    candidate."""
+    """The decision at this moment. `stable` covers the same minutes as `candidate`."""
     elapsed_s = max(0.0, now - standing.step_began_at)
     is_over = elapsed_s >= plan.every_s
     results = tuple(
@@ -94,19 +92,19 @@ def _held(
     results: tuple[GateResult, ...],
     elapsed_s: float,
 ) -> tuple[str, tuple[str, ...]] | None:
-    """The cause of a hold with its reasons; None when nothing is missing."""
+    """The cause and reasons of a hold; None when nothing is missing."""
     if not count_eligible(candidate.step):
         beside = (
             f"; stable had {count_eligible(stable.step)}"
             if count_eligible(stable.step)
-            else ", nor did stable"
+            else ", and neither did stable"
         )
         return "no_traffic", (
-            f"the candidate had no calls in this step, which has lasted {elapsed_s:.0f} s{beside}",
+            f"the candidate had no calls in this step ({elapsed_s:.0f} s so far){beside}",
         )
     if not count_eligible(candidate.recent):
         return "metrics_missing", (
-            "nothing was observed of the candidate in the last 5 minutes: no data is no pass",
+            "no observations of the candidate in the last 5 minutes: missing data is not a pass",
         )
     if lacking := tuple(
         result.reason for result in results if result.outcome is GateOutcome.NO_DATA
@@ -120,7 +118,7 @@ def _held(
         return "unclear", unclear
     reasons = tuple(result.reason for result in results)
     if elapsed_s < plan.every_s:
-        return "time", (f"{elapsed_s:.0f} of {plan.every_s:.0f} s of this step", *reasons)
+        return "time", (f"{elapsed_s:.0f} of {plan.every_s:.0f} s of this step passed", *reasons)
     if standing.is_paused:
-        return "paused", ("paused by hand; it would go on", *reasons)
+        return "paused", ("paused by an operator; it would advance otherwise", *reasons)
     return None

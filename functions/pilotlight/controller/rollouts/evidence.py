@@ -1,4 +1,4 @@
-"""What was seen of a rollout's two revisions, read from what activators and callers told."""
+"""Observations of a rollout's two revisions, from reports of activators and feedback of callers."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def gather(
     now: float,
     rates: Rates | None = None,
 ) -> tuple[RevisionEvidence, RevisionEvidence]:
-    """Of the candidate and of stable, over the same minutes.
+    """Evidence of the candidate and of stable, over the same minutes.
 
-    In the last step stable has no calls any more: it is what it was since the rollout began.
-    `rates`: what instances are priced by."""
+    In the last step stable gets no calls, so its evidence covers the whole rollout. `rates`: prices
+    of instances."""
     is_last = rollout.weight == WHOLE
-    # a clock that was set back has made the step begin before the rollout
+    # a wall clock that was set back can make the step begin before the rollout
     began_at = min(rollout.created_at, rollout.step_began_at)
     step = _seen(sql, rollout, since_s=rollout.step_began_at, now=now)
     recent = _counts(sql, rollout, since_s=max(now - RECENT_S, began_at), now=now)
@@ -78,8 +78,8 @@ def gather(
 def this_minute(
     sql: sa.Connection, *, tenant: str, function_id: str, revisions: tuple[str, str], now: float
 ) -> dict[str, Observation]:
-    """What was seen of each revision since the minute began: the baseline of a step that begins
-    now."""
+    """Observations of each revision since the start of the current minute: the baseline of a step
+    that begins now."""
     return of_revisions(
         sql, tenant=tenant, function_id=function_id, revisions=revisions, since_s=now, now=now
     )
@@ -94,8 +94,8 @@ def of_revisions(
     since_s: float,
     now: float,
 ) -> dict[str, Observation]:
-    """Sums over whole minutes, from the one that `since_s` is in; of all arms but copies. Nothing
-    seen is an empty Observation."""
+    """Sums over whole minutes, starting with the minute of `since_s`, over all arms but shadow
+    copies. A revision without observations has an empty Observation."""
     first_s = since_s // MINUTE_S * MINUTE_S
     found = observations.window(sql, function_id=function_id, since_s=first_s, until_s=now + 1)
     return {
@@ -129,7 +129,8 @@ def _seen(
 def _counts(
     sql: sa.Connection, rollout: Rollout, *, since_s: float, now: float
 ) -> dict[str, Observation]:
-    """The same without histograms, which are a hundred times as many rows: alarms count calls."""
+    """The same without histograms, which have a hundred times as many rows: alarms need only
+    counts."""
     table, revisions = tables.observation_minutes, (rollout.candidate, rollout.stable)
     first, end = int(since_s // MINUTE_S), int(now // MINUTE_S) + 1
     where = (
@@ -162,7 +163,8 @@ def _counts(
 
 
 def _prices(sql: sa.Connection, rollout: Rollout, rates: Rates) -> dict[str, float]:
-    """Revision → price of a second of its instance; without those whose accelerator has none."""
+    """Revision → price of one second of its instance, without revisions whose accelerator has no
+    price."""
     table = tables.revisions
     where = (
         table.c.function == rollout.function_id,
@@ -205,7 +207,7 @@ def _feedback(
 
 
 def feedback_metrics(plan: RolloutPlan) -> tuple[str, ...]:
-    """Names of the feedback that the plan's gates rest on."""
+    """Names of the feedback metrics that the plan's gates use."""
     named = {
         name
         for gate in plan.gates

@@ -1,8 +1,8 @@
-"""How a rollout begins, moves and ends: each change is one transaction over its row, its decision,
-the traffic and what is told of it.
+"""Start, advance and end a rollout. Each change is one transaction over its row, its decision, the
+traffic and the webhook event.
 
-So a controller that dies between two steps leaves a rollout at one of them, never between; and who
-acts on what is not so any more changes nothing."""
+A controller that dies between two steps therefore leaves the rollout at one of them, and a decision
+made from an outdated state changes nothing."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ _ACTIONS = {
 
 
 def begin(write: Write, place: AppRef, *, function: str, candidate: str, plan: RolloutPlan) -> str:
-    """Give a revision the first step's share of the traffic, and watch it; returns the rollout's
-    id. `function` is its name.
+    """Start a rollout: give a candidate the first step's share of the traffic. Returns the
+    rollout's id. `function` is its name.
 
-    What serves now is stable; a rollout that still goes on is superseded, and its stable stays
-    stable. Raises NotFound, Conflict when nothing serves that it could be compared with, and what
-    `traffic.change` raises."""
+    The revision that serves now becomes stable; an active rollout is superseded, and its stable
+    revision remains stable. Raises NotFound, Conflict when no revision serves that the candidate
+    could be compared with, and the errors of `traffic.change`."""
     function_id = place.function_id(function)
     stable = _stable_of(write, place, function, candidate)
     experiments.require_no_experiment(write.sql, function_id)
@@ -83,7 +83,7 @@ def begin(write: Write, place: AppRef, *, function: str, candidate: str, plan: R
     first = Decision(
         verdict=Verdict.ADVANCE,
         cause="begun",
-        reasons=(f"begun by {place.actor}",),
+        reasons=(f"started by {place.actor}",),
         weight=plan.steps[0],
     )
     seen = evidence.this_minute(
@@ -112,10 +112,10 @@ def end(
     reason: str,
     keep_stable: bool = False,
 ) -> str | None:
-    """End a function's rollout because its traffic goes elsewhere; returns its id. The weights are
-    the caller's business.
+    """End a function's rollout because its traffic changes otherwise; returns its id. The caller
+    sets the weights.
 
-    `keep_stable`: the way back is kept warm, because another rollout begins.
+    `keep_stable`: keep the stable revision warm, because another rollout begins.
     """
     rollout = repository.running(write.sql, function_id)
     if rollout is None:
@@ -148,8 +148,8 @@ def end(
 
 
 def follow(write: Write, rollout: Rollout, decision: Decision) -> bool:
-    """Do what was decided, all of it or nothing; False when the rollout is not where it was judged
-    any more."""
+    """Carry out a decision in one transaction; False when the rollout has changed since it was
+    evaluated."""
     ended = _ENDS.get(decision.verdict)
     if ended is not None:
         return finish(
@@ -200,7 +200,7 @@ def _advance(write: Write, rollout: Rollout, decision: Decision) -> bool:
 
 
 def start_over(write: Write, rollout: Rollout, *, reason: str) -> bool:
-    """Let the step begin anew: its evidence or its time cannot be trusted."""
+    """Restart the step because its evidence or its time is not valid."""
     if not repository.update(write, rollout, step_began_at=write.now):
         return False
     held = Decision(verdict=Verdict.HOLD, cause="started_over", reasons=(reason,))
@@ -219,8 +219,7 @@ def finish(
     place: AppRef,
     action: str,
 ) -> bool:
-    """End a rollout with all traffic on one side: the candidate's when it is DONE, stable's
-    otherwise."""
+    """End a rollout with all traffic on one revision: the candidate when DONE, otherwise stable."""
     reason = "passed every step" if decision.cause == "passed" else decision.reasons[0]
     if not repository.update(
         write, rollout, state=state.value, reason=reason, finished_at=write.now
@@ -237,20 +236,21 @@ def finish(
     return True
 
 
-# -- by hand ---------------------------------------------------------------------------------------
+# -- manual operations -----------------------------------------------------------------------------
 def pause(write: Write, rollout: Rollout, place: AppRef) -> None:
-    """Keep a rollout at its step; what is bad still takes it back. Raises Conflict when it is
-    over."""
+    """Keep a rollout at its step; a failure still rolls it back. Raises Conflict when it has
+    ended."""
     _switch(write, rollout, RolloutState.PAUSED, place=place, action="rollout.pause")
 
 
 def resume(write: Write, rollout: Rollout, place: AppRef) -> None:
-    """Let a paused rollout go on. Raises Conflict when it is over."""
+    """Resume a paused rollout. Raises Conflict when it has ended."""
     _switch(write, rollout, RolloutState.RUNNING, place=place, action="rollout.resume")
 
 
 def promote(write: Write, rollout: Rollout, place: AppRef) -> None:
-    """All traffic to the candidate now, whatever the gates say. Raises Conflict when it is over."""
+    """Send all traffic to the candidate now, whatever the gates say. Raises Conflict when it has
+    ended."""
     require_active(rollout)
     decision = Decision(
         verdict=Verdict.DONE, cause="by_hand", reasons=(f"promoted by {place.actor}",), weight=WHOLE
@@ -266,7 +266,7 @@ def promote(write: Write, rollout: Rollout, place: AppRef) -> None:
 
 
 def abort(write: Write, rollout: Rollout, place: AppRef) -> None:
-    """All traffic back to stable now. Raises Conflict when it is over."""
+    """Send all traffic back to stable now. Raises Conflict when it has ended."""
     require_active(rollout)
     decision = Decision(
         verdict=Verdict.ROLLBACK, cause="by_hand", reasons=(f"aborted by {place.actor}",), weight=0
@@ -282,14 +282,14 @@ def abort(write: Write, rollout: Rollout, place: AppRef) -> None:
 
 
 def require_active(rollout: Rollout) -> None:
-    """Raise Conflict unless it goes on."""
+    """Raise Conflict unless the rollout is active."""
     if rollout.state.value not in ACTIVE:
         hint = (
-            "`pilotlight app rollback` goes back to what served before; a new deploy begins a "
-            "new rollout."
+            "`pilotlight app rollback` returns to the previous revision; a new deploy starts a new "
+            "rollout."
         )
         raise Conflict(
-            f"rollout {rollout.id} is over: it is {rollout.state}",
+            f"rollout {rollout.id} has ended: it is {rollout.state}",
             state=rollout.state.value,
             hint=hint,
         )
@@ -319,7 +319,7 @@ def _switch(
 
 # -- parts -----------------------------------------------------------------------------------------
 def split(candidate: str, stable: str, weight: int) -> dict[str, int]:
-    """Weights with so many percent for the candidate."""
+    """Traffic weights with `weight` percent for the candidate."""
     return {name: share for name, share in ((stable, WHOLE - weight), (candidate, weight)) if share}
 
 
@@ -334,10 +334,10 @@ def _stable_of(write: Write, place: AppRef, function: str, candidate: str) -> st
     known = repository.running(write.sql, place.function_id(function))
     stable = known.stable if known is not None else current.heaviest()
     if stable == candidate or not stable:
-        what = f"{candidate} serves already" if stable else "nothing serves yet"
-        hint = "Deploy without --canary: all traffic goes to it at once."
+        what = f"{candidate} already serves" if stable else "no revision serves yet"
+        hint = "Deploy without --canary to send all traffic to it at once."
         raise Conflict(
-            f"{place.app}/{function}: {what}, so there is nothing to compare it with",
+            f"{place.app}/{function}: {what}, so there is no revision to compare it with",
             revision=candidate,
             hint=hint,
         )

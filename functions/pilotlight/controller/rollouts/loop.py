@@ -1,8 +1,8 @@
-"""The loop that judges every rollout that goes on, each second, and does what was decided.
+"""The loop that decides on every active rollout each second and carries out the decision.
 
-All that it knows between two looks is in the tables, so a controller that was killed goes on where
-it was. Two clocks are compared: when the wall clock was set meanwhile (either way), the steps begin
-anew, because neither their time nor their minutes mean anything then."""
+All state between two rounds is in the tables, so a restarted controller continues where the old one
+stopped. The wall clock is compared with the monotonic clock: when the wall clock was changed, in
+either direction, the steps restart, because their time and their minutes are no longer valid."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ log = logging.getLogger(__name__)
 
 TICK_S = 1.0
 JUMP_S = 5.0
-"""Of the wall clock against the monotonic one: more than a slow round, or the slewing of a time
-service, makes."""
+"""Difference of the wall clock against the monotonic one that counts as a change of the clock: more
+than a slow round, or the slewing of a time service, causes."""
 REST = 20.0
-"""A rollout is left alone for so many times what the last look took, so that one takes a twentieth
-of a core at most: steps may last days, and then there are many minutes to add up."""
+"""A rollout is skipped for this many times the duration of its last evaluation, so that one takes
+at most a twentieth of a core: steps may last days, and then many minutes must be summed."""
 REST_BESIDE = 4.0
-"""The same for each rollout that there is, so that all of them take a quarter of a core at most."""
+"""The same per active rollout, so that all together take at most a quarter of a core."""
 NOTE_EVERY_S = 60.0
-"""A decision that stays the same is stored this often, with its newest numbers."""
+"""An unchanged decision is stored again this often, with its newest numbers."""
 
 
 async def run(context: Context) -> None:
-    """Judge until cancelled."""
+    """Decide until cancelled."""
     keeper = RolloutController(
         store=context.store, clock=context.clock, rates=context.config.prices.rates()
     )
@@ -50,14 +50,14 @@ async def run(context: Context) -> None:
         try:
             await anyio.to_thread.run_sync(keeper.round)
         except (PilotlightError, SQLAlchemyError) as e:
-            # a full disk, a lost database: the next round tries again
+            # a full disk, a lost database: the next round retries
             log.error("event=rollouts_failed error=%r", e)
         await asyncio.sleep(TICK_S)
 
 
 class RolloutController:
-    """Owner: the loop; `round` runs in one thread at a time. `clock`: wall time; `monotonic`:
-    seconds that nobody sets."""
+    """Decides on all active rollouts. Owner: the loop; `round` runs in one thread at a time.
+    `clock`: wall time; `monotonic`: seconds of a clock that is never set."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class RolloutController:
         return f"<RolloutController rounds={self.rounds}>"
 
     def round(self) -> int:
-        """Judge each rollout once; returns how many changed or had something stored."""
+        """Evaluate each rollout once; returns how many changed or had a decision stored."""
         self.rounds += 1
         jumped = self._jumped()
         with self._store.read() as sql:
@@ -94,8 +94,8 @@ class RolloutController:
         )
 
     def _tried(self, rollout: Rollout, *, jumped: bool) -> bool:
-        """`_look`, whose errors are one rollout's: what is broken in one holds up no other, and
-        holds."""
+        """Call `_look` and contain its errors: a broken rollout stays where it is and does not
+        block others."""
         try:
             return self._look(rollout, jumped=jumped)
         except (PilotlightError, SQLAlchemyError, ArithmeticError, ValueError) as e:
@@ -112,7 +112,7 @@ class RolloutController:
         if jumped or now < rollout.updated_at - JUMP_S:
             with self._store.write() as write:
                 return lifecycle.start_over(
-                    write, rollout, reason="the clock was set: the step begins anew"
+                    write, rollout, reason="the clock was changed: the step restarts"
                 )
         began = self._monotonic()
         with self._store.read() as sql:
@@ -127,7 +127,7 @@ class RolloutController:
             with self._store.write() as write:
                 return (
                     lifecycle.end(
-                        write, rollout.function_id, reason="its traffic was changed by hand"
+                        write, rollout.function_id, reason="its traffic was changed manually"
                     )
                     is not None
                 )
@@ -156,8 +156,8 @@ class RolloutController:
         return done
 
     def _refused(self, rollout: Rollout, error: PilotlightError) -> bool:
-        """The traffic may not be moved so (a cap, an approval that was lost): that is a reason to
-        hold, once told."""
+        """Store, once, a hold because the traffic change was rejected (a cap, a revoked
+        approval)."""
         log.warning("event=rollout_refused rollout=%s error=%s", rollout.id, error)
         held = Decision(
             verdict=Verdict.HOLD,
@@ -173,8 +173,7 @@ class RolloutController:
 def decide_rollout(
     sql: sa.Connection, rollout: Rollout, *, now: float, rates: Rates | None = None
 ) -> Decision:
-    """What is to be done with a rollout now; nothing is changed. `rates`: what instances are priced
-    by."""
+    """The decision on a rollout now; changes nothing. `rates`: prices of instances."""
     standing = RolloutStatus(
         step=rollout.step,
         step_began_at=rollout.step_began_at,
@@ -188,7 +187,7 @@ def decide_rollout(
 
 
 def is_traffic_as_planned(sql: sa.Connection, rollout: Rollout) -> bool:
-    """Whether the traffic is what the rollout made of it: an operator's hand comes first."""
+    """Whether the traffic still is what the rollout set: a manual change takes precedence."""
     try:
         weights = traffic.get(sql, rollout.function_id).weights
     except NotFound:

@@ -1,14 +1,14 @@
-"""One gate at one look: is the candidate's number proven too bad, good enough to go on, or not yet
-known?
+"""Evaluation of one metric gate: is the candidate proven worse than its limit, good enough to
+advance, or not yet known?
 
-FAIL is a proof, by a test that may be looked at as often as one likes (`sequential_tests`). PASS
-needs the plan's samples and an estimate within the limit. Everything between waits. The limit is
-the greater of stable's number made worse by the allowed share, and of stable's number plus the
-slack; both must be exceeded before a gate fails.
+FAIL is a proof by a test that stays valid however often it is evaluated (`sequential_tests`). PASS
+needs the plan's number of samples and an estimate within the limit. Everything between holds. The
+limit is stable's number made worse by the allowed share or by the slack, whichever is more, so both
+must be exceeded before a gate fails.
 
-Calls that share an instance share its price, so a call is dearer where there are few of them,
-whatever the revision: while the candidate has fewer calls than stable, its cost is also compared as
-if every call had had its instance alone, and the milder comparison counts."""
+Calls that share an instance share its price, so a call costs more where there are fewer of them,
+whatever the revision. While the candidate has fewer calls than stable, its cost is therefore also
+compared as if each call had an instance to itself, and the more favorable comparison counts."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from pilotlight.spec.observations import (
 from pilotlight.spec.pricing import COST_QUANTUM
 
 MIN_CALLS = 30
-"""Nothing is proven of a candidate by fewer."""
+"""Minimum number of candidate calls for a proof."""
 EQUAL_LOAD = 0.8
-"""Of stable's calls: a candidate with so many has its instances as full as stable has, and what was
-billed counts alone."""
+"""Share of stable's calls. A candidate with at least this share uses its instances as fully as
+stable does, and only the billed cost counts."""
 _CLOCK = {"latency": "warm", "first_byte": "first_byte", "cold": "cold"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proportion:
-    """Hits among trials: errors among calls."""
+    """Hits among trials, such as errors among calls."""
 
     hits: int
     trials: int
@@ -51,7 +51,7 @@ class Proportion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
-    """A gate's numbers, and whether they prove anything."""
+    """A gate's numbers, and whether they prove that the candidate is worse."""
 
     candidate: float | None
     stable: float | None
@@ -69,8 +69,8 @@ def evaluate_gate(
     *,
     is_over: bool,
 ) -> GateResult:
-    """What the gate finds. `is_over`: the step's time has passed, so that a trade must have been
-    paid by now."""
+    """Evaluate one gate. `is_over`: the step's time has passed, so the gain that pays for a trade
+    must be proven by now."""
     extra = (
         0.0
         if gate.kind is GateKind.VETO
@@ -102,7 +102,7 @@ def prove(
     *,
     bought: float,
 ) -> Proof:
-    """The test of this gate's metric; `bought`: relative worsening that was paid for."""
+    """Test this gate's metric. `bought`: relative worsening that a gain has paid for."""
     if gate.metric.startswith(FEEDBACK):
         return _prove_mean(
             gate,
@@ -125,7 +125,7 @@ def prove(
 
 
 def share_of(seen: Observation, metric: str) -> Proportion:
-    """The share that a `*_ratio` metric is. Refused and cancelled calls are in none of them."""
+    """The share that a `*_ratio` metric measures. None counts refused or cancelled calls."""
     match metric:
         case "error_ratio":
             return Proportion(hits=count_errors(seen), trials=count_eligible(seen))
@@ -135,14 +135,14 @@ def share_of(seen: Observation, metric: str) -> Proportion:
 
 
 def cost_of(seen: Observation, metric: str) -> Sample:
-    """Mean cost, in money. Only sums are counted: the spread is that of the execution times, which
-    the cost goes by."""
+    """Mean cost, in money. Only sums are recorded, so the spread is taken from the execution times,
+    to which the cost is proportional."""
     return _per_unit(seen, metric, seen.cost_picos * float(COST_QUANTUM))
 
 
 def alone_of(seen: RevisionEvidence, metric: str) -> Sample:
-    """The same as if every call had had its instance alone; no values where the instance's price is
-    not known."""
+    """Mean cost as if each call had an instance to itself; empty if the instance's price is
+    unknown."""
     return _per_unit(seen.step, metric, seen.step.exec_ms / 1000 * seen.price)
 
 
@@ -163,12 +163,12 @@ def _per_unit(seen: Observation, metric: str, cost: float) -> Sample:
 
 
 def feedback_of(seen: RevisionEvidence, metric: str) -> Sample:
-    """What callers said."""
+    """Feedback of callers on this metric."""
     return seen.feedback.get(metric.removeprefix(FEEDBACK), Sample(n=0, mean=0.0, variance=0.0))
 
 
 def clock_of(metric: str) -> tuple[str, float]:
-    """The clock and the share of a percentile: `latency_p99` → (`warm`, 0.99)."""
+    """The clock and the quantile of a percentile metric: `latency_p99` → (`warm`, 0.99)."""
     name, _, percent = metric.rpartition("_p")
     return _CLOCK[name], int(percent) / 100
 
@@ -176,8 +176,8 @@ def clock_of(metric: str) -> tuple[str, float]:
 def gain(
     metric: str, plan: RolloutPlan, candidate: RevisionEvidence, stable: RevisionEvidence
 ) -> float:
-    """Relative gain of the candidate that is proven; 0 when none is. A share or percentile that
-    vanished gains 1."""
+    """Proven relative gain of the candidate; 0 without proof. A share or percentile that dropped
+    to zero gains 1."""
     threshold = math.log(1 / plan.alpha)
     if metric.startswith((FEEDBACK, "cost_")):
         of = (
@@ -251,8 +251,8 @@ def _log_e_above(share: Proportion, bound: float) -> float:
 def _prove_quantile(
     gate: Gate, plan: RolloutPlan, ours: Observation, theirs: Observation, bought: float
 ) -> Proof:
-    """Slower than the limit, which at most 1 - share of the calls may be: a test of a share,
-    whatever the distribution."""
+    """Test the share of calls slower than the limit, which may be at most 1 - share; valid for any
+    distribution."""
     clock, share = clock_of(gate.metric)
     mine, other = ours.latency.get(clock, {}), theirs.latency.get(clock, {})
     n = sum(mine.values())
@@ -289,7 +289,7 @@ def _prove_cost(
         return billed
     alone = replace(
         _prove_mean(gate, plan, ours, theirs, bought),
-        note=", as if each call had its instance alone",
+        note=", as if each call had an instance to itself",
     )
     return min(billed, alone, key=_badness)
 
@@ -327,7 +327,7 @@ def _prove_mean(
 
 
 def _limit(gate: Gate, stable: float | None, bought: float) -> float | None:
-    """What the candidate may be; None while it cannot be known because stable has no number."""
+    """The candidate's limit; None while it depends on a number that stable does not have yet."""
     own = gate.min if metric_of(gate.metric).is_higher_better else gate.max
     if gate.allowed_increase is None:
         return own
@@ -364,9 +364,9 @@ def _reason(
     name, unit = gate.metric, metric_of(gate.metric).unit
     if proof.candidate is None or proof.limit is None:
         whose = "the candidate" if proof.candidate is None else "stable"
-        return f"{name}: no data of {whose} yet"
+        return f"{name}: no data from {whose} yet"
     than = f", stable {shown(proof.stable, unit)}" if proof.stable is not None else ""
-    paid = f", {bought:.1%} of it bought by {gate.paid_by}" if bought else ""
+    paid = f", {bought:.1%} of it paid for by {gate.paid_by}" if bought else ""
     numbers = (
         f"{name}: {shown(proof.candidate, unit)}{than}, limit "
         f"{shown(proof.limit, unit)}{paid}{proof.note}"
@@ -374,18 +374,20 @@ def _reason(
     match outcome:
         case GateOutcome.FAIL:
             return (
-                f"{numbers}: worse, at a false alarm rate of {plan.alpha:.2g}, by "
+                f"{numbers}: worse, with a false alarm rate of {plan.alpha:.2g}, after "
                 f"{proof.samples} samples"
             )
         case GateOutcome.NO_DATA:
             return f"{numbers}: {proof.samples} of {plan.min_samples} samples"
         case GateOutcome.UNCLEAR:
-            return f"{numbers}: over the limit, and not proven by {proof.samples} samples"
-    return f"{numbers}: within it, by {proof.samples} samples"
+            return (
+                f"{numbers}: outside the limit, but {proof.samples} samples do not prove it worse"
+            )
+    return f"{numbers}: within the limit after {proof.samples} samples"
 
 
 def shown(value: float | None, unit: str) -> str:
-    """A number with its unit."""
+    """Format a number with its unit."""
     if value is None:
         return "none"
     match unit:

@@ -1,5 +1,4 @@
-"""What a rollout was asked to do: its steps, how long each lasts, and the gates that let it go
-on."""
+"""The requested plan of a rollout: its steps, their duration, and the gates between them."""
 
 from __future__ import annotations
 
@@ -16,12 +15,13 @@ from pilotlight.spec.traffic import WHOLE
 MAX_STEPS = 20
 MAX_GATES = 16
 FEEDBACK = "feedback:"
-"""`feedback:<metric>`: the mean of what `POST /v1/feedback` said of the calls; more is better."""
+"""`feedback:<metric>`: the mean of the values that `POST /v1/feedback` gave the calls; higher is
+better."""
 
 
 class GateKind(enum.StrEnum):
-    """VETO: what it finds too bad ends the rollout, whatever else got better. TRADE: a stated gain
-    in another metric may pay for it."""
+    """VETO: a failure ends the rollout, whatever else improved. TRADE: a stated gain in another
+    metric may pay for a worsening."""
 
     VETO = "veto"
     TRADE = "trade"
@@ -29,11 +29,12 @@ class GateKind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """One number that a candidate is compared by.
+    """A metric that compares candidate and stable.
 
     Attributes:
-        max_increase, slack: of a gate that does not say: the worsening that does not matter,
-        relative and in the metric's unit. unit: `share`, `ms`, `money` or "".
+        max_increase, slack: defaults of a gate: the tolerated worsening, relative and in the
+            metric's unit.
+        unit: `share`, `ms`, `money` or "".
     """
 
     max_increase: float
@@ -53,37 +54,36 @@ METRICS: Mapping[str, Metric] = {
     "cost_per_call": Metric(max_increase=0.2, slack=0.0, unit="money"),
     "cost_per_1k_tokens": Metric(max_increase=0.2, slack=0.0, unit="money"),
 }
-"""`latency_*` are of warm calls, `cold_*` of those that waited for a start: never one mixture.
-Latency is known to a tenth (buckets)."""
+"""`latency_*` covers warm calls, `cold_*` calls that waited for a start; the two are never mixed.
+Latency is accurate to a tenth (buckets)."""
 _FEEDBACK = Metric(max_increase=0.02, slack=0.0, unit="", is_higher_better=True)
 
 
 def metric_of(name: str) -> Metric:
-    """What is known of a metric. Raises InvalidInput for one that there is not."""
+    """The definition of a metric. Raises InvalidInput for an unknown name."""
     if name.startswith(FEEDBACK) and name != FEEDBACK:
         return _FEEDBACK
     if name not in METRICS:
-        there = f"there are {', '.join(METRICS)} and {FEEDBACK}<metric>"
-        raise InvalidInput(
-            f"rollout: gates: there is no metric {name!r}; {there}", parameter="rollout"
-        )
+        there = f"use one of {', '.join(METRICS)} or {FEEDBACK}<metric>"
+        raise InvalidInput(f"rollout: gates: unknown metric {name!r}; {there}", parameter="rollout")
     return METRICS[name]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gate:
-    """How bad a metric of the candidate may be.
+    """The limit of one metric of the candidate.
 
     Attributes:
-        max_increase: how much worse than stable it may be, as a share of stable's (0.1 = a tenth);
-        of a metric where more is better, how
-            much less. None: the metric's own, unless `max` or `min` is given.
-        slack: and what does not matter, in the metric's unit (shares, milliseconds, money); None:
-        the metric's own. max, min: bounds on the candidate's own number, whatever stable does.
-        paid_by: of a TRADE: the metric whose proven gain buys more than `max_increase`. exchange:
-        of a TRADE: relative worsening that one unit of relative gain buys (2.0: one percent of gain
-        buys two of worsening). at_most: of a TRADE: relative worsening that can be bought, however
-        great the gain.
+        max_increase: how much worse than stable it may be, as a share of stable's number (0.1 = a
+            tenth); where higher is better, how much lower. None: the metric's default, unless `max`
+            or `min` is given.
+        slack: tolerated difference in the metric's unit (shares, milliseconds, money); None: the
+            metric's default.
+        max, min: bounds on the candidate's own number, independent of stable.
+        paid_by: of a TRADE: the metric whose proven gain pays for more than `max_increase`.
+        exchange: of a TRADE: relative worsening that one unit of relative gain pays for (2.0: one
+            percent of gain pays for two of worsening).
+        at_most: of a TRADE: greatest relative worsening, however great the gain.
     """
 
     metric: str
@@ -108,30 +108,35 @@ class Gate:
                 )
         if self.min is not None and not known.is_higher_better:
             raise InvalidInput(
-                f"rollout: {self.metric}: less is better: give `max`", parameter="rollout"
+                f"rollout: {self.metric}: lower is better: set `max`, not `min`",
+                parameter="rollout",
             )
         if self.max is not None and known.is_higher_better:
             raise InvalidInput(
-                f"rollout: {self.metric}: more is better: give `min`", parameter="rollout"
+                f"rollout: {self.metric}: higher is better: set `min`, not `max`",
+                parameter="rollout",
             )
         self._check_trade()
 
     def _check_trade(self) -> None:
         if self.kind is GateKind.VETO:
             if self.paid_by or self.exchange:
-                text = "a veto cannot be bought: `paid_by` and `exchange` are of kind 'trade'"
+                text = "`paid_by` and `exchange` require kind 'trade', not 'veto'"
                 raise InvalidInput(f"rollout: {self.metric}: {text}", parameter="rollout")
             return
         metric_of(self.paid_by)
         if self.paid_by == self.metric:
-            raise InvalidInput(f"rollout: {self.metric} cannot pay for itself", parameter="rollout")
+            raise InvalidInput(
+                f"rollout: {self.metric} cannot pay for itself: set another metric in `paid_by`",
+                parameter="rollout",
+            )
         require_in_range(f"rollout: {self.metric}: exchange", self.exchange, 0.001, 1000)
         require_in_range(f"rollout: {self.metric}: at_most", self.at_most, 0.001, 100)
 
     @property
     def allowed_increase(self) -> float | None:
-        """Relative worsening against stable that is let pass; None: the gate bounds the candidate's
-        own number only."""
+        """Allowed relative worsening against stable; None: the gate bounds only the candidate's own
+        number."""
         if self.max_increase is None and (self.max is not None or self.min is not None):
             return None
         return (
@@ -140,7 +145,7 @@ class Gate:
 
     @property
     def allowed_slack(self) -> float:
-        """What does not matter, in the metric's unit."""
+        """Tolerated difference, in the metric's unit."""
         return metric_of(self.metric).slack if self.slack is None else self.slack
 
 
@@ -149,24 +154,24 @@ DEFAULT_GATES = (
     Gate(metric="latency_p99"),
     Gate(metric="cost_per_call"),
 )
-"""SLO and cost veto: a better KPI cannot buy them unless a gate says so."""
+"""Vetoes on SLO and cost: a better KPI cannot pay for them unless a gate allows it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutPlan:
-    """A rollout as it was asked for.
+    """The requested plan of a rollout.
 
     Attributes:
-        steps: percents of the traffic, rising, the last one 100. every_s: shortest time that a step
-        lasts. min_samples: calls of the candidate, and feedback on it, that a step must have seen
-        before it can be passed; 100 and more make
-            a p99 mean something.
-        false_rollback_rate: the greatest probability that the comparisons of a whole rollout take a
-        candidate back that is no worse than
-            its gates allow; shared evenly by gates and steps. Smaller is slower to catch.
-        progress_deadline_s: a step that has lasted this long without a decision is told, once.
-        availability: objective that the burn-rate alarm counts against; set from the function's own
-        when the rollout begins.
+        steps: percents of the traffic, rising, the last one 100.
+        every_s: shortest duration of a step.
+        min_samples: calls of the candidate, and feedback values on it, that a step needs before it
+            can pass; from 100 on a p99 is meaningful.
+        false_rollback_rate: upper bound on the probability that the comparisons of a whole rollout
+            roll back a candidate that is within its gates; divided evenly among gates and steps. A
+            smaller value detects a bad candidate later.
+        progress_deadline_s: a step that has lasted this long without a decision is notified once.
+        availability: objective of the burn-rate alarm; set from the function's own when the rollout
+            begins.
     """
 
     steps: tuple[int, ...] = (5, 25, 50, 100)
@@ -186,36 +191,37 @@ class RolloutPlan:
         require_in_range("rollout: availability", self.availability, 0.5, 0.99999)
         if not 1 <= len(self.gates) <= MAX_GATES:
             raise InvalidInput(
-                f"rollout: {len(self.gates)} gates: there must be 1 to {MAX_GATES}",
+                f"rollout: {len(self.gates)} gates: give 1 to {MAX_GATES}",
                 parameter="rollout",
             )
 
     @property
     def alpha(self) -> float:
-        """The false alarms that one gate may make in one step, over all looks at it (union bound
-        over gates and steps)."""
+        """False alarm rate of one gate in one step, over all looks (union bound over gates and
+        steps)."""
         return self.false_rollback_rate / (len(self.gates) * len(self.steps))
 
 
 def _check_steps(steps: tuple[int, ...]) -> None:
     if not 1 <= len(steps) <= MAX_STEPS:
         raise InvalidInput(
-            f"rollout: {len(steps)} steps: there must be 1 to {MAX_STEPS}", parameter="rollout"
+            f"rollout: {len(steps)} steps: give 1 to {MAX_STEPS}", parameter="rollout"
         )
     for step in steps:
         require_in_range("rollout: steps", step, 1, WHOLE)
     if list(steps) != sorted(set(steps)) or steps[-1] != WHOLE:
         raise InvalidInput(
-            f"rollout: steps = {list(steps)}: must rise and end with {WHOLE}, as 5, 25, 50, 100",
+            f"rollout: steps = {list(steps)}: must rise and end with {WHOLE}, such as 5, 25, 50, "
+            "100",
             parameter="rollout",
         )
 
 
 def parse(body: Mapping[str, Any]) -> RolloutPlan:
-    """A plan from JSON; what is not said is as by default. Raises InvalidInput naming key, value
-    and bound."""
+    """Parse a plan from JSON; missing keys have their defaults. Raises InvalidInput naming key,
+    value and bound."""
     if not isinstance(body, Mapping):
         raise InvalidInput(
-            f"rollout: write an object with `steps`, not {body!r}", parameter="rollout"
+            f"rollout: must be an object with `steps`, not {body!r}", parameter="rollout"
         )
     return from_json(RolloutPlan, dict(body), "rollout")

@@ -1,4 +1,4 @@
-"""What a judgement is made from, and what it is."""
+"""Records of a rollout: its state, the evidence of its revisions and the decision made from it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pilotlight.spec.observations import Observation
 
 
 class RolloutState(enum.StrEnum):
-    """Of a rollout. RUNNING and PAUSED go on; the others are its end."""
+    """State of a rollout. RUNNING and PAUSED are active; the others are final."""
 
     RUNNING = "running"
     PAUSED = "paused"
@@ -27,8 +27,8 @@ ACTIVE = (RolloutState.RUNNING.value, RolloutState.PAUSED.value)
 
 
 class Verdict(enum.StrEnum):
-    """HALT: both versions are bad, traffic stays with stable and somebody is told. DONE: the
-    candidate is the new stable."""
+    """Result of a decision. HALT: both revisions are bad; traffic stays with stable and a
+    notification is sent. DONE: the candidate is the new stable revision."""
 
     ADVANCE = "advance"
     HOLD = "hold"
@@ -38,7 +38,7 @@ class Verdict(enum.StrEnum):
 
 
 class GateOutcome(enum.StrEnum):
-    """Of a gate. NO_DATA and UNCLEAR hold: neither is ever a pass."""
+    """Result of a gate. NO_DATA and UNCLEAR hold the rollout: neither counts as a pass."""
 
     PASS = "pass"
     FAIL = "fail"
@@ -48,14 +48,14 @@ class GateOutcome(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RevisionEvidence:
-    """What was seen of one revision.
+    """Observations of one revision.
 
     Attributes:
         step: since the step began.
-        recent: in the last five minutes, and since this rollout began.
-        hour: in the last hour, and since this rollout began.
-        feedback: metric → what callers said of its calls since the step began.
-        price: of a second of one whole instance, in money; 0 = not known.
+        recent: in the last five minutes, but not before this rollout began.
+        hour: in the last hour, but not before this rollout began.
+        feedback: metric → feedback of callers on its calls since the step began.
+        price: of one second of one whole instance, in money; 0 = unknown.
     """
 
     step: Observation
@@ -67,12 +67,12 @@ class RevisionEvidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutStatus:
-    """Where a rollout is.
+    """Current position of a rollout.
 
     Attributes:
         step: index into the plan's steps.
         step_began_at: seconds since the epoch, by the controller's clock.
-        is_told: that this step does not get on was told.
+        is_told: a notification that this step is stalled was sent.
     """
 
     step: int
@@ -83,11 +83,11 @@ class RolloutStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateResult:
-    """What one gate found. Numbers in the metric's unit; None = there is none.
+    """Result of one gate. Numbers are in the metric's unit; None = not available.
 
     Attributes:
-        limit: what the candidate may be at most (at least, where more is better).
-        samples: calls, or words of feedback, that the candidate's number rests on.
+        limit: maximum for the candidate (minimum, where higher is better).
+        samples: number of calls or feedback values behind the candidate's number.
     """
 
     metric: str
@@ -106,14 +106,13 @@ class GateResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What is to be done, and why.
+    """The action to take on a rollout, and the reasons for it.
 
     Attributes:
-        cause: a word for programs: `gate`, `crash_loop`, `schema`, `burn_rate`, `both_bad`,
-        `no_traffic`, `metrics_missing`, `samples`,
-            `unclear`, `time`, `paused`, `passed`.
-        weight: percent of the traffic that the candidate shall have; None: as it is.
-        tell: somebody should know, though nothing is changed.
+        cause: machine-readable reason: `gate`, `crash_loop`, `schema`, `burn_rate`, `both_bad`,
+            `no_traffic`, `metrics_missing`, `samples`, `unclear`, `time`, `paused`, `passed`.
+        weight: percent of the traffic for the candidate; None = unchanged.
+        tell: send a notification although nothing changes.
         reasons: sentences with numbers.
     """
 
@@ -126,13 +125,12 @@ class Decision:
 
     @property
     def action(self) -> str:
-        """In words, as it is stored."""
+        """The action as text, as it is stored."""
         return "tell" if self.tell else "none" if self.weight is None else f"weight {self.weight}"
 
     @property
     def signature(self) -> str:
-        """Equal for decisions that say the same with other numbers: what is stored is what is
-        new."""
+        """Equal for decisions that differ only in numbers, which are not stored each time."""
         return " ".join(
             [
                 self.verdict,

@@ -1,4 +1,4 @@
-"""Rollouts in the tables: their rows, and the decisions on them in their order."""
+"""Storage of rollouts and their ordered decisions in the database."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from pilotlight.spec.function import canonical_json, to_json
 from pilotlight.spec.observations import Observation
 
 BEGAN = "began"
-"""Action of a decision that (re)starts the step it is of: its evidence carries the baseline."""
+"""Action prefix of a decision that (re)starts its step; its evidence contains the baseline."""
 PLATFORM = "platform"
-"""Who acts where no key does."""
+"""Actor of changes that the platform makes itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
-    """A row, with the names of its function. Times are seconds since the epoch."""
+    """A row of `rollouts` with the names of its function. Times are seconds since the epoch."""
 
     id: str
     tenant: str
@@ -50,8 +50,8 @@ class Rollout:
 
     @property
     def weight(self) -> int:
-        """Percent of the traffic that the candidate has by the plan; 0 once it was taken back, 100
-        once it is done."""
+        """Percent of the traffic that the plan gives the candidate; 0 after a rollback, 100 when
+        done."""
         if self.state.value in ACTIVE:
             return self.plan.steps[self.step]
         return 100 if self.state is RolloutState.DONE else 0
@@ -62,7 +62,7 @@ class Rollout:
         return f"{self.app}/{self.function}"
 
     def place(self, *, actor: str = PLATFORM, request: str = "") -> AppRef:
-        """Where it happens."""
+        """The app of this rollout, with the actor and request of a change."""
         return AppRef(
             tenant=self.tenant,
             uid=self.uid,
@@ -75,8 +75,8 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredDecision:
-    """A decision as it was stored; `evidence` holds the gates' results, and the baseline where a
-    step began."""
+    """A stored decision. `evidence` contains the gates' results, and the baseline if a step
+    began."""
 
     number: int
     at: float
@@ -97,7 +97,7 @@ def insert(
     plan: RolloutPlan,
     actor: str,
 ) -> str:
-    """A new running rollout at its first step; its id."""
+    """Insert a running rollout at its first step; returns its id."""
     row = {
         "id": f"ro-{secrets.token_hex(8)}",
         "tenant": tenant,
@@ -119,8 +119,8 @@ def insert(
 
 
 def update(write: Write, rollout: Rollout, **values: Any) -> bool:
-    """Change a rollout that is still where it was read; False when somebody else moved it
-    meanwhile."""
+    """Change a rollout if its row is still in the state that was read; False if another process
+    changed it."""
     table = tables.rollouts
     same = (
         table.c.id == rollout.id,
@@ -146,7 +146,7 @@ def find(sql: sa.Connection, *, tenant: str, rollout: str) -> Rollout:
 
 
 def running(sql: sa.Connection, function_id: str) -> Rollout | None:
-    """The rollout of a function that goes on (or is paused), if there is one."""
+    """The active (running or paused) rollout of a function, if any."""
     return next(
         iter(
             _select(
@@ -158,7 +158,7 @@ def running(sql: sa.Connection, function_id: str) -> Rollout | None:
 
 
 def active(sql: sa.Connection) -> list[Rollout]:
-    """All that go on, of all tenants; the longest looked at first."""
+    """All active rollouts of all tenants, newest first."""
     return _select(sql, tables.rollouts.c.state.in_(ACTIVE))
 
 
@@ -172,7 +172,7 @@ def listing(
     state: str | None = None,
     limit: int = 100,
 ) -> list[Rollout]:
-    """A tenant's rollouts, newest first. `state`: one of State, or `active`."""
+    """A tenant's rollouts, newest first. `state`: one of `RolloutState`, or `active`."""
     functions, table = tables.functions, tables.rollouts
     where: list[sa.ColumnElement[bool]] = [table.c.tenant == tenant]
     pairs = (
@@ -240,8 +240,8 @@ def record_decision(
     decision: Decision,
     baseline: Mapping[str, Observation] | None = None,
 ) -> int:
-    """Store a decision; its number. `baseline`: revision → what was seen of it in this minute
-    before the step `step` began."""
+    """Store a decision; returns its number. `baseline`: revision → its observations in this minute
+    before step `step` began."""
     table = tables.rollout_decisions
     last = write.sql.execute(
         sa.select(sa.func.max(table.c.number)).where(table.c.rollout == rollout)
@@ -283,8 +283,8 @@ def decisions(sql: sa.Connection, rollout: str, *, limit: int = 100) -> list[Sto
 
 
 def baseline_of(sql: sa.Connection, rollout: Rollout) -> dict[str, Observation]:
-    """Revision → what had been seen of it in the minute in which the rollout's step began, before
-    it did."""
+    """Revision → its observations in the minute in which the current step began, before it
+    began."""
     table = tables.rollout_decisions
     began = (
         table.c.rollout == rollout.id,
@@ -297,7 +297,7 @@ def baseline_of(sql: sa.Connection, rollout: Rollout) -> dict[str, Observation]:
 
 
 def is_stall_notified(sql: sa.Connection, rollout: Rollout) -> bool:
-    """Whether it was told, since its step began, that it does not get on."""
+    """Whether a notification of a stall was sent since the current step began."""
     table = tables.rollout_decisions
     told = (
         table.c.rollout == rollout.id,

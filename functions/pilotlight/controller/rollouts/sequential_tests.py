@@ -1,9 +1,10 @@
-"""Tests that may be looked at whenever one likes, and stay as true as their `alpha` says.
+"""Sequential tests: valid at every look, so the false alarm rate `alpha` holds however often they
+are evaluated.
 
-A controller looks at a canary each second. A test made for one look at the end would cry wolf
-sooner or later, so these are *anytime valid*: under the hypothesis, the probability that they
-*ever* reject is at most alpha. Counts use an e-value, the likelihood ratio averaged over the
-alternatives, which is a martingale under the hypothesis and so seldom grows great (Ville 1939;
+A controller evaluates a canary each second. A test made for one look at the end would sooner or
+later raise a false alarm, so these are *anytime valid*: under the hypothesis, the probability that
+they *ever* reject is at most alpha. Counts use an e-value, the likelihood ratio averaged over the
+alternatives, which is a martingale under the hypothesis and so seldom grows large (Ville 1939;
 Robbins 1970, "Statistical methods related to the law of the iterated logarithm"). Means use
 Robbins' normal mixture boundary, which holds for large samples."""
 
@@ -17,11 +18,11 @@ from pilotlight.spec.observations import GROWTH
 
 _TINY = 1e-300
 _ROUNDS = 5000
-"""Of the continued fraction: it needs about the square root of the greater parameter; what is left
-out beyond is below 1e-9."""
+"""Terms of the continued fraction. It needs about the square root of the greater parameter; the
+remainder is below 1e-9."""
 _QUANTILE_Z = 3.0
-"""Stable's percentile is an estimate too: its upper bound at three standard errors of an order
-statistic stands for it."""
+"""Stable's percentile is an estimate too, so its upper bound at three standard errors of an order
+statistic is used instead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +43,8 @@ def log_e_share(hits: int, trials: int, share: float) -> float:
     """Log of the e-value against "each trial is a hit with a probability of at most `share`",
     averaged over all greater ones.
 
-    Rejecting once it has reached log(1 / alpha) is wrong with probability alpha at most, over all
-    looks."""
+    Rejecting once it has reached log(1 / alpha) is wrong with a probability of at most alpha, over
+    all looks."""
     if not 0 < share < 1 or not trials:
         return -math.inf
     misses = trials - hits
@@ -63,9 +64,9 @@ def log_e_share(hits: int, trials: int, share: float) -> float:
 def log_e_ratio(hits: tuple[int, int], trials: tuple[int, int], ratio: float) -> float:
     """Log of the e-value against "the first's share of hits is at most `ratio` times the second's".
 
-    Given how many hits there were in all, each was the first's with a probability that depends on
-    `ratio` and on the trials only (the conditional test of two Poisson rates: Przyborowski and
-    Wilenski 1940). Hits that are not rare vary less than that: it errs to hold."""
+    Given the total number of hits, each was the first's with a probability that depends only on
+    `ratio` and on the trials (the conditional test of two Poisson rates: Przyborowski and Wilenski
+    1940). Hits that are not rare vary less than that, so the test errs on the side of holding."""
     if not trials[0] or not trials[1]:
         return -math.inf
     odds = ratio * trials[0] / trials[1]
@@ -73,10 +74,10 @@ def log_e_ratio(hits: tuple[int, int], trials: tuple[int, int], ratio: float) ->
 
 
 def boundary(n: int, tuned_for: int, alpha: float) -> float:
-    """How many standard errors a mean of `n` values may be beyond its hypothesis, at any look;
-    narrowest from `tuned_for` on.
+    """Number of standard errors that a mean of `n` values may be beyond its hypothesis, at any
+    look; narrowest from `tuned_for` on.
 
-    Two-sided, where only one side is asked about: it errs to hold.
+    Two-sided although only one side is tested: it errs on the side of holding.
     """
     u = max(n, 1) / max(tuned_for, 1)
     return math.sqrt((1 + 1 / u) * math.log((1 + u) / (alpha * alpha)))
@@ -116,13 +117,13 @@ def _away_from_zero(value: float) -> float:
 
 
 def upper_quantile(buckets: Mapping[int, int], share: float) -> float | None:
-    """Milliseconds that the true percentile is below, but for three standard errors of its
-    estimate; None without any."""
+    """Upper bound in milliseconds of the true percentile, at three standard errors of its estimate;
+    None without values."""
     return _quantile(buckets, share, _QUANTILE_Z)
 
 
 def lower_quantile(buckets: Mapping[int, int], share: float) -> float | None:
-    """The same from below."""
+    """The lower bound, at three standard errors; None without values."""
     return _quantile(buckets, share, -_QUANTILE_Z)
 
 
@@ -139,8 +140,8 @@ def _quantile(buckets: Mapping[int, int], share: float, z: float) -> float | Non
 
 
 def spread(buckets: Mapping[int, int]) -> float:
-    """Standard deviation over mean of what a histogram counts, at least a tenth (what a bucket
-    hides); 1 without any."""
+    """Coefficient of variation (standard deviation over mean) of a histogram, at least a tenth (the
+    width of a bucket); 1 without values."""
     total = sum(buckets.values())
     if not total:
         return 1.0

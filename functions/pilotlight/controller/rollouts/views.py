@@ -1,4 +1,4 @@
-"""Rollouts as they are told: to callers of the API, and on the dashboard."""
+"""JSON views of rollouts for the API and the dashboard."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pilotlight.spec.pricing import Rates
 
 
 def summary(rollout: Rollout, *, now: float) -> dict[str, Any]:
-    """One rollout, as lists have it."""
+    """One rollout as a list item."""
     same = (
         "id",
         "environment",
@@ -41,8 +41,8 @@ def summary(rollout: Rollout, *, now: float) -> dict[str, Any]:
 def detail(
     sql: sa.Connection, rollout: Rollout, *, now: float, limit: int, rates: Rates | None = None
 ) -> dict[str, Any]:
-    """One rollout with its plan, its decisions, and what would be decided now (of one that is over:
-    None)."""
+    """One rollout with its plan, its stored decisions and the decision that would be made now (None
+    if it has ended)."""
     live = (
         loop.decide_rollout(sql, rollout, now=now, rates=rates)
         if rollout.state.value in ACTIVE
@@ -67,7 +67,7 @@ def detail(
 
 
 def decision(noted: StoredDecision) -> dict[str, Any]:
-    """One decision that was stored."""
+    """One stored decision."""
     same = ("number", "at", "step", "verdict")
     return {
         **{name: getattr(noted, name) for name in same},

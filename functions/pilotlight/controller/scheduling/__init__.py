@@ -1,2 +1,2 @@
-"""Submitted calls that the control plane keeps: schedules, cron, the dispatch queue that activators
-take from, states and results."""
+"""Submitted calls that the control plane stores: schedules, cron, the dispatch queue that
+activators claim from, states and results."""

@@ -1,11 +1,11 @@
-"""When a schedule is due. Pure: a schedule and a moment in, the next moment out, in seconds since
-the epoch.
+"""Computation of when a schedule is due. Pure: from a schedule and a time to the next time, in
+seconds since the epoch.
 
-Cron's fields are read on the clock of the schedule's time zone, as cron(8) does where that clock is
-changed. A time that does not exist (the hour that is left out in spring) is due by as much later as
-the clock jumped; one that exists twice (autumn) is due the first time only. But an expression whose
-minutes or hours are `*` counts on: it is due in both hours of autumn, and has nothing to make up
-for in spring."""
+Cron fields apply to the clock of the schedule's time zone, with the rules of cron(8) for clock
+changes. A time that does not exist (the hour skipped in spring) is due later by the length of the
+jump; one that exists twice (autumn) is due the first time only. But an expression whose minutes or
+hours are `*` runs continuously: it is due in both hours of autumn, and has nothing to catch up in
+spring."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pilotlight.errors import InvalidInput
 from pilotlight.spec.policies import Schedule
 
 _NEAR_S = 3 * 3600.0
-"""No clock is changed by more than this."""
+"""No clock change exceeds this."""
 _WORDS = re.compile(r"[A-Za-z]+")
 _KNOWN = frozenset(
     [
@@ -50,14 +50,14 @@ _KNOWN = frozenset(
 
 
 def check_schedule(schedule: Schedule) -> None:
-    """Raise InvalidInput for a time zone that there is not, and for an expression that is none or
-    never comes."""
+    """Raise InvalidInput for an unknown time zone, and for a cron expression that is invalid or
+    never matches."""
     try:
         ZoneInfo(schedule.timezone)
     except (ZoneInfoNotFoundError, ValueError, OSError) as e:
         text = (
-            f"schedule: there is no time zone {schedule.timezone!r}: write an IANA name, as "
-            f"'Europe/Berlin'"
+            f"schedule: unknown time zone {schedule.timezone!r}: use an IANA name such as "
+            "'Europe/Berlin'"
         )
         raise InvalidInput(text, parameter="schedule") from e
     if not schedule.cron:
@@ -65,20 +65,21 @@ def check_schedule(schedule: Schedule) -> None:
     words = {word.lower() for word in _WORDS.findall(schedule.cron)}
     if words - _KNOWN or not croniter.is_valid(schedule.cron):
         text = (
-            f"schedule: cron = {schedule.cron!r}: not minute hour day-of-month month "
-            f"day-of-week as in crontab(5), such as '0 6 * * 1'"
+            f"schedule: cron = {schedule.cron!r}: write minute hour day-of-month month day-of-week "
+            "as in crontab(5), such as '0 6 * * 1'"
         )
         raise InvalidInput(text, parameter="schedule")
     try:
         next_after(schedule, 0.0)
     except CroniterBadDateError as e:
         raise InvalidInput(
-            f"schedule: cron = {schedule.cron!r} never comes", parameter="schedule"
+            f"schedule: cron = {schedule.cron!r} never matches", parameter="schedule"
         ) from e
 
 
 def next_after(schedule: Schedule, after: float, *, previous: float | None = None) -> float:
-    """The first time after `after`. A period counts on from `previous`, or begins at `after`."""
+    """Return the first time after `after`. A period continues from `previous`, or begins at
+    `after`."""
     if schedule.period_s is not None:
         begun = after if previous is None else previous
         return begun + (int(max(0.0, after - begun) // schedule.period_s) + 1) * schedule.period_s
@@ -87,7 +88,7 @@ def next_after(schedule: Schedule, after: float, *, previous: float | None = Non
 
 
 def occurrences(schedule: Schedule, first: float, *, until: float, limit: int) -> Iterator[float]:
-    """`first`, and what follows up to `until`, at most `limit`."""
+    """Yield `first` and the following times up to `until`, at most `limit`."""
     at = first
     for _ in range(limit):
         if at > until:
@@ -97,8 +98,7 @@ def occurrences(schedule: Schedule, first: float, *, until: float, limit: int) -
 
 
 def _around(cron: str, zone: ZoneInfo, after: float) -> Iterator[float]:
-    """Moments among which the next one is. Only where a clock is changed there are more to look at
-    than one."""
+    """Yield times that include the next one: several near a clock change, otherwise one."""
     local = _local(after, zone)
     following = croniter(cron, local).get_next(dt.datetime)
     moment = _moment(following, zone)

@@ -71,7 +71,7 @@ def enqueue_call(
     if not write.sql.execute(insert).rowcount:
         return 0
     submitted_calls.put(write, [record])
-    # rings the bell after the commit, which activators that request due calls wait for
+    # rings the bell after the commit, which wakes activators that wait for due calls
     write.fed = True
     return 1
 
@@ -79,8 +79,8 @@ def enqueue_call(
 def claim(
     write: Write, *, activator: str, limit: int = MAX_HANDED_OUT, without: Collection[str] = ()
 ) -> list[dict[str, Any]]:
-    """Return the documents that this activator must write to its journal, for each tenant the
-    longest due first. They include those that it claimed before and did not take.
+    """Return the documents that this activator must write to its journal, per tenant the longest
+    due first. They include those that it claimed before and did not take.
 
     Tenants take turns, so that many or large calls of one do not delay those of others. `without`:
     tenants whose calls the activator has no room for now."""

@@ -1,4 +1,4 @@
-"""The planner: makes calls of what is due, for as long as the controller runs."""
+"""The scheduler: creates calls for due schedules while the controller runs."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from pilotlight.errors import PilotlightError
 log = logging.getLogger(__name__)
 
 LONGEST_WAIT_S = 5.0
-"""Between two looks: the wall clock may be set while we sleep, and a schedule is made up for within
-schedules.GRACE_S only."""
+"""Interval between checks: the wall clock may be changed meanwhile, and a schedule is caught up
+within schedules.GRACE_S only."""
 
 
 async def run_scheduler(context: Context) -> None:
-    """Fire what is due, at its time, until the bell is closed."""
+    """Create calls when schedules are due, until the bell is closed."""
     while not context.bell.closed:
         ring = context.bell.next_change()
         wait_s = LONGEST_WAIT_S
         try:
             wait_s = await anyio.to_thread.run_sync(_round, context)
         except (SQLAlchemyError, PilotlightError) as e:
-            # a full disk, a lost database: the next round tries again
+            # for example a full disk or a lost database: retry in the next round
             log.error("event=schedules_failed error=%r", e)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
@@ -36,8 +36,8 @@ async def run_scheduler(context: Context) -> None:
 
 
 def _round(context: Context) -> float:
-    """One round; how long to wait for the next one, in seconds."""
-    with context.store.read() as sql:  # a look takes no lock, and mostly nothing is due
+    """Run one round; return how long to wait for the next one, in seconds."""
+    with context.store.read() as sql:  # reading takes no lock, and usually nothing is due
         at = schedules.next_at(sql)
     if at is not None and at <= context.clock():
         with context.store.write() as write:

@@ -1,11 +1,11 @@
-"""Schedules: when functions call themselves, and the calls that are due.
+"""Schedules of functions, and the calls that they create when due.
 
-They are those of the revision that most callers get (`publishing` says so), kept by number within
-their function. Each due time becomes one row of `due_calls` in the transaction that moves the
-schedule on, under an id that is made of the schedule and the time: so a controller that is killed
-anywhere has made it or has not, and never makes it twice. What passed while no controller ran:
-times of the last GRACE_S are made up for; older ones are left out, or with `catch_up` are made up
-for by one call in all."""
+They are those of the revision that receives most calls (`publishing` determines it), stored by
+number within their function. Each due time becomes one row of `due_calls` in the transaction that
+advances the schedule, under an id derived from the schedule and the time: a controller killed at
+any point has either created the call or not, and never creates it twice. After a time without a
+controller, due times of the last GRACE_S are caught up; older ones are skipped, or with `catch_up`
+result in a single call."""
 
 from __future__ import annotations
 
@@ -29,24 +29,23 @@ from pilotlight.spec.policies import MissedRunPolicy, Schedule
 log = logging.getLogger(__name__)
 
 GRACE_S = 60.0
-"""A controller that restarts, or a database that was away for a moment, loses no time."""
+"""A restart of the controller, or a short outage of the database, skips no due time."""
 MAX_AT_ONCE = 64
-"""Due times of one schedule that one round makes calls of: more than GRACE_S of the shortest
+"""Due times of one schedule that become calls in one round: more than GRACE_S of the shortest
 period."""
 BATCH = 100
-"""Schedules of one round."""
+"""Schedules per round."""
 BROKEN_S = 3600.0
-"""A schedule whose next time cannot be told is looked at again so much later; it holds up no
-other."""
+"""When a schedule whose next time cannot be computed is tried again; it does not delay others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleEntry:
-    """A schedule of a function that is there.
+    """A schedule of an existing function.
 
     Attributes:
         next_at: when it is due next; None: it is paused, or its function is stopped.
-        last_at: the last time that became a call.
+        last_at: the last due time that became a call.
     """
 
     function_id: str
@@ -68,11 +67,11 @@ class ScheduleEntry:
 
 
 def sync_schedules(write: Write, function_id: str, spec: FunctionSpec | None) -> None:
-    """Make a function's schedules those of `spec`; None = it is stopped or gone: nothing is due,
-    but what was paused is known.
+    """Replace a function's schedules by those of `spec`; None: it is stopped or removed, so nothing
+    is due, but paused schedules are remembered.
 
-    A schedule that is what it was goes on, and stays paused if it was. Raises InvalidInput for one
-    that cannot be."""
+    An unchanged schedule continues, and stays paused if it was. Raises InvalidInput for an invalid
+    one."""
     table = tables.schedules
     known = {
         row.number: row
@@ -92,19 +91,19 @@ def sync_schedules(write: Write, function_id: str, spec: FunctionSpec | None) ->
             sa.delete(table).where(table.c.function == function_id, table.c.number.in_(beyond))
         )
     if spec.schedules:
-        # rings the bell after the commit: who waits for the next due time looks again
+        # rings the bell after the commit, which wakes the scheduler
         write.fed = True
 
 
 def check_schedules(specs: Sequence[FunctionSpec]) -> None:
-    """Raise InvalidInput when one of these functions has a schedule that cannot be."""
+    """Raise InvalidInput if one of these functions has an invalid schedule."""
     for spec in specs:
         for schedule in spec.schedules:
             _check(spec, schedule)
 
 
 def fire_due(write: Write) -> int:
-    """Make calls of what is due now; returns how many were made."""
+    """Create calls for all due times; return how many."""
     rows = write.sql.execute(
         _due()
         .where(tables.schedules.c.next_at <= write.now)
@@ -118,7 +117,7 @@ def fire_due(write: Write) -> int:
             at = _at(planned.schedule, planned.next_at, now=write.now)
             following = cron.next_after(planned.schedule, write.now, previous=planned.next_at)
         except (ValueError, LookupError) as e:
-            # such as a time zone that this machine does not know any more
+            # for example a time zone that this machine no longer knows
             log.error("event=schedule_broken schedule=%s error=%r", planned.id, e)
             at, following = [], write.now + BROKEN_S
         else:
@@ -138,7 +137,7 @@ def fire_due(write: Write) -> int:
 
 
 def next_at(sql: sa.Connection) -> float | None:
-    """When the next schedule is due (seconds since the epoch); None: none ever."""
+    """Return when the next schedule is due (seconds since the epoch); None: none is."""
     at = tables.schedules.c.next_at
     found = sql.execute(sa.select(sa.func.min(at)).where(at.is_not(None))).scalar_one()
     return None if found is None else float(found)
@@ -152,7 +151,7 @@ def listing(
     app: str | None = None,
     function: str | None = None,
 ) -> list[ScheduleEntry]:
-    """The schedules of an environment's functions, by app, function and number."""
+    """Return the schedules of an environment's functions, by app, function and number."""
     functions = tables.functions
     query = _of_functions().where(
         functions.c.tenant == tenant, functions.c.environment == environment
@@ -168,7 +167,7 @@ def listing(
 def get(
     sql: sa.Connection, *, tenant: str, environment: str, app: str, function: str, number: int
 ) -> ScheduleEntry:
-    """One schedule. Raises NotFound."""
+    """Return one schedule. Raises NotFound."""
     for planned in listing(sql, tenant=tenant, environment=environment, app=app, function=function):
         if planned.number == number:
             return planned
@@ -182,8 +181,8 @@ def get(
 def pause(
     write: Write, planned: ScheduleEntry, *, is_paused: bool, actor: str, request: str = ""
 ) -> None:
-    """Stop a schedule, or let it go on with its next time; what passed while it was paused is not
-    made up for."""
+    """Pause a schedule, or resume it with its next time; times that passed while it was paused are
+    not caught up."""
     waits = is_paused or _is_stopped(write.sql, planned)
     following = (
         None if waits else cron.next_after(planned.schedule, write.now, previous=planned.last_at)
@@ -201,7 +200,8 @@ def pause(
 
 
 def run_now(write: Write, planned: ScheduleEntry, *, actor: str, request: str) -> str:
-    """Make a call at once, beside the plan; its id. Raises Conflict while the app is stopped."""
+    """Create a call at once, outside the schedule; return its id. Raises Conflict while the app is
+    stopped."""
     if _is_stopped(write.sql, planned):
         raise Conflict(f"app {planned.app!r} is stopped: deploy it again first", app=planned.app)
     call_id, held = _call(planned, write.now, salt=request)
@@ -232,7 +232,7 @@ def _put(
     is_same = known.document == text
     if is_same and (known.next_at is not None or known.is_paused):
         return
-    # A clock that was set back must not bring a time again that became a call.
+    # After the clock was set back, a time that became a call must not become due again.
     after = max(write.now, known.last_at or 0.0)
     following = cron.next_after(schedule, after, previous=known.last_at if is_same else None)
     values = {
@@ -252,13 +252,14 @@ def _check(spec: FunctionSpec, schedule: Schedule) -> None:
     if spec.method(schedule.method) is None:
         there = ", ".join(repr(method.name) for method in spec.methods)
         raise InvalidInput(
-            f"schedule of {spec.name!r}: there is no method {schedule.method!r}; there are {there}",
+            f"schedule of {spec.name!r}: there is no method {schedule.method!r}; available: "
+            f"{there}",
             parameter="schedule",
         )
 
 
 def _at(schedule: Schedule, first: float, *, now: float) -> list[float]:
-    """Which due times become calls now, `first` being the oldest that did not yet."""
+    """Return the due times that become calls now; `first` is the oldest that has not yet."""
     if first > now - GRACE_S:
         return list(cron.occurrences(schedule, first, until=now, limit=MAX_AT_ONCE))
     recent = cron.next_after(schedule, now - GRACE_S, previous=first)
@@ -267,7 +268,7 @@ def _at(schedule: Schedule, first: float, *, now: float) -> list[float]:
 
 
 def _call(planned: ScheduleEntry, at: float, *, salt: str = "") -> tuple[str, dict[str, Any]]:
-    """The id of a schedule's call at a time, and the call as `dispatch_queue` hands it out."""
+    """Return the id of a schedule's call at a time, and its document for `dispatch_queue`."""
     schedule = planned.schedule
     digest = hashlib.sha256(f"{planned.id}\0{at:.3f}\0{salt}".encode()).hexdigest()[:32]
     record = CallRecord(

@@ -1,5 +1,4 @@
-"""Errors as problem documents (RFC 9457): one place for every kind, the framework's own
-included."""
+"""Error responses: problem documents (RFC 9457) for all errors, including the framework's."""
 
 from __future__ import annotations
 
@@ -37,7 +36,7 @@ from snapshotter.errors import (
 log = logging.getLogger(__name__)
 
 AGENT_RETRY_S = 1.0
-"""The supervisor brings a dead agent back within a fraction of this."""
+"""The supervisor restarts a dead agent within a fraction of this."""
 DATABASE_RETRY_S = 2.0
 _AGENT: Mapping[type[SnapshotterError], tuple[int, str]] = {
     AgentUnavailable: (503, "unavailable"),
@@ -64,7 +63,7 @@ _HTTP: Mapping[int, str] = {
 
 
 def problem_document(error: Exception, request: str) -> dict[str, Any]:
-    """The problem document of an error that we raise on purpose."""
+    """Return the problem document of an error that we raise deliberately."""
     if isinstance(error, SnapshotterError):
         status, kind = _AGENT.get(type(error), (500, "internal"))
         return _problem(status, kind, str(error), request, error.detail)
@@ -73,7 +72,7 @@ def problem_document(error: Exception, request: str) -> dict[str, Any]:
     return _problem(
         500,
         "internal",
-        "the controller failed; its log has the reason under this request's id",
+        "internal error of the controller; its log has the cause under this request's id",
         request,
     )
 
@@ -81,7 +80,7 @@ def problem_document(error: Exception, request: str) -> dict[str, Any]:
 def _problem(
     status: int, kind: str, detail: str, request: str, extra: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    # a caller's half of a surrogate pair has no bytes to send
+    # half of a surrogate pair in a caller's text cannot be encoded
     told = detail.encode(errors="backslashreplace").decode()
     return problem(
         type=kind,
@@ -98,7 +97,7 @@ def problem_response(
     retry_after_s: float | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> Response:
-    """A problem document as a response."""
+    """Return a problem document as a response."""
     extra = dict(headers or {})
     if retry_after_s is not None:
         extra["retry-after"] = str(max(1, round(retry_after_s)))
@@ -108,7 +107,7 @@ def problem_response(
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Answer every error of `app` with a problem document."""
+    """Respond to every error of `app` with a problem document."""
     app.add_exception_handler(PilotlightError, _on_ours)
     app.add_exception_handler(SnapshotterError, _on_agent)
     app.add_exception_handler(RequestValidationError, _on_validation)
@@ -143,8 +142,8 @@ async def _on_validation(request: Request, error: Exception) -> Response:
 
 
 async def _on_data(request: Request, error: Exception) -> Response:
-    """No database keeps half of a surrogate pair, and PostgreSQL no NUL and no number beyond its
-    columns: nothing was changed."""
+    """Respond to a value that the database cannot store: half of a surrogate pair, and in
+    PostgreSQL also NUL and numbers out of a column's range. Nothing was changed."""
     log.info(
         "event=value_refused request=%s path=%s error=%s",
         request_id(request),
@@ -154,7 +153,8 @@ async def _on_data(request: Request, error: Exception) -> Response:
     return await _on_ours(
         request,
         InvalidInput(
-            "a value cannot be kept: a text that is no Unicode or has a NUL, or a number out of range"
+            "a value cannot be stored: a text is not valid Unicode or contains NUL, or a number is "
+            "out of range"
         ),
     )
 
@@ -169,11 +169,11 @@ async def _on_http(request: Request, error: Exception) -> Response:
 
 
 async def _on_database(request: Request, error: Exception) -> Response:
-    """It is away, or held by another for longer than we wait: nothing was changed, and it may be
-    back in a moment.
+    """Respond to an unreachable database, or one locked for longer than we wait: nothing was
+    changed, and a retry may succeed.
 
-    SQLite calls a statement that it cannot understand (there is no such table) by the same name:
-    waiting will not mend that."""
+    SQLite raises the same error class for an invalid statement (no such table), which no retry can
+    fix."""
     if getattr(getattr(error, "orig", None), "sqlite_errorcode", None) == sqlite3.SQLITE_ERROR:
         return await _on_defect(request, error)
     log.error(

@@ -1,8 +1,8 @@
-"""`/healthz` and `/readyz` beside the metrics, where a cluster's probes ask: they have no
-certificates, and the control plane wants one.
+"""`/healthz` and `/readyz`, served with the metrics: a cluster's probes have no client
+certificates, which the control plane's own listener requires.
 
-Healthy: the event loop turns, and none of the loops that run as long as the process is broken.
-Ready: it serves, and its database answers."""
+Healthy: the event loop runs, and no background task has failed. Ready: requests are served, and the
+database answers."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from sqlalchemy.exc import SQLAlchemyError
 from pilotlight.controller.database.store import Store
 
 PATIENCE_S = 3.0
-"""A database that needs longer for nothing cannot be worked with."""
+"""Timeout of the database's answer to the simplest query."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Probes:
-    """Owner: the event loop.
+    """Health probes. Owner: the event loop.
 
     Attributes:
         is_serving: whether requests are answered.
-        tasks: what must not end with an error.
+        tasks: background tasks that must not end with an error.
     """
 
     store: Store | None = None
@@ -33,7 +33,7 @@ class Probes:
     tasks: Sequence[asyncio.Task[None]] = field(default_factory=tuple)
 
     async def answer(self, path: str) -> tuple[int, str] | None:
-        """Status and text for a probe's path; None for any other path."""
+        """Return status and text for a probe's path; None for any other path."""
         if path == "/healthz":
             return _answer(self._why_ill())
         if path == "/readyz":
@@ -50,7 +50,7 @@ class Probes:
 
     async def _why_not_ready(self) -> str:
         if not self.is_serving() or self.store is None:
-            return "does not serve: starting, ending, or standing by for another controller"
+            return "not serving: starting, stopping, or standing by for another controller"
         try:
             async with asyncio.timeout(PATIENCE_S):
                 await anyio.to_thread.run_sync(self.store.ping, abandon_on_cancel=True)

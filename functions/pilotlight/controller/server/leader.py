@@ -1,12 +1,12 @@
-"""Two controllers, one at work (`controller.standby`): the other waits for its lock, and takes over
-when the first is gone.
+"""Leadership of one of two controllers (`controller.standby`): the other waits for the lock and
+takes over when the first exits.
 
-Two of one home wait for its file (`wait_for_home_lock`), before they give up root and have threads;
-two homes with one database for its session.
+Two controllers of one home wait for its lock file (`wait_for_home_lock`), before they give up root
+and start threads; two homes with one database wait for its session lock.
 
-PostgreSQL frees the lock with the session that holds it. A session may end while its process lives
-(the database fails over, the network is cut): from then on another may be at work, so who finds its
-own session gone ends at once, before it writes anything more."""
+PostgreSQL releases the lock with the session that holds it. A session may end while its process
+lives (the database fails over, the network is interrupted): from then on another controller may be
+active, so a controller that loses its session ends at once, before it writes again."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ from pilotlight.core.metrics_server import MetricsAddress
 
 log = logging.getLogger(__name__)
 
-_SAID = "event=standing_by another controller is at work"
+_SAID = "event=standing_by another controller is active"
 POLL_S = 1.0
-"""Between two tries, and between two looks at the lock that is held."""
+"""Interval of attempts to acquire the lock, and of checks that it is still held."""
 MAX_SILENCE_S = 30.0
-"""A database that says nothing for so long may have given our lock to another."""
+"""A database that has not answered for this long may have given our lock to another controller."""
 
 
 @asynccontextmanager
 async def as_leader(
     lock: ControllerLock, *, waits: bool, metrics: Metrics, address: MetricsAddress
 ) -> AsyncIterator[None]:
-    """While `lock` is held. Waits for it, answering probes at the TCP address of `address`, if
-    `waits`; raises AlreadyRunning otherwise."""
+    """Hold `lock` inside the context. If `waits`, wait for it and answer probes at the TCP address
+    of `address`; otherwise raise AlreadyRunning if it is taken."""
     if waits:
         await _wait(lock, metrics, address)
     else:
@@ -61,8 +61,7 @@ async def as_leader(
 
 
 async def wait_for_home_lock(file: Path, *, metrics: Metrics, address: MetricsAddress) -> int:
-    """A descriptor of the lock `file` of a home, once no other controller has it. Makes no
-    thread."""
+    """Wait for the lock `file` of a home and return its descriptor. Starts no thread."""
     async with _standing_by(metrics, address):
         log.info(_SAID)
         while True:
@@ -83,15 +82,15 @@ async def _wait(lock: ControllerLock, metrics: Metrics, address: MetricsAddress)
 
 @asynccontextmanager
 async def _standing_by(metrics: Metrics, address: MetricsAddress) -> AsyncIterator[None]:
-    """Answer probes, and end when a signal asks for it."""
+    """Answer probes, and stop waiting on SIGTERM or SIGINT."""
     loop, waiting = asyncio.get_running_loop(), asyncio.current_task()
     assert waiting is not None
-    # the first process of a container ignores what it has no handler for
+    # the first process of a container ignores signals without a handler
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, waiting.cancel)
-    # `--first-key` in this pod: nobody follows us yet
+    # sent by `--first-key` in this pod: no activator follows this controller yet
     loop.add_signal_handler(signal.SIGHUP, lambda: None)
-    # the socket is the other controller's
+    # the socket belongs to the other controller
     servers = await metrics.expose(dataclasses.replace(address, socket_path=None))
     try:
         yield
@@ -124,5 +123,5 @@ async def _watch(lock: ControllerLock) -> None:
         if not is_held:
             break
         await asyncio.sleep(POLL_S)
-    log.critical("event=lock_lost another controller may be at work: this one ends")
-    os.kill(os.getpid(), signal.SIGKILL)  # an orderly end would still write
+    log.critical("event=lock_lost another controller may be active: this one exits")
+    os.kill(os.getpid(), signal.SIGKILL)  # an orderly shutdown would still write

@@ -1,4 +1,4 @@
-"""Answers that go on: newline-delimited JSON from the node agent to the caller."""
+"""Streamed responses: newline-delimited JSON from the node agent to the caller."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from snapshotter.errors import SnapshotterError
 
 
 class NdjsonResponse(StreamingResponse):
-    """Records as lines. An error on the way becomes the last line, `{"error": problem}`; the status
-    is long sent by then.
+    """Records as lines. An error after the first line becomes the last line, `{"error": problem}`,
+    because the status was already sent.
 
-    The source is closed as soon as the caller leaves, even while it is silent: a followed log may
-    say nothing for days."""
+    The source is closed as soon as the caller disconnects, even while it is idle: a followed log
+    may print nothing for days."""
 
     media_type = CONTENT_NDJSON
 
@@ -35,7 +35,7 @@ class NdjsonResponse(StreamingResponse):
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send until the source ends or the caller leaves."""
+        """Send until the source ends or the caller disconnects."""
         sending = asyncio.create_task(self.stream_response(send), name="ndjson answer")
         leaving = asyncio.create_task(self.listen_for_disconnect(receive), name="ndjson caller")
         try:
@@ -44,7 +44,7 @@ class NdjsonResponse(StreamingResponse):
             try:
                 await cancel_and_wait(sending, leaving)
             finally:
-                await _close(self._records)  # of a caller who left before the first line, too
+                await _close(self._records)  # also if the caller left before the first line
 
 
 async def _lines(records: AsyncIterator[Mapping[str, Any]], request: str) -> AsyncIterator[bytes]:

@@ -1,9 +1,9 @@
-"""Under which user the controller goes on, once what only root may open is open:
-`platform.controller_uid`, where root started it.
+"""The user under which the controller runs after it has opened what only root may open:
+`platform.controller_uid`, if root started it.
 
-What it keeps is in two directories that become its own: `<home>/controller` (the database) and that
-of blobs. Keys, the lock and sockets stay root's: it reads and opens them before it gives up root,
-so that no process that is root reads a key, or a pid, in a directory that another user owns."""
+It owns two directories: `<home>/controller` (the database) and that of blobs. Keys, the lock and
+sockets stay root's: the controller reads and opens them before it gives up root, so that no root
+process reads a key, or a pid, in a directory that another user owns."""
 
 from __future__ import annotations
 
@@ -36,24 +36,27 @@ from snapshotter.linux.process_user import ProcessUser, take_file_back
 log = logging.getLogger(__name__)
 
 _OTHERS = ("activator", "controller", "engines", "logs", "node", "run", "weights")
-"""Directories in <home> that are not for blobs."""
+"""Directories in <home> that must not contain blobs."""
 _CONNECT_S = 3
-"""A database that says nothing for so long is away."""
+"""A database that does not answer for this long counts as unreachable."""
 _REACHED, _MAX_REASON = "reached", 300
 _AWS_FILES = {"AWS_SHARED_CREDENTIALS_FILE": ".aws/credentials", "AWS_CONFIG_FILE": ".aws/config"}
-"""Files that clients of S3 read, by the variable that names another, relative to HOME."""
+"""Files that S3 clients read, relative to HOME, by the variable that overrides the path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenedResources:
-    """What a controller has opened.
+    """Resources that a controller opens as root.
 
     Attributes:
-        key: read, and made at the first start. node_key: that of a cluster's node agents
-        (`controller.node_key_file`); None = they have the platform's. lock: descriptor of
-        `<home>/controller.lock`, locked. metrics: where metrics are served. listener: bound to
-        `<run>/controller.sock`, does not listen yet. elsewhere: bound to `controller.listen`; None
-        = nothing is, or not yet: one that may stand by has it when it is at work.
+        key: the platform's key, created at the first start.
+        node_key: the key of a cluster's node agents (`controller.node_key_file`); None = they use
+            the platform's.
+        lock: descriptor of `<home>/controller.lock`, locked.
+        metrics: where metrics are served.
+        listener: bound to `<run>/controller.sock`, not listening yet.
+        elsewhere: bound to `controller.listen`; None = not configured, or not yet bound: with
+            `controller.standby` it is bound when the controller becomes active.
     """
 
     key: PlatformKey
@@ -64,16 +67,17 @@ class OpenedResources:
     elsewhere: socket.socket | None = None
 
     def completed(self, config: ControllerConfig) -> OpenedResources:
-        """With what a controller has only when it is at work. Raises SettingsInvalid, OSError."""
+        """Return the resources with those of an active controller. Raises SettingsInvalid,
+        OSError."""
         return self if self.elsewhere is not None else replace(self, elsewhere=_elsewhere(config))
 
 
 def open_as_root(config: ControllerConfig) -> OpenedResources:
-    """Take the lock, read the keys, bind the sockets; of a home that has a controller, once it is
-    gone (`controller.standby`).
+    """Acquire the lock, read the keys, bind the sockets; with `controller.standby`, wait until
+    another controller of the home has exited.
 
-    Raises AlreadyRunning, Conflict, SettingsInvalid, OSError; CancelledError when it is told to
-    stop while it stands by."""
+    Raises AlreadyRunning, Conflict, SettingsInvalid, OSError; CancelledError when a signal stops it
+    while it stands by."""
     paths = config.paths.make()
     metrics = MetricsAddress(
         socket_path=metrics_socket(paths, "controller"),
@@ -105,10 +109,10 @@ def open_as_root(config: ControllerConfig) -> OpenedResources:
 
 
 def leave_root(config: ControllerConfig) -> None:
-    """Go on as `platform.controller_uid`, where this process is root on a machine of its own; else,
-    with a warning, as root.
+    """Continue as `platform.controller_uid` if this process is root on a single machine; if that is
+    impossible, continue as root with a warning.
 
-    To be called before there are threads. Raises OSError: this process must not go on then.
+    Call it before any thread starts. Raises OSError, after which the process must exit.
     """
     if os.geteuid() != 0 or config.platform.fleet != "local":
         return
@@ -126,21 +130,20 @@ def leave_root(config: ControllerConfig) -> None:
         os.environ[variable] = str(path)
     user = controller_user(config)
     user.become()
-    # root's own is closed now
+    # root's home directory is no longer accessible
     os.environ["HOME"] = str(sqlite_file.database_directory(config.paths.home))
     log.info("controller runs without root uid=%d", user.uid)
 
 
 def startup_obstacle(config: ControllerConfig) -> str:
-    """Why the controller cannot go on without root; "" when it can. Changes nothing."""
+    """Return why the controller cannot run without root; "" if it can. Changes nothing."""
     url = sa.make_url(config.database_url)
     if url.get_backend_name() == "sqlite" and Path(url.database or "") != sqlite_file.database_path(
         config.paths.home
     ):
         return (
-            f"controller.database_url names {url.database}: leave it out, "
-            f"and while the platform is down move that file to "
-            f"{sqlite_file.database_path(config.paths.home)}"
+            f"controller.database_url names {url.database}: remove the setting, and while the "
+            f"platform is down move that file to {sqlite_file.database_path(config.paths.home)}"
         )
     user = controller_user(config)
     if (why := user.obstacle()) or url.get_backend_name() == "sqlite":
@@ -149,8 +152,8 @@ def startup_obstacle(config: ControllerConfig) -> str:
 
 
 def controller_user(config: ControllerConfig) -> ProcessUser:
-    """Who the controller is, and what it needs: its directories, sockets of the others, and what it
-    opens again as it runs."""
+    """Return the controller's user and what it needs: its directories, sockets of other processes,
+    and files that it opens again at run time."""
     paths, platform = config.paths, config.platform
     assert paths.controller_uid is not None
     blobs = _blobs(config)
@@ -171,7 +174,7 @@ def controller_user(config: ControllerConfig) -> ProcessUser:
 
 
 def keep_root(config: ControllerConfig) -> None:
-    """Take back what a controller without root owned. Raises OSError."""
+    """Change the owner of the controller's directories back to root. Raises OSError."""
     for directory in _own_directories(config):
         if directory.is_dir():
             take_file_back(directory)
@@ -183,7 +186,7 @@ def _own_directories(config: ControllerConfig) -> tuple[Path, ...]:
 
 
 def _blobs(config: ControllerConfig) -> Path:
-    """The directory of blobs, or of uploads on their way to S3."""
+    """Return the directory of blobs, or of uploads to S3 in progress."""
     where = config.platform.blobs
     return (
         config.paths.home / "blobs" if where is None or where.startswith("s3:") else Path(where)
@@ -206,8 +209,8 @@ def _aws_files(environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
 
 
 def _database_obstacle(config: ControllerConfig, user: ProcessUser) -> str:
-    """Where PostgreSQL answers root and not that user: peer authentication, a socket or files out
-    of its reach."""
+    """Return why PostgreSQL accepts root but not that user, such as peer authentication, or a
+    socket or files that it may not access; "" otherwise."""
     url = sa.make_url(config.database_url)
 
     def refusal() -> str:
@@ -224,15 +227,15 @@ def _database_obstacle(config: ControllerConfig, user: ProcessUser) -> str:
         return (refusal() or _REACHED).encode()
 
     if (why := user.run_as_user(told).decode(errors="replace")) == _REACHED or refusal():
-        return ""  # a database that answers nobody is away, and says nothing about users
+        return ""  # a database that rejects root too is unreachable
     return (
-        f"PostgreSQL does not answer uid {user.uid}: {why[:_MAX_REASON]}: use a password "
-        f"(controller.database_url_file)"
+        f"PostgreSQL does not accept uid {user.uid}: {why[:_MAX_REASON]}: use a password "
+        "(controller.database_url_file)"
     )
 
 
 def _bound(config: ControllerConfig) -> socket.socket:
-    # Bound under another name and renamed: nobody ever meets a socket that has a wider mode.
+    # Bound under another name and renamed, so that the socket never has a wider mode at its path.
     path = config.paths.socket("controller")
     fresh = path.with_suffix(f".{os.getpid()}")
     fresh.unlink(missing_ok=True)
@@ -244,7 +247,7 @@ def _bound(config: ControllerConfig) -> socket.socket:
 
 
 def _elsewhere(config: ControllerConfig) -> socket.socket | None:
-    """Where other machines reach us; None = nowhere. Raises SettingsInvalid."""
+    """Return the listener for other machines; None = not configured. Raises SettingsInvalid."""
     return (
         None
         if config.settings.listen is None

@@ -120,7 +120,7 @@ def evaluate_function(context: Context, function_id: str, *, now: float) -> list
 
 
 def _removed(sql: sa.Connection, function_id: str) -> SloTarget | None:
-    """Return a function without traffic as a Promise with the default objectives."""
+    """Return a function without traffic as a target with the default objectives."""
     c = tables.functions.c
     row = sql.execute(
         sa.select(c.tenant, c.environment, c.app, c.name).where(c.id == function_id)

@@ -1,11 +1,10 @@
-"""What calls looked like, as activators counted it: added up by minute, then by hour, read back
+"""Observations of calls, as activators counted them: summed by minute, then by hour, and read back
 over any window.
 
-Every post is numbered; one that is sent twice counts once. The controller's clock says when "now"
-is: a minute that is in the future, or longer ago than an activator keeps any, was told by another
-clock, and counts as the current one. Sums by the minute are kept for
-`controller.observations_days`, sums by the hour for `HOURS_DAYS`; an hour is summed up once nothing
-can be added to it any more."""
+Posts are numbered, so a repeated post counts once. The controller's clock defines the current time:
+a minute in the future, or older than any that activators keep, comes from a wrong clock and counts
+as the current one. Sums by minute are kept for `controller.observations_days`, sums by hour for
+`HOURS_DAYS`; an hour is summed up once nothing can be added to it."""
 
 from __future__ import annotations
 
@@ -31,44 +30,43 @@ from pilotlight.spec.policies import STAGES
 log = logging.getLogger(__name__)
 
 MAX_POST = 5000
-"""Observations of a post: several times what an activator sends."""
+"""Observations per post: several times what an activator sends."""
 LATE_MINUTES = 20
-"""Activators keep what they could not post for 15 minutes; what is older than this was told by
-another clock."""
+"""Activators keep what they could not post for 15 minutes; an older minute comes from a wrong
+clock."""
 SETTLED_MINUTES = LATE_MINUTES + 5
-"""So long after its end an hour is summed up."""
+"""How long after its end an hour is summed up."""
 HOURS_DAYS = 100
 PRUNE_MINUTES = 120
-"""Minutes that go in one transaction: usage waits for the write lock meanwhile."""
+"""Minutes deleted in one transaction, during which usage waits for the write lock."""
 FUNCTIONS_AT_ONCE = 50
-"""Functions whose hour is summed up in one transaction, for the same reason."""
+"""Functions per transaction when an hour is summed up, for the same reason."""
 _OVER = "over:"
 _MARK = "~hours"
-"""Stands in `observers` where an activator's id would: `sequence` is the last hour that was summed
-up."""
+"""Stands for an activator's id in `observers`: `sequence` is the last hour that was summed up."""
 _MAX_COUNT = 2**53
 _MAX_BUCKET = latency_bucket(1e12)
-"""Thirty years. What is far beyond has no length in milliseconds that a float holds, and whoever
-read it would fail."""
+"""Thirty years. A much higher bucket has no finite length in milliseconds, so reading it would
+fail."""
 _COUNT_KEYS = frozenset(COUNTS)
 ObservationSeries = tuple[str, str]
 """A revision, and an arm ("" = none)."""
 
 
-# -- in --------------------------------------------------------------------------------------------
+# -- ingestion -------------------------------------------------------------------------------------
 def ingest_observations(write: Write, body: Mapping[str, Any]) -> bool:
-    """Count a post (`pilotlight.protocol.OBSERVATIONS_PATH`); False when it was counted before.
+    """Add a post (`pilotlight.protocol.OBSERVATIONS_PATH`); return False if it was added before.
     Raises InvalidInput."""
     try:
         activator, life, sequence = str(body["activator"]), str(body["life"]), int(body["sequence"])
         observations = [_sound(Observation.from_json(one)) for one in body["observations"]]
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as e:
-        raise InvalidInput(f"observations: this is not what an activator sends: {e!r}") from e
+        raise InvalidInput(f"observations: not a valid post of an activator: {e!r}") from e
     if not 0 <= sequence < _MAX_COUNT:
-        raise InvalidInput(f"observations: posts are numbered from 0, not {sequence}")
+        raise InvalidInput(f"observations: sequence = {sequence}: must be at least 0")
     if len(observations) > MAX_POST or activator.startswith("~"):
         raise InvalidInput(
-            f"observations: at most {MAX_POST} in a post, from an activator; got "
+            f"observations: at most {MAX_POST} per post, from an activator; got "
             f"{len(observations)} from {activator!r}"
         )
     if not _is_new(write, activator, life, sequence):
@@ -98,23 +96,23 @@ def _is_new(write: Write, activator: str, life: str, sequence: int) -> bool:
 
 
 def _sound(one: Observation) -> Observation:
-    """The same, if its counts are counts and its clocks and stages are known ones. Raises
-    ValueError, TypeError."""
+    """Return the observation if its counts, clocks and stages are valid. Raises ValueError,
+    TypeError."""
     counts = [getattr(one, name) for name in COUNTS]
     counts += one.overruns.values()
     for buckets in one.latency.values():
         counts += buckets.values()
         if not all(type(bucket) is int and 0 <= bucket <= _MAX_BUCKET for bucket in buckets):
-            raise ValueError("a bucket is none that a duration falls into")
+            raise ValueError("a bucket is out of range")
     if (
         not all(type(count) is int and 0 <= count < _MAX_COUNT for count in counts)
         or type(one.minute) is not int
     ):
-        raise ValueError("a count is not a whole number from 0 on")
+        raise ValueError("a count is not an integer of at least 0")
     if not _KNOWN_CLOCKS.issuperset(one.latency) or not _KNOWN_STAGES.issuperset(one.overruns):
-        raise ValueError("a clock or a stage is none that there is")
+        raise ValueError("a clock or a stage is unknown")
     if not all(type(name) is str for name in (one.tenant, one.function_id, one.revision, one.arm)):
-        raise TypeError("a name is not a text")
+        raise TypeError("a name is not a string")
     return one
 
 
@@ -123,7 +121,7 @@ _KNOWN_STAGES = frozenset(STAGES)
 
 
 def add(write: Write, observations: Sequence[Observation]) -> None:
-    """Add to what is there, each under its own minute."""
+    """Add observations to the stored sums, each to its own minute."""
     counts = [
         (
             one.function_id,
@@ -153,7 +151,7 @@ def _rows(one: Observation) -> Iterable[tuple[str, int, int]]:
 
 
 def _upsert(write: Write, table: sa.Table, rows: Sequence[tuple[Any, ...]]) -> None:
-    """Add rows to what is there: plain SQL, because they are thousands a second."""
+    """Add rows to the stored sums, in plain SQL because there are thousands per second."""
     if not rows:
         return
     names = [column.name for column in table.columns]
@@ -175,7 +173,7 @@ def _quoted(names: Iterable[str]) -> str:
     return ", ".join(f'"{name}"' for name in names)
 
 
-# -- back ------------------------------------------------------------------------------------------
+# -- reading ---------------------------------------------------------------------------------------
 def window(
     sql: sa.Connection,
     *,
@@ -185,8 +183,8 @@ def window(
     revision: str | None = None,
     arm: str | None = None,
 ) -> dict[ObservationSeries, Observation]:
-    """Sums over the minutes that begin in [since_s, until_s), by revision and arm; `minute` is the
-    first one. Within `controller.observations_days`."""
+    """Return sums over the minutes that begin in [since_s, until_s), by revision and arm; `minute`
+    is the first one. Limited to `controller.observations_days`."""
     first, end = -int(-since_s // 60), -int(-until_s // 60)
     return _sums(
         sql, _MINUTES, function_id=function_id, first=first, end=end, revision=revision, arm=arm
@@ -196,8 +194,8 @@ def window(
 def long_window(
     sql: sa.Connection, *, function_id: str, since_s: float, until_s: float
 ) -> dict[ObservationSeries, Observation]:
-    """`window` over up to HOURS_DAYS: of whole hours the sums; what is before, between and after
-    them by the minute."""
+    """Return `window` over up to HOURS_DAYS: whole hours from their sums, the rest by the
+    minute."""
     first, end = -int(-since_s // 3600), min(summed_until(sql), int(until_s // 3600))
     if first >= end:
         return window(sql, function_id=function_id, since_s=since_s, until_s=until_s)
@@ -283,8 +281,8 @@ def _put(one: Observation, clock: str, bucket: int, calls: int) -> None:
 def units(
     sql: sa.Connection, *, function_id: str, since_s: float, until_s: float, minutes: int
 ) -> list[Observation]:
-    """Sums by so many minutes over all revisions and arms but shadows, oldest first, with the
-    clocks of whole calls: what a chart shows."""
+    """Return sums per `minutes` over all revisions and arms except shadows, oldest first, with the
+    latencies of whole calls, for charts."""
     table, histograms = tables.observation_minutes, tables.observation_minute_buckets
     first, end = -int(-since_s // 60), -int(-until_s // 60)
 
@@ -320,7 +318,7 @@ def units(
 
 
 def seen(sql: sa.Connection, *, since_s: float) -> list[str]:
-    """Functions of which something was observed since then."""
+    """Return the functions with observations since then."""
     c = tables.observation_minutes.c
     query = (
         sa.select(c.function_id)
@@ -331,9 +329,9 @@ def seen(sql: sa.Connection, *, since_s: float) -> list[str]:
     return [str(found) for found in sql.execute(query).scalars()]
 
 
-# -- hours, and the end ----------------------------------------------------------------------------
+# -- summing up hours and deletion -----------------------------------------------------------------
 def summed_until(sql: sa.Connection) -> int:
-    """The first hour since the epoch that was not summed up yet; 0: none was."""
+    """Return the first hour since the epoch that is not summed up yet; 0: none was."""
     table = tables.observers
     last = sql.execute(
         sa.select(table.c.sequence).where(table.c.activator == _MARK)
@@ -342,7 +340,7 @@ def summed_until(sql: sa.Connection) -> int:
 
 
 def due_hour(sql: sa.Connection, *, now: float) -> int | None:
-    """The oldest hour that is to be summed up; None: none is."""
+    """Return the oldest hour to sum up; None: there is none."""
     oldest = sql.execute(sa.select(sa.func.min(tables.observation_minutes.c.minute))).scalar_one()
     if oldest is None:
         return None
@@ -351,7 +349,7 @@ def due_hour(sql: sa.Connection, *, now: float) -> int | None:
 
 
 def functions_of(sql: sa.Connection, hour: int) -> list[str]:
-    """Functions of which something was observed in that hour, and that it was not summed up for."""
+    """Return the functions with observations in that hour that are not summed up yet."""
     c, done = tables.observation_minutes.c, tables.observation_hours.c
     known = sa.select(done.function_id).where(done.hour == hour)
     query = (
@@ -363,7 +361,7 @@ def functions_of(sql: sa.Connection, hour: int) -> list[str]:
 
 
 def sum_up(write: Write, hour: int, function_ids: Sequence[str]) -> None:
-    """Sum an hour of these functions up."""
+    """Sum up an hour of these functions."""
     pairs = (
         (
             tables.observation_minutes,
@@ -397,15 +395,15 @@ def sum_up(write: Write, hour: int, function_ids: Sequence[str]) -> None:
 
 
 def mark(write: Write, hour: int) -> None:
-    """Note that this hour is summed up for all functions."""
+    """Record that this hour is summed up for all functions."""
     values = {"life": "", "sequence": hour, "at": write.now}
     insert = write.insert(tables.observers).values(activator=_MARK, **values)
     write.sql.execute(insert.on_conflict_do_update(index_elements=["activator"], set_=values))
 
 
 def prune(write: Write, *, days: int) -> int:
-    """Let go of the oldest PRUNE_MINUTES of what is older than `days`, and of hours older than
-    HOURS_DAYS; returns how many minutes."""
+    """Delete the oldest PRUNE_MINUTES of minutes older than `days`, and hours older than
+    HOURS_DAYS; return how many minutes."""
     oldest = write.sql.execute(
         sa.select(sa.func.min(tables.observation_minutes.c.minute))
     ).scalar_one()

@@ -26,7 +26,7 @@ from pilotlight.spec.observations import Observation, latency_quantile_ms
 from pilotlight.spec.policies import STAGES, Objectives
 
 MAX_FUNCTIONS = 500
-"""Functions in a list at most: a month of hours is read for each."""
+"""Maximum number of functions in a list: each reads a month of hours."""
 HISTORY_DAYS = 30
 WINDOW_NAMES = {
     alarm_s: name

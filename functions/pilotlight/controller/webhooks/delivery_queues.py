@@ -1,5 +1,5 @@
-"""What the deliverer empties: alerts of budgets, and deliveries to named webhooks. Each says what
-is due, and what became of it."""
+"""The queues of webhook messages: budget alerts, and deliveries to named webhooks. Each provides
+due messages and records the results."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ACTOR = "platform"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimedMessage:
-    """A message that was claimed. `url` None: there is no webhook any more."""
+    """A claimed message. `url` None: the webhook was deleted."""
 
     of: BudgetAlert | Delivery
     message: WebhookMessage | None
@@ -33,30 +33,31 @@ class ClaimedMessage:
 
 
 class DeliveryQueue(Protocol):
-    """Messages that wait in the database."""
+    """A queue of pending messages in the database."""
 
     @property
     def kind(self) -> str:
-        """What they are called in the log."""
+        """Name of the messages in the log."""
         ...
 
     def next_at(self, sql: sa.Connection) -> float | None:
-        """When the next attempt is due (seconds since the epoch); None: nothing waits."""
+        """Return when the next attempt is due (seconds since the epoch); None: nothing is
+        pending."""
         ...
 
     def claim(self, write: Write, *, limit: int) -> Sequence[ClaimedMessage]:
-        """Take messages whose time has come, out of the reach of others."""
+        """Claim due messages, so that no other worker gets them."""
         ...
 
     def settle(
         self, write: Write, errand: ClaimedMessage, outcome: AttemptResult, *, chance: float
     ) -> bool:
-        """Note what an attempt came to; whether there will be another."""
+        """Record the result of an attempt; return whether there will be another."""
         ...
 
 
 class BudgetAlertQueue:
-    """Alerts of budgets. A receiver that wants no more of them loses its place in the budget."""
+    """Budget alerts. A receiver that rejects further alerts (410) is removed from the budget."""
 
     kind = "alert"
 
@@ -93,7 +94,7 @@ class BudgetAlertQueue:
 
 
 class WebhookDeliveryQueue:
-    """Events for named webhooks. One that answers 410 keeps its name: only what it was told last is
+    """Events for named webhooks. A webhook that responds with 410 is kept: only that delivery is
     given up."""
 
     kind = "delivery"
@@ -123,14 +124,14 @@ class WebhookDeliveryQueue:
 
 
 def alert_message(alert: BudgetAlert, budget: Budget, tenant_name: str) -> WebhookMessage:
-    """What is told of an alert."""
+    """Return the message of an alert."""
     return WebhookMessage(
         id=alert.id, type="budget.reached", at=alert.at, data=alert_data(alert, budget, tenant_name)
     )
 
 
 def alert_data(alert: BudgetAlert, budget: Budget, tenant_name: str) -> dict[str, Any]:
-    """The `data` of a message: money as text, times as seconds since the epoch."""
+    """Return the `data` of a message: money as text, times as seconds since the epoch."""
     terms, period = budget.terms, period_named(alert.period)
     return {
         "budget": budget.id,

@@ -1,14 +1,13 @@
-"""Posting to webhooks: what is sent, how it is signed, and where it may go.
+"""Posting of webhook messages: format, signature, and permitted addresses.
 
 Messages follow the Standard Webhooks specification (standardwebhooks.com): `webhook-id` is the same
 for every attempt, `webhook-signature` is `v1,` and the base64 of HMAC-SHA256 over
 `<id>.<timestamp>.<body>` with the secret's bytes.
 
-A URL is a tenant's choice, so with `controller.webhooks: public` it must not lead into the
-platform's own network (server-side request forgery): https only, and *every* address that the name
-resolves to must be one of the public internet. The connection goes to an address that was checked,
-with the name for TLS, so a second answer of the name server changes nothing. Redirects are not
-followed."""
+Tenants choose the URL, so with `controller.webhooks: public` it must not lead into the platform's
+own network (server-side request forgery): https only, and *every* address that the name resolves to
+must be public. The connection goes to an address that was checked, with the name for TLS, so a
+different second DNS response changes nothing. Redirects are not followed."""
 
 from __future__ import annotations
 
@@ -38,12 +37,12 @@ if TYPE_CHECKING:
 
 PUBLIC, ANY = "public", "any"
 ATTEMPT_S = 15.0
-"""For all of an attempt, from the name's look-up to the answer's head: the specification recommends
-15 to 30 s."""
+"""Timeout of an attempt, from the DNS lookup to the response's headers: the specification
+recommends 15 to 30 s."""
 MAX_URL = 2000
 MAX_ADDRESSES = 3
-"""Of one name, tried one after the other: the first may be of a family that has no route from
-here."""
+"""Addresses of one name, tried one after the other: the first may belong to an address family
+without a route from this machine."""
 _SECRET_PREFIX = "whsec_"
 _GLOBAL_UNICAST = ipaddress.ip_network("2000::/3")
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
@@ -52,13 +51,13 @@ Resolve = Callable[[str, int], Awaitable[list[str]]]
 
 
 class AddressRefused(Exception):
-    """Raised when a webhook's address is none that this platform sends to."""
+    """Raised when the platform does not send to a webhook's address."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebhookMessage:
-    """What is told. `id` names it for the receiver, `at` is when it happened (seconds since the
-    epoch)."""
+    """A message. `id` identifies it for the receiver, `at` is when the event happened (seconds
+    since the epoch)."""
 
     id: str
     type: str
@@ -66,7 +65,7 @@ class WebhookMessage:
     data: Mapping[str, Any]
 
     def body(self) -> bytes:
-        """As JSON; the same bytes whenever it is sent."""
+        """Return the message as JSON; the same bytes for every attempt."""
         moment = dt.datetime.fromtimestamp(self.at, tz=dt.UTC).isoformat().replace("+00:00", "Z")
         document = {"type": self.type, "timestamp": moment, "data": self.data}
         return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
@@ -74,13 +73,13 @@ class WebhookMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptResult:
-    """What an attempt came to.
+    """The result of an attempt.
 
     Attributes:
-        status: of the answer; None: there was none.
-        error: why it does not count as delivered; None: it was taken.
-        is_gone: the receiver said that it wants no more (410).
-        retry_after_s: what it asked for, 0 if nothing.
+        status: status of the response; None: there was none.
+        error: why the message was not delivered; None: it was accepted.
+        is_gone: the receiver rejects further messages (410).
+        retry_after_s: the delay that it requested, 0 if none.
     """
 
     status: int | None = None
@@ -90,8 +89,8 @@ class AttemptResult:
 
 
 def sign(secret: str, *, id: str, timestamp: int, body: bytes) -> str:
-    """The value of `webhook-signature`. Raises ValueError for a secret that is not `whsec_` and
-    base64."""
+    """Return the value of `webhook-signature`. Raises ValueError for a secret that is not `whsec_`
+    and base64."""
     kind, prefix, text = secret.rpartition(_SECRET_PREFIX)
     try:
         key = base64.b64decode(text, validate=True)
@@ -104,7 +103,7 @@ def sign(secret: str, *, id: str, timestamp: int, body: bytes) -> str:
 
 
 def headers(message: WebhookMessage, body: bytes, *, secret: str, now: float) -> dict[str, str]:
-    """All headers of an attempt at `now`."""
+    """Return all headers of an attempt at `now`."""
     timestamp = int(now)
     return {
         "content-type": CONTENT_JSON,
@@ -116,8 +115,8 @@ def headers(message: WebhookMessage, body: bytes, *, secret: str, now: float) ->
 
 
 def check_url(url: str, *, policy: str) -> str:
-    """Return `url` if a webhook may have it, as far as that can be said without a look-up. Raises
-    InvalidInput."""
+    """Return `url` if it is permitted for a webhook, as far as that can be checked without a DNS
+    lookup. Raises InvalidInput."""
     try:
         _parsed(url, policy)
     except AddressRefused as e:
@@ -126,7 +125,7 @@ def check_url(url: str, *, policy: str) -> str:
 
 
 def host_of(url: str) -> str:
-    """A webhook's URL for those who may not have it whole: its path is often what opens it."""
+    """Return a webhook's URL without its path, which often contains a credential."""
     import httpx
 
     parsed = httpx.URL(url)
@@ -134,8 +133,7 @@ def host_of(url: str) -> str:
 
 
 def is_public(address: str) -> bool:
-    """Whether an IP address is one of the public internet. Addresses that carry another one are
-    judged by that."""
+    """Whether an IP address is public. An address that embeds another one is classified by that."""
     ip = ipaddress.ip_address(address)
     if isinstance(ip, ipaddress.IPv4Address):
         return ip.is_global and not ip.is_multicast
@@ -148,14 +146,14 @@ def is_public(address: str) -> bool:
 
 
 async def resolve(host: str, port: int) -> list[str]:
-    """Addresses of a name, in the system's order. Raises OSError."""
+    """Resolve a name to addresses, in the system's order. Raises OSError."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in found))
 
 
 class WebhookSender:
-    """Posts messages, one connection each. Owner: one event loop. A context manager: leaving it
-    closes its connections."""
+    """Posts messages, with one connection each. Owner: one event loop. A context manager, which
+    closes connections on exit."""
 
     def __init__(
         self,
@@ -172,12 +170,12 @@ class WebhookSender:
 
     @cached_property
     def _http(self) -> httpx.AsyncClient:
-        # Made for the first message: reading the certificates that the machine trusts takes 30 ms.
+        # Created for the first message: loading the machine's trusted certificates takes 30 ms.
         import httpx
 
-        # No connection is kept: one to an address could serve another name there, whose certificate
-        # was never looked at. And no proxy of the environment: it would resolve the name again, out
-        # of our sight.
+        # No connection is kept: one to an address could serve another name on it, whose certificate
+        # was never verified. And no proxy from the environment: it would resolve the name again,
+        # without our check.
         return httpx.AsyncClient(
             verify=self._verify or ssl.create_default_context(),
             trust_env=False,
@@ -202,7 +200,7 @@ class WebhookSender:
     async def post(
         self, message: WebhookMessage, *, url: str, secret: str, now: float
     ) -> AttemptResult:
-        """One attempt, of at most `attempt_s`."""
+        """Make one attempt of at most `attempt_s`."""
         import httpx
 
         body = message.body()
@@ -214,9 +212,9 @@ class WebhookSender:
         except AddressRefused as e:
             return AttemptResult(error=str(e))
         except TimeoutError:
-            return AttemptResult(error=f"no answer within {self._attempt_s:g} s")
+            return AttemptResult(error=f"no response within {self._attempt_s:g} s")
         except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as e:
-            # ValueError: what TLS says of names that it cannot ask for
+            # ValueError: raised by TLS for names that it does not support
             return AttemptResult(error=f"{type(e).__name__}: {e}" if str(e) else type(e).__name__)
 
     async def _post(self, url: httpx.URL, body: bytes, fields: Mapping[str, str]) -> AttemptResult:
@@ -231,7 +229,7 @@ class WebhookSender:
             )
             request.extensions["sni_hostname"] = host
             try:
-                # the body is nobody's concern, and could be endless
+                # stream: the body is not needed, and could be endless
                 response = await self._http.send(request, stream=True)
             except httpx.ConnectError:
                 if last == len(addresses):
@@ -247,12 +245,12 @@ class WebhookSender:
         except OSError as e:
             raise AddressRefused(f"{host} cannot be resolved: {e.strerror or e}") from e
         except UnicodeError as e:
-            # what the resolver's own encoding says of labels that are empty or too long
-            raise AddressRefused(f"{host} is no name: {e}") from e
+            # raised by the resolver's encoding for labels that are empty or too long
+            raise AddressRefused(f"{host} is not a valid name: {e}") from e
         if self._policy == PUBLIC and not all(map(is_public, found)):
             raise AddressRefused(
-                f"{host} resolves to an address that is not of the public internet: this platform "
-                f"does not send there"
+                f"{host} resolves to an address that is not public: this platform does not send "
+                "there"
             )
         return found[:MAX_ADDRESSES]
 
@@ -265,12 +263,12 @@ def _outcome(response: httpx.Response) -> AttemptResult:
     retry_after_s = float(asked) if asked.isascii() and asked.isdigit() and len(asked) < 8 else 0.0
     if status == 410:
         return AttemptResult(
-            status=status, error="410: the receiver wants no more of these", is_gone=True
+            status=status, error="410: the receiver accepts no further messages", is_gone=True
         )
     why = (
-        "redirects are not followed: name the address itself"
+        "redirects are not followed: use the final URL"
         if response.is_redirect
-        else "an answer of 200 to 299 was expected"
+        else "expected a status of 200 to 299"
     )
     return AttemptResult(status=status, error=f"{status}: {why}", retry_after_s=retry_after_s)
 
@@ -280,27 +278,25 @@ def _parsed(url: str, policy: str) -> httpx.URL:
 
     try:
         parsed = httpx.URL(url)
-        host = parsed.host  # decodes what looks like an internationalised name
+        host = parsed.host  # decodes an internationalised name
     except (httpx.InvalidURL, UnicodeError) as e:
         raise AddressRefused(f"{url[:200]!r} is not a URL: {e}") from e
     schemes = ("https",) if policy == PUBLIC else ("https", "http")
     if len(url) > MAX_URL:
-        raise AddressRefused(f"a URL of {len(url)} characters: at most {MAX_URL}")
+        raise AddressRefused(f"the URL has {len(url)} characters; the maximum is {MAX_URL}")
     if parsed.scheme not in schemes or not host:
         raise AddressRefused(
-            f"{url[:200]!r}: write {' or '.join(f'{scheme}://…' for scheme in schemes)}"
+            f"{url[:200]!r}: use {' or '.join(f'{scheme}://…' for scheme in schemes)}"
         )
     if parsed.port is not None and not 0 < parsed.port < 65_536:
-        raise AddressRefused(f"there is no port {parsed.port}")
+        raise AddressRefused(f"port {parsed.port} is not valid")
     if parsed.userinfo:
         raise AddressRefused(
-            "a URL with a user or a password in it is shown in lists: put what is secret into the "
-            "path or the query"
+            "a URL with a user or a password is shown in lists: put credentials into the path or "
+            "the query"
         )
     if policy == PUBLIC and _is_private_literal(host):
-        raise AddressRefused(
-            f"{host} is not an address of the public internet: this platform does not send there"
-        )
+        raise AddressRefused(f"{host} is not a public address: this platform does not send there")
     return parsed
 
 

@@ -1,5 +1,4 @@
-"""What tenants keep on the platform's disks: how it is counted, bounded by their plans, and
-deleted.
+"""Storage of tenants: blobs, named weights and the node's weight cache; storage quotas and garbage
+collection.
 
-The bytes themselves are read and written in `controller.blobs`; what a tenant pays for them is in
-`controller.storage`."""
+Charges for storage are in `controller.billing`."""

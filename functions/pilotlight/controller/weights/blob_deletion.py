@@ -1,5 +1,5 @@
-"""After a tenant deleted something: give up the blobs that only it referred to, and delete their
-bytes at once."""
+"""Release blobs after a tenant deleted something that referred to them, and delete their bytes at
+once."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ async def release_blobs(
     *,
     manifests: Collection[str] = (),
 ) -> ReleasedBlobs:
-    """Release those of `digests` to which nothing refers, and delete what nobody has. What fails
-    now the janitor does later."""
+    """Release those of `digests` that are not referenced, and delete blobs without an owner. The
+    janitor retries failures later."""
     try:
         done = await context.collector.give_up(
             tenant=caller.tenant,
@@ -41,8 +41,8 @@ async def release_blobs(
 
 
 async def delete_unreferenced(context: Context) -> DeletedBlobs:
-    """Delete the blobs that no tenant has, and count them. A store that is away is asked again by
-    the janitor."""
+    """Delete the blobs without an owner and update the metrics. If the store does not answer, the
+    janitor retries later."""
     try:
         done = await context.collector.delete_marked()
     except ObjectStoreError as e:

@@ -1,17 +1,16 @@
-"""Deleting blobs that nothing refers to: mark and sweep, in two steps that each may be cut off
-anywhere.
+"""Garbage collection of blobs: mark and sweep, in two steps that are both safe to interrupt.
 
-1. **Release** (one transaction per tenant): the tenant gives up blobs that none of its revisions,
-   names of weights and images refers to. A blob that no tenant has then is marked `deleting_at`.
+1. **Release** (one transaction per tenant): the tenant releases blobs that none of its revisions,
+   names of weights and images refers to. A blob that no tenant owns then is marked `deleting_at`.
    The transaction reads the references itself, and every transaction that adds a reference checks
-   that the tenant has the blobs: whichever comes first, no reference is left without its bytes.
-2. **Delete**: the bytes of marked blobs go, then their rows. A crash in between leaves the mark,
-   and the next sweep goes on there. An upload of a marked blob takes the mark away; while one runs
-   the blob is left alone, and while it is deleted uploads of it wait.
+   that the tenant owns the blobs: in either order, no reference is left without its bytes.
+2. **Delete**: delete the bytes of marked blobs, then their rows. After a crash in between the mark
+   is still there, and the next sweep continues. An upload of a marked blob removes the mark; a blob
+   that is being uploaded is not deleted, and uploads of a blob wait while it is being deleted.
 
-The periodic sweep releases only what nobody asked for during `controller.blob_grace_s`: who
-uploads, or asks whether a blob is there, is about to refer to it. Deleting a model, an image or an
-app releases what only that referred to at once."""
+The periodic sweep releases only blobs that were not used during `controller.blob_grace_s`: a client
+that uploads a blob, or checks whether it exists, is about to refer to it. Deleting a model, an
+image or an app releases at once what only that referred to."""
 
 from __future__ import annotations
 
@@ -38,18 +37,18 @@ log = logging.getLogger(__name__)
 
 PLATFORM = "platform"
 MAX_LISTED = 1000
-"""Digests that an answer names."""
+"""Maximum number of digests in a response."""
 _LONGEST_EVER_BYTES = 64 * 1024 * 1024
-"""Of a manifest: earlier releases accepted this much, and what is longer than today's names
-nothing."""
+"""Size limit of a manifest in earlier releases. A manifest longer than today's limit refers to no
+blobs."""
 _AT_ONCE = 500
-"""Digests in one statement: databases bound the parameters of a statement."""
+"""Digests per statement: databases limit the number of parameters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReleasedBlobs:
-    """What a release gave up: `digests` (sorted) and their bytes, and how many of them no tenant
-    has now."""
+    """Blobs that a tenant released: `digests` (sorted), their bytes, and how many of them have no
+    owner now."""
 
     digests: tuple[str, ...] = ()
     size_bytes: int = 0
@@ -58,15 +57,15 @@ class ReleasedBlobs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeletedBlobs:
-    """What a sweep removed from the blob store."""
+    """Number and bytes of blobs that a sweep deleted from the blob store."""
 
     blobs: int = 0
     size_bytes: int = 0
 
 
 class BlobCollector:
-    """Releases and deletes. Owner: the controller's event loop. It remembers what manifests name:
-    they never change."""
+    """Releases and deletes blobs. Owner: the controller's event loop. Caches the file lists of
+    manifests, which never change."""
 
     def __init__(self, files: BlobStore, store: Store) -> None:
         self._files = files
@@ -83,8 +82,8 @@ class BlobCollector:
         actor: str = PLATFORM,
         request: str = "",
     ) -> ReleasedBlobs:
-        """Give up what nothing refers to and nobody asked for since then. Raises Unavailable when
-        the store is away."""
+        """Release blobs without references that were not used since `unused_since`. Raises
+        Unavailable when the store does not answer."""
         return await self._release(
             tenant=tenant,
             unused_since=unused_since,
@@ -103,11 +102,11 @@ class BlobCollector:
         actor: str,
         request: str,
     ) -> ReleasedBlobs:
-        """Give up those of `digests`, and of the files that manifests among them name, to which
-        nothing refers any longer.
+        """Release those of `digests`, and of the files of the manifests among them, that are not
+        referenced.
 
-        `manifests`: digests of which it is known that they are manifests, though no name or
-        revision says so any longer."""
+        `manifests`: digests known to be manifests although no name or revision refers to them
+        now."""
         wanted = {*digests, *manifests}
         for digest in await self._manifests_among(tenant, wanted, known=set(manifests)):
             wanted |= self._named[digest]
@@ -121,13 +120,13 @@ class BlobCollector:
         )
 
     async def delete_marked(self) -> DeletedBlobs:
-        """Remove the bytes of every blob that no tenant has. Raises ObjectStoreError; what is left
-        stays marked."""
+        """Delete the bytes of every blob without an owner. Raises ObjectStoreError; blobs that
+        were not deleted stay marked."""
         count, size_bytes = 0, 0
         for digest in await anyio.to_thread.run_sync(self._marked, None):
             with self._files.gate.deleting(digest) as is_free:
                 if not is_free or not await anyio.to_thread.run_sync(self._marked, digest):
-                    continue  # an upload of it runs, or ended since
+                    continue  # an upload of it is running, or has ended meanwhile
                 await self._files.objects.delete(blob_key(digest))
                 size_bytes += await anyio.to_thread.run_sync(self._forget, digest)
                 count += 1
@@ -164,20 +163,21 @@ class BlobCollector:
             with self._store.write() as write:
                 return attempt(write, changes=True)
 
-        found = await self._knowing(look)  # without the write lock, which most rounds need not take
+        # a dry run first: most rounds release nothing and need no write lock
+        found = await self._knowing(look)
         return found if dry_run or not found.digests else await self._knowing(change)
 
     async def _knowing(self, attempt: Callable[[], ReleasedBlobs | set[str]]) -> ReleasedBlobs:
-        """What the attempt gives once the files of all manifests are known that it asks for. Raises
+        """Repeat the attempt until the file lists of all manifests that it needs are loaded. Raises
         Unavailable."""
-        while True:  # manifests may come between two attempts
+        while True:  # manifests may be added between two attempts
             done = await anyio.to_thread.run_sync(attempt)
             if isinstance(done, ReleasedBlobs):
                 return done
             if missing := sorted(await self._load(done)):
                 raise Unavailable(
-                    f"manifest {missing[0]} of weights in use is not in the blob store, or "
-                    f"damaged there: nothing is collected, because "
+                    f"manifest {missing[0]} of weights in use is missing or damaged in the blob "
+                    f"store: nothing was collected, because "
                     "its files are not known; deploy or push those weights again",
                     retry_after_s=STORE_RETRY_S,
                     manifest=missing[0],
@@ -194,7 +194,7 @@ class BlobCollector:
         actor: str,
         request: str,
     ) -> ReleasedBlobs | set[str]:
-        """Do it, or name the manifests whose files must be known before."""
+        """Release blobs, or return the manifests whose file lists must be loaded first."""
         removed_before = float("inf") if only is not None else unused_since
         found = find_roots(write.sql, self._revisions, tenant=tenant, removed_before=removed_before)
         owned = _owned(write.sql, tenant=tenant)
@@ -205,8 +205,8 @@ class BlobCollector:
             and used_at < unused_since
             and (only is None or digest in only)
         }
-        # files stay as long as any manifest that names them: then a revision has all of its
-        # weights, or not even the manifest
+        # files are kept as long as any manifest that lists them, so a revision has all of its
+        # weights or not even the manifest
         kept = found.manifests & owned.keys() - gone
         if unknown := kept - self._named.keys():
             return unknown
@@ -232,7 +232,7 @@ class BlobCollector:
     async def _manifests_among(
         self, tenant: str, digests: set[str], *, known: set[str]
     ) -> set[str]:
-        """Those of `digests` that are manifests of the tenant, read where that is possible."""
+        """Those of `digests` that are manifests of the tenant; loads their file lists."""
 
         def look() -> set[str]:
             with self._store.read() as sql:
@@ -245,8 +245,8 @@ class BlobCollector:
         return found - await self._load(found - self._named.keys())
 
     async def _load(self, digests: set[str]) -> set[str]:
-        """Read these manifests; returns those that are missing or damaged. Raises Unavailable when
-        the store is away."""
+        """Load the file lists of these manifests; returns those that are missing or damaged. Raises
+        Unavailable when the store does not answer."""
         missing: set[str] = set()
         for digest in digests:
             with store_errors():
@@ -278,12 +278,11 @@ class BlobCollector:
 
 
 class _Damaged(Exception):
-    """Raised when a blob is not what its digest says."""
+    """Raised when a blob does not match its digest."""
 
 
 def _files_of(digest: str, raw: bytes) -> frozenset[str]:
-    """What a manifest names; one of an earlier version, which no node accepts now, names
-    nothing."""
+    """The files that a manifest lists; none for an obsolete version, which no node accepts."""
     if hashlib.sha256(raw).hexdigest() != digest:
         raise _Damaged(digest)
     try:
@@ -293,7 +292,7 @@ def _files_of(digest: str, raw: bytes) -> frozenset[str]:
 
 
 def _owned(sql: sa.Connection, *, tenant: str) -> dict[str, tuple[int, float]]:
-    """The tenant's blobs: size in bytes, and when somebody last uploaded or asked for it."""
+    """The tenant's blobs: size in bytes, and time of the last upload or check."""
     table, owners = tables.blobs, tables.blob_owners
     query = sa.select(owners.c.digest, table.c.size_bytes, owners.c.used_at).join(
         table, table.c.digest == owners.c.digest
@@ -305,7 +304,8 @@ def _owned(sql: sa.Connection, *, tenant: str) -> dict[str, tuple[int, float]]:
 
 
 def _drop(write: Write, *, tenant: str, digests: set[str]) -> int:
-    """Take the tenant's rows away, and mark what no tenant has now; how many those are."""
+    """Delete the tenant's ownership rows and mark blobs that have no owner now; returns the number
+    of marked blobs."""
     table, owners = tables.blobs, tables.blob_owners
     names, marked = sorted(digests), 0
     for begin in range(0, len(names), _AT_ONCE):
@@ -322,8 +322,8 @@ def _drop(write: Write, *, tenant: str, digests: set[str]) -> int:
 
 
 def _mark_revisions(write: Write, found: GcRoots, gone: set[str]) -> None:
-    """Note of revisions whose blobs go that they cannot serve unless they are deployed again; their
-    aliases go."""
+    """Mark revisions whose blobs are released as pruned: they cannot serve until they are deployed
+    again. Deletes their aliases."""
     table, aliases = tables.revisions, tables.aliases
     for (function, name), named in found.given_up.items():
         if named & gone:
@@ -339,7 +339,7 @@ def _mark_revisions(write: Write, found: GcRoots, gone: set[str]) -> None:
 async def collect_garbage(
     collector: BlobCollector, store: Store, *, unused_since: float
 ) -> tuple[ReleasedBlobs, DeletedBlobs]:
-    """Collect for every tenant, then delete. A tenant for which that fails keeps all that it has.
+    """Collect for every tenant, then delete. A tenant whose collection fails keeps all its blobs.
     Raises ObjectStoreError."""
 
     def tenants() -> list[str]:

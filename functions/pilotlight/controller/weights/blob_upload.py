@@ -1,5 +1,5 @@
-"""A blob on its way in: a local file that becomes an object, or nothing, when its bytes are all
-there and its hash was compared."""
+"""Upload of one blob: a local file that becomes an object only after all bytes have arrived and the
+hash has been verified."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from pilotlight.errors import InvalidInput, StorageFull, Unavailable
 from weight_cache.manifest import FileHash
 
 STORE_RETRY_S = 5.0
-"""After which asking an object store again makes sense that did not answer: its own retries took
-tens of seconds."""
+"""Retry delay after the object store did not answer; its own retries took tens of seconds
+already."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class BlobUpload:
-    """One blob on its way in; every call blocks. Owner: the request that receives it."""
+    """One blob that is being received; every method blocks. Owner: the request that receives it."""
 
     def __init__(
         self, temporary: Path, chunked: bool, floor: DiskFloor, announced_bytes: int = 0
     ) -> None:
-        """Raises StorageFull, OSError: also when so many bytes would leave less free disk than the
-        floor."""
+        """Open the file. Raises StorageFull (also when the announced bytes would leave less free
+        disk space than the floor), OSError."""
         self._temporary = temporary
         self._floor = floor
         with disk_errors():
@@ -41,7 +41,7 @@ class BlobUpload:
         self.size_bytes = 0
 
     def add(self, data: bytes) -> None:
-        """The next bytes. Raises StorageFull, OSError."""
+        """Write the next bytes. Raises StorageFull, OSError."""
         self._hash.update(data)
         self.size_bytes += len(data)
         view = memoryview(data)
@@ -51,25 +51,25 @@ class BlobUpload:
                 view = view[os.write(self._descriptor, view) :]
 
     def finish(self, data: bytes, digest: str) -> None:
-        """The last bytes, and what all of them are called. Raises InvalidInput, StorageFull,
-        OSError."""
+        """Write the last bytes and verify the digest of all of them. Raises InvalidInput,
+        StorageFull, OSError."""
         self.add(data)
         if (actual := self._hash.hexdigest()) != digest:
             raise InvalidInput(
-                f"the body's digest is {actual}, not {digest}: it was damaged on the way, or "
-                f"named wrongly",
+                f"the body's digest is {actual}, not {digest}: it was damaged in transit, or the "
+                f"digest is wrong; upload it again",
                 actual=actual,
             )
 
     def discard(self) -> None:
-        """Close and remove the file, if it was not taken."""
+        """Close the file, and remove it unless it became an object."""
         os.close(self._descriptor)
         self._temporary.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
 def disk_errors() -> Iterator[None]:
-    """A full disk as StorageFull; other errors of the disk as they are."""
+    """Translate a full disk to StorageFull; other disk errors are raised unchanged."""
     try:
         yield
     except OSError as e:
@@ -80,8 +80,8 @@ def disk_errors() -> Iterator[None]:
 
 @contextlib.contextmanager
 def store_errors() -> Iterator[None]:
-    """What an object store refuses as StorageFull or Unavailable; what it lacks stays
-    ObjectNotFound."""
+    """Translate object store errors to StorageFull or Unavailable; ObjectNotFound is raised
+    unchanged."""
     try:
         yield
     except ObjectNotFound:
@@ -89,13 +89,15 @@ def store_errors() -> Iterator[None]:
     except ObjectStoreError as e:
         if isinstance(e.__cause__, OSError) and e.__cause__.errno in _FULL:
             raise _full(e.__cause__) from e
-        raise Unavailable(f"the blob store does not do it: {e}", retry_after_s=STORE_RETRY_S) from e
+        raise Unavailable(
+            f"the blob store failed the request: {e}", retry_after_s=STORE_RETRY_S
+        ) from e
 
 
 def _full(error: OSError) -> StorageFull:
     if isinstance(error, BelowFloor):
-        return StorageFull(f"{error.strerror}; nothing was kept")
+        return StorageFull(f"{error.strerror}; nothing was stored")
     return StorageFull(
         f"the blob store's disk is full ({error.strerror}). Free some space in <home>/blobs; "
-        f"nothing was kept."
+        f"nothing was stored."
     )

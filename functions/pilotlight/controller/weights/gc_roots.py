@@ -1,8 +1,8 @@
-"""What a tenant's blobs are needed for: the roots of the mark phase, read from the tables.
+"""Roots of the garbage collection of a tenant's blobs (mark phase), read from the tables.
 
-Roots are revisions (of functions that are there, and not pruned), names of weights, and copy steps
-of built images. A manifest of weights names further blobs, its files; manifests are in the blob
-store, and `collector` reads them."""
+Roots are revisions (of functions that exist, and not pruned), names of weights, and copy steps of
+built images. A manifest of weights refers to further blobs, its files; manifests are in the blob
+store, and `blob_gc` reads them."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ import sqlalchemy as sa
 from pilotlight.controller.database import tables
 
 _AT_ONCE = 200
-"""Specs in one answer: each may have half a megabyte."""
+"""Specs per query: each may have half a megabyte."""
 
 
 @dataclass(slots=True)
 class GcRoots:
-    """Of one tenant.
+    """Roots of one tenant.
 
     Attributes:
-        blobs: digests that something refers to directly: bundles, manifests, archives of copy
-        steps. manifests: all manifests that any revision or name has ever referred to, pruned and
-        removed ones included. given_up: revisions (function id, name) that cannot serve unless they
-        are deployed again → the blobs that they name.
+        blobs: digests that are referenced directly: bundles, manifests, archives of copy steps.
+        manifests: all manifests that any revision or name refers to, including pruned and removed
+            revisions.
+        given_up: revisions (function id, name) that cannot serve until they are deployed again →
+            the blobs that they refer to.
     """
 
     blobs: set[str] = field(default_factory=set)
@@ -36,25 +37,25 @@ class GcRoots:
 
 @dataclass(frozen=True, slots=True)
 class RevisionReferences:
-    """What a revision names. `manifests` are of weights."""
+    """Digests that a revision refers to. `manifests` are of weights."""
 
     bundle: str
     manifests: frozenset[str]
 
     @classmethod
     def by(cls, spec: str) -> RevisionReferences:
-        """Of a revision's spec as it is stored."""
+        """Parse a revision's stored spec."""
         body = json.loads(spec)
         return cls(body["bundle"], frozenset(weights["manifest"] for weights in body["weights"]))
 
     def digests(self) -> set[str]:
-        """All of it."""
+        """All referenced digests."""
         return {self.bundle, *self.manifests}
 
 
 class RevisionReferenceCache:
-    """What revisions name, by the digest of their spec: each is read once, because specs may be
-    long. Threads may share it."""
+    """References of revisions by the digest of their spec. Each spec is parsed once, because specs
+    may be long. Thread-safe."""
 
     def __init__(self) -> None:
         self._named: dict[str, RevisionReferences] = {}
@@ -62,8 +63,8 @@ class RevisionReferenceCache:
     def of(
         self, sql: sa.Connection, function: str, digests: Mapping[str, str]
     ) -> dict[str, RevisionReferences]:
-        """Revision → what it names; `digests` are of the specs of one function's revisions, by
-        their names."""
+        """Revision → its references; `digests` maps the names of one function's revisions to the
+        digests of their specs."""
         table = tables.revisions
         new = [name for name, digest in digests.items() if digest not in self._named]
         for begin in range(0, len(new), _AT_ONCE):
@@ -79,8 +80,8 @@ class RevisionReferenceCache:
 def find_roots(
     sql: sa.Connection, known: RevisionReferenceCache, *, tenant: str, removed_before: float
 ) -> GcRoots:
-    """What the tables refer to. A function that was removed at `removed_before` or later still
-    counts: it may come back."""
+    """Find the roots of a tenant. A function removed at `removed_before` or later still counts: it
+    may be restored."""
     found = GcRoots()
     functions, revisions, weights, images = (
         tables.functions,

@@ -1,8 +1,9 @@
-"""Which blobs and images are in use or being deleted now, and how many bytes are on their way in.
+"""In-memory state of storage operations: blobs and images in use or being deleted, and bytes
+reserved by running uploads.
 
-One controller process is at work at a time (`controller.lock`), so this is kept in its memory: what
-a crash cuts off is gone with it. What a crash must not lose (that a deletion has begun) is in the
-database."""
+Only one controller process is active at a time (`controller.lock`), so this state is kept in its
+memory: operations that a crash interrupts end with it. State that must survive a crash (that a
+deletion has begun) is in the database."""
 
 from __future__ import annotations
 
@@ -14,19 +15,20 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pilotlight.errors import OverQuota
 
 BUILD_RETRY_S = 30.0
-"""When a refused build is worth asking for again: most builds take from seconds to some minutes."""
+"""Retry delay for a rejected build: most builds take from seconds to some minutes."""
 
 
 def image_key(digest: str, tenant: str = "") -> str:
-    """An image in the gate: no blob, which anybody may say to upload under the same digest. A
-    tenant's own, or that of all tenants."""
+    """Key of an image in `StorageReservations`, which differs from every blob digest that a client
+    could upload. Without `tenant`: an image that all tenants share."""
     return f"image/{digest}/{tenant}"
 
 
 class StorageReservations:
-    """Blobs are named by their digests, images by `image_key`.
+    """Use, deletions and reservations in progress. Blobs are named by their digests, images by
+    `image_key`.
 
-    Owner: the controller's event loop; everything changes between awaits only.
+    Owner: the controller's event loop; state changes only between awaits.
     """
 
     def __init__(self) -> None:
@@ -41,8 +43,8 @@ class StorageReservations:
 
     @contextlib.asynccontextmanager
     async def using(self, name: str) -> AsyncIterator[None]:
-        """Keep `name` from being deleted for as long as the block lasts; waits for a deletion that
-        has begun."""
+        """Prevent the deletion of `name` inside the block; waits for a deletion in progress to
+        end."""
         while (deletion := self._deleting.get(name)) is not None:
             await deletion.wait()
         self._using[name] += 1
@@ -53,8 +55,8 @@ class StorageReservations:
 
     @contextlib.contextmanager
     def deleting(self, name: str) -> Iterator[bool]:
-        """Whether `name` may be deleted inside the block: nothing uses it, and nothing begins to
-        until the block ends."""
+        """Yield whether `name` may be deleted inside the block: it is not in use, and a new use
+        waits until the block ends."""
         if name in self._using or name in self._deleting:
             yield False
             return
@@ -67,7 +69,7 @@ class StorageReservations:
 
     @contextlib.contextmanager
     def building(self, tenant: str, *, limit: int | None) -> Iterator[None]:
-        """Count one image build for as long as the block lasts. Raises OverQuota."""
+        """Count one image build inside the block. Raises OverQuota."""
         self.require_build(tenant, limit=limit)
         self._builds[tenant] += 1
         try:
@@ -76,11 +78,11 @@ class StorageReservations:
             _decrease(self._builds, tenant, 1)
 
     def require_build(self, tenant: str, *, limit: int | None) -> None:
-        """Raise OverQuota when the tenant has as many image builds running as it may."""
+        """Raise OverQuota when the tenant runs as many image builds as its plan allows."""
         if limit is not None and self._builds[tenant] >= limit:
             text = (
-                f"{self._builds[tenant]} image builds of this tenant run, and its plan allows "
-                f"builds_at_once = {limit}"
+                f"{self._builds[tenant]} image builds of this tenant are running, and its plan "
+                f"allows builds_at_once = {limit}"
             )
             raise OverQuota(
                 f"{text}: wait for one to end",
@@ -91,22 +93,22 @@ class StorageReservations:
             )
 
     def builds(self, tenant: str) -> int:
-        """Image builds of the tenant that run now."""
+        """Number of running image builds of the tenant."""
         return self._builds[tenant]
 
     def coming_bytes(self, tenant: str) -> int:
-        """Bytes of the tenant's uploads that run now."""
+        """Bytes reserved by running uploads of the tenant."""
         return self._coming[tenant]
 
     def reserve(self, tenant: str, check: Callable[[int, int], Awaitable[None]]) -> Reservation:
-        """Room for one upload of the tenant; `check(more_bytes, coming_bytes)` raises when they do
-        not fit."""
+        """Create the reservation of one upload of the tenant; `check(more_bytes, coming_bytes)`
+        raises when they do not fit."""
         lock = self._locks.setdefault(tenant, asyncio.Lock())
         return Reservation(tenant, coming=self._coming, lock=lock, check=check)
 
 
 class Reservation:
-    """Bytes that one upload may have. Owner: the request that receives it; `release` ends it."""
+    """Bytes reserved for one upload. Owner: the request that receives it; `release` ends it."""
 
     def __init__(
         self,
@@ -123,23 +125,24 @@ class Reservation:
         self._bytes = 0
 
     async def grow(self, size_bytes: int) -> None:
-        """Reserve `size_bytes` in all. Raises what `check` raises; then what was reserved stays."""
+        """Reserve `size_bytes` in total. Raises the errors of `check`, and then keeps the previous
+        reservation."""
         if size_bytes <= self._bytes:
             return
-        async with self._lock:  # what is recorded and what is coming are looked at together
+        async with self._lock:  # recorded and reserved bytes must be read together
             more = size_bytes - self._bytes
             await self._check(more, self._coming[self._tenant])
             self._coming[self._tenant] += more
             self._bytes = size_bytes
 
     async def settle(self, record: Callable[[], Awaitable[None]]) -> None:
-        """Record the upload, whose bytes count as stored from then on."""
+        """Record the upload; from then on its bytes count as stored, not as reserved."""
         async with self._lock:
             await record()
             self.release()
 
     def release(self) -> None:
-        """Give back what is reserved. Idempotent."""
+        """Release the reservation. Idempotent."""
         _decrease(self._coming, self._tenant, self._bytes)
         self._bytes = 0
 

@@ -1,11 +1,11 @@
-"""How much a tenant keeps, and what its plan allows. The counting rule stands here and nowhere
-else.
+"""Storage usage of a tenant, and the limits of its plan. This module alone defines how storage is
+counted.
 
-Blobs and images are named by their content, and two tenants may have the same ones. **Each tenant
-that has a blob or an image counts it whole**: what one tenant keeps does not depend on another,
-deleting frees what was counted, and the count reveals nothing of others. Within one tenant a blob
-counts once, however many revisions, images and names of weights refer to it. An upload counts from
-its first byte; an image counts once it is built."""
+Blobs and images are addressed by content, and two tenants may have the same ones. **Each tenant
+that has a blob or an image counts its full size**: the usage of one tenant does not depend on
+another, a deletion frees what was counted, and usage reveals nothing about other tenants. Within
+one tenant a blob counts once, however many revisions, images and names of weights refer to it. An
+upload counts from its first byte; an image counts once it is built."""
 
 from __future__ import annotations
 
@@ -23,9 +23,8 @@ from pilotlight.spec.quotas import Plan
 
 HINT = (
     "See what counts: `pilotlight tenant show`, `weights list`, `image list`. Delete with "
-    "`pilotlight weights delete NAME`, "
-    "`image delete DIGEST`, `app prune APP` or `app delete APP`; `storage collect` frees what "
-    "nothing refers to."
+    "`pilotlight weights delete NAME`, `image delete DIGEST`, `app prune APP` or `app delete APP`; "
+    "`storage collect` frees unreferenced data."
 )
 PIN_HINT = (
     "See what is pinned: `pilotlight weights list`. Unpin with `pilotlight weights unpin NAME`."
@@ -34,19 +33,19 @@ PIN_HINT = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageUsage:
-    """What one tenant keeps, in bytes."""
+    """Storage usage of one tenant, in bytes."""
 
     blob_bytes: int
     image_bytes: int
 
     @property
     def total_bytes(self) -> int:
-        """What `stored_bytes` of a plan bounds."""
+        """The usage that `stored_bytes` of a plan limits."""
         return self.blob_bytes + self.image_bytes
 
 
 def usage_of_tenant(sql: sa.Connection, *, tenant: str) -> StorageUsage:
-    """What `tenant` keeps now."""
+    """Current storage usage of `tenant`."""
     blobs, owners, images = tables.blobs, tables.blob_owners, tables.images
     of_blobs = sa.select(sa.func.coalesce(sa.func.sum(blobs.c.size_bytes), 0))
     of_blobs = of_blobs.join(owners, owners.c.digest == blobs.c.digest).where(
@@ -62,7 +61,8 @@ def usage_of_tenant(sql: sa.Connection, *, tenant: str) -> StorageUsage:
 
 
 def pinned_bytes(sql: sa.Connection, *, tenant: str) -> int:
-    """Bytes of the tenant's pinned weights: each manifest once, whatever number of names pin it."""
+    """Size in bytes of the tenant's pinned weights; each manifest counts once, however many names
+    pin it."""
     return sum(_pinned(sql, tenant=tenant).values())
 
 
@@ -76,8 +76,8 @@ def plan_of(sql: sa.Connection, plans: Mapping[str, Plan], *, tenant: str) -> Pl
 def require_room(
     sql: sa.Connection, plan: Plan, *, tenant: str, more_bytes: int, coming_bytes: int = 0
 ) -> None:
-    """Raise StorageQuotaExceeded when `more_bytes` do not fit; `coming_bytes` are of uploads that
-    still run."""
+    """Raise StorageQuotaExceeded when `more_bytes` do not fit; `coming_bytes` belong to uploads in
+    progress."""
     if plan.stored_bytes is None:
         return
     now = usage_of_tenant(sql, tenant=tenant)
@@ -85,7 +85,7 @@ def require_room(
     if used + more_bytes > plan.stored_bytes:
         parts = (
             f"{now.blob_bytes} in blobs, {now.image_bytes} in images, {coming_bytes} in "
-            f"uploads that run"
+            f"running uploads"
         )
         raise StorageQuotaExceeded(
             f"{more_bytes} more bytes do not fit: this tenant stores {used} bytes ({parts}), and "
@@ -99,7 +99,7 @@ def require_room(
 
 
 def count_functions(sql: sa.Connection, *, tenant: str) -> int:
-    """How many functions `tenant` has deployed."""
+    """Number of functions that `tenant` has deployed."""
     table = tables.functions
     query = sa.select(sa.func.count()).where(table.c.tenant == tenant, table.c.removed_at.is_(None))
     return int(sql.execute(query).scalar_one())
@@ -109,8 +109,8 @@ def count_functions(sql: sa.Connection, *, tenant: str) -> int:
 def enforce_deploy_limits(
     write: Write, plans: Mapping[str, Plan], *, tenant: str
 ) -> Iterator[None]:
-    """A deploy; what it makes the oldest revisions and entries go for. Raises StorageQuotaExceeded
-    when the plan allows less after it."""
+    """Enforce the plan around a deploy: delete the oldest revisions and history entries beyond it.
+    Raises StorageQuotaExceeded when the tenant would have too many functions."""
     before, revisions = (
         count_functions(write.sql, tenant=tenant),
         retention.count_revisions(write.sql, tenant=tenant),
@@ -126,7 +126,7 @@ def enforce_deploy_limits(
             quota="functions",
             limit=plan.functions,
             used=before,
-            hint="Remove some: `pilotlight app delete APP`.",
+            hint="Delete apps that are not needed: `pilotlight app delete APP`.",
         )
     retention.enforce_retention(write, plan, tenant=tenant, before=revisions)
 
@@ -134,15 +134,15 @@ def enforce_deploy_limits(
 def require_room_for_pin(
     sql: sa.Connection, plan: Plan, *, tenant: str, manifest: str, size_bytes: int
 ) -> None:
-    """Raise StorageQuotaExceeded when pinning `manifest` would exceed `pinned_bytes`; pinning it
-    twice costs nothing."""
+    """Raise StorageQuotaExceeded when pinning `manifest` would exceed `pinned_bytes`. A manifest
+    that is pinned already fits."""
     if plan.pinned_bytes is None:
         return
     pinned = _pinned(sql, tenant=tenant)
     used = sum(pinned.values())
     if manifest not in pinned and used + size_bytes > plan.pinned_bytes:
         raise StorageQuotaExceeded(
-            f"pinning {size_bytes} more bytes is refused: this tenant has {used} bytes pinned, "
+            f"cannot pin {size_bytes} more bytes: this tenant has {used} bytes pinned, "
             f"and its plan allows pinned_bytes = "
             f"{plan.pinned_bytes}",
             quota="pinned_bytes",

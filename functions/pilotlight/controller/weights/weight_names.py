@@ -1,10 +1,10 @@
-"""Names of weights: which manifest a name means in an environment. The bytes are blobs; the node's
-cache holds what is used.
+"""Names of weights: the manifest that a name refers to in an environment. The bytes are blobs; the
+node's cache holds the models in use.
 
-A name is given by a push, or by a deploy that declares weights. A push always takes the name; a
-deploy takes it unless somebody pushed something else under it: `Weights.named(…)` must go on
-meaning what was pushed. A pin belongs to the manifest: a name that comes to mean another one is not
-pinned any more. What the rows say about pins is the truth, and the node follows it."""
+A name is set by a push, or by a deploy that declares weights. A push always sets the name; a deploy
+sets it unless a push set it to another manifest, because `Weights.named(…)` must keep referring to
+what was pushed. A pin belongs to the manifest: a name that is set to another manifest loses its
+pin. The rows define what is pinned, and the node follows them."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ _SHOWN = (
     "updated_at",
 )
 _TABLE = tables.weights
-_USER = re.compile(r"(?<!\bhf)://[^/]*@")  # hf://org@revision names no user
+_USER = re.compile(r"(?<!\bhf)://[^/]*@")  # hf://org@revision contains no user
 _QUERY = re.compile(r"(://[^?#\s]*)[?#]\S*?(?=,?(?:\s|\Z))")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedWeights:
-    """What a name means: the manifest's digest (hex), and how much it names."""
+    """The target of a name: the manifest's digest (hex), total size and number of files."""
 
     manifest: str
     size_bytes: int
@@ -52,14 +52,14 @@ class NamedWeights:
 
     @classmethod
     def of(cls, digest: str, manifest: Manifest) -> Self:
-        """A manifest in short."""
+        """Summarize a manifest."""
         return cls(manifest=digest, size_bytes=manifest.size_bytes, files=len(manifest.files))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightsScope:
-    """Whose names: every question and change is about one environment of one tenant. `actor` and
-    `request` are for the audit log."""
+    """The environment of one tenant that all operations apply to. `actor` and `request` are for
+    the audit log."""
 
     tenant: str
     environment: str
@@ -70,8 +70,8 @@ class WeightsScope:
 def put(
     write: Write, holder: WeightsScope, *, name: str, model: NamedWeights, source: str
 ) -> str | None:
-    """Let `name` mean `model`. Returns the manifest that is not pinned by this name any more, if it
-    was. Raises InvalidInput, NotFound."""
+    """Set `name` to `model`. Returns the manifest that the name pinned before and does not pin now,
+    if any. Raises InvalidInput, NotFound."""
     _check(name, source)
     require_environment(write.sql, tenant=holder.tenant, name=holder.environment)
     before = _find(write.sql, holder, name)
@@ -89,11 +89,11 @@ def note_deployed(
     manifests: Mapping[str, Manifest],
     is_bound: bool = False,
 ) -> list[str]:
-    """Enter the weights of a deploy; `manifests` are by digest. Returns digests whose pins ended,
-    as `put` does.
+    """Record the weights of a deploy; `manifests` are by digest. Returns the digests that lost
+    their pins, as `put` does.
 
-    `is_bound`: by a key of this app alone, which leaves names that another app's deploy brought as
-    they are."""
+    `is_bound`: the deploy's key is limited to this app, so names that another app's deploy set
+    stay unchanged."""
     holder = WeightsScope(
         tenant=place.tenant, environment=place.environment, actor=place.actor, request=place.request
     )
@@ -115,8 +115,8 @@ def note_deployed(
 
 
 def delete(write: Write, holder: WeightsScope, *, name: str) -> str:
-    """Forget a name; returns the manifest that it meant. Raises NotFound, or Conflict while it is
-    pinned or in use."""
+    """Delete a name; returns the manifest that it referred to. Raises NotFound, or Conflict while
+    it is pinned or in use."""
     row = find(write.sql, holder, name=name)
     if row["is_pinned"]:
         raise Conflict(
@@ -138,8 +138,7 @@ def delete(write: Write, holder: WeightsScope, *, name: str) -> str:
 
 
 def pin(write: Write, holder: WeightsScope, *, name: str, pinned: bool) -> str:
-    """Note that the node shall keep what `name` means, or need not; its manifest. Raises
-    NotFound."""
+    """Set whether the node keeps the manifest of `name`; returns the manifest. Raises NotFound."""
     row = find(write.sql, holder, name=name)
     if row["is_pinned"] != pinned:
         write.sql.execute(
@@ -168,20 +167,20 @@ def listing(sql: sa.Connection, holder: WeightsScope) -> list[dict[str, Any]]:
 
 
 def find(sql: sa.Connection, holder: WeightsScope, *, name: str) -> dict[str, Any]:
-    """One of them. Raises NotFound."""
+    """One weights entry of the environment. Raises NotFound."""
     row = _find(sql, holder, name)
     if row is None:
         raise NotFound(
             f"there are no weights {name!r} in environment {holder.environment!r}",
             name=name,
-            hint="See which are: `pilotlight weights list`.",
+            hint="List them with `pilotlight weights list`.",
         )
     return {column: getattr(row, column) for column in _SHOWN}
 
 
 def functions_using(sql: sa.Connection, holder: WeightsScope, *, manifest: str) -> list[str]:
-    """Functions (`app/function`, sorted) of the environment with a revision in traffic that has
-    these weights."""
+    """Functions (`app/function`, sorted) of the environment with a revision in traffic that uses
+    the manifest."""
     functions, traffic, revisions = tables.functions, tables.traffic, tables.revisions
     query = (
         sa.select(functions.c.app, functions.c.name, revisions.c.spec)
@@ -195,7 +194,7 @@ def functions_using(sql: sa.Connection, holder: WeightsScope, *, manifest: str) 
             functions.c.environment == holder.environment,
             functions.c.removed_at.is_(None),
         )
-        # narrows in the database; the next line decides
+        # a prefilter in the database; the next statement decides
         .where(revisions.c.spec.contains(f'"{manifest}"', autoescape=True))
     )
     return sorted(
@@ -204,8 +203,8 @@ def functions_using(sql: sa.Connection, holder: WeightsScope, *, manifest: str) 
 
 
 def instances_of(sql: sa.Connection, revisions: Mapping[str, int]) -> dict[str, int]:
-    """Manifest → how many of these instances map it; `revisions` are keys (`<function
-    id>@<revision>`) with their instances."""
+    """Manifest → number of these instances that map it; `revisions` maps revision keys (`<function
+    id>@<revision>`) to numbers of instances."""
     out: dict[str, int] = {}
     table = tables.revisions
     for key, count in revisions.items():
@@ -219,12 +218,12 @@ def instances_of(sql: sa.Connection, revisions: Mapping[str, int]) -> dict[str, 
 
 
 def pinned(sql: sa.Connection) -> set[str]:
-    """Manifests that some name, of any tenant, wants kept."""
+    """Manifests that are pinned by a name of any tenant."""
     return set(sql.execute(sa.select(_TABLE.c.manifest).where(_TABLE.c.is_pinned)).scalars())
 
 
 def is_named(sql: sa.Connection, *, manifest: str) -> bool:
-    """Whether any name, of any tenant, means it."""
+    """Whether a name of any tenant refers to the manifest."""
     return (
         sql.execute(sa.select(_TABLE.c.name).where(_TABLE.c.manifest == manifest).limit(1)).first()
         is not None
@@ -232,8 +231,8 @@ def is_named(sql: sa.Connection, *, manifest: str) -> bool:
 
 
 def redact_source(source: str) -> str:
-    """A source without what may be secret in its addresses: user, password, query (signatures),
-    fragment. In doubt it hides more."""
+    """Remove possible secrets from the URLs of a source: user, password, query (signatures),
+    fragment. When in doubt, it removes more."""
     return _QUERY.sub(r"\1", _USER.sub("://", source))
 
 
@@ -278,7 +277,7 @@ def _manifests(spec: str) -> set[str]:
 
 
 def record_node_request(write: Write, holder: WeightsScope, verb: str, name: str) -> None:
-    """Note what the node was asked to do with a name, which changes no row."""
+    """Record in the audit log an operation on the node that changes no row."""
     _audit(write, holder, f"weights.{verb}", name)
 
 
@@ -323,5 +322,6 @@ def _check(name: str, source: str) -> None:
         raise InvalidInput(str(e), parameter="name") from e
     if len(source) > MAX_SOURCE_LENGTH:
         raise InvalidInput(
-            f"source has {len(source)} characters: at most {MAX_SOURCE_LENGTH}", parameter="source"
+            f"source has {len(source)} characters: give at most {MAX_SOURCE_LENGTH}",
+            parameter="source",
         )

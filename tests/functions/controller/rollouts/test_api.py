@@ -85,7 +85,7 @@ async def test_a_plan_that_cannot_be_is_refused_before_anything_changes(
     await controller.http.post("/v1/apps/search/deploy", json={"functions": [spec()]})
     for plan, why in (
         ({"steps": [50, 5, 100]}, "must rise"),
-        ({"gates": [{"metric": "luck"}]}, "no metric 'luck'"),
+        ({"gates": [{"metric": "luck"}]}, "unknown metric 'luck'"),
         ({"step": 1}, "step"),
     ):
         body = {"functions": [spec(resources={"cpu": 2.0})], "rollout": plan}
@@ -116,7 +116,7 @@ async def test_a_hand_overrules_it(controller: Controller) -> None:
     assert (await controller.http.post(f"{path}:resume")).json()["state"] == "running"
     promoted = (await controller.http.post(f"{path}:promote")).json()
     assert (promoted["state"], promoted["weight"]) == ("done", 100)
-    assert "is over" in refused(await controller.http.post(f"{path}:abort"), 409)
+    assert "has ended" in refused(await controller.http.post(f"{path}:abort"), 409)
     assert await weights(controller) == {promoted["candidate"]: 100}
 
 

@@ -76,7 +76,7 @@ def test_metrics_that_stopped_coming_hold() -> None:
 def test_stable_without_data_holds() -> None:
     decision = decided(evidence(1000), evidence(0))
     assert (decision.verdict, decision.cause) == (Verdict.HOLD, "samples")
-    assert any("no data of stable" in reason for reason in decision.reasons)
+    assert any("no data from stable" in reason for reason in decision.reasons)
 
 
 def test_too_few_samples_hold_and_say_how_many_there_are() -> None:
@@ -269,7 +269,7 @@ def shared(
 def test_fewer_calls_that_share_an_instance_are_not_held_against_the_candidate() -> None:
     decision = decided(shared(1000, at_once=1), shared(19_000, at_once=4))
     assert decision.verdict is Verdict.ADVANCE
-    assert "as if each call had its instance alone" in decision.gates[2].reason
+    assert "as if each call had an instance to itself" in decision.gates[2].reason
 
 
 def test_with_as_many_calls_as_stable_what_was_billed_counts_alone() -> None:

@@ -127,7 +127,7 @@ def test_a_clock_that_was_set_does_not_shorten_a_step(world: World, jump_s: floa
     world.clock.now += jump_s
     world.look()
     assert world.rollout(rollout).step_began_at == world.clock.now
-    assert world.decisions(rollout)[0].reasons == ("the clock was set: the step begins anew",)
+    assert world.decisions(rollout)[0].reasons == ("the clock was changed: the step restarts",)
     world.pass_s(30)
     world.see_both()
     world.look()
@@ -274,7 +274,7 @@ def third(world: World) -> str:
 
 
 def test_what_serves_already_is_no_candidate(world: World) -> None:
-    with pytest.raises(Conflict, match="serves already"), world.store.write() as write:
+    with pytest.raises(Conflict, match="already serves"), world.store.write() as write:
         lifecycle.begin(write, world.place, function="hello", candidate=world.stable, plan=PLAN)
     with pytest.raises(NotFound), world.store.write() as write:
         lifecycle.begin(write, world.place, function="hello", candidate="v99-nobody", plan=PLAN)
@@ -312,7 +312,7 @@ def test_by_hand_it_is_paused_resumed_promoted_and_aborted(world: World) -> None
         lifecycle.abort(write, running, world.place)
     aborted = world.rollout(rollout.id)
     assert (aborted.state, world.weights) == (RolloutState.ABORTED, {world.stable: 100})
-    with pytest.raises(Conflict, match="is over"), world.store.write() as write:
+    with pytest.raises(Conflict, match="has ended"), world.store.write() as write:
         lifecycle.promote(write, aborted, world.place)
     again = world.rollout(world.begin())
     with world.store.write() as write:

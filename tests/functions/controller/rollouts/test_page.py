@@ -37,7 +37,7 @@ async def test_a_rollout_is_shown_with_numbers_steps_and_reasons(controller: Con
     assert 'aria-current="step"' in page.text
     assert "style=" not in page.text
     detail = await client.get(f"/dashboard/releases/{rollout['id']}", headers=session)
-    for said in ("begun by", "False alarms", "weight 5", "14.4"):
+    for said in ("started by", "False alarms", "weight 5", "14.4"):
         assert said in detail.text, said
     assert not re.findall(r'(?:src|href|action)="(?!/)(?!#main")', detail.text)
 

@@ -54,15 +54,15 @@ def test_a_plan_comes_back_from_the_table_as_it_was() -> None:
         ({"min_samples": 0}, "min_samples"),
         ({"false_rollback_rate": 0}, "false_rollback_rate"),
         ({"gates": []}, "0 gates"),
-        ({"gates": [{"metric": "luck"}]}, "no metric 'luck'"),
-        ({"gates": [{"metric": "feedback:"}]}, "no metric"),
+        ({"gates": [{"metric": "luck"}]}, "unknown metric 'luck'"),
+        ({"gates": [{"metric": "feedback:"}]}, "unknown metric"),
         (
             {"gates": [{"metric": "error_ratio", "paid_by": "feedback:score"}]},
-            "a veto cannot be bought",
+            "require kind 'trade'",
         ),
-        ({"gates": [{"metric": "error_ratio", "min": 0.1}]}, "give `max`"),
-        ({"gates": [{"metric": "feedback:score", "max": 1}]}, "give `min`"),
-        ({"gates": [{"metric": "cost_per_call", "kind": "trade"}]}, "no metric ''"),
+        ({"gates": [{"metric": "error_ratio", "min": 0.1}]}, "set `max`"),
+        ({"gates": [{"metric": "feedback:score", "max": 1}]}, "set `min`"),
+        ({"gates": [{"metric": "cost_per_call", "kind": "trade"}]}, "unknown metric ''"),
         (
             {
                 "gates": [

@@ -1,5 +1,4 @@
-"""Alembic's entry: migrates on the connection (and in the transaction) that `Store.migrate` hands
-over."""
+"""Alembic's entry point: migrates on the connection, and in the transaction, of `Store.migrate`."""
 
 from alembic import context
 

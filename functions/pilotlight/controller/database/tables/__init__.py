@@ -1,9 +1,8 @@
-"""Every table of the control plane, as SQLAlchemy Core. `docs/data-model.md` tells what each is
-for.
+"""All tables of the control plane, as SQLAlchemy Core; `docs/data-model.md` describes each.
 
 The same definitions serve SQLite and PostgreSQL. Times are seconds since the epoch (double), JSON
-is canonical text, money is kept twice: the text that was sent, and whole picounits, in which
-databases can add exactly."""
+is canonical text, money is stored twice: as the text that was sent, and in whole picounits, which
+databases can sum exactly."""
 
 from __future__ import annotations
 

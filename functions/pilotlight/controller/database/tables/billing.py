@@ -1,4 +1,4 @@
-"""What was used, what it cost, and what may be spent."""
+"""Tables of usage, costs and budgets."""
 
 from __future__ import annotations
 
@@ -134,14 +134,14 @@ ROLLUP_SUMS = (
     "high",
     "low",
 )
-"""`high` and `low`: of the cost in picounits, what is above 10**9 and the rest, summed apart.
-`errors`: calls answered 500 or above."""
+"""`high` and `low`: the cost in picounits above 10**9 and the rest, summed separately. `errors`:
+calls answered with 500 or above."""
 ROLLUP_FLOATS = ("cpu_core_s", "memory_byte_s", "gpu_s")
 
 
 def _rollup(name: str, unit: str, *indexes: sa.Index) -> sa.Table:
-    """Sums of records by everything that bills and pages group by; `unit` is the whole hour or day
-    since the epoch."""
+    """Define sums of records by all columns that bills and pages group by; `unit` is the whole hour
+    or day since the epoch."""
     return sa.Table(
         name,
         metadata,

@@ -1,4 +1,4 @@
-"""What all tables are made of: one registry of them, and three kinds of columns."""
+"""The metadata that all tables share, and three kinds of columns."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ metadata = sa.MetaData(naming_convention=NAMING)
 
 
 def text(name: str, *args: sa.ForeignKey, null: bool = False, key: bool = False) -> sa.Column[str]:
-    """A column of text; `null`: it may be left out; `key`: part of the primary key."""
+    """Define a text column; `null`: it is nullable; `key`: part of the primary key."""
     return sa.Column(name, sa.Text, *args, nullable=null, primary_key=key)
 
 
 def time(name: str, *, null: bool = False) -> sa.Column[float]:
-    """A column of seconds since the epoch."""
+    """Define a column of seconds since the epoch."""
     return sa.Column(name, sa.Double, nullable=null)
 
 
 def whole(name: str, *, null: bool = False) -> sa.Column[int]:
-    """A column of whole numbers."""
+    """Define a column of integers."""
     return sa.Column(name, sa.BigInteger, nullable=null)

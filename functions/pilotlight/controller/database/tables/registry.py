@@ -1,4 +1,4 @@
-"""Tenants, apps and their revisions, keys, files, and what activators are told."""
+"""Tables of tenants, apps, revisions, keys, files, and of the activators' feed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ apps = sa.Table(
         ["tenant", "environment"], ["environments.tenant", "environments.name"]
     ),
 )
-"""`policy`: how its releases are guarded: {"approvals": n, ...}; set by administrators, not by a
+"""`policy`: how releases are guarded: {"approvals": n, ...}; set by administrators, not by a
 deploy."""
 
 deployments = sa.Table(
@@ -103,11 +103,11 @@ revisions = sa.Table(
     sa.UniqueConstraint("function", "digest"),
     sa.Index("ix_revisions_age", "function", "created_at", "pruned_at", "has_tags", "name"),
 )
-"""`spec` is what the revision is; `lineage` and `evaluation` are what was told of it, which its
-digest does not cover.
+"""`spec` defines the revision; `lineage` and `evaluation` are metadata, which its digest does not
+cover.
 
-`served_at`: when it first took traffic; null = it never did. `pruned_at`: since when its blobs need
-not be there; null = they are. `has_tags`: bills are grouped by its tags."""
+`served_at`: when it first received traffic; null = never. `pruned_at`: since when its blobs may be
+missing; null = they are present. `has_tags`: bills are grouped by its tags."""
 
 approvals = sa.Table(
     "approvals",
@@ -205,8 +205,8 @@ blobs = sa.Table(
     time("deleting_at", null=True),
     sa.Index("ix_blobs_deleting_at", "deleting_at"),
 )
-"""`deleting_at`: since when no tenant has it, so that its bytes are to be deleted; null = some
-tenant has it."""
+"""`deleting_at`: since when no tenant owns it, so that its bytes are to be deleted; null = a tenant
+owns it."""
 
 blob_owners = sa.Table(
     "blob_owners",
@@ -217,7 +217,7 @@ blob_owners = sa.Table(
     sa.Column("used_at", sa.Double, nullable=False, server_default="0"),
     sa.Index("ix_blob_owners_digest", "digest"),
 )
-"""`used_at`: when the tenant last uploaded the blob or asked whether it is there."""
+"""`used_at`: when the tenant last uploaded the blob or checked that it exists."""
 
 weights = sa.Table(
     "weights",
@@ -277,9 +277,9 @@ calls = sa.Table(
     sa.Index("ix_calls_tenant_submitted_at", "tenant", "submitted_at"),
     sa.Index("ix_calls_expires_at", "expires_at"),
 )
-"""`record`: a CallRecord without its result; `result`: that, in base64, apart so that lists read
-none. `payload`: of a dead letter what its function was given, as an activator's journal had it;
-null = the call is none. `kept_bytes`: of the three texts."""
+"""`record`: a CallRecord without its result; `result`: the result in base64, in a separate column
+so that lists do not read it. `payload`: of a dead letter its function's input, as it was in an
+activator's journal; null = no dead letter. `kept_bytes`: of the three texts."""
 
 kept_calls = sa.Table(
     "kept_calls",
@@ -287,7 +287,7 @@ kept_calls = sa.Table(
     text("tenant", key=True),
     sa.Column("bytes", sa.BigInteger, nullable=False),
 )
-"""The sum of `calls.kept_bytes` of each tenant."""
+"""The sum of `calls.kept_bytes` per tenant."""
 
 audit = sa.Table(
     "audit",

@@ -1,5 +1,5 @@
-"""How versions are released and watched: rollouts, observations, experiments, schedules, webhooks,
-traces."""
+"""Tables of releases and their observation: rollouts, observations, experiments, schedules,
+webhooks, traces."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pilotlight.spec.observations import COUNTS
 
 
 def _partial(name: str, *columns: str, where: str) -> sa.Index:
-    """An index of the few rows that somebody waits for, however many are kept beside them."""
+    """Define a partial index of the few pending rows, however many finished ones are kept."""
     return sa.Index(name, *columns, sqlite_where=sa.text(where), postgresql_where=sa.text(where))
 
 
@@ -42,8 +42,8 @@ rollout_decisions = sa.Table(
 
 
 def _observed(name: str, unit: str) -> sa.Table:
-    """Counts of what calls looked like; by function and time first, because that is how they are
-    asked for."""
+    """Define a table of counts of calls; function and time come first, because queries select by
+    them."""
     return sa.Table(
         name,
         metadata,
@@ -57,8 +57,8 @@ def _observed(name: str, unit: str) -> sa.Table:
 
 
 def _buckets(name: str, unit: str) -> sa.Table:
-    """Histograms of observed clocks (`clock` of `pilotlight.spec.observations.CLOCKS`), and
-    overruns of stages as `over:<stage>`, bucket 0."""
+    """Define histograms of observed clocks (`clock` of `pilotlight.spec.observations.CLOCKS`), and
+    of stages' overruns as `over:<stage>`, bucket 0."""
     return sa.Table(
         name,
         metadata,
@@ -72,7 +72,7 @@ def _buckets(name: str, unit: str) -> sa.Table:
 
 
 observation_minutes = _observed("observation_minutes", "minute")
-"""What activators observed, added up (`pilotlight.spec.observations`); kept for some days."""
+"""Sums of activators' observations (`pilotlight.spec.observations`); kept for some days."""
 observation_hours = _observed("observation_hours", "hour")
 observation_minute_buckets = _buckets("observation_minute_buckets", "minute")
 observation_hour_buckets = _buckets("observation_hour_buckets", "hour")
@@ -80,7 +80,7 @@ observation_hour_buckets = _buckets("observation_hour_buckets", "hour")
 observers = sa.Table(
     "observers", metadata, text("activator", key=True), text("life"), whole("sequence"), time("at")
 )
-"""The last post of each activator, so that one that is sent twice counts once."""
+"""The last post of each activator, so that a repeated post counts once."""
 
 slo_alerts = sa.Table(
     "slo_alerts",
@@ -130,8 +130,8 @@ exposures = sa.Table(
     time("first_at"),
     *(whole(name) for name in EXPOSURE_COUNTS),
 )
-"""A unit that met an experiment, once; more than one arm for a unit is a defect of the assignment,
-and counted as one."""
+"""First exposure of a unit to an experiment. More than one arm for a unit is a defect of the
+assignment, and counted as one."""
 
 exposure_latency = sa.Table(
     "exposure_latency",
@@ -141,8 +141,8 @@ exposure_latency = sa.Table(
     sa.Column("bucket", sa.BigInteger, primary_key=True, autoincrement=False),
     whole("calls"),
 )
-"""A histogram of each unit's warm calls (`pilotlight.spec.observations.latency_bucket`):
-percentiles whose intervals know who called."""
+"""A histogram of each unit's warm calls (`pilotlight.spec.observations.latency_bucket`), for
+percentiles whose confidence intervals take the units into account."""
 
 feedback = sa.Table(
     "feedback",
@@ -159,8 +159,8 @@ feedback = sa.Table(
     sa.Index("ix_feedback_function_id", "function_id", "metric", "called_at"),
     sa.Index("ix_feedback_experiment", "experiment", "metric"),
 )
-"""`called_at` 0 and `function_id` "": the call's record is not there yet; `reach` is what the key
-that told of it may touch."""
+"""`called_at` 0 and `function_id` "": the call's record has not arrived yet; `reach` is what the
+reporting key may access."""
 
 schedules = sa.Table(
     "schedules",
@@ -196,7 +196,7 @@ due_calls = sa.Table(
         where="claimed_by IS NULL OR claimed_until IS NOT NULL",
     ),
 )
-"""Submitted calls that the control plane began, until an activator has them in its journal."""
+"""Submitted calls that the control plane created, until an activator has them in its journal."""
 
 ended_sessions = sa.Table(
     "ended_sessions",
@@ -207,8 +207,8 @@ ended_sessions = sa.Table(
     sa.Index("ix_ended_sessions_key_until", "key", "until"),
     sa.Index("ix_ended_sessions_until", "until"),
 )
-"""Sessions of the dashboard that were signed out of, until their own end. `key`: id of the API key
-that they were begun with."""
+"""Dashboard sessions that were signed out of, until they would have expired. `key`: id of the API
+key that started the session."""
 idempotency_keys = sa.Table(
     "idempotency_keys",
     metadata,

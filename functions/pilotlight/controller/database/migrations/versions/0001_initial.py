@@ -1,4 +1,4 @@
-"""The first layout: every table of `pilotlight.controller.database.tables`, one function each."""
+"""Initial schema: every table of `pilotlight.controller.database.tables`, one function each."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -22,8 +22,8 @@ _AUDIT_IS_APPEND_ONLY = {
 
 
 def upgrade() -> None:
-    """Create everything, and the feed's one row of state: it begins at 1, because position 0 means
-    "from the start"."""
+    """Create all tables, and the feed's state row: it begins at 1, because position 0 means "from
+    the start"."""
     _audit()
     _blobs()
     _calls()

@@ -1,5 +1,5 @@
-"""Drop the index of usage by function: every report is cut by time, and each index costs each call
-a write."""
+"""Drop the index of usage by function: every report selects by time, and each index costs every
+call a write."""
 
 from alembic import op
 
@@ -10,5 +10,5 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Drop it."""
+    """Drop the index."""
     op.drop_index("ix_usage_tenant_environment_app_function_started_at", table_name="usage")

@@ -1,5 +1,5 @@
-"""Whether a function may be kept on disk as a snapshot: an operator's switch, on for whatever is
-there."""
+"""Whether a function may be stored as a snapshot: an operator's switch, on for existing
+functions."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -11,7 +11,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Add the switch."""
+    """Add the column."""
     op.add_column(
         "functions", sa.Column("snapshots", sa.Boolean(), server_default=sa.true(), nullable=False)
     )

@@ -1,5 +1,5 @@
-"""Names of weights: which manifest a name means in an environment, where it came from, and whether
-the node keeps it."""
+"""Names of weights: the manifest of a name in an environment, its source, and whether the node pins
+it."""
 
 import sqlalchemy as sa
 from alembic import op

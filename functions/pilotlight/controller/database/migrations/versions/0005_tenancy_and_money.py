@@ -1,5 +1,5 @@
 """Plans, quotas and budgets of tenants; rollups of usage, latency histograms, invoices and the
-price lists that were in force."""
+price lists that were in effect."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -13,7 +13,7 @@ MONTH = {
     "sqlite": "strftime('%Y-%m', day * 86400, 'unixepoch')",
     "postgresql": "to_char(to_timestamp(day * 86400) AT TIME ZONE 'UTC', 'YYYY-MM')",
 }
-"""By the whole day: of a moment, SQLite would round the last half millisecond of a month into the
+"""By whole days: with timestamps, SQLite would round the last half millisecond of a month into the
 next one."""
 
 GROUPS = (
@@ -47,8 +47,8 @@ SUMS = (
 
 
 def upgrade() -> None:
-    """Create the tables and columns. Rollups of records that are there already are made by the
-    controller's start."""
+    """Create the tables and columns. The controller's start computes rollups of existing
+    records."""
     op.create_table(
         "latency_hours",
         sa.Column("tenant", sa.Text(), nullable=False),
@@ -182,7 +182,7 @@ def upgrade() -> None:
 
 
 def _rollup(name: str, unit: str) -> None:
-    """Sums of usage by everything that bills group by; `unit` is the whole hour or day."""
+    """Sums of usage by all columns that bills group by; `unit` is the whole hour or day."""
     op.create_table(
         name,
         sa.Column("tenant", sa.Text(), nullable=False),

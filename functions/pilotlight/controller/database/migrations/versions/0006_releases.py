@@ -317,7 +317,7 @@ def upgrade() -> None:
         "revisions", sa.Column("created_by", sa.Text(), server_default="", nullable=False)
     )
     op.add_column("revisions", sa.Column("served_at", sa.Double(), nullable=True))
-    # until now, what was deployed took the traffic at once
+    # until now, a deployed revision received all traffic at once
     op.execute("UPDATE revisions SET served_at = created_at")
     op.add_column("calls", sa.Column("payload", sa.Text(), nullable=True))
     for name in ("experiment", "arm", "unit", "degraded"):
@@ -326,8 +326,7 @@ def upgrade() -> None:
 
 
 def _observations(name: str, unit: str) -> None:
-    """Counts of what calls looked like, per revision and arm; `unit` is the whole minute or hour
-    since the epoch."""
+    """Counts of calls per revision and arm; `unit` is the whole minute or hour since the epoch."""
     op.create_table(
         name,
         sa.Column("function_id", sa.Text(), nullable=False),
@@ -340,7 +339,7 @@ def _observations(name: str, unit: str) -> None:
 
 
 def _buckets(name: str, unit: str) -> None:
-    """Histograms of their clocks."""
+    """Histograms of the calls' clocks."""
     op.create_table(
         name,
         sa.Column("function_id", sa.Text(), nullable=False),
@@ -356,7 +355,7 @@ def _buckets(name: str, unit: str) -> None:
 
 
 def _waiting() -> None:
-    """Indices of the few rows that somebody waits for, however many are kept beside them."""
+    """Partial indices of the few pending rows, however many finished ones are kept."""
     for name, table, columns, where in (
         (
             "ix_deliveries_waiting",

@@ -1,5 +1,5 @@
-"""What a language model's calls used: tokens that were cached, why an answer ended, when its first
-token came."""
+"""Usage of a language model's calls: cached tokens, why an answer ended, time to its first
+token."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -13,7 +13,7 @@ _OBSERVED = ("observation_minutes", "observation_hours")
 
 
 def upgrade() -> None:
-    """Add columns; of what is there already nothing of the kind is known."""
+    """Add columns; existing records have no such values."""
     op.add_column("usage", sa.Column("finish", sa.Text(), server_default="", nullable=False))
     for name in ("tokens_cached", "first_token_ms"):
         op.add_column("usage", sa.Column(name, sa.BigInteger(), server_default="0", nullable=False))

@@ -1,5 +1,4 @@
-"""Sessions of the dashboard that were signed out of: they stay ended when the controller
-restarts."""
+"""Dashboard sessions that were signed out of: they stay ended when the controller restarts."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -11,7 +10,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Add the table; sign-outs from before were only in memory."""
+    """Add the table; earlier sign-outs were only in memory."""
     op.create_table(
         "ended_sessions",
         *(sa.Column(name, sa.Text(), nullable=False) for name in ("id", "key")),

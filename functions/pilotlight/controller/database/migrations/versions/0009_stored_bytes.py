@@ -1,5 +1,5 @@
-"""What tenants store: when a blob was last asked for, which are being deleted, how large images
-are, which revisions were pruned."""
+"""What tenants store: when a blob was last used, which are being deleted, the size of images, which
+revisions were pruned."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -11,8 +11,8 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Add columns. Of images that were built before the size is not known: they count nothing until
-    they are built again."""
+    """Add columns. The size of images built before is unknown and counts as 0 until they are built
+    again."""
     op.add_column("blobs", sa.Column("deleting_at", sa.Double(), nullable=True))
     op.create_index("ix_blobs_deleting_at", "blobs", ["deleting_at"], unique=False)
     op.add_column(

@@ -10,7 +10,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Add a column. Of images that were built before nobody counted."""
+    """Add a column; 0 for images built before."""
     op.add_column(
         "images", sa.Column("build_cpu_ns", sa.BigInteger(), server_default="0", nullable=False)
     )

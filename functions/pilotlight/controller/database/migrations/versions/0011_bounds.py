@@ -1,5 +1,5 @@
-"""Due calls of each tenant in their order, without a look at their bodies; and how much of
-submitted calls is kept."""
+"""Due calls of each tenant in order, without reading their bodies; and the bytes kept of submitted
+calls."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -11,10 +11,10 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Replace the index of due calls that wait by one that a claim needs alone; of those that were
-    taken, forget what they were.
+    """Replace the index of waiting due calls by a covering one for claims; clear the documents of
+    claimed calls.
 
-    Of calls that are kept, count what they take.
+    Compute the size of submitted calls that are kept.
     """
     waits = sa.text("claimed_by IS NULL OR claimed_until IS NOT NULL")
     op.drop_index("ix_due_calls_waiting", table_name="due_calls")

@@ -1,4 +1,4 @@
-"""What is needed to bound what tenants keep: the size of answers under idempotency keys, and which
+"""Columns that limit what tenants store: the size of responses to idempotency keys, and which
 revisions bills are grouped by."""
 
 import sqlalchemy as sa
@@ -11,8 +11,8 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Add both columns, fill them in, and index what is looked at with each change, so that no
-    answer and no spec is read for it."""
+    """Add and fill both columns, and index what each change queries, so that it reads no response
+    and no spec."""
     op.add_column(
         "idempotency_keys",
         sa.Column("kept_bytes", sa.BigInteger(), server_default="0", nullable=False),

@@ -1,5 +1,4 @@
-"""Results of calls in a column of their own: lists of calls read their records, not their
-results."""
+"""Results of calls in a separate column: lists of calls read their records without results."""
 
 import json
 
@@ -12,14 +11,14 @@ branch_labels = None
 depends_on = None
 
 AT_ONCE = 500
-"""Rows that are moved together, where they are small."""
+"""Number of small rows moved together."""
 SMALL_BYTES = 65_536
-"""Others are read one at a time: a result may have tens of megabytes."""
+"""Larger rows are read one at a time: a result may have tens of megabytes."""
 
 
 def upgrade() -> None:
-    """Add the column, and move each result into it. What a call takes (`kept_bytes`) stays as it
-    is."""
+    """Add the column, and move each result into it. The size of a call (`kept_bytes`) is
+    unchanged."""
     op.add_column("calls", sa.Column("result", sa.Text(), server_default="", nullable=False))
     calls = sa.table("calls", *(sa.column(name) for name in ("tenant", "id", "record", "result")))
     sql, key = op.get_bind(), (calls.c.tenant, calls.c.id)
