@@ -332,7 +332,7 @@ async def furnish(made: Demo, *, now: float) -> None:
             list(demo_traces.traces(tenant=made.tenant, revisions=made.revisions, now=now)),
             keep=1000,
         )
-    evaluate_all(made.context)
+    evaluate_all(made.context.store, now=made.context.clock())
     _name_models(made)
     _run(made, theirs, now)
 

@@ -20,6 +20,7 @@ from pilotlight.controller.kubernetes.node_reports import NodeReports
 from pilotlight.controller.registry.app_ref import AppRef
 from pilotlight.controller.server.metrics import Metrics
 from pilotlight.controller.server.node_backend import NodeBackend
+from pilotlight.controller.server.request_id import request_id
 from pilotlight.controller.server.tenant_threads import TenantThreads
 from pilotlight.controller.settings import ControllerConfig
 from pilotlight.controller.weights.blob_gc import BlobCollector
@@ -75,11 +76,6 @@ class Context:
 def context_of(request: Request) -> Context:
     """Return the context of the application that serves `request`."""
     return cast(Context, request.app.state.context)
-
-
-def request_id(request: Request) -> str:
-    """Return the id of this request, which its response carries."""
-    return str(request.scope.get("pilotlight.request_id", ""))
 
 
 Ctx = Annotated[Context, Depends(context_of)]

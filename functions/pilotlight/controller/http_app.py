@@ -55,6 +55,7 @@ from pilotlight.controller.identity import access_control
 from pilotlight.controller.lazy_routes import LazyRoute
 from pilotlight.controller.server import dataplane_openapi, error_responses
 from pilotlight.controller.server.idempotency import Idempotency
+from pilotlight.controller.server.request_id import set_request_id
 from pilotlight.core.controller_client import HEADER_PLATFORM_TOKEN
 from pilotlight.errors import PilotlightError
 from pilotlight.protocol import (
@@ -167,7 +168,12 @@ def build_app(context: Context) -> ASGIApp:
     app.router.route_class = LazyRoute
     app.add_api_route("/healthz", _healthz, methods=["GET"], tags=["health"])
     app.openapi = _document  # type: ignore[method-assign]
-    return _RequestMiddleware(Idempotency(app, context), context)
+    return _RequestMiddleware(
+        Idempotency(
+            app, store=context.store, key=context.key, threads=context.threads, clock=context.clock
+        ),
+        context,
+    )
 
 
 def _application() -> FastAPI:
@@ -312,7 +318,7 @@ class _RequestMiddleware:
         headers = dict(scope["headers"])  # the last of a repeated header: the activator's
         given = headers.get(HEADER_REQUEST_ID.encode(), b"")
         request_id = given.decode("ascii") if _REQUEST_ID.match(given) else new_call_id()
-        scope["pilotlight.request_id"] = request_id
+        set_request_id(scope, request_id)
         began = time.perf_counter()
 
         async def send_with_id(message: Message) -> None:

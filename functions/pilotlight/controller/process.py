@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Coroutine, Iterator, Mapping
 from pathlib import Path
 
 import anyio.to_thread
@@ -22,20 +22,19 @@ from pilotlight.controller.context import Context
 from pilotlight.controller.database import feed, reencryption
 from pilotlight.controller.database.change_notifier import ChangeNotifier
 from pilotlight.controller.database.store import Store
-from pilotlight.controller.experiments import guardrails as experiments
+from pilotlight.controller.experiments import guardrails
 from pilotlight.controller.identity import sessions, tenants
-from pilotlight.controller.kubernetes import loop as cluster
 from pilotlight.controller.registry import snapshot_gc
-from pilotlight.controller.rollouts import loop as rollouts
+from pilotlight.controller.rollouts.loop import RolloutController
 from pilotlight.controller.scheduling import dispatch_queue, scheduler, submitted_calls
 from pilotlight.controller.server import idempotency, leader
 from pilotlight.controller.server.database_lock import ControllerLock
 from pilotlight.controller.server.health import Probes
 from pilotlight.controller.server.metrics import Metrics
-from pilotlight.controller.server.node_backend import NodeBackend, make_node_backend
+from pilotlight.controller.server.node_backend import NodeBackend
 from pilotlight.controller.server.process_user import OpenedResources
 from pilotlight.controller.settings import ControllerConfig
-from pilotlight.controller.slo import loop as objectives
+from pilotlight.controller.slo import loop as slo_loop
 from pilotlight.controller.webhooks import deliveries, delivery_worker
 from pilotlight.controller.weights import blob_gc, node_cache
 from pilotlight.controller.weights.blobs import BlobStore
@@ -45,6 +44,7 @@ from pilotlight.core.metrics_server import metrics_socket
 from pilotlight.core.object_store.errors import ObjectStoreError
 from pilotlight.core.transport import TlsCredentials
 from pilotlight.errors import PilotlightError
+from snapshotter.client import AgentClient
 from snapshotter.errors import SnapshotterError
 from weight_cache.client import WeightCacheClient
 from weight_cache.errors import WeightCacheError
@@ -68,7 +68,7 @@ async def serve(
     files = BlobStore.of(config.platform, config.paths, limit_bytes=config.settings.blob_max_bytes)
     bell = ChangeNotifier()
     store = Store(config.database_url, clock=time.time, on_fed=bell.ring)
-    agent = make_node_backend(config)
+    agent = _node_backend(config)
     cache = WeightCacheClient(paths.socket_for_controller("weight_cache"))
     metrics = Metrics()
     lock = ControllerLock(paths.home / "controller.lock", store.engine, descriptor=opened.lock)
@@ -98,6 +98,16 @@ async def serve(
         await cache.aclose()
         await files.objects.aclose()
         store.close()
+
+
+def _node_backend(config: ControllerConfig) -> NodeBackend:
+    """Return the agent for this platform's fleet. Does not connect yet."""
+    if config.platform.fleet == "knative":
+        # importing it takes about a second, and a single machine does not need it
+        from pilotlight.controller.kubernetes.cluster_backend import ClusterBackend
+
+        return ClusterBackend(config.cluster)
+    return AgentClient(config.paths.socket_for_controller("snapshotter"))
 
 
 def _publish_plans(store: Store, config: ControllerConfig) -> None:
@@ -159,7 +169,7 @@ async def _run(context: Context, opened: OpenedResources, ready_fd: int | None) 
     )
     exposed = await context.metrics.expose(opened.metrics)
     tasks = [
-        asyncio.create_task(run(context), name=name) for name, run in _BACKGROUND_TASKS.items()
+        asyncio.create_task(work, name=name) for name, work in _background_tasks(context).items()
     ]
     for task in tasks:
         task.add_done_callback(_log_task_end)
@@ -314,15 +324,42 @@ def _delete_expired(context: Context) -> None:
             expired = submitted_calls.expire(write, now=now, limit=EXPIRE_BATCH)
 
 
-_BACKGROUND_TASKS: Mapping[str, Callable[[Context], Coroutine[None, None, None]]] = {
-    "janitor": _run_janitor,
-    "deliverer": delivery_worker.run_delivery_workers,
-    "planner": scheduler.run_scheduler,
-    "budgets": _measure_budgets,
-    "bookkeeping": billing_jobs.run_billing_jobs,
-    "rollouts": rollouts.run,
-    "experiments": experiments.run,
-    "objectives": objectives.run,
-    "cluster": cluster.run,
-}
-"""Background tasks of the process by name; each continues after errors."""
+def _background_tasks(context: Context) -> Mapping[str, Coroutine[None, None, None]]:
+    """Background tasks of the process by name; each continues after errors."""
+    config, store, bell, clock = context.config, context.store, context.bell, context.clock
+    tasks = {
+        "janitor": _run_janitor(context),
+        "deliverer": delivery_worker.run_delivery_workers(
+            store=store,
+            key=context.key,
+            bell=bell,
+            metrics=context.metrics,
+            clock=clock,
+            policy=config.settings.webhooks,
+        ),
+        "planner": scheduler.run_scheduler(store=store, bell=bell, clock=clock),
+        "budgets": _measure_budgets(context),
+        "bookkeeping": billing_jobs.run_billing_jobs(
+            store=store, agent=context.agent, config=config
+        ),
+        "rollouts": RolloutController(store=store, clock=clock, rates=config.prices.rates()).run(),
+        "experiments": guardrails.run(store),
+        "objectives": slo_loop.run(
+            store=store, clock=clock, keep_days=config.settings.observations_days
+        ),
+    }
+    if config.platform.fleet == "knative":
+        # a platform on one machine does not load the Kubernetes client
+        from pilotlight.controller.kubernetes.leader_election import ClusterController
+
+        tasks["cluster"] = ClusterController(
+            settings=config.cluster,
+            store=store,
+            key=context.key,
+            node_key=context.node_key,
+            bell=bell,
+            statuses=context.statuses,
+            nodes=context.nodes,
+            metrics=context.metrics,
+        ).run()
+    return tasks

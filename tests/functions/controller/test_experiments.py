@@ -206,7 +206,7 @@ async def test_webhooks_are_told(lab: Lab) -> None:
     assert (await lab.controller.http.put("/v1/webhooks/chat", json=hook)).is_success
     await lab.create()
     await lab.fill(status=502)
-    assert guardrails.check_all(lab.controller.context) == [f"{lab.id}/bold"]
+    assert guardrails.check_all(lab.controller.context.store) == [f"{lab.id}/bold"]
     with lab.controller.context.store.read() as sql:
         told = sql.execute(
             sa.select(tables.deliveries.c.event, tables.deliveries.c.body).order_by(
@@ -520,10 +520,10 @@ async def test_an_arm_that_fails_is_stopped_by_itself_and_its_units_go_to_the_fi
 ) -> None:
     await lab.create(arms=lab.arms(40, 30, 30))
     await lab.fill(arms=("control", "bold", "bolder"))
-    assert guardrails.check_all(lab.controller.context) == []
+    assert guardrails.check_all(lab.controller.context.store) == []
     await lab.put([lab.record(f"bold-{n}", "bold", status=500) for n in range(100)])
-    assert guardrails.check_all(lab.controller.context) == [f"{lab.id}/bold"]
-    assert guardrails.check_all(lab.controller.context) == []
+    assert guardrails.check_all(lab.controller.context.store) == [f"{lab.id}/bold"]
+    assert guardrails.check_all(lab.controller.context.store) == []
     found = await lab.state()
     assert found["state"] == "RUNNING"
     assert "error_ratio +0.02" in found["stopped"]["bold"]["reason"]
@@ -563,7 +563,7 @@ async def test_units_of_a_stopped_arm_break_nothing_when_they_meet_the_first(lab
 async def test_the_experiment_ends_when_the_last_other_arm_is_stopped(lab: Lab) -> None:
     await lab.create()
     await lab.fill(status=502)
-    assert guardrails.check_all(lab.controller.context) == [f"{lab.id}/bold"]
+    assert guardrails.check_all(lab.controller.context.store) == [f"{lab.id}/bold"]
     found = await lab.state()
     assert found["state"] == "STOPPED"
     assert found["reason"].startswith("arm bold: guardrail 'error_ratio +0.02' is breached")
@@ -613,7 +613,7 @@ async def test_a_good_arm_is_left_alone(lab: Lab) -> None:
                 for name, unit in names
             ]
         )
-        assert guardrails.check_all(lab.controller.context) == []
+        assert guardrails.check_all(lab.controller.context.store) == []
     assert [one["state"] for one in (await lab.report())["guardrails"]] != [report.BREACHED]
 
 
@@ -624,7 +624,7 @@ async def test_feedback_that_waited_is_joined_by_the_same_round(lab: Lab) -> Non
     )
     assert (answer.status_code, answer.json()["waiting"]) == (202, True)
     await lab.put([usage(f"{call}/1", tenant=lab.tenant)])
-    guardrails.check_all(lab.controller.context)
+    guardrails.check_all(lab.controller.context.store)
     again = await lab.controller.http.post(
         "/v1/feedback", json={"request_id": call, "metrics": {"rating": 1}}
     )
@@ -687,7 +687,7 @@ async def test_the_page_shows_intervals_and_says_loudly_when_nothing_counts(lab:
             assert said in page.text, said
         assert "style=" not in page.text, "the policy forbids it"
     await lab.put([lab.record("bold-1", "bold", revision=lab.old)])
-    assert guardrails.check_all(lab.controller.context) == [f"{lab.id}/bold"]
+    assert guardrails.check_all(lab.controller.context.store) == [f"{lab.id}/bold"]
     page = await client.get(f"/dashboard/experiments/{made['id']}", headers=headers)
     for said in (
         "Invalid: the results below do not count.",

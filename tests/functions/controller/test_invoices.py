@@ -193,10 +193,28 @@ async def test_the_loop_issues_what_is_due(controller: Controller) -> None:
         usage("req-2/1", tenant=tenant, started_at=OCTOBER + 31 * DAY),
     )
     controller.clock.now = OCTOBER + 33 * DAY
-    assert billing_jobs.issue_due_invoices(controller.context) == 0
+    assert (
+        billing_jobs.issue_due_invoices(
+            controller.context.store,
+            after_days=controller.context.config.settings.invoice_after_days,
+        )
+        == 0
+    )
     controller.clock.now = OCTOBER + 34 * DAY
-    assert billing_jobs.issue_due_invoices(controller.context) == 1
-    assert billing_jobs.issue_due_invoices(controller.context) == 0
+    assert (
+        billing_jobs.issue_due_invoices(
+            controller.context.store,
+            after_days=controller.context.config.settings.invoice_after_days,
+        )
+        == 1
+    )
+    assert (
+        billing_jobs.issue_due_invoices(
+            controller.context.store,
+            after_days=controller.context.config.settings.invoice_after_days,
+        )
+        == 0
+    )
     listed = (await controller.http.get("/v1/billing/invoices")).json()["invoices"]
     assert [(one["month"], one["id"]) for one in listed] == [
         ("2026-11", None),
@@ -384,5 +402,10 @@ def test_storage_is_charged_once_an_hour_for_what_is_there(
 
 
 async def test_storage_without_a_price_asks_nobody(controller: Controller) -> None:
-    assert await billing_jobs.charge_storage(controller.context) == 0
+    assert (
+        await billing_jobs.charge_storage(
+            controller.context.store, controller.context.agent, controller.context.config
+        )
+        == 0
+    )
     assert stored(controller.context.store) == {}

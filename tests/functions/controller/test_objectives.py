@@ -176,7 +176,7 @@ class World:
         self.controller.clock.now = real
 
     def judge(self) -> list[str]:
-        return loop.evaluate_function(self.controller.context, self.function_id, now=self.now)
+        return loop.evaluate_function(self.controller.context.store, self.function_id, now=self.now)
 
     def after(self, seconds: float) -> list[str]:
         self.controller.clock.now += seconds
@@ -325,12 +325,14 @@ async def test_a_function_that_is_gone_has_no_open_alarms(world: World) -> None:
 
 
 async def test_every_function_that_was_called_is_looked_at(world: World) -> None:
-    assert loop.evaluate_all(world.controller.context) == 0
+    assert loop.evaluate_all(world.controller.context.store, now=world.now) == 0
     world.see(answered=50, failed=50)
-    assert loop.evaluate_all(world.controller.context) == 1
+    assert loop.evaluate_all(world.controller.context.store, now=world.now) == 1
     assert world.open() == [("availability", "page")]
     world.controller.clock.now += 2 * DAY
-    assert loop.evaluate_all(world.controller.context) == 1  # its alarm is open still
+    assert (
+        loop.evaluate_all(world.controller.context.store, now=world.now) == 1
+    )  # its alarm is open still
 
 
 async def test_a_function_whose_objectives_cannot_be_read_holds_up_no_other(world: World) -> None:
@@ -355,24 +357,30 @@ async def test_a_function_whose_objectives_cannot_be_read_holds_up_no_other(worl
         )
         observations.add(write, [one])
     for is_thorough in (False, True):
-        loop.evaluate_all(world.controller.context, is_thorough=is_thorough)
+        loop.evaluate_all(world.controller.context.store, now=world.now, is_thorough=is_thorough)
         assert world.open() == [("availability", "page")]
 
 
 async def test_a_glance_finds_who_has_to_be_paged_and_passes_over_who_is_well(world: World) -> None:
     world.see(answered=5000, failed=2)
-    assert loop.evaluate_all(world.controller.context, is_thorough=False) == 0
+    assert loop.evaluate_all(world.controller.context.store, now=world.now, is_thorough=False) == 0
     world.see(answered=50, failed=500)
-    assert loop.evaluate_all(world.controller.context, is_thorough=False) == 1
+    assert loop.evaluate_all(world.controller.context.store, now=world.now, is_thorough=False) == 1
     assert world.open() == [("availability", "page")]
     world.controller.clock.now += HOUR
-    assert loop.evaluate_all(world.controller.context, is_thorough=False) == 1  # its alarm may end
+    assert (
+        loop.evaluate_all(world.controller.context.store, now=world.now, is_thorough=False) == 1
+    )  # its alarm may end
 
 
 async def test_hours_are_summed_up_and_old_minutes_dropped_by_the_way(world: World) -> None:
     for hours in range(1, 200, 7):
         world.see(at=world.now - hours * HOUR, answered=10, latency={"warm": {3: 10}})
-    loop.roll_up(world.controller.context)
+    loop.roll_up(
+        world.controller.context.store,
+        now=world.now,
+        keep_days=world.controller.context.config.settings.observations_days,
+    )
     with world.controller.context.store.read() as sql:
         oldest = sql.execute(
             sa.select(sa.func.min(tables.observation_minutes.c.minute))

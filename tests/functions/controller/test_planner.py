@@ -18,7 +18,13 @@ PATIENCE_S = 30.0
 
 @contextlib.asynccontextmanager
 async def planning(controller: Controller) -> AsyncIterator[None]:
-    task = asyncio.create_task(scheduler.run_scheduler(controller.context))
+    task = asyncio.create_task(
+        scheduler.run_scheduler(
+            store=controller.context.store,
+            bell=controller.context.bell,
+            clock=controller.context.clock,
+        )
+    )
     try:
         yield
     finally:
@@ -74,4 +80,8 @@ async def test_a_wait_is_bounded_because_the_wall_clock_may_be_set(controller: C
     await controller.http.post(
         "/v1/apps/search/deploy", json={"functions": [spec(schedules=[{"cron": "0 0 1 1 *"}])]}
     )
-    assert scheduler._round(controller.context) == scheduler.LONGEST_WAIT_S < schedules.GRACE_S
+    assert (
+        scheduler._round(controller.context.store, controller.context.clock)
+        == scheduler.LONGEST_WAIT_S
+        < schedules.GRACE_S
+    )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 
 import anyio.to_thread
 from sqlalchemy.exc import SQLAlchemyError
 
 from pilotlight.controller.billing import invoices, price_lists, rollups, storage_charges
-from pilotlight.controller.context import Context
 from pilotlight.controller.database.store import Store
+from pilotlight.controller.server.node_backend import NodeBackend
 from pilotlight.controller.settings import ControllerConfig
 from pilotlight.errors import PilotlightError
 from snapshotter.errors import SnapshotterError
@@ -42,27 +43,29 @@ def initialise_billing(store: Store, config: ControllerConfig) -> None:
             log.info("event=rollups_built records=%d", records)
 
 
-async def run_billing_jobs(context: Context) -> None:
+async def run_billing_jobs(*, store: Store, agent: NodeBackend, config: ControllerConfig) -> None:
     """Issue due invoices and charge storage, until cancelled."""
     while True:
         try:
-            await anyio.to_thread.run_sync(issue_due_invoices, context)
-            await charge_storage(context)
+            await anyio.to_thread.run_sync(
+                partial(issue_due_invoices, store, after_days=config.settings.invoice_after_days)
+            )
+            await charge_storage(store, agent, config)
         except (PilotlightError, SQLAlchemyError) as e:
             # for example a full disk or a lost database: retry in the next round
             log.error("event=bookkeeping_failed error=%r", e)
         await asyncio.sleep(ROUND_S)
 
 
-def issue_due_invoices(context: Context) -> int:
-    """Issue the invoices of months that ended long enough ago; return how many."""
+def issue_due_invoices(store: Store, *, after_days: int) -> int:
+    """Issue the invoices of months that ended at least `after_days` ago; return how many."""
     issued, batch = 0, ISSUE_BATCH
     while batch == ISSUE_BATCH:
-        with context.store.write() as write:
+        with store.write() as write:
             found = invoices.due(
                 write.sql,
                 now=write.now,
-                after_days=context.config.settings.invoice_after_days,
+                after_days=after_days,
                 limit=ISSUE_BATCH,
             )
             for tenant, month, currency in found:
@@ -77,19 +80,19 @@ def issue_due_invoices(context: Context) -> int:
     return issued
 
 
-async def charge_storage(context: Context) -> int:
+async def charge_storage(store: Store, agent: NodeBackend, config: ControllerConfig) -> int:
     """Charge this hour's storage if it has a price; return the number of new records."""
-    if not storage_charges.is_priced(context.config):
+    if not storage_charges.is_priced(config):
         return 0
     found: list[SnapshotInfo] | None
     try:
-        found = await context.agent.snapshots()
+        found = await agent.snapshots()
     except SnapshotterError as e:
         log.info("event=snapshots_not_seen error=%r", e)
         found = None
 
     def charge() -> int:
-        with context.store.write() as write:
-            return storage_charges.charge_storage(write, context.config, snapshots=found)
+        with store.write() as write:
+            return storage_charges.charge_storage(write, config, snapshots=found)
 
     return await anyio.to_thread.run_sync(charge)

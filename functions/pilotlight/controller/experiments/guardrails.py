@@ -12,9 +12,8 @@ import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
 from pilotlight.controller.analytics import feedback
-from pilotlight.controller.context import Context
 from pilotlight.controller.database import tables
-from pilotlight.controller.database.store import Write
+from pilotlight.controller.database.store import Store, Write
 from pilotlight.controller.experiments import lifecycle, report
 from pilotlight.controller.experiments.evidence import ExperimentEvidence
 from pilotlight.controller.experiments.lifecycle import Experiment
@@ -32,32 +31,32 @@ and then runs every ten."""
 ACTOR = "platform"
 
 
-async def run(context: Context) -> None:
+async def run(store: Store) -> None:
     """Check until cancelled."""
     while True:
         began = time.monotonic()
         try:
-            await anyio.to_thread.run_sync(check_all, context)
+            await anyio.to_thread.run_sync(check_all, store)
         except (PilotlightError, SQLAlchemyError) as e:
             # a full disk, a lost database: the next round retries
             log.error("event=experiments_not_watched error=%r", e)
         await asyncio.sleep(max(ROUND_S, PAUSE * (time.monotonic() - began)))
 
 
-def check_all(context: Context) -> list[str]:
+def check_all(store: Store) -> list[str]:
     """Run one round; returns the arms that were stopped, as `<experiment>/<arm>`."""
-    if _somebody_waits(context):
-        with context.store.write() as write:
+    if _is_feedback_unjoined(store):
+        with store.write() as write:
             feedback.join_to_calls(write)
     stopped: list[str] = []
-    with context.store.read() as sql:
+    with store.read() as sql:
         running = lifecycle.running(sql)
     for found in running:
         try:
-            with context.store.read() as sql:
+            with store.read() as sql:
                 breach = _breach(sql, found)
             if breach is not None:
-                with context.store.write() as write:
+                with store.write() as write:
                     stopped += _stop(write, found, breach)
         except (PilotlightError, SQLAlchemyError, ArithmeticError, ValueError) as e:
             # of one experiment; the others are checked nevertheless
@@ -105,6 +104,6 @@ def _uid(sql: sa.Connection, tenant: str) -> int | None:
     return uid
 
 
-def _somebody_waits(context: Context) -> bool:
-    with context.store.read() as sql:
+def _is_feedback_unjoined(store: Store) -> bool:
+    with store.read() as sql:
         return feedback.is_anything_waiting(sql)

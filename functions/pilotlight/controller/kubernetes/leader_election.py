@@ -8,16 +8,23 @@ import os
 import secrets
 import socket
 from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from pilotlight.controller.context import Context
+from pilotlight.controller.database.change_notifier import ChangeNotifier
+from pilotlight.controller.database.store import Store
 from pilotlight.controller.kubernetes import orphaned_journals
+from pilotlight.controller.kubernetes.function_status import FunctionStatuses
 from pilotlight.controller.kubernetes.node_labels import NodeLabels
+from pilotlight.controller.kubernetes.node_reports import NodeReports
 from pilotlight.controller.kubernetes.reconciler import Reconciler
+from pilotlight.controller.server.metrics import Metrics
+from pilotlight.core.crypto import PlatformKey
 from pilotlight.kubernetes.cluster import Cluster
 from pilotlight.kubernetes.errors import ClusterError
 from pilotlight.kubernetes.leader_election import LeaderElection
+from pilotlight.kubernetes.settings import ClusterSettings
 
 log = logging.getLogger(__name__)
 
@@ -27,58 +34,68 @@ _AGAIN_S = 5.0
 _MEASURE_S = 10.0
 
 
-async def run_leader_election(context: Context) -> None:
-    """Take part in the election until cancelled."""
-    context.statuses.is_kept = True
-    while True:
-        try:
-            await _run_once(context)
-        except ClusterError as e:
-            # for example missing or wrong credentials, which the operator must correct
-            log.error("event=cluster_not_reached error=%s", e)
-        except (ExceptionGroup, LookupError, TypeError, ValueError) as e:
-            # a defect must not stop reconciliation permanently
-            log.critical("event=leading_broke", exc_info=e)
-        await asyncio.sleep(_AGAIN_S)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterController:
+    """The part of a controller that manages a cluster: takes part in the leader election, and
+    reconciles while it leads.
 
+    `node_key`: authenticates node agents; None where the cluster has none."""
 
-async def _run_once(context: Context) -> None:
-    settings = context.config.cluster
-    async with await Cluster.connect(settings) as cluster:
-        election = LeaderElection(
-            cluster, name=LEASE, namespace=settings.namespace, identity=identity()
+    settings: ClusterSettings
+    store: Store
+    key: PlatformKey
+    node_key: PlatformKey | None
+    bell: ChangeNotifier
+    statuses: FunctionStatuses
+    nodes: NodeReports
+    metrics: Metrics
+
+    async def run(self) -> None:
+        """Take part in the election until cancelled."""
+        self.statuses.is_kept = True
+        while True:
+            try:
+                await self._run_once()
+            except ClusterError as e:
+                # for example missing or wrong credentials, which the operator must correct
+                log.error("event=cluster_not_reached error=%s", e)
+            except (ExceptionGroup, LookupError, TypeError, ValueError) as e:
+                # a defect must not stop reconciliation permanently
+                log.critical("event=leading_broke", exc_info=e)
+            await asyncio.sleep(_AGAIN_S)
+
+    async def _run_once(self) -> None:
+        async with await Cluster.connect(self.settings) as cluster:
+            election = LeaderElection(
+                cluster, name=LEASE, namespace=self.settings.namespace, identity=identity()
+            )
+            async with election:
+                while True:
+                    await election.wait_leader()
+                    await run_while_leading(election, self.leader_tasks(cluster, election))
+
+    def leader_tasks(self, cluster: Cluster, election: LeaderElection) -> Mapping[str, LeaderTask]:
+        """Tasks of the leader, by name; each runs until cancelled."""
+        reconciler = Reconciler(
+            cluster,
+            store=self.store,
+            key=self.key,
+            node_key=self.node_key,
+            bell=self.bell,
+            statuses=self.statuses,
+            may_write=lambda: election.is_leader,
         )
-        async with election:
-            while True:
-                await election.wait_leader()
-                await run_while_leading(election, leader_tasks(context, cluster, election))
+        return {
+            "reconciler": reconciler.run,
+            "departed": partial(orphaned_journals.run, cluster),
+            "node labels": NodeLabels(cluster, self.nodes).run,
+            "metrics": self._measure,
+        }
 
-
-def leader_tasks(
-    context: Context, cluster: Cluster, election: LeaderElection
-) -> Mapping[str, LeaderTask]:
-    """Tasks of the leader, by name; each runs until cancelled."""
-    reconciler = Reconciler(
-        cluster,
-        store=context.store,
-        key=context.key,
-        node_key=context.node_key,
-        bell=context.bell,
-        statuses=context.statuses,
-        may_write=lambda: election.is_leader,
-    )
-    return {
-        "reconciler": reconciler.run,
-        "departed": partial(orphaned_journals.run, cluster),
-        "node labels": NodeLabels(cluster, context.nodes).run,
-        "metrics": partial(_measure, context),
-    }
-
-
-async def _measure(context: Context) -> None:
-    while True:
-        context.metrics.set_cluster_functions(context.statuses.counts())
-        await asyncio.sleep(_MEASURE_S)
+    async def _measure(self) -> None:
+        while True:
+            self.metrics.set_cluster_functions(self.statuses.counts())
+            await asyncio.sleep(_MEASURE_S)
 
 
 async def run_while_leading(election: LeaderElection, parts: Mapping[str, LeaderTask]) -> None:

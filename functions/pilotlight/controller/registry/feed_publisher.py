@@ -12,8 +12,8 @@ import sqlalchemy as sa
 
 from pilotlight.controller.database import feed, tables
 from pilotlight.controller.database.store import Write
+from pilotlight.controller.database.tables.releases import ACTIVE_ROLLOUT_STATES
 from pilotlight.controller.registry import launch_spec, revisions
-from pilotlight.controller.rollouts import repository
 from pilotlight.controller.scheduling import schedules
 from pilotlight.errors import NotFound, TooLarge
 from pilotlight.spec import traffic
@@ -51,7 +51,12 @@ def publish(write: Write, function: str) -> None:
     if not told.weights:
         return  # its first revision is still waiting for approval
     told = replace(
-        told, tags={**stored_aliases(write.sql, function), **_roles(write.sql, told), **told.tags}
+        told,
+        tags={
+            **stored_aliases(write.sql, function),
+            **reserved_aliases(write.sql, told),
+            **told.tags,
+        },
     )
     specs = _specs(write.sql, function, told.named())
     named = {secret for spec in specs.values() for secret in spec.secrets}
@@ -128,12 +133,18 @@ def stored_aliases(sql: sa.Connection, function: str) -> dict[str, str]:
     return {row.name: row.revision for row in rows}
 
 
-def _roles(sql: sa.Connection, document: TrafficDocument) -> dict[str, str]:
-    """The platform's own aliases: `stable`, and `candidate` while a rollout is active."""
-    rollout = repository.running(sql, document.salt)
+def reserved_aliases(sql: sa.Connection, document: TrafficDocument) -> dict[str, str]:
+    """The platform's own aliases: `stable` is the revision that serves, or that a rollout reverts
+    to; `candidate` is the revision that an active rollout introduces."""
+    rollouts = tables.rollouts
+    candidate = sql.execute(
+        sa.select(rollouts.c.candidate).where(
+            rollouts.c.function == document.salt, rollouts.c.state.in_(ACTIVE_ROLLOUT_STATES)
+        )
+    ).scalar()
     return {
         STABLE: document.stable or document.heaviest(),
-        **({CANDIDATE: rollout.candidate} if rollout is not None else {}),
+        **({CANDIDATE: candidate} if candidate is not None else {}),
     }
 
 

@@ -16,7 +16,6 @@ from pilotlight.controller.registry import feed_publisher
 from pilotlight.controller.registry.app_ref import AppRef
 from pilotlight.controller.registry.feed_publisher import CANDIDATE, STABLE
 from pilotlight.controller.release import traffic
-from pilotlight.controller.rollouts import repository
 from pilotlight.errors import InvalidInput, NotFound
 
 MAX_ALIASES = 64
@@ -26,12 +25,8 @@ _REVISION = re.compile(r"v(\d{1,9})(?:-[0-9a-f]+)?\Z")
 
 
 def aliases_for(sql: sa.Connection, function_id: str) -> dict[str, str]:
-    """Return all aliases of a function. `stable` is the revision that serves, or that a rollout
-    reverts to; `candidate` is the revision that the rollout introduces."""
-    document = traffic.get(sql, function_id)
-    reserved = {STABLE: document.stable or document.heaviest()}
-    if (rollout := repository.running(sql, function_id)) is not None:
-        reserved[CANDIDATE] = rollout.candidate
+    """Return all aliases of a function: the platform's own and those that users defined."""
+    reserved = feed_publisher.reserved_aliases(sql, traffic.get(sql, function_id))
     return {
         **feed_publisher.stored_aliases(sql, function_id),
         **{name: revision for name, revision in reserved.items() if revision},

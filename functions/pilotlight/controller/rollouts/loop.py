@@ -16,7 +16,6 @@ import anyio.to_thread
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
-from pilotlight.controller.context import Context
 from pilotlight.controller.database.store import Store
 from pilotlight.controller.release import traffic
 from pilotlight.controller.rollouts import evidence, lifecycle, repository
@@ -39,20 +38,6 @@ REST_BESIDE = 4.0
 """The same per active rollout, so that all together take at most a quarter of a core."""
 NOTE_EVERY_S = 60.0
 """An unchanged decision is stored again this often, with its newest numbers."""
-
-
-async def run(context: Context) -> None:
-    """Decide until cancelled."""
-    keeper = RolloutController(
-        store=context.store, clock=context.clock, rates=context.config.prices.rates()
-    )
-    while True:
-        try:
-            await anyio.to_thread.run_sync(keeper.round)
-        except (PilotlightError, SQLAlchemyError) as e:
-            # a full disk, a lost database: the next round retries
-            log.error("event=rollouts_failed error=%r", e)
-        await asyncio.sleep(TICK_S)
 
 
 class RolloutController:
@@ -78,6 +63,16 @@ class RolloutController:
 
     def __repr__(self) -> str:
         return f"<RolloutController rounds={self.rounds}>"
+
+    async def run(self) -> None:
+        """Decide in rounds until cancelled."""
+        while True:
+            try:
+                await anyio.to_thread.run_sync(self.round)
+            except (PilotlightError, SQLAlchemyError) as e:
+                # a full disk, a lost database: the next round retries
+                log.error("event=rollouts_failed error=%r", e)
+            await asyncio.sleep(TICK_S)
 
     def round(self) -> int:
         """Evaluate each rollout once; returns how many changed or had a decision stored."""

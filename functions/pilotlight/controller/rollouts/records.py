@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from pilotlight.controller.database.tables.releases import ACTIVE_ROLLOUT_STATES
 from pilotlight.controller.rollouts.sequential_tests import Sample
 from pilotlight.spec.observations import Observation
 
@@ -23,7 +24,7 @@ class RolloutState(enum.StrEnum):
     SUPERSEDED = "superseded"
 
 
-ACTIVE = (RolloutState.RUNNING.value, RolloutState.PAUSED.value)
+ACTIVE = ACTIVE_ROLLOUT_STATES
 
 
 class Verdict(enum.StrEnum):

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Callable
 
 import anyio.to_thread
 from sqlalchemy.exc import SQLAlchemyError
 
-from pilotlight.controller.context import Context
+from pilotlight.controller.database.change_notifier import ChangeNotifier
+from pilotlight.controller.database.store import Store
 from pilotlight.controller.scheduling import schedules
 from pilotlight.errors import PilotlightError
 
@@ -20,13 +22,14 @@ LONGEST_WAIT_S = 5.0
 within schedules.GRACE_S only."""
 
 
-async def run_scheduler(context: Context) -> None:
-    """Create calls when schedules are due, until the bell is closed."""
-    while not context.bell.closed:
-        ring = context.bell.next_change()
+async def run_scheduler(*, store: Store, bell: ChangeNotifier, clock: Callable[[], float]) -> None:
+    """Create calls when schedules are due, until `bell` is closed. `clock`: wall time in seconds
+    since the epoch."""
+    while not bell.closed:
+        ring = bell.next_change()
         wait_s = LONGEST_WAIT_S
         try:
-            wait_s = await anyio.to_thread.run_sync(_round, context)
+            wait_s = await anyio.to_thread.run_sync(_round, store, clock)
         except (SQLAlchemyError, PilotlightError) as e:
             # for example a full disk or a lost database: retry in the next round
             log.error("event=schedules_failed error=%r", e)
@@ -35,13 +38,13 @@ async def run_scheduler(context: Context) -> None:
                 await ring.wait()
 
 
-def _round(context: Context) -> float:
+def _round(store: Store, clock: Callable[[], float]) -> float:
     """Run one round; return how long to wait for the next one, in seconds."""
-    with context.store.read() as sql:  # reading takes no lock, and usually nothing is due
+    with store.read() as sql:  # reading takes no lock, and usually nothing is due
         at = schedules.next_at(sql)
-    if at is not None and at <= context.clock():
-        with context.store.write() as write:
+    if at is not None and at <= clock():
+        with store.write() as write:
             made = schedules.fire_due(write)
         log.info("event=schedules_fired calls=%d", made)
         return 0.0
-    return LONGEST_WAIT_S if at is None else min(LONGEST_WAIT_S, at - context.clock())
+    return LONGEST_WAIT_S if at is None else min(LONGEST_WAIT_S, at - clock())

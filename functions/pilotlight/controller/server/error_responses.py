@@ -14,7 +14,7 @@ from fastapi.responses import JSONResponse, Response
 from sqlalchemy.exc import DataError, InterfaceError, OperationalError
 from starlette.exceptions import HTTPException
 
-from pilotlight.controller.context import request_id
+from pilotlight.controller.server.request_id import request_id
 from pilotlight.errors import InvalidInput, PilotlightError, Unavailable
 from pilotlight.protocol import CONTENT_PROBLEM, problem
 from snapshotter.errors import (

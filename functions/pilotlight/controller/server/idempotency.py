@@ -28,13 +28,14 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from pilotlight.controller.context import Context
 from pilotlight.controller.database import store, tables
-from pilotlight.controller.database.store import Write
+from pilotlight.controller.database.store import Store, Write
 from pilotlight.controller.identity import access_control
 from pilotlight.controller.identity.access_control import Principal
 from pilotlight.controller.server import error_responses
-from pilotlight.core.crypto import DecryptionFailed
+from pilotlight.controller.server.request_id import request_id_in
+from pilotlight.controller.server.tenant_threads import TenantThreads
+from pilotlight.core.crypto import DecryptionFailed, PlatformKey
 from pilotlight.errors import Conflict, InvalidInput, PilotlightError, TooLarge
 from pilotlight.protocol import HEADER_ENVIRONMENT, HEADER_IDEMPOTENCY_KEY, HEADER_REPLAYED
 
@@ -80,9 +81,21 @@ class Idempotency:
     """Middleware around the application. `_running` holds the claims of requests that run here; it
     grows only under the store's write lock."""
 
-    def __init__(self, app: ASGIApp, context: Context) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        store: Store,
+        key: PlatformKey,
+        threads: TenantThreads,
+        clock: Callable[[], float],
+    ) -> None:
+        """`clock`: wall time in seconds since the epoch."""
         self._app = app
-        self._context = context
+        self._store = store
+        self._key = key
+        self._threads = threads
+        self._clock = clock
         self._running: set[tuple[str, str]] = set()
 
     def __repr__(self) -> str:
@@ -94,7 +107,7 @@ class Idempotency:
         if given is None or scope["method"] not in _CHANGING or not _applies_to(scope["path"]):
             await self._app(scope, receive, send)
             return
-        caller = await self._context.threads.look_up(partial(self._caller, headers))
+        caller = await self._threads.look_up(partial(self._caller, headers))
         if caller is None or caller.suspended:
             await self._app(scope, receive, send)  # responds with the error
             return
@@ -117,9 +130,9 @@ class Idempotency:
         claim = Claim(
             tenant=caller.tenant,
             name=f"{caller.key}/{given}",
-            request_hash=_hash(self._context.key.node_token, scope, caller, body),
+            request_hash=_hash(self._key.node_token, scope, caller, body),
         )
-        known = await self._context.threads.run(claim.tenant, self._claim, claim)
+        known = await self._threads.run(claim.tenant, self._claim, claim)
         if known is not None:
             await _replay(known, send)
             return
@@ -136,12 +149,12 @@ class Idempotency:
 
     def _caller(self, headers: Headers) -> Principal | None:
         try:
-            with self._context.store.read() as sql:
+            with self._store.read() as sql:
                 return access_control.authenticate(
                     sql,
                     authorization=headers.get("authorization"),
                     environment=headers.get(HEADER_ENVIRONMENT),
-                    now=self._context.clock(),
+                    now=self._clock(),
                 )
         except PilotlightError:
             return None
@@ -150,7 +163,7 @@ class Idempotency:
         """Claim the key; None: this request must run. Returns the stored response of a repeat.
         Raises Conflict when the key belongs to another request, to one that still runs, or to one
         whose response was lost."""
-        with self._context.store.write() as write:
+        with self._store.write() as write:
             table = tables.idempotency_keys
             row = write.sql.execute(sa.select(table).where(*_is(claim))).first()
             if row is not None and row.expires_at > write.now:
@@ -184,7 +197,7 @@ class Idempotency:
 
     def _opened(self, row: sa.Row[Any]) -> Answer:
         try:
-            body = json.loads(self._context.key.answers.open(row.answer))
+            body = json.loads(self._key.answers.open(row.answer))
         except DecryptionFailed as e:
             raise Conflict(
                 f"the response stored under this idempotency key cannot be read: {e}"
@@ -197,7 +210,7 @@ class Idempotency:
         text = json.dumps(
             {"headers": answer.headers, "body": base64.b64encode(answer.body).decode()}
         )
-        sealed = self._context.key.answers.seal(text)
+        sealed = self._key.answers.seal(text)
         values = {
             "status": answer.status,
             "content_type": answer.headers.get("content-type", ""),
@@ -206,7 +219,7 @@ class Idempotency:
         }
 
         def update() -> None:
-            with self._context.store.write() as write:
+            with self._store.write() as write:
                 write.sql.execute(
                     sa.update(tables.idempotency_keys).where(*_is(claim)).values(**values)
                 )
@@ -243,7 +256,7 @@ class Idempotency:
             )
 
     def _release(self, claim: Claim) -> None:
-        with self._context.store.write() as write:
+        with self._store.write() as write:
             table = tables.idempotency_keys
             write.sql.execute(sa.delete(table).where(*_is(claim), table.c.status == _CLAIMED))
 
@@ -352,7 +365,7 @@ def _replay_body(body: bytes, receive: Receive) -> Receive:
 
 
 async def _refuse(error: PilotlightError, scope: Scope, receive: Receive, send: Send) -> None:
-    document = error_responses.problem_document(error, str(scope.get("pilotlight.request_id", "")))
+    document = error_responses.problem_document(error, request_id_in(scope))
     await error_responses.problem_response(document, error.retry_after_s)(scope, receive, send)
 
 

@@ -5,19 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from typing import Any, Protocol
 
-from pilotlight.controller.settings import ControllerConfig
-from snapshotter.client import AgentClient, Hear
+from snapshotter.client import Hear
 from snapshotter.types import InstanceId, InstanceInfo, RevisionKey, SnapshotInfo, TemplateInfo
-
-
-def make_node_backend(config: ControllerConfig) -> NodeBackend:
-    """Return the agent for this platform's fleet. Does not connect yet."""
-    if config.platform.fleet == "knative":
-        # importing it takes about a second, and a single machine does not need it
-        from pilotlight.controller.kubernetes.cluster_backend import ClusterBackend
-
-        return ClusterBackend(config.cluster)
-    return AgentClient(config.paths.socket_for_controller("snapshotter"))
 
 
 class NodeBackend(Protocol):

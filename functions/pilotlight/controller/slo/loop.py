@@ -5,14 +5,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from functools import partial
 
 import anyio.to_thread
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
-from pilotlight.controller.context import Context
 from pilotlight.controller.database import tables
+from pilotlight.controller.database.store import Store
 from pilotlight.controller.slo import error_budget, observations, slo_alerts
 from pilotlight.controller.slo.burn_rate import FAST, compute_budget_spend
 from pilotlight.controller.slo.error_budget import SloTarget
@@ -34,17 +35,22 @@ THOROUGH_S = 300.0
 takes ten times as long as reading half an hour."""
 
 
-async def run(context: Context) -> None:
-    """Run the loop until cancelled."""
+async def run(*, store: Store, clock: Callable[[], float], keep_days: int) -> None:
+    """Run the loop until cancelled. `clock`: wall time in seconds since the epoch. `keep_days`: how
+    long observations are kept."""
     tidied_at = last_thorough = float("-inf")
     loop = asyncio.get_running_loop()
     while True:
         try:
             is_thorough = loop.time() - last_thorough >= THOROUGH_S
-            await anyio.to_thread.run_sync(partial(evaluate_all, context, is_thorough=is_thorough))
+            await anyio.to_thread.run_sync(
+                partial(evaluate_all, store, now=clock(), is_thorough=is_thorough)
+            )
             last_thorough = loop.time() if is_thorough else last_thorough
             if loop.time() - tidied_at >= TIDY_S:
-                await anyio.to_thread.run_sync(roll_up, context)
+                await anyio.to_thread.run_sync(
+                    partial(roll_up, store, now=clock(), keep_days=keep_days)
+                )
                 tidied_at = loop.time()
         except (PilotlightError, SQLAlchemyError) as e:
             # disk full or database unavailable: the next round retries
@@ -52,30 +58,29 @@ async def run(context: Context) -> None:
         await asyncio.sleep(EVERY_S)
 
 
-def evaluate_all(context: Context, *, is_thorough: bool = True) -> int:
+def evaluate_all(store: Store, *, now: float, is_thorough: bool = True) -> int:
     """Evaluate every function that was called recently or has an open alarm. Returns how many.
 
     `is_thorough`: evaluate all windows even if there were no bad calls recently."""
-    now = context.clock()
-    with context.store.read() as sql:
+    with store.read() as sql:
         alarmed = {alarm.function for alarm in slo_alerts.open_alerts(sql)}
         names = sorted({*observations.seen(sql, since_s=now - SEEN_S), *alarmed})
     evaluated = 0
     for name in names:
         try:
-            if is_thorough or name in alarmed or _may_page(context, name, now=now):
+            if is_thorough or name in alarmed or _may_page(store, name, now=now):
                 evaluated += 1
-                evaluate_function(context, name, now=now)
+                evaluate_function(store, name, now=now)
         except (PilotlightError, ArithmeticError, ValueError) as e:
             # affects one function only; the others are evaluated
             log.error("event=objectives_not_judged function=%s error=%r", name, e)
     return evaluated
 
 
-def _may_page(context: Context, function_id: str, *, now: float) -> bool:
+def _may_page(store: Store, function_id: str, *, now: float) -> bool:
     """Whether there were enough bad calls in the last half hour for a page: one query instead of
     seven."""
-    with context.store.read() as sql:
+    with store.read() as sql:
         try:
             promise = error_budget.slo_target(sql, function_id)
         except NotFound:
@@ -89,9 +94,9 @@ def _may_page(context: Context, function_id: str, *, now: float) -> bool:
     )
 
 
-def evaluate_function(context: Context, function_id: str, *, now: float) -> list[str]:
+def evaluate_function(store: Store, function_id: str, *, now: float) -> list[str]:
     """Evaluate one function. Returns the webhook events that were enqueued."""
-    with context.store.read() as sql:
+    with store.read() as sql:
         opened = slo_alerts.open_alerts(sql, function_id)
         try:
             promise = error_budget.slo_target(sql, function_id)
@@ -102,13 +107,13 @@ def evaluate_function(context: Context, function_id: str, *, now: float) -> list
             removed = None
             windows = error_budget.observations_by_window(sql, function_id, now=now)
     if removed is not None:
-        with context.store.write() as write:
+        with store.write() as write:
             events = slo_alerts.end_alerts(write, removed)
     elif windows:
         found = slo_alerts.firing_alerts(promise, windows)
         if not slo_alerts.has_changes(opened, found, now=now):
             return []
-        with context.store.write() as write:
+        with store.write() as write:
             events = slo_alerts.reconcile_alerts(
                 write, promise, found, slo_alerts.quiet_alerts(promise, windows)
             )
@@ -139,24 +144,24 @@ def _removed(sql: sa.Connection, function_id: str) -> SloTarget | None:
     )
 
 
-def roll_up(context: Context) -> None:
+def roll_up(store: Store, *, now: float, keep_days: int) -> None:
     """Sum up finished hours and delete old data, in small transactions, because usage ingestion
     needs the same lock."""
-    while (hour := _due_hour(context)) is not None:
-        with context.store.read() as sql:
+    while (hour := _due_hour(store, now)) is not None:
+        with store.read() as sql:
             names = observations.functions_of(sql, hour)
         for at in range(0, len(names), observations.FUNCTIONS_AT_ONCE):
-            with context.store.write() as write:
+            with store.write() as write:
                 observations.sum_up(write, hour, names[at : at + observations.FUNCTIONS_AT_ONCE])
-        with context.store.write() as write:
+        with store.write() as write:
             observations.mark(write, hour)
     deleted = 1
     while deleted:
-        with context.store.write() as write:
-            deleted = observations.prune(write, days=context.config.settings.observations_days)
+        with store.write() as write:
+            deleted = observations.prune(write, days=keep_days)
             slo_alerts.delete_old_alerts(write)
 
 
-def _due_hour(context: Context) -> int | None:
-    with context.store.read() as sql:
-        return observations.due_hour(sql, now=context.clock())
+def _due_hour(store: Store, now: float) -> int | None:
+    with store.read() as sql:
+        return observations.due_hour(sql, now=now)

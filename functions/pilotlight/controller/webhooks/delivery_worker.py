@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 import anyio.to_thread
 from sqlalchemy.exc import SQLAlchemyError
 
-from pilotlight.controller.context import Context
 from pilotlight.controller.database.change_notifier import ChangeNotifier
 from pilotlight.controller.database.store import Store
 from pilotlight.controller.server.metrics import Metrics
@@ -40,20 +39,28 @@ LONGEST_WAIT_S = 60.0
 PAUSE_AFTER_FAILURE_S = 5.0
 
 
-async def run_delivery_workers(context: Context) -> None:
+async def run_delivery_workers(
+    *,
+    store: Store,
+    key: PlatformKey,
+    bell: ChangeNotifier,
+    metrics: Metrics,
+    clock: Callable[[], float],
+    policy: str,
+) -> None:
     """Deliver messages for as long as the controller runs."""
     async with (
-        WebhookSender(policy=context.config.settings.webhooks) as sender,
+        WebhookSender(policy=policy) as sender,
         asyncio.TaskGroup() as group,
     ):
         for outbox in (BudgetAlertQueue(), WebhookDeliveryQueue()):
             deliverer = DeliveryWorker(
-                store=context.store,
-                key=context.key,
-                bell=context.bell,
+                store=store,
+                key=key,
+                bell=bell,
                 sender=sender,
-                metrics=context.metrics,
-                clock=context.clock,
+                metrics=metrics,
+                clock=clock,
                 outbox=outbox,
             )
             group.create_task(deliverer.run(), name=f"deliverer of {outbox.kind}")

@@ -6,9 +6,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 
-from pilotlight.controller.context import Context
 from pilotlight.controller.identity.access_control import Principal
-from pilotlight.controller.weights.blob_gc import DeletedBlobs, ReleasedBlobs
+from pilotlight.controller.server.metrics import Metrics
+from pilotlight.controller.weights.blob_gc import BlobCollector, DeletedBlobs, ReleasedBlobs
 from pilotlight.core.object_store.errors import ObjectStoreError
 from pilotlight.errors import PilotlightError
 
@@ -16,7 +16,8 @@ log = logging.getLogger(__name__)
 
 
 async def release_blobs(
-    context: Context,
+    collector: BlobCollector,
+    metrics: Metrics,
     caller: Principal,
     digests: Collection[str],
     request: str,
@@ -26,28 +27,28 @@ async def release_blobs(
     """Release those of `digests` that are not referenced, and delete blobs without an owner. The
     janitor retries failures later."""
     try:
-        done = await context.collector.give_up(
+        done = await collector.give_up(
             tenant=caller.tenant,
             digests=digests,
             manifests=manifests,
             actor=caller.key,
             request=request,
         )
-        await delete_unreferenced(context)
+        await delete_unreferenced(collector, metrics)
     except PilotlightError as e:
         log.warning("event=blobs_not_given_up tenant=%s error=%r", caller.tenant, e)
         return ReleasedBlobs()
     return done
 
 
-async def delete_unreferenced(context: Context) -> DeletedBlobs:
+async def delete_unreferenced(collector: BlobCollector, metrics: Metrics) -> DeletedBlobs:
     """Delete the blobs without an owner and update the metrics. If the store does not answer, the
     janitor retries later."""
     try:
-        done = await context.collector.delete_marked()
+        done = await collector.delete_marked()
     except ObjectStoreError as e:
         log.warning("event=blobs_not_deleted error=%r", e)
         return DeletedBlobs()
-    context.metrics.blobs_deleted.inc(done.blobs)
-    context.metrics.blob_bytes_deleted.inc(done.size_bytes)
+    metrics.blobs_deleted.inc(done.blobs)
+    metrics.blob_bytes_deleted.inc(done.size_bytes)
     return done

@@ -220,7 +220,7 @@ async def delete(context: Ctx, caller: Deployer, request: RequestId, app: AppNam
 
     removed, digests = await context.threads.run(caller.tenant, remove)
     await snapshot_gc.delete_snapshots(context.agent, removed)
-    await blob_deletion.release_blobs(context, caller, digests, request)
+    await blob_deletion.release_blobs(context.collector, context.metrics, caller, digests, request)
     return Response(status_code=204)
 
 
@@ -244,7 +244,9 @@ async def prune(
     if body.dry_run:
         return PruneResponse(revisions=len(done.revisions), freed_bytes=0, dry_run=True)
     await _delete_snapshots(context, done)
-    freed = await blob_deletion.release_blobs(context, caller, done.digests, request)
+    freed = await blob_deletion.release_blobs(
+        context.collector, context.metrics, caller, done.digests, request
+    )
     return PruneResponse(revisions=len(done.revisions), freed_bytes=freed.size_bytes, dry_run=False)
 
 

@@ -7,8 +7,9 @@ from typing import Annotated, Any
 from fastapi import Header, Request, Response
 
 from pilotlight.controller.api import schemas
-from pilotlight.controller.context import Context, Ctx, Deployer, request_id
+from pilotlight.controller.context import Context, Ctx, Deployer
 from pilotlight.controller.lazy_routes import APIRouter
+from pilotlight.controller.server.request_id import request_id
 from pilotlight.controller.weights import blob_download, blobs, storage_usage
 from pilotlight.errors import NotFound
 from pilotlight.spec.quotas import Plan

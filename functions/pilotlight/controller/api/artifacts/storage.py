@@ -65,7 +65,11 @@ async def collect(
     )
     found = [await collect_one(tenant=tenant) for tenant in tenant_ids]
     digests = sorted({digest for one in found for digest in one.digests})
-    done = None if body.dry_run else await blob_deletion.delete_unreferenced(context)
+    done = (
+        None
+        if body.dry_run
+        else await blob_deletion.delete_unreferenced(context.collector, context.metrics)
+    )
     return CollectResponse(
         dry_run=body.dry_run,
         count=sum(len(one.digests) for one in found),

@@ -135,7 +135,9 @@ async def delete_weights(
         lambda write: weight_names.delete(write, _holder(caller, request), name=name),
     )
     await node_cache.evict(context.cache, context.store, manifest)
-    await blob_deletion.release_blobs(context, caller, [], request, manifests=[manifest])
+    await blob_deletion.release_blobs(
+        context.collector, context.metrics, caller, [], request, manifests=[manifest]
+    )
     return Response(status_code=204)
 
 

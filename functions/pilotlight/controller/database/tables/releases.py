@@ -14,6 +14,8 @@ def _partial(name: str, *columns: str, where: str) -> sa.Index:
     return sa.Index(name, *columns, sqlite_where=sa.text(where), postgresql_where=sa.text(where))
 
 
+ACTIVE_ROLLOUT_STATES = ("running", "paused")
+"""States of a rollout that still changes the traffic; a function has at most one such rollout."""
 rollouts = sa.Table(
     "rollouts",
     metadata,
