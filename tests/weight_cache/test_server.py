@@ -48,12 +48,12 @@ def client(served: tuple[Node, Cache, WeightCacheClient]) -> WeightCacheClient:
 @pytest.mark.parametrize(
     "op, args, said",
     [
-        ("open", {"manifest": 7, "holder": "s"}, "manifest = 7: expected a text"),
+        ("open", {"manifest": 7, "holder": "s"}, "manifest = 7: expected a non-empty string"),
         ("open", {"manifest": "0" * 64}, "holder = None"),
         (
             "open",
             {"manifest": "0" * 64, "holder": "s", "pid": -1},
-            "pid = -1: expected the id of a process",
+            "pid = -1: expected a process id",
         ),
         ("open", {"manifest": "0" * 64, "holder": "s", "pid": True}, "pid = True"),
         ("wait", {}, "lease_id = None"),
