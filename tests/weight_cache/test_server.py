@@ -101,9 +101,9 @@ async def test_a_disk_that_refuses_notes_is_named(node: Node, client: WeightCach
     for folder in ("leases", "pins"):
         (node.home / "w" / folder).rmdir()
     opened = await client.open(name, holder="s")
-    with pytest.raises(StoreFailed, match=r"the disk below .* refuses lease"):
+    with pytest.raises(StoreFailed, match=r"the disk below .* failed for lease"):
         await client.wait(opened.lease_id)
-    with pytest.raises(StoreFailed, match=r"the disk below .* refuses pin"):
+    with pytest.raises(StoreFailed, match=r"the disk below .* failed for pin"):
         await client.pin(name)
 
 
