@@ -315,7 +315,7 @@ def test_safetensors_header_beyond_the_first_chunk_is_indexed(tmp_path: Path) ->
 @pytest.mark.parametrize(
     "content, said",
     [
-        (b"", "no safetensors file"),
+        (b"", "not a safetensors file"),
         (b"\xff" * 64, "claims"),
         (safetensors(b"{" * 1000), "not JSON"),
         (

@@ -197,7 +197,7 @@ def test_files_on_the_web_are_pushed_without_a_copy_here(
     "source, said",
     [
         ("/nowhere/at/all", "not a directory"),
-        ("s3://", "names no bucket"),
+        ("s3://", "has no bucket"),
         ("https://host/", "names no file"),
     ],
 )
