@@ -67,7 +67,7 @@ def test_what_is_no_directory_is_refused(tmp_path: Path) -> None:
         open_source(tmp_path / "nothing")
     with pytest.raises(SourceInvalid, match="unsupported source of weights"):
         open_source("gs://bucket/model")
-    with pytest.raises(SourceInvalid, match="holds no files"):
+    with pytest.raises(SourceInvalid, match="contains no files"):
         open_source(tmp_path).files()
 
 

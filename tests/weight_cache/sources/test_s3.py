@@ -104,7 +104,7 @@ def test_what_is_not_there_is_told(address: str, bucket: str) -> None:
             source.files()
         source.close()
     empty = open_source(f"s3://{bucket}", environ=environment(address))
-    with pytest.raises(SourceInvalid, match="holds no files"):
+    with pytest.raises(SourceInvalid, match="contains no files"):
         empty.files()
     empty.close()
     with pytest.raises(SourceInvalid, match="has no bucket"):
