@@ -15,7 +15,7 @@ from typing import Any
 from snapshotter.linux.cgroups import Cgroups, Group
 
 _GIB = 1024**3
-NO_CGROUPS = Cgroups(bases={}, version=0, why_not="not asked for")
+NO_CGROUPS = Cgroups(bases={}, version=0, why_not="not requested")
 _CPU = 0.5
 """CPU weight on a busy machine, in CPUs, relative to instances: builds may wait, calls may not."""
 
@@ -61,9 +61,7 @@ class LimitedGroup:
         """A suffix for a failure message if the build ran out of memory, otherwise ""."""
         if self.group.oom_kills() == 0:
             return ""
-        return (
-            f": out of memory (the limit of a build is {self.bounds.memory_bytes // 1024**2} MiB)"
-        )
+        return f": ran out of memory (the limit of a build is {self.bounds.memory_bytes // 1024**2} MiB)"
 
 
 @contextlib.asynccontextmanager

@@ -80,7 +80,7 @@ async def test_a_driver_that_does_not_initialise_is_no_way(tmp_path: Path) -> No
     write_package(tmp_path)
     it = await found(tmp_path, 570, STANDIN_CUINIT="100")
     assert it.driver is None
-    assert "cuInit says 100" in it.why
+    assert "cuInit failed: 100" in it.why
     assert "cuda-checkpoint is not in PATH" in it.why
 
 

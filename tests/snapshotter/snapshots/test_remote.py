@@ -200,10 +200,10 @@ async def test_a_signed_record_whose_pieces_do_not_fit_is_refused(
     del body["signature"]
     body["chunks"]["files.tar"] = body["chunks"]["files.tar"] * 2
     await store.put(key, sealed(body, KEY))
-    await refused(there, "its pieces")
+    await refused(there, "its chunks")
     body["chunks"]["files.tar"] = body["chunks"]["../files.tar"] = body["chunks"]["files.tar"][:1]
     await store.put(key, sealed(body, KEY))
-    await refused(there, "its pieces")
+    await refused(there, "its chunks")
 
 
 async def test_pieces_in_another_order_are_refused(
