@@ -61,7 +61,10 @@ class LimitedGroup:
         """A suffix for a failure message if the build ran out of memory, otherwise ""."""
         if self.group.oom_kills() == 0:
             return ""
-        return f": ran out of memory (the limit of a build is {self.bounds.memory_bytes // 1024**2} MiB)"
+        return (
+            f": ran out of memory (the limit of a build is "
+            f"{self.bounds.memory_bytes // 1024**2} MiB)"
+        )
 
 
 @contextlib.asynccontextmanager
