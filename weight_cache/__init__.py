@@ -1,10 +1,10 @@
-"""Bytes of models, on their way from origin to memory: origin → NVMe → DRAM → HBM.
+"""The weight cache: moves model bytes from the origin to memory (origin → NVMe → DRAM → HBM).
 
-    sources, manifest     what a user names, and its files and chunks by hash (user's machine)
-    fetch                 ranges of one version from the origin or a peer, in order of urgency
-    store                 the node's disk: each model once, verified while it arrives, evicted by worth
-    leases                who holds a model until when; the page cache, and how long bytes will take
+    sources, manifest     what a user names; its files and chunks by hash (on the user's machine)
+    fetch                 range reads of one version from the origin or a peer, by priority
+    store                 the node's disk: each model once, verified on arrival, evicted by worth
+    leases                leases on models; the page cache, and predicted load times
     peers                 chunks from other nodes
-    tensors               in the worker: tensors mapped, pooled, or delivered to a device
+    tensors               in the worker: tensors mapped, pooled, or copied to a device
 
-It imports `pilotlight.core` only, and knows no tenants: only manifests and who may lease them."""
+It imports only `pilotlight.core`. It has no concept of tenants, only of manifests and leases."""

@@ -52,14 +52,14 @@ _log = logging.getLogger("weight_cache")
 
 
 _SAVE_BANDWIDTHS_INTERVAL_S = 60.0
-"""Between two times that speeds are written down: what a kill can cost of what was learned."""
+"""Interval between two writes of the measured bandwidths: a kill loses at most this much."""
 
 
 async def run(
     paths: Paths, platform: PlatformSettings, settings: WeightCacheSettings, *, ready_fd: int | None
 ) -> None:
-    """Serve until SIGTERM or SIGINT. Raises StoreOwned, SettingsInvalid, OSError (an address in
-    use)."""
+    """Serve until SIGTERM or SIGINT. Raises StoreOwned, SettingsInvalid, or OSError if an address
+    is in use."""
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
@@ -115,7 +115,7 @@ async def run(
             os.close(ready_fd)
         await stop.wait()
         _log.info("stopping behind=%d", sum(not task.done() for task in behind))
-        # the store's socket first: no new work, then the figures go
+        # the store's socket first, to stop new work; the metrics last
         for server in reversed(servers):
             server.close()
         if station is not None:
@@ -123,7 +123,7 @@ async def run(
         others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
         for task in others:
             task.cancel()
-        # nothing is half written when the directory is let go
+        # finish writes in progress before releasing the directory
         await asyncio.gather(*others, return_exceptions=True)
         await leases.aclose()
         await ahead.aclose()
@@ -137,7 +137,7 @@ def open_peer_service(
     settings: WeightCacheSettings,
     credentials: TlsCredentials | None,
 ) -> PeerService | None:
-    """This node among others; None where it is to be alone. Raises SettingsInvalid."""
+    """Create the peer service; None where this node has no peers. Raises SettingsInvalid."""
     terms = PeerSettings(
         peers=settings.peers,
         listen=settings.peer_listen,
@@ -163,7 +163,7 @@ def open_store(
     neighbours: PeerSource | None = None,
     floor: DiskFloor | None = None,
 ) -> Store:
-    """The store, with the speeds that it is told by and tells. Raises StoreOwned. Blocking."""
+    """Open the store, connected to the measured bandwidths. Raises StoreOwned. Blocking."""
     return Store.open(
         root,
         origin=origin,
@@ -181,8 +181,8 @@ def open_store(
 async def opened_origin(
     paths: Paths, platform: PlatformSettings, settings: WeightCacheSettings
 ) -> AsyncIterator[Origin]:
-    """Where the platform's blobs are, for as long as the context lasts. Raises SettingsInvalid."""
-    # the origin asks again
+    """Open the platform's blob store for the duration of the context. Raises SettingsInvalid."""
+    # the origin itself retries
     blobs = blob_store(platform, paths, attempts=1, timeout_s=settings.origin_timeout_s)
     async with contextlib.aclosing(
         ObjectOrigin(blobs, attempts=settings.origin_attempts, timeout_s=settings.origin_timeout_s)
@@ -191,7 +191,7 @@ async def opened_origin(
 
 
 def _run_in_background(work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-    """Something that goes on beside serving; when it fails, serving goes on without it."""
+    """Run a task beside the servers; its failure is logged and does not stop them."""
     task = asyncio.create_task(work, name=name)
 
     def ended(task: asyncio.Task[None]) -> None:
@@ -214,7 +214,7 @@ async def _save_bandwidths_forever(root: Path, bandwidths: TierBandwidths) -> No
 def main() -> int:
     """Parse the command line and run; returns the exit status."""
     process_tuning.tune_process()
-    os.umask(0o077)  # what we write is nobody else's, unless its mode is set by hand
+    os.umask(0o077)  # files are private unless their mode is set explicitly
     parser = argparse.ArgumentParser(
         prog="python -m weight_cache", description="One node's weight cache."
     )

@@ -1,9 +1,9 @@
-"""The weight cache's door: a typed client over its Unix socket.
+"""Client of the weight cache: a typed API over its Unix socket.
 
-One connection, many calls (`pilotlight.core.rpc`). A lost connection fails open calls with
-WeightCacheUnavailable; the next call connects again. Leases do not end with the connection: they
-end when they are closed, or with the process that holds them; opening one again that is held
-returns the same lease."""
+One connection carries many calls (`pilotlight.core.rpc`). When the connection is lost, pending
+calls raise WeightCacheUnavailable and the next call reconnects. Leases outlive the connection: they
+end when they are closed, or when the process that holds them exits. Opening a lease that is already
+held returns the same lease."""
 
 from __future__ import annotations
 
@@ -34,8 +34,7 @@ _BY_CODE: dict[str, type[errors.WeightCacheError]] = {
 
 
 class WeightCacheClient:
-    """Asks the cache at `socket_path`. Owner: one event loop; the connection is made when first
-    needed."""
+    """Calls the cache at `socket_path`. Owner: one event loop. Connects on first use."""
 
     def __init__(self, socket_path: Path) -> None:
         self._path = socket_path
@@ -49,12 +48,12 @@ class WeightCacheClient:
         return f"<WeightCacheClient {self._path} {state}>"
 
     async def open(self, manifest: str, *, holder: str, pid: int | None = None) -> OpenedLease:
-        """Hold a model, and begin to fetch what of it is not here; returns at once. Idempotent per
-        (manifest, holder).
+        """Open a lease on a model and start fetching its missing parts; return at once. Idempotent
+        per (manifest, holder).
 
-        pid: the process whose end ends the lease; None: it ends when it is closed. Raises
-        LeaseUnknown when that process is gone, and WeightCacheUnavailable. When the answer says
-        `ready`, its path can be used; else `wait`, which also says what is wrong with the model."""
+        pid: the process whose exit ends the lease; None: the lease ends when it is closed. Raises
+        LeaseUnknown if that process does not exist, and WeightCacheUnavailable. If the answer is
+        `ready`, its path can be used; otherwise call `wait`, which also reports errors."""
         body = await self._call("open", {"manifest": manifest, "holder": holder, "pid": pid})
         path = None if body["path"] is None else Path(body["path"])
         return OpenedLease(**{**body, "tier": Tier(body["tier"]), "path": path})
@@ -62,10 +61,10 @@ class WeightCacheClient:
     async def wait(
         self, lease_id: str, *, on_progress: Callable[[LoadProgress], None] | None = None
     ) -> WeightsLease:
-        """Until the model of an opened lease is here; `on_progress` is told how far the fetching
-        is. Cancelling it closes nothing.
+        """Wait until the model of an open lease is in the store; `on_progress` receives the
+        progress of the fetch. Cancelling it does not close the lease.
 
-        Raises LeaseUnknown (never opened, closed, or the cache restarted meanwhile: open it again),
+        Raises LeaseUnknown (never opened, closed, or the cache restarted: open it again),
         ManifestInvalid, OriginUnavailable, ChunkCorrupt, StoreFull or WeightCacheUnavailable."""
         body = await self._load("wait", {"lease_id": lease_id}, on_progress or _ignore)
         return WeightsLease(
@@ -76,13 +75,13 @@ class WeightCacheClient:
         )
 
     async def close(self, lease_id: str) -> bool:
-        """Let go of a lease, and end its fetch unless others wait for it. False when there was
-        none: closing twice is harmless."""
+        """Release a lease and cancel its fetch unless others wait for it. False if there was no
+        such lease; closing twice is harmless."""
         return bool((await self._call("close", {"lease_id": lease_id}))["closed"])
 
     async def predict(self, manifest: str) -> Prediction:
-        """How long a lease that is opened now would be waited for, until the model can be read at
-        the speed of memory."""
+        """Predict how long a lease opened now would wait until the model can be read at memory
+        speed."""
         body = await self._call("predict", {"manifest": manifest})
         missing = {Tier(tier): size for tier, size in body["missing"].items()}
         return Prediction(tier=Tier(body["tier"]), seconds=body["seconds"], missing=missing)
@@ -90,44 +89,44 @@ class WeightCacheClient:
     async def prefetch(
         self, manifest: str, *, on_progress: Callable[[LoadProgress], None] | None = None
     ) -> None:
-        """Bring a model here without holding it, after those that somebody waits for. Same errors
-        as `wait`."""
+        """Fetch a model without holding it, at lower priority than models with waiting callers.
+        Same errors as `wait`."""
         await self._load("prefetch", {"manifest": manifest}, on_progress or _ignore)
 
     async def verify(self, manifest: str) -> list[str]:
-        """Read a model's bytes again; returns the digests of files found corrupt: quarantined, and
-        fetched anew for the next lease."""
+        """Read and check a model's bytes; return the digests of corrupt files. These are
+        quarantined and fetched again for the next lease."""
         return list((await self._call("verify", {"manifest": manifest}))["corrupt"])
 
     async def pin(
         self, manifest: str, *, on_progress: Callable[[LoadProgress], None] | None = None
     ) -> None:
-        """Bring a model here and keep it, whoever needs room, until `unpin`. Idempotent. Same
-        errors as `wait`."""
+        """Fetch a model and exempt it from eviction until `unpin`. Idempotent. Same errors as
+        `wait`."""
         await self._load("pin", {"manifest": manifest}, on_progress or _ignore)
 
     async def unpin(self, manifest: str) -> bool:
-        """It may go again when room is needed; False when it was not pinned."""
+        """Make a model evictable again; False if it was not pinned."""
         return bool((await self._call("unpin", {"manifest": manifest}))["unpinned"])
 
     async def drop(self, manifest: str) -> bool:
-        """Take a model off this node now; False when it is held or pinned, or not here."""
+        """Remove a model from this node; False if it is leased, pinned or not in the store."""
         return bool((await self._call("drop", {"manifest": manifest}))["dropped"])
 
     async def stat(self) -> StoreStatistics:
-        """The store right now."""
+        """Return the store's current statistics."""
         return StoreStatistics.from_json(await self._call("stat", {}))
 
     async def models(self) -> list[ModelInfo]:
-        """Every model that is here, least recently used first."""
+        """All models in the store, least recently used first."""
         return [ModelInfo(**m) for m in (await self._call("list", {}))["models"]]
 
     async def leases(self) -> list[Lease]:
-        """Every lease on a model that is here, oldest first."""
+        """All leases on models in the store, oldest first."""
         return [Lease.from_json(body) for body in (await self._call("list", {}))["leases"]]
 
     async def aclose(self) -> None:
-        """Close the connection; leases stay."""
+        """Close the connection; leases remain."""
         if self._rpc is not None:
             await self._rpc.aclose()
             self._rpc = None
@@ -172,4 +171,4 @@ def _error_for(failure: RpcRemoteError) -> errors.WeightCacheError:
 
 
 def _ignore(_: LoadProgress) -> None:
-    """Nobody wants to know."""
+    """Discard progress."""

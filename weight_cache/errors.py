@@ -1,4 +1,4 @@
-"""What can go wrong with bytes. One shallow tree; every error names the thing it is about."""
+"""Errors of the weight cache: one shallow tree. Every message names the object concerned."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from __future__ import annotations
 class WeightCacheError(Exception):
     """Base of every error that leaves this package.
 
-    `code` travels over the wire and picks the class again on the other side.
+    `code` is sent over the wire and selects the class again on the other side.
     """
 
     code = "weight_cache_error"
@@ -19,7 +19,7 @@ class ManifestInvalid(WeightCacheError):
 
 
 class OriginUnavailable(WeightCacheError):
-    """Raised when the origin does not have, or cannot deliver, the bytes asked for."""
+    """Raised when the origin does not have, or cannot deliver, the requested bytes."""
 
     code = "origin_unavailable"
 
@@ -37,7 +37,7 @@ class StoreFull(WeightCacheError):
 
 
 class StoreFailed(WeightCacheError):
-    """Raised when the disk below the store refuses: no permission, read-only, I/O error."""
+    """Raised when the store's disk fails: no permission, read-only, I/O error."""
 
     code = "store_failed"
 
@@ -49,37 +49,37 @@ class StoreOwned(WeightCacheError):
 
 
 class WeightCacheUnavailable(WeightCacheError):
-    """Raised when the peer on the Unix socket breaks the wire protocol, or goes away."""
+    """Raised when the peer on the Unix socket violates the wire protocol or disconnects."""
 
     code = "protocol_error"
 
 
 class SourceInvalid(WeightCacheError):
-    """Raised when what `Weights(...)` names cannot be read: wrong address, no rights, changed while
-    it was read."""
+    """Raised when the source named by `Weights(...)` cannot be read: wrong address, no permission,
+    or changed during the read."""
 
     code = "source_invalid"
 
 
 class TensorsInvalid(WeightCacheError):
-    """Raised when a safetensors file breaks its format, or is not what was asked for."""
+    """Raised when a safetensors file violates its format, or is not the requested one."""
 
     code = "tensors_invalid"
 
 
 class PoolFull(WeightCacheError):
-    """Raised when a memory pool cannot hold what it is asked to; the message has both numbers."""
+    """Raised when a memory pool is too small for a request; the message has both sizes."""
 
     code = "pool_full"
 
 
 class DeviceFailed(WeightCacheError):
-    """Raised when a device refuses memory or bytes, or holds other bytes than were sent."""
+    """Raised when a device refuses memory or bytes, or holds other bytes than were written."""
 
     code = "device_failed"
 
 
 class LeaseUnknown(WeightCacheError):
-    """Raised when a lease is waited for that was never opened, or ended."""
+    """Raised when waiting for a lease that was never opened or has ended."""
 
     code = "lease_unknown"

@@ -1,12 +1,13 @@
-"""A manifest names a model's files and the hashes of their bytes; its own sha256 names the model.
+"""Manifests: a model's files and the hashes of their bytes. The sha256 of the manifest names the
+model.
 
-Canonical JSON (sorted keys, no spaces), files in the order of their paths' bytes: the same
-directory gives the same manifest everywhere. Files are cut into chunks of 16 MiB, each with its
-sha256, so that they can be fetched and verified in parallel. A file's name in the origin and in the
-store is its *digest*: a hash of its size and its chunks' hashes. Who verified the chunks has
-verified the file, without reading it twice, and a manifest cannot lie about it. Equal files of two
-models are one. The digest is a keyed BLAKE2s (RFC 7693, `person`), so that no plain blob, which
-sha256 names, can take a file's place."""
+A manifest is canonical JSON (sorted keys, no spaces) with its files sorted by the bytes of their
+paths, so the same directory gives the same manifest everywhere. Files are split into chunks of
+16 MiB, each with its sha256, to be fetched and verified in parallel. A file's name in the origin
+and in the store is its *digest*: a hash of its size and of its chunks' hashes. Verifying all chunks
+therefore verifies the file without a second read, and a manifest cannot misstate it. Equal files of
+two models are stored once. The digest is a keyed BLAKE2s (RFC 7693, `person`), so that no plain
+blob, which is named by its sha256, can take a file's place."""
 
 from __future__ import annotations
 
@@ -25,43 +26,43 @@ if TYPE_CHECKING:
     pass
 
 CHUNK_BYTES = 16 * 1024 * 1024
-"""Large enough that a request to an object store pays for itself, small enough to verify and resume
-in pieces."""
+"""Large enough to amortize a request to an object store, small enough to verify and resume in
+pieces."""
 MAX_MANIFEST_BYTES = 32 * 1024 * 1024
-"""A terabyte has 65,536 chunks, whose hashes take 4.4 MB, and 250,000 tensors take some 25 MB."""
+"""A terabyte has 65,536 chunks, whose hashes take 4.4 MB; 250,000 tensors take about 25 MB."""
 MAX_FILES = 100_000
 MAX_FOLDERS = 10_000
-"""Each is made and flushed by itself, and takes an inode."""
+"""Each directory is created and flushed separately, and takes an inode."""
 MAX_DEPTH = 32
 MAX_TENSORS = 250_000
-"""Of all files: a checkpoint of a trillion parameters with 384 experts in 61 layers has 210,000."""
+"""In all files: a checkpoint of a trillion parameters with 384 experts in 61 layers has 210,000."""
 MAX_TENSORS_OF_FILE = 100_000
-"""A file is decoded in one go, in which no other thread runs: some 0.2 s for so many."""
+"""A file is decoded in one step that blocks all other threads: about 0.2 s at this limit."""
 _VALUES_OF_TENSOR = 12
-"""Name, type, shape of up to eight dimensions, offset, length."""
+"""Values per tensor: name, type, shape of up to eight dimensions, offset, length."""
 _MAX_PATH_BYTES = 1024
-_MAX_NAME_BYTES = 255  # NAME_MAX of every file system that matters
+_MAX_NAME_BYTES = 255  # NAME_MAX of common file systems
 _VERSION = 2
 _HEX = re.compile(r"[0-9a-f]{64}\Z")
-# a name that is empty, . or .., or ends early for the kernel
+# a name that is empty, . or .., or contains the kernel's terminator
 _NOT_PLAIN = re.compile(rb"(?:\A|/)\.{0,2}(?:/|\Z)|\0")
 _PERSON = b"plfile2"
 _HEAD = f'{{"chunk_bytes":{CHUNK_BYTES},"files":['.encode()
 _TAIL = f'],"version":{_VERSION}}}'.encode()
 _FILE_HEAD = b'{"chunks":'
 _BETWEEN = b"}," + _FILE_HEAD
-"""What stands between two files, and nowhere else: a quotation mark inside a string is escaped, and
-none ends before a name."""
+"""Separator of two files. It cannot occur elsewhere: quotation marks inside a string are escaped,
+and no string ends before a key."""
 
 Progress = Callable[[int, int], None]
-"""Told (bytes done, bytes in all)."""
+"""Called with (bytes done, total bytes)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManifestFile:
     """One file: its path below the model's directory, its size, the sha256 (hex) of each chunk.
 
-    `tensors`: what a safetensors file holds, in the order of its bytes; of other files nothing.
+    `tensors`: the tensors of a safetensors file, in byte order; empty for other files.
     """
 
     path: str
@@ -93,7 +94,7 @@ class Manifest:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all files together."""
+        """Total bytes of all files."""
         return sum(f.size_bytes for f in self.files)
 
     @property
@@ -110,7 +111,7 @@ class Manifest:
         return _HEAD + b",".join(_file_bytes(f) for f in self.files) + _TAIL
 
     def folders(self) -> int:
-        """How many directories the files lie in, without the model's own."""
+        """Number of directories that contain the files, without the model's root."""
         return len(_folders(f.path for f in self.files))
 
 
@@ -122,7 +123,7 @@ def file_digest(size_bytes: int, chunk_sha256s: Sequence[str]) -> str:
 
 
 class FileHash:
-    """The digest of a file that goes by in pieces of any size."""
+    """Computes the digest of a file that is passed in pieces of any size."""
 
     def __init__(self) -> None:
         self.size_bytes = 0
@@ -131,7 +132,7 @@ class FileHash:
         self._missing = CHUNK_BYTES
 
     def update(self, data: bytes | memoryview) -> None:
-        """The next piece."""
+        """Add the next piece."""
         view = memoryview(data)
         self.size_bytes += len(view)
         while view:
@@ -143,18 +144,18 @@ class FileHash:
                 self._chunk, self._missing = hashlib.sha256(), CHUNK_BYTES
 
     def chunk_sha256s(self) -> tuple[str, ...]:
-        """Of what went by until now."""
+        """Hashes of the chunks so far."""
         return (*self._chunks, *([self._chunk.hexdigest()] if self._missing < CHUNK_BYTES else []))
 
     def hexdigest(self) -> str:
-        """As `file_digest`."""
+        """The file's digest, as `file_digest` computes it."""
         return file_digest(self.size_bytes, self.chunk_sha256s())
 
 
 def parse(raw: bytes) -> Manifest:
-    """Read a manifest's canonical JSON. Raises ManifestInvalid naming what is wrong.
+    """Parse a manifest's canonical JSON. Raises ManifestInvalid naming the error.
 
-    File by file, so that other threads run between two: decoding lets none of them.
+    Decodes file by file, so that other threads can run in between: decoding holds the GIL.
     """
     manifest = Manifest(files=tuple(_file(i, text) for i, text in enumerate(_file_texts(raw))))
     check_paths([f.path for f in manifest.files])
@@ -163,16 +164,15 @@ def parse(raw: bytes) -> Manifest:
 
 
 def _file_texts(raw: bytes) -> list[bytes]:
-    """The JSON of each file. What there is too much of is refused before any of it is decoded."""
+    """Split a manifest into the JSON of each file, checking size limits before decoding."""
     if len(raw) > MAX_MANIFEST_BYTES:
         raise ManifestInvalid(f"a manifest of {len(raw)} bytes is longer than {MAX_MANIFEST_BYTES}")
     if raw.startswith(_HEAD) and raw.endswith(b'],"version":1}'):
-        raise ManifestInvalid("this manifest was written by an earlier pilotlight: deploy again")
+        raise ManifestInvalid("manifest was written by an earlier pilotlight version: deploy again")
     if not (raw.startswith(_HEAD) and raw.endswith(_TAIL)):
         raise ManifestInvalid(
             f"not a manifest in canonical JSON: expected chunk_bytes {CHUNK_BYTES}, a list of "
-            f"files and version {_VERSION}, "
-            "sorted, with nothing between them"
+            f"files and version {_VERSION}, with sorted keys and no whitespace"
         )
     inner = raw[len(_HEAD) : len(raw) - len(_TAIL)]
     if (count := inner.count(_BETWEEN) + 1) > MAX_FILES:
@@ -187,11 +187,11 @@ def _file_texts(raw: bytes) -> list[bytes]:
 
 
 def _check_few(where: str, text: bytes, *, files: int, most: int) -> None:
-    """Refuse JSON with more values than `files` files with `most` tensors can have: decoding takes
-    as long as there are values.
+    """Refuse JSON with more values than `files` files with `most` tensors can have: decoding time
+    grows with the number of values.
 
-    Brackets and commas in names count, too, as far as they are more than a tensor of eight
-    dimensions leaves room for."""
+    Brackets and commas in names count too, beyond the allowance for a tensor of eight
+    dimensions."""
     chunks = len(text) // 67  # a hash, its quotation marks, a comma
     is_much = (
         text.count(b"[") + text.count(b"{") > 2 * most + 3 * files
@@ -199,7 +199,7 @@ def _check_few(where: str, text: bytes, *, files: int, most: int) -> None:
     )
     if is_much:
         raise ManifestInvalid(
-            f"{where} has more values than {most} tensors, which is the most: deploy the model in parts"
+            f"{where} has more values than {most} tensors, the limit, can have: split the model"
         )
 
 
@@ -215,13 +215,13 @@ def _file(index: int, text: bytes) -> ManifestFile:
         )
     path, size, chunks = body["path"], body["size_bytes"], body["chunks"]
     if not isinstance(path, str) or not isinstance(chunks, list):
-        raise ManifestInvalid(f"{where}: path must be a text, chunks a list")
+        raise ManifestInvalid(f"{where}: path must be a string, chunks a list")
     if not isinstance(size, int) or isinstance(size, bool) or size < 0:
         raise ManifestInvalid(
             f"{where}.size_bytes = {size!r}: expected a whole number of at least 0"
         )
     if not all(isinstance(d, str) and _HEX.match(d) for d in chunks):
-        raise ManifestInvalid(f"{where}: hashes are 64 hex digits of a sha256")
+        raise ManifestInvalid(f"{where}: each hash must be the 64 hex digits of a sha256")
     if len(chunks) != -(-size // CHUNK_BYTES):
         raise ManifestInvalid(
             f"{where}: {size} bytes have {-(-size // CHUNK_BYTES)} chunks, not {len(chunks)}"
@@ -230,23 +230,23 @@ def _file(index: int, text: bytes) -> ManifestFile:
     file = ManifestFile(path=path, size_bytes=size, chunk_sha256s=tuple(chunks), tensors=tensors)
     if _file_bytes(file) != text:
         raise ManifestInvalid(
-            f"{where}: not canonical: keys must be sorted, and nothing may stand between them"
+            f"{where}: not canonical JSON: keys must be sorted, without whitespace"
         )
     return file
 
 
 def _tensors(where: str, rows: Any, size_bytes: int) -> tuple[Tensor, ...]:
-    """Rows of [name, dtype, shape, offset, length]: in the order of their bytes, inside the file,
-    none overlapping another."""
+    """Parse rows of [name, dtype, shape, offset, length]: sorted by offset, inside the file, not
+    overlapping."""
     if not isinstance(rows, list) or not rows:
-        raise ManifestInvalid(f"{where}: expected a list that is not empty")
+        raise ManifestInvalid(f"{where}: expected a non-empty list")
     tensors, end = [], 0
     for row in rows:
         if not (
             isinstance(row, list) and [type(value) for value in row] == [str, str, list, int, int]
         ):
             raise ManifestInvalid(
-                f"{where}: a row is [name, dtype, shape, offset_bytes, length_bytes], not "
+                f"{where}: a row must be [name, dtype, shape, offset_bytes, length_bytes], not "
                 f"{str(row)[:100]}"
             )
         name, dtype, shape, offset, length = row
@@ -255,13 +255,13 @@ def _tensors(where: str, rows: Any, size_bytes: int) -> tuple[Tensor, ...]:
             for n in [*shape, offset, length]
         ):
             raise ManifestInvalid(
-                f"{where}: {name[:100]!r} has a size or an offset that is no whole number of at "
+                f"{where}: {name[:100]!r} has a size or an offset that is not a whole number of at "
                 f"least 0"
             )
         if not end <= offset <= offset + length <= size_bytes:
             raise ManifestInvalid(
-                f"{where}: {name[:100]!r} lies at {offset} to {offset + length}, of {size_bytes} "
-                f"bytes with {end} taken"
+                f"{where}: {name[:100]!r} is at {offset} to {offset + length}, but must be within "
+                f"{size_bytes} bytes and after byte {end}"
             )
         tensors.append(
             Tensor(
@@ -270,16 +270,16 @@ def _tensors(where: str, rows: Any, size_bytes: int) -> tuple[Tensor, ...]:
         )
         end = offset + length
     if len({t.name for t in tensors}) != len(tensors):
-        raise ManifestInvalid(f"{where}: two tensors share a name")
+        raise ManifestInvalid(f"{where}: two tensors have the same name")
     try:
         "".join([*(t.name for t in tensors), *(t.dtype for t in tensors)]).encode()
-    except UnicodeEncodeError as e:  # half a surrogate pair, which JSON can spell
-        raise ManifestInvalid(f"{where}: {e.object[e.start]!r} is no text") from e
+    except UnicodeEncodeError as e:  # a lone surrogate, which JSON can express
+        raise ManifestInvalid(f"{where}: {e.object[e.start]!r} is not valid Unicode text") from e
     return tuple(tensors)
 
 
 def _file_bytes(file: ManifestFile) -> bytes:
-    """The canonical JSON of one file. Raises ManifestInvalid for a path that is not UTF-8."""
+    """Encode one file as canonical JSON. Raises ManifestInvalid for a path that is not UTF-8."""
     body: dict[str, Any] = {
         "path": file.path,
         "size_bytes": file.size_bytes,
@@ -296,7 +296,7 @@ def _file_bytes(file: ManifestFile) -> bytes:
 
 
 def check_tensors(files: Sequence[ManifestFile]) -> None:
-    """Refuse more tensors than a manifest may name. Raises ManifestInvalid."""
+    """Refuse more tensors than a manifest may have. Raises ManifestInvalid."""
     for file in files:
         if len(file.tensors) > MAX_TENSORS_OF_FILE:
             raise ManifestInvalid(
@@ -305,12 +305,12 @@ def check_tensors(files: Sequence[ManifestFile]) -> None:
             )
     if (total := sum(len(file.tensors) for file in files)) > MAX_TENSORS:
         raise ManifestInvalid(
-            f"{total} tensors: a model has at most {MAX_TENSORS}; deploy it in parts"
+            f"{total} tensors: a model has at most {MAX_TENSORS}; split the model"
         )
 
 
 def _folders(paths: Iterable[str]) -> set[str]:
-    """The directories that these files lie in: all, or one more than a model may have."""
+    """The directories that contain these files; stops at one more than a model may have."""
     found: set[str] = set()
     for path in paths:
         folder = path.rpartition("/")[0]
@@ -323,8 +323,8 @@ def _folders(paths: Iterable[str]) -> set[str]:
 
 
 def check_paths(paths: list[str]) -> None:
-    """Refuse what could leave the model's directory, exist twice, or be a file and a directory at
-    once, and too many directories."""
+    """Refuse paths that leave the model's directory, occur twice, or are both a file and a
+    directory, and too many directories."""
     if not 0 < len(paths) <= MAX_FILES:
         raise ManifestInvalid(f"{len(paths)} files: a model has 1 to {MAX_FILES}")
     for path in paths:
@@ -342,16 +342,16 @@ def check_paths(paths: list[str]) -> None:
             )
         if (depth := path.count("/")) > MAX_DEPTH:
             raise ManifestInvalid(
-                f"path {path[:100]!r} lies {depth} directories deep: at most {MAX_DEPTH}"
+                f"path {path[:100]!r} is {depth} directories deep: at most {MAX_DEPTH}"
             )
     if len(_folders(paths)) > MAX_FOLDERS:
         raise ManifestInvalid(
-            f"more than {MAX_FOLDERS} directories: pack what is in them, as .tar or .zip"
+            f"more than {MAX_FOLDERS} directories: pack their contents as .tar or .zip"
         )
     if any(b.encode() <= a.encode() for a, b in itertools.pairwise(paths)):
-        raise ManifestInvalid("files must be sorted by path, each once")
-    # so that nothing comes between a directory and what is in it
+        raise ManifestInvalid("files must be sorted by path, without duplicates")
+    # "\0" sorts first, so that a directory is followed directly by its contents
     by_folder = sorted(path.replace("/", "\0") for path in paths)
     if both := [a for a, b in itertools.pairwise(by_folder) if b.startswith(f"{a}\0")]:
         path = min(both).replace("\0", "/")
-        raise ManifestInvalid(f"path {path!r} is a file and a directory at once")
+        raise ManifestInvalid(f"path {path!r} is both a file and a directory")

@@ -1,4 +1,4 @@
-"""How this process behaves on a machine that serves: set once, when it starts."""
+"""Process-wide tuning of the weight cache on a serving machine, applied once at startup."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from pathlib import Path
 from pilotlight.core.threads import NICENESS
 
 SWITCH_S = 0.0005
-"""A thread that hashes or reads hands the interpreter over within this time (5 ms by default): a
-start waits for the loop's answer."""
+"""A thread that hashes or reads releases the interpreter within this time (default 5 ms), so that
+the event loop can answer a waiting start."""
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _KEPT_BYTES = 64 * 1024**2
 
 
 def tune_process() -> None:
-    """All of them. What a machine does not offer is left out."""
+    """Apply all settings below; skip those that the machine does not support."""
     sys.setswitchinterval(SWITCH_S)
     lower_process_priority()
     retain_malloc_buffers()
@@ -28,12 +28,12 @@ def tune_process() -> None:
 
 
 def lower_process_priority() -> bool:
-    """Lower the scheduling group of this process's session (sched(7), "The autogroup feature");
-    whether there was one to lower.
+    """Lower the scheduling priority of this process's session (sched(7), "The autogroup feature");
+    False if the process has no autogroup of its own.
 
-    Without it the niceness of its threads counts for nothing against processes of other sessions:
-    50 models on their way took a hot function's p99 from 4 ms to 54 ms on two cores, and with it to
-    8 ms, in the same time. A group that others share is left alone."""
+    Without this, thread niceness has no effect against processes of other sessions: 50 concurrent
+    model fetches raised a hot function's p99 from 4 ms to 54 ms on two cores; with it, to 8 ms, at
+    the same fetch time. An autogroup shared with other processes is left alone."""
     if os.getsid(0) != os.getpid():
         return False
     with contextlib.suppress(OSError):
@@ -43,10 +43,10 @@ def lower_process_priority() -> bool:
 
 
 def retain_malloc_buffers() -> None:
-    """Have malloc keep the memory of chunks instead of giving it back each time (mallopt(3)).
+    """Make malloc retain the memory of chunks instead of returning it each time (mallopt(3)).
 
-    A fresh buffer of 16 MiB is 4,096 page faults, which took 6 % of an ingest. What is kept is
-    bounded by what is in flight."""
+    A fresh buffer of 16 MiB costs 4,096 page faults, 6 % of an ingest. The retained memory is
+    bounded by the number of chunks in flight."""
     with contextlib.suppress(OSError, AttributeError):  # a C library without it
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES)
@@ -54,8 +54,8 @@ def retain_malloc_buffers() -> None:
 
 
 def raise_open_file_limit() -> None:
-    """Take the hard limit of open files: a lease is one (the pidfd of its holder), and the soft
-    limit is often 1,024."""
+    """Raise the soft limit of open files, often 1,024, to the hard limit: each lease uses one
+    descriptor (the pidfd of its holder)."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,4 +1,4 @@
-"""The cache on its Unix socket: operations of `weight_cache/client.py`."""
+"""RPC server of the weight cache on its Unix socket, for `weight_cache/client.py`."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ T = TypeVar("T")
 
 
 CONTROLLER_OPERATIONS = ("predict", "prefetch", "verify", "pin", "unpin", "drop", "stat", "list")
-"""What a controller with a uid of its own may ask: where models are, to bring, keep and drop them;
-it holds none."""
+"""Operations allowed to a controller with its own uid: it locates, fetches, keeps and drops models
+but holds no leases."""
 _MANIFEST = re.compile(r"[0-9a-f]{64}\Z")
 
 
 async def serve_store(store: Store, leases: LeaseManager, socket_path: Path) -> asyncio.Server:
-    """Answer on `socket_path` until the returned server is closed."""
+    """Serve on `socket_path` until the returned server is closed."""
     return await serve_rpc(
         socket_path, {**lease_operations(leases), **store_operations(store)}, _describe
     )
@@ -34,7 +34,7 @@ async def serve_store(store: Store, leases: LeaseManager, socket_path: Path) -> 
 async def serve_controller(
     store: Store, leases: LeaseManager, socket_path: Path, *, uid: int
 ) -> asyncio.Server:
-    """The same for a controller that has a uid of its own."""
+    """Serve on `socket_path` for root and for a controller with its own uid."""
     operations = {**lease_operations(leases), **store_operations(store)}
     return await serve_rpc(
         socket_path,
@@ -45,7 +45,7 @@ async def serve_controller(
 
 
 def controller_operations(of_root: Mapping[str, RpcOperation]) -> Mapping[str, RpcOperation]:
-    """Those of `of_root` that a controller may use, with what names a manifest checked."""
+    """The operations of `of_root` that a controller may call, with their manifest names checked."""
     return {name: _checked(of_root[name]) for name in CONTROLLER_OPERATIONS}
 
 
@@ -61,7 +61,7 @@ def _checked(operation: RpcOperation) -> RpcOperation:
 
 
 def lease_operations(leases: LeaseManager) -> dict[str, RpcOperation]:
-    """What holders ask, by name."""
+    """Operations on leases, by name."""
 
     async def open_lease(args: Mapping[str, Any], _: SendPart) -> Mapping[str, Any]:
         opened = await leases.open(
@@ -85,7 +85,7 @@ def lease_operations(leases: LeaseManager) -> dict[str, RpcOperation]:
 
 
 def store_operations(store: Store) -> dict[str, RpcOperation]:
-    """What can be asked of the store itself, by name."""
+    """Operations on the store, by name."""
 
     async def prefetch(args: Mapping[str, Any], part: SendPart) -> Mapping[str, Any]:
         manifest = _text(args, "manifest")
@@ -129,8 +129,8 @@ def store_operations(store: Store) -> dict[str, RpcOperation]:
 async def _stream_progress(
     part: SendPart, work: Callable[[OnProgress], Coroutine[Any, Any, T]]
 ) -> T:
-    """Run `work`; the peer is sent the newest progress as fast as it reads, never a backlog of old
-    figures."""
+    """Run `work` and send its latest progress to the client as fast as the client reads, without
+    queueing outdated values."""
     newest: LoadProgress | None = None
     changed = asyncio.Event()
 
@@ -161,7 +161,7 @@ def _describe(error: Exception) -> tuple[str, str, Mapping[str, Any]] | None:
 def _text(args: Mapping[str, Any], key: str) -> str:
     value = args.get(key)
     if not isinstance(value, str) or not value:
-        raise WeightCacheError(f"{key} = {value!r}: expected a text")
+        raise WeightCacheError(f"{key} = {value!r}: expected a non-empty string")
     return value
 
 
@@ -170,5 +170,5 @@ def _pid(args: Mapping[str, Any]) -> int | None:
     if value is None:
         return None
     if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-        raise WeightCacheError(f"pid = {value!r}: expected the id of a process, or null")
+        raise WeightCacheError(f"pid = {value!r}: expected a process id, or null")
     return value

@@ -1,4 +1,4 @@
-"""Section `weight_cache` of platform.yaml."""
+"""Settings of section `weight_cache` in platform.yaml."""
 
 from __future__ import annotations
 
@@ -8,33 +8,35 @@ from dataclasses import dataclass, field
 from weight_cache.peers import discovery
 
 MIN_BYTES = 64 * 1024 * 1024
-"""Below a few chunks no model fits."""
+"""A smaller store cannot hold any model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightCacheSettings:
-    """What an operator may say about this process.
+    """Configuration of the weight cache process.
 
     Attributes:
-        metrics_listen: host:port of the Prometheus text, behind a bearer token
-        (`platform.metrics_token_file`); None = only on
-            `<run>/metrics-weight_cache.sock`.
-        max_bytes: disk that the store may use; None = half of what is free when the process starts.
-        dram_max_bytes: of models that is read ahead into the page cache for a start; None = half of
-        the machine's memory; 0 = never. reads_at_once: ranges (chunks) on their way from the origin
-        at the same time, all models together; each takes 16 MiB of memory. prefetch_share: of
-        these, at most this part for models that nobody waits for, while somebody waits for another.
-        origin_attempts: how often a range is asked for before a start fails. origin_timeout_s:
-        silence of the origin after which an attempt has failed. scrub_bytes_per_s: what is on disk
-        is read again at this pace and compared with its hashes; 0 = never. peers: other nodes'
-        weight caches, asked before the origin: a list of host:port, or `dns:<name>:<port>`, a name
-        that stands for all
-            of them and is resolved again every 10 s; this node may be among them. Empty = none.
-        peer_listen: host:port where this node serves others, to whom it proves the platform's key;
-        None = it serves nobody. peer_timeout_s: to connect to a peer, and until it begins to
-        answer; then the next one is asked, or the origin. peer_uploads_at_once: chunks on their way
-        to other nodes at the same time. peer_upload_bytes_per_s: all uploads together; 0 = no
-        bound. peer_distrust_s: a peer that gave wrong bytes is not asked for so long.
+        metrics_listen: host:port of the Prometheus endpoint, behind a bearer token
+            (`platform.metrics_token_file`); None = only on `<run>/metrics-weight_cache.sock`.
+        max_bytes: disk that the store may use; None = half of the free disk at process start.
+        dram_max_bytes: memory for reading leased models ahead into the page cache; None = half of
+            the machine's memory; 0 = no read-ahead.
+        reads_at_once: concurrent range reads (chunks) from the origin, over all models; each takes
+            16 MiB of memory.
+        prefetch_share: largest part of these for prefetches while a start waits.
+        origin_attempts: attempts to read a range before a start fails.
+        origin_timeout_s: an attempt fails after this long without data from the origin.
+        scrub_bytes_per_s: rate at which the disk is read again and verified; 0 = never.
+        peers: weight caches of other nodes, tried before the origin: a list of host:port, or
+            `dns:<name>:<port>`, a name that resolves to all of them and is resolved again every
+            10 s. The list may include this node. Empty = none.
+        peer_listen: host:port where this node serves chunks to others that authenticate with the
+            platform's key; None = not served.
+        peer_timeout_s: limit to connect to a peer and to receive the first byte; then the next peer
+            or the origin is tried.
+        peer_uploads_at_once: concurrent chunk uploads to other nodes.
+        peer_upload_bytes_per_s: limit of all uploads together; 0 = no limit.
+        peer_distrust_s: how long a peer that sent corrupt bytes is excluded.
     """
 
     metrics_listen: str | None = None

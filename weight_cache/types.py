@@ -1,4 +1,4 @@
-"""The nouns of bytes on a node. Standard library only."""
+"""Data types of the weight cache. Standard library only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Self
 
 
 class ReadPriority(enum.StrEnum):
-    """Who waits for bytes, most urgent first: a caller, nobody yet, nobody at all."""
+    """Priority of a read, most urgent first: a caller waits, a prefetch, background scrubbing."""
 
     START = "start"
     PREFETCH = "prefetch"
@@ -19,7 +19,7 @@ class ReadPriority(enum.StrEnum):
 
 
 class Tier(enum.StrEnum):
-    """Where bytes are, farthest first."""
+    """Where bytes are stored, farthest first."""
 
     ORIGIN = "origin"
     NVME = "nvme"
@@ -30,7 +30,7 @@ class Tier(enum.StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
     """A verified range of one file: `length_bytes` from `offset_bytes`, with the sha256 (hex) of
-    just these bytes."""
+    these bytes."""
 
     offset_bytes: int
     length_bytes: int
@@ -44,7 +44,7 @@ class Tensor:
     Attributes:
         dtype: as safetensors names it: `F32`, `BF16`, `I64`, …
         shape: in elements; () is a scalar.
-        offset_bytes, length_bytes: where its bytes lie, counted from the begin of the file.
+        offset_bytes, length_bytes: position of its bytes in the file.
     """
 
     name: str
@@ -56,16 +56,16 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """Somebody's hold on a model: while it lasts, nothing of the model is evicted.
+    """A lease on a model: while it exists, no file of the model is evicted.
 
     Attributes:
-        id: derived from holder and manifest, so that asking twice gives the same lease. manifest:
-        sha256 (hex) of the manifest. holder: who holds it; opaque, unique per use (the node agent
-        names a slot). acquired_at: wall clock, seconds since the epoch. pid, pid_started: the
-        process whose end ends the lease: its id, and its start time in clock ticks since boot
-        (proc_pid_stat(5),
-            field 22), so that another process of that id is not taken for it. None: the lease ends
-            when it is closed.
+        id: derived from holder and manifest, so that opening twice gives the same lease.
+        manifest: sha256 (hex) of the manifest.
+        holder: opaque name of the holder, unique per use (the node agent names a slot).
+        acquired_at: wall clock, seconds since the epoch.
+        pid, pid_started: the process whose exit ends the lease: its id, and its start time in clock
+            ticks since boot (proc_pid_stat(5), field 22), which detects a reused id. None: the
+            lease ends when it is closed.
     """
 
     id: str
@@ -93,9 +93,9 @@ class Lease:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightsLease:
     """A lease as its holder sees it: `path` is the read-only model directory, stable and immutable
-    while the lease lasts.
+    for the duration of the lease.
 
-    `tier`: where most of its bytes were when it was asked for.
+    `tier`: where most of its bytes were when the lease was opened.
     """
 
     lease_id: str
@@ -106,14 +106,14 @@ class WeightsLease:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenedLease:
-    """A lease that was opened; its model may still be on its way.
+    """The answer to opening a lease, whose model may still be incomplete.
 
     Attributes:
-        ready: whether the model is here already: `path` is its directory then, and nobody needs to
-        wait. path: where the model lies once it is here; None while it is on its way. tier: where
-        its bytes were when it was opened: ORIGIN when some have to be fetched. expected_s: how long
-        until it can be read at the speed of memory, as predicted; None when its size is not known
-        here yet.
+        ready: the model is complete and `path` is its directory; there is no need to wait.
+        path: the model's directory; None while it is being fetched.
+        tier: where its bytes were when the lease was opened; ORIGIN if some must be fetched.
+        expected_s: predicted time until it can be read at memory speed; None if its size is not
+            known on this node yet.
     """
 
     lease_id: str
@@ -126,12 +126,12 @@ class OpenedLease:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """How long until a model can be read at the speed of memory.
+    """Predicted time until a model can be read at memory speed.
 
     Attributes:
-        tier: where it would be served from now: ORIGIN when some of it is not on this node.
-        seconds: None when its size is not known here: its manifest was never fetched.
-        missing: bytes by the tier where they are now and have to be moved up from.
+        tier: where it would be served from now; ORIGIN if part of it is not on this node.
+        seconds: None if its size is not known on this node: its manifest was never fetched.
+        missing: bytes to move up, by the tier where they are now.
     """
 
     tier: Tier
@@ -141,7 +141,7 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadProgress:
-    """How far a model is on its way into the store."""
+    """Progress of fetching a model into the store."""
 
     done_bytes: int
     total_bytes: int
@@ -149,10 +149,10 @@ class LoadProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:
-    """A model in the store: its bytes (shared files counted in full), its leases, its last use
+    """A model in the store: its size (shared files counted in full), its leases, its last use
     (seconds since the epoch).
 
-    `is_pinned`: kept whoever needs room.
+    `is_pinned`: exempt from eviction.
     """
 
     manifest: str
@@ -165,20 +165,20 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreStatistics:
-    """The store at one moment; counters run since the process started.
+    """Statistics of the store at one moment; counters start with the process.
 
     Attributes:
-        used_bytes: bytes on disk and reserved for what is arriving; at most `max_bytes`.
-        arriving: models on their way in.
-        hits, misses: leases that found their model here, or had to fetch.
-        fetched_bytes: taken from the origin.
-        evicted_models, evicted_bytes: made to go for others.
-        quarantined_files: found corrupt and set aside.
-        partial_bytes: on the disk, of files that are half here.
-        pinned_bytes: on the disk, of models that stay whoever needs room.
-        resumed_bytes: not fetched again, because an earlier try had brought them.
-        scrubbed_bytes: read again and compared, while nothing else was to do.
-        given_bytes: taken from other nodes.
+        used_bytes: bytes on disk and reserved for incoming models; at most `max_bytes`.
+        arriving: models being fetched.
+        hits, misses: leases whose model was in the store, or had to be fetched.
+        fetched_bytes: from the origin.
+        evicted_models, evicted_bytes: removed to make room.
+        quarantined_files: found corrupt and moved to quarantine.
+        partial_bytes: on disk, of partial files.
+        pinned_bytes: on disk, of pinned models.
+        resumed_bytes: kept from an earlier attempt, so not fetched again.
+        scrubbed_bytes: read again and verified by the scrubber.
+        given_bytes: from other nodes.
     """
 
     max_bytes: int

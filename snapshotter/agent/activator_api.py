@@ -56,8 +56,8 @@ def operations(
     """The subset of `of_root` that an activator may call. The key is read when the first launch
     document is checked.
 
-    `uid_base`: first uid of tenants. Whoever controls the controller controls its signatures as
-    well, and must not start anything under another uid.
+    `uid_base`: first uid of tenants. A compromised controller can sign anything, and must not be
+    able to start anything under another uid.
     """
     seals = _Seals(key_file, uid_base)
     return {

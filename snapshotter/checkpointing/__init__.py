@@ -1,2 +1,2 @@
-"""Taking snapshots of Templates, and proving each by a trial restore before it is used. What is
-stored, selected and restored is `snapshots`."""
+"""Creation of snapshots from Templates, and the trial restore that proves each before use. Storage,
+selection and restore are in `snapshots`."""

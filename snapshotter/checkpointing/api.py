@@ -1,5 +1,5 @@
-"""What the door asks about snapshots: make one, list, prove, delete, and whether there are any on
-this node at all."""
+"""The agent's snapshot API: create, list, prove and delete snapshots, and report whether this node
+has any."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from snapshotter.types import LaunchSpec, SnapshotInfo, SnapshotState
 
 _log = logging.getLogger(__name__)
 _FORGET_S = 60.0
-"""For a store with thousands of records; the agent does not end before it."""
+"""Timeout for a store with thousands of records; the agent does not exit earlier."""
 
 
 class SnapshotApi:
-    """Owner: the event loop. Without a `components` there are none, and `selector.why_not` says
-    why."""
+    """The snapshot operations of the agent. Owner: the event loop. Without `stock` snapshots are
+    off, and `selector.why_not` says why."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class SnapshotApi:
         metrics: Metrics,
         want: Callable[[LaunchSpec], bool] = lambda _: False,
     ) -> None:
-        """`want`: has one made soon, when it is worth it (`BackgroundBuilder.want`)."""
+        """`want`: requests a background snapshot if worthwhile (`BackgroundBuilder.want`)."""
         self.want = want
         self._stock = stock
         self._checkpoints = checkpoints
@@ -55,45 +55,45 @@ class SnapshotApi:
 
     @property
     def stock(self) -> SnapshotComponents | None:
-        """What snapshots stand on; None where there are none."""
+        """The snapshot components; None if snapshots are off."""
         return self._stock
 
     @property
     def selector(self) -> SnapshotSelector:
-        """Who knows which may be restored."""
+        """The selector of snapshots to restore."""
         return self._selector
 
     async def checkpoint(self, launch: LaunchSpec) -> SnapshotInfo:
-        """See `AgentClient.checkpoint`. Raises Unsupported where there are none,
+        """Create a snapshot (`AgentClient.checkpoint`). Raises Unsupported if snapshots are off,
         SnapshotRefused."""
         if self._checkpoints is None:
             raise Unsupported(f"no snapshot of {launch.revision}: {self._selector.why_not}")
         return (await self._checkpoints.make(launch)).info()
 
     def infos(self, labels: Mapping[str, str]) -> list[SnapshotInfo]:
-        """See `AgentClient.snapshots`."""
+        """The snapshots with these labels (`AgentClient.snapshots`)."""
         return self._stock.catalogue.infos(labels) if self._stock is not None else []
 
     async def prove(self, snapshot_id: str, report: Report) -> SnapshotInfo:
-        """See `AgentClient.prove_snapshot`."""
+        """Prove a snapshot again (`AgentClient.prove_snapshot`)."""
         if self._asked is None:
-            raise Unsupported(f"snapshot {snapshot_id} cannot be proven: {self._selector.why_not}")
+            raise Unsupported(f"cannot prove snapshot {snapshot_id}: {self._selector.why_not}")
         await self._asked.prove(snapshot_id, report)
         found = [info for info in self.infos({}) if info.id == snapshot_id]
         if not found:
-            raise SnapshotUnknown(f"snapshot {snapshot_id} went away while it was proven")
+            raise SnapshotUnknown(f"snapshot {snapshot_id} was deleted while it was being proven")
         return found[-1]
 
     async def aclose(self) -> None:
-        """End the proofs that were asked for."""
+        """Stop requested proofs."""
         if self._asked is not None:
             await self._asked.aclose()
 
     async def delete(
         self, *, snapshot_id: str | None, revision: str | None, function: str | None
     ) -> int:
-        """See `AgentClient.delete_snapshots`. Copies go, too, but nobody waits for the object
-        store."""
+        """Delete snapshots (`AgentClient.delete_snapshots`). Remote copies are deleted in the
+        background."""
         if self._stock is None:
             return 0
         catalogue, remote = self._stock.catalogue, self._stock.remote
@@ -110,7 +110,7 @@ class SnapshotApi:
         return count
 
     def describe(self) -> Mapping[str, Any]:
-        """For `capabilities`."""
+        """The section for `capabilities`."""
         if self._stock is None:
             return {"on": False, "why": self._selector.why_not}
         catalogue, states = self._stock.catalogue, self._by_state()
@@ -128,15 +128,15 @@ class SnapshotApi:
         }
 
     def observe(self) -> None:
-        """Tell the metrics; called before each scrape."""
+        """Update the metrics; called before each scrape."""
         if self._stock is not None:
             self._metrics.observe_snapshots(
                 by_state=self._by_state(), used_bytes=self._stock.catalogue.used_bytes
             )
 
     async def verify_all(self) -> None:
-        """Hash what an earlier agent left, one after the other, so that the first start of each
-        does not have to."""
+        """Hash the snapshots of an earlier agent one by one, so that the first start of each does
+        not have to."""
         if self._stock is None:
             return
         for snapshot in self._stock.catalogue:
@@ -153,7 +153,7 @@ class SnapshotApi:
         revision: str | None,
         function: str | None,
     ) -> None:
-        """What would otherwise be fetched by the next start."""
+        """Delete remote copies, which the next start would otherwise fetch."""
         try:
             async with asyncio.timeout(_FORGET_S):
                 for manifest in copies:

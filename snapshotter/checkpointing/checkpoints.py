@@ -1,10 +1,10 @@
-"""Making a snapshot: quiesce → dump → keep files → publish → prove. Single flight per revision;
-whatever fails leaves nothing behind.
+"""Creation of snapshots: quiesce → dump → keep files → publish → prove. One run per revision at a
+time; a failure leaves nothing behind.
 
-Of a Template a *pristine fork* is dumped, which the dump consumes: the Template and its instances
-notice nothing. A worker that cannot be forked is booted for the purpose, in a network namespace of
-its own where it listens on TCP, and dumped itself, with its whole tree. What stands in the way of a
-snapshot is remembered per revision: it will stand there the next time, too."""
+For a Template, a *pristine fork* is dumped, which the dump consumes: the Template and its instances
+are unaffected. A worker that cannot be forked is booted for the purpose, in its own network
+namespace if it listens on TCP, and dumped itself with its whole process tree. Obstacles to a
+snapshot are remembered per revision, because they will recur."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from snapshotter.types import LaunchSpec, RevisionKey
 
 _log = logging.getLogger(__name__)
 _ATTEMPTS = 3
-"""The Template may be dropped while it is dumped, and an instance may begin beside it; from then on
-a worker is booted for the dump."""
+"""The Template may be dropped during the dump, or an instance may start from it; then a worker is
+booted for the dump."""
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Checkpoints:
-    """Owner: the event loop. A caller that leaves does not end a flight: what it makes is wanted by
-    the next one.
+    """Creates snapshots. Owner: the event loop. A cancelled caller does not cancel the creation:
+    the next start needs the result.
 
     Attributes:
         last_refusal: `{"revision", "at", "reasons"}`, for `doctor`.
@@ -73,20 +73,21 @@ class Checkpoints:
         return f"<Checkpoints {len(self._flights)} in the making, {len(self._refused)} refused>"
 
     def refused(self, revision: RevisionKey) -> SnapshotRefused | None:
-        """Why there is no snapshot of it, and why none is tried again."""
+        """Why the revision cannot be snapshotted and is not retried; None if unknown."""
         return self._refused.get(revision)
 
     async def make(self, launch: LaunchSpec, *, unasked: bool = False) -> Snapshot:
-        """The proven snapshot of this revision; made if there is none. Raises SnapshotRefused, and
-        the errors of a start.
+        """The proven snapshot of this revision, created if there is none. Raises SnapshotRefused,
+        and the errors of a start.
 
-        unasked: nobody waits for it; a Template that is not there any more is not booted for it.
+        unasked: a background request; a dropped Template is not booted again for it.
         """
         if not launch.snapshot:
             raise _refusal(
                 launch,
                 "disabled",
-                "it was declared with snapshot=False: every start without a Template is COLD",
+                "its snapshots are disabled (snapshot=False): every start without a Template is "
+                "COLD",
             )
         if (known := self._refused.get(launch.revision)) is not None:
             raise SnapshotRefused(str(known), known.detail)
@@ -100,14 +101,14 @@ class Checkpoints:
         return await asyncio.shield(flight)
 
     def launch_of(self, snapshot_id: str) -> LaunchSpec:
-        """What it is a snapshot of. Raises SnapshotUnknown."""
+        """The launch that the snapshot was made of. Raises SnapshotUnknown."""
         return launch_of(self._stock.catalogue.get(snapshot_id))
 
     async def prove(self, snapshot_id: str, charge: Callable[[int], None]) -> Snapshot | None:
-        """Restore it once more and have it answer; None when it did not and is quarantined now.
+        """Restore it once more and check its examples; None if that failed and it is quarantined.
         Raises SnapshotUnknown.
 
-        charge: is told the CPU time of each restored copy (`SnapshotValidator.prove`).
+        charge: receives the CPU time of each restored copy (`SnapshotValidator.prove`).
         """
         snapshot = self._stock.catalogue.get(snapshot_id)
         try:
@@ -116,7 +117,7 @@ class Checkpoints:
             return None
 
     async def aclose(self) -> None:
-        """End every flight; what is half made goes with it."""
+        """Cancel all creations; partial results are removed."""
         flights = list(self._flights.values())
         for flight in flights:
             flight.cancel()
@@ -156,7 +157,7 @@ class Checkpoints:
     async def _dump(self, launch: LaunchSpec, *, unasked: bool) -> Snapshot:
         for attempt in range(_ATTEMPTS):
             try:
-                # below the floor of the disk nothing is dumped
+                # dump nothing below the disk floor
                 await self._stock.catalogue.make_room(0)
                 async with self._stock.catalogue.stage() as stage:
                     return await self._publish(
@@ -172,7 +173,7 @@ class Checkpoints:
             except DiskBudgetExceeded as e:
                 raise _refusal(launch, "disk", str(e), passing=True) from e
             except OSError as e:
-                word = "the disk is full" if e.errno in _NO_SPACE else f"the disk refuses: {e}"
+                word = "the disk is full" if e.errno in _NO_SPACE else f"disk error: {e}"
                 raise _refusal(launch, "disk", word, passing=True) from e
             except (InstanceStartedDuringDump, SlotConnectionLost) as e:
                 if attempt + 1 == _ATTEMPTS:
@@ -199,17 +200,17 @@ class Checkpoints:
         unasked: bool = False,
         charge: Callable[[int], None] = nobody_pays,
     ) -> Snapshot:
-        """READY afterwards, or quarantined and refused."""
+        """Prove the snapshot: afterwards it is READY, or quarantined and refused."""
         began = time.perf_counter()
         try:
             verdict = await self._proofs.prove(launch, snapshot, unasked=unasked, charge=charge)
         except ProofFailed as e:
             await self._selector.quarantine(snapshot.id, str(e))
             raise _refusal(
-                launch, "proof", f"the snapshot was made, but does not stand the proof: {e}"
+                launch, "proof", f"the snapshot was created, but its proof failed: {e}"
             ) from e
         except BaseException:
-            if snapshot.manifest.proof is None:  # one that was proven before is as good as it was
+            if snapshot.manifest.proof is None:  # one proven before stays valid
                 await asyncio.shield(self._stock.catalogue.delete(snapshot.id))
             raise
         phases = {
@@ -237,7 +238,7 @@ class Checkpoints:
 def _refusal(
     launch: LaunchSpec, kind: str, message: str, *, passing: bool = False
 ) -> SnapshotRefused:
-    """`passing`: it may go better the next time."""
+    """A SnapshotRefused. `passing`: the cause may be temporary."""
     reason = {"kind": kind, "fd": None, "what": "", "where": None, "message": message}
     text = f"revision {launch.revision} cannot be snapshotted: {message}"
     return SnapshotRefused(text, {"reasons": [reason], "passing": passing})

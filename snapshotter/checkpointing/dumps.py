@@ -1,4 +1,4 @@
-"""From a worker at its snapshot point to images on the disk: choose what to dump, quiesce it, dump
+"""Dump of a worker at its snapshot point to images on disk: choose the process, quiesce it, dump
 it, keep the slot's files."""
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ from snapshotter.starts.templates import Template, Templates
 from snapshotter.types import LaunchSpec
 
 _DEADLINE_S = 120.0
-"""A dump writes at the disk's speed: 30 GB at 250 MB/s."""
+"""A dump writes at disk speed: 30 GB at 250 MB/s."""
 _PASSING = (CriuReason.NO_MEMORY, CriuReason.NO_PROCESS, CriuReason.TRACED, CriuReason.OTHER)
-"""Of the moment, or of a process that was taken away meanwhile; all other reasons will be there the
-next time."""
+"""Temporary reasons, or those of a process that was removed meanwhile; all other reasons will
+recur."""
 SMAPS_BYTES = 16 * 1024 * 1024
-"""Of the smaps of one tree, some 23,000 mappings: Python with torch has 3,000. They explain an
-image, and nothing hangs on them."""
+"""Limit for the smaps of one tree, some 23,000 mappings: Python with torch has 3,000. They only
+explain an image."""
 MAPS_BYTES = 16 * 1024 * 1024
-"""Of the maps and open files of one tree, which must be known: some 200,000 mappings."""
+"""Limit for the maps and open files of one tree, which must be complete: some 200,000 mappings."""
 _QUIESCE_S = 30.0
-"""To fork, drop caches, and look for what stands in the way: 0.1 s, on a node under load more."""
+"""Time to fork, drop caches, and detect obstacles: 0.1 s, longer on a node under load."""
 
 
 class SnapshotBlocked(Exception):
-    """Raised when something in the process stands in the way of a dump; `reasons` as in
-    SnapshotRefused. `passing`: not for ever."""
+    """Raised when something in the process prevents a dump; `reasons` as in SnapshotRefused.
+    `passing`: the cause may be temporary."""
 
     def __init__(
         self, message: str, reasons: Sequence[Mapping[str, Any]], *, passing: bool = False
@@ -61,18 +61,17 @@ class SnapshotBlocked(Exception):
 
 
 class InstanceStartedDuringDump(Exception):
-    """Raised when an instance began beside what was dumped, and could have changed files that the
-    dump was reading."""
+    """Raised when an instance started from the dumped Template, and could have changed files that
+    the dump was reading."""
 
 
 class TemplateGone(Exception):
-    """Raised when nobody waits for the snapshot, and the Template that it would be made of went
-    away."""
+    """Raised when a background snapshot's Template was dropped."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Subject:
-    """What is dumped: of a Template a pristine fork, else the worker itself."""
+    """The dumped process: for a Template a pristine fork, otherwise the worker itself."""
 
     occupied: OccupiedSlot
     in_place: bool
@@ -80,7 +79,7 @@ class _Subject:
 
 
 class Dumps:
-    """Owner: the event loop; it keeps nothing."""
+    """Dumps workers; stateless. Owner: the event loop."""
 
     def __init__(
         self,
@@ -104,7 +103,7 @@ class Dumps:
     async def dump(
         self, launch: LaunchSpec, stage: SnapshotStaging, *, unasked: bool
     ) -> SnapshotManifest:
-        """Fill `stage`; what the manifest will say, without its files.
+        """Fill `stage`; returns the manifest without its files.
 
         Raises SnapshotBlocked, InstanceStartedDuringDump, TemplateGone, SlotConnectionLost,
         OSError, and the errors of a boot."""
@@ -120,7 +119,7 @@ class Dumps:
             except TimeoutError as e:
                 raise _obstructed(
                     [],
-                    f"it did not stand still within {_QUIESCE_S:g} s",
+                    f"it did not quiesce within {_QUIESCE_S:g} s",
                     kind="timeout",
                     passing=True,
                 ) from e
@@ -130,7 +129,7 @@ class Dumps:
                 raise _obstructed([], str(e), kind=e.code, passing=True) from e
             except CriuFailed as e:
                 if e.reason is CriuReason.NO_SPACE:
-                    raise OSError(errno.ENOSPC, "no space is left for the images") from e
+                    raise OSError(errno.ENOSPC, "no space left for the images") from e
                 raise _obstructed(
                     [], e.message, kind=e.reason.value, passing=e.reason in _PASSING
                 ) from e
@@ -138,20 +137,20 @@ class Dumps:
                 raise _obstructed([], str(e), kind="criu", passing=True) from e
             if not subject.occupied.is_pristine:
                 raise InstanceStartedDuringDump(
-                    f"an instance of {launch.revision} began while its Template was dumped"
+                    f"an instance of {launch.revision} started while its Template was dumped"
                 )
             return manifest
 
     @contextlib.asynccontextmanager
     async def _subject(self, launch: LaunchSpec, *, unasked: bool) -> AsyncIterator[_Subject]:
-        """The resident Template as long as no instance has run beside it, or a worker booted for
-        this alone: one that cannot be forked is lost to it, and of what was restored no snapshot is
-        made again."""
+        """The resident Template if no instance has run from it yet, otherwise a worker booted for
+        this purpose. A booted worker that cannot be forked is consumed by the dump, and restored
+        processes are never snapshotted again."""
         fresh = None
         if launch.forkable and not self._templates.is_single(launch.revision):
             template = self._templates.get(launch.revision)
             if template is None and unasked:
-                raise TemplateGone(f"the Template of {launch.revision} is gone already")
+                raise TemplateGone(f"the Template of {launch.revision} was dropped")
             if template is None:
                 await self._template_booter.ensure(launch)
                 template = fresh = self._templates.get(launch.revision)
@@ -170,11 +169,10 @@ class Dumps:
     async def _whole_tree(
         self, launch: LaunchSpec, fresh: Template | None, *, unasked: bool
     ) -> AsyncIterator[_Subject]:
-        """A worker for this alone; booted once more, with a network of its own, when it turns out
-        to listen on TCP.
+        """A worker for this purpose, booted again in its own network namespace if it turns out to
+        listen on TCP.
 
-        fresh: a Template that was just booted for it, and turned out to be one that cannot be
-        forked."""
+        fresh: a Template that was just booted for it and turned out not to be forkable."""
         occupied = self._taken(fresh, unasked=unasked)
         if occupied is None and (
             launch.offline or not self._slot_allocator.is_listening(launch.revision)
@@ -201,7 +199,7 @@ class Dumps:
             )
 
     def _taken(self, template: Template | None, *, unasked: bool) -> OccupiedSlot | None:
-        """Its housing, ours alone from now on; None when it went away, or has served."""
+        """The Template's slot, removed from the Templates; None if it was dropped or has served."""
         if (
             template is None
             or not _is_as_booted(template.occupied)
@@ -237,8 +235,8 @@ class Dumps:
             await self._keep_files(subject, name, stage)
         finally:
             slot.end_checkpoint(name)
-            # CRIU and the fork that it dumps are in its group: making snapshots is the platform's
-            # affair
+            # CRIU and the dumped fork are in its cgroup, but the cost of snapshots is the
+            # platform's
             occupied.charge_idle_ns()
             if occupied.charged_ns is not None:
                 occupied.charged_ns -= owed_ns
@@ -257,7 +255,7 @@ class Dumps:
     async def _suspended(
         self, subject: _Subject, quiesced: slots.QuiesceResult
     ) -> AsyncIterator[Suspension]:
-        """The tree off its devices; led back to them when the dump fails."""
+        """Suspend the tree's devices; roll back if the dump fails."""
         devices = self._devices if subject.occupied.launch.gpu is not None else NoDevices()
         suspension = await devices.before_dump(proc.process_tree(quiesced.host_pid))
         try:
@@ -267,7 +265,7 @@ class Dumps:
             raise
 
     async def _draft(self, subject: _Subject, quiesced: slots.QuiesceResult) -> SnapshotManifest:
-        """What can be said before the dump, which the processes do not survive."""
+        """The manifest's data from before the dump, which the processes do not survive."""
         occupied, launch, point = (
             subject.occupied,
             subject.occupied.launch,
@@ -315,27 +313,27 @@ class Dumps:
 
 
 def _is_as_booted(occupied: OccupiedSlot) -> bool:
-    """Whether its forks are what a boot gives: not born of a snapshot, and beside no instance,
-    which could have changed the slot's files that the image would hold or map."""
+    """Whether its forks are equivalent to a boot: it was not restored from a snapshot, and no
+    instance could have changed the slot's files that the image would contain or map."""
     return occupied.snapshot is None and occupied.is_pristine
 
 
 def _plain(body: Mapping[str, Any]) -> dict[str, Any]:
-    """As it will be read again: lists, no tuples."""
+    """The values as they will be read back: lists, no tuples."""
     plain: dict[str, Any] = json.loads(json.dumps(body))
     return plain
 
 
 def _whole(occupied: OccupiedSlot) -> bool:
-    """Whether it must be dumped itself, with its whole tree: it cannot be forked, or its forks
-    would share what listens."""
+    """Whether it must be dumped itself with its whole tree: it cannot be forked, or its forks would
+    share its listening sockets."""
     point = occupied.slot.point.result()
     return not occupied.launch.forkable or bool(point.threads) or bool(point.listens)
 
 
 @contextlib.contextmanager
 def _opened(*directories: Path) -> Iterator[list[int]]:
-    """Descriptors of directories, made where they are not there."""
+    """Descriptors of directories, created if missing."""
     with contextlib.ExitStack() as stack:
         fds = []
         for directory in directories:
@@ -347,8 +345,8 @@ def _opened(*directories: Path) -> Iterator[list[int]]:
 
 @contextlib.contextmanager
 def _kdat_of(stock: SnapshotComponents) -> Iterator[int | None]:
-    """What CRIU knows of this kernel: finding it out again takes 0.1 s, and rights that it has not
-    got for the asking in every slot."""
+    """CRIU's cached kernel features: detecting them again takes 0.1 s, and privileges that it does
+    not have in every slot."""
     if stock.kdat is None:
         yield None
         return
@@ -359,11 +357,11 @@ def _kdat_of(stock: SnapshotComponents) -> Iterator[int | None]:
 def examine(
     pid: int, *, smaps_bytes: int = SMAPS_BYTES, maps_bytes: int = MAPS_BYTES
 ) -> tuple[dict[str, int], int, tuple[str, ...]]:
-    """Of a process and its descendants: memory by cause, bytes of weights that are mapped, and the
-    paths that they map or hold open.
+    """Memory by cause, bytes of mapped weights, and mapped or open paths of a process and its
+    descendants.
 
-    Blocking: some 25 µs of CPU for each mapping. Of a process that is gone there is nothing to say.
-    Raises SnapshotBlocked."""
+    Blocking: some 25 µs of CPU per mapping. Processes that have exited are skipped. Raises
+    SnapshotBlocked."""
     smaps, paths, most = "", set[str](), maps_bytes
     for one in proc.process_tree(pid):
         with contextlib.suppress(OSError):
@@ -379,8 +377,8 @@ def examine(
             maps_bytes -= len(maps) + sum(map(len, links))
             if maps_bytes < 0:
                 message = (
-                    f"its processes have more mappings and open files than {most} bytes of "
-                    f"/proc/<pid>/maps can name: map fewer"
+                    f"its processes have too many mappings and open files (more than {most} bytes "
+                    f"of /proc/<pid>/maps): map fewer"
                 )
                 raise _obstructed([], message, kind="memory")
             paths.update(mapped_files.paths_of(maps, links))
@@ -392,14 +390,14 @@ def examine(
 
 
 def _read(path: Path, most: int) -> str:
-    """The beginning of a file of /proc, up to `most` + 1 characters: more tells that it is longer.
+    """The first `most` + 1 characters of a file of /proc, so that a longer file is detectable.
     Raises OSError."""
     with path.open(errors="surrogateescape") as file:
         return file.read(max(0, most) + 1)
 
 
 def launch_of(snapshot: Snapshot) -> LaunchSpec:
-    """What was launched when it was made."""
+    """The launch that the snapshot was made of."""
     return LaunchSpec.from_json(snapshot.manifest.point[LAUNCH])
 
 
@@ -410,7 +408,7 @@ def _obstructed(
     kind: str = "process",
     passing: bool = False,
 ) -> SnapshotBlocked:
-    """From what the worker named, or from one sentence."""
+    """A SnapshotBlocked with the worker's obstacles, or with one message."""
     reasons = list(obstacles) or [
         {"kind": kind, "fd": None, "what": "", "where": None, "message": message}
     ]

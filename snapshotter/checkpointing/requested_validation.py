@@ -1,10 +1,10 @@
-"""Proofs that somebody asks for: whoever may deploy may ask as often as they like, and a proof is a
-process with the memory of an instance.
+"""Proofs requested by users, with limits: anyone who may deploy can request any number of them, and
+each proof runs a process with the memory of an instance.
 
-One proof of a snapshot at a time, whose askers share it, and one of a tenant; a few on the node, at
-which tenants take turns. A proof claims memory and GPUs as an instance does, and is given up after
-MOST_S. Its CPU time is said to whoever asked, for the bill; the next one of its tenant begins after
-REST times as long as it took."""
+At most one proof per snapshot, shared by concurrent requests, and one per tenant; few per node,
+scheduled fairly between tenants. A proof claims memory and GPUs as an instance does, and is
+abandoned after MOST_S. Its CPU time is reported to the requester for billing; the tenant's next
+proof can start after REST times its duration."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ from snapshotter.types import (
 )
 
 MOST_S: Final = 600.0
-"""Of one proof, waiting for its turn included: some restores of each way that takes a minute. A
-start that takes longer is no better than COLD."""
+"""Timeout of one proof, including queueing: allows several restores of a minute for each kind of
+pages. A slower start is no better than COLD."""
 REST: Final = 9.0
-"""A tenth of the time for proofs: not more than an instance's processors uses on average."""
+"""Limits proofs to a tenth of the time: no more than an average instance's CPU usage."""
 _AT_ONCE = 2
 _FORGET = 1000
 _RETRY_S = 5.0
 
 
 class RequestedValidator(Protocol):
-    """Who proves a snapshot (`checkpoints.Checkpoints`)."""
+    """Proves snapshots (`checkpoints.Checkpoints`)."""
 
     def launch_of(self, snapshot_id: str) -> LaunchSpec: ...
 
@@ -49,16 +49,16 @@ class RequestedValidator(Protocol):
 
 
 Report = Callable[[str, int], Awaitable[None]]
-"""Is told a proof's id and the CPU time (ns) of its processes, once it has ended, well or not."""
+"""Receives a proof's id and the CPU time (ns) of its processes, after success or failure."""
 
 
 async def _nobody(proof: str, cpu_ns: int) -> None:
-    """Nobody is told."""
+    """Discard the report."""
 
 
 @dataclass(eq=False)
 class _Flight:
-    """One proof under way."""
+    """One running proof."""
 
     id: str
     tenant: str
@@ -66,13 +66,13 @@ class _Flight:
     cpu_ns: int = 0
 
     def charge(self, cpu_ns: int) -> None:
-        """So much more was used."""
+        """Add CPU time."""
         self.cpu_ns += cpu_ns
 
 
 class RequestedValidations:
-    """Owner: the event loop. `_flights` (snapshot → proof) and `_tenants` (whose is under way)
-    change between awaits only."""
+    """Runs requested proofs. Owner: the event loop. `_flights` (snapshot → proof) and `_tenants`
+    (tenants with a running proof) change between awaits only."""
 
     def __init__(
         self,
@@ -92,17 +92,16 @@ class RequestedValidations:
         self._not_before: dict[str, float] = {}
 
     def __repr__(self) -> str:
-        return f"<RequestedValidations {len(self._flights)} under way>"
+        return f"<RequestedValidations {len(self._flights)} running>"
 
     async def prove(self, snapshot_id: str, report: Report = _nobody) -> None:
-        """Have it proven, or wait for the proof that is under way; a caller that leaves does not
-        end it.
+        """Prove it, or wait for its running proof; cancelling a caller does not cancel the proof.
 
-        report: tells what it cost, to each caller that waited; by the same id, so that it is
+        report: called with the cost for each waiting caller, with the same id, so that it is
         charged once.
 
-        Raises SnapshotUnknown, ProofsBusy, NoCapacity, Unsupported, SnapshotRefused when it took
-        too long to tell."""
+        Raises SnapshotUnknown, ProofsBusy, NoCapacity, Unsupported, and SnapshotRefused on a
+        timeout."""
         if snapshot_id not in self._flights:
             launch = self._prover.launch_of(snapshot_id)
             tenant = launch.labels.get("tenant", "")
@@ -124,7 +123,7 @@ class RequestedValidations:
                 await report(flight.id, flight.cpu_ns)
 
     async def aclose(self) -> None:
-        """End those under way."""
+        """Cancel running proofs."""
         flights = [flight.task for flight in self._flights.values() if flight.task is not None]
         for flight in flights:
             flight.cancel()
@@ -135,7 +134,7 @@ class RequestedValidations:
         wait_s = self._not_before.get(tenant, 0.0) - self._clock()
         if tenant not in self._tenants and wait_s <= 0:
             return
-        message = "a proof of this tenant is under way, or was a moment ago: ask again later"
+        message = "a proof of this tenant is running, or ended just now: try again later"
         raise ProofsBusy(
             message, {"retry_after_s": _RETRY_S if tenant in self._tenants else wait_s}
         )
@@ -153,14 +152,14 @@ class RequestedValidations:
                     self._rest(flight.tenant, self._clock() - began)
         except TimeoutError as e:
             message = (
-                f"the proof of snapshot {snapshot_id} did not end within {MOST_S:g} s: the "
-                f"snapshot stays as it was"
+                f"the proof of snapshot {snapshot_id} did not finish within {MOST_S:g} s: the "
+                f"snapshot is unchanged"
             )
             raise SnapshotRefused(message, {"reasons": [], "passing": True}) from e
 
     @contextlib.contextmanager
     def _claimed(self, snapshot_id: str, launch: LaunchSpec) -> Iterator[None]:
-        """Memory and GPUs, which no start may claim meanwhile. Raises NoCapacity, Unsupported."""
+        """Claim memory and GPUs, so that starts cannot. Raises NoCapacity, Unsupported."""
         tenant = launch.labels.get("tenant", "")
         self._room.check_claim(
             launch, [instance.info for instance in self._instances], tenant=tenant

@@ -1,5 +1,5 @@
-"""Whether this node has snapshots, found out once when the agent begins: settings, root, a CRIU
-that stands its self test, a key."""
+"""Detection, once at the agent's start, of whether this node supports snapshots: settings, root, a
+CRIU that passes its self test, a key."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _log = logging.getLogger(__name__)
 
 
 class SnapshotsDisabled(Exception):
-    """Raised when this node makes and restores no snapshots; the message says why, and what would
-    help."""
+    """Raised when this node cannot create and restore snapshots; the message gives the reason and
+    the remedy."""
 
 
 class SnapshotDependencies(Protocol):
-    """What is needed of `components.Parts`."""
+    """The required subset of `components.Parts`."""
 
     @property
     def images(self) -> ImageStore: ...
@@ -58,9 +58,9 @@ class SnapshotDependencies(Protocol):
 async def open_components(
     paths: Paths, settings: SnapshotterSettings, given: SnapshotDependencies
 ) -> SnapshotComponents:
-    """Everything that snapshots need. Raises SnapshotsDisabled, SettingsInvalid."""
+    """Create the components that snapshots need. Raises SnapshotsDisabled, SettingsInvalid."""
     if not settings.snapshots:
-        raise SnapshotsDisabled("platform.yaml says snapshotter.snapshots: false")
+        raise SnapshotsDisabled("disabled in platform.yaml (snapshotter.snapshots: false)")
     if not given.namespaces:
         raise SnapshotsDisabled(
             "slots without namespaces cannot be restored: run the agent as root"

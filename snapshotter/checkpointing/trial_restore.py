@@ -1,10 +1,10 @@
-"""A snapshot is proven before it is used: restored, and its declared examples answered as they were
-answered in the warm-up.
+"""Proof of a snapshot before its use: it is restored, and must answer its declared examples as in
+the warm-up.
 
-It is done once for each way that its memory can come back (eager, lazy), and the way that leads to
-the first answer sooner is recorded, not the one that is awake sooner: pages that come as they are
-touched are paid for by the first call. What is recorded becomes the expectation of RESTORE, so a
-way that waited long for a processor is tried again."""
+This is done once for each kind of memory restore (eager, lazy). The kind with the earlier first
+answer is recorded, not the one that is ready earlier, because the first call pays for pages loaded
+on demand. The recorded time becomes the expectation of RESTORE, so a measurement that waited long
+for a processor is repeated."""
 
 from __future__ import annotations
 
@@ -25,24 +25,23 @@ from snapshotter.types import LaunchSpec
 _log = logging.getLogger(__name__)
 _STARVED_PART = 0.25
 _ATTEMPTS = 3
-"""Of one way, while it is starved."""
+"""Attempts per kind of pages while CPU-starved."""
 
 
 def nobody_pays(cpu_ns: int) -> None:
-    """Of a proof that the platform wants."""
+    """Discard the CPU time of a proof that the platform itself requested."""
 
 
 class ProofFailed(Exception):
-    """Raised when a snapshot does not come back, or does not answer as the worker did that it was
-    made of."""
+    """Raised when a snapshot cannot be restored, or does not answer as the original worker did."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RestoreTiming:
-    """One proof: from the order to restore until the worker was awake, and until it had answered
-    its first example, in ms.
+    """One proof: from the restore request until the worker was ready, and until it had answered its
+    first example, in ms.
 
-    waited_ms: for how long its process was ready to run, and no processor was free (proc(5),
+    waited_ms: how long its process was runnable without a free processor (proc(5),
     /proc/pid/schedstat)."""
 
     restore_ms: float
@@ -51,29 +50,29 @@ class RestoreTiming:
 
     @property
     def is_starved(self) -> bool:
-        """Whether it says more of what else the machine did."""
+        """Whether the result mostly reflects other load on the machine."""
         return self.waited_ms > _STARVED_PART * self.answer_ms
 
 
 @dataclass(frozen=True, kw_only=True)
 class ValidationResult:
-    """What was measured, by `eager` and `lazy`, and which of them is used."""
+    """The measurements for `eager` and `lazy`, and the chosen one."""
 
     pages: str
     measured: dict[str, RestoreTiming]
 
     @property
     def chosen(self) -> RestoreTiming:
-        """Of the way that is used."""
+        """The measurement of the chosen kind of pages."""
         return self.measured[self.pages]
 
 
 class SnapshotValidator:
-    """Owner: the event loop.
+    """Proves snapshots by trial restores. Owner: the event loop.
 
     Attributes:
-        ways: which of `eager` and `lazy` are tried, the first one first: it must work.
-        deadline_s: for each of them, at least; a slow boot is given its own time.
+        ways: the kinds of pages to try, `eager` and `lazy`; the first must work.
+        deadline_s: minimum timeout for each; a slow boot gets its own startup timeout.
     """
 
     def __init__(
@@ -99,11 +98,11 @@ class SnapshotValidator:
         unasked: bool = False,
         charge: Callable[[int], None] = nobody_pays,
     ) -> ValidationResult:
-        """Restore it and have it answer. Raises ProofFailed when the first way does not work; one
-        that fails later is only not chosen.
+        """Restore it and check its examples. Raises ProofFailed if the first kind of pages does not
+        work; a later failure only excludes that kind.
 
-        unasked: nobody waits for it, and it gives way to everything else. charge: is told the CPU
-        time (ns) that each restored copy has used, whether it answered well or not."""
+        unasked: a background request, which yields to everything else. charge: receives the CPU
+        time (ns) of each restored copy, after success or failure."""
         measured: dict[str, RestoreTiming] = {}
         for way in self._ways:
             try:
@@ -126,7 +125,7 @@ class SnapshotValidator:
         unasked: bool,
         charge: Callable[[int], None],
     ) -> RestoreTiming:
-        """The fastest of some attempts, of one only where that had a processor."""
+        """The fastest of several attempts; one attempt is enough if it was not CPU-starved."""
         best = await self._try(spec, snapshot, lazy=lazy, unasked=unasked, charge=charge)
         for _ in range(_ATTEMPTS - 1):
             if not best.is_starved:

@@ -1,5 +1,4 @@
-"""CRIU, driven by us: its RPC, one process per dump or restore, and the proof that it works on this
-machine.
+"""The CRIU driver: its RPC, one process per dump or restore, and a self test on this machine.
 
-Nothing here knows of snapshots, functions or leases: a process inside a slot becomes files, files
-become a process."""
+It is independent of snapshots, functions and leases: it dumps a process inside a slot to files and
+restores a process from files."""

@@ -1,9 +1,8 @@
-"""CRIU with its libraries in one directory, for places whose own file system is a tenant's: pods,
-and slots of an image's root file system.
+"""CRIU with its libraries in one directory, for use in a tenant's root file system: pods, and slots
+of images with their own root file system.
 
-CRIU runs as root there. It is executed by the machine's own loader, which neither reads the place's
-cache of libraries nor looks for plugins where the place has them (ld.so(8), criu(8)); no program of
-the place is on its PATH."""
+CRIU runs as root there. The bundled loader executes it, ignoring the tenant's library cache and
+plugin directories (ld.so(8), criu(8)); its PATH contains no program of the tenant."""
 
 from __future__ import annotations
 
@@ -19,28 +18,28 @@ from snapshotter.linux.atomic_directory import staged
 from snapshotter.shim import child
 
 _RECIPE = 3
-"""Goes up when what is copied changes."""
+"""Increment when the copied content changes."""
 _LIBRARY = re.compile(r"^\s*(?:\S+ => )?(/\S+) \(0x[0-9a-f]+\)$")
 
 
 @dataclass(frozen=True, kw_only=True)
 class CriuBundle:
-    """`directory`: to be bound as NAME below a slot's root, where `child.CRIU_KIT` executes it."""
+    """`directory`: bound as NAME below a slot's root, where `child.CRIU_KIT` executes it."""
 
     NAME: ClassVar[str] = "criu"
     directory: Path
 
 
 async def make_bundle(binary: Path, beside: Path) -> CriuBundle:
-    """Copy `binary` and what it needs into a directory of its own below `beside`, unless it is
-    there. Raises Unsupported, OSError."""
+    """Copy `binary` and its libraries into a new directory below `beside`, unless it exists. Raises
+    Unsupported, OSError."""
     status = binary.stat()
     directory = beside / f"kit-{_RECIPE}-{status.st_size:x}-{status.st_mtime_ns:x}"
     libraries = await _libraries(binary)
     loader = next((path for path in libraries if path.name.startswith("ld-")), None)
     if loader is None:
         raise Unsupported(
-            f"{binary} names no loader: it is linked in a way that cannot be taken into a pod"
+            f"{binary} has no dynamic loader: it is linked in a way that a pod cannot use"
         )
     if not directory.exists():
         await asyncio.to_thread(_copy, binary, loader, libraries, directory)
@@ -63,7 +62,8 @@ async def _libraries(binary: Path) -> list[Path]:
     ]
     if process.returncode or not found:
         raise Unsupported(
-            f"ldd does not tell what {binary} needs: {out.decode(errors='replace').strip()[-200:]}"
+            f"ldd cannot list the libraries of {binary}: "
+            f"{out.decode(errors='replace').strip()[-200:]}"
         )
     return found
 
@@ -77,4 +77,4 @@ def _copy(binary: Path, loader: Path, libraries: list[Path], directory: Path) ->
             *((path, path.name) for path in libraries),
         ):
             shutil.copyfile(source.resolve(), temp / name)
-            (temp / name).chmod(0o500)  # root alone executes it
+            (temp / name).chmod(0o500)  # executable by root only

@@ -1,4 +1,4 @@
-"""What can go wrong between us and CRIU."""
+"""Errors of CRIU operations."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 class CriuReason(enum.StrEnum):
-    """Why CRIU could not do it, as far as its log tells (`snapshotter.criu.logs`)."""
+    """The cause of a CRIU failure, derived from its log (`snapshotter.criu.logs`)."""
 
     IO_URING = "io_uring"
     UNIX_PEER = "unix_peer"
@@ -35,23 +35,23 @@ class CriuReason(enum.StrEnum):
 
 
 class CriuError(Exception):
-    """Base of every failure of a CRIU operation. After it, the process that was dumped may be
-    stopped or damaged: end it."""
+    """Base of every failure of a CRIU operation. Afterwards the dumped process may be stopped or
+    damaged: kill it."""
 
 
 class CriuUnavailable(CriuError):
-    """Raised when this machine has no CRIU that we can drive; says what is missing and how to get
-    it."""
+    """Raised when this machine has no usable CRIU; the message says what is missing and how to
+    install it."""
 
 
 class CriuFailed(CriuError):
-    """Raised when CRIU says that it could not.
+    """Raised when CRIU reports a failure.
 
     Attributes:
         operation: `dump`, `restore`, …
-        errno: what CRIU reports, 0 when it reports none (it mostly does).
+        errno: as reported by CRIU, 0 if none (the usual case).
         reason: the class of the cause.
-        cause: the log lines that name it, "" when there are none.
+        cause: the log lines that show it, "" if there are none.
         log_tail: the last lines of CRIU's log.
     """
 
@@ -75,7 +75,7 @@ class CriuFailed(CriuError):
 
 
 class CriuTimeout(CriuError):
-    """Raised when an operation overran its deadline; CRIU has been killed."""
+    """Raised when an operation exceeded its deadline; CRIU has been killed."""
 
     def __init__(self, operation: str, deadline_s: float, *, log_tail: Sequence[str] = ()) -> None:
         super().__init__(f"criu {operation}: not done within {deadline_s:g} s; killed")
@@ -85,8 +85,8 @@ class CriuTimeout(CriuError):
 
 
 class CriuExited(CriuError):
-    """Raised when CRIU ended without an answer, or answered what is no answer. `status` is its wait
-    status, None when not known."""
+    """Raised when CRIU exited without an answer, or sent an invalid one. `status` is its wait
+    status, None if unknown."""
 
     def __init__(
         self,

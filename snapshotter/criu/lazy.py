@@ -1,5 +1,5 @@
-"""The page daemon of a lazily restored process: it serves memory as it is touched, and the rest in
-the background."""
+"""The page daemon of a lazily restored process: it serves memory on access, and the rest in the
+background."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _READY_FD = FIRST_FD + 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LazyPages:
-    """The daemon that serves a lazily restored process its memory: while it runs, pages are
-    missing. `kill` it only with the process."""
+    """The daemon that serves memory to a lazily restored process: while it runs, pages are missing.
+    `kill` it only together with the process."""
 
     run: CriuRun
 
     @property
     def exited(self) -> asyncio.Future[int | None]:
-        """Its wait status: it ends by itself once all memory is there, or the process is gone."""
+        """Its wait status. It exits when all memory is transferred, or the process has exited."""
         return self.run.exited
 
     async def kill(self) -> None:
-        """End it, wait, and let go of its descriptors; for one that ended, only the last."""
+        """Kill it, wait, and close its descriptors; if it has exited, only close them."""
         await processes.end(self.run)
 
 
@@ -44,8 +44,8 @@ async def serve_pages(
     cgroup: Mapping[str, Any],
     deadline_s: float,
 ) -> LazyPages:
-    """The page daemon, listening. It writes one byte to a pipe once it does, and closes it when it
-    dies."""
+    """Start the page daemon and wait until it listens. It then writes one byte to a pipe, which
+    closes when it dies."""
     processes.forget(work, "lazy.log", "lazy-pages.socket")
     argv = [
         str(criu.binary),

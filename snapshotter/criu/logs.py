@@ -1,9 +1,8 @@
-"""What CRIU's log says about a failure: the lines that name the cause, its class, and a sentence
-with the way out.
+"""Analysis of CRIU's log after a failure: the lines that show the cause, its class, and a message
+with the remedy.
 
 CRIU's own summary (`cr_errmsg`) is the first error it logged, which is often noise; the cause is
-among the last ones. The table below was made by provoking each failure (tests/snapshotter/criu).
-"""
+among the last ones. The table was derived by provoking each failure (tests/snapshotter/criu)."""
 
 from __future__ import annotations
 
@@ -21,8 +20,8 @@ _NOISE = ("Can't setup RLIMIT_NOFILE", "Dumping FAILED", "Restoring FAILED")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
-    """Why it failed. `lines`: what the log says, oldest first; `message`: the same for a reader,
-    with what to do."""
+    """The cause of a failure. `lines`: the relevant log lines, oldest first; `message`: an
+    explanation with the remedy."""
 
     reason: R
     lines: tuple[str, ...]
@@ -38,22 +37,22 @@ _TABLE: tuple[tuple[R, str, str], ...] = (
     (
         R.FOREIGN_MOUNT,
         r"Can't lookup mount=",
-        "a file is open or mapped that lies outside what the slot can see",
+        "an open or mapped file is outside the slot's file system",
     ),
     (
         R.IO_URING,
         r"io_uring|send_fds failed \(-22\)|Can't retrieve FDs from socket",
         (
-            "the process holds an io_uring, which cannot be checkpointed: keep libraries from opening "
-            "one (UV_USE_IO_URING=0)"
+            "the process has an io_uring open, which cannot be checkpointed: prevent libraries "
+            "from opening one (UV_USE_IO_URING=0)"
         ),
     ),
     (
         R.KERNEL,
         r"Can't get 1:(16|34) opt",
         (
-            "this CRIU does not know this kernel's TCP sockets (kernels from 6.16 need 4.2): install "
-            "a newer one (scripts/install-criu)"
+            "this CRIU does not support this kernel's TCP sockets (kernels from 6.16 need 4.2): "
+            "install a newer one (scripts/install-criu)"
         ),
     ),
     (
@@ -71,8 +70,8 @@ _TABLE: tuple[tuple[R, str, str], ...] = (
             r"half of"
         ),
         (
-            "a Unix socket is connected to a process outside: close it before the snapshot point, or "
-            "open it in enter(snap=False)"
+            "a Unix socket is connected to a process outside: close it before the snapshot point, "
+            "or open it in enter(snap=False)"
         ),
     ),
     (
@@ -83,7 +82,7 @@ _TABLE: tuple[tuple[R, str, str], ...] = (
     (
         R.UNLINKED_FILE,
         r"Can't create link remap|link-remap|link_remap",
-        "an unlinked file that is still open cannot be kept: close it",
+        "an unlinked file that is still open cannot be dumped: close it",
     ),
     (
         R.FILE_LOCK,
@@ -93,13 +92,13 @@ _TABLE: tuple[tuple[R, str, str], ...] = (
     (
         R.CHANGED_FILE,
         r"has bad (size|mode|build-id|checksum)|bad size|has bad",
-        "a file that was open or mapped has changed since: make a new snapshot",
+        "an open or mapped file has changed since: make a new snapshot",
     ),
     (
         R.ADDRESS_TAKEN,
         r"Address already in use",
         (
-            "an address that it listened on is in use: restore it where that is free, or set "
+            "an address it listens on is in use: restore it where the address is free, or set "
             "SO_REUSEADDR"
         ),
     ),
@@ -109,12 +108,12 @@ _TABLE: tuple[tuple[R, str, str], ...] = (
             r"Can't fork for \d+: File exists|Can't attach to init|Pid \d+ do not match|pid.*File "
             r"exists"
         ),
-        "a process id of the image is in use here",
+        "a process id of the image is already in use",
     ),
     (
         R.CPU,
         r"[Cc]pu ?info|CPU (capabilities|features|instruction)|FPU feature|cpuinfo",
-        "this CPU lacks what the image was made with",
+        "this CPU lacks features that the image requires",
     ),
     (
         R.DEVICE,
@@ -127,7 +126,7 @@ _TABLE: tuple[tuple[R, str, str], ...] = (
     (
         R.TERMINAL,
         r"\btty\b|pts|session leader|--shell-job",
-        "a terminal, or a session from outside, is held",
+        "a terminal, or a session from outside the slot, is open",
     ),
     (
         R.TRACED,
@@ -137,7 +136,7 @@ _TABLE: tuple[tuple[R, str, str], ...] = (
     (
         R.NO_PROCESS,
         r"No such process|Unable to (find|open) .*pid|Can't open /proc/\d+",
-        "the process is gone",
+        "the process has exited",
     ),
     (R.NO_MEMORY, r"Cannot allocate memory|Out of memory", "not enough memory"),
     (
@@ -146,12 +145,12 @@ _TABLE: tuple[tuple[R, str, str], ...] = (
             r"[Uu]nknown (socket|shutdown)|[Uu]nsupported (socket|address)|Unsupported .*socket|not "
             r"supported.*socket|netlink"
         ),
-        "a socket of a kind that cannot be checkpointed is open: close it",
+        "a socket of an unsupported kind is open: close it",
     ),
     (
         R.MISSING_FILE,
         r"Can't (open|link) .*No such file|No such file or directory",
-        "a file that was open or mapped is not there",
+        "a file that was open or mapped does not exist",
     ),
     (
         R.DAMAGED_IMAGE,
@@ -159,7 +158,7 @@ _TABLE: tuple[tuple[R, str, str], ...] = (
             r"[Ii]mage|magic|Unexpected EOF|Unable to (parse|read)|Can't read pages|Bad "
             r".*pagemap|unpack"
         ),
-        "the image is damaged or not complete: make a new snapshot",
+        "the image is damaged or incomplete: make a new snapshot",
     ),
     (
         R.PERMISSION,
@@ -169,31 +168,31 @@ _TABLE: tuple[tuple[R, str, str], ...] = (
     (
         R.KERNEL,
         r"vdso|kerndat|[Kk]ernel|Function not implemented",
-        "this CRIU does not fit this kernel: install a newer one (scripts/install-criu)",
+        "this CRIU does not support this kernel: install a newer one (scripts/install-criu)",
     ),
 )
-_OTHER = "it did not say why"
+_OTHER = "it logged no reason"
 
 
 def lines_of(log: bytes) -> list[str]:
-    """The log's lines; what is not text is shown as such."""
+    """The log's lines, with invalid UTF-8 replaced."""
     return log.decode(errors="replace").splitlines()
 
 
 def tail(log: bytes) -> tuple[str, ...]:
-    """The last lines."""
+    """The last lines of the log."""
     return tuple(lines_of(log)[-TAIL_LINES:])
 
 
 def errors_of(lines: Sequence[str]) -> list[str]:
-    """What the error lines say, without time, process and the noise that every run may have."""
+    """The texts of the error lines, without time, process and messages that every run may have."""
     found = [m["text"].strip() for m in map(_ERROR.match, lines) if m]
     return [text for text in found if not any(noise in text for noise in _NOISE)]
 
 
 def cause_of(log: bytes, *, fallback: str = "") -> Cause:
-    """The cause of a failure. `fallback`: what the answer itself said, used when the log holds no
-    error."""
+    """The cause of a failure. `fallback`: the error in the answer, used if the log contains
+    none."""
     errors = errors_of(lines_of(log))
     if not errors and fallback and not any(noise in fallback for noise in _NOISE):
         errors = [fallback]

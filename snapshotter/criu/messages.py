@@ -1,10 +1,9 @@
-"""The messages of CRIU's RPC (images/rpc.proto of its source), built from a description that its
-own source was compiled to.
+"""The messages of CRIU's RPC (images/rpc.proto of its source), built from its compiled description.
 
 The description is a FileDescriptorSet, written by `scripts/install-criu` from the rpc.proto of the
-CRIU that is installed. Classes are made from it at run time, so no generated code and no copy of
-another project's file lives in this tree, and an option that this CRIU does not know is an error
-here and not silently dropped. Callers see plain values only."""
+installed CRIU. Classes are created from it at run time, so this tree contains no generated code and
+no copy of another project's file, and an option that this CRIU does not support is an error instead
+of being silently dropped. Callers see plain values only."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ _FALLBACK_PREFIX = Path("/usr/local")
 
 
 class InvalidResponse(ValueError):
-    """Raised when bytes are no response of CRIU's."""
+    """Raised when bytes are not a valid response of CRIU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,10 +32,12 @@ class Response:
     """One message from CRIU.
 
     Attributes:
-        kind: `DUMP`, `RESTORE`, `NOTIFY`, …, `EMPTY` when it did not understand us. errno: 0 when
-        it names none. pid: of the restored root process, as CRIU's own PID namespace numbers it; 0
-        without one. notify: the step it is at, "" when this is no notification. `notify_pid`: the
-        process it concerns, or 0. version: `(major, minor, sublevel)`, or () in other answers.
+        kind: `DUMP`, `RESTORE`, `NOTIFY`, …, `EMPTY` if it did not understand the request.
+        errno: 0 if it reports none.
+        pid: of the restored root process, in CRIU's own PID namespace; 0 without one.
+        notify: the current step, "" if this is not a notification.
+        notify_pid: the process it concerns, or 0.
+        version: `(major, minor, sublevel)`, or () in other answers.
     """
 
     kind: str
@@ -53,8 +54,8 @@ class Messages:
     """Encoder and decoder for one version of the RPC."""
 
     def __init__(self, description: bytes) -> None:
-        """`description`: a serialized FileDescriptorSet. Raises CriuUnavailable when it is not one
-        of CRIU's RPC."""
+        """`description`: a serialized FileDescriptorSet. Raises CriuUnavailable if it does not
+        describe CRIU's RPC."""
         pool = descriptor_pool.DescriptorPool()
         try:
             for file in descriptor_pb2.FileDescriptorSet.FromString(description).file:
@@ -67,26 +68,26 @@ class Messages:
             self._kinds = {number: value.name for number, value in kinds.values_by_number.items()}
         except (message.DecodeError, TypeError, KeyError) as e:
             raise CriuUnavailable(
-                f"not a description of CRIU's RPC: {e}; make it again with scripts/install-criu"
+                f"not a description of CRIU's RPC: {e}; recreate it with scripts/install-criu"
             ) from e
 
     def request(self, kind: str, options: Mapping[str, Any] | None = None) -> bytes:
-        """A request of type `kind` with fields of `criu_opts` by their names. Raises
-        CriuUnavailable: this CRIU knows no such option."""
+        """Encode a request of type `kind` with fields of `criu_opts` by name. Raises
+        CriuUnavailable if this CRIU does not support an option."""
         body: dict[str, Any] = {"type": kind}
         if options is not None:
             body["opts"] = dict(options)
         try:
             return json_format.ParseDict(body, self._request()).SerializeToString()
         except json_format.ParseError as e:
-            raise CriuUnavailable(f"the installed CRIU does not know what we ask of it: {e}") from e
+            raise CriuUnavailable(f"the installed CRIU does not support the request: {e}") from e
 
     def notified(self, *, success: bool) -> bytes:
-        """The answer to a notification; with `success` false CRIU gives up."""
+        """Encode the answer to a notification; with `success` false CRIU aborts."""
         return self._request(type="NOTIFY", notify_success=success).SerializeToString()
 
     def response(self, raw: bytes) -> Response:
-        """Raises InvalidResponse."""
+        """Decode a response. Raises InvalidResponse."""
         try:
             body: Any = self._response.FromString(raw)
         except message.DecodeError as e:
@@ -109,8 +110,8 @@ class Messages:
 
 
 def find_descriptor_set(environ: Mapping[str, str], binary: Path | None) -> Path | None:
-    """The description to use, or None: what the environment names, else what is installed beside
-    `binary`, else under /usr/local."""
+    """The path of the description, or None: from the environment, otherwise installed beside
+    `binary`, otherwise under /usr/local."""
     if named := environ.get(DESCRIPTOR_VARIABLE):
         return Path(named) if Path(named).is_file() else None
     prefixes = [*([binary.parent.parent] if binary is not None else []), _FALLBACK_PREFIX]
@@ -118,13 +119,12 @@ def find_descriptor_set(environ: Mapping[str, str], binary: Path | None) -> Path
 
 
 def load(path: Path) -> Messages:
-    """The messages described in `path`, read once per file and change of it. Raises
-    CriuUnavailable."""
+    """The messages described in `path`, cached until the file changes. Raises CriuUnavailable."""
     try:
         stat = os.stat(path)
         return _load(path, stat.st_mtime_ns, stat.st_size)
     except OSError as e:
-        raise CriuUnavailable(f"{path}: {e.strerror}; make it with scripts/install-criu") from e
+        raise CriuUnavailable(f"{path}: {e.strerror}; create it with scripts/install-criu") from e
 
 
 @functools.lru_cache(maxsize=4)

@@ -1,9 +1,9 @@
-"""Dump and restore of a process in a slot: one call, one `criu swrk` process (and, for lazy memory,
-one page daemon).
+"""Dump and restore of a process in a slot: one call uses one `criu swrk` process (and, for lazy
+memory, one page daemon).
 
-CRIU runs inside the slot, as a child of its shim: what it sees is what the worker sees, and a
-restored root process becomes the shim's child (`rst_sibling`). The work directory gets logs and
-statistics, so that images stay what was published."""
+CRIU runs inside the slot, as a child of its shim: it has the same view as the worker, and a
+restored root process becomes the shim's child (`rst_sibling`). Logs and statistics go to the work
+directory, so that published images stay unchanged."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from snapshotter.criu.stats import DumpStats
 from snapshotter.criu.swrk import Notify, Swrk
 
 GHOST_LIMIT_BYTES = 64 * 1024**2
-"""Largest deleted file that is still open and travels with the image. CRIU's own limit is 1 MiB."""
+"""Largest deleted but still open file that is included in the image. CRIU's own limit is 1 MiB."""
 _LOG_LEVEL = 2
-"""Errors and warnings: what names a cause. 4 costs tens of milliseconds of writing."""
+"""Errors and warnings, which show the cause. Level 4 costs tens of milliseconds of writing."""
 _CPU_CAP_FPU, _CPU_CAP_INS, _CPU_CAP_IMAGE = 1, 4, 8
 _CPU_CAP = _CPU_CAP_FPU | _CPU_CAP_INS | _CPU_CAP_IMAGE
-"""Write what the CPU can do into the image, and refuse one that can do less before anything runs
+"""Record the CPU's features in the image, and reject a less capable CPU before anything runs
 (include/cpu.h of CRIU)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restored:
-    """A process that runs again. `pid` as its slot numbers it. `restore_ms`: inside CRIU; `fork_ms`
-    of it: making the processes.
+    """A running restored process. `pid` in its slot's namespace. `restore_ms`: inside CRIU;
+    `fork_ms`: its part for creating the processes.
 
-    `wall_ms`: from the order until it ran, CRIU's own start included. `lazy`: the page daemon; the
-    caller ends it."""
+    `wall_ms`: from the request until it ran, including CRIU's own start. `lazy`: the page daemon,
+    to be killed by the caller."""
 
     pid: int
     restore_ms: float
@@ -62,12 +62,12 @@ async def dump(
     deadline_s: float,
     on_notify: Notify | None = None,
 ) -> DumpStats:
-    """Turn process `pid` of the slot, and its tree, into images. On success it is gone; after an
-    error the caller ends what is left.
+    """Dump process `pid` of the slot and its tree to images. On success it has exited; after an
+    error the caller must kill the rest.
 
-    `images`, `work`: directory descriptors, which stay the caller's. `uid`: of the worker. `tcp`:
-    keep TCP connections whose two ends are in the tree. Raises CriuFailed, CriuTimeout, CriuExited,
-    and what the slot raises."""
+    `images`, `work`: directory descriptors, owned by the caller. `uid`: of the worker. `tcp`: keep
+    TCP connections with both ends in the tree. Raises CriuFailed, CriuTimeout, CriuExited, and
+    errors of the slot."""
     options = {**_common(deadline_s, tcp=tcp), "pid": pid, "log_file": "dump.log"}
     async with _criu(
         slot, "dump", criu, images=images, work=work, uid=uid, cgroup=cgroup, log="dump.log"
@@ -90,13 +90,13 @@ async def restore(
     deadline_s: float,
     on_notify: Notify | None = None,
 ) -> Restored:
-    """Bring the images back as a child of the slot's shim.
+    """Restore the images as a child of the slot's shim.
 
-    `stdio_keys`: what `stdout` and `stderr` were when dumped (`pipe:[inode]`), to plug them into
-    the slot's log pipes; None when the process had neither. `lazy`: memory comes when it is
-    touched. After an error the caller ends the slot: half a tree may be left in it.
+    `stdio_keys`: the `stdout` and `stderr` of the dumped process (`pipe:[inode]`), to connect them
+    to the slot's log pipes; None if the process had neither. `lazy`: load memory on access. After
+    an error the caller must end the slot: a partial tree may be left in it.
 
-    Raises CriuFailed, CriuTimeout, CriuExited, and what the slot raises.
+    Raises CriuFailed, CriuTimeout, CriuExited, and errors of the slot.
     """
     started = time.monotonic()
     daemon = (
@@ -129,7 +129,7 @@ async def restore(
             answer = await swrk.request("RESTORE", options, deadline_s=left_s, on_notify=on_notify)
             wall_ms = (time.monotonic() - started) * 1e3
         if not answer.pid:
-            raise CriuExited("restore", "it named no process")
+            raise CriuExited("restore", "its answer has no pid")
     except BaseException:
         if daemon is not None:
             await daemon.kill()
@@ -146,7 +146,7 @@ async def restore(
 
 def _common(deadline_s: float, *, tcp: bool) -> dict[str, Any]:
     return {
-        "images_dir_fd": -1,  # required by the RPC; the path below counts
+        "images_dir_fd": -1,  # required by the RPC; the path below takes precedence
         "images_dir": processes.IMAGES,
         "log_level": _LOG_LEVEL,
         "notify_scripts": True,
@@ -162,7 +162,7 @@ def _common(deadline_s: float, *, tcp: bool) -> dict[str, Any]:
 
 
 def _inherited(keys: Mapping[str, str], fds: Sequence[int]) -> list[dict[str, Any]]:
-    """Pairs for `inherit_fd`; where stdout and stderr were one pipe, stdout's takes both."""
+    """Pairs for `inherit_fd`; if stdout and stderr were one pipe, stdout's serves both."""
     pairs: dict[str, int] = {}
     for name, fd in zip(("stdout", "stderr"), fds, strict=False):
         if name in keys:
@@ -183,10 +183,10 @@ async def _criu(
     log: str,
     stdio: bool = False,
 ) -> AsyncIterator[tuple[CriuRun, Swrk]]:
-    """A CRIU that waits for one request; gone, with everything of it closed, at the end."""
+    """A CRIU process for one request; killed and closed at the end."""
     processes.forget(work, log, f"stats-{operation}", processes.PRINTED)
-    # Options before the command set the work directory; a file in /etc/criu must not change what we
-    # do.
+    # Options before the command set the work directory; a file in /etc/criu must not affect
+    # operations.
     argv = [
         str(criu.binary),
         "--no-default-config",

@@ -1,9 +1,8 @@
-"""CRIU processes in a slot: how one is started, what its descriptors are called, how it ends, what
-it logged.
+"""CRIU processes in a slot: start, descriptor numbers, end, and logs.
 
-Directories travel as descriptors: 20 is the images, 21 the work directory; CRIU opens them through
-its own /proc/self/fd, because an RPC field with a descriptor's number means one of the process that
-made the socket pair, which here is the shim."""
+Directories are passed as descriptors: 20 is the images, 21 the work directory. CRIU opens them
+through its own /proc/self/fd, because a descriptor number in an RPC field refers to the process
+that created the socket pair, which is the shim."""
 
 from __future__ import annotations
 
@@ -22,11 +21,11 @@ from snapshotter.criu.messages import Messages
 
 IMAGES, WORK = f"/proc/self/fd/{FIRST_FD}", f"/proc/self/fd/{FIRST_FD + 1}"
 PRINTED = "criu.err"
-"""In the work directory, what CRIU prints: before it has read the request it has no log yet."""
+"""File in the work directory with CRIU's output: before it has read the request it has no log."""
 _LOG_BYTES = 256 * 1024
-"""How much of a log is looked at, from its end."""
+"""How much of a log is read, from its end."""
 _DEATH_S = 5.0
-"""How long a killed CRIU may take to be gone: it may be freeing gigabytes."""
+"""Timeout for a killed CRIU to exit: it may be freeing gigabytes."""
 
 _numbers = itertools.count(1)
 
@@ -37,12 +36,12 @@ def new_name(operation: str) -> str:
 
 
 class CriuRun(Protocol):
-    """One CRIU process in a slot, as the shim started it.
+    """One CRIU process in a slot, started by the shim.
 
     Attributes:
-        socket: our end of its RPC socket; None when it was started without one. stdio_fds: numbers
-        that stdout and stderr have in CRIU, for `inherit_fd`; () when none were asked for. exited:
-        its wait status once it ended; None when nobody could tell.
+        socket: our end of its RPC socket; None if started without one.
+        stdio_fds: numbers of stdout and stderr in CRIU, for `inherit_fd`; () if not requested.
+        exited: its wait status once it exited; None if unknown.
     """
 
     @property
@@ -58,11 +57,11 @@ class CriuRun(Protocol):
     def exited(self) -> asyncio.Future[int | None]: ...
 
     def kill(self) -> None:
-        """SIGKILL it; one that is gone is no error."""
+        """Send SIGKILL; no error if it has exited."""
 
 
 class CriuSlot(Protocol):
-    """Where CRIU can be run (`snapshotter.slots.slot.Slot`)."""
+    """A place to run CRIU (`snapshotter.slots.slot.Slot`)."""
 
     async def criu(
         self,
@@ -75,23 +74,23 @@ class CriuSlot(Protocol):
         socket: bool = True,
         stdio: bool = False,
     ) -> CriuRun:
-        """Start it with `fds` at 20, 21, …, which it takes over. The caller closes its socket and
-        pidfd. Raises SlotConnectionLost."""
+        """Start it with `fds` at 20, 21, …, taking ownership of them. The caller closes its socket
+        and pidfd. Raises SlotConnectionLost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Criu:
-    """The CRIU to use: its binary, as seen from inside a slot, and its messages."""
+    """The CRIU to use: its binary, as visible inside a slot, and its messages."""
 
     binary: Path
     messages: Messages
 
 
 async def end(run: CriuRun) -> None:
-    """Wait for an end that is near, bring about one that is not, and close what is ours. CRIU's
-    status after its answer tells nothing."""
+    """Close the socket, wait for CRIU's exit or kill it, and close our descriptors. CRIU's status
+    after its answer is meaningless."""
     if run.socket is not None:
-        run.socket.close()  # it exits on its own when it sees that
+        run.socket.close()  # CRIU exits when it sees that
     try:
         if not run.exited.done():
             run.kill()
@@ -102,7 +101,7 @@ async def end(run: CriuRun) -> None:
 
 
 def duplicates(*fds: int) -> list[int]:
-    """Copies to give away."""
+    """Duplicates, to transfer to another process."""
     copies: list[int] = []
     try:
         copies.extend(map(os.dup, fds))
@@ -114,15 +113,15 @@ def duplicates(*fds: int) -> list[int]:
 
 
 def forget(work: int, *names: str) -> None:
-    """Remove files that an earlier operation left in the work directory, so that its words are not
-    taken for ours."""
+    """Remove files of an earlier operation from the work directory, so that its logs are not
+    mistaken for the current ones."""
     for name in names:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name, dir_fd=work)
 
 
 def read_log(work: int, name: str) -> bytes:
-    """The end of a log in the work directory; b"" when there is none."""
+    """The end of a log in the work directory; b"" if there is none."""
     try:
         fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=work)
     except OSError:
@@ -134,13 +133,13 @@ def read_log(work: int, name: str) -> bytes:
 
 
 def said(work: int, name: str) -> bytes:
-    """The end of a log; where there is none, of what was printed: a request that cannot be read
-    comes before the log."""
+    """The end of a log, or if there is none of CRIU's output: an unreadable request fails before
+    the log exists."""
     return read_log(work, name) or read_log(work, PRINTED)
 
 
 async def wait_readable(fd: int) -> None:
-    """Return when there is something to read, or the end."""
+    """Wait until the descriptor has data or is closed."""
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[None] = loop.create_future()
     loop.add_reader(fd, ready.cancel)

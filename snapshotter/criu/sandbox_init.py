@@ -1,11 +1,11 @@
-"""PID 1 of a cell: starts a subject and CRIU, hands their descriptors out, reaps, and takes
-everything with it when its owner is gone.
+"""PID 1 of a self-test sandbox: starts a subject and CRIU, passes on their descriptors, reaps, and
+takes all processes with it when its owner exits.
 
-Executed by `snapshotter.criu.self_test_sandbox` in a process of its own; single-threaded, standard
+Executed by `snapshotter.criu.self_test_sandbox` in its own process; single-threaded, standard
 library only.
 
-Owner → cell (`op`): spawn, criu, criu_kill, watch, kdat. Cell → owner (`event`): ready, failed,
-done (the answer to each order, in their order), exited."""
+Owner → sandbox (`op`): spawn, criu, criu_kill, watch, kdat. Sandbox → owner (`event`): ready,
+failed, done (the answer to each order, in sequence), exited."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from snapshotter.shim import mounts, seqpacket
 from snapshotter.shim.mount import mount
 
 KDAT = "/run/criu.kdat"
-"""Where CRIU keeps what it found out about the kernel, if that is a tmpfs (criu/kerndat.c)."""
+"""Where CRIU caches detected kernel features, if that is a tmpfs (criu/kerndat.c)."""
 _PR_SET_PDEATHSIG = 1
 _IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE)
 _TAMPERED = (*_IGNORED, signal.SIGCHLD)
 _NOT_STARTED = 127
 Order = Callable[[Mapping[str, Any]], tuple[int, list[int]]]
-"""Does what a message says; pid and descriptors (a socket before a pidfd) for the answer. Raises
+"""Handles a message; returns pid and descriptors (a socket before a pidfd) for the answer. Raises
 OSError."""
 _MANY = 4096
-"""More descriptors than this process ever has."""
+"""More descriptors than this process ever opens."""
 
 
 def main(control_fd: int) -> None:
-    """Make the namespaces, be their PID 1's parent until it ends."""
+    """Create the namespaces and wait for their PID 1."""
     control = socket.socket(fileno=control_fd)
     control.set_inheritable(False)
     try:
@@ -75,7 +75,7 @@ def _serve(control: socket.socket) -> None:
 
 
 def serve(control: socket.socket, more: Mapping[str, Order]) -> None:
-    """Obey orders until the owner is gone. `more`: what a cell of another kind does besides."""
+    """Execute orders until the owner exits. `more`: additional orders of another sandbox kind."""
     children, wakeup = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -140,9 +140,9 @@ def _obey(
 
 
 def _spawn(message: Mapping[str, Any], fds: Sequence[int]) -> int:
-    """Start the subject. A program, not a mere fork of ours: our mappings belong to mounts that we
-    left, and CRIU cannot name those."""
-    mounts.reserve_low_pids()  # for CRIU, when this one is restored
+    """Start the subject. It must exec: a mere fork has mappings from mounts that were left, which
+    CRIU cannot name."""
+    mounts.reserve_low_pids()  # for CRIU, when the subject is restored
     pid = os.fork()
     if pid:
         return pid
@@ -171,7 +171,7 @@ def _criu(message: Mapping[str, Any], fds: Sequence[int]) -> tuple[int, list[int
             return pid, [os.pidfd_open(pid)]
         return pid, [ours.detach(), os.pidfd_open(pid)]
     try:
-        # Out of the way first: the numbers that we fill may be those of what we still need.
+        # move them to high numbers first: the target numbers may be descriptors still needed
         socket_fd, *given = [_high(fd) for fd in (theirs.fileno(), *fds)]
         if message["socket"]:
             os.dup2(socket_fd, SOCKET_FD)

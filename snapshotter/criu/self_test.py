@@ -1,9 +1,9 @@
-"""The proof that CRIU works here: a tiny process dumped and restored, in namespaces of its own, and
-told apart from a dead one.
+"""The CRIU self test: dumps and restores a tiny process in its own namespaces, and verifies that it
+runs.
 
-`criu check` passes on machines where a restore fails, so nothing less than a restore counts. The
-answer holds for one binary on one boot of one kernel, and is kept in a file under that name; with
-it what CRIU found out about the kernel (`criu.kdat`), which saves every later run 0.1 s."""
+`criu check` passes on machines where a restore fails, so only an actual restore counts. The result
+holds for one binary on one boot of one kernel, and is cached in a file under that key, together
+with CRIU's cached kernel features (`criu.kdat`), which saves every later run 0.1 s."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from snapshotter.criu.processes import Criu
 from snapshotter.criu.self_test_sandbox import Sandbox, SandboxProcess, cell
 
 LEAST = (4, 1)
-"""Older ones do not start on kernels from 6.13: the kernel split [vvar] (coldstart measurements,
+"""Older versions do not start on kernels from 6.13, which split [vvar] (coldstart measurements,
 docs/snapshots.md)."""
 DEADLINE_S = 10.0
-"""Of the whole proof. It takes 0.3 s."""
+"""Timeout of the whole test, which takes 0.3 s."""
 RETRY_S = 300.0
-"""How long a "no" is believed: it may have been the moment's fault (no memory, no space). A "yes"
-holds until the next boot."""
+"""How long a negative result is cached: the cause may be temporary (no memory, no space). A
+positive one holds until the next boot."""
 
 _INSTALL = "run scripts/install-criu as root"
 _STEP_S = 5.0
@@ -52,14 +52,17 @@ os._exit(status)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelfTest:
-    """Whether RESTORE can work here.
+    """The result: whether RESTORE works on this machine.
 
     Attributes:
-        why: when off the reason and the way out; when on a remark. version: CRIU's, "" when there
-        is none. `sha256`: of its binary. binary, descriptor_set: what was tested, None when
-        missing. kdat: a copy of what CRIU found out about the kernel, to be put at /run/criu.kdat
-        of a slot; None when it left none. seconds: what the proof took; `at`: when it was made
-        (seconds since the epoch).
+        why: if off, the reason and the remedy; if on, a remark.
+        version: CRIU's, "" if not installed.
+        sha256: of its binary.
+        binary, descriptor_set: the tested files, None if missing.
+        kdat: a copy of CRIU's cached kernel features, for /run/criu.kdat of a slot; None if it
+            wrote none.
+        seconds: duration of the test.
+        at: when it ran (seconds since the epoch).
     """
 
     on: bool
@@ -73,14 +76,14 @@ class SelfTest:
     at: float = 0.0
 
     def criu(self) -> Criu:
-        """What `operations` wants. Raises CriuUnavailable."""
+        """The CRIU for `operations`. Raises CriuUnavailable."""
         if not self.on or self.binary is None or self.descriptor_set is None:
             raise CriuUnavailable(self.why)
         return Criu(binary=self.binary, messages=messages.load(self.descriptor_set))
 
 
 def find_binary(environ: Mapping[str, str]) -> Path | None:
-    """The `criu` on the PATH."""
+    """The `criu` on PATH."""
     found = shutil.which("criu", path=environ.get("PATH", ""))
     return Path(found).resolve() if found else None
 
@@ -88,8 +91,8 @@ def find_binary(environ: Mapping[str, str]) -> Path | None:
 async def self_test(
     *, cache: Path, environ: Mapping[str, str], now: float | None = None
 ) -> SelfTest:
-    """The answer for this machine, from `cache` (a directory, made when missing) where it holds.
-    Never raises for what CRIU does."""
+    """The result for this machine, from `cache` (a directory, created if missing) if still valid.
+    Never raises because of CRIU failures."""
     now = time.time() if now is None else now
     binary = find_binary(environ)
     if binary is None:
@@ -109,7 +112,7 @@ async def self_test(
     description = messages.find_descriptor_set(environ, binary)
     key = _key(sha256, description)
     if (known := _read(cache / f"{key}.json")) and (known.on or 0 <= now - known.at < RETRY_S):
-        # the same bytes may have moved since
+        # an identical binary may have moved since
         return replace(known, binary=binary, descriptor_set=description)
     started = time.monotonic()
     found = await _prove(binary, description, sha256=sha256, kdat=cache / f"{key}.kdat")
@@ -127,7 +130,7 @@ async def _prove(binary: Path, description: Path | None, *, sha256: str, kdat: P
         least = ".".join(map(str, LEAST))
         return _off(
             found,
-            f"criu {version or 'of unknown version'} is too old, {least} is needed: {_INSTALL}",
+            f"criu {version or 'of unknown version'} is too old, need {least}: {_INSTALL}",
         )
     if description is None:
         return _off(found, f"no description of CRIU's RPC is installed: {_INSTALL}")
@@ -142,15 +145,15 @@ async def _prove(binary: Path, description: Path | None, *, sha256: str, kdat: P
         )
     except CriuFailed as e:
         words = e.cause or e.message if e.reason is CriuReason.OTHER else e.message
-        return _off(found, f"criu {version} cannot {e.operation} here: {words}")
+        return _off(found, f"criu {version} cannot {e.operation} on this machine: {words}")
     except CriuError as e:
-        return _off(found, f"criu {version} does not work here: {e}")
+        return _off(found, f"criu {version} does not work on this machine: {e}")
     await asyncio.to_thread(_replace, kdat, state)
     return replace(found, on=True, why=f"criu {version}", kdat=kdat)
 
 
 async def _round_trip(place: Sandbox, criu: Criu) -> None:
-    """Dump the subject, restore it, have it end by its own hand. Raises CriuError."""
+    """Dump the subject, restore it, and let it exit. Raises CriuError."""
     with (
         tempfile.TemporaryDirectory(prefix="pilotlight-criu-") as name,
         contextlib.ExitStack() as held,
@@ -174,7 +177,7 @@ async def _round_trip(place: Sandbox, criu: Criu) -> None:
             deadline_s=_STEP_S,
         )
         if not (await asyncio.wait([subject.exited], timeout=_STEP_S / 5))[0]:
-            raise CriuUnavailable("it says that it dumped a process which is still there")
+            raise CriuUnavailable("it reported a dump of a process that still exists")
         restored = await operations.restore(
             place, criu=criu, images=images, work=work, uid=0, cgroup={}, deadline_s=_STEP_S
         )
@@ -184,8 +187,8 @@ async def _round_trip(place: Sandbox, criu: Criu) -> None:
 
 
 async def _subject(place: Sandbox) -> SandboxProcess:
-    """A process that can be dumped: it holds a TCP socket, which CRIU 4.1 cannot dump on kernels
-    from 6.16, and says that it is ready by closing its stdout."""
+    """A process that can be dumped: it has a TCP socket, which CRIU 4.1 cannot dump on kernels from
+    6.16, and signals readiness by closing its stdout."""
     readable, writable = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         subject = await place.spawn(
@@ -201,11 +204,11 @@ async def _ends_well(process: SandboxProcess) -> None:
     signal.pidfd_send_signal(process.pidfd, signal.SIGUSR1)
     status = await process.exited
     if status is None or os.waitstatus_to_exitcode(status) != _SUBJECT_STATUS:
-        raise CriuUnavailable(f"the restored process did not come to itself: wait status {status}")
+        raise CriuUnavailable(f"the restored process does not run correctly: wait status {status}")
 
 
 async def _version(binary: Path) -> str:
-    """What it says of itself; "" when it says nothing."""
+    """CRIU's version; "" if it reports none."""
     try:
         child = await asyncio.create_subprocess_exec(
             binary,
@@ -247,7 +250,7 @@ def _key(sha256: str, description: Path | None) -> str:
 
 
 def _read(path: Path) -> SelfTest | None:
-    """A kept answer; None when there is none that can be used."""
+    """A cached result; None if there is no usable one."""
     try:
         body = json.loads(path.read_text())
         paths = {

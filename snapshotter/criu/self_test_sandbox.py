@@ -1,8 +1,7 @@
-"""A cell: the smallest slot there is. Namespaces of its own, a PID 1 that runs CRIU and reaps, and
-nothing of a worker.
+"""A self-test sandbox: a minimal slot with its own namespaces and a PID 1 that runs CRIU and reaps,
+without a worker.
 
-For the proof that CRIU works on this machine, and for tests of what CRIU can do. Everything in it
-dies with it."""
+Used by the CRIU self test and by tests of CRIU's features. All its processes die with it."""
 
 from __future__ import annotations
 
@@ -34,8 +33,8 @@ _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 @dataclass(eq=False, kw_only=True)
 class SandboxProcess:
-    """A process in a cell: a subject, a restored one, or CRIU. `pid` as the cell numbers it. Owner:
-    the event loop."""
+    """A process in a sandbox: a subject, a restored one, or CRIU. `pid` in the sandbox's namespace.
+    Owner: the event loop."""
 
     pid: int
     pidfd: int
@@ -44,22 +43,22 @@ class SandboxProcess:
     stdio_fds: Sequence[int] = field(default=())
 
     def kill(self) -> None:
-        """SIGKILL; one that is gone is no error."""
+        """Send SIGKILL; no error if it has exited."""
         proc.send_signal(self.pidfd, signal.SIGKILL)
 
     def close(self) -> None:
-        """Let go of its descriptors. (CRIU's are closed by who drives it.)"""
+        """Close its descriptors. (CRIU's are closed by its driver.)"""
         if self.pidfd >= 0:
             os.close(self.pidfd)
             self.pidfd = -1
 
 
 class Sandbox:
-    """Owner: the event loop; answers come in the order of the orders, so each order takes its place
-    in `_waiting`.
+    """One sandbox. Owner: the event loop; answers arrive in the order of the requests, so each
+    request is queued in `_waiting`.
 
     Attributes:
-        stdio: pipes for stdout and stderr of what is restored; they stay the owner's.
+        stdio: pipes for stdout and stderr of restored processes; owned by the caller.
     """
 
     def __init__(self, connection: socket.socket, process: subprocess.Popen[bytes]) -> None:
@@ -79,9 +78,10 @@ class Sandbox:
     async def spawn(
         self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, fds: Sequence[int] = ()
     ) -> SandboxProcess:
-        """Start a program in a session of its own, without descriptors but stdio.
+        """Start a program in its own session, with stdio as its only descriptors.
 
-        `fds`: stdout, or stdout and stderr, given away; what is not given is /dev/null.
+        `fds`: stdout, or stdout and stderr, of which it takes ownership; missing ones are
+        /dev/null.
         """
         return await self._order(
             {"op": "spawn", "argv": list(argv), "env": dict(env or {"PATH": _PATH})}, fds
@@ -98,8 +98,8 @@ class Sandbox:
         socket: bool = True,
         stdio: bool = False,
     ) -> SandboxProcess:
-        """As `snapshotter.criu.processes.CriuSlot` says; a cell has no groups. With `stdio`, copies
-        of `stdio` go along."""
+        """Run CRIU (`snapshotter.criu.processes.CriuSlot`); a sandbox has no cgroups. With `stdio`,
+        copies of `stdio` are passed."""
         pipes = [os.dup(fd) for fd in self.stdio] if stdio else []
         process = await self._order(
             {"op": "criu", "argv": argv, "uid": uid, "socket": socket, "path": _PATH},
@@ -109,22 +109,22 @@ class Sandbox:
         return process
 
     async def watch(self, pid: int) -> SandboxProcess:
-        """A process that was restored here."""
+        """The handle of a restored process."""
         return await self._order({"op": "watch", "pid": pid})
 
     async def keep_kdat(self, source: int) -> None:
-        """Give CRIU what it once found out about this kernel. Takes ownership of `source`."""
+        """Provide CRIU's cached kernel features. Takes ownership of `source`."""
         (await self._order({"op": "keep_kdat"}, [source])).close()
 
     async def kdat(self) -> bytes:
-        """What CRIU found out about this kernel. Raises CriuUnavailable."""
+        """CRIU's cached kernel features. Raises CriuUnavailable."""
         answer = await self._order({"op": "kdat"})
         with os.fdopen(answer.pidfd, "rb") as f:
             return f.read()
 
     async def aclose(self) -> None:
-        """End everything in it, and wait."""
-        self._lose("the cell was closed")
+        """Kill all its processes, and wait."""
+        self._lose("the sandbox was closed")
         await asyncio.to_thread(self._process.wait)
 
     async def _order(self, order: Mapping[str, Any], fds: Sequence[int] = ()) -> SandboxProcess:
@@ -132,7 +132,7 @@ class Sandbox:
         try:
             seqpacket.send(self._connection, seqpacket.encode(order), fds)
         except OSError as e:
-            raise CriuUnavailable(f"the cell is gone: {e.strerror}") from e
+            raise CriuUnavailable(f"the sandbox has exited: {e.strerror}") from e
         finally:
             seqpacket.close_all(fds)
         self._waiting.append(answer)
@@ -143,7 +143,7 @@ class Sandbox:
             while True:
                 message, fds = seqpacket.receive(self._connection)
                 if message is None:
-                    return self._lose("its first process is gone")
+                    return self._lose("its PID 1 has exited")
                 self._on_message(message, fds)
         except BlockingIOError:
             return None
@@ -162,17 +162,16 @@ class Sandbox:
                 self._on_answer(message, fds)
 
     def _on_exit(self, pid: int, status: int) -> None:
-        """Pids come again (a restored process has its old one): a future that nobody holds any more
-        is not kept."""
+        """Remove the future too, because pids are reused (a restored process has its old one)."""
         if exited := self._exits.pop(pid, None):
             exited.set_result(status)
 
     def _on_answer(self, message: Mapping[str, Any], fds: list[int]) -> None:
         answer = self._waiting.popleft()
-        if answer.done():  # whoever asked was cancelled
+        if answer.done():  # the caller was cancelled
             seqpacket.close_all(fds)
         elif error := message.get("error"):
-            answer.set_exception(CriuUnavailable(f"the cell could not: {error}"))
+            answer.set_exception(CriuUnavailable(f"the sandbox reports an error: {error}"))
         else:
             exited = (
                 self._exits.setdefault(message["pid"], self._loop.create_future())
@@ -195,23 +194,23 @@ class Sandbox:
         self._loop.remove_reader(self._connection.fileno())
         self._connection.close()
         if not self._ready.done():
-            self._ready.set_exception(CriuUnavailable(f"no cell for it: {why}"))
+            self._ready.set_exception(CriuUnavailable(f"cannot start a sandbox: {why}"))
         while self._waiting:
             answer = self._waiting.popleft()
             if not answer.done():
-                answer.set_exception(CriuUnavailable(f"the cell is gone: {why}"))
+                answer.set_exception(CriuUnavailable(f"the sandbox has exited: {why}"))
         for exited in self._exits.values():
             if not exited.done():
                 exited.set_result(None)
 
     async def wait_ready(self) -> None:
-        """Return once it takes orders. Raises CriuUnavailable: no namespaces for us."""
+        """Wait until it accepts orders. Raises CriuUnavailable if namespaces cannot be created."""
         await self._ready
 
 
 @contextlib.asynccontextmanager
 async def cell() -> AsyncIterator[Sandbox]:
-    """A fresh cell; gone at the end. Raises CriuUnavailable."""
+    """A fresh sandbox for the duration of the block. Raises CriuUnavailable."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours:
         with theirs:

@@ -1,9 +1,9 @@
-"""CRIU's own measurements of a dump or a restore (`stats-dump`, `stats-restore`, left in its work
+"""CRIU's own measurements of a dump or a restore (`stats-dump`, `stats-restore` in its work
 directory).
 
-An image file: two magic numbers, a length, one protobuf message. Only the numbers that we read are
-described, under the field numbers of images/stats.proto; unknown fields are skipped, as protobuf
-does."""
+An image file has two magic numbers, a length, and one protobuf message. Only the fields used here
+are described, under their numbers in images/stats.proto; unknown fields are skipped, as in
+protobuf."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _HEAD = struct.Struct("<III")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DumpStats:
-    """What a dump took. `frozen_ms`: how long the processes stood still. `pages_bytes`: memory
-    written by value, shared memory included."""
+    """Measurements of a dump. `frozen_ms`: how long the processes were stopped. `pages_bytes`:
+    memory written by value, including shared memory."""
 
     pages_bytes: int = 0
     freezing_ms: float = 0.0
@@ -33,14 +33,14 @@ class DumpStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreStats:
-    """What a restore took inside CRIU: making the processes (`fork_ms`), and all of it."""
+    """Measurements of a restore inside CRIU: creating the processes (`fork_ms`), and in total."""
 
     fork_ms: float = 0.0
     restore_ms: float = 0.0
 
 
 def read_dump(work: int) -> DumpStats:
-    """From the work directory `work` (a descriptor); zeros when CRIU left nothing readable."""
+    """Read from the work directory `work` (a descriptor); zeros if CRIU left nothing readable."""
     found = _read(work, "stats-dump")
     if found is None:
         return DumpStats()
@@ -54,7 +54,7 @@ def read_dump(work: int) -> DumpStats:
 
 
 def read_restore(work: int) -> RestoreStats:
-    """As `read_dump`."""
+    """Read from the work directory `work` (a descriptor); zeros if CRIU left nothing readable."""
     found = _read(work, "stats-restore")
     if found is None:
         return RestoreStats()

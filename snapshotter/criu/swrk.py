@@ -1,5 +1,5 @@
-"""One conversation with one `criu swrk` process: a request, its notifications, its answer, within a
-deadline.
+"""One conversation with one `criu swrk` process: a request, its notifications, and its answer,
+within a deadline.
 
 A datagram on the SEQPACKET socket is one protobuf message. CRIU serves one dump or restore per
 process, so a `Swrk` is used once."""
@@ -17,16 +17,18 @@ from snapshotter.criu.errors import CriuExited, CriuFailed, CriuTimeout
 from snapshotter.criu.messages import InvalidResponse, Messages, Response
 
 Notify = Callable[[str, int], bool]
-"""`(step, pid) -> go on?`, called between CRIU's steps while it waits: must not block."""
+"""`(step, pid) -> continue?`, called between CRIU's steps while CRIU waits: must not block."""
 
 _MAX_ANSWER_BYTES = 256 * 1024
-"""Answers carry at most a log line; a longer one is cut off and then no answer."""
+"""Answers contain at most a log line; a longer one is truncated and thus invalid."""
 _LAST_WORDS_S = 0.2
-"""How long the status of a CRIU that hung up is waited for, to tell a crash from an exit."""
+"""How long to wait for the status of a CRIU that closed the socket, to tell a crash from an
+exit."""
 
 
 class Swrk:
-    """Owner: the task that awaits `request`. The socket stays the caller's."""
+    """One CRIU RPC connection. Owner: the task that awaits `request`. The caller owns the
+    socket."""
 
     def __init__(
         self,
@@ -36,7 +38,7 @@ class Swrk:
         exited: asyncio.Future[int | None],
         log: Callable[[], bytes] = bytes,
     ) -> None:
-        """`exited` is resolved with CRIU's wait status; `log` reads what it has logged so far."""
+        """`exited` resolves to CRIU's wait status; `log` reads its log so far."""
         connection.setblocking(False)
         self._connection = connection
         self._messages = messages
@@ -51,11 +53,11 @@ class Swrk:
         deadline_s: float,
         on_notify: Notify | None = None,
     ) -> Response:
-        """Send one request and return its successful answer. Killing CRIU after an error is the
-        caller's.
+        """Send one request and return its successful answer. After an error the caller must kill
+        CRIU.
 
-        Raises CriuFailed (it says no), CriuTimeout, CriuExited (it died, or answered garbage),
-        CriuUnavailable (an unknown option)."""
+        Raises CriuFailed (CRIU reports a failure), CriuTimeout, CriuExited (it died, or its answer
+        is invalid), CriuUnavailable (an unknown option)."""
         operation = kind.lower().replace("_", "-")
         raw = self._messages.request(kind, options)
         try:
@@ -96,9 +98,7 @@ class Swrk:
         try:
             return self._messages.response(raw)
         except InvalidResponse as e:
-            raise self._gone(
-                operation, f"what it answered is no answer ({len(raw)} bytes: {e})"
-            ) from e
+            raise self._gone(operation, f"its answer is invalid ({len(raw)} bytes: {e})") from e
 
     async def _hung_up(self, operation: str) -> CriuExited:
         await asyncio.wait([self._exited], timeout=_LAST_WORDS_S)
@@ -131,6 +131,6 @@ class Swrk:
 
 def _in_words(status: int | None) -> str:
     if status is None:
-        return "its status is not known"
+        return "unknown status"
     code = os.waitstatus_to_exitcode(status)
     return f"killed by signal {-code}" if code < 0 else f"exit status {code}"

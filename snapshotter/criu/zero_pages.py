@@ -1,15 +1,15 @@
-"""Pages of zeros are left out of an image: memory that was set aside and holds nothing yet, as an
-engine's KV cache does.
+"""Removal of zero pages from an image: memory that was allocated and is not used yet, such as an
+engine's KV cache.
 
-CRIU writes every page that was ever touched. A page of private anonymous memory that an image does
-not name is zero when it is touched (also when pages come lazily), so those that hold zeros need not
-be named. Whole blocks only: each run that is cut out makes one more piece to read. An image that is
-not understood to the last byte stays as it is.
+CRIU writes every page that was ever touched. A page of private anonymous memory that is not in the
+image reads as zero (also with lazy pages), so zero pages can be omitted. Only whole blocks are
+removed, because each removed run adds one more piece to read. An image that is not understood
+completely stays unchanged.
 
-Formats, of CRIU's images (`images/*.proto` of its source): two magic numbers, then messages of
-protobuf, each behind its length. `pagemap-<pid>.img`: a head with the number of the pages file,
-then runs of pages; `pages-<n>.img`: the pages, run after run; `mm-<pid>.img`: one message with the
-mappings."""
+Formats of CRIU's images (`images/*.proto` of its source): two magic numbers, then protobuf
+messages, each preceded by its length. `pagemap-<pid>.img`: a head with the number of the pages
+file, then runs of pages; `pages-<n>.img`: the pages, run after run; `mm-<pid>.img`: one message
+with the mappings."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pathlib import Path
 
 PAGE = mmap.PAGESIZE
 BLOCK_PAGES = 64
-"""What is looked at together, and cut out or not: 256 KiB."""
+"""Unit of the comparison and removal: 256 KiB."""
 _COMMON_MAGIC, _PAGEMAP_MAGIC, _MM_MAGIC = 0x54564319, 0x56084025, 0x57492820
 _PRESENT = 1 << 2
 """Flag of a run: its pages are in this image's file."""
@@ -34,12 +34,12 @@ _ZEROS = bytes(BLOCK_PAGES * PAGE)
 
 
 class NotUnderstood(Exception):
-    """Raised when an image is not what it was when this was written."""
+    """Raised when an image does not have the expected format."""
 
 
 @dataclass(frozen=True, slots=True)
 class PageRun:
-    """So many pages at an address; `flags` as in the image."""
+    """A number of pages at an address; `flags` as in the image."""
 
     address: int
     pages: int
@@ -47,8 +47,8 @@ class PageRun:
 
 
 def drop_zero_pages(images: Path) -> int:
-    """Take the zeros out of every process's pages; how many bytes that were. Blocking, about 0.1 s
-    for each GB. Raises OSError."""
+    """Remove the zero pages of every process; returns the number of bytes removed. Blocking, about
+    0.1 s per GB. Raises OSError."""
     return sum(_leave_out_of(pagemap) for pagemap in sorted(images.glob("pagemap-[0-9]*.img")))
 
 
@@ -76,7 +76,7 @@ def _leave_out_of(pagemap: Path) -> int:
 def _kept(
     pages: Path, runs: Iterable[PageRun], plain: list[tuple[int, int]]
 ) -> Iterator[tuple[int, PageRun]]:
-    """What stays, with the place of its first page in the file."""
+    """The runs to keep, each with the index of its first page in the file."""
     with pages.open("rb") as f, mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ) as data:
         at = 0
         for run in runs:
@@ -88,7 +88,7 @@ def _kept(
 def _pieces(
     data: mmap.mmap, at: int, run: PageRun, plain: list[tuple[int, int]]
 ) -> Iterator[tuple[int, int]]:
-    """(first page, pages) of the parts of a run between blocks of zeros."""
+    """(first page, pages) of the parts of a run between zero blocks."""
     start = at
     for place in range(at, at + run.pages - BLOCK_PAGES + 1, BLOCK_PAGES):
         address = run.address + (place - at) * PAGE
@@ -103,7 +103,7 @@ def _pieces(
 
 
 def _is_plain(address: int, plain: list[tuple[int, int]]) -> bool:
-    """Of a whole block. `plain` is sorted."""
+    """Whether a whole block is in a plain mapping. `plain` is sorted."""
     at = bisect.bisect_right(plain, address, key=lambda span: span[0]) - 1
     return at >= 0 and address + BLOCK_PAGES * PAGE <= plain[at][1]
 
@@ -139,7 +139,7 @@ def _pagemap(data: bytes) -> tuple[int, list[PageRun]]:
     runs = []
     for message in messages[1:]:
         fields = dict(_fields(message))
-        # 2: where older ones kept the count
+        # 2: the field in which older versions stored the count
         if not {1, 2, 4, 5} == fields.keys() or fields[2] != 0:
             raise NotUnderstood("run")
         runs.append(PageRun(_number(fields[1]), _number(fields[5]), _number(fields[4])))

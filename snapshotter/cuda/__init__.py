@@ -1,7 +1,6 @@
-"""GPU state of a process, taken off the device before CRIU dumps it and put back after CRIU has
-restored it.
+"""GPU state of a process: moved off the device before CRIU dumps the process, and back after CRIU
+has restored it.
 
-Here lives what talks to NVIDIA's driver about *another* process (states, drivers, preconditions,
-the sequence with its ways back). The driver is never initialised in the agent itself: a helper
-process does that, and is killed when it hangs. The integrator sees `devices.Devices` and nothing
-else."""
+This package talks to NVIDIA's driver about *another* process (states, drivers, preconditions, the
+sequence with its rollbacks). The agent itself never initialises the driver: a helper process does,
+and is killed if it hangs. Callers use only `devices.Devices`."""

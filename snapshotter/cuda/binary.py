@@ -1,5 +1,5 @@
-"""NVIDIA's `cuda-checkpoint` program: one process for each call, which initialises the driver each
-time (hence the slower way)."""
+"""The driver over NVIDIA's `cuda-checkpoint` program: one process per call, which initialises the
+CUDA driver each time (hence the slower option)."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from snapshotter.cuda.reaper import Reaper
 from snapshotter.cuda.transitions import Action, CudaState
 
 _OUTPUT_BYTES = 4096
-"""It prints a word, a number, or one line of error."""
+"""Its output is a word, a number, or one error line."""
 
 
 class BinaryDriver:
-    """CudaDriver over the program at `path`. Owned by the agent's event loop; calls share nothing,
+    """CudaDriver over the program at `path`. Owner: the agent's event loop; calls share no state,
     so there is no lock."""
 
     def __init__(
@@ -35,51 +35,51 @@ class BinaryDriver:
 
     @property
     def name(self) -> str:
-        """`cuda-checkpoint 570.86.10`."""
+        """Program and version, such as `cuda-checkpoint 570.86.10`."""
         return f"cuda-checkpoint {self._version}".rstrip()
 
     @property
     def minimum_release(self) -> int:
-        """Of the display driver."""
+        """The oldest supported release of the display driver."""
         return BINARY_RELEASE
 
     async def restore_thread(self, pid: int) -> int | None:
-        """As CudaDriver says; the program exits non-zero for a process without CUDA."""
+        """The restore thread's id; None if the program fails, as it does without CUDA."""
         status, out = await self._run("--get-restore-tid", "--pid", str(pid))
         return int(out) if status == 0 and out.isdigit() else None
 
     async def state(self, pid: int) -> CudaState:
-        """As CudaDriver says."""
+        """The CUDA state of the process."""
         status, out = await self._run("--get-state", "--pid", str(pid))
         try:
             if status == 0:
                 return CudaState(out)
         except ValueError as e:
             raise DriverFailed(
-                "state", pid, f"{self._path.name} speaks of a state {out!r} that is not known here"
+                "state", pid, f"{self._path.name} reports an unknown state {out!r}"
             ) from e
         raise DriverFailed("state", pid, _why(status, out))
 
     async def lock(self, pid: int, *, timeout_s: float) -> None:
-        """As CudaDriver says."""
-        # 0 would wait for ever
+        """Lock the process's CUDA calls."""
+        # 0 would wait forever
         await self._act(Action.LOCK, pid, "--timeout", str(max(1, int(timeout_s * 1000))))
 
     async def checkpoint(self, pid: int) -> None:
-        """As CudaDriver says."""
+        """Checkpoint the process's CUDA state."""
         await self._act(Action.CHECKPOINT, pid)
 
     async def restore(self, pid: int, *, gpu_mapping: Mapping[str, str]) -> None:
-        """As CudaDriver says."""
+        """Restore the process's CUDA state."""
         pairs = ",".join(f"{old}={new}" for old, new in gpu_mapping.items())
         await self._act(Action.RESTORE, pid, *(("--device-map", pairs) if pairs else ()))
 
     async def unlock(self, pid: int) -> None:
-        """As CudaDriver says."""
+        """Unlock the process's CUDA calls."""
         await self._act(Action.UNLOCK, pid)
 
     async def aclose(self) -> None:
-        """Wait for what was killed."""
+        """Wait for killed processes."""
         await self._reaper.aclose()
 
     async def _act(self, action: Action, pid: int, *options: str) -> None:
@@ -102,7 +102,7 @@ class BinaryDriver:
         try:
             out, _ = await child.communicate()
         finally:
-            if child.returncode is None:  # cancelled: a deadline has passed
+            if child.returncode is None:  # cancelled by a deadline
                 with contextlib.suppress(ProcessLookupError):
                     child.kill()
                 self._reaper.take(child)
@@ -111,5 +111,5 @@ class BinaryDriver:
 
 def _why(status: int, out: str) -> str:
     return out or (
-        f"killed by signal {-status}" if status < 0 else f"exit status {status} without a word"
+        f"killed by signal {-status}" if status < 0 else f"exit status {status} without output"
     )

@@ -1,9 +1,9 @@
-"""lock → checkpoint → (dump), and (restore) → restore → unlock, for a process tree, with the ways
-back of `states`.
+"""The sequence lock → checkpoint → (dump), and (restore) → restore → unlock, for a process tree,
+with the rollbacks of `transitions`.
 
-Invariants, whatever fails and whenever the caller gives up: a tree that was touched ends suspended
-(and handed out), running, or killed with the reason said; no call outlives its deadline; a
-suspension is led back at most once."""
+Invariants, for any failure or cancellation: a modified tree ends suspended (and is returned),
+running, or killed with a reported reason; no call exceeds its deadline; a suspension is rolled back
+at most once."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 _LOCK_SHARE = 0.8
-"""Of a lock's deadline goes to the driver as its own timeout, so that it gives up by itself and
-cleanly, before we give up on it."""
+"""Share of a lock's deadline passed to the driver as its own timeout, so that the driver times out
+cleanly before the call is abandoned."""
 
 
 class _Stumble(Exception):
-    """Raised inside this module when a step failed; becomes CudaFailed or CudaLost, once the way
-    back is known."""
+    """Raised within this module when a step failed; converted to CudaFailed or CudaLost when the
+    outcome of the rollback is known."""
 
     def __init__(self, step: Step, pid: int, message: str) -> None:
         super().__init__(message)
@@ -46,8 +46,7 @@ class _Stumble(Exception):
 
 
 class CudaDevices:
-    """Devices over a CudaDriver. Holds no state between calls; a Suspension carries what a way back
-    needs."""
+    """Devices over a CudaDriver. Stateless; a Suspension contains what a rollback needs."""
 
     def __init__(
         self, driver: CudaDriver, machine: Machine, *, deadlines: Deadlines | None = None
@@ -60,8 +59,8 @@ class CudaDevices:
         return f"<CudaDevices through {self._driver.name}>"
 
     async def before_dump(self, pids: Sequence[int]) -> Suspension:
-        """As Devices says. A tree that holds no device gives a suspension of nothing
-        (`record.processes == 0`)."""
+        """Move the tree off the GPU; rolls back if cancelled. A tree without a device gives an
+        empty suspension (`record.processes == 0`)."""
         watch = _Watch()
         suspension = await self._examined(pids)
         try:
@@ -87,27 +86,28 @@ class CudaDevices:
             )
             raise
         except BaseException as e:
-            # above all CancelledError; but whatever it is, the process must not stay locked
+            # mainly CancelledError; the process must not stay locked in any case
             await self._lead_back(
                 suspension,
-                _Stumble(Step.CHECKPOINT, suspension.first_pid, f"called off ({type(e).__name__})"),
+                _Stumble(Step.CHECKPOINT, suspension.first_pid, f"cancelled ({type(e).__name__})"),
             )
             raise
         return suspension
 
     async def rollback(self, suspension: Suspension, reason: str) -> None:
-        """As Devices says."""
+        """Roll back after a failed dump, once. Raises CudaLost if that fails."""
         await self._lead_back(suspension, _Stumble(Step.DUMP, suspension.first_pid, reason))
 
     def check_restore(self, record: DeviceRecord, *, target: str | None = None) -> None:
-        """As Devices says."""
+        """Raises CudaRefused if this node cannot restore `record`."""
         if record.processes:
             gpu_mapping(record, self._machine.node(), target=target)
 
     async def after_restore(
         self, pids: Sequence[int], record: DeviceRecord, *, target: str | None = None
     ) -> Mapping[str, float]:
-        """As Devices says. A snapshot without a GPU side is left alone."""
+        """Move the tree back to a GPU. A snapshot without GPU state is left alone. Raises
+        CudaLost."""
         if not record.processes:
             return {}
         victims, gone = self._victims(pids)
@@ -116,7 +116,7 @@ class CudaDevices:
                 raise _Stumble(
                     Step.RESTORE,
                     gone[0],
-                    f"process {gone[0]} is gone before its GPU side was restored",
+                    f"process {gone[0]} is gone before its GPU state was restored",
                 )
             return await self._resume(pids, record, target)
         except CudaRefused as e:
@@ -126,14 +126,14 @@ class CudaDevices:
             self._kill(victims, str(e))
             raise _lost(e, {e.pid: "kill"}) from e
         except BaseException as e:
-            # above all CancelledError; but whatever it is, half a device serves nobody
-            self._kill(victims, f"the restore was called off ({type(e).__name__})")
+            # mainly CancelledError; a partially restored device is useless in any case
+            self._kill(victims, f"the restore was cancelled ({type(e).__name__})")
             raise
 
-    # -- out ---------------------------------------------------------------------------------------
+    # -- suspend -----------------------------------------------------------------------------------
 
     async def _examined(self, pids: Sequence[int]) -> Suspension:
-        """Look, touch nothing: who they are, what stands in the way, who holds CUDA."""
+        """Examine the processes without modifying them: identity, obstacles, use of CUDA."""
         victims, gone = self._victims(pids)
         try:
             held = [h for h in (self._machine.holdings(pid) for pid in pids) if h.devices]
@@ -163,8 +163,8 @@ class CudaDevices:
         return Suspension(victims=victims, cuda_pids=[h.pid for h in contexts], record=record)
 
     def _managed(self, suspension: Suspension, stumble: _Stumble) -> list[Refusal]:
-        """Why the driver said no to a checkpoint, where managed memory can be seen: it says no more
-        than that it cannot."""
+        """The reason for a failed checkpoint if managed memory is visible: the driver only reports
+        that it failed."""
         if stumble.step is not Step.CHECKPOINT or not isinstance(stumble.__cause__, DriverFailed):
             return []
         try:
@@ -180,8 +180,8 @@ class CudaDevices:
         )
 
     def _expect_released(self, suspension: Suspension) -> None:
-        """No device may be left in the whole tree: CRIU would fail on it, or make a snapshot
-        without its GPU."""
+        """Verify that no process of the tree still has a device open: CRIU would fail, or make a
+        snapshot without its GPU."""
         try:
             held = [self._machine.holdings(victim.pid) for victim in suspension.victims]
         except OSError as e:
@@ -189,11 +189,11 @@ class CudaDevices:
         if left := [left_over(h.pid, h.leftovers) for h in held if h.leftovers]:
             raise CudaRefused(left)
 
-    # -- back --------------------------------------------------------------------------------------
+    # -- roll back ---------------------------------------------------------------------------------
 
     async def _lead_back(self, suspension: Suspension, stumble: _Stumble) -> dict[int, str]:
-        """Take each process's edge; gives their names. Raises CudaLost when one has none, after
-        killing the tree."""
+        """Roll back each process; returns the names of the rollbacks. Raises CudaLost if one is
+        impossible, after killing the tree."""
         if not suspension.end():
             return {}
         edges: dict[int, str] = {}
@@ -204,10 +204,10 @@ class CudaDevices:
             reason = f"{stumble}; then: {second}"
             self._kill(suspension.victims, reason)
             raise _lost(_Stumble(stumble.step, second.pid, reason), edges) from second
-        except BaseException as e:  # a second CancelledError, say
+        except BaseException as e:  # such as a second CancelledError
             self._kill(
                 suspension.victims,
-                f"{stumble}; then the way back was called off ({type(e).__name__})",
+                f"{stumble}; then the rollback was cancelled ({type(e).__name__})",
             )
             raise
         _log.warning("cuda_rolled_back step=%s pid=%d edges=%s", stumble.step, stumble.pid, edges)
@@ -226,8 +226,8 @@ class CudaDevices:
             raise _Stumble(
                 step,
                 pid,
-                f"process {pid} is {state or 'in no known state'}{silence}, from where nothing "
-                f"leads back",
+                f"process {pid} is {state or 'in an unknown state'}{silence} and cannot be "
+                f"rolled back",
             )
         for action in edge.actions:
             await self._act_back(Step(action), pid)
@@ -252,7 +252,7 @@ class CudaDevices:
             raise _Stumble(
                 Step.RESTORE,
                 0,
-                f"{len(found)} restored processes have a GPU side, and the snapshot has "
+                f"{len(found)} restored processes have GPU state, but the snapshot has "
                 f"{record.processes}",
             )
         for pid in found:
@@ -273,7 +273,7 @@ class CudaDevices:
             await self._expect(Step.UNLOCK, pid, CudaState.RUNNING)
         return {"cuda_restore": restore_ms, "cuda_unlock": watch.lap_ms()}
 
-    # -- both --------------------------------------------------------------------------------------
+    # -- shared ------------------------------------------------------------------------------------
 
     async def _has_cuda(self, step: Step, pid: int) -> bool:
         return (
@@ -292,7 +292,7 @@ class CudaDevices:
         state = await self._state(step, pid)
         if state is not wanted:
             raise _Stumble(
-                step, pid, f"process {pid} is {state} after {step}, and should be {wanted}"
+                step, pid, f"process {pid} is {state} after {step}, but should be {wanted}"
             )
 
     async def _bounded(
@@ -309,7 +309,7 @@ class CudaDevices:
             raise _Stumble(step, pid, str(e)) from e
 
     def _victims(self, pids: Sequence[int]) -> tuple[list[ProcessHandle], list[int]]:
-        """Who they are, and which are gone."""
+        """Handles of the processes, and pids of those that have exited."""
         victims, gone = [], []
         for pid in pids:
             try:
@@ -325,7 +325,7 @@ class CudaDevices:
 
 
 class _Watch:
-    """Milliseconds since it was last asked, on the event loop's clock."""
+    """A lap timer in milliseconds, on the event loop's clock."""
 
     def __init__(self) -> None:
         self._at = asyncio.get_running_loop().time()
@@ -344,9 +344,10 @@ def _detail(stumble: _Stumble, edges: Mapping[int, str]) -> dict[str, object]:
 
 
 def _failed(stumble: _Stumble, edges: Mapping[int, str]) -> CudaFailed:
-    way = f" (way back: {', '.join(sorted(set(edges.values())))})" if edges else ""
+    way = f" (rolled back by: {', '.join(sorted(set(edges.values())))})" if edges else ""
     return CudaFailed(
-        f"{stumble.step} failed, and the process runs on{way}: {stumble}", _detail(stumble, edges)
+        f"{stumble.step} failed, and the process continues{way}: {stumble}",
+        _detail(stumble, edges),
     )
 
 

@@ -1,8 +1,8 @@
-"""`cuda.core.checkpoint` (cuda-python), behind a helper process that initialises the driver once
-and stays.
+"""The driver over `cuda.core.checkpoint` (cuda-python), in a persistent helper process that
+initialises the CUDA driver once.
 
-The agent never loads CUDA: libcuda starts threads, and a call into it can hang for ever. A helper
-that overruns is killed, and the next call starts another."""
+The agent never loads CUDA: libcuda starts threads, and a call into it can hang forever. A helper
+that exceeds a deadline is killed, and the next call starts another."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from snapshotter.cuda.preconditions import API_RELEASE
 from snapshotter.cuda.reaper import Reaper
 from snapshotter.cuda.transitions import CudaState
 
-# -P: the script's own folder (snapshotter/cuda) must not shadow the package `cuda`'s neighbours on
-# sys.path.
+# -P: the script's own directory (snapshotter/cuda) must not shadow modules that the package `cuda`
+# imports.
 HELPER_COMMAND = (sys.executable, "-P", "-B", str(Path(__file__).with_name("helper.py")))
 _STDERR_BYTES = 4096
 _LAST_BREATH_S = 0.5
-"""A helper that stopped talking has this long to end by itself, before it is killed."""
+"""Time for a helper that stopped answering to exit by itself, before it is killed."""
 
 
 class CoreDriver:
-    """CudaDriver over the helper. Owned by the agent's event loop; `_turn` keeps orders one after
-    another, as the pipe is."""
+    """CudaDriver over the helper. Owner: the agent's event loop; `_turn` serializes requests, as
+    the pipe requires."""
 
     def __init__(
         self, *, command: Sequence[str] = HELPER_COMMAND, environ: Mapping[str, str] | None = None
@@ -44,8 +44,8 @@ class CoreDriver:
         self._reaper = Reaper()
         self._ids = itertools.count(1)
         self._helper: Process | None = None
-        # A pipe that nobody reads would stop the helper; this file has no name, and aclose() closes
-        # it.
+        # a pipe without a reader would block the helper; this file is unnamed, and aclose() closes
+        # it
         self._errors = tempfile.TemporaryFile(prefix="pl-cuda-")  # noqa: SIM115 - lives as long as we do
         self._version = ""
         self.starts = 0
@@ -58,59 +58,58 @@ class CoreDriver:
 
     @property
     def name(self) -> str:
-        """`cuda.core 1.0.0`."""
+        """Library and version, such as `cuda.core 1.0.0`."""
         return f"cuda.core {self._version}".rstrip()
 
     @property
     def minimum_release(self) -> int:
-        """Of the display driver."""
+        """The oldest supported release of the display driver."""
         return API_RELEASE
 
     async def start(self) -> None:
-        """Have the helper up and the driver initialised; DriverFailed says why not (no cuda-python,
-        no device, too old)."""
+        """Start the helper and initialise the driver. Raises DriverFailed with the reason (no
+        cuda-python, no device, too old)."""
         async with self._turn:
             await self._up()
 
     async def restore_thread(self, pid: int) -> int | None:
-        """As CudaDriver says; the driver has an error for a process without CUDA."""
+        """The restore thread's id; None if the driver reports an error, as it does without
+        CUDA."""
         try:
             return int(await self._ask("restore_thread", pid))
         except HelperRefused:
             return None
 
     async def state(self, pid: int) -> CudaState:
-        """As CudaDriver says."""
+        """The CUDA state of the process."""
         said = await self._ask("state", pid)
         try:
             return CudaState(said)
         except ValueError as e:
-            raise DriverFailed(
-                "state", pid, f"cuda.core speaks of a state {said!r} that is not known here"
-            ) from e
+            raise DriverFailed("state", pid, f"cuda.core reports an unknown state {said!r}") from e
 
     async def lock(self, pid: int, *, timeout_s: float) -> None:
-        """As CudaDriver says."""
-        # 0 would wait for ever
+        """Lock the process's CUDA calls."""
+        # 0 would wait forever
         await self._ask("lock", pid, timeout_ms=max(1, int(timeout_s * 1000)))
 
     async def checkpoint(self, pid: int) -> None:
-        """As CudaDriver says."""
+        """Checkpoint the process's CUDA state."""
         await self._ask("checkpoint", pid)
 
     async def restore(self, pid: int, *, gpu_mapping: Mapping[str, str]) -> None:
-        """As CudaDriver says; cuda.core takes UUIDs without their `GPU-`."""
+        """Restore the process's CUDA state; cuda.core expects UUIDs without `GPU-`."""
         bare = {
             old.removeprefix("GPU-"): new.removeprefix("GPU-") for old, new in gpu_mapping.items()
         }
         await self._ask("restore", pid, gpu_mapping=bare)
 
     async def unlock(self, pid: int) -> None:
-        """As CudaDriver says."""
+        """Unlock the process's CUDA calls."""
         await self._ask("unlock", pid)
 
     async def aclose(self) -> None:
-        """End the helper."""
+        """Stop the helper."""
         self._drop()
         await self._reaper.aclose()
         self._errors.close()
@@ -124,7 +123,7 @@ class CoreDriver:
             except (OSError, ValueError) as e:
                 raise DriverFailed(op, pid, await self._obituary(helper)) from e
             except asyncio.CancelledError:
-                # it is still at it, and its late answer would be taken for the next one's
+                # it is still busy, and its late answer would be mistaken for the next one
                 self._drop()
                 raise
         if not answer["ok"]:
@@ -157,10 +156,10 @@ class CoreDriver:
         return helper
 
     async def _obituary(self, helper: Process) -> str:
-        """Why it said nothing: it is dead, or about to be."""
+        """Why a helper that is dead, or about to die, did not answer."""
         self._helper = None
         try:
-            # its own end is the news; `kill` would reap it, and asyncio never learn its status
+            # wait first: `kill` would reap it, and asyncio would never learn its status
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LAST_BREATH_S):
                     await helper.wait()
@@ -186,19 +185,19 @@ class CoreDriver:
 
 
 class HelperRefused(DriverFailed):
-    """Raised when the driver itself said no; the helper lives."""
+    """Raised when the driver itself reports an error; the helper still runs."""
 
 
 async def _exchange(helper: Process, order: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Say `order` (None: only listen), and read one answer. A helper that is gone raises OSError or
-    ValueError."""
+    """Send `order` (None: only receive), and read one answer. Raises OSError or ValueError if the
+    helper has exited."""
     if helper.stdin is None or helper.stdout is None:
-        raise OSError("a helper has pipes")
+        raise OSError("the helper has no pipes")
     if order is not None:
         helper.stdin.write(json.dumps(order).encode() + b"\n")
         await helper.stdin.drain()
     line = await helper.stdout.readline()
     answer: dict[str, Any] = json.loads(line)
     if order is not None and answer["id"] != order["id"]:
-        raise ValueError(f"the answer is to {answer['id']}, not {order['id']}")
+        raise ValueError(f"the answer is for {answer['id']}, not {order['id']}")
     return answer

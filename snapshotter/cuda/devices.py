@@ -1,18 +1,18 @@
-"""The seam between checkpoints and devices: what happens to a process tree before CRIU dumps it,
+"""The interface between checkpoints and devices: actions on a process tree before CRIU dumps it,
 and after CRIU has restored it.
 
-    suspension = await devices.before_dump(pids)        # CudaRefused, CudaFailed: the tree runs; CudaLost: it was killed
+    suspension = await devices.before_dump(pids)
+        # CudaRefused, CudaFailed: the tree runs; CudaLost: it was killed
     try:
         … CRIU dump …                                    # keep suspension.record in the manifest
     except CriuFailed:
-        await devices.rollback(suspension, "why")       # CudaLost when nothing leads back
+        await devices.rollback(suspension, "why")       # CudaLost if it cannot be rolled back
     …
     devices.check_restore(record)                        # before CRIU starts: CudaRefused
     … CRIU restore …
     phases_ms = await devices.after_restore(pids, record)
 
-Pids are those of our own PID namespace, of the whole tree.
-"""
+Pids are those of the agent's PID namespace, of the whole tree."""
 
 from __future__ import annotations
 
@@ -28,12 +28,13 @@ from snapshotter.cuda.preconditions import left_over
 
 
 class Suspension:
-    """A tree whose GPU side has been taken off the device. Owned by the checkpoint that asked for
-    it, on the agent's event loop.
+    """A tree whose GPU state has been moved off the device. Owner: the checkpoint that created it,
+    on the agent's event loop.
 
     Attributes:
-        record: for the manifest. phases_ms: `cuda_lock` (the look at the process included),
-        `cuda_checkpoint` (the check that it let go included).
+        record: for the manifest.
+        phases_ms: `cuda_lock` (including the examination), `cuda_checkpoint` (including the check
+            for leftovers).
     """
 
     def __init__(
@@ -57,52 +58,52 @@ class Suspension:
 
     @property
     def first_pid(self) -> int:
-        """For messages; 0 without a CUDA process."""
+        """A pid for messages; 0 without a CUDA process."""
         return self.cuda_pids[0] if self.cuda_pids else 0
 
     def end(self) -> bool:
-        """True for the first caller: its is the way back."""
+        """True for the first caller, which rolls back."""
         first, self._over = not self._over, True
         return first
 
 
 class Devices(Protocol):
-    """What checkpoints and restores ask of devices."""
+    """Device operations of checkpoints and restores."""
 
     async def before_dump(self, pids: Sequence[int]) -> Suspension:
-        """Take the tree off the GPU. Cancelled, it leads the tree back first."""
+        """Move the tree off the GPU. If cancelled, it is rolled back first."""
         ...
 
     async def rollback(self, suspension: Suspension, reason: str) -> None:
-        """The dump failed: lead the tree back to running, once (a second call does nothing). Raises
-        CudaLost when that fails."""
+        """Roll back to running after a failed dump, once (a second call does nothing). Raises
+        CudaLost if that fails."""
         ...
 
     def check_restore(self, record: DeviceRecord, *, target: str | None = None) -> None:
-        """Raises CudaRefused when `record` cannot come back on this node (onto GPU `target`). Ask
+        """Raises CudaRefused if `record` cannot be restored on this node (onto GPU `target`). Call
         before CRIU restores."""
         ...
 
     async def after_restore(
         self, pids: Sequence[int], record: DeviceRecord, *, target: str | None = None
     ) -> Mapping[str, float]:
-        """Put the tree back onto a GPU; gives `cuda_restore` and `cuda_unlock` in ms. Raises
+        """Move the tree back to a GPU; returns `cuda_restore` and `cuda_unlock` in ms. Raises
         CudaLost: the tree was killed."""
         ...
 
 
 class NoDevices:
-    """Devices of a function without a GPU: acts on nothing, but refuses a process that holds a
-    device all the same."""
+    """Devices of a function without a GPU: does nothing, but refuses a process that has a device
+    open."""
 
     def __init__(self, *, leftovers: Callable[[int], tuple[str, ...]] = nvidia_leftovers) -> None:
         self._leftovers = leftovers
 
     async def before_dump(self, pids: Sequence[int]) -> Suspension:
-        """Nothing to take off; CudaRefused names what a process holds."""
+        """An empty suspension. Raises CudaRefused with the devices that a process has open."""
         refused = []
         for pid in pids:
-            # gone: the dump will say so
+            # it has exited: the dump will report it
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 if what := self._leftovers(pid):
                     refused.append(left_over(pid, what))
@@ -111,21 +112,21 @@ class NoDevices:
         return Suspension()
 
     async def rollback(self, suspension: Suspension, reason: str) -> None:
-        """Nothing to lead back."""
+        """End the suspension; there is nothing to roll back."""
         suspension.end()
 
     def check_restore(self, record: DeviceRecord, *, target: str | None = None) -> None:
-        """A snapshot with a GPU side is not for here."""
+        """Raises CudaRefused for a snapshot with GPU state."""
         if record.processes:
             message = (
-                f"the snapshot holds the GPU state of {record.processes} processes, and "
-                f"this node has no way to restore it"
+                f"the snapshot has the GPU state of {record.processes} processes, which this "
+                f"node cannot restore"
             )
             raise CudaRefused([Refusal(kind="cuda_driver", what="none", message=message)])
 
     async def after_restore(
         self, pids: Sequence[int], record: DeviceRecord, *, target: str | None = None
     ) -> Mapping[str, float]:
-        """Nothing to put back."""
+        """Check that there is no GPU state to restore."""
         self.check_restore(record, target=target)
         return {}

@@ -1,4 +1,4 @@
-"""Which way to the CUDA driver this machine has, and why none."""
+"""Selection of the CUDA driver implementation for this machine, or the reason why there is none."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from snapshotter.cuda.gpu_usage import CudaNode
 from snapshotter.cuda.preconditions import API_RELEASE, BINARY_RELEASE
 
 START_S = 30.0
-"""For a first `cuInit`: seconds where the driver is not kept loaded (no persistence daemon)."""
+"""For a first `cuInit`, which takes seconds if the driver is not kept loaded (no persistence
+daemon)."""
 _PROGRAM = "cuda-checkpoint"
 _VERSION = re.compile(r"Version (\d+(?:\.\d+)+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriverLookup:
-    """The way, or None and `why` not (with what would help). Whoever asked closes it."""
+    """The driver, or None and the reason (`why`) with the remedy. The caller closes the driver."""
 
     driver: CudaDriver | None
     why: str
@@ -38,12 +39,12 @@ async def find_driver(
     helper: Sequence[str] = HELPER_COMMAND,
     deadline_s: float = START_S,
 ) -> DriverLookup:
-    """cuda.core first (one helper that stays), then the program; within twice `deadline_s`."""
+    """Try cuda.core (a persistent helper), then the program; within twice `deadline_s`."""
     if node.release is None:
         return DriverLookup(driver=None, why="no NVIDIA driver is loaded on this node")
     if node.release < BINARY_RELEASE:
         why = (
-            f"the display driver is {node.version}: checkpointing a GPU needs {BINARY_RELEASE} "
+            f"the display driver is {node.version}: checkpointing a GPU requires {BINARY_RELEASE} "
             f"or later, {API_RELEASE} for cuda.core"
         )
         return DriverLookup(driver=None, why=why)
@@ -55,8 +56,8 @@ async def find_driver(
         return DriverLookup(driver=program, why=f"cuda.core is faster, but: {no_core}")
     return DriverLookup(
         driver=None,
-        why=f"neither cuda.core ({no_core}) nor the program ({no_program}): pip install "
-        f"cuda-core, or install {_PROGRAM}",
+        why=f"neither cuda.core ({no_core}) nor {_PROGRAM} ({no_program}) is usable: "
+        f"pip install cuda-core, or install {_PROGRAM}",
     )
 
 
@@ -64,7 +65,7 @@ async def _core(
     node: CudaNode, environ: Mapping[str, str], command: Sequence[str], deadline_s: float
 ) -> tuple[CudaDriver | None, str]:
     if (node.release or 0) < API_RELEASE:
-        return None, f"it needs driver {API_RELEASE}, here {node.version}"
+        return None, f"it requires driver {API_RELEASE}, this node has {node.version}"
     driver = CoreDriver(command=command, environ=environ)
     why = ""
     try:
@@ -108,6 +109,6 @@ async def _program(environ: Mapping[str, str], deadline_s: float) -> tuple[CudaD
                 child.kill()
             await child.wait()
     if "--action" not in out:
-        return None, f"{path} is too old: it knows no --action"
+        return None, f"{path} is too old: it does not support --action"
     found = _VERSION.search(out)
     return BinaryDriver(Path(path), version=found.group(1) if found else "", environ=environ), ""

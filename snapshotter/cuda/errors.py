@@ -1,4 +1,4 @@
-"""What can go wrong between a process and its GPU. None of these leaves a process locked or
+"""Errors of operations on a process's GPU state. None of them leaves a process locked or
 checkpointed."""
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from snapshotter.errors import SnapshotRefused, SnapshotterError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """One thing that stands in the way: its `kind`, `what` it is, and a `message` that names it and
-    the way out."""
+    """One obstacle: its `kind`, `what` it is, and a `message` that names it and the remedy."""
 
     kind: str
     what: str
@@ -24,7 +23,7 @@ class Refusal:
 
 
 class CudaRefused(SnapshotRefused):
-    """Raised when a GPU process cannot be snapshotted: it runs on as before. `detail["reasons"]` as
+    """Raised when a GPU process cannot be snapshotted: it continues to run. `detail["reasons"]` as
     in SnapshotRefused."""
 
     def __init__(self, refusals: Sequence[Refusal]) -> None:
@@ -35,7 +34,7 @@ class CudaRefused(SnapshotRefused):
 
 
 class DriverFailed(SnapshotterError):
-    """Raised by a CudaDriver when it was asked and said no, or died. `detail` carries `asked`,
+    """Raised by a CudaDriver when a call failed, or the driver died. `detail` has `asked`,
     `pid`."""
 
     code = "cuda_driver_failed"
@@ -47,14 +46,14 @@ class DriverFailed(SnapshotterError):
 
 
 class CudaFailed(SnapshotterError):
-    """Raised when a step failed and every process of the tree is running again. `detail` carries
+    """Raised when a step failed and every process of the tree is running again. `detail` has
     `step`, `pid`, `edges`."""
 
     code = "cuda_failed"
 
 
 class CudaLost(SnapshotterError):
-    """Raised when a step failed and the tree was killed, because nothing leads back. `detail`
-    carries `step`, `pid`, `edges`."""
+    """Raised when a step failed and the tree was killed, because it cannot be rolled back. `detail`
+    has `step`, `pid`, `edges`."""
 
     code = "cuda_lost"

@@ -1,8 +1,7 @@
-"""Which GPU a checkpointed process gets at restore, by UUID: a pure decision.
+"""Choice of the GPU for a restored process, by UUID: a pure decision.
 
-The driver wants a pair for *every* GPU that its kernel part sees, used or not, and takes an empty
-mapping as "the same as before", which is its fast way. Only a GPU of the same model can stand in
-for another."""
+The driver requires a pair for *every* GPU that its kernel part sees, used or not, and treats an
+empty mapping as "unchanged", which is faster. Only a GPU of the same model can replace another."""
 
 from __future__ import annotations
 
@@ -17,12 +16,13 @@ from snapshotter.cuda.preconditions import MIGRATION_RELEASE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceRecord:
-    """What a snapshot says of the GPU side of its processes; goes into the manifest.
+    """A snapshot's record of the GPU state of its processes; part of the manifest.
 
     Attributes:
-        processes: how many processes of the tree are checkpointed on the CUDA side; 0: the snapshot
-        knows no GPU. used: UUID of the GPU that they were on. gpus: (UUID, model) of every GPU of
-        the node, in the order of their device numbers. release: the display driver's release.
+        processes: number of processes of the tree with checkpointed CUDA state; 0: none.
+        used: UUID of the GPU that they used.
+        gpus: (UUID, model) of every GPU of the node, in the order of their device numbers.
+        release: the display driver's release.
     """
 
     processes: int = 0
@@ -53,16 +53,16 @@ class DeviceRecord:
 def gpu_mapping(
     record: DeviceRecord, node: CudaNode, *, target: str | None = None
 ) -> dict[str, str]:
-    """UUID then → UUID now for a restore on `node`, onto GPU `target` (None: where it was, else the
-    first free one of the model).
+    """Old UUID → new UUID for a restore on `node`, onto GPU `target` (None: the same one, otherwise
+    the first free one of the model).
 
-    Empty when nothing moves. Raises CudaRefused, naming what differs, when the machines do not fit.
+    Empty if unchanged. Raises CudaRefused with the difference if the nodes are incompatible.
     """
     here = {g.uuid: g.name for g in sorted(node.gpus, key=lambda g: g.minor)}
     there = dict(record.gpus)
     if record.used is None or record.used not in there:
         raise _refused(
-            str(record.used), "the snapshot does not say which GPU it was on: make it again"
+            str(record.used), "the snapshot does not say which GPU it used: create it again"
         )
     chosen = _chosen(record.used, there[record.used], here, target)
     pairs = {record.used: chosen}
@@ -75,30 +75,30 @@ def gpu_mapping(
         if stand_in is None:
             raise _refused(
                 uuid,
-                f"the snapshot was made beside a {there[uuid]} ({uuid}) for which this node has "
-                f"no stand-in: restore on a node like it",
+                f"the snapshot was made beside a {there[uuid]} ({uuid}), for which this node has "
+                f"no replacement: restore it on a node with the same GPUs",
             )
         free.remove(stand_in)
         pairs[uuid] = stand_in
     if free:
         raise _refused(
             ", ".join(free),
-            f"this node has {len(here)} GPUs and the snapshot's had {len(there)}: restore on a "
-            f"node like it",
+            f"this node has {len(here)} GPUs and the snapshot's had {len(there)}: restore it on a "
+            f"node with the same GPUs",
         )
     if all(old == new for old, new in pairs.items()):
         return {}
     if (node.release or 0) < MIGRATION_RELEASE:
         raise _refused(
             chosen,
-            f"a restore onto another GPU needs driver {MIGRATION_RELEASE} (here "
+            f"a restore onto another GPU needs driver {MIGRATION_RELEASE} (this node has "
             f"{node.version or 'none'}): restore on {record.used}",
         )
     return pairs
 
 
 def record_of(node: CudaNode, used: Gpu | None, processes: int) -> DeviceRecord:
-    """What to keep with a snapshot that is made on `node`."""
+    """The record for a snapshot made on `node`."""
     ordered = tuple((g.uuid, g.name) for g in sorted(node.gpus, key=lambda g: g.minor))
     return DeviceRecord(
         processes=processes, used=used.uuid if used else None, gpus=ordered, release=node.release

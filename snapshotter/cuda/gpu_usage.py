@@ -1,11 +1,10 @@
-"""What a process holds of NVIDIA's devices, and what the node has of them: proc(5) and the driver's
-own files below /proc/driver/nvidia.
+"""A process's use of NVIDIA devices, and the node's devices: read from proc(5) and the driver's own
+files below /proc/driver/nvidia.
 
 An ordinary CUDA context maps 2 MiB of `/dev/nvidia-uvm` and opens `/dev/nvidia-caps/nvidia-cap1`
-and `…2`, which configure and watch MIG (seen with driver 580 on an H200); managed memory
-(cudaMallocManaged) is what is mapped beyond, a MIG instance a capability of its own. CUDA IPC shows
-as a mapping of `/dev/shm/cuda.shm.*`. Once a process is checkpointed, nothing of all that is left.
-"""
+and `…2`, which configure and monitor MIG (observed with driver 580 on an H200). Managed memory
+(cudaMallocManaged) is mapped in addition, and a MIG instance has its own capability. CUDA IPC is
+visible as a mapping of `/dev/shm/cuda.shm.*`. A checkpointed process has none of these."""
 
 from __future__ import annotations
 
@@ -25,13 +24,13 @@ _IPC = "/dev/shm/cuda.shm."
 _GONE = " (deleted)"
 _RELEASE = re.compile(r"\b(\d{3,})\.\d+(?:\.\d+)?\b")
 _MPS_NAMES = ("nvidia-cuda-mps", "nvidia-cuda-mps-server", "nvidia-cuda-mps-control")
-"""The kernel keeps 15 bytes of a process's name."""
+"""The kernel keeps 15 bytes of a process name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """One GPU: UUID (`GPU-…`), model name, number of its device file, and whether it is cut up (MIG
-    instances exist)."""
+    """One GPU: UUID (`GPU-…`), model name, number of its device file, and whether it is partitioned
+    (MIG instances exist)."""
 
     uuid: str
     name: str
@@ -41,12 +40,12 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CudaNode:
-    """What this machine has.
+    """The driver and GPUs of this machine.
 
     Attributes:
         release: the first number of the display driver's `version`; None without a driver.
-        mig_instances: numbers of the device files (`/dev/nvidia-caps/nvidia-cap…`) that open MIG
-        instances.
+        mig_instances: numbers of the device files (`/dev/nvidia-caps/nvidia-cap…`) of MIG
+            instances.
     """
 
     release: int | None
@@ -58,8 +57,8 @@ class CudaNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuUsage:
-    """What one process has open (`descriptors`: number → path) and mapped (path → bytes) of devices
-    and CUDA IPC."""
+    """The devices and CUDA IPC files that one process has open (`descriptors`: number → path) and
+    mapped (path → bytes)."""
 
     pid: int
     descriptors: tuple[tuple[int, str], ...]
@@ -67,7 +66,7 @@ class GpuUsage:
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """Each device path once."""
+        """The distinct device paths."""
         return tuple(
             sorted(
                 {p for _, p in self.descriptors if _is_device(p)}
@@ -77,8 +76,8 @@ class GpuUsage:
 
     @property
     def leftovers(self) -> tuple[str, ...]:
-        """What would reach a dump: `fd 7 → /dev/nvidiactl`, `mapping of /dev/nvidia0 (2097152
-        bytes)`."""
+        """Descriptions of what a dump would encounter: `fd 7 → /dev/nvidiactl`, `mapping of
+        /dev/nvidia0 (2097152 bytes)`."""
         open_ones = [
             f"fd {number} → {path}" for number, path in self.descriptors if _is_device(path)
         ]
@@ -93,8 +92,8 @@ class GpuUsage:
 
     @property
     def minors(self) -> frozenset[int]:
-        """Numbers of the GPUs that it uses: those mapped, else those open (the driver opens every
-        GPU that it can see)."""
+        """Numbers of the GPUs that it uses: mapped ones, otherwise open ones (the driver opens
+        every visible GPU)."""
         mapped = frozenset(
             int(p.removeprefix(_DEVICE))
             for p, _ in self.mapped
@@ -106,13 +105,12 @@ class GpuUsage:
 
     @property
     def managed_bytes(self) -> int:
-        """Bytes of managed memory, by all that can be seen: what is mapped beyond a context's
-        own."""
+        """Estimated bytes of managed memory: mappings in addition to those of a context."""
         return max(0, sum(size for path, size in self.mapped if path == _UVM) - _CONTEXT_UVM_BYTES)
 
     @property
     def capabilities(self) -> frozenset[int]:
-        """Numbers of the capability devices that it opened."""
+        """Numbers of the capability devices that it has open."""
         numbers = (p.removeprefix(_CAPABILITY) for p in self.devices)
         return frozenset(int(number) for number in numbers if number.isdigit())
 
@@ -123,8 +121,8 @@ class GpuUsage:
 
 
 def holdings_of(pid: int, *, proc: Path = _PROC) -> GpuUsage:
-    """Read them; a process that is gone raises OSError (FileNotFoundError, or ProcessLookupError
-    from the read)."""
+    """Read the usage of a process. Raises OSError if it has exited (FileNotFoundError, or
+    ProcessLookupError from the read)."""
     maps = (proc / str(pid) / "maps").read_text()
     return GpuUsage(
         pid=pid,
@@ -134,13 +132,13 @@ def holdings_of(pid: int, *, proc: Path = _PROC) -> GpuUsage:
 
 
 def nvidia_leftovers(pid: int, *, proc: Path = _PROC) -> tuple[str, ...]:
-    """Devices that would reach CRIU's dump of this process, in words; empty is right. OSError when
-    it is gone."""
+    """Descriptions of devices that CRIU's dump of this process would encounter; normally empty.
+    Raises OSError if it has exited."""
     return holdings_of(pid, proc=proc).leftovers
 
 
 def cuda_node(*, proc: Path = _PROC) -> CudaNode:
-    """Look at the machine; takes a walk over the names of its processes (for MPS)."""
+    """Read the machine's state; walks over the names of its processes (to detect MPS)."""
     driver = proc / "driver" / "nvidia"
     version = _version(driver)
     release = int(version.split(".")[0]) if version else None
@@ -179,7 +177,8 @@ def _mappings(maps: str) -> Iterator[tuple[str, int]]:
 
 
 def _version(driver: Path) -> str:
-    """Of `NVRM version: NVIDIA UNIX … Kernel Module  570.86.10  …`; "" without a driver."""
+    """The version in `NVRM version: NVIDIA UNIX … Kernel Module  570.86.10  …`; "" without a
+    driver."""
     try:
         line = (driver / "version").read_text().partition("\n")[0]
     except OSError:
@@ -203,7 +202,7 @@ def _gpus(driver: Path) -> Iterator[Gpu]:
 
 
 def _mig_instances(driver: Path) -> frozenset[int]:
-    """Of `capabilities/gpu0/mig/gi1/access` and the compute instances below it."""
+    """Device numbers of `capabilities/gpu0/mig/gi1/access` and the compute instances below it."""
     texts = (
         access.read_text() for access in (driver / "capabilities").glob("gpu*/mig/gi*/**/access")
     )
@@ -218,5 +217,5 @@ def _mps(proc: Path) -> bool:
             if comm.read_text().strip() in _MPS_NAMES:
                 return True
         except OSError:
-            continue  # gone since
+            continue  # exited since
     return False

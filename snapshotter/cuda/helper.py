@@ -1,14 +1,12 @@
-"""The program of the helper process: one line of JSON in, one out. Runs alone (standard library and
-cuda-python), never in the agent.
+"""The program of the helper process: one line of JSON in, one out. Runs in its own process
+(standard library and cuda-python), never in the agent.
 
-    {"id": 1, "op": "lock", "pid": 123, "timeout_ms": 10000}  →  {"id": 1, "ok": true, "value":
-    null}
-                                                               or {"id": 1, "ok": false, "error":
-                                                               "…"}
+    {"id": 1, "op": "lock", "pid": 123, "timeout_ms": 10000}
+        →  {"id": 1, "ok": true, "value": null}  or  {"id": 1, "ok": false, "error": "…"}
 
-Its first line is `{"ready": true, "version": "…"}`, or `{"ready": false, "why": "…"}` and it ends.
-It ends with its standard input. `cuInit` is paid once, here: that is the reason for a process that
-stays."""
+Its first line is `{"ready": true, "version": "…"}`, or `{"ready": false, "why": "…"}`, after which
+it exits. It also exits at the end of its standard input. The process is persistent so that `cuInit`
+runs only once."""
 
 from __future__ import annotations
 
@@ -33,8 +31,8 @@ OPERATIONS: Mapping[str, Operation] = {
 
 
 def main() -> int:
-    """Serve standard input until it ends."""
-    # ours alone: whatever a library prints goes to standard error
+    """Serve standard input until its end."""
+    # private: output of libraries goes to standard error
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     try:
@@ -56,7 +54,7 @@ def _cuda() -> tuple[Any, str]:
     checkpoint = importlib.import_module("cuda.core.checkpoint")
     (status,) = driver.cuInit(0)
     if int(status) != 0:
-        raise RuntimeError(f"cuInit says {status!s}")
+        raise RuntimeError(f"cuInit failed: {status!s}")
     try:
         version = importlib.metadata.version("cuda-core")
     except importlib.metadata.PackageNotFoundError:

@@ -1,5 +1,4 @@
-"""The machine as the sequence sees it: what is there, what a process holds, and the end of a
-process that is lost."""
+"""The machine as the sequence sees it: devices, their use by a process, and killing a process."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from snapshotter.cuda.gpu_usage import CudaNode, GpuUsage, cuda_node, holdings_o
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessHandle:
-    """A process, so that a later one with the same pid is not mistaken for it. `started_ticks`:
+    """A process handle that does not match a later process with the same pid. `started_ticks`:
     field 22 of proc(5)'s `stat`."""
 
     pid: int
@@ -22,22 +21,22 @@ class ProcessHandle:
 
 
 class Machine(Protocol):
-    """What of the machine is needed."""
+    """The required operations of the machine."""
 
     def node(self) -> CudaNode:
         """Driver and GPUs."""
         ...
 
     def holdings(self, pid: int) -> GpuUsage:
-        """What a process holds of them; OSError when it is gone."""
+        """A process's use of devices. Raises OSError if it has exited."""
         ...
 
     def victim(self, pid: int) -> ProcessHandle:
-        """Who that is; OSError when it is gone."""
+        """The handle of a process. Raises OSError if it has exited."""
         ...
 
     def kill(self, victim: ProcessHandle) -> None:
-        """SIGKILL; one that is gone is no error."""
+        """Send SIGKILL; no error if it has exited."""
         ...
 
 
@@ -48,21 +47,21 @@ class ThisMachine:
         self._proc = proc
 
     def node(self) -> CudaNode:
-        """As Machine says."""
+        """Driver and GPUs."""
         return cuda_node(proc=self._proc)
 
     def holdings(self, pid: int) -> GpuUsage:
-        """As Machine says."""
+        """A process's use of devices. Raises OSError if it has exited."""
         return holdings_of(pid, proc=self._proc)
 
     def victim(self, pid: int) -> ProcessHandle:
-        """As Machine says."""
+        """The handle of a process. Raises OSError if it has exited."""
         fields = (self._proc / str(pid) / "stat").read_text().rpartition(")")[2].split()
         return ProcessHandle(pid=pid, started_ticks=int(fields[19]))
 
     def kill(self, victim: ProcessHandle) -> None:
-        """As Machine says: the pidfd first, then the comparison, so that what is compared is what
-        is signalled."""
+        """Send SIGKILL. Opens the pidfd before comparing, so that the compared process is the
+        signalled one."""
         try:
             pidfd = os.pidfd_open(victim.pid)
         except ProcessLookupError:

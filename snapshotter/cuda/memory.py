@@ -1,8 +1,7 @@
-"""How much of each GPU's memory is in use, and by whom: nvidia-smi's query, and /proc for the names
-of processes.
+"""Memory use of each GPU, and its processes: queried with nvidia-smi, process names from /proc.
 
-A process that has ended may leave its memory behind for seconds, while the driver tears its context
-down; a container's is seen here although its processes are not ours."""
+A process that has exited may occupy memory for some seconds, while the driver destroys its context;
+memory of containers is visible here although their processes are not ours."""
 
 from __future__ import annotations
 
@@ -19,13 +18,13 @@ from snapshotter.cuda.reaper import Reaper
 _QUERY_TIMEOUT_S = 10.0
 """nvidia-smi wakes a sleeping driver, which takes seconds."""
 FREE_SHARE = 0.05
-"""Of a GPU's memory that may be in use although nobody uses it: the driver's own, and what
-persistence keeps (below 1 GiB of 80)."""
+"""Share of a GPU's memory that may be in use on a free GPU: by the driver itself and by persistence
+mode (below 1 GiB of 80)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuMemory:
-    """One GPU. `holders`: processes with memory on it, as `vllm (pid 4711): 61.2 GiB`."""
+    """One GPU. `holders`: processes with memory on it, such as `vllm (pid 4711): 61.2 GiB`."""
 
     uuid: str
     index: int
@@ -36,12 +35,12 @@ class GpuMemory:
 
     @property
     def is_free(self) -> bool:
-        """Whether nobody uses it."""
+        """Whether no process uses it."""
         return not self.holders and self.used_bytes <= self.total_bytes * FREE_SHARE
 
     def describe(self) -> str:
-        """For people."""
-        who = ", ".join(self.holders) or "nobody that this node's agent can see"
+        """A description for messages."""
+        who = ", ".join(self.holders) or "a process that this node's agent cannot see"
         return (
             f"GPU {self.index} ({self.uuid}) has {_gib(self.used_bytes)} of "
             f"{_gib(self.total_bytes)} in use by {who}"
@@ -49,19 +48,19 @@ class GpuMemory:
 
 
 class GpuMemoryUnknown(Exception):
-    """Raised when the driver's tool does not answer; the message says why."""
+    """Raised when the query fails; the message says why."""
 
 
 class MemoryReader(Protocol):
-    """Who knows the GPUs' memory."""
+    """A source of the GPUs' memory use."""
 
     async def read(self) -> tuple[GpuMemory, ...]:
-        """All GPUs of the node, as of now. Raises GpuMemoryUnknown."""
+        """The current memory use of all GPUs of the node. Raises GpuMemoryUnknown."""
         ...
 
 
 class NvidiaSmi:
-    """MemoryReader over the driver's tool. Owner: the event loop."""
+    """MemoryReader over nvidia-smi. Owner: the event loop."""
 
     def __init__(self, environ: Mapping[str, str], *, proc: Path = Path("/proc")) -> None:
         self._path = shutil.which("nvidia-smi", path=environ.get("PATH"))
@@ -72,13 +71,13 @@ class NvidiaSmi:
         return f"<NvidiaSmi {self._path or 'missing'}>"
 
     async def read(self) -> tuple[GpuMemory, ...]:
-        """As MemoryReader says."""
+        """The current memory use of all GPUs of the node. Raises GpuMemoryUnknown."""
         gpus = await self._ask("--query-gpu=uuid,index,name,memory.used,memory.total")
         apps = await self._ask("--query-compute-apps=gpu_uuid,pid,used_memory")
         return parse(gpus, apps, names=self._name)
 
     async def aclose(self) -> None:
-        """Wait for what was killed."""
+        """Wait for killed processes."""
         await self._reaper.aclose()
 
     async def _ask(self, query: str) -> str:
@@ -109,7 +108,7 @@ class NvidiaSmi:
             raise
         if child.returncode:
             raise GpuMemoryUnknown(
-                f"nvidia-smi ended with status {child.returncode}: "
+                f"nvidia-smi exited with status {child.returncode}: "
                 f"{out.decode(errors='replace').strip()[-200:]}"
             )
         return out.decode(errors="replace")
@@ -117,19 +116,19 @@ class NvidiaSmi:
     def _name(self, pid: int) -> str:
         try:
             return (self._proc / str(pid) / "comm").read_text().strip()
-        except OSError:  # of another PID namespace, or gone
+        except OSError:  # in another PID namespace, or exited
             return "a process"
 
 
 class Names(Protocol):
-    """Name of a process."""
+    """Returns the name of a process."""
 
     def __call__(self, pid: int, /) -> str: ...
 
 
 def parse(gpus: str, apps: str, *, names: Names) -> tuple[GpuMemory, ...]:
-    """The tool's two tables. Lines that are none (a GPU that is lost says so in words) are left
-    out."""
+    """Parse the tool's two tables. Other lines (such as an error message for a lost GPU) are
+    skipped."""
     holders: dict[str, list[str]] = {}
     for uuid, pid, used in _rows(apps, 3):
         if pid.isdigit():

@@ -1,11 +1,11 @@
-"""What the driver cannot checkpoint, found before the process is touched: pure decisions over what
-`holdings` read.
+"""Detection of what the driver cannot checkpoint, before the process is modified: pure decisions
+over the result of `holdings`.
 
 Sources: README of cuda-checkpoint (no managed memory; CUDA IPC from 610 on; a failure inside the
-driver may leave the process broken, so asking first is the safe way), README of CRIU's CUDA plugin
-(no MIG, no MPS). One GPU only is our own limit: across several, a restore can hang in NCCL. Managed
-memory alone is found afterwards: every context maps some, how much is the driver's affair, and the
-driver refuses it cleanly (580: the process stays locked, and unlocks)."""
+driver may leave the process broken, so checking first is safer), README of CRIU's CUDA plugin (no
+MIG, no MPS). The limit to one GPU is our own: across several, a restore can hang in NCCL. Only
+managed memory is detected afterwards: every context maps some, in an amount chosen by the driver,
+and the driver rejects it cleanly (580: the process stays locked, and unlocks)."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from snapshotter.cuda.errors import Refusal
 from snapshotter.cuda.gpu_usage import CudaNode, Gpu, GpuUsage
 
 API_RELEASE = 570
-"""cuCheckpointProcess* in the driver API."""
+"""Has cuCheckpointProcess* in the driver API."""
 BINARY_RELEASE = 555
-"""`cuda-checkpoint --action`; 550 could only toggle, without a timeout for the lock."""
+"""Has `cuda-checkpoint --action`; 550 could only toggle, without a timeout for the lock."""
 MIGRATION_RELEASE = 580
-"""Restore onto another GPU."""
+"""Supports a restore onto another GPU."""
 IPC_RELEASE = 610
-"""Memory shared between processes."""
+"""Supports memory shared between processes."""
 _OR_NOT = ", or use snapshot=False"
 
 
 def refusals(
     *, node: CudaNode, held: Sequence[GpuUsage], minimum_release: int
 ) -> tuple[Refusal, ...]:
-    """All that stands in the way, the node's first; empty: go ahead. `minimum_release` is the
-    chosen driver's."""
+    """All obstacles, the node's first; empty: proceed. `minimum_release` is that of the chosen
+    driver implementation."""
     return (
         *_of_node(node, minimum_release),
         *_of_tree(held),
@@ -46,7 +46,7 @@ def _of_node(node: CudaNode, minimum_release: int) -> Iterator[Refusal]:
         yield _refusal("cuda_driver", "none", message)
     elif node.release < minimum_release:
         message = (
-            f"the display driver is {node.version}, and checkpointing a GPU needs "
+            f"the display driver is {node.version}, but checkpointing a GPU requires "
             f"{minimum_release} or later: upgrade it{_OR_NOT}"
         )
         yield _refusal("cuda_driver", node.version, message)
@@ -63,8 +63,8 @@ def _of_tree(held: Sequence[GpuUsage]) -> Iterator[Refusal]:
     if len(minors) > 1:
         names = ", ".join(f"/dev/nvidia{n}" for n in minors)
         message = (
-            f"the function uses {len(minors)} GPUs ({names}), and only one can be "
-            f"snapshotted: ask for one{_OR_NOT}"
+            f"the function uses {len(minors)} GPUs ({names}), but only one can be "
+            f"snapshotted: request one{_OR_NOT}"
         )
         yield _refusal("multi_gpu", names, message)
 
@@ -80,17 +80,17 @@ def _of_process(held: GpuUsage, node: CudaNode) -> Iterator[Refusal]:
         )
         yield _refusal("mig", gpu, message)
     if held.has_ipc and (node.release or 0) < IPC_RELEASE:
-        needs = f"which needs driver {IPC_RELEASE} (here {node.version})"
+        needs = f"which requires driver {IPC_RELEASE} (this node has {node.version})"
         message = (
-            f"{who} shares GPU memory with another process (CUDA IPC), {needs}: keep one "
+            f"{who} shares GPU memory with another process (CUDA IPC), {needs}: use one "
             f"process{_OR_NOT}"
         )
         yield _refusal("cuda_ipc", who, message)
 
 
 def without_context(pid: int, devices: Sequence[str]) -> Refusal:
-    """A process that has device files open but no CUDA: the driver cannot take them away from
-    it."""
+    """The refusal of a process with open device files but no CUDA, from which the driver cannot
+    detach it."""
     names = ", ".join(devices)
     way_out = "close it before the snapshot (nvmlShutdown), or open it with snap=False"
     return _refusal(
@@ -101,8 +101,8 @@ def without_context(pid: int, devices: Sequence[str]) -> Refusal:
 
 
 def managed_memory(held: GpuUsage) -> Refusal:
-    """A process that the driver refused, and that maps more of `/dev/nvidia-uvm` than a context
-    does."""
+    """The refusal of a process that the driver rejected and that maps more of `/dev/nvidia-uvm`
+    than a context does."""
     size = f"{held.managed_bytes / 2**20:.0f} MiB"
     why = (
         f"process {held.pid} uses {size} of managed memory (UVM), which the driver cannot "
@@ -112,8 +112,8 @@ def managed_memory(held: GpuUsage) -> Refusal:
 
 
 def left_over(pid: int, what: Sequence[str]) -> Refusal:
-    """A process that still holds a device: CRIU would fail on it, or dump the process without its
-    GPU."""
+    """The refusal of a process that still has a device open: CRIU would fail, or dump it without
+    its GPU."""
     names = ", ".join(what)
     return _refusal(
         "device", names, f"process {pid} holds {names} at the snapshot: close it before{_OR_NOT}"
@@ -121,18 +121,19 @@ def left_over(pid: int, what: Sequence[str]) -> Refusal:
 
 
 def unlisted(held: Sequence[GpuUsage]) -> Refusal:
-    """A process on a GPU that the driver does not list: nobody could say later which one it was."""
+    """The refusal of a process on a GPU that the driver does not list, so that it cannot be
+    identified later."""
     names = ", ".join(sorted({d for h in held for d in h.devices}))
     return _refusal(
         "gpu",
         names,
         f"no GPU in /proc/driver/nvidia/gpus belongs to {names}: run the agent where the driver's "
-        f"files are to be seen",
+        f"files are visible",
     )
 
 
 def gpu_in_use(node: CudaNode, held: Sequence[GpuUsage]) -> Gpu | None:
-    """The one GPU that the tree holds; None when it holds none, or one that the driver does not
+    """The one GPU that the tree uses; None if it uses none, or one that the driver does not
     list."""
     minors = frozenset[int]().union(*(h.minors for h in held))
     return next((g for g in node.gpus if g.minor in minors), None)

@@ -1,7 +1,7 @@
-"""Processes that were killed and are waited for behind the caller's back.
+"""Waiting for killed processes in the background.
 
-A process inside the GPU driver may sit in an uninterruptible sleep, where even SIGKILL waits: a
-deadline cannot wait with it."""
+A process inside the GPU driver may be in an uninterruptible sleep, in which even SIGKILL is
+delayed; a deadline must not wait for it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import asyncio
 from asyncio.subprocess import Process
 
 CLOSE_S = 5.0
-"""How long `aclose` waits. What is stuck in the kernel longer than that is reaped by init once we
-are gone."""
+"""Timeout of `aclose`. Processes stuck in the kernel longer than that are reaped by init when we
+have exited."""
 
 
 class Reaper:
-    """Waits for killed processes. Owned by one event loop, so that there is no lock."""
+    """Waits for killed processes. Owner: one event loop, so there is no lock."""
 
     def __init__(self) -> None:
         self._waiting: set[asyncio.Task[None]] = set()
@@ -23,13 +23,13 @@ class Reaper:
         return f"<Reaper {len(self._waiting)} waiting>"
 
     def take(self, child: Process) -> None:
-        """Wait for `child`, which has been killed, and drop what it still says."""
+        """Wait for `child`, which has been killed, and discard its output."""
         task = asyncio.create_task(_finish(child), name=f"reap-{child.pid}")
         self._waiting.add(task)
         task.add_done_callback(self._waiting.discard)
 
     async def aclose(self) -> None:
-        """Wait for them, within CLOSE_S."""
+        """Wait for them, up to CLOSE_S."""
         if self._waiting:
             _, stuck = await asyncio.wait(self._waiting, timeout=CLOSE_S)
             for task in stuck:

@@ -1,15 +1,14 @@
-"""The states of a process's CUDA side, the four actions between them, and the way back from every
+"""The states of a process's CUDA side, the four actions between them, and the rollback after every
 failure: tables, no I/O.
 
     running --lock--> locked --checkpoint--> checkpointed  (CRIU dump, CRIU restore)  checkpointed
     --restore--> locked --unlock--> running
 
-`failed` is terminal: nothing leads out of it. The names are the driver's own (CUDA driver API,
-"CUDA Checkpointing").
+`failed` is terminal. The names are the driver's own (CUDA driver API, "CUDA Checkpointing").
 
-Invariants: an action that is not in TRANSITIONS for a state is never asked of the driver; every
-pair of a failed step and a state that the driver may report then has exactly one edge in ROLLBACK,
-and an edge ends in `running` or in a kill."""
+Invariants: the driver is never called with an action that is not in TRANSITIONS for the state;
+every pair of a failed step and a state that the driver may report has exactly one rollback in
+ROLLBACK, which ends in `running` or in a kill."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from dataclasses import dataclass
 
 
 class CudaState(enum.StrEnum):
-    """What the driver says about a process."""
+    """The driver's state of a process."""
 
     RUNNING = "running"
     LOCKED = "locked"
@@ -28,7 +27,7 @@ class CudaState(enum.StrEnum):
 
 
 class Action(enum.StrEnum):
-    """What can be asked of the driver."""
+    """An action of the driver."""
 
     LOCK = "lock"
     CHECKPOINT = "checkpoint"
@@ -37,14 +36,14 @@ class Action(enum.StrEnum):
 
 
 class Step(enum.StrEnum):
-    """Where a journey can fail: the four actions, and what happens between them."""
+    """A step that can fail: the four actions, and the steps between them."""
 
     LOCK = "lock"
     CHECKPOINT = "checkpoint"
     RELEASE = "release"
-    """The process is checkpointed, and must hold no device any more."""
+    """The process is checkpointed, and must not have a device open."""
     DUMP = "dump"
-    """CRIU's part."""
+    """CRIU's dump."""
     RESTORE = "restore"
     UNLOCK = "unlock"
 
@@ -59,12 +58,12 @@ TRANSITIONS: Mapping[tuple[CudaState, Action], CudaState] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollback:
-    """A way back.
+    """A rollback.
 
     Attributes:
-        name: how errors and logs call it.
-        actions: what leads to `running`; empty when the process is there already.
-        kill: the process is lost: no action leads anywhere.
+        name: its name in errors and logs.
+        actions: the actions that lead to `running`; empty if the process is running.
+        kill: the process is lost: no action leads to `running`.
     """
 
     name: str
@@ -73,7 +72,7 @@ class Rollback:
 
     def __post_init__(self) -> None:
         if self.kill and self.actions:
-            raise ValueError(f"edge {self.name} both acts and kills")
+            raise ValueError(f"rollback {self.name} both acts and kills")
 
 
 STAY = Rollback(name="stay")
@@ -91,18 +90,18 @@ _ON_THE_WAY_OUT = (Step.LOCK, Step.CHECKPOINT, Step.RELEASE, Step.DUMP)
 _ON_THE_WAY_BACK = (Step.RESTORE, Step.UNLOCK)
 
 ROLLBACK: Mapping[tuple[Step, CudaState], Rollback] = {
-    # Until the dump has succeeded, the process is worth keeping: home from wherever it stands. An
-    # action that overran may have been done after all, and a tree has processes ahead of and behind
-    # the one that failed, so that the state decides, not the step.
+    # Until the dump has succeeded, roll the process back from any state. An action that timed out
+    # may have been carried out, and the tree has processes ahead of and behind the failed one, so
+    # the state decides, not the step.
     **{(step, state): edge for step in _ON_THE_WAY_OUT for state, edge in _HOME.items()},
-    # After the images were read there is nothing to go back to: half of a device is no process.
-    # Another restore is.
+    # After the images were read there is no state to roll back to: a process with a partially
+    # restored device is useless. Another restore is possible.
     **{(step, state): KILL for step in _ON_THE_WAY_BACK for state in CudaState},
 }
 
 
 def after(state: CudaState, action: Action) -> CudaState:
-    """The state that `action` leads to; ValueError when there is no such edge."""
+    """The state that `action` leads to. Raises ValueError if it is not allowed in `state`."""
     try:
         return TRANSITIONS[state, action]
     except KeyError:
@@ -110,6 +109,6 @@ def after(state: CudaState, action: Action) -> CudaState:
 
 
 def rollback_path(step: Step, state: CudaState | None) -> Rollback:
-    """The edge taken when `step` failed and the driver then reports `state`; None: it did not say,
-    and the process is lost."""
+    """The rollback after `step` failed and the driver reports `state`; None: unknown, and the
+    process is lost."""
     return KILL if state is None else ROLLBACK[step, state]

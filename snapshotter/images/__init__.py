@@ -1,5 +1,4 @@
-"""Images: environments that are built step by step in a sandbox, their root file systems,
-and the bundles of code that are unpacked beside them.
+"""Images: environments built step by step in a sandbox, their root file systems, and the code
+bundles that are unpacked beside them.
 
-What an image is made of is decided by the SDK; nothing here starts an instance.
-"""
+The SDK decides what an image consists of; this package starts no instances."""

@@ -1,8 +1,8 @@
-"""Packed archives of the platform's blob store, as files of this machine.
+"""Packed archives of the blob store, as local files.
 
-Where the store is a directory the archive is read where it lies; else it is fetched into a
-temporary directory, which goes when it was read. Nothing is believed here: whoever unpacks compares
-the hash."""
+If the store is a directory, the archive is read in place; otherwise it is fetched into a temporary
+directory, which is deleted after use. The content is not verified here: the code that unpacks it
+compares the hash."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from snapshotter.linux.atomic_directory import staging_directory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Archive:
-    """A packed archive: `path` as long as it is needed (it may be missing), and where it came from,
-    for errors.
+    """A packed archive: its `path`, valid while in use (the file may be missing), and its origin,
+    for error messages.
 
     Attributes:
-        root: directory of the store in which it lies, and in which the controller writes; None: it
-        is a file of our own.
+        root: the store's directory that contains it, which the controller writes to; None: it is a
+            private file.
     """
 
     path: Path
@@ -36,7 +36,7 @@ class Archive:
     root: Path | None = None
 
     def open(self) -> IO[bytes]:
-        """To read it. Raises OSError, also where a link leads to it from the store."""
+        """Open it for reading. Raises OSError, also if its path in the store contains a symlink."""
         if self.root is None:
             return self.path.open("rb")
         return os.fdopen(open_file_beneath(self.root, str(self.path.relative_to(self.root))), "rb")
@@ -46,8 +46,8 @@ class Archive:
 async def local_archive(
     blobs: ObjectStore, digest: str, *, beside: Path, floor: DiskFloor
 ) -> AsyncIterator[Archive]:
-    """The archive as a file, which a directory may lack; fetched below `beside`. Raises
-    BundleUnavailable, BelowFloor, OSError."""
+    """Provide the archive as a file, which may be missing if the store is a directory; fetched
+    below `beside`. Raises BundleUnavailable, BelowFloor, OSError."""
     key = blob_key(digest)
     if (there := blobs.local_path(key)) is not None:
         yield Archive(path=there, origin=str(there), root=there.parents[key.count("/")])
@@ -59,20 +59,20 @@ async def local_archive(
         except ObjectNotFound as e:
             raise missing(digest, repr(blobs)) from e
         except ObjectStoreError as e:
-            raise BundleUnavailable(f"bundle {digest[:12]} cannot be fetched: {e}") from e
+            raise BundleUnavailable(f"cannot fetch bundle {digest[:12]}: {e}") from e
         yield Archive(path=fetched, origin=f"{key} of {blobs!r}")
 
 
 async def is_there(blobs: ObjectStore, digest: str) -> bool:
-    """Whether the store has it. Raises BundleUnavailable when it does not answer."""
+    """Whether the store has the archive. Raises BundleUnavailable if the store does not answer."""
     try:
         return await blobs.info(blob_key(digest)) is not None
     except ObjectStoreError as e:
-        raise BundleUnavailable(f"bundle {digest[:12]} cannot be looked for: {e}") from e
+        raise BundleUnavailable(f"cannot look up bundle {digest[:12]}: {e}") from e
 
 
 def missing(digest: str, where: str) -> BundleUnavailable:
-    """What is said of an archive that the store at `where` does not have."""
+    """The error for an archive that the store at `where` does not have."""
     return BundleUnavailable(
         f"bundle {digest[:12]} is not in the blob store ({where}): deploy again to upload it"
     )

@@ -1,10 +1,10 @@
 """The base root file system of images that install Debian packages: a minimal system of this
-machine's own release, made once.
+machine's own release, built once.
 
-debootstrap(8) makes it from where this machine's apt gets the packages of its own distribution,
-checked by its keyrings (apt-secure(8)). No tenant has a part in it. Each image with an `apt` step
-gets a copy, in which the ids of users are shifted (user_namespaces(7)): its steps are root there,
-and nobody on the machine."""
+debootstrap(8) builds it from the package sources that this machine's apt uses for its own
+distribution, verified by its keyrings (apt-secure(8)). Tenants have no influence on it. Each image
+with an `apt` step gets a copy in which user ids are shifted (user_namespaces(7)): its steps run as
+root there, and as unprivileged ids on the machine."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ from snapshotter.linux.atomic_directory import (
 )
 
 ID_COUNT = 65536
-"""Users and groups of one image: what Debian's packages expect."""
+"""Users and groups per image: as many as Debian's packages expect."""
 FIRST_ID, _ID_RANGES = 1_900_000_000, 256
-"""Ids that images in the making have on the machine: ranges that no distribution hands out
-(systemd, "Users, Groups, UIDs and GIDs")."""
+"""Host ids of images being built: ranges that no distribution assigns (systemd, "Users, Groups,
+UIDs and GIDs")."""
 PACKAGES = ("ca-certificates", "libgomp1", "libstdc++6", "python3")
-"""Beside the minimal system: what interpreters and the libraries in wheels are linked against;
+"""Packages added to the minimal system: what interpreters and the libraries in wheels link against;
 python3 for the libraries of its modules."""
 _FRESH_S = 30 * 86400.0
-"""A base that is older is made anew for the next image: its packages have had updates."""
+"""An older base is rebuilt for the next image, to include package updates."""
 _RECIPE = 1
-"""Goes up when what is made here changes."""
+"""Increment when the content of the base changes."""
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _TARGET = "$(REPO_URI) $(RELEASE) $(COMPONENT) $(ORIGIN)"
 _PROXY = re.compile(r"Acquire::https?::([^ ]*::)?Proxy ", re.IGNORECASE)
-"""Lines of `apt-config dump` that say through which proxy packages come."""
+"""Lines of `apt-config dump` that set a proxy for packages."""
 _FOLDERS = (
     "dev",
     "etc/apt/apt.conf.d",
@@ -65,7 +65,7 @@ _FILES = {
     "etc/hosts": "127.0.0.1 localhost\n::1 localhost ip6-localhost\n",
     "etc/hostname": "localhost\n",
     "etc/resolv.conf": "",
-    # nothing is started when it is installed (Debian: policy-rc.d, invoke-rc.d(8))
+    # no service is started on installation (Debian: policy-rc.d, invoke-rc.d(8))
     "usr/sbin/policy-rc.d": "#!/bin/sh\nexit 101\n",
 }
 CACHES = ("var/cache/apt", "var/lib/apt/lists")
@@ -74,12 +74,12 @@ _log = logging.getLogger(__name__)
 
 OnLines = Callable[[Sequence[str]], Awaitable[None]]
 RunOnMachine = Callable[[Sequence[str], OnLines], Awaitable[int]]
-"""Runs a command on the machine itself, as root, to its end; its exit status."""
+"""Runs a command on the machine itself, as root, to completion; returns its exit status."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Where packages of the distribution come from: an entry of sources.list(5)."""
+    """A package source of the distribution: an entry of sources.list(5)."""
 
     uri: str
     release: str
@@ -92,7 +92,8 @@ class Source:
 
 
 class BaseRootfs:
-    """The base of this machine. Owner: one event loop; one task at a time copies or replaces it."""
+    """The base of this machine. Owner: one event loop; one task at a time copies or replaces the
+    base."""
 
     def __init__(self, directory: Path, *, run: RunOnMachine) -> None:
         self._directory = directory
@@ -106,29 +107,28 @@ class BaseRootfs:
         return f"<BaseRootfs {self._directory}>"
 
     def why_not(self) -> str | None:
-        """Why images cannot install packages on this machine, and what to do about it; None where
-        they can."""
+        """Why images cannot install packages on this machine, and the remedy; None if they can."""
         return why_not(self._directory)
 
     def take_ids(self) -> range:
-        """Ids of an image in the making; no other one has them until they are given back. Raises
-        Unsupported."""
+        """Reserve an id range for an image being built, until `give_back`. Raises Unsupported."""
         for number in range(_ID_RANGES):
             if number not in self._ranges:
                 self._ranges.add(number)
                 first = FIRST_ID + number * ID_COUNT
                 return range(first, first + ID_COUNT)
         raise Unsupported(
-            f"{_ID_RANGES} images with Debian packages are being built on this node: deploy again later"
+            f"{_ID_RANGES} images with Debian packages are being built on this node: "
+            f"deploy again later"
         )
 
     def give_back(self, ids: range) -> None:
-        """The image is finished, or given up."""
+        """Release the ids: the image is finished or abandoned."""
         self._ranges.discard((ids.start - FIRST_ID) // ID_COUNT)
 
     async def copy(self, to: Path, ids: range, on_lines: OnLines) -> None:
-        """A copy of the base, which is made when there is none, as the directory `to`, owned by
-        `ids`. Raises Unsupported, OSError."""
+        """Copy the base, building it if there is none, to the directory `to`, owned by `ids`.
+        Raises Unsupported, OSError."""
         self._listeners.append(on_lines)
         try:
             base = await self._ready()
@@ -141,11 +141,12 @@ class BaseRootfs:
                 )
                 != 0
             ):
-                raise OSError(f"{base} could not be copied")
+                raise OSError(f"cannot copy the base root file system {base}")
         await finish_in_thread(shift_owners, to, ids)
 
     async def _ready(self) -> Path:
-        """The base. Making it goes on when whoever wanted it is gone: it is everybody's."""
+        """The base. Building it continues if the caller is cancelled, because all images share
+        it."""
         if (why := self.why_not()) is not None:
             raise Unsupported(why)
         base = base_path(self._directory)
@@ -159,7 +160,7 @@ class BaseRootfs:
         return base
 
     async def _renew(self, base: Path) -> None:
-        """Make it, or keep an old one where that fails. Raises Unsupported, OSError."""
+        """Build the base, or keep an old one if that fails. Raises Unsupported, OSError."""
         try:
             await self._make_at(base, release_name())
         except (Unsupported, OSError) as e:
@@ -171,14 +172,14 @@ class BaseRootfs:
         sources = await package_sources()
         if not sources:
             raise Unsupported(
-                f"this machine's apt names no source of {release}: run apt-get update on it"
+                f"apt on this machine has no source of {release}: run apt-get update on the machine"
             )
         await finish_in_thread(sweep, self._directory)
         await self._tell(
             [
                 (
-                    f"making the base root file system of this machine's images, once: {release}, "
-                    f"about a minute"
+                    f"building the base root file system of this machine's images, once: "
+                    f"{release}, takes about a minute"
                 )
             ]
         )
@@ -206,28 +207,29 @@ class BaseRootfs:
                 else ""
             )
             raise Unsupported(
-                f"debootstrap could not make a {release} from {first.uri}: "
+                f"debootstrap could not build {release} from {first.uri}: "
                 f"{said.strip() or 'see its output above'}"
             )
         await finish_in_thread(trim, root, [source.line for source in sources])
 
 
 def base_path(directory: Path) -> Path:
-    """Where the base of this machine lies in the directory of bases. Raises Unsupported."""
+    """The path of this machine's base in the directory of bases. Raises Unsupported."""
     key = f"{_RECIPE} {platform.machine()} {' '.join(PACKAGES)}"
     return directory / f"{release_name()}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
 
 
 def why_not(directory: Path) -> str | None:
-    """See `BaseRootfs.why_not`; `directory`: of bases."""
+    """Why images cannot install packages on this machine, and the remedy; None if they can.
+    `directory`: of bases."""
     if os.geteuid() != 0:
         return (
-            "the platform runs without root: install system libraries on the machine yourself "
+            "the platform runs without root: install system libraries on the machine "
             "(sudo apt-get install …)"
         )
     if shutil.which("apt-get") is None:
         return (
-            "this machine is neither Debian nor Ubuntu: use a Python package that brings the "
+            "this machine is neither Debian nor Ubuntu: use a Python package that contains the "
             "library (pip_install)"
         )
     try:
@@ -242,28 +244,29 @@ def why_not(directory: Path) -> str | None:
     return (
         None
         if most > 0
-        else "the kernel makes no user namespaces: sysctl -w user.max_user_namespaces=15000"
+        else "the kernel does not allow user namespaces: sysctl -w user.max_user_namespaces=15000"
     )
 
 
 def _debootstrap() -> str:
-    """Its path; "" where it is not installed."""
+    """The path of debootstrap; "" if it is not installed."""
     return shutil.which("debootstrap", path=_SYSTEM_PATH) or ""
 
 
 def release_name() -> str:
-    """This machine's release, as debootstrap calls it ("bookworm"). Raises Unsupported."""
+    """The codename of this machine's release, as debootstrap uses it ("bookworm"). Raises
+    Unsupported."""
     name = _os_release().get("VERSION_CODENAME", "")
     if not name:
         raise Unsupported(
-            "/etc/os-release names no VERSION_CODENAME: the base of images cannot be chosen"
+            "cannot choose the base of images: /etc/os-release has no VERSION_CODENAME"
         )
     return name
 
 
 async def package_sources() -> list[Source]:
-    """Where this machine's apt gets its own distribution from, without credentials and third
-    parties."""
+    """The sources from which this machine's apt gets its own distribution, without credentials and
+    third parties."""
     try:
         child = await asyncio.create_subprocess_exec(
             *("apt-get", "indextargets", "--format", _TARGET, "Identifier: Packages"),
@@ -281,7 +284,7 @@ async def package_sources() -> list[Source]:
 
 
 async def package_proxies() -> str:
-    """The proxies of this machine's apt as an apt.conf(5), without credentials; "" where there are
+    """The proxies of this machine's apt as an apt.conf(5), without credentials; "" if there are
     none."""
     try:
         child = await asyncio.create_subprocess_exec(
@@ -295,8 +298,8 @@ async def package_proxies() -> str:
 
 
 def chosen_sources(text: str, *, distribution: str, release: str) -> list[Source]:
-    """Of `apt-get indextargets` those of `distribution` for `release`; where none is known by its
-    origin, the main components."""
+    """The entries of `apt-get indextargets` of `distribution` for `release`; if none can be
+    identified by origin, the main components."""
     rows = [row for line in text.splitlines() if len(row := line.split(maxsplit=3)) == 4]
     rows = [
         row
@@ -313,8 +316,8 @@ def chosen_sources(text: str, *, distribution: str, release: str) -> list[Source
 
 
 def trim(root: Path, sources: Sequence[str]) -> None:
-    """Make a fresh debootstrap of `root` the base: its own settings, no devices, no caches, nothing
-    of this machine's. Blocking."""
+    """Turn a fresh debootstrap at `root` into the base: own settings, no devices, no caches,
+    nothing of this machine. Blocking."""
     for name in (*_DROPPED, "dev", "debootstrap"):
         if (root / name).is_dir():
             shutil.rmtree(root / name)
@@ -334,8 +337,8 @@ def trim(root: Path, sources: Sequence[str]) -> None:
 
 
 def shift_owners(root: Path, ids: range) -> None:
-    """Give each file below `root` to the user and group of the same number in `ids`; set-id bits
-    stay. Blocking. Raises OSError."""
+    """Assign each file below `root` to the user and group of the same number in `ids`, keeping
+    set-id bits. Blocking. Raises OSError."""
     _shift(root, ids, os.lstat(root))
     for folder, names, files in os.walk(root):
         for name in (*names, *files):
@@ -345,14 +348,14 @@ def shift_owners(root: Path, ids: range) -> None:
 
 def _shift(path: str | Path, ids: range, status: os.stat_result) -> None:
     if status.st_uid >= len(ids) or status.st_gid >= len(ids):
-        return  # a hard link, shifted under its other name
+        return  # a hard link that was already shifted under another name
     os.lchown(path, ids[status.st_uid], ids[status.st_gid])
     if status.st_mode & 0o6000:
         os.chmod(path, status.st_mode & 0o7777)
 
 
 def packages_digest(rootfs: Path) -> str:
-    """sha256 (hex) of the packages that dpkg says are installed, with their versions, whatever
+    """sha256 (hex) of the packages and versions that dpkg reports as installed, independent of
     their order. Blocking. Raises OSError."""
     found, package = set[str](), ""
     with open(open_file_beneath(rootfs, "var/lib/dpkg/status"), errors="replace") as lines:
@@ -372,7 +375,7 @@ def _is_fresh(base: Path) -> bool:
 
 
 def _replace(base: Path) -> None:
-    """The one that was made takes the place of an older one. Blocking."""
+    """Replace an older base by the new one. Blocking."""
     made = base.with_name(f"{base.name}.new")
     if base.exists():
         delete_atomically(base)

@@ -1,7 +1,7 @@
-"""What one image build may take of the machine: memory and processes by a cgroup of its own, the
-size of a file by a limit.
+"""Resource limits of one image build: memory and processes by a dedicated cgroup, file size by an
+rlimit.
 
-Where there is no memory controller each process of the build is held to the same number of bytes by
+Without a memory controller, each process of the build is limited to the same number of bytes by
 RLIMIT_DATA (setrlimit(2))."""
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 from snapshotter.linux.cgroups import Cgroups, Group
 
 _GIB = 1024**3
-NO_CGROUPS = Cgroups(bases={}, version=0, why_not="not asked for")
+NO_CGROUPS = Cgroups(bases={}, version=0, why_not="not requested")
 _CPU = 0.5
-"""Share of a busy machine, in CPUs against instances' own: a build may wait, a call may not."""
+"""CPU weight on a busy machine, in CPUs, relative to instances: builds may wait, calls may not."""
 
 
 def _memory_bytes() -> int:
@@ -30,9 +30,11 @@ class BuildLimits:
 
     Attributes:
         memory_bytes: all processes of the build together; by default 4 GiB, or half of a smaller
-        machine. pids: processes and threads at once. file_bytes: one file; the largest libraries
-        that are packaged come to some GiB. entries: files, directories and links of the image; an
-        environment with torch and transformers has some 60,000.
+            machine.
+        pids: concurrent processes and threads.
+        file_bytes: one file; the largest packaged libraries have a few GiB.
+        entries: files, directories and links of the image; an environment with torch and
+            transformers has some 60,000.
     """
 
     memory_bytes: int = field(default_factory=_memory_bytes)
@@ -43,24 +45,25 @@ class BuildLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitedGroup:
-    """The bounds in force for one build, and its group."""
+    """The limits in force for one build, and its cgroup."""
 
     bounds: BuildLimits = field(default_factory=BuildLimits)
     group: Group = field(default_factory=lambda: NO_CGROUPS.group("none"))
 
     def order(self) -> dict[str, Any]:
-        """For the child's half (`sandbox_child.py`), which enters it by itself."""
+        """The limits for the child process (`sandbox_child.py`), which enters the group itself."""
         limits = {"RLIMIT_FSIZE": self.bounds.file_bytes}
         if "memory" not in self.group.directories:
             limits["RLIMIT_DATA"] = self.bounds.memory_bytes
         return {"procs": self.group.procs, "limits": limits}
 
     def complaint(self) -> str:
-        """What to add to a failure's message: that memory ran out, "" otherwise."""
+        """A suffix for a failure message if the build ran out of memory, otherwise ""."""
         if self.group.oom_kills() == 0:
             return ""
         return (
-            f": it ran out of memory (a build may take {self.bounds.memory_bytes // 1024**2} MiB)"
+            f": ran out of memory (the limit of a build is "
+            f"{self.bounds.memory_bytes // 1024**2} MiB)"
         )
 
 
@@ -68,7 +71,7 @@ class LimitedGroup:
 async def limited_group(
     name: str, *, bounds: BuildLimits, cgroups: Cgroups
 ) -> AsyncIterator[LimitedGroup]:
-    """A group for the length of a block; whoever is left in it then is killed. Raises OSError."""
+    """A cgroup for the duration of a block; processes left in it are killed. Raises OSError."""
     group = cgroups.make(name, memory_bytes=bounds.memory_bytes, cpu=_CPU, pids=bounds.pids)
     try:
         yield LimitedGroup(bounds=bounds, group=group)

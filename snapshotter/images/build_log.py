@@ -1,5 +1,5 @@
-"""The file with what a build printed: for people, bounded, written batch by batch. Its beginning
-and its end are kept."""
+"""The log file of one build's output: for people, bounded, written in batches. Its beginning and
+end are kept."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from types import TracebackType
 from typing import Self
 
 MAX_LOG_BYTES = 1024 * 1024
-"""Of one build. What it prints goes to whoever waits for it, too."""
+"""Per build. The output is also sent to the clients that wait for the build."""
 
 
 class BuildLog:
-    """Owner: the task of the build. Open inside of its `with` block, which empties the file of an
-    earlier build.
+    """The log of one build. Owner: the task of the build. Open within its `with` block, which
+    truncates the file of an earlier build.
 
-    The first half of `max_bytes` is written as it comes, the last half at the end of the block.
+    The first half of `max_bytes` is written immediately, the last half at the end of the block.
 
     Attributes:
         path: the file.
@@ -50,11 +50,9 @@ class BuildLog:
         traceback: TracebackType | None,
     ) -> None:
         remark = (
-            [f"[{self._left_out_bytes} bytes are left out here]\n".encode()]
-            if self._left_out_bytes
-            else []
+            [f"[{self._left_out_bytes} bytes omitted]\n".encode()] if self._left_out_bytes else []
         )
-        with contextlib.suppress(OSError):  # a full disk, of which the build has told
+        with contextlib.suppress(OSError):  # a full disk, which the build has reported
             os.write(self._fd, b"".join([*remark, *self._last]))
         os.close(self._fd)
 

@@ -1,10 +1,10 @@
-"""The network of one image build: a namespace of its own with a way out, or the host's.
+"""The network of one image build: its own namespace with internet access, or the host's.
 
-In a namespace of its own (`snapshotter.linux.slot_network`) a build reaches the internet and what
-`egress` allows, and nothing reaches it; the host's 127.0.0.1 and abstract Unix sockets are those of
-another namespace. A package index or a proxy that listens on the host's loopback is out of reach
-there, so a build whose pip is configured for one keeps the host's network. Wherever it is, a build
-makes no Unix sockets (`snapshotter.images.sandbox_child`)."""
+In its own namespace (`snapshotter.linux.slot_network`) a build reaches the internet and what
+`egress` allows, and accepts no connections; the host's 127.0.0.1 and abstract Unix sockets are in
+another namespace. A package index or proxy that listens on the host's loopback is unreachable
+there, so a build whose pip is configured for one uses the host's network. In either network a build
+cannot create Unix sockets (`snapshotter.images.sandbox_child`)."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _ON_LOOPBACK = re.compile(
     r"(?:://|@|^|[\s=,])(?:localhost|127(?:\.[0-9]{1,3}){3}|\[::1\])(?=[:/\s,]|$)",
     re.IGNORECASE | re.MULTILINE,
 )
-"""An address of the host's loopback in a URL, behind user and password, or as a proxy without a
+"""A loopback address of the host in a URL, after user and password, or as a proxy without a
 scheme."""
 
 
 class BuildNetwork(enum.StrEnum):
-    """Which network builds are in (`snapshotter.build_network`)."""
+    """The network that builds use (`snapshotter.build_network`)."""
 
     AUTO = "auto"
     OWN = "own"
@@ -41,8 +41,8 @@ class Joined:
 
     Attributes:
         namespace: descriptor of its network namespace; None = the host's.
-        name_servers: what its /etc/resolv.conf must say; None = what the host's says.
-        remark: why it is the host's; "" otherwise.
+        name_servers: the content of its /etc/resolv.conf; None = the host's.
+        remark: why the host's network is used; "" otherwise.
     """
 
     namespace: int | None = None
@@ -51,7 +51,7 @@ class Joined:
 
 
 def is_on_loopback(texts: Iterable[str]) -> bool:
-    """Whether one of these (URLs, or files that hold some) names a server on this machine's
+    """Whether any text (a URL, or a file that contains some) names a server on this machine's
     loopback."""
     return any(_ON_LOOPBACK.search(text) for text in texts)
 
@@ -63,8 +63,8 @@ async def joined(
     egress: EgressPolicy = PUBLIC,
     servers: DnsServers | None = None,
 ) -> AsyncIterator[Joined]:
-    """The network of a build whose pip is configured by `texts`. Raises Unsupported where OWN is
-    wanted and cannot be had."""
+    """Provide the network of a build whose pip is configured by `texts`. Raises Unsupported if OWN
+    is requested and unavailable."""
     if wanted is BuildNetwork.HOST:
         yield Joined(remark="snapshotter.build_network is host")
         return
@@ -89,8 +89,7 @@ async def joined(
             await stack.aclose()
             if wanted is BuildNetwork.OWN:
                 raise Unsupported(
-                    f"a build needs a network of its own (snapshotter.build_network: own), and "
-                    f"there is none: {e}"
+                    f"cannot create the build's own network (snapshotter.build_network: own): {e}"
                 ) from e
             yield Joined(remark=str(e))
             return

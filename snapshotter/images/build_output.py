@@ -1,9 +1,8 @@
-"""What a build prints, as lines, and how much of it is passed on.
+"""A build's output, split into lines, and the limits on how much of it is passed on.
 
-Each line that is passed on is work for the event loop of the agent, for the log and for everybody
-who listens. A command has a burst, and LINES_PER_S and BYTES_PER_S after that; what comes faster is
-counted, and read with pauses, so that it costs no core. The last lines of a command are passed on
-in any case: they say why it failed."""
+Each line passed on costs work in the agent's event loop, in the log and for every listener. A
+command has a burst, then LINES_PER_S and BYTES_PER_S; output beyond that is counted, and read with
+pauses to save CPU. The last lines of a command are always passed on: they say why it failed."""
 
 from __future__ import annotations
 
@@ -11,23 +10,23 @@ from collections import deque
 
 LINES_PER_S = 500
 BYTES_PER_S = 256 * 1024
-"""What is passed on for ever: far above what compilers and pip print, far below what would keep a
-core busy."""
+"""The sustained rate: far above what compilers and pip print, far below what would saturate a
+core."""
 _BURST_S = 8
-"""Of these rates may be used at once: `tar xv` of a large archive has 4000 lines."""
+"""Seconds of these rates available as a burst: `tar xv` of a large archive prints 4000 lines."""
 MAX_LINE_BYTES = 64 * 1024
-"""A longer line comes in pieces."""
+"""Longer lines are split."""
 LAST_LINES = 40
 _LAST_LINE_BYTES = 2048
-"""Of what was left out, so many last lines are kept, and of each so many last bytes."""
+"""Of omitted output, this many last lines are kept, and the last bytes of each."""
 
 
 class Output:
     """The output of one command. Owner: the task that reads it.
 
     Attributes:
-        left_out: lines that were not passed on.
-        is_flooded: whether the last block was more than is passed on: whoever reads should pause.
+        left_out: number of lines omitted.
+        is_flooded: whether the last block exceeded the limits; the reader should pause.
     """
 
     def __init__(self, *, now: float) -> None:
@@ -42,8 +41,8 @@ class Output:
         return f"<Output {self.left_out} lines left out>"
 
     def feed(self, block: bytes, *, now: float) -> list[str]:
-        """The whole lines of what was read that are passed on, without their ends. A block of any
-        content costs less than a millisecond."""
+        """Take a block; return the complete lines to pass on, without line ends. Costs less than a
+        millisecond for any content."""
         self._refill(now)
         data = self._part + block
         whole, newline, self._part = data.rpartition(b"\n")
@@ -59,19 +58,19 @@ class Output:
             taken.append(line)
         self._lines -= len(taken)
         if taken:
-            self._last.clear()  # what was left out before them are not the last lines
+            self._last.clear()  # lines omitted before these are not the last lines
         self.is_flooded = rest is not None
         if rest is not None:
             self._leave_out(rest)
         return [_text(piece) for line in (*taken, *self._overlong()) for piece in _pieces(line)]
 
     def end(self) -> list[str]:
-        """The last lines, once nothing comes any more: those that were left out, after a word on
-        how many were."""
+        """At the end of the output, the last lines: the omitted ones, preceded by a note on how
+        many were omitted."""
         remark = [
             (
-                f"[{self.left_out} lines were left out: the command printed more than {LINES_PER_S} "
-                f"lines or {BYTES_PER_S} bytes a second]"
+                f"[{self.left_out} lines omitted: the command printed more than {LINES_PER_S} "
+                f"lines or {BYTES_PER_S} bytes per second]"
             )
         ]
         part, self._part = self._part, b""
@@ -93,7 +92,7 @@ class Output:
         )
 
     def _overlong(self) -> list[bytes]:
-        """A line without an end so far that is too long to wait for it."""
+        """An incomplete line that is too long to wait for its end."""
         if len(self._part) < MAX_LINE_BYTES:
             return []
         part, self._part = self._part, b""

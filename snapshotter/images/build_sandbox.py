@@ -1,14 +1,14 @@
-"""Where an image's steps run: as the tenant's uid, seeing the image at its final place and nothing
-of the platform.
+"""The sandbox of an image's build steps: they run as the tenant's uid and see the image at its
+final path, and nothing of the platform.
 
-With a uid (root only) every command gets a box of its own namespaces
-(`snapshotter/images/sandbox_child.py`); without one it runs as the agent's user, on the real paths,
-because there is nobody else to be. In an image with a root file system of its own the commands are
-root of a user namespace instead, with ids that nobody on the machine has.
+With a uid (root only) every command gets its own namespaces (`sandbox_child.py`); without one it
+runs as the agent's user, on the real paths. In an image with its own root file system the commands
+run as root of a user namespace, with ids that are unused on the machine.
 
-Of the directory of an image in the making, the commands' uid owns `env`, `files`, `tmp` and
-`rootfs`, and we write into none of them while it may. What we give to the commands (pip's
-configuration, archives to copy) lies in `given`, which is ours and read-only for them."""
+In the directory of an image being built, the commands' uid owns `env`, `files`, `tmp` and `rootfs`,
+and the agent writes to none of them while commands can. Input for the commands (pip's
+configuration, archives to copy) is in `given`, which the agent owns and the commands can only
+read."""
 
 from __future__ import annotations
 
@@ -31,36 +31,38 @@ from snapshotter.images.pip_config import GLOBAL_FILES
 from snapshotter.shim import isolation
 
 SLOT_ROOT = Path("/run/pilotlight/slot")
-"""Where workers find their world (docs/architecture.md); builds use the same places, so that paths
-written into an image hold."""
+"""Paths that workers see (docs/architecture.md). Builds use the same ones, so that paths written
+into an image stay valid."""
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _BATCH_LINES = 100
-"""Passed on at a time; between two batches the event loop does something else."""
+"""Lines passed on at a time; the event loop runs other tasks between two batches."""
 _PAUSE_S = 0.01
-"""Between two blocks of a command that prints more than is passed on: it prints some 10 MB/s, and
-costs next to nothing."""
+"""Between two blocks of a command that prints more than is passed on, which limits it to some 10
+MB/s at negligible cost."""
 _END_TIMEOUT_S = 10.0
 _WRITABLE, _GIVEN, _RESOLVER = ("env", "files", "tmp"), "given", "resolv.conf"
 _CHILD = Path(__file__).with_name("sandbox_child.py")
 
 OnLines = Callable[[Sequence[str]], Awaitable[None]]
-"""Receives some lines of output, without their ends."""
+"""Receives lines of output, without line ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildSandbox:
-    """A place for commands.
+    """A sandbox for commands.
 
     Attributes:
-        interpreter: the installation that the image is made for. image: host directory with `env/`,
-        `files/` and `tmp/`, which the commands may write, and `given/`, which they may read. uid:
-        uid and gid of the commands; None keeps our own and makes no namespaces. ids: with these the
-        image has a root file system of its own, `rootfs` in its directory, and the commands are its
-        root. lent: what the commands read of this machine where the root file system is the
-        image's: directories at their own places, for indexes
-            and pages of links have relative links, files at others.
-        enclosure: what the commands may take.
-        network: where they are; without a uid the host's.
+        interpreter: the installation that the image is built for.
+        image: host directory with `env/`, `files/` and `tmp/`, which the commands may write, and
+            `given/`, which they may read.
+        uid: uid and gid of the commands; None: the agent's own, without namespaces.
+        ids: if set, the image has its own root file system, `rootfs` in its directory, and the
+            commands run as its root.
+        lent: paths of this machine that the commands can read if the image has its own root file
+            system: directories at their own paths, because indexes and pages of links contain
+            relative links; files at other paths.
+        enclosure: the resource limits of the commands.
+        network: their network; without a uid the host's.
     """
 
     interpreter: Interpreter
@@ -73,28 +75,28 @@ class BuildSandbox:
 
     @property
     def python(self) -> Path:
-        """The interpreter's executable as the commands see it."""
+        """The path of the interpreter's executable in the sandbox."""
         inside = self.interpreter.executable.relative_to(self.interpreter.prefix)
         return self.interpreter.executable if self.uid is None else SLOT_ROOT / "python" / inside
 
     @property
     def env(self) -> Path:
-        """The virtual environment as the commands see it."""
+        """The path of the virtual environment in the sandbox."""
         return self.image / "env" if self.uid is None else SLOT_ROOT / "env"
 
     @property
     def files(self) -> Path:
-        """The copied files, the working directory, as the commands see them."""
+        """The path in the sandbox of the copied files, which is the working directory."""
         return self.image / "files" if self.uid is None else SLOT_ROOT / "files"
 
     @property
     def tmp(self) -> Path:
-        """The scratch directory as the commands see it."""
-        return self.image / "tmp" if self.uid is None else Path("/tmp")  # private in the box
+        """The path of the scratch directory in the sandbox."""
+        return self.image / "tmp" if self.uid is None else Path("/tmp")  # private in the sandbox
 
     @property
     def given(self) -> Path:
-        """What we give to the commands, as they see it."""
+        """The path in the sandbox of the input for the commands."""
         return self.image / _GIVEN if self.uid is None else SLOT_ROOT / _GIVEN
 
     @property
@@ -104,16 +106,16 @@ class BuildSandbox:
 
     @property
     def owners(self) -> range | None:
-        """Uids that files of the commands have; None without a uid."""
+        """Uids of the files that commands create; None without a uid."""
         return (
             self.ids if self.ids is not None or self.uid is None else range(self.uid, self.uid + 1)
         )
 
     def prepare(self) -> None:
-        """Make the directories: three owned by whoever runs the commands, and one of ours."""
+        """Create the directories: three owned by the commands' user, and one by the agent."""
         for name in (*_WRITABLE, _GIVEN):
             (self.image / name).mkdir(mode=0o755)
-            (self.image / name).chmod(0o755)  # whatever our umask is
+            (self.image / name).chmod(0o755)  # regardless of our umask
         if self.uid is not None:
             owner = self.uid if self.ids is None else self.ids.start
             for name in _WRITABLE:
@@ -123,7 +125,7 @@ class BuildSandbox:
                 self.give(_RESOLVER, self.network.name_servers)
 
     def as_seen(self, text: str) -> str:
-        """`text` with paths of what is lent as the commands see them."""
+        """`text`, with lent paths replaced by their paths in the sandbox."""
         for path, place in self._lent_files():
             text = text.replace(str(path), place)
         return text
@@ -136,7 +138,7 @@ class BuildSandbox:
         ]
 
     def give(self, name: str, text: str) -> Path:
-        """Write a file for the commands to read; its path as they see it."""
+        """Write a file for the commands to read; returns its path in the sandbox."""
         file = self.image / _GIVEN / name
         file.write_text(text)
         file.chmod(0o644)
@@ -145,8 +147,8 @@ class BuildSandbox:
     async def run(
         self, argv: Sequence[str], *, variables: Mapping[str, str], on_lines: OnLines
     ) -> int:
-        """Run one command to its end and return its exit status; nothing that it started lives
-        then, nor when this is cancelled."""
+        """Run one command to completion and return its exit status. All processes it started are
+        dead then, also when this is cancelled."""
         namespace = self.network.namespace if self.uid is not None else None
         try:
             return await _obey(
@@ -192,7 +194,7 @@ class BuildSandbox:
         }
 
     def _filter(self) -> str:
-        """Of system calls, for whoever gives up root; "": none."""
+        """The system call filter for commands without root; "": none."""
         machine = os.uname().machine
         if self.uid is None or not isolation.has_filter(machine):
             return ""
@@ -216,8 +218,8 @@ class BuildSandbox:
 async def run_on_machine(
     argv: Sequence[str], *, variables: Mapping[str, str], on_lines: OnLines
 ) -> int:
-    """Run one command on the machine itself, as our own user and in nobody's environment, to its
-    end even when cancelled."""
+    """Run one command on the machine itself, as our own user and with a clean environment, to
+    completion even when cancelled."""
     environ = {"PATH": _SYSTEM_PATH, "HOME": "/root", "LANG": "C.UTF-8", **variables}
     order = {
         "parent": None,
@@ -231,12 +233,12 @@ async def run_on_machine(
     try:
         return await asyncio.shield(job)
     except asyncio.CancelledError:
-        await asyncio.wait([job])  # a package manager that is killed leaves a broken machine
+        await asyncio.wait([job])  # killing a package manager leaves the machine broken
         raise
 
 
 async def _obey(order: Mapping[str, object], on_lines: OnLines, *, fds: Sequence[int] = ()) -> int:
-    """Start the child's half with its order, pass on its output, return its exit status."""
+    """Start the child process with its order, pass on its output, and return its exit status."""
     child = await asyncio.create_subprocess_exec(
         sys.executable,
         *("-I", "-S", "-B", str(_CHILD)),
@@ -247,7 +249,7 @@ async def _obey(order: Mapping[str, object], on_lines: OnLines, *, fds: Sequence
         start_new_session=True,
         pass_fds=fds,
     )
-    assert child.stdin is not None  # asked for above
+    assert child.stdin is not None  # requested above
     assert child.stdout is not None
     try:
         child.stdin.write(json.dumps(order).encode())
@@ -264,8 +266,8 @@ async def _obey(order: Mapping[str, object], on_lines: OnLines, *, fds: Sequence
 
 
 async def _end(child: asyncio.subprocess.Process, *, is_watched: bool) -> None:
-    """Kill a command with all that it started. Whoever watches it does so on SIGTERM, and is gone
-    when the last process is."""
+    """Kill a command and all its descendants. A watched child kills them on SIGTERM and exits after
+    the last one."""
     if is_watched:
         with contextlib.suppress(ProcessLookupError, TimeoutError):
             child.terminate()
@@ -278,8 +280,8 @@ async def _end(child: asyncio.subprocess.Process, *, is_watched: bool) -> None:
 
 
 async def _pass_on(stream: asyncio.StreamReader, on_lines: OnLines) -> None:
-    """All output, until its end. No block is a reason to keep the event loop: reading one that is
-    there already does not suspend."""
+    """Pass on all output until its end. Yields to the event loop after each block, because reading
+    buffered data does not suspend."""
     output = Output(now=time.monotonic())
     while block := await stream.read(MAX_LINE_BYTES):
         await _hand_out(output.feed(block, now=time.monotonic()), on_lines)

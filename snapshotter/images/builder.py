@@ -1,8 +1,8 @@
-"""One build: a virtual environment made step by step in a directory that is not an image yet.
+"""One image build: creates a virtual environment step by step in a staging directory.
 
-The user's steps come first, in order; the worker's own requirements come last, so that nothing the
-user does can replace them unseen: where both pin one package differently the build fails and names
-both."""
+The user's steps run first, in order. The worker's own requirements come last, so that user steps
+cannot replace them silently: if both pin one package differently, the build fails and names both
+pins."""
 
 from __future__ import annotations
 
@@ -29,24 +29,25 @@ from snapshotter.images.spec import ImagePlan, Step
 from snapshotter.linux.atomic_directory import expose, remove_tree
 
 LOG_TAIL_LINES = 40
-"""Lines of the log that an error carries: pip's last words fit, a whole compiler's output does
-not."""
+"""Lines of the log included in an error: enough for pip's final messages, not for the whole output
+of a compiler."""
 LOG_TAIL_BYTES = 64 * 1024
-"""Of the same lines, as JSON has them: one of 64 KiB may take 400 KiB there."""
+"""Limit for the same lines in JSON, where a line of 64 KiB may take 400 KiB."""
 _MOST_ESCAPED = 12
-"""Bytes of one character in JSON: two halves of a surrogate pair, `\\ud83d\\ude00`."""
+"""Most bytes of one character in JSON: two halves of a surrogate pair, `\\ud83d\\ude00`."""
 _REQUIREMENT = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[[^]]*\])?\s*([<>=!~].*)\Z")
-"""A plain requirement with a version (PEP 508): name, extras (left out: constraints may not have
-any), specifier."""
+"""A plain requirement with a version (PEP 508): name, extras (dropped, since constraints must not
+have any), specifier."""
 
 APT_INSTALL = (
     *("/usr/bin/apt-get", "-y", "--no-install-recommends"),
     "--no-remove",
-    # a name that is not found is not read as a regular expression or a glob
+    # do not interpret an unknown name as a regular expression or a glob
     *("-o", "APT::Cmd::Pattern-Only=true"),
     *("install", "--"),
 )
-"""Before the names. Nothing is removed, neither by a modifier nor for a conflict."""
+"""Followed by the package names. Never removes packages, neither by a modifier nor because of a
+conflict."""
 _PUT_PIP = """
 cp -Rp -- "$1/pip/." "$2/lib/python$3/site-packages"
 for name in pip pip3 "pip$3"; do
@@ -54,13 +55,14 @@ for name in pip pip3 "pip$3"; do
   chmod 755 "$2/bin/$name"
 done
 """
-"""For sh(1): $1 is what is given, $2 the environment, $3 the version of its interpreter."""
+"""Script for sh(1): $1 is the `given` directory, $2 the environment, $3 the interpreter's
+version."""
 Report = Callable[[Mapping[str, Any]], Awaitable[None]]
 """Receives progress: `{"step", "index", "of", "text"}`."""
 
 
 class ImageBuild:
-    """One run of the steps. Owner: the task that calls `run`; nothing else touches it."""
+    """One run of the steps. Owner: the task that calls `run`."""
 
     def __init__(
         self,
@@ -75,8 +77,8 @@ class ImageBuild:
         pip: Path | None = None,
         base: BaseRootfs | None = None,
     ) -> None:
-        """`pip`: what `pip_of` the box's interpreter gave; None: the build installs it anew.
-        `base`: for a box with `ids`."""
+        """`pip`: the result of `pip_of` for the interpreter; None: the build installs pip itself.
+        `base`: for a sandbox with `ids`."""
         self._plan = plan
         self._box = box
         self._blobs = blobs
@@ -96,11 +98,11 @@ class ImageBuild:
     async def run(
         self, requirements: Sequence[str], *, pip_config: str, has_credentials: bool = False
     ) -> Mapping[str, str]:
-        """Do everything; returns the image's environment variables. Raises ImageBuildFailed,
+        """Run all steps; return the image's environment variables. Raises ImageBuildFailed,
         Unsupported.
 
-        `has_credentials`: credentials were removed from pip's configuration; the build's log says
-        so."""
+        `has_credentials`: credentials were removed from pip's configuration; the build's log notes
+        this."""
         with self._log:
             return await self._run(
                 requirements, pip_config=pip_config, has_credentials=has_credentials
@@ -122,15 +124,16 @@ class ImageBuild:
         self._variables["PIP_CONFIG_FILE"] = str(self._box.give("pip.conf", pip_config))
         await self._begin("virtual environment")
         if self._box.uid is not None and self._box.network.remark:
-            await self._say(f"the build shares the host's network: {self._box.network.remark}")
+            await self._say(f"the build uses the host's network: {self._box.network.remark}")
         if self._box.network.namespace is not None:
             await self._say(
-                "the build reaches the internet; of private networks what this machine's "
-                "snapshotter.egress_allowed names"
+                "the build can reach the internet, and only those private networks that "
+                "snapshotter.egress_allowed of this machine lists"
             )
         if has_credentials:
             await self._say(
-                "pip's configuration on this machine holds credentials: the build does not get them"
+                "pip's configuration on this machine contains credentials: the build does not get "
+                "them"
             )
         await self._environment()
         for step in self._plan.steps:
@@ -176,8 +179,8 @@ class ImageBuild:
             raise self._failed(f"{step.title}: {e}") from e
 
     async def _copy(self, step: Step) -> None:
-        """Unpack where only we write, and let the commands' own uid copy it: links made by earlier
-        steps bind it, not us."""
+        """Unpack the archive where only the agent writes, then copy it as the commands' uid, so
+        that links made by earlier steps affect only that uid."""
         name = f"copy-{self._index}"
         target = self._box.files / step.target
         parcel = self._box.image / "given" / name
@@ -208,23 +211,23 @@ class ImageBuild:
         await self._must(*APT_INSTALL, *packages)
 
     async def _expect_on_machine(self, packages: Sequence[str]) -> None:
-        """Where no image gets a root file system, its functions see the machine's: the packages
-        must be installed there."""
+        """Check the packages on this machine: without their own root file systems, images use the
+        machine's."""
         missing = [p for p in packages if not await _is_installed(p)]
         if missing:
             raise Unsupported(
-                f"apt packages {' '.join(missing)} cannot be installed: {self._why_no_rootfs()}",
+                f"cannot install the apt packages {' '.join(missing)}: {self._why_no_rootfs()}",
                 {"step": self._title, "packages": missing},
             )
-        await self._say(f"already on this machine: {' '.join(packages)}")
+        await self._say(f"already installed on this machine: {' '.join(packages)}")
 
     def _why_no_rootfs(self) -> str:
         why = self._base.why_not() if self._base is not None else None
-        return why or "the platform gives its functions no users of their own"
+        return why or "the platform runs functions without users of their own"
 
     async def _runtime(self, requirements: Sequence[str]) -> None:
-        """Install what the worker needs, within the user's pins, and check that nobody was left
-        with a version that it excludes."""
+        """Install the worker's requirements within the user's pins, and check that no package ends
+        up with a version that conflicts with them."""
         pins = {
             _canonical(m[1]): f"{m[1]}{m[2]}"
             for m in map(_REQUIREMENT.match, self._user_packages())
@@ -237,14 +240,14 @@ class ImageBuild:
             != 0
         ):
             clashes = [
-                f"the image wants {pins[name]}, the platform's worker {need}"
+                f"the image pins {pins[name]}, the platform's worker requires {need}"
                 for name, need in ours.items()
                 if name in pins
             ]
             raise (
                 self._clash(clashes)
                 if clashes
-                else self._failed("the worker's requirements could not be installed")
+                else self._failed("cannot install the worker's requirements")
             )
         complaints: list[str] = []
 
@@ -319,8 +322,8 @@ class ImageBuild:
 
 
 def log_tail(lines: Sequence[str], *, max_bytes: int = LOG_TAIL_BYTES) -> list[str]:
-    """The last lines that fit into `max_bytes` of JSON; of the first of them perhaps its end
-    alone."""
+    """The last lines that fit into `max_bytes` of JSON; the first of them may be truncated to its
+    end."""
     tail, left = list[str](), max_bytes
     for line in reversed(lines):
         cost = len(json.dumps(line)) + 1
@@ -334,7 +337,7 @@ def log_tail(lines: Sequence[str], *, max_bytes: int = LOG_TAIL_BYTES) -> list[s
 
 
 async def _is_installed(package: str) -> bool:
-    """Whether dpkg knows `package` as installed."""
+    """Whether dpkg lists `package` as installed."""
     query = shutil.which("dpkg-query")
     if query is None:
         return False
@@ -353,11 +356,11 @@ async def _is_installed(package: str) -> bool:
 
 
 def _complained_about(line: str) -> str:
-    """The package that `pip check` blames: `… has requirement X, but you have NAME VERSION.`"""
+    """The package that `pip check` reports: `… has requirement X, but you have NAME VERSION.`"""
     _, blamed, rest = line.partition("but you have ")
     return rest.split(" ")[0] if blamed else ""
 
 
 def _canonical(name: str) -> str:
-    """A project's name as indexes compare it (PEP 503)."""
+    """A project name normalized for comparison (PEP 503)."""
     return re.sub(r"[-_.]+", "-", name).lower()

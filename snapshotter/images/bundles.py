@@ -1,13 +1,12 @@
 """Source archives, unpacked once per node.
 
-An archive is a `.tar.gz` in the blob store (a directory, or S3), named by its sha256; unpacked it
-is a read-only directory of the same name, which slots bind. It was packed by a client, so nothing
-in it is believed: the hash is checked before a byte is parsed, and entries may neither leave the
-directory, nor pass through a link, nor be anything but files, directories and links.
+An archive is a `.tar.gz` in the blob store (a directory, or S3), named by its sha256. Unpacked it
+is a read-only directory of the same name, which slots bind. Clients pack it, so its content is
+untrusted: the hash is checked before parsing, and entries must not leave the directory or pass
+through a link, and must be files, directories or links.
 
-An unpacked bundle stays for the next start, until the disk is short or there are many of them: then
-those go that nothing needs, the one that was asked for longest ago first. It is unpacked again when
-a start wants it."""
+Unpacked bundles stay for later starts until the disk is short or there are too many. Then unused
+bundles are removed, least recently requested first, and unpacked again when a start needs them."""
 
 from __future__ import annotations
 
@@ -44,39 +43,39 @@ from snapshotter.linux.atomic_directory import (
 _log = logging.getLogger(__name__)
 
 MAX_UNPACKED_BYTES = 4 * 1024**3
-"""Bound of one archive's content: the controller takes 100 MiB packed, and source compresses some 5
-to 10 times."""
+"""Limit for one archive's content: the controller accepts 100 MiB packed, and source code
+compresses 5 to 10 times."""
 MAX_ENTRIES = 200_000
-"""Bound of an archive's entries: an inode costs 256 bytes on ext4 whether or not the entry has
-content."""
+"""Limit for an archive's entries: each costs an inode of 256 bytes on ext4 even without content."""
 
 UNPACKED_RATIO = 50
 UNPACKED_FLOOR_BYTES = 64 * 1024**2
-"""An archive becomes at most so many times what it has packed, or this much: its tenant's storage
-counts what is packed."""
+"""An archive unpacks to at most this multiple of its packed size, or this many bytes if that is
+more; its tenant's storage counts the packed size."""
 KEPT_BYTES = 8 * 1024**3
 KEPT_ENTRIES = 500_000
-"""Of bundles that nothing needs, all together."""
+"""Limits for all unused bundles together."""
 KEPT_S = 60.0
-"""A bundle that was asked for so lately is about to be used."""
+"""A bundle requested more recently is about to be used."""
 UNPACKING = BoundedThreads(4, "unpack")
-"""Archives of all tenants are unpacked here: an archive of gigabytes keeps a thread for a while."""
-_BLOCK_OF_ENTRY = 4096  # bytes of the disk, on most file systems
+"""Threads that unpack the archives of all tenants; an archive of gigabytes occupies one for a
+while."""
+_BLOCK_OF_ENTRY = 4096  # bytes on disk, on most file systems
 _LOOK_BYTES = 8 * 1024**2
 _LOOK_ENTRIES = 64
-"""What is written between two looks at the disk."""
+"""Written between two checks of the free disk space."""
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 _MAX_HOPS = 40  # path_resolution(7)
-_MAX_STEPS = 2_000_000  # of all links together
-_MAX_PATH = 4095  # PATH_MAX without its end (limits.h)
+_MAX_STEPS = 2_000_000  # for all links together
+_MAX_PATH = 4095  # PATH_MAX without the terminating NUL (limits.h)
 _BLOCK_BYTES = 1024 * 1024
 
 
 class Bundles:
     """The unpacked bundles below `<home>/node/code`.
 
-    Owner: one event loop. `_flights` changes only between awaits, so a digest is unpacked by one
-    task however many ask."""
+    Owner: one event loop. `_flights` changes only between awaits, so that concurrent requests share
+    one unpacking task per digest."""
 
     def __init__(
         self,
@@ -89,10 +88,10 @@ class Bundles:
         kept_entries: int = KEPT_ENTRIES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`blobs` None: the directory `<home>/blobs`. `floor`: free disk that bundles leave to
-        others; None: none.
+        """`blobs` None: the directory `<home>/blobs`. `floor`: free disk space that bundles must
+        leave; None: none.
 
-        `kept_bytes`, `kept_entries`: bounds of what nothing needs.
+        `kept_bytes`, `kept_entries`: limits for unused bundles.
         """
         self._blobs = DirectoryStore(home / "blobs") if blobs is None else blobs
         self._code = home / "node" / "code"
@@ -111,11 +110,10 @@ class Bundles:
         return f"<Bundles {self._code} unpacking={len(self._flights)}>"
 
     async def ensure(self, digest: str) -> Path:
-        """The read-only directory of bundle `digest`, unpacked if need be. Raises
+        """The read-only directory of bundle `digest`, unpacked if necessary. Raises
         BundleUnavailable.
 
-        Cancelling one caller leaves the unpacking to the others; it is short and its result is
-        kept."""
+        Cancelling a caller does not cancel the unpacking; it is short and its result is kept."""
         target = self._code / _checked(digest)
         self._asked_at[digest] = self._clock()
         if target.exists():
@@ -128,15 +126,15 @@ class Bundles:
         return await asyncio.shield(flight)
 
     def needed_by(self, needed: Callable[[], Collection[str]]) -> None:
-        """`needed` tells the digests of the bundles that slots have; before it is said none is
+        """Set `needed`, which returns the digests of bundles in use by slots; until then none is
         removed."""
         self._needed = needed
 
     async def make_room(self, more_bytes: int = 0) -> int:
-        """Remove bundles that nothing needs while the disk has no room for `more_bytes`, or while
-        they are too many; how many went.
+        """Remove unused bundles while the disk lacks room for `more_bytes` or there are too many of
+        them; returns how many were removed.
 
-        The one that was asked for longest ago goes first. The archives stay in the blob store.
+        The least recently requested go first. The archives stay in the blob store.
         """
         removed = 0
         if self._needed is None:
@@ -150,7 +148,7 @@ class Bundles:
             }
             self._sizes = present
             while (digest := self._victim(present, more_bytes)) is not None:
-                # before anything is awaited: from here on it has to be unpacked
+                # rename before any await: from here on a request must unpack it again
                 grave = rename_for_deletion(self._code / digest)
                 del present[digest]
                 await UNPACKING.run(remove_tree, grave)
@@ -160,7 +158,7 @@ class Bundles:
         return removed
 
     def _victim(self, present: Mapping[str, _Size], more_bytes: int) -> str | None:
-        """The next to go; None where enough went, or nothing else may."""
+        """The next bundle to remove; None if enough were removed or the rest is in use."""
         if self._needed is None:
             return None
         needed, lately = {*self._needed(), *self._flights}, self._clock() - KEPT_S
@@ -184,8 +182,8 @@ class Bundles:
         )
 
     def _look(self) -> dict[str, _Size]:
-        """What is unpacked, those first that have been here longest; of another process's the size
-        is measured, once."""
+        """Sizes of the unpacked bundles, oldest first; bundles unpacked by another process are
+        measured once."""
         entries = os.scandir(self._code) if self._code.exists() else ()
         found = [
             (entry.stat(follow_symlinks=False).st_mtime_ns, entry.name)
@@ -210,7 +208,7 @@ class Bundles:
                 await self._fetch_and_unpack(digest, target)
         except OSError as e:
             raise BundleUnavailable(
-                f"bundle {digest[:12]} cannot be unpacked to {target}: {e.strerror or e}"
+                f"cannot unpack bundle {digest[:12]} to {target}: {e.strerror or e}"
             ) from e
         return target
 
@@ -229,7 +227,7 @@ class Bundles:
 
 @dataclass(frozen=True, slots=True)
 class _Size:
-    """What an unpacked bundle takes of the disk."""
+    """The disk space and entries of an unpacked bundle."""
 
     size_bytes: int
     entries: int
@@ -252,8 +250,8 @@ def unpack(
     max_bytes: int = MAX_UNPACKED_BYTES,
     floor: DiskFloor | None = None,
 ) -> _Size:
-    """Unpack a `.tar.gz` whose sha256 must be `digest` into the existing directory `into`; what it
-    takes.
+    """Unpack a `.tar.gz` whose sha256 must be `digest` into the existing directory `into`; returns
+    its size on disk.
 
     Raises BundleUnavailable, BelowFloor, OSError.
     """
@@ -281,15 +279,15 @@ def unpack(
 
 
 class _Extraction:
-    """One archive on its way to disk. `_folders` are the directories made here: entries go nowhere
-    else. All that is made is counted."""
+    """The extraction of one archive. Entries may only go into `_folders`, the directories created
+    by it. Everything created is counted."""
 
     def __init__(self, root: Path, max_bytes: int, floor: DiskFloor) -> None:
         self._root = root
         self._left_bytes = max_bytes
         self._max_bytes = max_bytes
         self._floor = floor
-        self._unseen_bytes = _LOOK_BYTES  # the first look is before the first byte
+        self._unseen_bytes = _LOOK_BYTES  # check the disk before the first byte
         self._folders: set[PurePosixPath] = {PurePosixPath(".")}
         self._files: set[PurePosixPath] = set()
         self._links: set[PurePosixPath] = set()
@@ -297,12 +295,12 @@ class _Extraction:
         self._left_steps = _MAX_STEPS
 
     def size(self) -> _Size:
-        """What was written."""
+        """The size of what was written."""
         made = MAX_ENTRIES - self._left_entries
         return _Size(self._max_bytes - self._left_bytes + made * _BLOCK_OF_ENTRY, made)
 
     def _wrote(self, size: int) -> None:
-        """Look at the disk now and then. Raises BelowFloor."""
+        """Count written bytes and periodically check the free disk space. Raises BelowFloor."""
         self._unseen_bytes += size
         if self._unseen_bytes >= _LOOK_BYTES:
             self._floor.require()
@@ -328,7 +326,7 @@ class _Extraction:
             return
         self._folder(name.parent)
         if name in self._files or name in self._folders or name in self._links:
-            raise BundleUnavailable(f"the archive holds {member.name!r} twice")
+            raise BundleUnavailable(f"the archive contains {member.name!r} twice")
         if member.isreg():
             self._file(name, content, member)
         elif member.issym():
@@ -339,19 +337,19 @@ class _Extraction:
             self._hard_link(name, member)
         else:
             raise BundleUnavailable(
-                f"the archive holds {member.name!r}, a device, pipe or socket: only files, "
-                f"directories and links may be"
+                f"the archive contains {member.name!r}, a device, pipe or socket: only files, "
+                f"directories and links are allowed"
             )
 
     def _folder(self, name: PurePosixPath) -> None:
         missing = []
-        while name not in self._folders:  # which holds the root
+        while name not in self._folders:  # contains the root
             missing.append(name)
             name = name.parent
         for folder in reversed(missing):
             if folder in self._files or folder in self._links:
                 raise BundleUnavailable(
-                    f"the archive goes through {str(folder)!r}, which is not a directory"
+                    f"the archive has entries below {str(folder)!r}, which is not a directory"
                 )
             self._count()
             (self._root / folder).mkdir()
@@ -373,7 +371,7 @@ class _Extraction:
         self._left_bytes -= size
         if self._left_bytes < 0:
             raise BundleUnavailable(
-                f"the archive unpacks to more than {self._max_bytes} bytes: leave data out of it "
+                f"the archive unpacks to more than {self._max_bytes} bytes: exclude data "
                 f"(.pilotlightignore), or use Weights"
             )
 
@@ -381,15 +379,15 @@ class _Extraction:
         target = _relative(member.linkname, member.name)
         if target not in self._files:
             raise BundleUnavailable(
-                f"the archive's {member.name!r} links to {member.linkname!r}, which is no file "
-                f"before it"
+                f"the archive's {member.name!r} is a hard link to {member.linkname!r}, which is "
+                f"not a file before it"
             )
         os.link(self._root / target, self._root / name)
         self._files.add(name)
 
     def _check_link(self, link: PurePosixPath) -> None:
-        """Follow it as the kernel would (path_resolution(7)): everything is on disk now, so a chain
-        of links shows where it really ends."""
+        """Follow a link as the kernel would (path_resolution(7)), to verify that its final target
+        is inside. Runs when everything is on disk, so chains of links are resolved completely."""
         at: list[str] = list(link.parent.parts)
         ahead = [link.name]
         hops = 0
@@ -407,7 +405,7 @@ class _Extraction:
             hops += 1
             if hops > _MAX_HOPS or self._left_steps < 0:
                 raise BundleUnavailable(
-                    f"the archive's link {str(link)!r} goes through more links than a kernel "
+                    f"the archive's link {str(link)!r} passes through more links than the kernel "
                     f"follows"
                 )
             target = PurePosixPath(os.readlink(self._root.joinpath(*at)))
@@ -420,8 +418,8 @@ class _Extraction:
 def _link_target(member: tarfile.TarInfo) -> str:
     if not member.linkname or "\0" in member.linkname or len(member.linkname) > _MAX_PATH:
         raise BundleUnavailable(
-            f"the archive's link {_shown(member.name)} leads to {_shown(member.linkname)}, which "
-            f"is no path"
+            f"the archive's link {_shown(member.name)} has the target {_shown(member.linkname)}, "
+            f"which is not a valid path"
         )
     return member.linkname
 

@@ -1,12 +1,12 @@
-"""Images: environments built once per node from a description, and found again by its digest.
+"""Images: environments built once per node from a description, and identified by its digest.
 
-An image is `<home>/node/images/<digest>-<uid>/` (without root `<digest>/`: one that another tenant
-built of the same description holds what that tenant's build made of it, and is not shared) with
-`env/` (a virtual environment of a real interpreter), `files/` (what was copied in) and
-`image.json`. One that installs Debian packages has `rootfs/` too, the root file system that its
-workers see (`base_rootfs`), where this node can make one: as root, on Debian or Ubuntu, with
-debootstrap. Workers do not run the environment's own `python`: they run the interpreter behind it
-with the image's `site` directories on `sys.path`, so an image works wherever it is bound."""
+An image is `<home>/node/images/<digest>-<uid>/` (without root `<digest>/`; images are not shared
+between tenants, because their content depends on what the building tenant's steps did) with `env/`
+(a virtual environment of a real interpreter), `files/` (copied files) and `image.json`. An image
+that installs Debian packages also has `rootfs/`, the root file system that its workers see
+(`base_rootfs`), if this node can create one: as root, on Debian or Ubuntu, with debootstrap.
+Workers do not run the environment's own `python`: they run the underlying interpreter with the
+image's `site` directories on `sys.path`, so an image works wherever it is bound."""
 
 from __future__ import annotations
 
@@ -74,37 +74,37 @@ from snapshotter.shim import mounts, root_directory
 from snapshotter.slots.launch_plan import Layout
 
 RUNTIME_PACKAGES = ("cloudpickle", "uvicorn", "httptools", "uvloop", "wsproto")
-"""What a worker imports (the extra `worker` in pyproject.toml): goes into every image, at the
+"""The worker's imports (the extra `worker` in pyproject.toml), installed into every image at the
 platform's own versions."""
 BUILD_TIMEOUT_S = 3600.0
-"""One build: compiling a large package on two cores takes half an hour."""
+"""Timeout of one build: compiling a large package on two cores takes half an hour."""
 _MAX_BACKLOG = 1000
 KEPT_LOGS = 16
-"""Of builds of one tenant that failed, the newest: each has a megabyte, and nothing else bounds how
-many there are."""
+"""Logs kept of a tenant's failed builds, newest first; each may have a megabyte, and their number
+is otherwise unbounded."""
 USED_EVERY_S = 2.0
-"""How often a build says what it has used: who leaves it owes that much less than it has used, at
-most."""
+"""Interval of a build's usage reports, and thus the most wall time whose usage a disconnecting
+client avoids."""
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 _KEY = re.compile(r"[0-9a-f]{64}(-[0-9]+)?\Z")
 
 Part = Callable[[Mapping[str, Any]], Awaitable[None]]
-"""Sends progress to whoever asked: `{"step": "pip install numpy", "index": 2, "of": 4, "text":
-line}`, and, now and then and at the end, `{"build": id, "cpu_ns": n}`: the CPU time of its commands
-so far, where the kernel counts it. Who shares a build hears the same id."""
+"""Sends progress to a client: `{"step": "pip install numpy", "index": 2, "of": 4, "text": line}`,
+and, periodically and at the end, `{"build": id, "cpu_ns": n}`: the CPU time of its commands so far,
+where the kernel counts it. Clients that share a build get the same id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageLayout:
-    """What a worker of an image needs; host paths.
+    """What a worker needs of an image; host paths.
 
     Attributes:
         python: the interpreter's executable, inside `prefix`.
         prefix: the interpreter's installation.
-        site: directories of packages, in the order in which they go on sys.path.
+        site: package directories, in their order on sys.path.
         env: the image's environment variables.
         rootfs: its root file system; None = the machine's.
-        rootfs_digest: of the packages of the distribution in it, with their versions.
+        rootfs_digest: of the distribution packages in it, with their versions.
     """
 
     python: Path
@@ -117,14 +117,13 @@ class ImageLayout:
 
 @dataclass(slots=True, eq=False)
 class _Flight:
-    """A build in progress and who listens to it. Listeners come and go between awaits only."""
+    """A build in progress and its listeners, which change between awaits only."""
 
     task: asyncio.Task[None]
     listeners: list[asyncio.Queue[Mapping[str, Any] | None]] = field(default_factory=list)
 
     def tell(self, body: Mapping[str, Any] | None) -> None:
-        """To every listener; one that reads too slowly loses its oldest lines (the log has them
-        all)."""
+        """Send to every listener; a slow one loses its oldest lines (the log keeps them)."""
         for inbox in self.listeners:
             if inbox.full():
                 inbox.get_nowait()
@@ -151,10 +150,10 @@ class Images:
         servers: DnsServers | None = None,
     ) -> None:
         """`blobs`: where copy steps find their archives; None: the directory `<home>/blobs`.
-        `engines`: None: those of the home alone.
+        `engines`: None: only those of the home.
 
-        `floor`: free disk that builds leave; None: none. `network`: where builds as another uid
-        are; `egress`: what they reach there, `servers`: of names."""
+        `floor`: free disk space that builds must leave; None: none. `network`: of builds with a
+        uid; `egress`: what they can reach there, `servers`: their DNS servers."""
         self._floor = floor or no_floor()
         self._engines = Engines(home) if engines is None else engines
         self._blobs = DirectoryStore(home / "blobs") if blobs is None else blobs
@@ -175,14 +174,14 @@ class Images:
     def layout(
         self, digest: str | None, engine: str | None = None, *, uid: int | None = None
     ) -> Layout:
-        """Where image `digest`, as `uid` built it, is; an image of an older release, which kept one
-        for all tenants, will do.
+        """The layout of image `digest` as built by `uid`, or of an image of an older release, which
+        had one per digest for all tenants.
 
-        In its place the engine environment of that name; without either the platform's own
+        Without a digest, the engine environment of that name; without either, the platform's own
         interpreter with its packages.
 
-        Raises BundleUnavailable when it is not on this node, Unsupported when its interpreter is
-        gone since."""
+        Raises BundleUnavailable if it is not on this node, Unsupported if its interpreter has been
+        removed."""
         if digest is None and engine is not None:
             return self._engines.get(engine)
         if digest is None:
@@ -190,20 +189,20 @@ class Images:
         found = self._find(digest, uid) if _DIGEST.match(digest) else None
         if found is None:
             raise BundleUnavailable(
-                f"image {digest[:12]} was not built on this node: deploy the app again to build it"
+                f"image {digest[:12]} is not on this node: deploy the app again to build it"
             )
         image, body = found
         python = Path(body["python"])
         if not python.exists():
             raise Unsupported(
-                f"image {digest[:12]} was built for {python}, which is gone: install it again, or "
-                f"`pilotlight deploy` anew"
+                f"image {digest[:12]} was built for {python}, which no longer exists: reinstall "
+                f"it, or run `pilotlight deploy` again"
             )
         try:
             site = tuple(check_directory_beneath(image, s) for s in body["site"])
         except OSError as e:
             raise Unsupported(
-                f"image {digest[:12]} cannot be used: {e.strerror}. Change a step of it, and "
+                f"image {digest[:12]} cannot be used: {e.strerror}. Change one of its steps and "
                 f"deploy again"
             ) from e
         rootfs = image / "rootfs" if "rootfs" in body else None
@@ -218,10 +217,11 @@ class Images:
         )
 
     async def build(self, spec: Mapping[str, Any], *, uid: int | None, part: Part) -> str:
-        """Build the image that `spec` describes unless it is there; returns its digest.
+        """Build the image that `spec` describes unless it exists; returns its digest.
 
-        Callers at once share one build and all see its progress; when the last of them is cancelled
-        the build is too. Raises ImageBuildFailed (`detail`: step, log_tail, log), Unsupported."""
+        Concurrent callers share one build and all receive its progress; when the last of them is
+        cancelled, so is the build. Raises ImageBuildFailed (`detail`: step, log_tail, log),
+        Unsupported."""
         digest = image_digest(spec)
         key = _key(digest, uid)
         if (self._root / key).exists():
@@ -243,7 +243,7 @@ class Images:
         return digest
 
     def prune(self, keep: set[str]) -> list[str]:
-        """Remove images whose digests are not in `keep`, unless they are being built; returns their
+        """Remove images whose digests are not in `keep` and that are not being built; returns their
         digests."""
         present = (
             [d.name for d in self._root.iterdir() if _KEY.match(d.name)]
@@ -257,14 +257,14 @@ class Images:
         return sorted({key[:64] for key in gone})
 
     def size_bytes(self, digest: str, *, uid: int | None = None) -> int:
-        """Disk that an image takes as `uid` built it; 0 when it is not on this node. Blocking."""
+        """Disk space of an image built by `uid`; 0 if it is not on this node. Blocking."""
         if not _DIGEST.match(digest):
             return 0
         return disk_bytes(self._root / _key(digest, uid))
 
     def delete(self, digest: str, *, uid: int | None = None) -> int:
-        """Remove an image that `uid` built, and its log; its bytes, 0 where there is none. One that
-        is being built stays. Blocking."""
+        """Remove an image built by `uid`, and its log; returns its bytes, 0 if there is none. An
+        image that is being built stays. Blocking."""
         size_bytes = self.size_bytes(digest, uid=uid)
         key = _key(digest, uid)
         if key in self._flights or not _DIGEST.match(digest):
@@ -275,11 +275,11 @@ class Images:
         return size_bytes
 
     def prune_logs(self, *, keep_s: float, now: float, missing: tuple[int, int] = (0, 0)) -> int:
-        """Remove logs of builds that left no image: beyond the newest of each tenant, and old ones;
-        how many went. Blocking.
+        """Remove logs of failed builds: old ones, and all but the newest of each tenant; returns
+        how many were removed. Blocking.
 
-        `missing`: bytes and files that must go, because the disk is below its floor: then the
-        oldest go, too."""
+        `missing`: bytes and files that must be freed because the disk is below its floor; then the
+        oldest are removed as well."""
         kept: Counter[str] = Counter()
         missing_bytes, missing_files = missing
         removed, left = 0, list[tuple[Path, int]]()
@@ -300,7 +300,7 @@ class Images:
         return removed
 
     def _failed_logs(self) -> list[tuple[float, int, Path]]:
-        """Time, size and path of logs that have no image and are not written, the newest first."""
+        """Time, size and path of logs without an image or a running build, newest first."""
         found = []
         for log in self._root.glob("*.log"):
             if (
@@ -329,7 +329,7 @@ class Images:
             if self._flights.get(key) is flight:
                 del self._flights[key]
             flight.tell(None)
-            # which every listener raises; with none left there is nobody to tell
+            # every listener raises the failure; with none left there is nothing to report
             if task.cancelled() or task.exception() is not None:
                 self.prune_logs(keep_s=math.inf, now=0.0)
 
@@ -394,8 +394,8 @@ class Images:
 
     @contextlib.contextmanager
     def _ids(self, plan: ImagePlan, uid: int | None) -> Iterator[range | None]:
-        """Ids of the root file system that an image gets: one that installs Debian packages, where
-        this node can make one."""
+        """Ids of the root file system of an image that installs Debian packages, if this node can
+        create one."""
         if (
             uid is None
             or all(step.op != "apt" for step in plan.steps)
@@ -416,7 +416,7 @@ class Images:
         return await run_on_machine(argv, variables=proxies, on_lines=on_lines)
 
     async def _addresses(self, plan: ImagePlan) -> list[str]:
-        """Texts that say where packages come from, and through which proxy."""
+        """Texts that name package sources and proxies."""
         texts = index_settings(self._environ)
         if any(step.op == "apt" for step in plan.steps):
             texts += [*(source.uri for source in await package_sources()), await package_proxies()]
@@ -432,7 +432,7 @@ class Images:
 
 @contextlib.asynccontextmanager
 async def _usage_told(group: Group, report: Part) -> AsyncIterator[None]:
-    """Tell the CPU time of a build while the block runs, and at its end, however it ends."""
+    """Report the CPU time of a build periodically while the block runs, and at its end."""
     build = f"b-{os.urandom(8).hex()}"
 
     async def tell() -> None:
@@ -453,13 +453,12 @@ async def _usage_told(group: Group, report: Part) -> AsyncIterator[None]:
 
 
 def disk_bytes(directory: Path) -> int:
-    """Disk that a directory's files take; hard links once, links not followed."""
+    """Disk space of a directory's files; hard links counted once, symlinks not followed."""
     return _disk_bytes(directory, set())
 
 
 def _disk_bytes(directory: str | Path, seen: set[int]) -> int:
-    """`seen`: inodes with several names that were counted; no image is more than 100 directories
-    deep."""
+    """`seen`: counted inodes with several names. No image is more than 100 directories deep."""
     total = 0
     with contextlib.suppress(OSError), os.scandir(directory) as found:
         for entry in found:
@@ -475,7 +474,7 @@ def _disk_bytes(directory: str | Path, seen: set[int]) -> int:
 
 
 def _key(digest: str, uid: int | None) -> str:
-    """Name of the directory of an image: of a tenant's own, where tenants have uids."""
+    """Directory name of an image: per tenant, if tenants have uids."""
     return digest if uid is None else f"{digest}-{uid}"
 
 
@@ -489,29 +488,29 @@ def own_layout() -> ImageLayout:
 
 
 def runtime_requirements() -> list[str]:
-    """The worker's requirements, pinned to what the platform itself runs with. Raises
+    """The worker's requirements, pinned to the versions that the platform itself uses. Raises
     PackageNotFoundError."""
     return [f"{name}=={importlib.metadata.version(name)}" for name in RUNTIME_PACKAGES]
 
 
 def _seal(box: BuildSandbox, env: Mapping[str, str], max_entries: int) -> None:
-    """Make the built directories read-only and write down what they are."""
+    """Make the built directories read-only and write the image's metadata."""
     temp, interpreter, left = box.image, box.interpreter, max_entries
     for name in CACHES if box.ids is not None else ():
-        with contextlib.suppress(OSError):  # a step removed it, or put a link in its place
+        with contextlib.suppress(OSError):  # a step removed it, or replaced it by a link
             remove_tree(check_directory_beneath(box.rootfs, name))
     for name in ("env", "files", *(("rootfs",) if box.ids is not None else ())):
         try:
             left -= freeze(temp / name, owners=box.owners, max_entries=left)
         except TooManyEntries as e:
             raise ValueError(
-                f"it has more than {max_entries} files, directories and links, the bound of one "
-                f"image: remove what the function does not "
-                "need (caches, tests, sources) in the step that makes it, or read it from weights"
+                f"it has more than {max_entries} files, directories and links, the limit of one "
+                f"image: remove what the function does not need (caches, tests, sources) in the "
+                f"step that creates it, or read it from weights"
             ) from e
     site = [f"env/lib/python{interpreter.version}/site-packages", "files"]
     for name in site:
-        # what slots bind: a link of the tenant's would have them bind something else
+        # slots bind these: a tenant's link would redirect the bind
         check_directory_beneath(temp, name)
     body = {
         "python": str(interpreter.executable),
@@ -523,11 +522,11 @@ def _seal(box: BuildSandbox, env: Mapping[str, str], max_entries: int) -> None:
         root_directory.complete(str(box.rootfs), uid=box.uid or 0, home=mounts.HOME)
         body["rootfs"] = packages_digest(box.rootfs)
     (temp / "image.json").write_text(json.dumps(body, sort_keys=True))
-    (temp / "image.json").chmod(0o644)  # whatever our umask is
+    (temp / "image.json").chmod(0o644)  # regardless of our umask
     temp.chmod(0o755)
 
 
 def _failed(digest: str, message: str) -> ImageBuildFailed:
     return ImageBuildFailed(
-        f"image {digest[:12]} could not be built: {message}", {"step": "image", "log_tail": []}
+        f"cannot build image {digest[:12]}: {message}", {"step": "image", "log_tail": []}
     )

@@ -1,8 +1,8 @@
-"""The Python interpreters that are on this machine.
+"""The Python interpreters installed on this machine.
 
-An interpreter is known by what it says about itself, not by its path: a name on PATH may be a
-virtual environment's or a version manager's shim. What counts is the installation behind it: prefix
-and executable, which slots bind."""
+An interpreter is identified by what it reports, not by its path: a name on PATH may belong to a
+virtual environment or be a version manager's shim. The result is the underlying installation, its
+prefix and executable, which slots bind."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from snapshotter.images.spec import OLDEST_PYTHON
 
 _ASK = "import sys; print('%d.%d' % sys.version_info[:2], sys.base_prefix, sep='\\n')"
 _ASK_TIMEOUT_S = 10.0
-"""A shim of a version manager answers in 0.1 s; anything slower is broken."""
+"""A version manager's shim answers in 0.1 s; anything much slower is broken."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interpreter:
-    """One installation: `version` as "3.11", `prefix` its root, `executable` below it (real, no
-    shim, no environment)."""
+    """One installation: `version` such as "3.11", `prefix` its root, `executable` below it (the
+    real binary, no shim, no environment)."""
 
     version: str
     prefix: Path
@@ -42,7 +42,7 @@ def own_interpreter() -> Interpreter:
 
 async def find_interpreter(version: str, environ: Mapping[str, str]) -> Interpreter:
     """The best interpreter of `version`: the platform's own, then PATH, then pyenv's. Raises
-    Unsupported naming what is there."""
+    Unsupported with the installed versions."""
     own = own_interpreter()
     if own.version == version:
         return own
@@ -54,14 +54,14 @@ async def find_interpreter(version: str, environ: Mapping[str, str]) -> Interpre
         sorted({i.version for i in await installed_interpreters(environ)}, key=_as_numbers)
     )
     raise Unsupported(
-        f"no Python {version} on this machine; there is: {there}. Use "
+        f"no Python {version} on this machine; installed: {there}. Use "
         f"Image.python({own.version!r}), or install python{version} on PATH",
         {"wanted": version, "found": there.split(", ")},
     )
 
 
 async def installed_interpreters(environ: Mapping[str, str]) -> list[Interpreter]:
-    """Every interpreter found that an image may have, one per version, the platform's own first,
+    """The installed interpreters that an image may use, one per version: the platform's own first,
     then the newest."""
     found = {(own := own_interpreter()).version: own}
     answers = await asyncio.gather(*(_ask(c) for c in _candidates("python3.*", environ)))
@@ -72,8 +72,8 @@ async def installed_interpreters(environ: Mapping[str, str]) -> list[Interpreter
 
 
 def _candidates(pattern: str, environ: Mapping[str, str]) -> list[Path]:
-    """Executables matching `pattern`, pyenv's shims left out: they answer for whatever is selected,
-    not for their name."""
+    """Executables matching `pattern`, without pyenv's shims, which run the selected version and not
+    the one in their name."""
     folders = [
         Path(p)
         for p in environ.get("PATH", os.defpath).split(os.pathsep)
@@ -88,7 +88,7 @@ def _candidates(pattern: str, environ: Mapping[str, str]) -> list[Path]:
 
 
 async def _ask(candidate: Path) -> Interpreter | None:
-    """What `candidate` says about itself; None when it does not run, or its installation is
+    """What `candidate` reports about itself; None if it does not run or its installation is
     incomplete."""
     try:
         child = await asyncio.create_subprocess_exec(

@@ -1,9 +1,9 @@
-"""pip as `venv` installs it, kept once for each interpreter: making it takes 3 s of CPU time,
+"""A cache of pip as `venv` installs it, one per interpreter: creating it takes 3 s of CPU time,
 copying it 0.1 s.
 
-It lies in the cache of the agent's user ($XDG_CACHE_HOME, XDG base directory specification), made
-by the platform from the wheel that the interpreter bundles (ensurepip, Python's documentation).
-Builds copy it; nothing of theirs gets into it."""
+It is stored in the cache of the agent's user ($XDG_CACHE_HOME, XDG base directory specification)
+and created by the platform from the wheel bundled with the interpreter (ensurepip, Python's
+documentation). Builds copy it and never write to it."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _TIMEOUT_S = 120.0
 
 
 async def pip_of(interpreter: Interpreter, environ: Mapping[str, str]) -> Path | None:
-    """A directory with what belongs into `site-packages`; None where it cannot be made or kept: a
-    build makes its own then."""
+    """A directory with pip's files for `site-packages`; None if it cannot be created or cached, in
+    which case a build installs its own."""
     try:
         kept = _cache(environ) / f"pip-{_key(interpreter)}"
         if not kept.exists():
@@ -40,8 +40,8 @@ async def pip_of(interpreter: Interpreter, environ: Mapping[str, str]) -> Path |
 
 
 def lend(pip: Path, to: Path) -> None:
-    """Have it under another name, as hard links where the file system has them. Blocking. Raises
-    OSError."""
+    """Copy the cached pip to `to`, as hard links where the file system supports them. Blocking.
+    Raises OSError."""
     shutil.copytree(pip, to, copy_function=_link)
 
 
@@ -66,7 +66,7 @@ async def _make(interpreter: Interpreter, into: Path) -> None:
     ]
     if status != 0 or len(found) != 2:
         raise OSError(
-            f"python -m venv exited with status {status}, and made {len(found)} of pip's two "
+            f"python -m venv exited with status {status} and created {len(found)} of pip's two "
             f"directories"
         )
     for directory in found:
@@ -87,7 +87,7 @@ def _key(interpreter: Interpreter) -> str:
 
 
 def _is_ours(kept: Path) -> bool:
-    """Nobody else can have put anything into it."""
+    """Whether no other user can have written to it."""
     status = kept.lstat()
     return (
         stat.S_ISDIR(status.st_mode)
@@ -99,5 +99,5 @@ def _is_ours(kept: Path) -> bool:
 def _link(source: str, target: str) -> None:
     try:
         os.link(source, target, follow_symlinks=False)
-    except OSError:  # another file system, or as many names as a file may have
+    except OSError:  # another file system, or the maximum number of links
         shutil.copy2(source, target, follow_symlinks=False)

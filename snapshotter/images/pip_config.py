@@ -1,11 +1,11 @@
-"""How pip finds its packages on this machine, carried into a build that runs as another user,
-without the operator's credentials.
+"""This machine's pip configuration, passed to builds that run as another user, without the
+operator's credentials.
 
 pip reads global files such as /etc/pip.conf, the user's own file and PIP_* variables. All files are
 merged into one that the build gets as PIP_CONFIG_FILE, and the global ones are hidden from it;
-variables pass through. A tenant's code sees all of that, so users, passwords and queries of URLs
-are removed, and so are client certificates and keyrings: an index or a proxy that wants them is out
-of a build's reach."""
+variables pass through. Tenant code can see all of that, so users, passwords and queries of URLs are
+removed, as are client certificates and keyrings: builds cannot use an index or a proxy that
+requires them."""
 
 from __future__ import annotations
 
@@ -39,19 +39,18 @@ _NOT_PASSED_ON = frozenset(
         *_CREDENTIALS,
     )
 )
-"""Variables that would send the packages, or traces of the build, somewhere else than into the
-image; and credentials."""
+"""Variables that would write packages or traces of the build outside the image; and credentials."""
 _USER = re.compile(r"((?:^|(?<=\s))|[A-Za-z][A-Za-z0-9+.-]*://)[^/\s]*@", re.MULTILINE)
-"""User and password of a URL, or of a proxy's address without a scheme."""
+"""User and password of a URL, or of a proxy address without a scheme."""
 _PATH = re.compile(r"(?:^|(?<=[\s,=]))(file://)?(/[^\s,:;?#]+)", re.MULTILINE)
 _QUERY = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://[^\s?#]*)\?[^\s#]*")
 
 
 def build_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables of `environ` that a build needs, without credentials: pip's own, proxies,
-    certificates of authorities."""
+    certificate authorities."""
     kept = {name: without_credentials(value) for name, value in _passed_on(environ).items()}
-    # No cache: one that a tenant's build can write would feed other tenants' builds of the same
+    # No cache: a cache that a tenant's build can write would feed other tenants' builds of the same
     # image.
     fixed = {
         "PIP_NO_CACHE_DIR": "1",
@@ -65,7 +64,7 @@ def build_variables(environ: Mapping[str, str]) -> dict[str, str]:
 def build_config(
     environ: Mapping[str, str], *, global_files: tuple[Path, ...] = GLOBAL_FILES
 ) -> str:
-    """The machine's and the agent's user's pip configuration as one file's text, without
+    """The pip configuration of the machine and the agent's user as the text of one file, without
     credentials."""
     merged = _merged(environ, global_files)
     for section in merged.sections():
@@ -80,7 +79,7 @@ def build_config(
 def has_credentials(
     environ: Mapping[str, str], *, global_files: tuple[Path, ...] = GLOBAL_FILES
 ) -> bool:
-    """Whether something was removed that pip of this machine would use."""
+    """Whether credentials were removed that pip on this machine would use."""
     passed = _passed_on(environ)
     is_named = any(f"PIP_{name}" in environ for name in _CREDENTIALS)
     is_in_url = any(without_credentials(value) != value for value in passed.values())
@@ -92,13 +91,13 @@ def has_credentials(
 
 
 def without_credentials(text: str) -> str:
-    """`text` with the user, the password and the query of every URL in it removed."""
+    """`text` without the user, password and query of every URL in it."""
     return _QUERY.sub(r"\1", _USER.sub(r"\1", text))
 
 
 def index_settings(environ: Mapping[str, str]) -> list[str]:
-    """Texts that say where pip of this machine finds packages, and through which proxy: variables,
-    and its configuration's text."""
+    """Texts that name pip's package sources and proxies on this machine: variables, and the text of
+    its configuration."""
     variables = build_variables(environ).items()
     texts = [
         value
@@ -109,11 +108,10 @@ def index_settings(environ: Mapping[str, str]) -> list[str]:
 
 
 def named_paths(texts: Iterable[str]) -> list[Path]:
-    """Files and directories of this machine that such texts name: constraints, wheels,
-    certificates; the longest first.
+    """Existing files and directories that such texts name (constraints, wheels, certificates), the
+    longest path first.
 
-    Of a directory that is an index (`file://…`) the one that it lies in: what its links lead to
-    lies beside it."""
+    For a directory that is an index (`file://…`), its parent: its links lead to siblings."""
     found = {
         _with_neighbours(Path(match[2])) if match[1] else Path(match[2])
         for text in texts
@@ -140,13 +138,13 @@ def _passed_on(environ: Mapping[str, str]) -> dict[str, str]:
 def _merged(
     environ: Mapping[str, str], global_files: tuple[Path, ...]
 ) -> configparser.RawConfigParser:
-    """Later files win, as they do for pip."""
+    """The merged files; later files win, as in pip."""
     merged = configparser.RawConfigParser()
     for file in (*global_files, *_user_files(environ)):
         try:
             merged.read_string(file.read_text(), source=str(file))
         except (OSError, UnicodeDecodeError, configparser.Error):
-            continue  # pip would say so itself where it matters: in the build's log
+            continue  # pip reports it in the build's log if it matters
     return merged
 
 

@@ -1,22 +1,21 @@
-"""The child's half of a build box: runs before the build's command, in its process, and becomes it.
+"""The child process of a build sandbox: it sets up the sandbox, then executes the build's command.
 
-Executed as `python -I -S -B boxed.py` with an order as JSON on stdin; standard library only. With a
-uid it makes a mount, PID, IPC and UTS namespace, enters the network namespace of the build, and
-starts the command in a process that gives up root for good (no_new_privs, no capabilities, the
-workers' system call filter). The image being built, its interpreter and a private /tmp stand at the
-places where workers will find them.
+Executed as `python -I -S -B sandbox_child.py` with an order as JSON on stdin; standard library
+only. With a uid it creates a mount, PID, IPC and UTS namespace, enters the network namespace of the
+build, and starts the command in a process that drops root permanently (no_new_privs, no
+capabilities, the workers' system call filter). The image being built, its interpreter and a private
+/tmp are mounted at the paths that workers use.
 
-With a root file system of the image's own (`rootfs`) the box is entered by pivot_root(2), and
-nothing of the machine's is seen in it. There the command is root of a user namespace
-(user_namespaces(7)), whose ids are nobody's on the machine, made after all that is mounted: it
-cannot mount, and what it may do beyond an ordinary user concerns the image's own files.
+If the image has its own root file system (`rootfs`), the sandbox is entered by pivot_root(2), and
+nothing of the machine is visible in it. There the command is root of a user namespace
+(user_namespaces(7)), whose ids are unused on the machine and which is created after all mounts: it
+cannot mount, and its extra privileges apply only to the image's own files.
 
-The command is not PID 1 of the box. That is a process of ours, which the command can neither signal
-nor trace: it ends when the command does, and with the agent (PR_SET_PDEATHSIG, prctl(2)), and the
-kernel kills whatever else lives in the box before anybody learns that it has ended. So no process
-of the tenant outlives its step. Without a uid there is no box: the process that waits for the
-command is the parent of whatever its descendants leave behind (PR_SET_CHILD_SUBREAPER), and kills
-that."""
+The command is not PID 1 of the sandbox. PID 1 is a process of the platform, which the command can
+neither signal nor trace: it exits when the command does, and with the agent (PR_SET_PDEATHSIG,
+prctl(2)), and the kernel kills all other processes of the sandbox before its exit is reported. So
+no tenant process outlives its step. Without a uid there is no sandbox: the process that waits for
+the command is a subreaper (PR_SET_CHILD_SUBREAPER) and kills all remaining descendants."""
 
 from __future__ import annotations
 
@@ -57,12 +56,12 @@ _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REMOUNT, _MS_BIND, _MS_REC, _
 ) = 1, 22, 24, 36, 38
 _SECCOMP_MODE_FILTER = 2
 _LAST_CAPABILITY = 63
-"""Capabilities are a 64-bit set (capabilities(7)); dropping one that the kernel does not know fails
+"""Capabilities are a 64-bit set (capabilities(7)); dropping one unknown to the kernel fails
 harmlessly."""
 
 _KEPT_CAPABILITIES = (0, 1, 3, 4, 5, 6, 7, 18, 31)
-"""CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID, SYS_CHROOT, SETFCAP: what installing a
-package takes (capabilities(7))."""
+"""CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID, SYS_CHROOT, SETFCAP: required to
+install packages (capabilities(7))."""
 _NODES = ("null", "zero", "full", "random", "urandom", "tty")
 _LINKS = {
     "fd": "/proc/self/fd",
@@ -72,17 +71,17 @@ _LINKS = {
     "ptmx": "pts/ptmx",
 }
 _PLACES = ("dev", "etc", "proc", "run", "tmp")
-"""Directories that the root file system of an image must have: something is mounted there, or in
-it."""
+"""Directories that the root file system of an image must have, because something is mounted at or
+below them."""
 
 _SHARED = ("/var/tmp", "/run/lock")
-"""Directories of the host that anybody may write: in the box nobody may."""
+"""World-writable directories of the host, which are read-only in the sandbox."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def main() -> None:
-    """Obey the order on stdin; never returns."""
+    """Execute the order on stdin; never returns."""
     order: dict[str, Any] = json.load(sys.stdin)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     if order["parent"] is not None:
@@ -108,8 +107,8 @@ def main() -> None:
 
 
 def _bound(order: dict[str, Any]) -> None:
-    """Enter the build's cgroup ("0" is whoever writes it, cgroups(7)) and lower its limits, while
-    we still may."""
+    """Enter the build's cgroup (writing "0" means the writing process, cgroups(7)) and lower the
+    rlimits, while still privileged."""
     for procs in order.get("procs", ()):
         with open(procs, "w") as group:
             group.write("0")
@@ -120,8 +119,8 @@ def _bound(order: dict[str, Any]) -> None:
 
 
 def _install(program: bytes) -> None:
-    """Put a seccomp filter in force, as `isolation.install` does: nothing of ours is on this
-    interpreter's path."""
+    """Install a seccomp filter, as `isolation.install` does, which this interpreter cannot
+    import."""
     code = ctypes.create_string_buffer(program, len(program))
     header = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(code))
     holder = ctypes.create_string_buffer(header, len(header))
@@ -144,7 +143,7 @@ def _enter_box(order: dict[str, Any]) -> None:
     _mount(None, "/", None, _MS_REC | _MS_PRIVATE)
     if order["rootfs"] is not None:
         _prepare_rootfs(order)
-        # nothing is imported from now on, here and outside: all files will be the tenant's
+        # import nothing after this point: all files will be the tenant's
         sys.path.clear()
         sys.meta_path.clear()
         _start_first_process()
@@ -186,12 +185,12 @@ def _bind_all(binds: list[tuple[str, str, bool]], at: str) -> None:
 
 
 def _prepare_rootfs(order: dict[str, Any]) -> None:
-    """Mount everything below the image's root file system. No step runs meanwhile; what earlier
-    ones left is looked at, not followed."""
+    """Mount everything below the image's root file system. No step runs meanwhile; files left by
+    earlier steps are checked, not followed."""
     at, first = order["rootfs"], order["ids"][0]
     for name in _PLACES:
         if not os.path.isdir(f"{at}/{name}") or os.path.islink(f"{at}/{name}"):
-            _give_up(f"/{name} of the image is no directory any more: an earlier step removed it")
+            _give_up(f"/{name} of the image is not a directory: an earlier step removed it")
     _mount(at, at, None, _MS_BIND)
     _mount(
         "tmpfs",
@@ -228,10 +227,10 @@ def _prepare_rootfs(order: dict[str, Any]) -> None:
 
 
 def _pivot(at: str, lent: list[str], owner: int) -> None:
-    """Enter the root file system; in the box's first process.
+    """Enter the root file system; runs in the first process of the sandbox.
 
-    `lent`: directories of the machine that are seen there, too. They are mounted when links lead
-    nowhere but into the image."""
+    `lent`: directories of the machine that are visible in it. They are mounted after the pivot,
+    when links can only lead into the image."""
     held = [(path, os.open(path, os.O_PATH | os.O_DIRECTORY)) for path in lent]
     _mount("proc", f"{at}/proc", "proc", _MS_NOSUID | _MS_NODEV)
     os.chdir(at)
@@ -257,8 +256,8 @@ def _make_directories(path: str, owner: int) -> None:
 
 
 def _become_root_of_namespace() -> None:
-    """Root of a user namespace whose ids the box's first process has set, with few of root's
-    capabilities even there."""
+    """Become root of a user namespace whose ids the first process of the sandbox has mapped, with
+    few of root's capabilities even there."""
     for capability in range(_LAST_CAPABILITY + 1):
         if capability not in _KEPT_CAPABILITIES:
             _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)
@@ -274,9 +273,10 @@ def _give_up(message: str) -> NoReturn:
 
 def _start_first_process() -> None:
     """Fork PID 1 of the new namespace. The parent stays outside: it passes on the exit status, and
-    ends the box on SIGTERM.
+    kills the sandbox on SIGTERM.
 
-    waitpid(2) for a PID 1 returns when every process of its namespace is gone (pid_namespaces(7)).
+    waitpid(2) for a PID 1 returns after every process of its namespace has exited
+    (pid_namespaces(7)).
     """
     heard = {signal.SIGTERM, signal.SIGCHLD}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, heard)
@@ -290,10 +290,10 @@ def _start_first_process() -> None:
 
 
 def _start_command(ids: tuple[int, int] | None = None) -> None:
-    """Fork the process that becomes the command. The parent stays as PID 1, reaps what is left to
-    it, and ends with the command.
+    """Fork the process that becomes the command. The parent stays as PID 1, reaps orphans, and
+    exits with the command.
 
-    `ids`: the first and how many that a user namespace of the command's has.
+    `ids`: first id and number of ids of the command's user namespace.
     """
     made, mapped = (os.pipe(), os.pipe()) if ids is not None else ((-1, -1), (-1, -1))
     child = os.fork()
@@ -306,7 +306,7 @@ def _start_command(ids: tuple[int, int] | None = None) -> None:
         return
     if ids is not None:
         os.close(made[1])
-        if os.read(made[0], 1):  # else it failed, and has said why
+        if os.read(made[0], 1):  # otherwise the child failed and has printed why
             for name in ("uid_map", "gid_map"):
                 with open(f"/proc/{child}/{name}", "w") as map_file:
                     map_file.write(f"0 {ids[0]} {ids[1]}")
@@ -319,7 +319,7 @@ def _start_command(ids: tuple[int, int] | None = None) -> None:
 
 def _start_watched_command() -> None:
     """Fork the process that becomes the command. The parent passes on its exit status; then, and on
-    SIGTERM, it kills what is left."""
+    SIGTERM, it kills all remaining descendants."""
     _call("prctl", _PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     heard = {signal.SIGTERM, signal.SIGCHLD}
     child = os.fork()
@@ -341,8 +341,8 @@ def _start_watched_command() -> None:
 
 
 def _kill_children() -> None:
-    """Those that are left are ours then, and are killed when the kernel says that these have
-    ended."""
+    """Kill the direct children. Their own children are reparented to this process and killed when
+    SIGCHLD arrives."""
     for directory in filter(str.isdecimal, os.listdir("/proc")):
         try:
             with open(f"/proc/{directory}/stat") as stat:
@@ -362,7 +362,7 @@ def _die_with_parent(parent: int, how: signal.Signals) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, {how, signal.SIGCHLD} if how == signal.SIGTERM else ())
     _call("prctl", _PR_SET_PDEATHSIG, int(how), 0, 0, 0)
     if os.getppid() != parent:
-        os._exit(1)  # it died before it could be watched
+        os._exit(1)  # the parent died before it could be watched
 
 
 def _mount(

@@ -1,8 +1,7 @@
-"""An image's description, read from JSON and checked: `{"python": "3.11", "steps": [{"op": …},
-…]}`.
+"""An image's description: parsing and validation of `{"python": "3.11", "steps": [{"op": …}, …]}`.
 
-The digest of the description as it was given names the image, so that whoever wrote it knows the
-name before it is built."""
+The digest of the description as given names the image, so that its author knows the name before it
+is built."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from pilotlight.core.debian_packages import check_debian_package_name
 from snapshotter.errors import ImageBuildFailed, Unsupported
 
 OLDEST_PYTHON = (3, 11)
-"""What the worker runtime is written for (requires-python in pyproject.toml)."""
+"""Oldest version that the worker runtime supports (requires-python in pyproject.toml)."""
 _VERSION = re.compile(r"[0-9]{1,3}\.[0-9]{1,3}\Z")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _KEYS = {
@@ -32,8 +31,8 @@ _KEYS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One step: `op` is pip, apt, run, copy or env; `items` packages or commands; the rest belongs
-    to its op."""
+    """One step: `op` is pip, apt, run, copy or env; `items` are packages or commands; the other
+    fields depend on the op."""
 
     op: str
     items: tuple[str, ...] = ()
@@ -44,7 +43,7 @@ class Step:
 
     @property
     def title(self) -> str:
-        """What the step does, for progress and errors: `pip install numpy`."""
+        """A description of the step for progress and errors: `pip install numpy`."""
         words = {
             "pip": "pip install",
             "apt": "apt install",
@@ -62,7 +61,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImagePlan:
-    """A checked description: the wanted Python as "3.11", and the steps in order."""
+    """A validated description: the Python version, such as "3.11", and the steps in order."""
 
     python: str
     steps: tuple[Step, ...]
@@ -70,26 +69,28 @@ class ImagePlan:
 
 def image_digest(spec: Mapping[str, Any]) -> str:
     """sha256 (hex) of the canonical JSON of `spec` as given: the image's name. Raises
-    ImageBuildFailed for what JSON cannot carry."""
+    ImageBuildFailed if JSON cannot represent it."""
     try:
         text = json.dumps(spec, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
     except UnicodeEncodeError as e:
-        raise _broken(f"{e.object[e.start : e.end]!r} is half of a character: write UTF-8") from e
+        raise _broken(
+            f"{e.object[e.start : e.end]!r} is half of a character: use valid UTF-8"
+        ) from e
     except RecursionError as e:
         raise _broken("it is nested too deeply") from e
     return hashlib.sha256(text).hexdigest()
 
 
 def parse_image(spec: Mapping[str, Any]) -> ImagePlan:
-    """Check `spec`. Raises ImageBuildFailed (`step` is "description"), or Unsupported for what only
-    a container could do."""
+    """Validate `spec`. Raises ImageBuildFailed (`step` is "description"), or Unsupported for what
+    only a container could do."""
     python = spec.get("python")
     if not isinstance(python, str) or not _VERSION.match(python):
         raise _broken(f"python = {_shown(python)}: expected a version such as '3.11'")
     if tuple(int(part) for part in python.split(".")) < OLDEST_PYTHON:
         raise Unsupported(
-            f"python {python} is too old: the worker needs {'.'.join(map(str, OLDEST_PYTHON))} or "
-            f"newer in every image"
+            f"python {python} is too old: the worker requires "
+            f"{'.'.join(map(str, OLDEST_PYTHON))} or newer in every image"
         )
     steps = spec.get("steps", [])
     if not isinstance(steps, list | tuple):
@@ -123,7 +124,7 @@ def _step(index: int, body: Any) -> Step:
     for package in packages:
         if op == "pip" and package.startswith("-"):
             raise _broken(
-                f"{where}: {_shown(package)} does not name a package; options go into `options`"
+                f"{where}: {_shown(package)} is not a package name; put options into `options`"
             )
         if op == "apt":
             _check_debian(package, where)
@@ -135,24 +136,24 @@ def _step(index: int, body: Any) -> Step:
 
 
 def _is_text(value: Any) -> bool:
-    """Whether this can be an argument of a program: UTF-8, without the byte that ends one."""
+    """Whether this can be a program argument: UTF-8 without NUL."""
     try:
         return isinstance(value, str) and b"\0" not in value.encode()
-    except UnicodeEncodeError:  # half a surrogate pair, which JSON can spell
+    except UnicodeEncodeError:  # half a surrogate pair, which JSON can represent
         return False
 
 
 def _texts(body: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
     value = body.get(key, [])
     if not isinstance(value, list | tuple) or not all(_is_text(v) and v for v in value):
-        raise _broken(f"{where}.{key} = {_shown(value)}: expected a list of texts")
+        raise _broken(f"{where}.{key} = {_shown(value)}: expected a list of strings")
     return tuple(value)
 
 
 def _text(body: Mapping[str, Any], key: str, where: str) -> str:
     value: Any = body.get(key)
     if not _is_text(value) or not value:
-        raise _broken(f"{where}.{key} = {_shown(value)}: expected a text")
+        raise _broken(f"{where}.{key} = {_shown(value)}: expected a string")
     return str(value)
 
 
@@ -161,9 +162,8 @@ def _target(target: str, where: str) -> str:
     if path.is_absolute():
         raise Unsupported(
             f"{where}: cannot copy to {_shown(target)}: an image on this node is an environment, "
-            f"not a root file system. Give a path "
-            "relative to the image's files, which are the working directory of run() and on "
-            "sys.path at run time"
+            f"not a root file system. Use a path relative to the image's files, which are the "
+            f"working directory of run() and on sys.path at run time"
         )
     if ".." in path.parts:
         raise _broken(f"{where}.target = {_shown(target)}: must not leave the image")
@@ -182,14 +182,14 @@ def _variables(values: Any, where: str) -> Mapping[str, str]:
         _is_text(v) and _VARIABLE.match(k) for k, v in values.items()
     ):
         raise _broken(
-            f"{where}.values = {_shown(values)}: expected an object of texts, its keys names of "
-            f"variables"
+            f"{where}.values = {_shown(values)}: expected an object of strings whose keys are "
+            f"variable names"
         )
     return dict(values)
 
 
 def _shown(value: Any) -> str:
-    """`value`, short enough for a message, and all of it characters."""
+    """`value` as ASCII, short enough for a message."""
     try:
         return ascii(value)[:200]
     except RecursionError:
@@ -198,5 +198,5 @@ def _shown(value: Any) -> str:
 
 def _broken(message: str) -> ImageBuildFailed:
     return ImageBuildFailed(
-        f"the image's description is wrong: {message}", {"step": "description", "log_tail": []}
+        f"invalid image description: {message}", {"step": "description", "log_tail": []}
     )

@@ -1,5 +1,5 @@
-"""What an instance lives in: slots and the pool of spare ones, what is launched in them, their
-logs, their weights, and the agent's half of the conversation with a shim.
+"""Slots, which contain instances: the pool of spare slots, launches, logs, weights, and the agent's
+side of the protocol with a shim.
 
-The other half is in `shim`.
+The other side is in `shim`.
 """

@@ -1,9 +1,8 @@
-"""Limits concurrent boots and restores: more than the processors can run makes each of them late,
-and none of them early.
+"""Limits concurrent boots and restores: more than the processors can run would delay all of them.
 
 Tenants alternate by deficit round robin (Shreedhar & Varghese 1996): each turn grants as many boots
-as the tenant's weight, first in first out within a tenant. However many cold starts one tenant has,
-they delay another tenant's by at most one turn.
+as the tenant's weight, first in first out within a tenant. Any number of cold starts of one tenant
+delay those of another by at most one turn.
 """
 
 from __future__ import annotations

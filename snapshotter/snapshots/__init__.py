@@ -1,5 +1,4 @@
-"""Snapshots on disk: what they are of, what they are made of, where they lie, and whether one may
-be used.
+"""Snapshots on disk: their identity, content, location and validation.
 
-The parts that touch files live here; CRIU, which writes and reads the images, is driven from
+The parts that handle files are here; CRIU, which writes and reads the images, is driven from
 `snapshotter.criu`."""

@@ -1,9 +1,8 @@
-"""Snapshots that nobody asked for: after a COLD start of a revision that has none, behind the
-caller's back.
+"""Automatic snapshots, built in the background after a COLD start of a revision that has none.
 
-At most so many per hour (after an upgrade every revision misses at once, and a node has calls to
-answer), one at a time, a moment after the start that wanted it. The bucket refills evenly; what
-finds it empty is not queued: the next COLD start wants it again."""
+At most so many per hour (after an upgrade every revision misses at once, and the node must also
+answer calls), one at a time, shortly after the start. The token bucket refills evenly; a request
+that finds it empty is not queued: the next COLD start makes another one."""
 
 from __future__ import annotations
 
@@ -21,14 +20,15 @@ from snapshotter.types import LaunchSpec, RevisionKey
 
 _log = logging.getLogger(__name__)
 DELAY_S = 1.0
-"""The first call of the instance that just came up has the processor to itself."""
+"""The first call of the new instance has the processor to itself."""
 _HOUR_S = 3600.0
 _PAUSE_S = 600.0
-"""After one that failed for a reason that may pass (a full disk): not with every COLD start."""
+"""Pause after a failure with a possibly temporary cause (a full disk), so that not every COLD start
+retries."""
 
 
 class SnapshotMaker(Protocol):
-    """What makes snapshots (`checkpoints.Checkpoints`)."""
+    """Creates snapshots (`checkpoints.Checkpoints`)."""
 
     def refused(self, revision: RevisionKey) -> SnapshotRefused | None: ...
 
@@ -38,7 +38,8 @@ class SnapshotMaker(Protocol):
 
 
 class BackgroundBuilder:
-    """Owner: the event loop. `checkpoints` None: snapshots are off, and nothing is ever wanted."""
+    """Builds snapshots in the background. Owner: the event loop. `checkpoints` None: snapshots are
+    off."""
 
     def __init__(
         self,
@@ -64,7 +65,7 @@ class BackgroundBuilder:
         return f"<BackgroundBuilder {len(self._wanted)} wanted, {int(self._tokens)} left this hour>"
 
     def want(self, launch: LaunchSpec) -> bool:
-        """Have one made soon; False when it is not worth it or may not be now."""
+        """Request a snapshot; False if it is unnecessary or not allowed now."""
         checkpoints = self._checkpoints
         if (
             checkpoints is None
@@ -88,7 +89,7 @@ class BackgroundBuilder:
         return True
 
     async def aclose(self) -> None:
-        """Nothing is begun any more; what is being made is ended."""
+        """Start no more builds and stop the running one."""
         self._closing.set()
         if self._checkpoints is not None:
             await self._checkpoints.aclose()
@@ -125,7 +126,7 @@ class BackgroundBuilder:
 
 
 def _is_template_gone(error: Exception) -> bool:
-    """Whether it was only too late: the Template was dropped while others were built, and the next
-    COLD start makes another one."""
+    """Whether the request was only too late: the Template was dropped while others were built, and
+    the next COLD start creates another one."""
     reasons = error.detail.get("reasons", ()) if isinstance(error, SnapshotRefused) else ()
     return any(reason["kind"] == "template_gone" for reason in reasons)

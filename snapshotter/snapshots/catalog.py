@@ -1,15 +1,15 @@
-"""The snapshots of this node: a directory each, named by its content, whole or not there at all.
+"""The snapshots of this node: one directory each, named by its content, created atomically.
 
     <directory>/.lock                     held by the one agent that owns the directory
-    <directory>/.tmp-…                    being written; removed when its maker dies
+    <directory>/.tmp-…                    being written; removed when its writer dies
     <directory>/sn-…/images/, files.tar, manifest.json
     <directory>/quarantine/sn-….…/        moved aside, with its reason beside it in sn-….….json
-    <directory>/hashes.json               what was verified since this machine booted
+    <directory>/hashes.json               files verified since this machine booted
 
-Publishing: hash, write the manifest (its temporary name, fsync(2), rename(2)), flush the file
-system, rename the directory. What is READY was proven, and the proof stands in the signed manifest.
-Before each use its files are compared with what was verified: by stat(2), and by hash again when
-that differs. What does not match is moved aside and never served."""
+Publishing: hash the files, write the manifest (temporary name, fsync(2), rename(2)), flush the file
+system, rename the directory. A READY snapshot was proven, and the proof is in the signed manifest.
+Before each use its files are compared with what was verified: by stat(2), and by hash if that
+differs. A mismatch is moved aside and never served."""
 
 from __future__ import annotations
 
@@ -68,10 +68,10 @@ _QUARANTINE = "quarantine"
 
 
 class Catalog:
-    """Owner: one event loop. The index changes only in synchronous code after the directory did;
-    reading and writing is done in threads.
+    """The snapshots of this node. Owner: one event loop. The index changes only in synchronous code
+    after the directory did; reading and writing is done in threads.
 
-    `step` is told each step of publishing (tests kill the process there).
+    `step` is called with each step of publishing (tests kill the process there).
     """
 
     def __init__(
@@ -83,11 +83,11 @@ class Catalog:
         step: Callable[[str], None] = lambda _: None,
         floor: DiskFloor | None = None,
     ) -> None:
-        """Take the directory, clean up after a dead owner and take stock. Blocking. Raises
+        """Lock the directory, clean up after a dead owner and index the snapshots. Blocking. Raises
         CatalogLocked, OSError.
 
-        `max_bytes` None: a quarter of the free disk, with what is here already counted as free.
-        `floor`: free disk that snapshots leave to others; None: none."""
+        `max_bytes` None: a quarter of the free disk space, counting existing snapshots as free.
+        `floor`: free disk space that snapshots must leave; None: none."""
         self._floor = floor or no_floor()
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         directory.chmod(0o700)
@@ -113,28 +113,28 @@ class Catalog:
 
     @property
     def directory(self) -> Path:
-        """Where they lie."""
+        """The directory that contains the snapshots."""
         return self._directory
 
     @property
     def memory(self) -> HashCache:
-        """Hashes known; shared with who records mapped files."""
+        """The known hashes; shared with the code that records mapped files."""
         return self._memory
 
     @property
     def key(self) -> bytes:
-        """Signs manifests."""
+        """The key that signs manifests."""
         return self._key
 
     @property
     def used_bytes(self) -> int:
-        """On disk: snapshots, and what is kept for diagnosis."""
+        """Disk space of snapshots, including quarantined ones."""
         return sum(s.manifest.image_bytes for s in self._snapshots.values()) + sum(
             q.image_bytes for q in self.quarantined
         )
 
     async def aclose(self) -> None:
-        """Keep what was verified for the next agent, and let the directory go. Idempotent."""
+        """Store the verified hashes for the next agent, and release the directory. Idempotent."""
         if self._lock < 0:
             return
         if self._removals:
@@ -148,9 +148,9 @@ class Catalog:
             os.close(self._lock)
             self._lock = -1
 
-    # -- looking -----------------------------------------------------------------------------------
+    # -- lookup ------------------------------------------------------------------------------------
     def candidate(self, identity: Identity) -> Snapshot | None:
-        """The newest proven snapshot of this identity; its files are still to be looked at
+        """The newest proven snapshot of this identity; the caller must still check its files
         (`is_fresh`)."""
         ready = (
             s
@@ -160,8 +160,8 @@ class Catalog:
         return max(ready, key=lambda s: s.manifest.created_at, default=None)
 
     def missed(self, identity: Identity) -> str | None:
-        """Which field keeps the newest proven snapshot of this revision from being a candidate;
-        None when there is none at all."""
+        """The field that prevents the newest proven snapshot of this revision from being a
+        candidate; None if there is no such snapshot."""
         ready = (
             s
             for s in self._snapshots.values()
@@ -171,16 +171,15 @@ class Catalog:
         return None if newest is None else newest.manifest.identity.first_difference(identity)
 
     def is_fresh(self, snapshot: Snapshot, binds: BindMounts | None) -> bool:
-        """True if nothing of it, nor of what it maps, changed since it was verified. stat(2) only,
-        some 5 µs for each file."""
+        """True if neither its files nor those it maps changed since they were verified. stat(2)
+        only, some 5 µs per file."""
         return self._verifier.is_fresh(snapshot, binds)
 
     async def verify(self, snapshot: Snapshot, binds: BindMounts | None) -> None:
-        """Hash whatever is not known to be unchanged. `binds` None leaves out the files that it
-        maps.
+        """Hash all files that are not known to be unchanged. `binds` None skips the mapped files.
 
-        Raises SnapshotCorrupt (it is quarantined then), LibraryChanged (it stays: the file may come
-        back), SnapshotUnknown."""
+        Raises SnapshotCorrupt (the snapshot is quarantined), LibraryChanged (it stays: the file may
+        be restored), SnapshotUnknown."""
         self.get(snapshot.id)
         try:
             await self._verifier.check_files(snapshot)
@@ -191,12 +190,12 @@ class Catalog:
             await self.check_mapped(snapshot.manifest, binds)
 
     async def check_mapped(self, manifest: SnapshotManifest, binds: BindMounts) -> None:
-        """Raises LibraryChanged when a file that it maps is another one on this host."""
+        """Raises LibraryChanged if a file that it maps differs on this host."""
         await self._verifier.check_mapped(manifest, binds)
 
     async def usable(self, identity: Identity, binds: BindMounts) -> Snapshot | None:
-        """A snapshot that may be restored now, or None; `missed` says why not. Damaged ones are
-        moved aside on the way.
+        """A snapshot that may be restored now, or None; `missed` says why. Damaged snapshots are
+        quarantined.
 
         Raises LibraryChanged.
         """
@@ -210,10 +209,10 @@ class Catalog:
                 _log.warning("snapshot.unusable snapshot=%s error=%s", snapshot.id, e)
         return None
 
-    # -- making ------------------------------------------------------------------------------------
+    # -- creation ----------------------------------------------------------------------------------
     @contextlib.asynccontextmanager
     async def stage(self) -> AsyncIterator[SnapshotStaging]:
-        """A directory to make a snapshot in; whatever is not published from it is removed."""
+        """A directory to create a snapshot in; unpublished content is removed."""
         place = atomic_directory.staging_directory(self._directory, label="snapshot")
         work = await atomic_directory.enter_in_thread(place)
         try:
@@ -225,9 +224,10 @@ class Catalog:
     async def publish(
         self, stage: SnapshotStaging, draft: SnapshotManifest, *, now: float
     ) -> Snapshot:
-        """Hash the files, write the manifest, give it its name: PROVING unless `draft` has a proof.
+        """Hash the files, write the manifest and rename the directory: PROVING unless `draft` has a
+        proof.
 
-        Cancelling it leaves nothing, or the whole snapshot. Raises OSError, SnapshotInvalid,
+        If cancelled, leaves nothing or the complete snapshot. Raises OSError, SnapshotInvalid,
         DiskBudgetExceeded."""
         here = stage.work.directory
         marks = await self._memory.marks(await asyncio.to_thread(files_of, here), settle=True)
@@ -237,8 +237,8 @@ class Catalog:
     async def admit(
         self, stage: SnapshotStaging, full: SnapshotManifest, *, now: float
     ) -> Snapshot:
-        """Publish verified files whose manifest is complete already, as that of a copy. Raises
-        OSError, DiskBudgetExceeded."""
+        """Publish verified files with a complete manifest, such as a remote copy. Raises OSError,
+        DiskBudgetExceeded."""
         self._step("hashed")
         await self.make_room(full.image_bytes)
         return await _to_its_end(self._place(stage, full, now))
@@ -251,7 +251,7 @@ class Catalog:
             manifest=full, directory=final, state=_state(full), last_used_at=now
         )
         self._snapshots[full.id] = snapshot
-        await self._verifier.check_files(snapshot)  # by stat, for what was just hashed
+        await self._verifier.check_files(snapshot)  # by stat, because it was just hashed
         return snapshot
 
     def _write(self, stage: SnapshotStaging, full: SnapshotManifest, final: Path) -> None:
@@ -264,8 +264,8 @@ class Catalog:
     async def mark_proven(
         self, snapshot_id: str, proof: Proof, *, pages: str, phases_ms: Mapping[str, float]
     ) -> Snapshot:
-        """It is READY from now on, and older ones of the same identity go. `phases_ms` is added to.
-        Raises SnapshotUnknown, OSError."""
+        """Make it READY and delete older snapshots of the same identity. `phases_ms` is merged into
+        the manifest's. Raises SnapshotUnknown, OSError."""
         old = self.get(snapshot_id)
         proven = replace(
             old.manifest,
@@ -294,9 +294,9 @@ class Catalog:
         await self._verifier.check_files(snapshot)
         return snapshot
 
-    # -- using -------------------------------------------------------------------------------------
+    # -- use ---------------------------------------------------------------------------------------
     def get(self, snapshot_id: str) -> Snapshot:
-        """Raises SnapshotUnknown; what is quarantined is not known any more."""
+        """The snapshot. Raises SnapshotUnknown, also for quarantined ones."""
         found = self._snapshots.get(snapshot_id)
         if found is None:
             raise SnapshotUnknown(f"snapshot {snapshot_id} is not on this node")
@@ -306,7 +306,7 @@ class Catalog:
         return iter(list(self._snapshots.values()))
 
     def infos(self, labels: Mapping[str, str]) -> list[SnapshotInfo]:
-        """Of all whose labels include `labels`, the quarantined ones included, oldest first."""
+        """Snapshots whose labels include `labels`, including quarantined ones, oldest first."""
         every = [
             *(s.info() for s in self._snapshots.values()),
             *(q.info() for q in self.quarantined),
@@ -317,7 +317,7 @@ class Catalog:
 
     @contextlib.contextmanager
     def lease(self, snapshot_id: str) -> Iterator[Snapshot]:
-        """While held its files stay on the disk, whatever happens to it. Raises SnapshotUnknown."""
+        """Keep its files on disk while held, even if it is deleted. Raises SnapshotUnknown."""
         snapshot = self.get(snapshot_id)
         self._leases[snapshot_id] = self._leases.get(snapshot_id, 0) + 1
         try:
@@ -330,31 +330,31 @@ class Catalog:
                     self._remove_later(grave)
 
     def used(self, snapshot_id: str, *, now: float) -> None:
-        """An instance or a Template was born of it."""
+        """Record that an instance or a Template was restored from it."""
         found = self._snapshots.get(snapshot_id)
         if found is not None:
             self._failures.pop(snapshot_id, None)
             self._snapshots[snapshot_id] = replace(
                 found, last_used_at=now, restores=found.restores + 1
             )
-            # only the order of eviction after a restart hangs on it
+            # determines only the eviction order after a restart
             with contextlib.suppress(OSError):
                 os.utime(found.directory, (now, now))
 
     def failed(self, snapshot_id: str) -> int:
-        """A restore of it failed; how many did in a row. The caller quarantines it when they are
-        enough."""
+        """Record a failed restore; returns the number of consecutive failures. The caller
+        quarantines it at its limit."""
         self._failures[snapshot_id] = self._failures.get(snapshot_id, 0) + 1
         return self._failures[snapshot_id]
 
     def mark_remote(self, snapshot_id: str) -> None:
-        """A copy is in the object store."""
+        """Record that a copy is in the object store."""
         if (found := self._snapshots.get(snapshot_id)) is not None:
             self._snapshots[snapshot_id] = replace(found, remote=True)
 
-    # -- leaving -----------------------------------------------------------------------------------
+    # -- removal -----------------------------------------------------------------------------------
     async def quarantine(self, snapshot_id: str, reason: str, *, now: float | None = None) -> None:
-        """Move it aside with its reason; it is never served again. Idempotent."""
+        """Move it aside with the reason; it is never served again. Idempotent."""
         found = self._forget(snapshot_id)
         if found is not None:
             _log.warning(
@@ -371,8 +371,8 @@ class Catalog:
         )
 
     async def delete(self, snapshot_id: str) -> bool:
-        """Remove it, quarantined or not; True if it was there. Its name goes now, its files when
-        nobody uses them any more."""
+        """Remove it, quarantined or not; True if it existed. It disappears from the index at once;
+        its files are removed when they are no longer in use."""
         found, aside = (
             self._forget(snapshot_id),
             [q for q in self.quarantined if q.id == snapshot_id],
@@ -384,8 +384,8 @@ class Catalog:
         return found is not None or bool(aside)
 
     async def delete_of(self, *, revision: str | None = None, function: str | None = None) -> int:
-        """Remove all of a revision, or of a function id (what stands before the `@` of a revision's
-        key); how many went."""
+        """Remove all snapshots of a revision, or of a function id (the part of a revision's key
+        before `@`); returns how many were removed."""
         every = [(s.id, s.manifest.revision) for s in self._snapshots.values()]
         every += [(q.id, q.manifest.revision) for q in self.quarantined if q.manifest is not None]
         wanted = {
@@ -396,11 +396,11 @@ class Catalog:
         return sum([await self.delete(snapshot_id) for snapshot_id in sorted(wanted)])
 
     async def make_room(self, needed_bytes: int, *, coming_bytes: int = 0) -> None:
-        """Remove what is quarantined, then the least recently used, until `needed_bytes` fit, and
-        the disk's floors are kept.
+        """Remove quarantined, then least recently used snapshots until `needed_bytes` fit and the
+        disk floor is kept.
 
-        `coming_bytes`: of them so many are not on the disk yet. Raises DiskBudgetExceeded; then
-        nothing is removed for the budget's sake."""
+        `coming_bytes`: the part of them that is not on the disk yet. Raises DiskBudgetExceeded; if
+        the budget is the reason, nothing is removed."""
         unused = sorted(
             (s for s in self._snapshots.values() if s.id not in self._leases),
             key=lambda s: s.last_used_at,
@@ -413,7 +413,7 @@ class Catalog:
         )
         if held + needed_bytes > self.max_bytes:
             raise DiskBudgetExceeded(
-                f"a snapshot of {needed_bytes} bytes does not fit: snapshots may take "
+                f"a snapshot of {needed_bytes} bytes does not fit: the limit for snapshots is "
                 f"{self.max_bytes} bytes, {held} are in use"
             )
         while self.used_bytes + needed_bytes > self.max_bytes or any(
@@ -421,7 +421,7 @@ class Catalog:
         ):
             if not aside and not unused:
                 raise DiskBudgetExceeded(
-                    f"a snapshot of {needed_bytes} bytes is not kept: "
+                    f"cannot keep a snapshot of {needed_bytes} bytes: "
                     f"{self._floor.describe(coming_bytes)}"
                 )
             if aside:
@@ -486,7 +486,7 @@ class Catalog:
                 self.quarantined.append(self._set_aside(directory, None, str(e), None))
 
     def _read(self, directory: Path) -> Snapshot:
-        """A snapshot as an earlier agent left it; its files are hashed before it is used. Raises
+        """Read a snapshot of an earlier agent; its files are hashed before it is used. Raises
         SnapshotInvalid, OSError."""
         try:
             data = (directory / MANIFEST).read_bytes()
@@ -494,7 +494,7 @@ class Catalog:
             raise SnapshotInvalid("it has no manifest") from e
         manifest = manifests.parse(data, self._key)
         if manifest.id != directory.name:
-            raise SnapshotInvalid(f"{directory.name} holds the manifest of {manifest.id}")
+            raise SnapshotInvalid(f"{directory.name} contains the manifest of {manifest.id}")
         used_at = directory.stat().st_mtime
         return Snapshot(
             manifest=manifest, directory=directory, state=_state(manifest), last_used_at=used_at
@@ -506,8 +506,8 @@ def _state(manifest: SnapshotManifest) -> SnapshotState:
 
 
 async def _to_its_end(work: Coroutine[Any, Any, T]) -> T:
-    """What threads do to the directory cannot be stopped half-way: a cancelled caller waits for
-    it."""
+    """Run to completion even if the caller is cancelled, because changes to the directory made by
+    threads cannot be interrupted."""
     task = asyncio.create_task(work)
     try:
         return await asyncio.shield(task)
@@ -524,5 +524,5 @@ def _own(directory: Path) -> int:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as e:
         os.close(lock)
-        raise CatalogLocked(f"{directory} belongs to another running agent") from e
+        raise CatalogLocked(f"{directory} is in use by another running agent") from e
     return lock

@@ -1,5 +1,5 @@
-"""Files in pieces of 16 MiB, each compressed and hashed by itself: sent, resumed and checked one by
-one, in bounded memory."""
+"""Files in chunks of 16 MiB, each compressed and hashed separately, so that they can be sent,
+resumed and verified one by one in bounded memory."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from snapshotter.snapshots.remote_objects import RemoteError
 
 CHUNK_BYTES = 16 * 1024 * 1024
 _LEVEL = 3
-"""zstd's default: process images shrink to a quarter, at 200 MB/s and core."""
+"""zstd's default: process images shrink to a quarter, at 200 MB/s per core."""
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """A piece of a file: `plain_bytes` with hash `plain`, compressed to `packed_bytes` with hash
-    `packed` (sha256, hex), which names it."""
+    """A chunk of a file: `plain_bytes` with hash `plain`, compressed to `packed_bytes` with hash
+    `packed` (sha256, hex), which names the chunk."""
 
     plain: str
     packed: str
@@ -33,7 +33,7 @@ class Chunk:
 
     @property
     def key(self) -> str:
-        """In the store."""
+        """Its key in the store."""
         return f"chunks/{self.packed[:2]}/{self.packed}"
 
     def to_json(self) -> dict[str, Any]:
@@ -51,19 +51,19 @@ class Chunk:
         chunk = cls(**body)
         sizes = (chunk.plain_bytes, chunk.packed_bytes)
         if not (_SHA256.fullmatch(chunk.plain) and _SHA256.fullmatch(chunk.packed)):
-            raise ValueError("a chunk has two sha256")
+            raise ValueError("a chunk must have two sha256 values")
         if not all(type(size) is int and 0 < size <= 2 * CHUNK_BYTES for size in sizes):
-            raise ValueError(f"a chunk has up to {CHUNK_BYTES} bytes, not {sizes}")
+            raise ValueError(f"a chunk must have up to {CHUNK_BYTES} bytes, not {sizes}")
         return chunk
 
 
 def offsets(size: int, chunk_bytes: int) -> range:
-    """Where the chunks of a file of `size` bytes begin."""
+    """The offsets of the chunks of a file of `size` bytes."""
     return range(0, size, chunk_bytes)
 
 
 def pack(path: Path, offset: int, chunk_bytes: int) -> tuple[Chunk, bytes]:
-    """Read and compress one piece of a file. Blocking. Raises OSError."""
+    """Read and compress one chunk of a file. Blocking. Raises OSError."""
     with path.open("rb") as f:
         f.seek(offset)
         plain = f.read(chunk_bytes)
@@ -78,15 +78,15 @@ def pack(path: Path, offset: int, chunk_bytes: int) -> tuple[Chunk, bytes]:
 
 
 def unpack(chunk: Chunk, packed: bytes, path: Path, offset: int) -> None:
-    """Check a piece and write it to its place in a file that exists. Blocking. Raises RemoteError,
+    """Verify a chunk and write it at its offset of an existing file. Blocking. Raises RemoteError,
     OSError."""
     if len(packed) != chunk.packed_bytes:
         raise RemoteError(
-            f"chunk {chunk.packed[:12]}… has {len(packed)} bytes, its record says "
+            f"chunk {chunk.packed[:12]}… has {len(packed)} bytes, but its record says "
             f"{chunk.packed_bytes}"
         )
     if _sha256(packed) != chunk.packed:
-        raise RemoteError(f"chunk {chunk.packed[:12]}… has another content than its record says")
+        raise RemoteError(f"chunk {chunk.packed[:12]}… does not match the hash in its record")
     try:
         if zstandard.frame_content_size(packed) != chunk.plain_bytes:
             raise RemoteError(
@@ -94,10 +94,10 @@ def unpack(chunk: Chunk, packed: bytes, path: Path, offset: int) -> None:
             )
         plain = zstandard.ZstdDecompressor().decompress(packed)
     except zstandard.ZstdError as e:
-        raise RemoteError(f"chunk {chunk.packed[:12]}… cannot be unpacked: {e}") from e
+        raise RemoteError(f"cannot unpack chunk {chunk.packed[:12]}…: {e}") from e
     if _sha256(plain) != chunk.plain:
         raise RemoteError(
-            f"chunk {chunk.packed[:12]}… unpacks to another content than its record says"
+            f"the unpacked content of chunk {chunk.packed[:12]}… does not match its record"
         )
     descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:

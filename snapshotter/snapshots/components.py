@@ -1,4 +1,4 @@
-"""What a node has that makes and restores snapshots: the parts that all others here share."""
+"""A node's components that create and restore snapshots, shared by the rest of this package."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from snapshotter.types import LaunchSpec
 
 @dataclass(frozen=True, kw_only=True)
 class SnapshotComponents:
-    """Parts, not state.
+    """The shared components; holds no state.
 
     Attributes:
-        kdat: what CRIU found out about this kernel, put into each slot so that it is not found out
-        again; None: it looks for itself. kit: of CRIU for slots whose file system is a tenant's.
-        remote: None: copies go nowhere and come from nowhere.
+        kdat: CRIU's cached kernel features, put into each slot to avoid detecting them again; None:
+            CRIU detects them.
+        kit: CRIU's files for slots with a tenant's root file system.
+        remote: copies in the object store; None: disabled.
     """
 
     catalogue: Catalog
@@ -34,8 +35,8 @@ class SnapshotComponents:
     remote: RemoteCopies | None
 
     def describe(self, launch: LaunchSpec) -> tuple[Identity, BindMounts]:
-        """What a snapshot of `launch` must be of, and where the files lie here that its process
-        maps. Raises OSError."""
+        """The identity required of a snapshot of `launch`, and the host paths of the files that its
+        process maps. Raises OSError."""
         layout = self.images.layout(launch.image, launch.engine, uid=launch.uid)
         pairs = [
             (str(layout.prefix), "python"),

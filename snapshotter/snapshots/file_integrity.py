@@ -1,8 +1,6 @@
-"""Whether a snapshot is still what its manifest says, and whether the files that it maps are still
-the same.
+"""Verification that a snapshot matches its manifest and that the files it maps are unchanged.
 
-Before each use: stat(2) only. When that does not tell, its files are hashed again.
-"""
+Before each use: stat(2) only. If that is inconclusive, files are hashed again."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ from snapshotter.snapshots.stored import LibraryChanged, Snapshot, has_nothing_e
 
 
 class FileVerifier:
-    """Remembers what it verified. Owner: the event loop."""
+    """Verifies snapshots and remembers the results. Owner: the event loop."""
 
     def __init__(self, memory: HashCache, key: bytes) -> None:
         self._memory = memory
@@ -34,8 +32,8 @@ class FileVerifier:
         return f"<FileVerifier of {len(self._manifests)} snapshots>"
 
     def is_fresh(self, snapshot: Snapshot, binds: BindMounts | None) -> bool:
-        """True if nothing of it, nor of what it maps, changed since it was verified; some 5 µs for
-        each file."""
+        """True if neither its files nor those it maps changed since they were verified; some 5 µs
+        per file."""
         here, knows = f"{snapshot.directory}/", self._memory.knows
         manifest = snapshot.manifest
         return (
@@ -53,14 +51,14 @@ class FileVerifier:
         )
 
     async def check_files(self, snapshot: Snapshot) -> None:
-        """Raises SnapshotInvalid naming the first file that is not as the manifest says, or
+        """Raises SnapshotInvalid with the first file that does not match the manifest, or
         OSError."""
         path = snapshot.directory / MANIFEST
         mark = (await self._memory.marks([path], settle=True))[path]
         if parse(await asyncio.to_thread(path.read_bytes), self._key) != snapshot.manifest:
-            raise SnapshotInvalid("the manifest is not the one that was read before")
+            raise SnapshotInvalid("the manifest changed since it was read")
         if not has_nothing_else(snapshot):
-            raise SnapshotInvalid("there are more or fewer files than the manifest names")
+            raise SnapshotInvalid("there are more or fewer files than the manifest lists")
         wanted = snapshot.manifest.files
         found = await self._memory.marks(
             [snapshot.directory / name for name in wanted], settle=True
@@ -69,7 +67,7 @@ class FileVerifier:
         self._manifests[snapshot.id] = mark
 
     async def check_mapped(self, manifest: SnapshotManifest, binds: BindMounts) -> None:
-        """Raises LibraryChanged naming the first file that is another one on this host."""
+        """Raises LibraryChanged with the first mapped file that differs on this host."""
         for path, mark in manifest.mapped.items():
             if not mapped_files.is_known(
                 path, mark, binds, self._memory
@@ -77,18 +75,20 @@ class FileVerifier:
                 raise LibraryChanged(path)
 
     def forget(self, snapshot_id: str) -> None:
-        """It is gone."""
+        """Forget a removed snapshot."""
         self._manifests.pop(snapshot_id, None)
 
 
 def compare(marks: Mapping[str, FileMark], found: Mapping[str, FileMark]) -> None:
-    """Raises SnapshotInvalid naming the first file whose size or content is another."""
+    """Raises SnapshotInvalid with the first file whose size or content differs."""
     for name, mark in marks.items():
         there = found[name]
         if there.bytes != mark.bytes:
-            raise SnapshotInvalid(f"{name} has {there.bytes} bytes, the manifest says {mark.bytes}")
+            raise SnapshotInvalid(
+                f"{name} has {there.bytes} bytes, but the manifest says {mark.bytes}"
+            )
         if there.sha256 != mark.sha256:
             raise SnapshotInvalid(
-                f"{name} has another content than the manifest says (sha256 {there.sha256[:12]}…, "
+                f"{name} does not have the content in the manifest (sha256 {there.sha256[:12]}…, "
                 f"not {mark.sha256[:12]}…)"
             )

@@ -1,10 +1,10 @@
-"""Hashes of files, remembered for as long as stat(2) says that a file is the same.
+"""A cache of file hashes, valid while stat(2) reports that a file is unchanged.
 
-Reading 300 MB takes 0.2 s, a stat(2) takes a microsecond. A file is known by its inode, size, mtime
-and ctime: nobody but the kernel sets a ctime, so a file that was written to after it was hashed is
-hashed again. The kernel's clock ticks; a file that was changed within the last tick is not
-remembered, because the next change could carry the same time. The memory is kept on disk, sealed,
-for the running boot only: after a power cut everything is read again."""
+Reading 300 MB takes 0.2 s, a stat(2) takes a microsecond. A file is identified by its inode, size,
+mtime and ctime: only the kernel sets a ctime, so a file modified after it was hashed is hashed
+again. The kernel's clock has a coarse resolution; a file changed within the last tick is not
+cached, because the next change could have the same time. The cache is stored on disk, signed, and
+valid only for the current boot: after a power failure everything is read again."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from snapshotter.snapshots import manifest
 from snapshotter.snapshots.manifest import FileMark, SnapshotInvalid
 
 TICK_S = 0.02
-"""Longer than a tick of any kernel (100 Hz and up)."""
+"""Longer than one tick of any kernel (100 Hz and up)."""
 _CHUNK_BYTES = 1024 * 1024
 _MAX_REMEMBERED = 20_000
 
@@ -29,8 +29,7 @@ Stamp = tuple[int, int, int, int, int]
 
 
 class HashCache:
-    """What files contain, by what stat(2) says of them. Owner: the event loop; threads only read
-    files."""
+    """Hashes of files by their stat(2) results. Owner: the event loop; threads only read files."""
 
     def __init__(self, *, threads: int | None = None) -> None:
         self._known: dict[Stamp, str] = {}
@@ -50,10 +49,10 @@ class HashCache:
     async def marks(
         self, paths: Iterable[Path], *, settle: bool = False, follow: bool = False
     ) -> dict[Path, FileMark]:
-        """Size and hash of each file, read in threads where they are not known.
+        """Size and hash of each file, read in threads if unknown.
 
-        `settle` waits out the clock's tick first, so that what was just written is remembered, too.
-        Raises OSError, and SnapshotInvalid for what is no regular file or changes while it is read.
+        `settle` first waits out the clock's tick, so that files just written are cached too. Raises
+        OSError, and SnapshotInvalid for a file that is not regular or changes while it is read.
         """
         wanted = list(paths)
         if settle:
@@ -77,13 +76,13 @@ class HashCache:
         return FileMark(bytes=status.st_size, sha256=digest)
 
     def dump(self, key: bytes) -> bytes:
-        """For `load`, after a restart of the agent."""
+        """Serialize for `load`, after a restart of the agent."""
         known = [[*stamp, digest] for stamp, digest in self._known.items()]
         return manifest.sealed({"boot": boot_id(), "known": known}, key)
 
     def load(self, data: bytes, key: bytes) -> None:
-        """What an agent knew that ran since this machine booted. Raises SnapshotInvalid when it was
-        altered."""
+        """Load the hashes of an agent that ran since this machine booted. Raises SnapshotInvalid if
+        they were altered."""
         body = manifest.opened(data, key, max_bytes=len(data))
         if body.get("boot") == boot_id():
             self._known.update(
@@ -95,7 +94,7 @@ class HashCache:
 
 
 def hash_file(path: Path, *, follow: bool) -> tuple[str, os.stat_result]:
-    """sha256 (hex) of a regular file, and its stat after it was read. Blocking. Raises OSError,
+    """sha256 (hex) of a regular file, and its stat after reading. Blocking. Raises OSError,
     SnapshotInvalid."""
     total = hashlib.sha256()
     descriptor = os.open(
@@ -104,19 +103,19 @@ def hash_file(path: Path, *, follow: bool) -> tuple[str, os.stat_result]:
     with os.fdopen(descriptor, "rb", buffering=0) as f:
         before = os.fstat(f.fileno())
         if not stat.S_ISREG(before.st_mode):
-            raise SnapshotInvalid(f"{path} is no regular file")
+            raise SnapshotInvalid(f"{path} is not a regular file")
         buffer = bytearray(_CHUNK_BYTES)
         view = memoryview(buffer)
         while count := f.readinto(buffer):
             total.update(view[:count])
         after = os.fstat(f.fileno())
     if _stamp(before) != _stamp(after):
-        raise SnapshotInvalid(f"{path} changed while it was read")
+        raise SnapshotInvalid(f"{path} changed while it was being read")
     return total.hexdigest(), after
 
 
 def boot_id() -> str:
-    """Of the running kernel. Source: random(4)."""
+    """The boot id of the running kernel. Source: random(4)."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 

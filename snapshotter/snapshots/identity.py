@@ -1,9 +1,8 @@
-"""What must be the same for a snapshot to be restored: the revision's parts and the machine's, by
-field.
+"""The identity of a snapshot: the fields of revision and machine that must match for a restore.
 
-A process image holds addresses of libraries, choices made for this processor, kernel structures.
-One different field and it is no candidate; the first one that differs is named, because an operator
-wants to know which upgrade cost the snapshots."""
+A process image contains addresses of libraries, choices made for this processor, and kernel
+structures. A snapshot with a different field is not a candidate. The first differing field is
+reported, so that operators can see which upgrade invalidated the snapshots."""
 
 from __future__ import annotations
 
@@ -20,28 +19,27 @@ from snapshotter.slots.launch_plan import Layout
 from snapshotter.types import LaunchSpec
 
 SCHEMA = "3"
-"""Goes up when the layout of a slot or of a snapshot changes, so that no older one is restored into
-it."""
+"""Increment when the layout of a slot or a snapshot changes, so that older snapshots are not
+restored."""
 _SHORT = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """Fields in the order in which a difference is reported: what users change first, then what
-    operators change.
+    """The fields, in the order in which a difference is reported: first those that users change,
+    then those that operators change.
 
     Attributes:
-        schema: of slots and snapshots. revision, bundle, image, entry, env, uid, weights, limits:
-        of the launch; `image` of the platform's own environment is a
-            hash of what is installed in it.
-        rootfs: kind of the root file system, `host` or `image`, and which packages of the
-        distribution an image's has. Of the host's, each
-            file that the process maps is looked at (`mapped_files`).
-        runtime: our own packages' sources.
+        schema: of slots and snapshots.
+        revision, bundle, image, entry, env, uid, weights, limits: of the launch; `image` of the
+            platform's own environment is a hash of its installed packages.
+        rootfs: kind of the root file system, `host` or `image`, and for an image its distribution
+            packages. On the host's, each mapped file is checked (`mapped_files`).
+        runtime: the sources of our own packages.
         python: the interpreter's name and a hash of its executable and library.
         kernel, machine, cpu: release, architecture, hash of the processor's flags.
         criu: version and hash of the binary.
-        driver, gpu: of the GPUs, and which one the launch asks for.
+        driver, gpu: of the GPUs, and the GPU that the launch requests.
     """
 
     schema: str
@@ -68,7 +66,7 @@ class Identity:
         return _digest(self.to_json())
 
     def first_difference(self, other: Identity) -> str | None:
-        """Name of the first field that differs; None when they are the same."""
+        """Name of the first field that differs; None if all are equal."""
         return next(
             (f.name for f in fields(self) if getattr(self, f.name) != getattr(other, f.name)), None
         )
@@ -82,13 +80,13 @@ class Identity:
         """The reverse of `to_json`. Raises ValueError on a missing, unknown or non-text field."""
         names = {f.name for f in fields(cls)}
         if body.keys() != names or not all(isinstance(v, str) for v in body.values()):
-            raise ValueError(f"an identity has the text fields {', '.join(sorted(names))}")
+            raise ValueError(f"an identity must have the text fields {', '.join(sorted(names))}")
         return cls(**body)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeIdentity:
-    """The machine's part, which does not change while the agent runs; fields as in Identity."""
+    """The machine's fields of an Identity, constant while the agent runs."""
 
     runtime: str
     kernel: str
@@ -107,8 +105,8 @@ def node_identity(
     gpus: Iterable[Mapping[str, Any]] = (),
     cpuinfo: Path = Path("/proc/cpuinfo"),
 ) -> NodeIdentity:
-    """Of this machine. `runtime`: package name → directory; `gpus`: rows of `capabilities()`.
-    Blocking, some 30 ms: once per agent."""
+    """The identity of this machine. `runtime`: package name → directory; `gpus`: rows of
+    `capabilities()`. Blocking, some 30 ms: once per agent."""
     name, cards = os.uname(), list(gpus)
     return NodeIdentity(
         runtime=source_digest(runtime),
@@ -122,10 +120,10 @@ def node_identity(
 
 
 def identity_of(launch: LaunchSpec, node: NodeIdentity, layout: Layout) -> Identity:
-    """Of `launch` on this machine. `layout`: the interpreter and the packages that it boots with.
-    Some stat(2) calls once warm.
+    """The identity of `launch` on this machine. `layout`: the interpreter and packages that it
+    boots with. Costs a few stat(2) calls once warm.
 
-    Raises OSError when the interpreter is not there.
+    Raises OSError if the interpreter does not exist.
     """
     return Identity(
         schema=SCHEMA,
@@ -150,7 +148,8 @@ def identity_of(launch: LaunchSpec, node: NodeIdentity, layout: Layout) -> Ident
 
 
 def cpu_digest(cpuinfo: str) -> str:
-    """Of the processor's feature flags, whatever their order. Source: proc_cpuinfo(5)."""
+    """Hash of the processor's feature flags, independent of their order. Source:
+    proc_cpuinfo(5)."""
     for line in cpuinfo.splitlines():
         key, _, value = line.partition(":")
         if key.strip() in ("flags", "Features"):
@@ -159,7 +158,7 @@ def cpu_digest(cpuinfo: str) -> str:
 
 
 def source_digest(packages: Mapping[str, Path]) -> str:
-    """Of every Python source below each directory, by relative name and content."""
+    """Hash of every Python source below each directory, by relative name and content."""
     total = hashlib.sha256()
     for name, directory in sorted(packages.items()):
         for path in sorted(directory.rglob("*.py")):
@@ -170,14 +169,14 @@ def source_digest(packages: Mapping[str, Path]) -> str:
 
 def python_digest(layout: Layout) -> str:
     """The interpreter's name and a hash of its executable and shared library; read again when one
-    of them changed."""
+    of them changes."""
     libraries = sorted((layout.prefix / "lib").glob("libpython*.so*"))
     return f"{layout.python.name} {_files_digest(tuple(_stamps([layout.python, *libraries])))}"
 
 
 def site_digest(directories: Iterable[Path]) -> str:
-    """Of the distributions installed in `directories`. Read again when a directory changed, as pip
-    changes it."""
+    """Hash of the distributions installed in `directories`. Read again when a directory changes, as
+    pip changes it."""
     return _distributions_digest(tuple(_stamps(directories)))
 
 
@@ -201,8 +200,8 @@ def _files_digest(stamps: tuple[Stamp, ...]) -> str:
 
 @functools.lru_cache(maxsize=64)
 def _distributions_digest(stamps: tuple[Stamp, ...]) -> str:
-    """RECORD lists every file of a distribution with its hash (PEP 376); one without it counts by
-    its name, which has the version."""
+    """RECORD lists every file of a distribution with its hash (PEP 376); a distribution without it
+    counts by its name, which includes the version."""
     total = hashlib.sha256()
     for directory, *_ in stamps:
         for info in sorted(Path(directory).glob("*.dist-info")):
@@ -218,7 +217,7 @@ def _digest(value: object) -> str:
 
 
 def _plain(value: object) -> object:
-    """Mappings that are no dict."""
+    """JSON values for mappings that are not dicts."""
     if isinstance(value, Mapping):
         return dict(value)
-    raise TypeError(f"{type(value).__name__} is no JSON value")
+    raise TypeError(f"{type(value).__name__} is not a JSON value")

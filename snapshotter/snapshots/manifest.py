@@ -1,9 +1,9 @@
-"""The record of one snapshot, written last and signed: files with sizes and hashes, what they are
-of, how to restore them.
+"""The manifest of one snapshot, written last and signed: files with sizes and hashes, identity, and
+how to restore it.
 
 The file is canonical JSON with a `signature`: HMAC-SHA256 over everything else, with a key derived
-from the platform's own. A process image is code that will run: nothing that this platform did not
-write is ever restored. The id is a hash of the content, without what its proof adds later."""
+from the platform's own. A process image is code that will run: only images written by this platform
+are restored. The id is a hash of the content, excluding what the proof adds later."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ _AFTER_PROOF = ("id", "pages", "proof", "phases_ms")
 
 
 class SnapshotInvalid(Exception):
-    """Raised when a snapshot is not what its manifest says, or the manifest is not ours; the
-    message says which part and why."""
+    """Raised when a snapshot does not match its manifest, or the manifest is not ours; the message
+    says which part and why."""
 
 
 class SnapshotsOff(Exception):
-    """Raised when snapshots cannot be signed here; the message says why and what to do."""
+    """Raised when snapshots cannot be signed here; the message says why and gives the remedy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class FileMark:
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Self:
-        """Raises ValueError when it is not a size and a hash."""
+        """Raises ValueError if it is not a size and a hash."""
         size, digest = body["bytes"], body["sha256"]
         if (
             body.keys() != {"bytes", "sha256"}
@@ -69,12 +69,12 @@ class FileMark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
-    """It was restored, and its example was answered as before.
+    """The result of a trial restore that answered the example as before.
 
     Attributes:
-        at: wall clock, seconds since the epoch. answer_ms: from the order to the first answer, by
-        kind of pages that was tried (`eager`, `lazy`). restore_ms: of the kind that was chosen,
-        until the process ran.
+        at: wall clock, seconds since the epoch.
+        answer_ms: from the request to the first answer, by kind of pages tried (`eager`, `lazy`).
+        restore_ms: until the process ran, with the chosen kind.
     """
 
     at: float
@@ -88,19 +88,25 @@ class Proof:
 
 @dataclass(frozen=True, kw_only=True)
 class SnapshotManifest:
-    """One snapshot.
+    """The manifest of one snapshot.
 
     Attributes:
-        id: `sn-` and 16 hex digits of the content; "" in a draft, as are `files`. identity: what
-        must be the same. created_at: wall clock, seconds since the epoch. files: `images/<name>`
-        and `files.tar` → size and hash. mapped: in-slot path → size and hash of every file that the
-        process maps or holds open and that may change under it. pages: `eager` or `lazy`. in_place:
-        a whole process tree, restored one to one. stdio: in-slot names of its stdout and stderr
-        pipes (`pipe:[ino]`), None where they were let go. point: the snapshot point: pid, threads,
-        phases_ms, joins, listens, obstacles. network: it needs a network namespace of its own.
-        heap_bytes: memory that the image carries, by cause (`memory_report.causes`). weights_bytes:
-        of weights that are mapped from their files, and so not in it. proof: None until it was
-        restored once. phases_ms: what making it took. cold_ms: from nothing to the snapshot point.
+        id: `sn-` and 16 hex digits of the content; "" in a draft, which has no `files` either.
+        identity: the fields that must match.
+        created_at: wall clock, seconds since the epoch.
+        files: `images/<name>` and `files.tar` → size and hash.
+        mapped: in-slot path → size and hash of every file that the process maps or holds open and
+            that may change.
+        pages: `eager` or `lazy`.
+        in_place: a whole process tree, restored one to one.
+        stdio: in-slot names of its stdout and stderr pipes (`pipe:[ino]`), None if released.
+        point: the snapshot point: pid, threads, phases_ms, joins, listens, obstacles.
+        network: it requires its own network namespace.
+        heap_bytes: memory in the image, by cause (`memory_report.causes`).
+        weights_bytes: size of weights mapped from their files, and thus not in the image.
+        proof: None until it was restored once.
+        phases_ms: durations of its creation.
+        cold_ms: from nothing to the snapshot point.
         labels: of the launch.
     """
 
@@ -123,26 +129,26 @@ class SnapshotManifest:
 
     @property
     def revision(self) -> RevisionKey:
-        """Whose snapshot it is."""
+        """The revision it belongs to."""
         return RevisionKey(self.identity.revision)
 
     @property
     def image_bytes(self) -> int:
-        """What it takes on disk."""
+        """Disk space."""
         return sum(mark.bytes for mark in self.files.values())
 
     def completed(self, files: Mapping[str, FileMark]) -> Self:
-        """The draft with its files, and the id that follows from it all."""
+        """The draft with its files and the resulting id."""
         full = replace(self, files=dict(files))
         return replace(full, id=full.content_id())
 
     def content_id(self) -> str:
-        """The id that belongs to this content; a proof does not change it."""
+        """The id of this content; a proof does not change it."""
         body = {k: v for k, v in self.to_json().items() if k not in _AFTER_PROOF}
         return f"sn-{hashlib.sha256(canonical(body)).hexdigest()[:16]}"
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values, without a signature."""
+        """As JSON values, without signature."""
         body = {f.name: getattr(self, f.name) for f in fields(self)}
         body["identity"] = self.identity.to_json()
         for name in ("files", "mapped"):
@@ -154,44 +160,44 @@ class SnapshotManifest:
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Self:
-        """The reverse of `to_json`. Raises ValueError, TypeError or KeyError: the caller says
-        SnapshotInvalid."""
+        """The reverse of `to_json`. Raises ValueError, TypeError or KeyError, which the caller
+        translates to SnapshotInvalid."""
         values = dict(body)
         for name in ("files", "mapped"):
             values[name] = {path: FileMark.from_json(mark) for path, mark in body[name].items()}
         for name in values["files"]:
             if not _NAME.fullmatch(name):
-                raise ValueError(f"no file of a snapshot is called {name!r}")
+                raise ValueError(f"{name!r} is not a valid file name in a snapshot")
         if body["pages"] not in (EAGER, LAZY):
-            raise ValueError(f"pages are {EAGER} or {LAZY}, not {body['pages']!r}")
+            raise ValueError(f"pages must be {EAGER} or {LAZY}, not {body['pages']!r}")
         values["identity"] = Identity.from_json(body["identity"])
         values["proof"] = None if body["proof"] is None else Proof(**body["proof"])
         return cls(**values)
 
 
 def canonical(body: Mapping[str, Any]) -> bytes:
-    """One way to write each value: sorted keys, no spaces, ASCII. Raises ValueError on NaN."""
+    """The canonical encoding: sorted keys, no spaces, ASCII. Raises ValueError on NaN."""
     return json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 
 def signing_key(home: Path, key_file: Path | None = None) -> bytes:
-    """Derived from `key_file`, or `<home>/platform.key`, and of no use for anything else. Raises
-    SnapshotsOff when there is none, or it is none."""
+    """A key derived from `key_file`, or `<home>/platform.key`, for this purpose only. Raises
+    SnapshotsOff if the file is missing or not a key."""
     path = key_file or home / "platform.key"
     try:
         raw = base64.b64decode(path.read_bytes().strip(), altchars=b"-_", validate=True)
     except FileNotFoundError as e:
         raise SnapshotsOff(
-            f"{path} is missing: snapshots are signed with it, and the platform makes it at its "
-            f"first start"
+            f"{path} is missing: it is needed to sign snapshots, and the platform creates it at "
+            f"its first start"
         ) from e
     except (OSError, binascii.Error) as e:
         raise SnapshotsOff(
-            f"{path} cannot be read as a key ({e}): snapshots are signed with it"
+            f"{path} cannot be read as a key ({e}): it is needed to sign snapshots"
         ) from e
     if len(raw) != 32:
         raise SnapshotsOff(
-            f"{path} holds {len(raw)} bytes, a key has 32: snapshots are signed with it"
+            f"{path} has {len(raw)} bytes, a key has 32: it is needed to sign snapshots"
         )
     return hmac.new(raw, b"pilotlight snapshots", hashlib.sha256).digest()
 
@@ -203,8 +209,8 @@ def sealed(body: Mapping[str, Any], key: bytes) -> bytes:
 
 
 def opened(data: bytes, key: bytes, *, max_bytes: int = MAX_MANIFEST_BYTES) -> dict[str, Any]:
-    """The body of what `sealed` made. Raises SnapshotInvalid when a byte of it was changed, or
-    another platform wrote it."""
+    """The body of the result of `sealed`. Raises SnapshotInvalid if it was changed or written by
+    another platform."""
     if len(data) > max_bytes:
         raise SnapshotInvalid(f"the manifest has {len(data)} bytes, more than {max_bytes}")
     try:
@@ -221,7 +227,7 @@ def opened(data: bytes, key: bytes, *, max_bytes: int = MAX_MANIFEST_BYTES) -> d
         raise SnapshotInvalid(f"the manifest is not canonical: {e}") from e
     if not genuine:
         raise SnapshotInvalid(
-            "the manifest's signature is not ours: it was altered, or signed with another "
+            "the manifest's signature is invalid: it was altered, or signed with another "
             "platform.key"
         )
     del body["signature"]
@@ -229,26 +235,26 @@ def opened(data: bytes, key: bytes, *, max_bytes: int = MAX_MANIFEST_BYTES) -> d
 
 
 def parse(data: bytes, key: bytes) -> SnapshotManifest:
-    """A manifest from its file. Raises SnapshotInvalid."""
+    """Parse a manifest file. Raises SnapshotInvalid."""
     return checked_manifest(opened(data, key))
 
 
 def checked_manifest(body: Mapping[str, Any]) -> SnapshotManifest:
-    """A manifest from JSON values whose signature was checked. Raises SnapshotInvalid."""
+    """A manifest from JSON values with a verified signature. Raises SnapshotInvalid."""
     try:
         manifest = SnapshotManifest.from_json(body)
         content_id = manifest.content_id()
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as e:
-        raise SnapshotInvalid(f"the manifest is not one that this version reads: {e}") from e
+        raise SnapshotInvalid(f"this version cannot read the manifest: {e}") from e
     if manifest.id != content_id:
         raise SnapshotInvalid(
-            f"the manifest calls itself {manifest.id}, its content is {content_id}"
+            f"the manifest's id is {manifest.id}, but its content is {content_id}"
         )
     return manifest
 
 
 def write_durably(path: Path, data: bytes) -> None:
-    """Whole or not at all: a temporary file, fsync(2), rename(2). Raises OSError and leaves nothing
+    """Write atomically: a temporary file, fsync(2), rename(2). Raises OSError and leaves no file
     then."""
     fresh = path.with_name(f".{path.name}.new")
     try:

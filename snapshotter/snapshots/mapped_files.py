@@ -1,10 +1,9 @@
-"""The files that a process needs again when it comes back: libraries it has mapped, files it holds
-open.
+"""The files that a restored process requires: libraries it has mapped, files it holds open.
 
-CRIU refuses an image when one of them has another size, and would restore nonsense when only the
-content differs. What lies in content-addressed binds (code, weights, a built image's packages)
-cannot change; the rest of the host can: an upgraded library is found here before CRIU starts. Paths
-are those of the slot, the same on every node; binds lead to the host's."""
+CRIU rejects an image if the size of one of them differs, but would restore a broken process if only
+the content differs. Files in content-addressed binds (code, weights, a built image's packages)
+cannot change; other files of the host can, and an upgraded library is detected here before CRIU
+starts. Paths are those in the slot, the same on every node; binds map them to the host's."""
 
 from __future__ import annotations
 
@@ -28,22 +27,21 @@ _OWN_TO_SLOT = (
     "/SYSV",
     "/anon_hugepage",
 )
-"""Made anew in each slot, carried by the image or by files.tar, or no files at all; `mounts.ROOT`
+"""Recreated in each slot, contained in the image or files.tar, or not files at all; `mounts.ROOT`
 below /run has binds."""
 _DELETED = " (deleted)"
 IMMUTABLE = ("code", "weights")
-"""Binds that are named by their content."""
+"""Binds named by their content."""
 
 
 @dataclass(frozen=True, slots=True)
 class BindMounts:
-    """Where in-slot paths lie on this host.
+    """Maps in-slot paths to host paths.
 
     Attributes:
-        pairs: (host path, path below the slot's root), as in the boot order. rootfs: root file
-        system of the image, where what is not below the slot's root lies; "" = the host's own.
-        immutable: names of binds, or what stands before the first `/` of them, whose content never
-        changes.
+        pairs: (host path, path below the slot's root), as in the boot order.
+        immutable: names of binds, or their part before the first `/`, whose content never changes.
+        rootfs: root file system of the image, for paths not below the slot's root; "" = the host's.
     """
 
     pairs: tuple[tuple[str, str], ...]
@@ -54,13 +52,13 @@ class BindMounts:
     def of(
         cls, binds: Iterable[Sequence[str]], *, built_image: bool, rootfs: str = ""
     ) -> BindMounts:
-        """From the boot order's binds. `built_image`: its packages (`env/…`) are named by the
-        image's digest."""
+        """Create from the boot order's binds. `built_image`: its packages (`env/…`) are named by
+        the image's digest."""
         pairs = tuple((str(host), str(name)) for host, name in binds)
         return cls(pairs, (*IMMUTABLE, "env") if built_image else IMMUTABLE, rootfs)
 
     def host_path(self, path: str) -> str | None:
-        """Where in-slot `path` lies; None below the slot's root outside every bind."""
+        """The host path of in-slot `path`; None if below the slot's root and outside every bind."""
         if not _is_below(path, mounts.ROOT):
             return self.rootfs + path
         for host, name in self.pairs:
@@ -70,7 +68,7 @@ class BindMounts:
         return None
 
     def may_change(self, path: str) -> bool:
-        """True if in-slot `path` is a file of the host that can become another one."""
+        """True if in-slot `path` is a file of the host whose content can change."""
         if _is_below(path, mounts.ROOT):
             name = path[len(mounts.ROOT) + 1 :]
             return self.host_path(path) is not None and name.partition("/")[0] not in self.immutable
@@ -80,10 +78,10 @@ class BindMounts:
 
 
 def paths_of(maps: str, open_files: Iterable[str]) -> tuple[str, ...]:
-    """In-slot paths in the text of /proc/<pid>/maps and in what the links of /proc/<pid>/fd say;
-    sorted, each once.
+    """In-slot paths in the text of /proc/<pid>/maps and in the link targets of /proc/<pid>/fd;
+    sorted, without duplicates.
 
-    Pipes, sockets and anonymous memory have no path; what was deleted is in the image. Source:
+    Pipes, sockets and anonymous memory have no path; deleted files are in the image. Source:
     proc_pid_maps(5)."""
     columns = (line.split(maxsplit=5) for line in maps.splitlines())
     named = {row[5] for row in columns if len(row) == 6} | set(open_files)
@@ -94,9 +92,9 @@ def paths_of(maps: str, open_files: Iterable[str]) -> tuple[str, ...]:
 
 async def record(paths: Iterable[str], binds: BindMounts, memory: HashCache) -> dict[str, FileMark]:
     """Size and hash of those of `paths` that may change, by in-slot path. Directories and devices
-    have no content.
+    are skipped.
 
-    Raises OSError when one is not there.
+    Raises OSError if a file does not exist.
     """
     files = await asyncio.to_thread(_files_that_may_change, paths, binds)
     marks = await memory.marks(files.values(), follow=True)
@@ -119,8 +117,7 @@ def is_known(path: str, mark: FileMark, binds: BindMounts, memory: HashCache) ->
 
 
 async def is_same(path: str, mark: FileMark, binds: BindMounts, memory: HashCache) -> bool:
-    """True if in-slot `path` has that content on this host; it is read when stat(2) does not
-    tell."""
+    """True if in-slot `path` has that content on this host; read if stat(2) is inconclusive."""
     host = binds.host_path(path)
     if host is None:
         return False

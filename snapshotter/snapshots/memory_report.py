@@ -1,8 +1,7 @@
-"""What memory an image carries by value, and why: the anonymous pages of a process, by cause.
+"""A report of the memory contained in an image: the anonymous pages of a process, by cause.
 
-Pages of files that nobody wrote to come back from the files. All others are in the image:
-allocations, weights that were copied out of their mapping, libraries' own data. Source:
-proc_pid_smaps(5)."""
+Unmodified pages of files are restored from the files. All others are in the image: allocations,
+weights copied out of their mapping, libraries' own data. Source: proc_pid_smaps(5)."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from snapshotter.snapshots.manifest import SnapshotManifest
 
 LARGE = "large regions"
-"""Anonymous mappings of 1 MiB and more that allocators take for one thing each: tensors, arenas,
+"""Anonymous mappings of 1 MiB and more, which allocators use for one object each: tensors, arenas,
 buffers."""
 UNEXPLAINED = "processes with too many mappings to look at"
 ALLOCATOR, STACKS, LIBRARIES, SHARED = (
@@ -27,8 +26,8 @@ _MB = 1_000_000
 
 
 def causes(smaps: str) -> dict[str, int]:
-    """Bytes by cause from the text of /proc/<pid>/smaps, or of smaps_rollup; causes without any are
-    left out."""
+    """Bytes by cause, from the text of /proc/<pid>/smaps or of smaps_rollup; causes with 0 bytes
+    are omitted."""
     found: dict[str, int] = {}
     for mode, path, kept in _regions(smaps):
         cause = _cause(mode, path, kept)
@@ -38,7 +37,7 @@ def causes(smaps: str) -> dict[str, int]:
 
 
 def _regions(smaps: str) -> Iterator[tuple[str, str, int]]:
-    """(mode, path, bytes that an image must carry) of each mapping."""
+    """(mode, path, bytes that an image must contain) of each mapping."""
     mode = path = ""
     anonymous = dirty = 0
     for line in smaps.splitlines():
@@ -55,7 +54,7 @@ def _regions(smaps: str) -> Iterator[tuple[str, str, int]]:
 
 
 def _header(line: str) -> re.Match[str] | None:
-    """The first line of a mapping; the 20 others begin with a name."""
+    """The header line of a mapping; its 20 other lines begin with a name."""
     return None if line[:1].isupper() else _HEADER.fullmatch(line)
 
 
@@ -76,8 +75,8 @@ def _cause(mode: str, path: str, kept: int) -> str:
 
 
 def without_zero_pages(found: Mapping[str, int], left_out: int) -> dict[str, int]:
-    """Without so many bytes of zeros, which lie in what is largest: whole blocks of them are
-    nothing that was allocated piece by piece."""
+    """Subtract so many bytes of zero pages, from the largest regions first: whole zero blocks are
+    not the result of small allocations."""
     out = dict(found)
     for cause in sorted(found, key=lambda cause: (cause != LARGE, -found[cause])):
         taken = min(left_out, out[cause])
@@ -86,8 +85,8 @@ def without_zero_pages(found: Mapping[str, int], left_out: int) -> dict[str, int
 
 
 def mapped_bytes(smaps: str, prefix: str) -> int:
-    """Bytes of the mappings of files below `prefix`; several processes that map the same file count
-    it once."""
+    """Bytes of the mappings of files below `prefix`; a file mapped by several processes counts
+    once."""
     regions: dict[str, dict[str, int]] = {}
     header = None
     for line in smaps.splitlines():
@@ -102,10 +101,9 @@ def mapped_bytes(smaps: str, prefix: str) -> int:
 def describe(
     manifest: SnapshotManifest, *, has_weights: bool, is_engine: bool = False
 ) -> list[str]:
-    """For people, largest first: how many megabytes the image carries and why.
+    """Text lines, largest first: how many megabytes the image contains and why.
 
-    `has_weights`: whether the launch mounts any. `is_engine`: how they are loaded is the engine's
-    own affair."""
+    `has_weights`: whether the launch mounts any. `is_engine`: whether an engine loads them."""
     heap = {cause: count for cause, count in manifest.heap_bytes.items() if count >= _MB}
     if not heap:
         return []
@@ -115,18 +113,19 @@ def describe(
     lines = [f"the image carries {_mb(sum(heap.values()))} of memory: {parts}"]
     if manifest.weights_bytes >= _MB:
         lines.append(
-            f"{_mb(manifest.weights_bytes)} of weights are not in it: they are mapped from their files"
+            f"{_mb(manifest.weights_bytes)} of weights are not in it: they are mapped from their "
+            f"files"
         )
     elif has_weights and is_engine:
         lines.append(
             "the engine copied its weights into its own memory, so they are in it, as is its KV "
-            "cache: a smaller one restores faster"
+            "cache: a smaller cache restores faster"
         )
     elif has_weights:
         lines.append(
-            "no weights are mapped from their files: what was loaded of them was copied and is in "
-            "it; tensors that stay mapped, neither "
-            "converted nor cloned, would stay out of it, and restoring would take as long for any size"
+            "no weights are mapped from their files: loaded weights were copied and are in it; "
+            "tensors that stay mapped, neither converted nor cloned, would not be in it, and "
+            "restore time would not depend on their size"
         )
     return lines
 

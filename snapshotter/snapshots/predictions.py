@@ -1,5 +1,5 @@
-"""How long the next start will take, from those before it: an exponentially weighted moving average
-per revision and rung."""
+"""Predictions of start durations: an exponentially weighted moving average per revision and start
+kind."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections import OrderedDict
 from snapshotter.types import RevisionKey, StartKind
 
 _WEIGHT = 0.3
-"""Of the newest start: a change of speed is half believed after two starts, one slow disk is
-forgotten after a dozen."""
+"""Weight of the newest start: two starts bring the average halfway to a new speed, and one outlier
+fades after a dozen."""
 _MAX_KEYS = 20_000
 
 
 class Predictions:
-    """Pure memory. Owner: the event loop. What was not observed for longest goes first."""
+    """Start durations, in memory only. Owner: the event loop. Evicts the least recently updated."""
 
     def __init__(self, *, weight: float = _WEIGHT, max_keys: int = _MAX_KEYS) -> None:
         if not 0 < weight <= 1:
@@ -27,13 +27,13 @@ class Predictions:
         return f"<Predictions of {len(self._expected_ms)} rungs>"
 
     def expect_ms(self, revision: RevisionKey, kind: StartKind) -> float | None:
-        """What a start of `kind` is expected to take; None when none was seen."""
+        """The expected duration of a start of `kind`; None if none was observed."""
         return self._expected_ms.get((revision, kind))
 
     def observe(self, revision: RevisionKey, kind: StartKind, ms: float) -> None:
-        """A start took `ms`. Raises ValueError when that is negative or no number."""
+        """Record a start that took `ms`. Raises ValueError if that is negative or not a number."""
         if not 0 <= ms < float("inf"):
-            raise ValueError(f"a start of {ms} ms")
+            raise ValueError(f"the duration of a start cannot be {ms} ms")
         key = (revision, kind)
         before = self._expected_ms.get(key)
         self._expected_ms[key] = ms if before is None else before + self._weight * (ms - before)
@@ -42,6 +42,6 @@ class Predictions:
             self._expected_ms.popitem(last=False)
 
     def forget(self, revision: RevisionKey) -> None:
-        """The revision is gone."""
+        """Forget a deleted revision."""
         for kind in StartKind:
             self._expected_ms.pop((revision, kind), None)

@@ -1,7 +1,7 @@
-"""Snapshots moved aside: kept for whoever wants to know what happened to them, never served.
+"""Quarantined snapshots: kept for diagnosis, never served.
 
 The reason is written before the directory is moved, so a kill in between leaves a reason without a
-snapshot, which goes at the next start, and never a snapshot without a reason."""
+snapshot, which the next start removes, and never a snapshot without a reason."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ from snapshotter.types import RevisionKey, SnapshotInfo, SnapshotState
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Quarantined:
-    """One snapshot that is not served. `manifest` is None when it cannot be read; `at`: wall
-    clock."""
+    """One quarantined snapshot. `manifest` is None if it cannot be read; `at`: wall clock."""
 
     id: str
     reason: str
@@ -36,7 +35,7 @@ class Quarantined:
     manifest: SnapshotManifest | None
 
     def info(self) -> SnapshotInfo:
-        """For the door; of an unreadable one little is known."""
+        """The API representation; mostly empty if the manifest cannot be read."""
         if self.manifest is not None:
             return info_of(
                 self.manifest,
@@ -73,7 +72,7 @@ def info_of(
     remote: bool = False,
     reason: str = "",
 ) -> SnapshotInfo:
-    """A manifest as the door shows it."""
+    """The API representation of a manifest."""
     proof = manifest.proof
     launch = manifest.point.get("launch", {})
     is_engine = launch.get("entry", {}).get("engine") is not None
@@ -109,7 +108,7 @@ def move(
     reason: str,
     now: float | None = None,
 ) -> Quarantined:
-    """Out of the catalogue. Blocking. Raises OSError."""
+    """Move a snapshot out of the catalog. Blocking. Raises OSError."""
     into.mkdir(mode=0o700, exist_ok=True)
     at = time.time() if now is None else now
     final = into / f"{directory.name}.{secrets.token_hex(4)}"
@@ -126,14 +125,14 @@ def move(
 
 
 def remove(record: Quarantined) -> None:
-    """Blocking; twice is fine."""
+    """Delete it. Blocking, idempotent."""
     if record.directory.exists():
         atomic_directory.remove_tree(record.directory)
     _reason_file(record.directory).unlink(missing_ok=True)
 
 
 def load(directory: Path, key: bytes) -> list[Quarantined]:
-    """What earlier agents moved aside; reasons without a snapshot are removed. Blocking."""
+    """Load the snapshots quarantined by earlier agents; remove reasons without one. Blocking."""
     records = []
     for reason_file in sorted(directory.glob("sn-*.json")):
         final = reason_file.with_suffix("")
@@ -141,7 +140,7 @@ def load(directory: Path, key: bytes) -> list[Quarantined]:
             body = json.loads(reason_file.read_bytes())
             reason, at = str(body["reason"]), float(body["at"])
         except (OSError, ValueError, KeyError, TypeError):
-            reason, at = "its reason cannot be read", 0.0
+            reason, at = "the reason cannot be read", 0.0
         if not final.exists():
             reason_file.unlink()
             continue

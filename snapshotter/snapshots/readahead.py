@@ -1,10 +1,10 @@
-"""Files that will be read in a moment are asked for now, while something else goes on:
-posix_fadvise(2), POSIX_FADV_WILLNEED.
+"""Read-ahead of files in the background, before they are needed: posix_fadvise(2),
+POSIX_FADV_WILLNEED.
 
-One call reads at most what one request to the device, or the read-ahead window, holds, whatever its
-length says (`force_page_cache_ra` in mm/readahead.c; measured: 8 MiB of 64 on one disk, 128 KiB on
-others), so it is asked for in small steps. Pieces that look as if they were in the page cache
-already (preadv2(2), RWF_NOWAIT, of a few bytes) are left out: that is 0.3 ms for 300 MB."""
+One call reads at most the size of one device request, or of the read-ahead window, regardless of
+its length argument (`force_page_cache_ra` in mm/readahead.c; measured: 8 MiB of 64 on one disk, 128
+KiB on others), so it is called in small steps. Pieces that appear to be in the page cache already
+(preadv2(2), RWF_NOWAIT, of a few bytes) are skipped: that check takes 0.3 ms for 300 MB."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from collections.abc import Iterable
 from pathlib import Path
 
 _PIECE_BYTES = 16 * 1024**2
-"""What is looked at, and left out or asked for, as one; between steps the thread can be stopped."""
+"""The unit that is probed, and skipped or read; between steps the thread can be stopped."""
 _STEP_BYTES = 256 * 1024
 _PROBES = 4
 
 
 class ReadAhead:
-    """One thread's worth of reading ahead. Owner: the event loop; `_stopped` is the only thing that
-    the thread looks at."""
+    """Reads files ahead in one thread. Owner: the event loop; the thread reads only `_stopped` of
+    the mutable state."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
         self._paths = list(paths)
@@ -32,11 +32,11 @@ class ReadAhead:
         self._task = asyncio.create_task(asyncio.to_thread(self._run), name="read ahead")
 
     def ms(self) -> float:
-        """How long it took, or takes until now."""
+        """Duration, or time so far."""
         return self._ms if self._ms is not None else (time.perf_counter() - self._began) * 1000
 
     def stop(self) -> None:
-        """What was not asked for yet is not wanted any more."""
+        """Stop; the remaining files are not read ahead."""
         self._stopped = True
 
     def _run(self) -> None:
@@ -48,7 +48,7 @@ class ReadAhead:
         self._ms = (time.perf_counter() - self._began) * 1000
 
     def _ask(self, file: Path) -> None:
-        """One that cannot be opened is the business of whoever needs it."""
+        """Read a file ahead. Ignores one that cannot be opened: the reader will report it."""
         try:
             fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError:
@@ -74,12 +74,12 @@ class ReadAhead:
 
 
 def _looks_resident(fd: int, offset: int, length: int) -> bool:
-    """Whether a few bytes of the range, its last among them, can be had without waiting for the
+    """Whether a few bytes of the range, including its last, can be read without waiting for the
     disk."""
     probe = [bytearray(1)]
     try:
         for number in range(1, _PROBES + 1):
             os.preadv(fd, probe, offset + length * number // _PROBES - 1, os.RWF_NOWAIT)
     except OSError:
-        return False  # EAGAIN; or a file system that cannot say: then asking is all there is
+        return False  # EAGAIN, or the file system does not support it: read ahead anyway
     return True

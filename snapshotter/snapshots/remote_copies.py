@@ -1,12 +1,12 @@
-"""Copies of snapshots for other nodes: pushed when proven, fetched by a node whose identity
+"""Copies of snapshots in an object store: pushed when proven, fetched by nodes whose identity
 matches.
 
-    chunks/<2>/<sha256 of the compressed piece>
-    snapshots/<digest of the identity>/<id>.json      manifest and pieces, signed; written last
+    chunks/<2>/<sha256 of the compressed chunk>
+    snapshots/<digest of the identity>/<id>.json      manifest and chunks, signed; written last
 
-Equal pieces of two snapshots are one. Nothing is believed that the record does not sign: a fetched
-snapshot goes through every check of a local one before it has a name on this node. At most
-`at_once` pieces are in memory, 32 MiB each with both forms."""
+Equal chunks of two snapshots are stored once. Only data covered by the record's signature is
+trusted: a fetched snapshot passes every check of a local one before it is published on this node.
+At most `at_once` chunks are in memory, 32 MiB each in both forms."""
 
 from __future__ import annotations
 
@@ -40,14 +40,13 @@ __all__ = ["RemoteCopies", "RemoteError", "UploadedSnapshot"]
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _MAX_RECORD_BYTES = 2 * MAX_MANIFEST_BYTES
-"""A manifest, and 200 bytes for each 16 MiB."""
+"""A manifest, and 200 bytes per 16 MiB."""
 _SETTLE_ROUNDS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UploadedSnapshot:
-    """What sending a snapshot took: pieces sent, compressed bytes of them, and pieces that were
-    there already."""
+    """The result of a push: chunks sent, their compressed bytes, chunks that already existed."""
 
     sent: int
     sent_bytes: int
@@ -56,7 +55,7 @@ class UploadedSnapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Record:
-    """A manifest and the pieces of its files, in order."""
+    """A manifest and the chunks of its files, in order."""
 
     manifest: SnapshotManifest
     chunks: Mapping[str, tuple[Chunk, ...]]
@@ -69,8 +68,8 @@ class _Record:
 
 
 class RemoteCopies:
-    """Owner: the event loop. Two nodes may push the same snapshot; when one forgets what another
-    fetches, the latter fails cleanly."""
+    """Pushes, fetches and deletes copies. Owner: the event loop. Two nodes may push the same
+    snapshot; fetching one that another node deletes fails cleanly."""
 
     def __init__(
         self,
@@ -89,21 +88,20 @@ class RemoteCopies:
         return f"<RemoteCopies {self._store!r}>"
 
     async def aclose(self) -> None:
-        """Let the store go."""
+        """Close the store."""
         await self._store.aclose()
 
-    # -- sending -----------------------------------------------------------------------------------
+    # -- push --------------------------------------------------------------------------------------
     async def push(self, snapshot: Snapshot) -> UploadedSnapshot:
-        """Send what is not there yet; the record comes last, and older snapshots of the same
-        identity go.
+        """Send the missing chunks, then the record; delete older snapshots of the same identity.
 
-        Raises RemoteError, SnapshotCorrupt, SnapshotUnknown, OSError. Cancelled or failed, it goes
-        on from there the next time."""
+        Raises RemoteError, SnapshotCorrupt, SnapshotUnknown, OSError. After cancellation or
+        failure, the next push resumes."""
         with self._catalogue.lease(snapshot.id):
             await self._catalogue.verify(snapshot, None)
             key = _record_key(snapshot.manifest)
             sent = reused = sent_bytes = 0
-            # pieces that were there may have gone with another snapshot in the meantime
+            # existing chunks may have been deleted with another snapshot in the meantime
             for _ in range(_SETTLE_ROUNDS):
                 record, news = await self._send(snapshot)
                 await self._store.put(key, sealed(record.to_json(), self._catalogue.key))
@@ -118,8 +116,7 @@ class RemoteCopies:
         return UploadedSnapshot(sent=sent, sent_bytes=sent_bytes, reused=reused)
 
     async def push_quietly(self, snapshot: Snapshot) -> bool:
-        """For the background: a copy that cannot be made is logged, and is no failure of the
-        snapshot."""
+        """Push in the background: failures are only logged. Returns whether it succeeded."""
         try:
             pushed = await self.push(snapshot)
         except (RemoteError, SnapshotCorrupt, SnapshotUnknown, OSError) as e:
@@ -154,7 +151,7 @@ class RemoteCopies:
     async def _send_one(
         self, path: Path, offset: int, limit: asyncio.Semaphore, seen: set[str]
     ) -> tuple[Chunk, bool]:
-        """`seen`: keys of this push; equal chunks are sent once."""
+        """`seen`: keys sent by this push; equal chunks are sent once."""
         async with limit:
             chunk, packed = await asyncio.to_thread(pack, path, offset, self._chunk_bytes)
             if chunk.key in seen:
@@ -176,16 +173,16 @@ class RemoteCopies:
             await _all(is_there(chunk) for chunks in record.chunks.values() for chunk in chunks)
         )
 
-    # -- receiving ---------------------------------------------------------------------------------
+    # -- fetch -------------------------------------------------------------------------------------
     async def fetch(
         self, identity: Identity, binds: BindMounts | None = None, *, now: float | None = None
     ) -> Snapshot | None:
-        """The newest copy of this identity, on this node now; None when there is none, or none that
-        was not quarantined here.
+        """Fetch the newest copy of this identity to this node; None if there is none that is not
+        quarantined here.
 
-        With `binds` the files that it maps are compared before anything is transferred. Raises
-        RemoteError with the reason when a copy is incomplete, altered or of something else;
-        LibraryChanged, DiskBudgetExceeded, OSError."""
+        With `binds`, compares the mapped files before the transfer. Raises RemoteError with the
+        reason if a copy is incomplete, altered or of another identity; LibraryChanged,
+        DiskBudgetExceeded, OSError."""
         newest = await self._newest(identity)
         if newest is None:
             return None
@@ -198,8 +195,8 @@ class RemoteCopies:
         return self._catalogue.get(snapshot.id)
 
     async def _newest(self, identity: Identity) -> _Record | None:
-        """One record that cannot be believed does not hide another; RemoteError only when there is
-        no better one."""
+        """The newest valid record. Invalid records are skipped; raises RemoteError if no record is
+        valid."""
         aside = {record.id for record in self._catalogue.quarantined}
         found: list[_Record] = []
         doubts: list[RemoteError] = []
@@ -221,14 +218,14 @@ class RemoteCopies:
         return max(found, key=lambda r: r.manifest.created_at, default=None)
 
     async def _record(self, key: str, identity: Identity) -> _Record | None:
-        """Raises RemoteError when it is not ours; None when it went in the meantime."""
+        """Raises RemoteError if the record is invalid; None if it was deleted in the meantime."""
         try:
             data = await self._store.get(key, max_bytes=_MAX_RECORD_BYTES)
         except CopyMissing:
             return None
         record = _parsed(key, data, self._catalogue.key)
         if (field := record.manifest.identity.first_difference(identity)) is not None:
-            raise RemoteError(f"{key} is of another identity: {field} differs")
+            raise RemoteError(f"{key} has another identity: {field} differs")
         if key != _record_key(record.manifest):
             raise RemoteError(f"{key} is the record of {record.manifest.id}")
         return record
@@ -244,7 +241,7 @@ class RemoteCopies:
             try:
                 compare(manifest.files, {name: marks[path] for name, path in paths.items()})
             except SnapshotInvalid as e:
-                raise RemoteError(f"the copy of {manifest.id} is not what was pushed: {e}") from e
+                raise RemoteError(f"the copy of {manifest.id} does not match: {e}") from e
             return await self._catalogue.admit(stage, manifest, now=now)
 
     async def _receive_one(
@@ -254,15 +251,15 @@ class RemoteCopies:
             packed = await self._store.get(chunk.key, max_bytes=chunk.packed_bytes)
             await asyncio.to_thread(unpack, chunk, packed, path, offset)
 
-    # -- removing ----------------------------------------------------------------------------------
+    # -- deletion ----------------------------------------------------------------------------------
     async def forget(self, manifest: SnapshotManifest) -> None:
-        """Remove a copy, and the pieces that no other copy names. Idempotent. Raises
+        """Delete a copy, and the chunks that no other copy references. Idempotent. Raises
         RemoteError."""
         await self._forget([_record_key(manifest)])
 
     async def forget_of(self, *, revision: str | None = None, function: str | None = None) -> int:
-        """Remove the copies of a revision, or of a function id (before the `@` of a revision's
-        key); how many. Raises RemoteError."""
+        """Delete the copies of a revision, or of a function id (the part of a revision's key before
+        `@`); returns how many. Raises RemoteError."""
         gone = []
         for key in await self._store.keys("snapshots/"):
             body = await self._glance(key)
@@ -273,7 +270,7 @@ class RemoteCopies:
         return len(gone)
 
     async def _forget(self, keys: list[str]) -> None:
-        """Records first: from then on nobody begins to fetch them."""
+        """Delete records first, so that no node begins to fetch them."""
         if not keys:
             return
         named = set().union(*[_chunk_keys(await self._glance(key)) for key in keys])
@@ -285,8 +282,8 @@ class RemoteCopies:
             await self._store.delete(chunk_key)
 
     async def _glance(self, key: str) -> dict[str, Any]:
-        """A record unchecked, to learn which pieces it names: of another platform's snapshots
-        nothing is removed either."""
+        """A record without verification, to find the chunks it references: this also protects the
+        chunks of another platform's snapshots."""
         try:
             body = json.loads(await self._store.get(key, max_bytes=_MAX_RECORD_BYTES))
         except (CopyMissing, ValueError):
@@ -306,15 +303,15 @@ def _parsed(key: str, data: bytes, signing_key: bytes) -> _Record:
             name: tuple(Chunk.from_json(c) for c in cs) for name, cs in body["chunks"].items()
         }
     except (SnapshotInvalid, ValueError, TypeError, KeyError, AttributeError) as e:
-        raise RemoteError(f"{key} cannot be believed: {e}") from e
+        raise RemoteError(f"the record {key} is invalid: {e}") from e
     sizes = {name: sum(c.plain_bytes for c in cs) for name, cs in chunks.items()}
     if sizes != {name: mark.bytes for name, mark in manifest.files.items()}:
-        raise RemoteError(f"{key} cannot be believed: its pieces are not those of its files")
+        raise RemoteError(f"the record {key} is invalid: its chunks do not match its files")
     return _Record(manifest=manifest, chunks=chunks)
 
 
 def _places(stage: SnapshotStaging, record: _Record) -> Iterable[tuple[Chunk, Path, int]]:
-    """Each piece with the file (made here, empty) and the offset where it belongs."""
+    """Each chunk with its file (created here, empty) and its offset."""
     for name, chunks in record.chunks.items():
         path, offset = stage.work.directory / name, 0
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
@@ -324,7 +321,7 @@ def _places(stage: SnapshotStaging, record: _Record) -> Iterable[tuple[Chunk, Pa
 
 
 def _chunk_keys(body: Mapping[str, Any]) -> set[str]:
-    """Of the pieces that a record names; none when it has no such shape."""
+    """Keys of the chunks that a record references; none if it is malformed."""
     try:
         return {Chunk.from_json(c).key for cs in body.get("chunks", {}).values() for c in cs}
     except (ValueError, TypeError, AttributeError):
@@ -332,7 +329,7 @@ def _chunk_keys(body: Mapping[str, Any]) -> set[str]:
 
 
 async def _all(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Results in order; the first failure ends the others, and is raised as it is."""
+    """Results in order; the first failure cancels the others and is raised unchanged."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         return await asyncio.gather(*tasks)

@@ -1,5 +1,4 @@
-"""The object store that copies of snapshots go to, with what it refuses told as errors of
-snapshots."""
+"""The object store for copies of snapshots, with its errors translated to RemoteError."""
 
 from __future__ import annotations
 
@@ -11,16 +10,16 @@ from pilotlight.core.object_store.errors import ObjectNotFound, ObjectStoreError
 
 
 class RemoteError(Exception):
-    """Raised when a copy cannot be written, read or believed; the message names the object and the
+    """Raised when a copy cannot be written, read or verified; the message names the object and the
     reason."""
 
 
 class CopyMissing(RemoteError):
-    """Raised when there is no object of that key."""
+    """Raised when no object has that key."""
 
 
 class RemoteObjects:
-    """Bytes by key; see ObjectStore. Everything raises RemoteError; `get` raises CopyMissing."""
+    """Values by key in an ObjectStore. All methods raise RemoteError; `get` raises CopyMissing."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
@@ -29,17 +28,17 @@ class RemoteObjects:
         return repr(self._store)
 
     async def put(self, key: str, data: bytes) -> None:
-        """Whole or not at all."""
+        """Write atomically."""
         with _translated():
             await self._store.put(key, data)
 
     async def get(self, key: str, *, max_bytes: int) -> bytes:
-        """The value; RemoteError, before much is read, when it is longer than `max_bytes`."""
+        """The value. Raises RemoteError, before reading much, if it is longer than `max_bytes`."""
         with _translated():
             return await self._store.get(key, max_bytes=max_bytes)
 
     async def size(self, key: str) -> int | None:
-        """Of the value in bytes; None when there is none."""
+        """Size of the value in bytes; None if there is none."""
         with _translated():
             info = await self._store.info(key)
         return None if info is None else info.size_bytes
@@ -50,12 +49,12 @@ class RemoteObjects:
             return await self._store.keys(prefix)
 
     async def delete(self, key: str) -> None:
-        """Idempotent."""
+        """Delete the value. Idempotent."""
         with _translated():
             await self._store.delete(key)
 
     async def aclose(self) -> None:
-        """Let connections go."""
+        """Close connections."""
         await self._store.aclose()
 
 

@@ -1,11 +1,13 @@
-"""One snapshot into a fresh slot: what comes out is exactly like a worker that was booted to its
+"""Restore of one snapshot into a fresh slot. The result is equivalent to a worker booted to its
 snapshot point.
 
     slot (taken, leases, layout) → furnish → criu → tiles → devices → revive
-                 └ prefetch: the image is read ahead while CRIU starts ┘   (weights: by the weight cache, while they are held)
+                 └ prefetch: the image is read ahead while CRIU starts ┘
 
-Whatever fails, the slot is cleared wholly. Nothing here decides whether a snapshot may be used
-(`selector`) or counts its failures."""
+The weight cache prefetches the weights while the slot holds them.
+
+After any failure the slot is cleared completely. `selector` decides whether a snapshot may be used
+and counts its failures."""
 
 from __future__ import annotations
 
@@ -38,15 +40,15 @@ from snapshotter.types import LaunchSpec
 
 _log = logging.getLogger(__name__)
 LAUNCH, DEVICES = "launch", "devices"
-"""Keys of a manifest's `point` that are the agent's own: what was launched, and what its processes
-held on a GPU."""
+"""Keys of a manifest's `point` that are private to the agent: the launch, and its processes' GPU
+resources."""
 RESTORE_PHASES = frozenset({"restore", "cuda_restore", "cuda_unlock", "revive"})
-"""What a restore itself takes, one after the other; reading ahead goes on beside it."""
+"""The sequential phases of a restore; read-ahead runs in parallel."""
 
 
 class RestoreFailed(Exception):
-    """Raised when a snapshot could not be brought back; `reason` is one word for metrics, the
-    message says what happened."""
+    """Raised when a snapshot cannot be restored; `reason` is one word for metrics, the message says
+    what happened."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -54,7 +56,7 @@ class RestoreFailed(Exception):
 
 
 class Restores:
-    """Brings snapshots back. Owner: the event loop; what it keeps is who serves pages to whom
+    """Restores snapshots. Owner: the event loop; its only state are the watched page servers
     (`_watch`)."""
 
     def __init__(
@@ -66,7 +68,7 @@ class Restores:
         background_tasks: BackgroundTasks,
         pages: str = "auto",
     ) -> None:
-        """`pages`: `auto`: as each snapshot's proof found better; or `eager` or `lazy` for all."""
+        """`pages`: `auto`: as each snapshot's proof found faster; or `eager` or `lazy` for all."""
         self._stock = stock
         self._slot_allocator = slot_allocator
         self._devices = devices
@@ -84,10 +86,11 @@ class Restores:
         lazy: bool | None = None,
         transient: bool = False,
     ) -> OccupiedSlot:
-        """A worker at its snapshot point. `lazy` overrides what the snapshot's proof found better.
+        """A worker at its snapshot point. `lazy` overrides the kind of pages that the proof found
+        faster.
 
-        Raises RestoreFailed, and what taking a slot raises (BundleUnavailable, Unsupported, errors
-        of the weight cache)."""
+        Raises RestoreFailed, and the errors of provisioning a slot (BundleUnavailable, Unsupported,
+        errors of the weight cache)."""
         network = snapshot.manifest.network
         pages = snapshot.manifest.pages if self._pages == "auto" else self._pages
         lazily = pages == "lazy" if lazy is None else lazy
@@ -169,8 +172,8 @@ class Restores:
         occupied.snapshot, occupied.whole = snapshot.id, manifest.in_place
 
     async def _watch(self, lazy: LazyPages, occupied: OccupiedSlot, snapshot: Snapshot) -> None:
-        """Until all its memory has come. A process whose page daemon died reads zeros where memory
-        was: it must not go on."""
+        """Wait until all memory is transferred. If the page daemon dies, missing memory reads as
+        zeros, so the process is killed."""
         with contextlib.ExitStack() as held:
             with contextlib.suppress(SnapshotUnknown):
                 held.enter_context(self._stock.catalogue.lease(snapshot.id))
@@ -188,7 +191,7 @@ class Restores:
     def _opened(
         self, snapshot: Snapshot, slot_directory: Path
     ) -> Iterator[tuple[int, int, int, int]]:
-        """Descriptors of the images, CRIU's working directory, the slot's files as of the snapshot
+        """Descriptors of the images, CRIU's working directory, the slot's files at the snapshot
         point, and kdat."""
         work = slot_directory / "criu"
         work.mkdir(mode=0o700, exist_ok=True)
@@ -210,7 +213,7 @@ def _grant_tiles(shim_pid: int, pid: int) -> None:
 
 
 def _point(point: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what is ours alone."""
+    """The snapshot point without the agent's private keys."""
     return {key: value for key, value in point.items() if key not in (LAUNCH, DEVICES)}
 
 
@@ -219,7 +222,7 @@ def _ms(began: float, ended: float) -> float:
 
 
 def _word(error: Exception) -> str:
-    """One word for metrics."""
+    """The failure's reason in one word, for metrics."""
     words = {
         CriuError: "criu",
         CudaRefused: "devices",

@@ -1,9 +1,8 @@
-"""What the ladder asks about snapshots: is there one for this launch, how long will it take, and
-bring it back.
+"""Selection of snapshots for starts: find one for a launch, predict its duration, and restore it.
 
-A snapshot that fails three times in a row is quarantined; the next COLD start has a new one made.
-Where snapshots are off (`SnapshotSelector.off`) there is none for anybody, and everything else
-works as if there never had been."""
+A snapshot that fails three times in a row is quarantined; the next COLD start builds a new one. If
+snapshots are off (`SnapshotSelector.off`), no snapshot is found and everything else works
+normally."""
 
 from __future__ import annotations
 
@@ -28,19 +27,19 @@ from snapshotter.types import AgentEvent, LaunchSpec, RevisionKey, SnapshotState
 
 _log = logging.getLogger(__name__)
 _FAILURES = 3
-"""In a row; then it is the snapshot, and not the moment."""
+"""Consecutive failures, after which the snapshot is considered broken."""
 _UNTRIED = 0.5
-"""Of COLD: a proof gives way to calls, on a busy machine for seconds, a start does not. So a slow
-proof alone keeps nobody from RESTORE."""
+"""Share of COLD: a proof yields to calls, for seconds on a busy machine, while a start does not. So
+a slow proof alone does not rule out RESTORE."""
 _UNKNOWN_COLD_MS = 60_000.0
-"""For a revision that was never booted here: a snapshot that was fetched is worth a try."""
+"""For a revision never booted here: trying a fetched snapshot is worthwhile."""
 
 
 class SnapshotSelector:
-    """Owner: the event loop.
+    """Selects, restores and quarantines snapshots. Owner: the event loop.
 
     Attributes:
-        why_not: why there are no snapshots on this node, "" when there are.
+        why_not: why this node has no snapshots, "" if it has.
     """
 
     def __init__(
@@ -70,11 +69,11 @@ class SnapshotSelector:
             else f"<SnapshotSelector off: {self.why_not}>"
         )
 
-    # -- looking
+    # -- lookup
 
     async def find(self, launch: LaunchSpec, phase: StartPhase) -> Snapshot | None:
-        """A proven snapshot that may be restored now: from this node, else from the object store.
-        None: metrics say why."""
+        """A proven snapshot that may be restored now: from this node, otherwise from the object
+        store. If None, a metric records the reason."""
         if self._stock is None or not launch.snapshot:
             return None
         try:
@@ -94,8 +93,8 @@ class SnapshotSelector:
         return None
 
     def restore_ms(self, launch: LaunchSpec, snapshot: Snapshot) -> float:
-        """How long until an instance is ready: as it was of late, else as it was proven, at most so
-        long that it is tried once."""
+        """Expected time until an instance is ready: from recent restores, otherwise from the proof,
+        capped so that a restore is tried once."""
         predicted = self._predictions.expect_ms(launch.revision, StartKind.RESTORE)
         proof = snapshot.manifest.proof
         return (
@@ -107,7 +106,7 @@ class SnapshotSelector:
         )
 
     def cold_ms(self, launch: LaunchSpec) -> float:
-        """How long a boot takes: as of late, else as when the snapshot was made."""
+        """Expected time of a boot: from recent boots, otherwise from the snapshot's creation."""
         predicted = self._predictions.expect_ms(launch.revision, StartKind.COLD)
         if predicted is not None or self._stock is None:
             return predicted or 0.0
@@ -119,7 +118,7 @@ class SnapshotSelector:
         return known[-1] if known else _UNKNOWN_COLD_MS
 
     def forkable_image_bytes(self, revision: RevisionKey) -> int | None:
-        """Size of the revision's newest snapshot that a Template can come of; None: there is
+        """Size of the revision's newest snapshot that can be restored as a Template; None: there is
         none."""
         ready = [
             s.manifest
@@ -129,7 +128,7 @@ class SnapshotSelector:
         mine = [m for m in ready if m.revision == revision and not m.in_place]
         return mine[-1].image_bytes if mine else None
 
-    # -- using
+    # -- use
 
     async def restore(
         self,
@@ -142,12 +141,12 @@ class SnapshotSelector:
         lazy: bool | None = None,
         is_start: bool = False,
     ) -> OccupiedSlot | None:
-        """A worker at its snapshot point; None when it could not be brought back in time, which is
-        held against the snapshot.
+        """A worker at its snapshot point; None if it was not restored in time, which counts as a
+        failure of the snapshot.
 
-        Waiting for its weights takes none of that time. One that gives way to calls, and was not
-        given the processor, says nothing of the snapshot. `is_start`: of one that is too late the
-        next start expects no better."""
+        Waiting for its weights does not count. A background restore, which yields to calls, may be
+        late without counting as a failure. `is_start`: if it is too late, the next start expects
+        at least this duration."""
         assert self._restores is not None
         try:
             async with asyncio.timeout(deadline_s) as limit:
@@ -160,20 +159,20 @@ class SnapshotSelector:
                 _log.info("restore.late snapshot=%s deadline_s=%g", snapshot.id, deadline_s)
                 return None
             if is_start:
-                # at least
+                # a lower bound
                 self._predictions.observe(launch.revision, StartKind.RESTORE, deadline_s * 1000)
-            await self.failed(snapshot.id, "timeout", f"it was not back within {deadline_s:g} s")
+            await self.failed(snapshot.id, "timeout", f"not restored within {deadline_s:g} s")
         except RestoreFailed as e:
             await self.failed(snapshot.id, e.reason, str(e))
         return None
 
     def used(self, snapshot_id: str) -> None:
-        """An instance or a Template was born of it: what failed before is forgotten."""
+        """An instance or a Template was restored from it: reset its failure count."""
         if self._stock is not None:
             self._stock.catalogue.used(snapshot_id, now=self._clock())
 
     async def failed(self, snapshot_id: str, reason: str, message: str) -> None:
-        """It did not lead to an instance; the third time in a row it is quarantined."""
+        """Record that it did not lead to an instance; the third time in a row, quarantine it."""
         assert self._stock is not None
         _log.warning("restore.failed snapshot=%s reason=%s error=%s", snapshot_id, reason, message)
         self._metrics.rung_failed(StartKind.RESTORE, reason)
@@ -181,23 +180,23 @@ class SnapshotSelector:
             await self.quarantine(snapshot_id, message)
 
     async def quarantine(self, snapshot_id: str, message: str) -> None:
-        """Never serve it again."""
+        """Quarantine it: it is never served again."""
         assert self._stock is not None
         with self.telling("quarantined"):
             await self._stock.catalogue.quarantine(snapshot_id, message, now=self._clock())
 
     def ready(self, snapshot: Snapshot) -> None:
-        """Tell the watchers of a new one."""
+        """Publish an event about a new snapshot."""
         self._tell(
             "snapshot_ready",
             snapshot,
             "ready",
-            f"a snapshot of {snapshot.manifest.revision} is proven",
+            f"the snapshot of {snapshot.manifest.revision} is proven",
         )
 
     @contextlib.contextmanager
     def telling(self, reason: str) -> Iterator[None]:
-        """Tell the watchers of those that go meanwhile: evicted for another one, replaced, found
+        """Publish events for snapshots removed meanwhile: evicted for another one, replaced, found
         damaged."""
         assert self._stock is not None
         catalogue = self._stock.catalogue
@@ -212,19 +211,19 @@ class SnapshotSelector:
                     kind,
                     snapshot,
                     reason,
-                    f"snapshot {snapshot.id} of {snapshot.manifest.revision} is gone: {reason}",
+                    f"snapshot {snapshot.id} of {snapshot.manifest.revision} was removed: {reason}",
                 )
 
     def took(self, launch: LaunchSpec, kind: StartKind, ms: float) -> None:
-        """How long a start really took."""
+        """Record the actual duration of a start."""
         predicted = self._predictions.expect_ms(launch.revision, kind)
         if predicted is not None:
             self._metrics.predicted(kind, predicted_ms=predicted, actual_ms=ms)
         self._predictions.observe(launch.revision, kind, ms)
 
     def passed_over(self, launch: LaunchSpec, snapshot: Snapshot) -> None:
-        """COLD is expected to be faster: what was seen of RESTORE is forgotten bit by bit, or it
-        would never be tried again."""
+        """COLD is expected to be faster: move the expectation of RESTORE towards its proof, so that
+        it is eventually tried again."""
         if snapshot.manifest.proof is not None:
             self._predictions.observe(
                 launch.revision, StartKind.RESTORE, snapshot.manifest.proof.restore_ms
@@ -240,8 +239,8 @@ class SnapshotSelector:
     async def _fetched(
         self, remote: RemoteCopies, identity: Identity, binds: BindMounts, phase: StartPhase
     ) -> Snapshot | None:
-        """From the object store, single flight per identity; the phase `fetch` is part of the start
-        that waits for it."""
+        """Fetch from the object store, once per identity at a time; the phase `fetch` is part of
+        the start that waits for it."""
         key, began, phase.name = identity.digest(), time.perf_counter(), "fetch"
         if key not in self._fetches:
             self._fetches[key] = asyncio.create_task(

@@ -1,4 +1,4 @@
-"""One snapshot in its directory, and the errors of the shelf that it stands on."""
+"""One snapshot in its directory, and the errors of the catalog."""
 
 from __future__ import annotations
 
@@ -13,32 +13,31 @@ from snapshotter.types import SnapshotInfo, SnapshotState
 
 
 class CatalogLocked(Exception):
-    """Raised when another agent holds the directory."""
+    """Raised when another agent holds the directory's lock."""
 
 
 class DiskBudgetExceeded(Exception):
-    """Raised when a snapshot does not fit into the disk budget, whatever unused ones go."""
+    """Raised when a snapshot does not fit into the disk budget even after evicting unused ones."""
 
 
 class SnapshotCorrupt(Exception):
-    """Raised when a snapshot was found damaged just now; it has been moved aside."""
+    """Raised when a snapshot has been found damaged; it is already quarantined."""
 
 
 class LibraryChanged(Exception):
-    """Raised when a file that a snapshot maps is another one now; `field` is `file:<in-slot
-    path>`."""
+    """Raised when a file that a snapshot maps has changed; `field` is `file:<in-slot path>`."""
 
     def __init__(self, path: str) -> None:
         super().__init__(
-            f"{path} changed since the snapshot was made: it is mapped by the process, which "
-            f"cannot come back without it"
+            f"{path} changed since the snapshot was made: the process maps it and cannot be "
+            f"restored without it"
         )
         self.field = f"file:{path}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """One snapshot on this node. `last_used_at`: wall clock; `restores`: since the agent began;
+    """One snapshot on this node. `last_used_at`: wall clock; `restores`: since the agent started;
     `remote`: a copy is known to exist."""
 
     manifest: SnapshotManifest
@@ -50,21 +49,21 @@ class Snapshot:
 
     @property
     def id(self) -> str:
-        """Of the content."""
+        """Its id, derived from the content."""
         return self.manifest.id
 
     @property
     def images(self) -> Path:
-        """CRIU's directory."""
+        """The directory of CRIU's images."""
         return self.directory / IMAGES
 
     @property
     def files_tar(self) -> Path:
-        """The slot's writable tree as of the snapshot point."""
+        """The slot's writable tree at the snapshot point."""
         return self.directory / FILES_TAR
 
     def info(self) -> SnapshotInfo:
-        """For the door."""
+        """The API representation."""
         return info_of(
             self.manifest,
             state=self.state,
@@ -76,30 +75,31 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotStaging:
-    """Where a snapshot is being made: `images/` (there, empty) and `files.tar` (to be written by
-    its maker)."""
+    """The staging directory of a snapshot: `images/` (existing, empty) and `files.tar` (written by
+    its creator)."""
 
     work: atomic_directory.StagingDirectory
 
     @property
     def images(self) -> Path:
-        """CRIU's directory."""
+        """The directory for CRIU's images."""
         return self.work.directory / IMAGES
 
     @property
     def files_tar(self) -> Path:
-        """To be written; a snapshot without files has none."""
+        """The path of the archive to write; a snapshot without files has none."""
         return self.work.directory / FILES_TAR
 
 
 def files_of(directory: Path) -> list[Path]:
-    """What a manifest is to name of a directory that was written. Raises OSError."""
+    """The files in a directory that its manifest must list. Raises OSError."""
     files = sorted((directory / IMAGES).iterdir())
     return [*files, directory / FILES_TAR] if (directory / FILES_TAR).exists() else files
 
 
 def has_nothing_else(snapshot: Snapshot) -> bool:
-    """CRIU opens images by name: one that the manifest does not name must not lie there."""
+    """Whether it contains only files in the manifest. CRIU opens images by name, so an unlisted one
+    must not be present."""
     try:
         top, images = os.listdir(snapshot.directory), os.listdir(snapshot.images)
     except OSError:

@@ -160,7 +160,7 @@ async def test_writes_are_insisted_on_too(store: S3Store, server: FaultyObjects)
     "status, expected, words",
     [
         (404, ObjectNotFound, "p/k is missing"),
-        (403, ObjectStoreError, "access refused .AccessDenied.*the rights to get"),
+        (403, ObjectStoreError, "access refused .AccessDenied.*need permission to get"),
         (401, ObjectStoreError, "access refused .InvalidToken"),
         (400, ObjectStoreError, "the store refused .400"),
         (301, ObjectStoreError, "301|AWS_DEFAULT_REGION"),

@@ -111,6 +111,6 @@ def test_a_missing_or_broken_key_file_is_refused_by_name(
     if content is not None:
         (tmp_path / "activator.key").write_bytes(content)
     with pytest.raises(
-        SettingsInvalid, match=r"activator\.key: (no key|holds no key) for activators"
+        SettingsInvalid, match=r"activator\.key: (activator key not readable|not an activator key)"
     ):
         load_activator_key(PlatformSettings(), Paths(home=tmp_path, run=tmp_path))

@@ -118,9 +118,9 @@ def test_what_cannot_be_is_refused_with_its_name(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         weights.load(tmp_path / "gone.safetensors")
     if not torch.cuda.is_available():
-        with pytest.raises(DeviceFailed, match="sees no CUDA device"):
+        with pytest.raises(DeviceFailed, match="finds no CUDA device"):
             weights.load(file, device="cuda:0")
-        with pytest.raises(DeviceFailed, match="sees no CUDA device"):
+        with pytest.raises(DeviceFailed, match="finds no CUDA device"):
             weights.pool(1, device="cuda")
 
 

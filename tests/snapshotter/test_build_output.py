@@ -67,7 +67,7 @@ async def test_a_command_that_prints_empty_lines_without_end_holds_the_event_loo
         < (max(FLOOD_S * 4, time.monotonic() - began_at) + 8) * LINES_PER_S + LAST_LINES + 2
     )
     assert lines.count("the last words") == 1
-    assert sum("lines were left out" in line for line in lines[-LAST_LINES - 1 :]) == 1
+    assert sum("lines omitted" in line for line in lines[-LAST_LINES - 1 :]) == 1
 
 
 def test_lines_beyond_the_rate_are_counted_and_said_once_at_the_end() -> None:
@@ -79,10 +79,7 @@ def test_lines_beyond_the_rate_are_counted_and_said_once_at_the_end() -> None:
     assert output.feed(b"later\n", now=1.0) == ["later"]
     assert not output.is_flooded
     assert output.end() == [
-        (
-            "[2000 lines were left out: the command printed more than 500 lines or 262144 bytes a "
-            "second]"
-        )
+        ("[2000 lines omitted: the command printed more than 500 lines or 262144 bytes per second]")
     ]
 
 
@@ -125,9 +122,7 @@ def test_a_log_of_a_build_keeps_its_beginning_and_its_end(tmp_path: Path) -> Non
         )
         log.write(["x" * 100])
         log.write(["left", "out", "second", "last"])
-    assert (
-        tmp_path / "b.log"
-    ).read_text() == "12345\nhalf \n[110 bytes are left out here]\nsecond\nlast\n"
+    assert (tmp_path / "b.log").read_text() == "12345\nhalf \n[110 bytes omitted]\nsecond\nlast\n"
     with BuildLog(tmp_path / "b.log") as log:
         log.write(["\udc80"])
         log.write(["x" * 1023] * 2048)

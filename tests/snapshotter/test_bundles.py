@@ -105,7 +105,7 @@ async def test_callers_at_once_share_one_unpacking(tmp_path: Path) -> None:
         ),
         ([entry("d", kind=tarfile.SYMTYPE, link="."), entry("d/x", b"x")], "not a directory"),
         ([entry("h", kind=tarfile.LNKTYPE, link="/etc/passwd")], "leads outside"),
-        ([entry("h", kind=tarfile.LNKTYPE, link="later")], "no file before it"),
+        ([entry("h", kind=tarfile.LNKTYPE, link="later")], "not a file before it"),
         ([entry("null", kind=tarfile.CHRTYPE)], "device"),
         ([entry("pipe", kind=tarfile.FIFOTYPE)], "device"),
         ([entry("x", b"1"), entry("x", b"2")], "twice"),
@@ -352,6 +352,6 @@ async def test_a_bucket_that_does_not_answer_is_said(
     async with contextlib.aclosing(
         open_store(f"s3://{s3_bucket}", setting="platform.blobs", attempts=1)
     ) as store:
-        with pytest.raises(BundleUnavailable, match="cannot be fetched: s3://"):
+        with pytest.raises(BundleUnavailable, match=r"cannot fetch bundle .*: s3://"):
             await Bundles(tmp_path, blobs=store).ensure("0" * 64)
     assert list((tmp_path / "node" / "code").iterdir()) == []

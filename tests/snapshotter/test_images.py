@@ -124,7 +124,7 @@ def test_no_image_is_the_platforms_own_interpreter() -> None:
 
 def test_unknown_image_is_unavailable(images: Images) -> None:
     for digest in ("0" * 64, "../../etc"):
-        with pytest.raises(BundleUnavailable, match="not built on this node"):
+        with pytest.raises(BundleUnavailable, match="is not on this node"):
             images.layout(digest)
 
 
@@ -147,7 +147,7 @@ def test_runtime_requirements_are_pinned_to_the_platforms_own() -> None:
         ({"python": "3.11", "steps": {}}, "expected a list"),
         ({"python": "3.11", "steps": [{"op": "brew"}]}, "whose op is one of"),
         ({"python": "3.11", "steps": [{"op": "pip", "pakages": []}]}, "unknown key 'pakages'"),
-        ({"python": "3.11", "steps": [{"op": "pip", "packages": ["--user"]}]}, "options go into"),
+        ({"python": "3.11", "steps": [{"op": "pip", "packages": ["--user"]}]}, "put options into"),
         (
             {"python": "3.11", "steps": [{"op": "apt", "packages": ["a; rm -rf /"]}]},
             "not the name of a Debian package",
@@ -158,7 +158,7 @@ def test_runtime_requirements_are_pinned_to_the_platforms_own() -> None:
         ),
         (
             {"python": "3.11", "steps": [{"op": "run", "commands": "ls"}]},
-            "expected a list of texts",
+            "expected a list of strings",
         ),
         (
             {"python": "3.11", "steps": [{"op": "copy", "blob": "x", "target": "/opt/x"}]},
@@ -170,7 +170,7 @@ def test_runtime_requirements_are_pinned_to_the_platforms_own() -> None:
         ),
         (
             {"python": "3.11", "steps": [{"op": "env", "values": {"A=B": "x"}}]},
-            "names of variables",
+            "variable names",
         ),
     ],
 )
@@ -181,7 +181,7 @@ def test_wrong_description_names_what_is_wrong(body: dict[str, Any], said: str) 
 
 async def test_interpreter_that_is_not_there_is_refused_with_those_that_are(images: Images) -> None:
     with pytest.raises(
-        Unsupported, match=rf"no Python 3\.99 on this machine; there is: .*{VERSION}"
+        Unsupported, match=rf"no Python 3\.99 on this machine; installed: .*{VERSION}"
     ):
         await images.build({"python": "3.99", "steps": []}, uid=None, part=Parts())
 
@@ -537,7 +537,7 @@ async def test_image_of_too_many_entries_is_refused_with_the_bound_and_the_way_o
     )
     with pytest.raises(
         ImageBuildFailed,
-        match="more than 500 files, directories and links, the bound of one image: remove what",
+        match="more than 500 files, directories and links, the limit of one image: remove what",
     ):
         await images.build(spec(), uid=None, part=Parts())
     assert [p.suffix for p in (tmp_path / "node" / "images").iterdir()] == [".log"]

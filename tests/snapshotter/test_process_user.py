@@ -231,9 +231,9 @@ def test_a_uid_of_a_tenant_is_refused_by_name() -> None:
 
 
 def test_a_uid_of_two_processes_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match=r"controller_uid = 19901: is activator_uid, too"):
+    with pytest.raises(ValueError, match=r"controller_uid = 19901: must differ from activator_uid"):
         PlatformSettings(controller_uid=19901)
-    with pytest.raises(ValueError, match=r"activator_uid = 19902: is controller_uid, too"):
+    with pytest.raises(ValueError, match=r"activator_uid = 19902: must differ from controller_uid"):
         PlatformSettings(activator_uid=19902)
     PlatformSettings(activator_uid=None, controller_uid=None)
 

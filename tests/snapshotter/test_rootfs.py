@@ -174,7 +174,7 @@ async def test_steps_are_root_of_the_image_and_nobody_on_the_machine(images: Ima
     [
         (
             "mv /etc /etc.old && ln -s /root /etc",
-            "/etc of the image is no directory any more: an earlier step removed it",
+            "/etc of the image is not a directory: an earlier step removed it",
         ),
         ("rm -rf /var && ln -s /root /var", "/var is not a directory"),
     ],
@@ -369,7 +369,7 @@ async def test_a_base_that_cannot_be_made_is_named_with_what_debootstrap_says(
     machine.status = 1
     with pytest.raises(
         Unsupported,
-        match=r"debootstrap could not make a bookworm from https://mirror\.example/debian",
+        match=r"debootstrap could not build bookworm from https://mirror\.example/debian",
     ):
         await base.copy(tmp_path / "copy", base.take_ids(), Lines().tell)
     assert list((tmp_path / "bases").iterdir()) == []
@@ -415,7 +415,8 @@ def test_paths_that_settings_of_pip_name_are_found(tmp_path: Path) -> None:
 async def test_without_root_a_package_must_be_on_the_machine(tmp_path: Path) -> None:
     images = Images(tmp_path, environ={"PATH": os.environ["PATH"]}, requirements=[])
     with pytest.raises(
-        Unsupported, match="plnowhere cannot be installed: the platform runs without root"
+        Unsupported,
+        match="cannot install the apt packages plnowhere: the platform runs without root",
     ):
         await images.build(
             {"python": VERSION, "steps": [{"op": "apt", "packages": ["plnowhere"]}]},

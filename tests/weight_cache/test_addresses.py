@@ -177,8 +177,8 @@ async def test_a_caller_without_a_certificate_is_refused_and_told_why(
     ):
         with pytest.raises(ssl.SSLError) as caught:
             await http.get(f"https://127.0.0.1:{port}/")
-    assert "it demands a certificate and we showed none" in explain_tls_error(caught.value, "x")
-    assert "event=caller_refused a caller: it showed no certificate" in caplog.text
+    assert "it requires a certificate and we sent none" in explain_tls_error(caught.value, "x")
+    assert "event=caller_refused a caller: it sent no certificate" in caplog.text
 
 
 async def test_a_certificate_of_another_authority_is_refused_by_both(
@@ -193,12 +193,12 @@ async def test_a_certificate_of_another_authority_is_refused_by_both(
     async with _serving(server.server_context()) as port:
         async with _asking(port, blind) as http:
             with pytest.raises(
-                httpx.ConnectError, match=r"an authority that we do not know: platform\.tls_ca"
+                httpx.ConnectError, match=r"an authority that we do not trust: platform\.tls_ca"
             ):
                 await http.get("/")
         async with _asking(port, duped) as http:
             with pytest.raises(
-                httpx.ConnectError, match="it does not know the authority of our certificate"
+                httpx.ConnectError, match="it does not trust the authority of our certificate"
             ):
                 await http.get("/")
 
@@ -220,7 +220,7 @@ async def test_an_older_tls_is_refused(server: TlsCredentials, client: TlsCreden
     async with _serving(server.server_context()) as port:
         with pytest.raises(ssl.SSLError) as caught:
             await asyncio.open_connection("127.0.0.1", port, ssl=old)
-    assert "does not speak TLS 1.3" in explain_tls_error(caught.value, "x")
+    assert "does not support TLS 1.3" in explain_tls_error(caught.value, "x")
 
 
 async def test_a_port_without_tls_is_named_as_one(client: TlsCredentials) -> None:
@@ -231,14 +231,17 @@ async def test_a_port_without_tls_is_named_as_one(client: TlsCredentials) -> Non
 
     plain = await asyncio.start_server(rude, "127.0.0.1", 0)
     async with plain, _asking(plain.sockets[0].getsockname()[1], client) as http:
-        with pytest.raises(httpx.ConnectError, match="does not speak TLS on that port"):
+        with pytest.raises(httpx.ConnectError, match="does not use TLS on that port"):
             await http.get("/")
 
 
 async def test_whose_time_is_over_is_said(
     server: TlsCredentials, authority: Authority, client: TlsCredentials, tmp_path: Path
 ) -> None:
-    for starts, ends, words in ((-2 * HOUR, -HOUR, "has ended"), (HOUR, 2 * HOUR, "clocks differ")):
+    for starts, ends, words in (
+        (-2 * HOUR, -HOUR, "has expired"),
+        (HOUR, 2 * HOUR, "clocks differ"),
+    ):
         files = authority.issue(tmp_path / words, "127.0.0.1", starts=starts, ends=ends)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(files.cert, files.key)
@@ -267,7 +270,7 @@ async def test_a_connection_that_breaks_in_the_middle_of_an_answer_is_httpxs_err
             asyncio.to_thread(_break_off, listener, server.server_context())
         )
         async with _asking(listener.getsockname()[1], client) as http:
-            with pytest.raises(httpx.ReadError, match="does not speak TLS on that port"):
+            with pytest.raises(httpx.ReadError, match="does not use TLS on that port"):
                 await http.get("/")
         await breaking
 
@@ -342,8 +345,8 @@ def _no_ca(files: TlsFiles) -> None:
     [
         (_without_key, r"platform\.tls_key = .*No such file or directory: is the secret mounted\?"),
         (_other_key, r"platform\.tls_key = .*is not the key of the certificate"),
-        (_no_pem, r"platform\.tls_cert = .*holds no certificate"),
-        (_no_ca, r"platform\.tls_ca = .*holds no certificate"),
+        (_no_pem, r"platform\.tls_cert = .*contains no PEM certificate"),
+        (_no_ca, r"platform\.tls_ca = .*contains no PEM certificate"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_named(
@@ -359,7 +362,7 @@ def test_a_certificate_is_for_a_time(authority: Authority, tmp_path: Path) -> No
     files = authority.issue(tmp_path, "a")
     now = datetime.now(UTC)
     files.check(now)
-    with pytest.raises(CertificateInvalid, match=r"ended .* UTC: renew it"):
+    with pytest.raises(CertificateInvalid, match=r"expired .* UTC: renew it"):
         files.check(now + timedelta(hours=2))
     with pytest.raises(
         CertificateInvalid, match=r"not valid for another \d+ s .*is this machine's clock behind\?"

@@ -298,7 +298,7 @@ async def test_disk_that_refuses_is_named(home: Home, origin: MemoryOrigin) -> N
     name = put_model(origin, {"w": CONTENT})
     (home.root / "partial").rmdir()
     (home.root / "partial").write_text("no folder")
-    with pytest.raises(StoreFailed, match=r"refuses model .* rights"):
+    with pytest.raises(StoreFailed, match=r"failed for model .* permissions"):
         await home.store.lease(name, holder="s", lane=ReadPriority.PREFETCH)
     assert home.store.statistics().arriving == 0
 

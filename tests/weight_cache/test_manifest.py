@@ -147,16 +147,19 @@ def test_well_formed_manifest_is_read() -> None:
         (one_file() + b"\n", "canonical JSON"),
         (one_file().replace(b'"path"', b' "path"'), "not canonical"),
         (one_file(extra=1), "expected path"),
-        (one_file(tensors=[]), "not empty"),
-        (one_file(tensors=[["w", "F32", [1], 0]]), "a row is"),
-        (one_file(tensors=[["w", "U8", [2], 0, 2]]), "lies at 0 to 2, of 1 bytes"),
+        (one_file(tensors=[]), "non-empty"),
+        (one_file(tensors=[["w", "F32", [1], 0]]), "a row must be"),
+        (one_file(tensors=[["w", "U8", [2], 0, 2]]), "is at 0 to 2, but must be within 1 bytes"),
         (one_file(tensors=[["w", "U8", [-1], 0, 1]]), "whole number"),
         (
             one_file(tensors=[["v", "U8", [1], 0, 1], ["w", "U8", [1], 0, 1]]),
-            "lies at 0 to 1, of 1 bytes with 1 taken",
+            "is at 0 to 1, but must be within 1 bytes and after byte 1",
         ),
-        (one_file(tensors=[["v", "U8", [0], 0, 0], ["v", "U8", [1], 0, 1]]), "share a name"),
-        (one_file().replace(b"}]", b',"tensors":[["\\ud800","U8",[1],0,1]]}]'), "is no text"),
+        (one_file(tensors=[["v", "U8", [0], 0, 0], ["v", "U8", [1], 0, 1]]), "have the same name"),
+        (
+            one_file().replace(b"}]", b',"tensors":[["\\ud800","U8",[1],0,1]]}]'),
+            "is not valid Unicode",
+        ),
     ],
 )
 def test_broken_manifest_is_refused(raw: bytes, said: str) -> None:
@@ -169,7 +172,7 @@ def test_broken_manifest_is_refused(raw: bytes, said: str) -> None:
     [
         (["b", "a"], "sorted"),
         (["a", "a"], "sorted"),
-        (["a", "a-b", "a/b"], "'a' is a file and a directory"),
+        (["a", "a-b", "a/b"], "'a' is both a file and a directory"),
     ],
 )
 def test_paths_that_collide_are_refused(paths: list[str], said: str) -> None:
@@ -180,7 +183,7 @@ def test_paths_that_collide_are_refused(paths: list[str], said: str) -> None:
 
 def test_directories_of_a_model_have_bounds() -> None:
     check_paths(["a/" * 32 + "f"])
-    with pytest.raises(ManifestInvalid, match="lies 33 directories deep: at most 32"):
+    with pytest.raises(ManifestInvalid, match="is 33 directories deep: at most 32"):
         check_paths(["a/" * 33 + "f"])
     check_paths([f"{i:05d}/f" for i in range(10_000)])
     with pytest.raises(ManifestInvalid, match="more than 10000 directories"):
@@ -312,7 +315,7 @@ def test_safetensors_header_beyond_the_first_chunk_is_indexed(tmp_path: Path) ->
 @pytest.mark.parametrize(
     "content, said",
     [
-        (b"", "no safetensors file"),
+        (b"", "not a safetensors file"),
         (b"\xff" * 64, "claims"),
         (safetensors(b"{" * 1000), "not JSON"),
         (

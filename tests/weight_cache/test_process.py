@@ -110,7 +110,7 @@ async def test_killed_process_comes_back_with_its_leases(home: Path) -> None:
         rival = await start(home)
         _, said = await rival.communicate()
         assert rival.returncode == 2
-        assert f"belongs to process {child.pid}" in said.decode()
+        assert f"is in use by process {child.pid}" in said.decode()
         child.send_signal(signal.SIGKILL)
         await child.wait()
         assert (lease.path / "weights").stat().st_size == 100_000

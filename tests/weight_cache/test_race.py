@@ -79,5 +79,5 @@ async def test_second_cache_of_the_directory_is_refused_and_told_who_the_first_i
     node: tuple[Node, WeightCacheClient],
 ) -> None:
     opened, _ = node
-    with pytest.raises(StoreOwned, match=f"belongs to process {os.getpid()}"):
+    with pytest.raises(StoreOwned, match=f"is in use by process {os.getpid()}"):
         Store.open(opened.home / "w", origin=opened.origin, max_bytes=None, clock=time.time)

@@ -48,12 +48,12 @@ def client(served: tuple[Node, Cache, WeightCacheClient]) -> WeightCacheClient:
 @pytest.mark.parametrize(
     "op, args, said",
     [
-        ("open", {"manifest": 7, "holder": "s"}, "manifest = 7: expected a text"),
+        ("open", {"manifest": 7, "holder": "s"}, "manifest = 7: expected a non-empty string"),
         ("open", {"manifest": "0" * 64}, "holder = None"),
         (
             "open",
             {"manifest": "0" * 64, "holder": "s", "pid": -1},
-            "pid = -1: expected the id of a process",
+            "pid = -1: expected a process id",
         ),
         ("open", {"manifest": "0" * 64, "holder": "s", "pid": True}, "pid = True"),
         ("wait", {}, "lease_id = None"),
@@ -101,9 +101,9 @@ async def test_a_disk_that_refuses_notes_is_named(node: Node, client: WeightCach
     for folder in ("leases", "pins"):
         (node.home / "w" / folder).rmdir()
     opened = await client.open(name, holder="s")
-    with pytest.raises(StoreFailed, match=r"the disk below .* refuses lease"):
+    with pytest.raises(StoreFailed, match=r"the disk below .* failed for lease"):
         await client.wait(opened.lease_id)
-    with pytest.raises(StoreFailed, match=r"the disk below .* refuses pin"):
+    with pytest.raises(StoreFailed, match=r"the disk below .* failed for pin"):
         await client.pin(name)
 
 

@@ -281,7 +281,7 @@ async def test_restart_finds_models_leases_and_order_again(
 async def test_second_owner_is_refused_and_told_who_the_first_is(
     tmp_path: Path, store: Store, origin: MemoryOrigin
 ) -> None:
-    with pytest.raises(StoreOwned, match=f"belongs to process {os.getpid()}"):
+    with pytest.raises(StoreOwned, match=f"is in use by process {os.getpid()}"):
         Store.open(tmp_path / "w", origin=origin, max_bytes=None, clock=time.time)
 
 

@@ -1,5 +1,5 @@
-"""One file on its way from the origin to the disk: chunks in parallel, every byte hashed before it
-may be used."""
+"""Download of one file from the origin to the disk: chunks in parallel, each verified before
+use."""
 
 from __future__ import annotations
 
@@ -20,16 +20,15 @@ from weight_cache.manifest import CHUNK_BYTES, FileHash, ManifestFile
 from weight_cache.types import Chunk
 
 _ATTEMPTS = 2
-"""A chunk that arrives wrong is asked for once more: a transfer may have failed. Wrong twice means
-wrong at the origin."""
+"""A corrupt chunk is read once more, in case the transfer failed. Twice corrupt means corrupt at
+the origin."""
 
 OnBytes = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileDownloader:
-    """What a fetch works with: where bytes come from (neighbours first, where there are any), whose
-    turn it is, who hashes and writes."""
+    """Downloads files from peers, if any, and the origin: schedules reads, hashes and writes."""
 
     origin: Origin
     lanes: ReadScheduler
@@ -46,12 +45,12 @@ class FileDownloader:
         on_given: OnBytes,
         on_resumed: OnBytes,
     ) -> None:
-        """Fetch what `partial` lacks of `file`, verify every chunk, make it durable and read-only.
+        """Fetch the missing chunks of `file` into `partial`, verify each, make the file durable and
+        read-only.
 
-        Told of each chunk's bytes: `on_fetched` of those from the origin, `on_given` from
-        neighbours, `on_resumed` of those here. Their hashes are the file's: nothing else remains to
-        be checked. Raises ChunkCorrupt, OriginUnavailable, StoreFull, OSError; what did arrive
-        stays in `partial`."""
+        Called with each chunk's bytes: `on_fetched` for the origin, `on_given` for peers,
+        `on_resumed` for chunks already on disk. Verified chunks imply a verified file. Raises
+        ChunkCorrupt, OriginUnavailable, StoreFull, OSError; verified chunks stay in `partial`."""
         check_room(partial.path.parent, partial.missing_bytes)
 
         def jobs() -> Iterator[Callable[[], Coroutine[None, None, None]]]:
@@ -79,7 +78,7 @@ class FileDownloader:
     async def _obtain(
         self, file: ManifestFile, index: int, chunk: Chunk, partial: PartialFile
     ) -> bool:
-        """One chunk, from wherever; True when a neighbour gave it."""
+        """Fetch one chunk; True if it came from a peer."""
         if self.neighbours is None:
             await self._fetch(file, index, chunk, partial)
             return False
@@ -111,14 +110,13 @@ class FileDownloader:
                 )
         raise ChunkCorrupt(
             f"{file.path}: bytes from {chunk.offset_bytes} of {file.digest[:12]} do not match "
-            f"their hash: the origin's copy is damaged. "
-            f"Remove {blob_key(file.digest)} there, and deploy or push again"
+            f"their hash: the origin's copy is corrupt. "
+            f"Remove {blob_key(file.digest)} from the origin, then deploy or push again"
         )
 
 
 def check_room(folder: Path, size_bytes: int) -> None:
-    """A disk that is too full says so before anything is fetched. Raises StoreFull with both
-    figures."""
+    """Check for free disk space before fetching. Raises StoreFull with both sizes."""
     free = shutil.disk_usage(folder).free
     if free < size_bytes:
         raise StoreFull(
@@ -127,12 +125,12 @@ def check_room(folder: Path, size_bytes: int) -> None:
 
 
 def disk_error(error: OSError, folder: Path, what: str) -> StoreFull | StoreFailed:
-    """What the disk said, in our words."""
+    """Convert an OSError of the store's disk."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StoreFull(f"the disk below {folder} has no room for {what}: {error.strerror}")
     return StoreFailed(
-        f"the disk below {folder} refuses {what}: {error.strerror or error}. See to its rights "
-        f"and its health"
+        f"the disk below {folder} failed for {what}: {error.strerror or error}. Check its "
+        f"permissions and its health"
     )
 
 

@@ -1,8 +1,8 @@
-"""Where bytes come from: content-addressed blobs, read by range.
+"""The origin: content-addressed blobs, read by range.
 
-What an origin delivers is not believed: the store hashes every chunk. What an origin promises is
-that all ranges of a blob are of one version of its object, that a range is whole, and that an end
-comes: bytes, or an error that says what to do."""
+Data from an origin is not trusted: the store hashes every chunk. An origin guarantees that all
+ranges of a blob come from one version of its object, that a range is complete, and that every read
+ends, with bytes or with an error that says what to do."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from weight_cache.manifest import CHUNK_BYTES
 
 T = TypeVar("T")
 SLOWEST_BYTES_PER_S = 64 * 1024
-"""An attempt may take its timeout, and the time that its bytes need at this pace: a trickle is no
-answer either."""
+"""An attempt may take its timeout plus the time that its bytes need at this rate, so that a
+trickling response fails too."""
 _REMEMBERED = 10_000
-"""Blobs whose version is remembered, least recently used go first: some MB."""
+"""Blobs whose version is cached, evicted least recently used first: a few MB."""
 _log = logging.getLogger(__name__)
 
 
 class Origin(Protocol):
-    """Blobs by their digest (hex). Many reads run at once; cancelling one abandons it."""
+    """Blobs by digest (hex). Many reads run concurrently; cancelling one abandons it."""
 
     async def size(self, digest: str) -> int:
         """Length of blob `digest` in bytes. Raises OriginUnavailable."""
@@ -42,19 +42,18 @@ class Origin(Protocol):
     async def read(
         self, digest: str, *, offset_bytes: int, length_bytes: int
     ) -> bytes | memoryview:
-        """Up to `length_bytes` from `offset_bytes`; shorter only where the blob ends. Raises
-        OriginUnavailable."""
+        """Read up to `length_bytes` from `offset_bytes`; shorter only at the end of the blob.
+        Raises OriginUnavailable."""
         ...
 
 
 class ObjectOrigin:
     """The platform's blobs in an object store.
 
-    `size` asks for the blob's current version, which later reads insist on. What may pass is asked
-    for again, up to `attempts` times in all with pauses between them; an attempt without an answer
-    fails after `timeout_s`, so that a store that hangs is given up after `attempts * timeout_s`.
-    Give it a store that makes one attempt itself. Owner: the event loop; no `await` while `_known`
-    changes."""
+    `size` requests the blob's current version, which later reads require. Transient errors are
+    retried, up to `attempts` times in total with pauses between them; an attempt without an answer
+    fails after `timeout_s`, so an unresponsive store fails after `attempts * timeout_s`. The store
+    passed in must not retry itself. Owner: the event loop; no `await` while `_known` changes."""
 
     def __init__(
         self,
@@ -74,14 +73,14 @@ class ObjectOrigin:
         return f"<ObjectOrigin {self._store!r}>"
 
     async def size(self, digest: str) -> int:
-        """See Origin. Always asks."""
+        """Request the length of a blob in bytes; never cached. Raises OriginUnavailable."""
         return (await self._ask_info(digest)).size_bytes
 
     async def read(
         self, digest: str, *, offset_bytes: int, length_bytes: int
     ) -> bytes | memoryview:
-        """See Origin. What may be one range of several is read of one version; a blob of one range
-        is one version by nature."""
+        """Read a range. Ranges of a larger blob are read from one version; a blob of a single range
+        needs no version check. Raises OriginUnavailable."""
         key = _key(digest)
         info = self._known.get(digest)
         if info is None and (offset_bytes or length_bytes >= CHUNK_BYTES):
@@ -96,7 +95,7 @@ class ObjectOrigin:
                 whole := max(0, min(length_bytes, info.size_bytes - offset_bytes))
             ):
                 raise ObjectStoreUnavailable(
-                    f"{len(data)} of {whole} bytes from {offset_bytes} came"
+                    f"received {len(data)} of {whole} bytes from {offset_bytes}"
                 )
             return data
 
@@ -153,11 +152,11 @@ class ObjectOrigin:
             self._known.pop(digest, None)
             raise self._unavailable(
                 digest,
-                "was replaced while it was read. Nothing of it is used; the next start reads it anew",
+                "was replaced while it was read. Its bytes are discarded; the next start reads it again",
             ) from e
         except ObjectStoreUnavailable as e:
             reason = (
-                f"did not come in {self._attempts} attempts: {e}. Look at the store and the "
+                f"could not be read in {self._attempts} attempts: {e}. Check the store and the "
                 f"network to it, then start again"
             )
             raise self._unavailable(digest, reason) from e

@@ -1,14 +1,12 @@
-"""Files on their way in, so that nothing is fetched twice: what is half here, and which chunks of
-it are right.
+"""Partial files: incomplete downloads that can be resumed, with their verified chunks.
 
-    partial/<digest>        a sparse file; only verified chunks were ever written to it
-    partial/<digest>.done   a bit per chunk: these are on the disk (the data is flushed before its bits are written)
+    partial/<digest>        a sparse file that contains only verified chunks
+    partial/<digest>.done   one bit per chunk on the disk (the data is flushed before its bits are written)
 
-A file of one chunk has no bits: it is here or it is not. After a restart chunks are read again
-before their bits are believed; what this process wrote itself it knows, unless somebody touched the
-file since.
+A file of one chunk has no bits. After a restart chunks are read and verified before their bits are
+trusted; chunks written by this process are trusted unless the file was modified since.
 
-Blocking; called in threads, except for `remove`.
+Blocking: called in threads, except for `remove`.
 """
 
 from __future__ import annotations
@@ -26,8 +24,8 @@ from weight_cache.manifest import CHUNK_BYTES, ManifestFile
 from weight_cache.types import Chunk
 
 FLUSHED_EVERY_CHUNKS = 16
-"""256 MiB: what is fetched again at most after a kill, against a commit of the file system's
-journal each time."""
+"""256 MiB: the most that is fetched again after a kill, traded against a commit of the file
+system's journal each time."""
 _DONE = ".done"
 _SYNC_FILE_RANGE_WRITE = 2  # <linux/fs.h>
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -36,12 +34,12 @@ _log = logging.getLogger(__name__)
 
 
 class PartialFile:
-    """One file on its way. Owner: its fetch, whose threads write chunks side by side; the lock
-    guards the figures.
+    """One incomplete file. Owner: its download, whose threads write chunks concurrently; the lock
+    guards the counters.
 
     Attributes:
-        verified: indices of the chunks that are in the file and right.
-        claimed: those that an earlier process says it wrote; `check` them before they are believed.
+        verified: indices of the chunks that are in the file and correct.
+        claimed: chunks written by an earlier process; `check` them before use.
     """
 
     def __init__(
@@ -71,12 +69,12 @@ class PartialFile:
 
     @property
     def missing_bytes(self) -> int:
-        """Bytes of the chunks that nobody says are here."""
+        """Bytes of the chunks that are neither verified nor claimed."""
         with self._lock:
             return self._size - _bytes_of(self.verified | self.claimed, self._size)
 
     def check(self, index: int, chunk: Chunk) -> bool:
-        """Read a claimed chunk; True if it is right, and verified from now on. Raises OSError."""
+        """Read and verify a claimed chunk; True if it is correct. Raises OSError."""
         block = os.pread(self._descriptor, chunk.length_bytes, chunk.offset_bytes)
         is_right = hashlib.sha256(block).hexdigest() == chunk.sha256
         with self._lock:
@@ -86,7 +84,7 @@ class PartialFile:
         return is_right
 
     def write(self, index: int, chunk: Chunk, block: bytes | memoryview) -> bool:
-        """Write a chunk if it is right; False if it is not. Raises OSError."""
+        """Write a chunk if its hash matches; otherwise return False. Raises OSError."""
         if len(block) != chunk.length_bytes or hashlib.sha256(block).hexdigest() != chunk.sha256:
             return False
         view, offset = memoryview(block), chunk.offset_bytes
@@ -103,7 +101,7 @@ class PartialFile:
         return True
 
     def flush(self) -> None:
-        """Data to the disk, then the bits that say so. Raises OSError."""
+        """Flush the data, then write the bits. Raises OSError."""
         if self._count <= 1:
             return
         with self._flushing:
@@ -116,30 +114,30 @@ class PartialFile:
             _overwrite(self._bits_path, bits)
 
     def seal(self) -> None:
-        """Everything is here: make it durable and read-only. Raises OSError."""
+        """Make the complete file durable and read-only. Raises OSError."""
         os.fchmod(self._descriptor, 0o444)
         os.fsync(self._descriptor)
 
     def close(self) -> None:
-        """Let go of the file. Idempotent."""
+        """Close the file. Idempotent."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
         self._descriptor = -1
 
 
 class PartialFiles:
-    """The directory of partial files. Owner: the store's event loop; one `PartialFile` per digest
-    at a time (single flight)."""
+    """The directory of partial files. Owner: the store's event loop; at most one open `PartialFile`
+    per digest (single flight)."""
 
     def __init__(self, folder: Path, *, flushed_every: int = FLUSHED_EVERY_CHUNKS) -> None:
         self._folder = folder
         self._flushed_every = flushed_every
-        # digest → modification time and chunks, as this process left them
+        # digest → modification time and verified chunks when this process closed the file
         self._known: dict[str, tuple[int, set[int]]] = {}
 
     def stock(self, complete: set[str]) -> dict[str, int]:
-        """What is half here: digest → bytes. What is of no use (no bits, or the file is `complete`
-        elsewhere) is removed."""
+        """List partial files: digest → bytes. Useless ones (without bits, or `complete` in the
+        store) are removed."""
         found = {}
         for name in {entry.name.removesuffix(_DONE) for entry in self._folder.iterdir()}:
             size = _bytes_of(self._bits(name), self._size(name))
@@ -150,29 +148,29 @@ class PartialFiles:
         return found
 
     def open(self, file: ManifestFile) -> PartialFile:
-        """Begin `file`, or go on where it was left. Raises OSError."""
+        """Open the partial file of `file`, new or existing. Raises OSError."""
         digest, path = file.digest, self._folder / file.digest
         left_at, known = self._known.pop(digest, (0, set()))
         if not path.exists():
-            self.remove(digest)  # bits of a file that is gone
+            self.remove(digest)  # bits without a file
         else:
-            # else not ours, or somebody wrote to it
+            # a different time: written by another process, or modified
             known = known if path.stat().st_mtime_ns == left_at else set()
-            path.chmod(0o600)  # sealed already, when its last owner died before it had its name
+            path.chmod(0o600)  # read-only if the last owner died between seal and rename
         claimed = {i for i in self._bits(digest) if i < len(file.chunk_sha256s)}
         return PartialFile(
             path, file, verified=known, claimed=claimed, flushed_every=self._flushed_every
         )
 
     def leave(self, partial: PartialFile) -> None:
-        """Close a partial, complete (and renamed) or not; what is verified stays for the next
-        try."""
+        """Close a partial file, complete (and renamed) or not; verified chunks are kept for the
+        next attempt."""
         digest = partial.path.name
         try:
             if partial.path.exists():
                 partial.flush()
                 self._known[digest] = (partial.path.stat().st_mtime_ns, partial.verified)
-        except OSError as e:  # a full or a broken disk: what the last flush said is still true
+        except OSError as e:  # full or broken disk: the bits of the last flush remain valid
             _log.warning("partial file not flushed digest=%s error=%s", digest[:12], e)
         finally:
             partial.close()
@@ -180,15 +178,15 @@ class PartialFiles:
             self.remove(digest)
 
     def kept_bytes(self, digest: str) -> int:
-        """Bytes of the chunks that are here for the next try."""
+        """Bytes of the chunks kept for the next attempt."""
         return _bytes_of(self._bits(digest), self._size(digest))
 
     def finish(self, digest: str) -> None:
-        """The file has its final name: forget the bits."""
+        """Remove the bits of a file that has its final name."""
         self._bits_path(digest).unlink(missing_ok=True)
 
     def remove(self, digest: str) -> None:
-        """Remove a partial and its bits."""
+        """Remove a partial file and its bits."""
         self._known.pop(digest, None)
         self._bits_path(digest).unlink(missing_ok=True)
         (self._folder / digest).unlink(missing_ok=True)
@@ -218,7 +216,7 @@ def _bytes_of(chunks: set[int], size_bytes: int) -> int:
 
 
 def _overwrite(path: Path, content: bytes | bytearray) -> None:
-    """Not truncated first: at no moment are there fewer bits than before."""
+    """Overwrite without truncation, so that no bits are lost at any moment."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         os.pwrite(descriptor, content, 0)
@@ -227,8 +225,8 @@ def _overwrite(path: Path, content: bytes | bytearray) -> None:
 
 
 def _begin_writeback(descriptor: int, chunk: Chunk) -> None:
-    """Let the disk begin now (sync_file_range(2)), so that the flush at the end is short. Where it
-    cannot, the flush does it all."""
+    """Start writing to the disk now (sync_file_range(2)) to shorten the final flush. Errors are
+    ignored: the flush then writes everything."""
     _libc.sync_file_range(
         ctypes.c_int(descriptor),
         ctypes.c_int64(chunk.offset_bytes),

@@ -1,9 +1,8 @@
-"""What the store asks of other nodes: chunks that one of them has verified, before the origin is
-asked.
+"""Interface to peers: other nodes that may have verified chunks, tried before the origin.
 
-The store believes them as little as the origin: every byte is hashed before it is written.
-`weight_cache.peers` is who answers; without it (a lone node) there are no neighbours, and
-everything comes from the origin."""
+Data from peers is trusted as little as data from the origin: every byte is hashed before it is
+written. `weight_cache.peers` implements the interface; on a lone node there are no peers, and all
+data comes from the origin."""
 
 from __future__ import annotations
 
@@ -17,10 +16,10 @@ from weight_cache.manifest import ManifestFile
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkRequest:
-    """A piece that somebody needs: chunk `index` of file `digest`, or the manifest `digest` where
-    `index` is None.
+    """A request for chunk `index` of file `digest`, or for the manifest `digest` if `index` is
+    None.
 
-    `length_bytes`: of the chunk exactly, of a manifest at most. `sha256`: hex, of just these bytes.
+    `length_bytes`: exact for a chunk, a maximum for a manifest. `sha256`: hex, of these bytes.
     """
 
     digest: str
@@ -30,35 +29,34 @@ class ChunkRequest:
 
     @property
     def key(self) -> str:
-        """The piece's name among nodes."""
+        """Name of the chunk or manifest in peer requests."""
         return self.digest if self.index is None else f"{self.digest}/{self.index}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerChunk:
-    """Bytes from a neighbour, not verified yet, and which one they came from (`giver`: its
-    address)."""
+    """Unverified bytes from a peer, and the address of that peer (`giver`)."""
 
     block: bytes
     giver: str
 
 
 class PeerSource(Protocol):
-    """Other nodes of this platform. Owner: the store's event loop."""
+    """The peers of this node. Owner: the store's event loop."""
 
     def asked(self, wanted: ChunkRequest) -> AbstractAsyncContextManager[PeerChunk | None]:
-        """A neighbour's bytes, or None: then the caller reads them from the origin, and while the
-        context lasts neighbours who want the same wait for that. Raises nothing of its own."""
+        """Request bytes from peers; None: the caller reads them from the origin, and peers that
+        want the same bytes wait for the duration of the context. Raises no errors of its own."""
         ...
 
     def used(self, given: PeerChunk) -> None:
-        """What a neighbour gave was right, and is kept."""
+        """Report that a peer's bytes were correct and are stored."""
         ...
 
     def report_corrupt(self, given: PeerChunk) -> None:
-        """What a neighbour gave is not what its hash says."""
+        """Report that a peer's bytes do not match their hash."""
         ...
 
     def in_turn(self, file: ManifestFile) -> Iterable[int]:
-        """The file's chunks (indices) in the order in which this node shall want them."""
+        """The file's chunks (indices) in the order in which this node should fetch them."""
         ...

@@ -1,13 +1,12 @@
-"""Whose turn it is to read: a caller who waits before what nobody waits for yet, and that before
-checking what is here.
+"""Schedules reads by priority: waiting callers, then prefetches, then scrubbing.
 
-A *turn* is one range on its way: it takes memory, the origin's bandwidth and a core to hash it, so
-there are only so many at once. A waiting START goes first. PREFETCH has all the turns while no
-START is about, else its share, so that it neither starves nor holds anybody up for long. SCRUB has
-one turn at a time, when nobody else wants any.
+A *turn* is one range read in progress: it takes memory, the origin's bandwidth and a core for
+hashing, so their number is limited. A waiting START goes first. PREFETCH may use all turns while no
+START is active, otherwise its share, so it neither starves nor delays others for long. SCRUB uses
+one turn at a time, only when no other read is waiting or running.
 
-A ticket's lane is asked for whenever a turn is given away, not once: a fetch that a caller joins is
-urgent from then on."""
+A read's priority is evaluated at each grant, not once: a prefetch that a caller joins becomes
+urgent."""
 
 from __future__ import annotations
 
@@ -19,13 +18,13 @@ from dataclasses import dataclass
 from weight_cache.types import ReadPriority
 
 PriorityOf = Callable[[], ReadPriority]
-"""Says now in which lane something is."""
+"""Returns the current priority of a read."""
 
 _RANK = {lane: rank for rank, lane in enumerate(ReadPriority)}
 
 
 def highest_priority(lanes: Iterable[ReadPriority]) -> ReadPriority:
-    """The most urgent of `lanes`; SCRUB when there are none."""
+    """The highest priority in `lanes`; SCRUB if empty."""
     return min(lanes, key=_RANK.__getitem__, default=ReadPriority.SCRUB)
 
 
@@ -36,7 +35,7 @@ class _QueuedRead:
 
 
 class ReadScheduler:
-    """Gives turns away. Owner: one event loop; what changes, changes between awaits."""
+    """Grants turns. Owner: one event loop; state changes between awaits only."""
 
     def __init__(self, reads_at_once: int, prefetch_share: float) -> None:
         self.reads_at_once = reads_at_once
@@ -49,16 +48,16 @@ class ReadScheduler:
         return f"<ReadScheduler {len(self._running)}/{self.reads_at_once} {' '.join(lanes)}>"
 
     def running(self, lane: ReadPriority) -> int:
-        """How many turns of that lane are under way."""
+        """Number of running reads of that priority."""
         return sum(ticket.priority_of() is lane for ticket in self._running)
 
     def waiting(self, lane: ReadPriority) -> int:
-        """How many wait for a turn in that lane."""
+        """Number of waiting reads of that priority."""
         return sum(ticket.priority_of() is lane for ticket in self._waiting)
 
     @contextlib.asynccontextmanager
     async def turn(self, priority_of: PriorityOf) -> AsyncIterator[None]:
-        """Wait for a turn and hold it. Within a lane, who came first goes first."""
+        """Wait for a turn and hold it. First come, first served within a priority."""
         ticket = _QueuedRead(priority_of, asyncio.get_running_loop().create_future())
         self._waiting.append(ticket)
         self.review()
@@ -70,11 +69,11 @@ class ReadScheduler:
             self.review()
 
     def review(self) -> None:
-        """Give away what can be given away; to be called when a lane may have changed."""
+        """Grant available turns; call when a priority may have changed."""
         while (ticket := self._next()) is not None:
             self._waiting.remove(ticket)
             self._running.append(ticket)
-            # else its owner was cancelled, and is about to give the turn back
+            # if done, its owner was cancelled and will release the turn
             if not ticket.admitted.done():
                 ticket.admitted.set_result(None)
 

@@ -1,4 +1,4 @@
-"""Single flight: one piece of work for however many ask for it at once."""
+"""Single flight: concurrent requests for the same key share one execution."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ class _Flight(Generic[T]):
     passengers: list[PriorityOf] = field(default_factory=list)
 
     def lane(self) -> ReadPriority:
-        """The most urgent of its passengers' lanes."""
+        """The highest priority of its waiters."""
         return highest_priority(priority_of() for priority_of in self.passengers)
 
 
 class SingleFlight(Generic[T]):
     """Work in progress by key. Owner: one event loop; `_flying` changes between awaits only.
 
-    The work ends with its last passenger: when everyone who waits is cancelled, it is too. It is as
-    urgent as its most urgent passenger; `on_change` is told when that may have changed."""
+    The work is cancelled when its last waiter is cancelled. It has the priority of its most urgent
+    waiter; `on_change` is called when that may have changed."""
 
     def __init__(self, on_change: Callable[[], None] = lambda: None) -> None:
         self._flying: dict[str, _Flight[T]] = {}
@@ -44,15 +44,15 @@ class SingleFlight(Generic[T]):
         *,
         priority_of: PriorityOf = lambda: ReadPriority.START,
     ) -> T:
-        """The result of `work` for `key`, begun here or already under way. Its exception reaches
-        everyone.
+        """The result of `work` for `key`, started or joined. All waiters receive its exception.
 
-        `work` is given what tells its lane, `priority_of` tells that of this passenger.
+        `work` receives a function that returns its current priority; `priority_of` returns the
+        priority of this waiter.
         """
         while (flight := self._flying.get(key)) is not None and not flight.passengers:
-            # everyone left it; its successor must not meet it on the disk
+            # abandoned: wait until it has ended, so that two do not use the same files
             await asyncio.wait([flight.task])
-            # one that has ended already lands only when the loop has had its turn
+            # the done callback of a finished task runs in the next loop iteration
             await asyncio.sleep(0)
         if flight is None:
             flight = self._flying[key] = _Flight()
@@ -72,4 +72,4 @@ class SingleFlight(Generic[T]):
     def _land(self, key: str, task: asyncio.Task[T]) -> None:
         del self._flying[key]
         if not task.cancelled():
-            task.exception()  # passengers raise it; with none left there is nobody to tell
+            task.exception()  # mark as retrieved: waiters raise it, if there are any

@@ -1,8 +1,9 @@
-"""Processes that hold leases, watched until they end: pidfd_open(2), which becomes readable then.
+"""Watches processes that hold leases until they exit, with pidfd_open(2), which becomes readable on
+exit.
 
-A pid may be another process's by the time we look: the start time (proc_pid_stat(5), field 22)
-tells them apart, and is read again after the pidfd was opened, for the pidfd then stands for the
-process of that time."""
+A pid may have been reused: the start time (proc_pid_stat(5), field 22) distinguishes processes, and
+is read again after the pidfd was opened, since the pidfd then refers to the process of that
+time."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from weight_cache.errors import LeaseUnknown, StoreFailed
 
 
 def process_start_ticks(pid: int) -> int | None:
-    """When the process began, in clock ticks since boot; None when there is none, or it is a
+    """Start time of the process in clock ticks since boot; None if it does not exist or is a
     zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -25,10 +26,10 @@ def process_start_ticks(pid: int) -> int | None:
 
 
 class LeaseHolder:
-    """One process, watched. Owner: one event loop.
+    """One watched process. Owner: one event loop.
 
     Attributes:
-        pid, started: who it is.
+        pid, started: identify the process.
     """
 
     def __init__(self, pid: int, started: int, pidfd: int) -> None:
@@ -41,12 +42,11 @@ class LeaseHolder:
 
     @classmethod
     def find(cls, pid: int, *, started: int | None = None) -> LeaseHolder:
-        """The process of that pid, and of that start time if one is given.
+        """Open the process with that pid, and with that start time if given.
 
-        Raises LeaseUnknown when it is gone (it holds nothing), StoreFailed when it cannot be
-        watched."""
+        Raises LeaseUnknown if it does not exist, StoreFailed if it cannot be watched."""
         gone = LeaseUnknown(
-            f"process {pid} is gone, and what it held with it: open the lease for a process that lives"
+            f"process {pid} does not exist, and its leases have ended: open the lease for a live process"
         )
         try:
             pidfd = os.pidfd_open(pid)
@@ -64,7 +64,7 @@ class LeaseHolder:
         return cls(pid, now, pidfd)
 
     def on_exit(self, tell: Callable[[], None]) -> None:
-        """Call `tell` once, from the loop, when the process has ended."""
+        """Call `tell` once, from the event loop, when the process has exited."""
 
         def ended() -> None:
             self.close()

@@ -1,13 +1,13 @@
-"""Leases as their holders see them: opened at once, waited for late, ended by a word or with the
-process that holds them.
+"""Manages leases: opened immediately, waited for separately, ended by `close` or by the exit of the
+holder's process.
 
-    open → (arriving) → ready → closed            by `close`, or by the end of the holder's process
-               └→ failed: the next `wait` says why, the next `open` begins anew
+    open → (arriving) → ready → closed            by `close`, or by the exit of the holder's process
+               └→ failed: the next `wait` raises the reason, the next `open` starts again
 
-Opening begins to fetch, and returns; the holder goes on with what it has to do and waits when it
-needs the bytes. A lease counts, and is on disk, from the moment its model is here (`Store.lease`);
-our own restart takes up those, and forgets those that were still arriving: their holders find
-LeaseUnknown, and open again."""
+`open` starts the fetch and returns; the holder continues its work and waits when it needs the
+bytes. A lease counts, and is on disk, from the moment its model is complete (`Store.lease`). After
+a restart of this process those leases are restored; leases whose models were still arriving are
+lost: their holders get LeaseUnknown and open them again."""
 
 from __future__ import annotations
 
@@ -39,22 +39,21 @@ from weight_cache.types import (
 
 _log = logging.getLogger(__name__)
 _SOON_S = 0.02
-"""A model that is here is held within a millisecond; one whose files look touched is read again
-first, and nobody waits for that here."""
+"""A complete model is leased within a millisecond. One whose files seem modified is read again
+first; `open` does not wait for that."""
 _SMALL_BYTES, _FEW_FILES = 256 * 1024**2, 16
-"""Of a model that is looked at between two turns of the loop: 0.05 ms with large folios, below 1 ms
+"""Models up to this size are inspected on the event loop: 0.05 ms with large folios, below 1 ms
 with pages of 4 KiB."""
 _FAILED_KEPT = 256
-"""Failures that nobody has asked about yet."""
+"""Failures kept for a later `wait`."""
 
 OnProgress = Callable[[LoadProgress], None]
 OnFetched = Callable[[float, float], None]
-"""Told of a model that had to be fetched: the seconds that were predicted, and those that it
-took."""
+"""Called with the predicted and the actual seconds of each fetched model."""
 
 
 class LeasedStore(Protocol):
-    """What leases need of the store (`weight_cache.store.store.Store`)."""
+    """The part of the store that leases use (`weight_cache.store.store.Store`)."""
 
     async def lease(
         self,
@@ -85,10 +84,12 @@ class _OpenLease:
     """One lease from `open` to its end.
 
     Attributes:
-        name, holder: who holds it, and the process that is watched for it. found: where its model
-        was when it was opened. model: done when the model is here, with its directory. forecast:
-        seconds that were predicted for the fetch, and when that was; None before its size is known.
-        is_ahead: it is among those that are read ahead.
+        name, holder: the holder's name, and its watched process.
+        found: where the model was when the lease was opened.
+        model: done when the model is complete; its directory.
+        forecast: predicted seconds of the fetch, and the time of the prediction; None before its
+            size is known.
+        is_ahead: it counts as a reader in `ReadAhead`.
     """
 
     id: str
@@ -104,7 +105,7 @@ class _OpenLease:
 
     @property
     def remaining_bytes(self) -> int:
-        """What is still to be fetched, as far as it is known."""
+        """Bytes still to be fetched, if known."""
         return (
             self.newest.total_bytes - self.newest.done_bytes
             if self.newest is not None and not self.model.done()
@@ -113,10 +114,10 @@ class _OpenLease:
 
 
 class LeaseManager:
-    """Every lease of this node. Owner: one event loop; the dictionaries change between awaits only.
+    """All leases of this node. Owner: one event loop; the dictionaries change between awaits only.
 
     Attributes:
-        served: leases by the tier that their model was in when they were opened.
+        served: leases by the tier of their model when they were opened.
     """
 
     def __init__(
@@ -134,7 +135,7 @@ class LeaseManager:
         self._open: dict[str, _OpenLease] = {}
         self._failed: OrderedDict[str, _OpenLease] = OrderedDict()
         self._closing: dict[str, asyncio.Task[None]] = {}
-        # of its own: a storm of fetches fills the common one
+        # a separate pool: many fetches fill the default one
         self._lookers = ThreadPoolExecutor(2, thread_name_prefix="residency")
         self.served: Counter[Tier] = Counter()
 
@@ -143,8 +144,7 @@ class LeaseManager:
         return f"<LeaseManager {len(self._open)} open, {arriving} of them arriving>"
 
     async def adopt(self) -> None:
-        """Take up what an earlier process granted; leases whose holders have ended meanwhile end
-        now."""
+        """Restore the leases granted by an earlier process; end those whose holders have exited."""
         for lease in self._store.leases():
             try:
                 holder = (
@@ -156,7 +156,7 @@ class LeaseManager:
                 _log.info("lease.ended id=%s holder=%s reason=%s", lease.id, lease.holder, e)
                 await self._store.release(lease.id)
                 continue
-            except StoreFailed as e:  # better held too long than taken from somebody who maps it
+            except StoreFailed as e:  # keep it: a lease too long is safer than one too short
                 _log.warning(
                     "lease.not_watched id=%s holder=%s error=%s", lease.id, lease.holder, e
                 )
@@ -172,17 +172,17 @@ class LeaseManager:
             self._add(opening)
 
     async def open(self, manifest: str, *, holder: str, pid: int | None = None) -> OpenedLease:
-        """Hold a model, and begin to fetch what of it is not here; returns at once. Idempotent per
-        (manifest, holder).
+        """Open a lease on a model and start fetching its missing parts; return at once. Idempotent
+        per (manifest, holder).
 
-        pid: the process whose end ends the lease; None: it ends when it is closed. Raises
-        LeaseUnknown when that process is gone. What is wrong with the model, `wait` says."""
+        pid: the process whose exit ends the lease; None: it ends when it is closed. Raises
+        LeaseUnknown if that process does not exist. Errors of the model are raised by `wait`."""
         lease_id = Lease.id_of(manifest, holder)
         while (closing := self._closing.get(lease_id)) is not None:
             await asyncio.wait([closing])
         opening = self._open.get(lease_id) or self._begin(lease_id, manifest, holder, pid)
         if _is_good(opening.model) and not self._store.is_here(manifest):
-            self._fetch(opening)  # it was found corrupt while it was held
+            self._fetch(opening)  # found corrupt during the lease
         found = await asyncio.shield(opening.found)
         if self._store.is_here(manifest):
             await asyncio.wait([opening.model], timeout=_SOON_S)
@@ -197,16 +197,15 @@ class LeaseManager:
         )
 
     async def wait(self, lease_id: str, *, on_progress: OnProgress | None = None) -> WeightsLease:
-        """Until the model is here. Cancelling it ends neither lease nor fetch.
+        """Wait until the model is complete. Cancelling it ends neither lease nor fetch.
 
-        Raises LeaseUnknown when there is no such lease, or it is closed meanwhile; ManifestInvalid,
-        OriginUnavailable, ChunkCorrupt, StoreFull when the model cannot be had: the lease is gone
-        then."""
+        Raises LeaseUnknown if there is no such lease, or it is closed meanwhile; ManifestInvalid,
+        OriginUnavailable, ChunkCorrupt, StoreFull if the fetch failed, which ends the lease."""
         opening = self._open.get(lease_id) or self._failed.pop(lease_id, None)
         if opening is None:
             raise LeaseUnknown(
                 f"no lease {lease_id}: it was closed, or the cache restarted before its model was "
-                f"here. Open it again"
+                f"complete. Open it again"
             )
         if on_progress is not None:
             opening.listeners.append(on_progress)
@@ -220,7 +219,7 @@ class LeaseManager:
         self._failed.pop(lease_id, None)
         if opening.model.cancelled():
             raise LeaseUnknown(
-                f"lease {lease_id} was closed, or its holder ended, before its model was here"
+                f"lease {lease_id} was closed, or its holder exited, before its model was complete"
             )
         path, found = opening.model.result(), await opening.found
         return WeightsLease(
@@ -228,8 +227,8 @@ class LeaseManager:
         )
 
     async def close(self, lease_id: str) -> bool:
-        """Let go; ends a fetch that nobody else waits for. False when there was no such lease
-        (closing twice is harmless)."""
+        """Release a lease; cancel a fetch without other waiters. False if there was no such lease;
+        closing twice is harmless."""
         self._failed.pop(lease_id, None)
         opening = self._open.get(lease_id)
         if opening is not None:
@@ -239,7 +238,7 @@ class LeaseManager:
         return opening is not None
 
     async def predict(self, manifest: str) -> Prediction:
-        """How long a lease that is opened now would be waited for, until the model is in memory."""
+        """Predict how long a lease opened now would wait until the model is in memory."""
         if self._store.is_here(manifest):
             found = await self._look(manifest)
             missing = {Tier.NVME: found.absent_bytes}
@@ -257,7 +256,7 @@ class LeaseManager:
         )
 
     async def aclose(self) -> None:
-        """Stop watching and fetching; what is held stays held, for our successor."""
+        """Stop watching and fetching. Leases remain for the next process."""
         arriving = [opening.model for opening in self._open.values() if not opening.model.done()]
         for opening in self._open.values():
             if opening.holder is not None:
@@ -286,7 +285,7 @@ class LeaseManager:
         opening.model.add_done_callback(lambda model: self._settled(opening, model))
 
     async def _hold(self, opening: _OpenLease) -> Path:
-        """The lease itself, from the store."""
+        """Acquire the lease from the store."""
         watched = opening.holder
         lease, path = await self._store.lease(
             opening.manifest,
@@ -301,7 +300,7 @@ class LeaseManager:
         return path
 
     def _settled(self, opening: _OpenLease, model: asyncio.Future[Path]) -> None:
-        """Here, or failed, or closed."""
+        """Handle the end of a fetch: complete, failed or cancelled."""
         if model.cancelled():
             return
         if (error := model.exception()) is not None:
@@ -332,8 +331,8 @@ class LeaseManager:
             opening.found.add_done_callback(lambda _: self._warm(opening))
 
     def _warm(self, opening: _OpenLease) -> None:
-        """The model is here, and was looked at: count it, and have it read ahead while it is
-        held."""
+        """Count the lease and begin read-ahead, once the model is complete and its residency is
+        known."""
         if self._open.get(opening.id) is not opening or opening.is_ahead:
             return
         found = opening.found.result()
@@ -363,8 +362,8 @@ class LeaseManager:
             self._close_nowait(opening)
 
     def _close_nowait(self, opening: _OpenLease) -> None:
-        """From here on there is no such lease; one of the same name waits until this one's end is
-        over."""
+        """Remove the lease. A new one with the same id waits until this one has ended
+        completely."""
         del self._open[opening.id]
         closing = asyncio.create_task(self._end(opening), name=f"close {opening.id}")
         self._closing[opening.id] = closing
@@ -381,7 +380,7 @@ class LeaseManager:
         await self._store.release(opening.id)
 
     def _queued(self, manifest: str) -> int:
-        """Bytes of other models that are on their way."""
+        """Bytes of other models still to be fetched."""
         return sum(
             {
                 o.manifest: o.remaining_bytes for o in self._open.values() if o.manifest != manifest
@@ -389,7 +388,7 @@ class LeaseManager:
         )
 
     async def _look(self, manifest: str) -> Residency:
-        """Of a small model here and now: a thread costs more than the look."""
+        """Measure residency: of small models inline, since a thread would cost more."""
         files = self._store.files(manifest)
         lengths = page_cache.file_sizes(files)
         if len(lengths) <= _FEW_FILES and sum(lengths.values()) <= _SMALL_BYTES:

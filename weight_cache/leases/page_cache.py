@@ -1,12 +1,12 @@
-"""The DRAM tier: how much of a file is in the page cache, and asking for more of it.
+"""The DRAM tier: measures how much of a file is in the page cache, and reads more into it.
 
-How much: cachestat(2) (Linux 6.5), else mincore(2) over a mapping. Of large models only evenly
-spread windows are looked at, so that the answer costs about the same for all.
+Measured with cachestat(2) (Linux 6.5), else with mincore(2) over a mapping. Large models are
+sampled in evenly spread windows, so that the cost is about the same for all.
 
-Asking for more: posix_fadvise(2), POSIX_FADV_WILLNEED. One call reads at most what one request to
-the device, or the read-ahead window, holds, whatever its length says (`force_page_cache_ra` in
-mm/readahead.c; measured: 8 MiB of 256), so a piece is asked for in small steps. That does not wait;
-one byte of each step does, and only so the speed is known."""
+Read with posix_fadvise(2), POSIX_FADV_WILLNEED. One call reads at most one device request or the
+read-ahead window, whatever its length (`force_page_cache_ra` in mm/readahead.c; measured: 8 MiB of
+256), so a piece is requested in small steps. The call does not wait; reading one byte of each step
+does, to measure the bandwidth."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from pathlib import Path
 from weight_cache.types import Tier
 
 WARM_SHARE = 0.9
-"""A model of which this much is in memory starts at memory's speed: the rest is read while the
-first layers are used."""
+"""A model with this share in memory starts at memory speed: the rest is read while the first layers
+are in use."""
 PIECE_BYTES = 16 * 1024**2
 _STEP_BYTES = 256 * 1024
-"""Below the longest request of the disks of today's clouds."""
+"""Smaller than the largest request of current cloud disks."""
 _WINDOWS, _WINDOW_BYTES = 64, 16 * 1024**2
 _CACHESTAT = 451
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -55,25 +55,26 @@ class _Cachestat(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Residency:
-    """Files in the page cache: `resident_bytes` of `total_bytes`, estimated where they are many."""
+    """Page cache residency of files: `resident_bytes` of `total_bytes`, an estimate for large
+    models."""
 
     resident_bytes: int
     total_bytes: int
 
     @property
     def tier(self) -> Tier:
-        """DRAM or NVME: where a read would find them. No bytes at all are in memory."""
+        """The tier a read would find them in: DRAM or NVME. Empty files count as DRAM."""
         return Tier.DRAM if self.resident_bytes >= WARM_SHARE * self.total_bytes else Tier.NVME
 
     @property
     def absent_bytes(self) -> int:
-        """What a start would have to read from the disk."""
+        """Bytes that a start would have to read from the disk."""
         return self.total_bytes - self.resident_bytes
 
 
 def measure_residency(files: Iterable[Path]) -> Residency:
-    """How much of these files is in memory. Blocking; about 0.1 ms. A file that is gone counts for
-    nothing."""
+    """Measure how much of these files is in memory. Blocking; about 0.1 ms. Missing files are
+    skipped."""
     resident = total = looked = 0
     lengths = file_sizes(files)
     whole = sum(lengths.values())
@@ -94,12 +95,12 @@ def measure_residency(files: Iterable[Path]) -> Residency:
 
 
 def memory_tier(files: Iterable[Path]) -> Tier:
-    """DRAM when at least `WARM_SHARE` of the files is in memory, else NVME. Blocking."""
+    """DRAM if at least `WARM_SHARE` of the files is in memory, else NVME. Blocking."""
     return measure_residency(files).tier
 
 
 def cached_bytes(descriptor: int, offset: int, length: int) -> int:
-    """Bytes of the range that are in the page cache (whole pages, at most `length`). Blocking."""
+    """Bytes of the range in the page cache (whole pages, at most `length`). Blocking."""
     found = _Cachestat()
     if (
         _libc.syscall(
@@ -112,8 +113,8 @@ def cached_bytes(descriptor: int, offset: int, length: int) -> int:
 
 
 def mapped_bytes(descriptor: int, offset: int, length: int) -> int:
-    """As `cached_bytes`, for kernels before 6.5: mincore(2) over a mapping of the range. What
-    cannot be mapped is not in memory."""
+    """As `cached_bytes`, for kernels before 6.5: mincore(2) over a mapping of the range. Returns 0
+    if it cannot be mapped."""
     start = offset - offset % mmap.PAGESIZE
     span = offset + length - start
     address = _libc.mmap(None, span, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, start)
@@ -129,8 +130,8 @@ def mapped_bytes(descriptor: int, offset: int, length: int) -> int:
 
 
 def available_bytes() -> int:
-    """Memory that could be had without swapping (MemAvailable, proc_meminfo(5)); 0 when the kernel
-    does not say. Blocking."""
+    """Memory available without swapping (MemAvailable, proc_meminfo(5)); 0 if unknown.
+    Blocking."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
@@ -142,8 +143,8 @@ def available_bytes() -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadAheadResult:
-    """What reading ahead did: bytes that were not in memory, the seconds that it took, and bytes
-    that were left out for want of room."""
+    """Result of a read-ahead: bytes that were not in memory before, its duration, and bytes skipped
+    for lack of room."""
 
     size_bytes: int
     seconds: float
@@ -153,11 +154,11 @@ class ReadAheadResult:
 def populate_page_cache(
     files: Iterable[Path], *, room_bytes: int, stopped: Callable[[], bool]
 ) -> ReadAheadResult:
-    """Read files into the page cache, the first ones first, until `room_bytes` of them are in it or
-    `stopped()` says so. Blocking.
+    """Read files into the page cache, in order, until `room_bytes` of them are cached or
+    `stopped()` is true. Blocking.
 
-    Room is taken by what is there already, too. Two pieces are on their way at once: one is asked
-    for while the one before is awaited."""
+    Bytes that were cached before take room, too. Two pieces are in flight: one is requested while
+    the previous one is awaited."""
     began, brought, left = time.perf_counter(), 0, 0
     for path, size in file_sizes(files).items():
         taken = min(size, room_bytes)
@@ -169,8 +170,8 @@ def populate_page_cache(
 
 
 def _populate_file(path: Path, size: int, stopped: Callable[[], bool]) -> int:
-    """Bytes that were not in memory. A file that cannot be opened or read is the business of
-    whoever needs it."""
+    """Read a file into the page cache; return the bytes that were not in memory before. Errors are
+    left to the actual reader of the file."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -206,7 +207,7 @@ def _await_steps(descriptor: int, steps: range) -> None:
 
 
 def file_sizes(files: Iterable[Path]) -> dict[Path, int]:
-    """Length of each file in bytes; those that are gone are left out."""
+    """Length of each file in bytes; missing files are omitted."""
     found = {}
     for path in files:
         try:
@@ -217,7 +218,7 @@ def file_sizes(files: Iterable[Path]) -> dict[Path, int]:
 
 
 def _windows(size: int, whole: int) -> Iterator[tuple[int, int]]:
-    """What to look at of one file: all of it, or its part of `_WINDOWS` windows over all files."""
+    """Ranges of a file to inspect: all of it, or its share of `_WINDOWS` windows over all files."""
     if whole <= _WINDOWS * _WINDOW_BYTES:
         if size:
             yield 0, size

@@ -1,8 +1,8 @@
-"""Models that are held are read ahead into memory, within a budget: a start then faults pages that
-are there.
+"""Reads leased models ahead into memory, within a budget, so that page faults at start hit the page
+cache.
 
-One model counts once however many hold it. What is in memory already takes room like what is read;
-a model that does not fit is read as far as it does. Reading ends with the model's last lease."""
+A model counts once regardless of its number of leases. Bytes already in memory take room, too; a
+model that does not fit is read in part. Reading stops with the model's last lease."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from weight_cache.types import Tier
 
 _log = logging.getLogger(__name__)
 _NICE = 10
-"""Of the threads that read: serving processes come first."""
+"""Niceness of the reading threads: serving processes have priority."""
 _THREADS = 2
 _SPARE_SHARE = 0.5
-"""Of the memory that could be had: the rest is for whoever starts with the model."""
+"""Share of the available memory to use: the rest is for the process that starts with the model."""
 
 Observe = Callable[[Tier, int, float], None]
-"""Told of what climbed: from which tier, how many bytes, in how many seconds."""
+"""Called with (source tier, bytes, seconds) of each read-ahead."""
 
 
 @dataclass(slots=True, eq=False)
@@ -38,10 +38,9 @@ class _Reading:
 
 
 class ReadAhead:
-    """What is read ahead for whom. Owner: one event loop; `stop` is the only thing that threads
-    look at.
+    """Reads leased models ahead. Owner: one event loop; threads access only `stop`.
 
-    max_bytes: of models that are held, together; 0 = never.
+    max_bytes: budget for all leased models together; 0 = no read-ahead.
     """
 
     def __init__(
@@ -67,19 +66,19 @@ class ReadAhead:
 
     @property
     def max_bytes(self) -> int:
-        """Of models that are held, together."""
+        """Budget for all leased models together."""
         return self._max_bytes
 
     @property
     def held_bytes(self) -> int:
-        """Room that models take which are held now."""
+        """Part of the budget used by leased models."""
         return sum(reading.size_bytes for reading in self._readings.values())
 
     def begin(self, manifest: str, files: Sequence[Path], *, is_resident: bool = False) -> None:
-        """Somebody holds the model of these files: read them ahead, unless that was begun for
-        somebody else. Returns at once.
+        """Count a lease on the model of these files and read them ahead, unless another lease began
+        that already. Returns at once.
 
-        is_resident: they are in memory; they take room, and nothing is read.
+        is_resident: they are in memory: count their room without reading them.
         """
         reading = self._readings.get(manifest)
         if reading is not None:
@@ -99,8 +98,7 @@ class ReadAhead:
             )
 
     def end(self, manifest: str) -> None:
-        """One who held it does no more; after the last one nothing more is read. One `end` for each
-        `begin`."""
+        """End one lease; reading stops after the last one. Call once for each `begin`."""
         reading = self._readings[manifest]
         reading.holders -= 1
         if not reading.holders:
@@ -108,7 +106,7 @@ class ReadAhead:
             del self._readings[manifest]
 
     async def aclose(self) -> None:
-        """Stop reading, and wait until nobody does."""
+        """Stop reading and wait for the readers."""
         tasks = [reading.task for reading in self._readings.values() if reading.task is not None]
         for reading in self._readings.values():
             reading.stop.set()
@@ -128,12 +126,12 @@ class ReadAhead:
             )
 
     def _bring(self, files: Sequence[Path], reading: _Reading) -> page_cache.ReadAheadResult:
-        """In a thread. What could be had includes what the page cache holds of these very files."""
+        """Runs in a thread. Available memory includes the cached pages of these files."""
         room = min(reading.size_bytes, int(self._available() * _SPARE_SHARE))
         return page_cache.populate_page_cache(files, room_bytes=room, stopped=reading.stop.is_set)
 
 
 def _lower_priority() -> None:
-    """For this thread alone: setpriority(2), "On Linux the nice value is an attribute of the
-    thread"."""
+    """Lower the priority of this thread only (setpriority(2): "On Linux the nice value is an
+    attribute of the thread")."""
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)

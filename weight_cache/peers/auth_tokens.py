@@ -1,12 +1,12 @@
-"""A ticket says that a request comes from a node of this platform: an HMAC (RFC 2104) by a key that
-only they have.
+"""Authentication tokens: prove that a request comes from a node of this platform, with an HMAC
+(RFC 2104) by a key that only these nodes have.
 
     Authorization: Pilotlight-Peer from=<node> to=<node> at=<ms since the epoch> nonce=<hex>
     mac=<hex>
 
-The MAC covers method, target and all the fields, so a ticket is good for one request to one node.
-It is good once (nonces are remembered) and not for long. The first request to a node, which asks
-who it is, is addressed to `-`."""
+The MAC covers method, target and all fields, so a token is valid for one request to one node. It is
+valid once (nonces are remembered) and for a limited time. The first request to a node, which asks
+for its id, is addressed to `-`."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from pathlib import Path
 SCHEME = "Pilotlight-Peer"
 ANY_NODE = "-"
 TOKEN_LIFETIME_S = 60.0
-"""Clocks of one cluster differ by less, or more than weights is broken."""
+"""Larger than the clock differences of a working cluster."""
 _MAX_NONCES = 100_000
-"""Nonces at most: some 15 MB. Above the rate that fills this within `TOKEN_LIFETIME_S` requests are
-refused."""
+"""Limit of remembered nonces: about 15 MB. Above the rate that fills this within
+`TOKEN_LIFETIME_S`, requests are refused."""
 _LABEL = b"pilotlight weights between nodes"
 _FIELDS = re.compile(
     r"from=([0-9a-f]{32}) to=([0-9a-f]{32}|-) at=(\d{1,15}) nonce=([0-9a-f]{32}) "
@@ -34,8 +34,7 @@ _FIELDS = re.compile(
 
 
 class TokenRejected(Exception):
-    """Raised when a request does not prove that it comes from this platform; `reason` is one word
-    for a metric."""
+    """Raised when a request is not authenticated; `reason` is one word for a metric."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -43,11 +42,11 @@ class TokenRejected(Exception):
 
 
 class PeerKeyMissing(Exception):
-    """Raised when there is no platform key, or it is none."""
+    """Raised when the platform key is missing or invalid."""
 
 
 class TokenSigner:
-    """Writes tickets. Immutable."""
+    """Creates tokens. Immutable."""
 
     def __init__(self, secret: bytes) -> None:
         self._key = hmac.new(secret, _LABEL, hashlib.sha256).digest()
@@ -57,35 +56,35 @@ class TokenSigner:
 
     @classmethod
     def load(cls, path: Path) -> TokenSigner:
-        """Derived from the platform's key file (32 bytes in URL-safe base64). Raises
+        """Derive the key from the platform's key file (32 bytes in URL-safe base64). Raises
         PeerKeyMissing."""
         try:
             raw = base64.urlsafe_b64decode(path.read_bytes().strip())
         except (OSError, binascii.Error, ValueError) as e:
             raise PeerKeyMissing(
-                f"{path} is no platform key: {e}. Nodes know each other by it: give each node the "
-                f"same file"
+                f"{path} is not a valid platform key: {e}. Nodes authenticate with it: give each "
+                f"node the same file"
             ) from e
         if len(raw) != 32:
             raise PeerKeyMissing(
-                f"{path} is no platform key: {len(raw)} bytes, not 32. Give each node the "
+                f"{path} is not a valid platform key: {len(raw)} bytes, not 32. Give each node the "
                 f"platform's key file"
             )
         return cls(raw)
 
     def write(self, method: str, target: str, *, sender: str, receiver: str, now: float) -> str:
-        """The Authorization header of one request; `now` in seconds since the epoch."""
+        """Create the Authorization header of a request; `now` in seconds since the epoch."""
         at, nonce = int(now * 1000), secrets.token_hex(16)
         mac = self.mac(method, target, sender, receiver, str(at), nonce)
         return f"{SCHEME} from={sender} to={receiver} at={at} nonce={nonce} mac={mac}"
 
     def mac(self, *fields: str) -> str:
-        """Over all fields; none can hold a line break."""
+        """The MAC of all fields; none may contain a line break."""
         return hmac.new(self._key, "\n".join(fields).encode(), hashlib.sha256).hexdigest()
 
 
 class TokenVerifier:
-    """Reads tickets. Owner: one event loop."""
+    """Verifies tokens. Owner: one event loop."""
 
     def __init__(self, key: TokenSigner, *, own_id: str) -> None:
         self._key = key
@@ -98,21 +97,21 @@ class TokenVerifier:
     def admit(
         self, header: str | None, method: str, target: str, *, now: float, anybody: bool = False
     ) -> str:
-        """The id of the node that asks. `anybody`: the ticket need not be addressed to this node.
-        Raises TokenRejected."""
+        """Verify a token; return the id of the requesting node. `anybody`: the token may be
+        addressed to `-`. Raises TokenRejected."""
         scheme, _, rest = (header or "").partition(" ")
         match = _FIELDS.match(rest) if scheme == SCHEME else None
         if match is None:
-            raise TokenRejected("absent", "no ticket: only nodes of this platform are served")
+            raise TokenRejected("absent", "no token: only nodes of this platform are served")
         sender, receiver, at, nonce, mac = match.groups()
         if not hmac.compare_digest(mac, self._key.mac(method, target, sender, receiver, at, nonce)):
-            raise TokenRejected("forged", "this ticket was not written with this platform's key")
+            raise TokenRejected("forged", "the token was not created with this platform's key")
         if receiver != self._own_id and not (anybody and receiver == ANY_NODE):
-            raise TokenRejected("misaddressed", "this ticket is for another node")
+            raise TokenRejected("misaddressed", "the token is for another node")
         if abs(now - int(at) / 1000) > TOKEN_LIFETIME_S:
             raise TokenRejected(
                 "stale",
-                f"this ticket is {now - int(at) / 1000:.0f} s old: look at the clocks of both nodes",
+                f"the token is {now - int(at) / 1000:.0f} s old: check the clocks of both nodes",
             )
         self._remember(nonce, now)
         return sender
@@ -121,7 +120,7 @@ class TokenVerifier:
         while self._seen and next(iter(self._seen.values())) < now - 2 * TOKEN_LIFETIME_S:
             self._seen.popitem(last=False)
         if nonce in self._seen:
-            raise TokenRejected("replayed", "this ticket was used before")
+            raise TokenRejected("replayed", "the token was used before")
         if len(self._seen) >= _MAX_NONCES:
-            raise TokenRejected("flooded", "too many requests to tell tickets apart")
+            raise TokenRejected("flooded", "too many requests to detect replayed tokens")
         self._seen[nonce] = now

@@ -1,4 +1,4 @@
-"""So many bytes a second and no more: a bucket that is filled steadily."""
+"""Bandwidth limit: a token bucket."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 _BURST_S = 0.1
-"""What may go at once after a silence."""
+"""Burst after an idle period."""
 
 
 class BandwidthLimiter:
-    """A bound on all uploads together. Owner: one event loop; `bytes_per_s` 0: no bound.
+    """Limits all uploads together. Owner: one event loop; `bytes_per_s` 0: no limit.
 
-    Debts are allowed: who takes waits until what was taken before is paid, so that turns come in
-    the order of asking."""
+    The balance may be negative: each caller waits for the previous ones, so that turns come in the
+    order of the requests."""
 
     def __init__(
         self,
@@ -28,7 +28,7 @@ class BandwidthLimiter:
         self._free_at = 0.0
 
     async def take(self, size_bytes: int) -> None:
-        """Return when `size_bytes` may go."""
+        """Return when `size_bytes` may be sent."""
         if not self._bytes_per_s:
             return
         now = self._clock()

@@ -1,5 +1,5 @@
-"""One question to one peer, over connections that are kept, within a deadline; whatever goes wrong
-has one word for it."""
+"""Client of peers: requests over kept-alive connections with a timeout; each failure is classified
+by one word."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from weight_cache.peers.discovery import split_host_port
 from weight_cache.peers.peer_health import PeerFailure
 
 _MAX_IDLE = 8
-"""Idle connections to one peer: as many as chunks that come at once by default."""
+"""Idle connections per peer: the default number of concurrent chunks."""
 _MAX_MESSAGE_BYTES = 1024
-"""Of an answer that is no piece."""
+"""Limit of a response that is not a chunk."""
 _BUFFER_BYTES = 1024 * 1024
 _ANSWERS = (200, 202, 303, 304)
 _FAILURES = {
@@ -28,7 +28,7 @@ _FAILURES = {
 
 
 class PeerRequestFailed(Exception):
-    """Raised when a peer gave nothing."""
+    """Raised when a peer did not deliver."""
 
     def __init__(self, failure: PeerFailure, message: str) -> None:
         super().__init__(message)
@@ -37,7 +37,7 @@ class PeerRequestFailed(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerResponse:
-    """What a peer said."""
+    """A peer's response."""
 
     head: http1.ResponseHead
     body: bytes
@@ -50,12 +50,12 @@ class _Connection:
 
 
 class PeerClient:
-    """Connections to peers by address. Owner: one event loop; at most `_MAX_IDLE` idle ones for
-    each."""
+    """Connections to peers by address. Owner: one event loop; at most `_MAX_IDLE` idle ones per
+    peer."""
 
     def __init__(self, *, tls: ssl.SSLContext | None = None, tls_name: str | None = None) -> None:
-        """`tls_name`: what certificates must name where peers are known by their numbers only;
-        None: their own hosts."""
+        """`tls_name`: the name required in certificates of peers addressed by IP; None: their own
+        hosts."""
         self._tls = tls
         self._tls_name = tls_name if tls is not None else None
         self._idle: dict[str, list[_Connection]] = {}
@@ -74,12 +74,12 @@ class PeerClient:
         most_bytes: int,
         etag: str | None = None,
     ) -> PeerResponse:
-        """GET `target`. Raises PeerRequestFailed.
+        """Send GET `target`. Raises PeerRequestFailed.
 
         Args:
-            answer_s: to connect, and to begin answering.
-            bytes_per_s: a body that comes slower is given up.
-            most_bytes: a longer piece is refused.
+            answer_s: timeout to connect, and to receive the response head.
+            bytes_per_s: slower bodies are aborted.
+            most_bytes: longer bodies are refused.
         """
         headers = {
             "Host": address,
@@ -94,7 +94,7 @@ class PeerClient:
                     head = await http1.read_head(connection.reader)
                 if head.length_bytes > (most_bytes if head.status == 200 else _MAX_MESSAGE_BYTES):
                     raise http1.ProtocolViolation(
-                        f"a body of {head.length_bytes} bytes, at most {most_bytes} were expected"
+                        f"a body of {head.length_bytes} bytes; at most {most_bytes} were expected"
                     )
                 async with asyncio.timeout(answer_s + head.length_bytes / bytes_per_s):
                     body = await http1.read_body(connection.reader, head.length_bytes)
@@ -112,18 +112,18 @@ class PeerClient:
         return PeerResponse(head=head, body=body)
 
     def hang_up(self, address: str) -> None:
-        """Close what is idle."""
+        """Close the idle connections to a peer."""
         for connection in self._idle.pop(address, []):
             connection.writer.close()
 
     def close(self) -> None:
-        """Close everything that is idle."""
+        """Close all idle connections."""
         for address in list(self._idle):
             self.hang_up(address)
 
     @contextlib.asynccontextmanager
     async def _connected(self, address: str, connect_s: float) -> AsyncIterator[_Connection]:
-        """A connection, kept for the next one unless something fails on it."""
+        """A connection, kept for reuse unless an error occurs on it."""
         connection = self._kept(address) or await self._connect(address, connect_s)
         try:
             yield connection
@@ -155,5 +155,5 @@ class PeerClient:
                 return _Connection(*opened)
         except (TimeoutError, OSError) as e:
             raise PeerRequestFailed(
-                PeerFailure.UNREACHABLE, f"nobody answers at {address}: {e or 'silence'}"
+                PeerFailure.UNREACHABLE, f"{address} does not accept connections: {e or 'timeout'}"
             ) from e

@@ -1,4 +1,4 @@
-"""Where peers may be: a list, or a name that stands for all of them (a headless service)."""
+"""Peer addresses: a list, or a DNS name that resolves to all of them (a headless service)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _log = logging.getLogger(__name__)
 
 
 def split_host_port(address: str) -> tuple[str, int]:
-    """`host:port`, an IPv6 host in brackets. Raises ValueError."""
+    """Split `host:port`, with an IPv6 host in brackets. Raises ValueError."""
     host, colon, port = address.rpartition(":")
     if not colon or not host.strip("[]") or not port.isdigit() or not 0 < int(port) < 65536:
         raise ValueError(f"{address!r} is not host:port")
@@ -20,7 +20,7 @@ def split_host_port(address: str) -> tuple[str, int]:
 
 
 def check_peers(peers: Sequence[str] | str) -> None:
-    """Whether `peers` is what the setting allows. Raises ValueError."""
+    """Validate the setting `peers`. Raises ValueError."""
     if isinstance(peers, str) and not peers.startswith(_DNS):
         raise ValueError(f"peers = {peers!r}: expected a list of host:port, or dns:<name>:<port>")
     for address in [peers.removeprefix(_DNS)] if isinstance(peers, str) else peers:
@@ -33,17 +33,17 @@ def check_peers(peers: Sequence[str] | str) -> None:
 
 
 def check_peer_listen(address: str) -> None:
-    """Whether `peer_listen` is an address; port 0 takes any that is free. Raises ValueError."""
+    """Validate the setting `peer_listen`; port 0 selects a free port. Raises ValueError."""
     try:
         split_host_port(address.removesuffix(":0") + ":1" if address.endswith(":0") else address)
     except ValueError as e:
         raise ValueError(
-            f"peer_listen = {address!r}: expected host:port, or null to serve nobody"
+            f"peer_listen = {address!r}: expected host:port, or null not to serve peers"
         ) from e
 
 
 class PeerDiscovery:
-    """The addresses of all nodes, this one perhaps among them. Owner: one event loop."""
+    """The addresses of all nodes, possibly including this one. Owner: one event loop."""
 
     def __init__(self, peers: Sequence[str] | str) -> None:
         self._peers = peers
@@ -54,7 +54,7 @@ class PeerDiscovery:
 
     @property
     def name(self) -> str | None:
-        """The name that stands for all; None for a list."""
+        """The DNS name of all peers; None for a list."""
         return (
             split_host_port(self._peers.removeprefix(_DNS))[0]
             if isinstance(self._peers, str)
@@ -62,8 +62,7 @@ class PeerDiscovery:
         )
 
     async def addresses(self) -> tuple[str, ...]:
-        """`host:port` of each. A name that cannot be resolved now stands for what it stood for
-        before."""
+        """`host:port` of each node. If the name cannot be resolved now, the last result."""
         if isinstance(self._peers, str):
             host, port = split_host_port(self._peers.removeprefix(_DNS))
             try:

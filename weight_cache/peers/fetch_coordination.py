@@ -1,8 +1,8 @@
-"""Who goes to the origin for a chunk: what its owner notes, and what a node itself is about to
-have.
+"""Coordinates fetches from the origin: the assignments recorded by a chunk's owner, and the chunks
+that a node is fetching.
 
-Both are hints. When one is wrong (its node died, gave up) a chunk is read from the origin once
-more."""
+Both are hints. If one is wrong (its node died or gave up), a chunk is read from the origin
+twice."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterator
 
 _MAX_ASSIGNMENTS = 200_000
-"""Chunks at most (3 TB of weights), least recently asked for go first: some 40 MB."""
+"""Limit of remembered chunks (3 TB of weights), least recently used first out: about 40 MB."""
 
 
 class FetchAssignments:
-    """For the chunks that this node owns: who went to the origin. Owner: one event loop."""
+    """Which node fetches each chunk owned by this node. Owner: one event loop."""
 
     def __init__(self) -> None:
         self._fetchers: OrderedDict[str, str] = OrderedDict()
@@ -27,8 +27,8 @@ class FetchAssignments:
     def fetcher(
         self, key: str, *, asker: str, without: Collection[str], nodes: Collection[str]
     ) -> str:
-        """Who has, or fetches, `key`: whoever asked first; `asker` if nobody did, or only one of
-        `without`, or one not among `nodes`."""
+        """The node that has, or fetches, `key`: the first to ask; `asker` if there was none, or the
+        recorded one is in `without` or not in `nodes`."""
         known = self._fetchers.get(key)
         if known is None or known in without or known not in nodes:
             known = self._fetchers[key] = asker
@@ -39,7 +39,7 @@ class FetchAssignments:
 
 
 class InFlightChunks:
-    """What this node is about to have. Owner: one event loop."""
+    """The chunks that this node is fetching. Owner: one event loop."""
 
     def __init__(self) -> None:
         self._awaited: dict[str, list[asyncio.Event]] = {}
@@ -49,7 +49,7 @@ class InFlightChunks:
 
     @contextlib.contextmanager
     def coming(self, key: str) -> Iterator[None]:
-        """While this lasts `key` is on its way here."""
+        """Mark `key` as being fetched for the duration of the context."""
         landed = asyncio.Event()
         self._awaited.setdefault(key, []).append(landed)
         try:
@@ -61,11 +61,11 @@ class InFlightChunks:
                 del self._awaited[key]
 
     def is_coming(self, key: str) -> bool:
-        """Whether it pays to wait."""
+        """Whether `key` is being fetched."""
         return key in self._awaited
 
     async def wait(self, key: str, *, timeout_s: float) -> None:
-        """Until `key` is no longer on its way, or for `timeout_s`."""
+        """Wait until `key` is no longer being fetched, at most `timeout_s`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await asyncio.gather(*(landed.wait() for landed in self._awaited.get(key, ())))

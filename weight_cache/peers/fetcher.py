@@ -1,5 +1,5 @@
-"""What a node asks its neighbours for a piece: those that hold it, then its owner, then whoever the
-owner names; else the origin."""
+"""Fetches a chunk from peers: first from nodes that have the file, then from the chunk's owner,
+then from the node that the owner names; otherwise from the origin."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from weight_cache.peers.peer_health import PeerFailure
 from weight_cache.peers.rendezvous import owner
 
 WAIT_S = 5.0
-"""How long a peer is waited for that says it is about to have a chunk: 16 MiB at 3.2 MiB/s."""
+"""How long to wait for a peer that is fetching the chunk: 16 MiB at 3.2 MiB/s."""
 AT_HEADER = "Pilotlight-At"
 _SLOWEST_BYTES_PER_S = 8e6
-"""A chunk that takes longer than two seconds is not worth waiting for: eight of them at once would
-come faster over 1 Gbit/s."""
+"""A chunk that takes longer than two seconds is not worth waiting for: eight concurrent ones would
+arrive faster over 1 Gbit/s."""
 _HOLDERS_ASKED = 2
 _OWNERS_ASKED = 2
 
 
 @dataclass(slots=True, kw_only=True)
 class PeerCounters:
-    """Counters. Owner: the event loop."""
+    """Counters of received data. Owner: the event loop."""
 
     bytes: int = 0
     chunks: int = 0
 
 
 class PeerFetcher:
-    """Other nodes, as the store sees them (`weight_cache.fetch.peer_source.PeerSource`). Owner: the
-    store's event loop."""
+    """Implements `weight_cache.fetch.peer_source.PeerSource` for the store. Owner: the store's
+    event loop."""
 
     def __init__(
         self,
@@ -62,26 +62,27 @@ class PeerFetcher:
 
     @contextlib.asynccontextmanager
     async def asked(self, wanted: ChunkRequest) -> AsyncIterator[PeerChunk | None]:
-        """See Neighbours."""
+        """Request a chunk or manifest from peers; mark it as in flight for the duration of the
+        context."""
         if not self._neighbourhood.holders(wanted.digest, wanted.key):
             await self._neighbourhood.wait_refreshed()
         with self._under_way.coming(wanted.key):
             yield await self._ask_all(wanted)
 
     def used(self, given: PeerChunk) -> None:
-        """See Neighbours."""
+        """Count received bytes and reset the peer's failures."""
         self.received.bytes += len(given.block)
         self.received.chunks += 1
         self._neighbourhood.well(given.giver)
 
     def report_corrupt(self, given: PeerChunk) -> None:
-        """See Neighbours."""
+        """Exclude a peer that sent corrupt bytes."""
         self._neighbourhood.failed(
             given.giver, PeerFailure.WRONG, "its bytes do not match their hash"
         )
 
     def in_turn(self, file: ManifestFile) -> Iterator[int]:
-        """First the chunks that this node owns: by the time the others are wanted, their owners
+        """The chunks that this node owns first: by the time the others are requested, their owners
         have fetched them."""
         nodes = self._neighbourhood.nodes()
         count = range(len(file.chunk_sha256s))
@@ -110,16 +111,16 @@ class PeerFetcher:
                 if (given := _peer_chunk(peer, answer)) is not None:
                     return given
                 if fetcher is None and self._neighbourhood.owner(wanted.key) is not peer:
-                    continue  # it failed: somebody else is the owner now
+                    continue  # the owner failed, and there is a new one
             if fetcher is None:
-                return None  # it is for this node to fetch
+                return None  # this node has to fetch it
             if (given := _peer_chunk(fetcher, await self._ask(fetcher, wanted))) is not None:
                 return given
             absent.append(fetcher.id or "")
         return None
 
     def _own_note(self, wanted: ChunkRequest, absent: Iterable[str]) -> Peer | None:
-        """Of a chunk that this node owns: who else went for it."""
+        """For a chunk that this node owns: the other node that fetches it, if any."""
         nodes = self._neighbourhood
         own = nodes.own_id
         return nodes.named(
@@ -131,8 +132,8 @@ class PeerFetcher:
     async def _ask_owner(
         self, peer: Peer, wanted: ChunkRequest, absent: Iterable[str]
     ) -> tuple[PeerResponse | None, Peer | None]:
-        """What the owner gives, or who it says has the piece; neither: this node is to fetch it, or
-        the owner failed."""
+        """Ask the owner: its response, or the node that it names; neither if this node has to fetch
+        the chunk or the owner failed."""
         without = ",".join(absent)
         answer = await self._ask(
             peer, wanted, f"owner=1&without={without}" if without else "owner=1"
@@ -142,8 +143,8 @@ class PeerFetcher:
         return None, self._neighbourhood.named(answer.head.headers.get(AT_HEADER.lower(), ""))
 
     async def _ask(self, peer: Peer, wanted: ChunkRequest, query: str = "") -> PeerResponse | None:
-        """One peer's answer, waited for where it says that it is about to have the piece; None: it
-        has nothing for us."""
+        """Request a chunk from a peer, waiting if the peer is fetching it; None if it does not have
+        it."""
         answer = await self._get(peer, wanted, query, answer_s=self._answer_s)
         if answer is None or answer.head.status != 202:
             return answer

@@ -1,9 +1,8 @@
-"""Which peers there are, what each holds whole, and what is thought of it; looked at again every
-few seconds.
+"""The peers, the complete files that each has, and their health; refreshed every few seconds.
 
-A peer's name is the id that it gives itself when it starts, not its address: all nodes then rank by
-the same names, whatever addresses they use, and a node that meets itself knows. Who does not say
-its id is nobody's owner."""
+A peer is identified by the id that it generates at startup, not by its address: so all nodes rank
+the same ids regardless of the addresses they use, and a node recognizes itself. A peer whose id is
+unknown owns no chunks."""
 
 from __future__ import annotations
 
@@ -26,18 +25,18 @@ REFRESH_INTERVAL_S = 10.0
 NODE_HEADER = "Pilotlight-Node"
 HOLDINGS_PATH = "/v1/holdings"
 _MIN_REFRESH_INTERVAL_S = 1.0
-"""Between two looks around, however many strangers ask."""
+"""Minimum interval between two refreshes, regardless of requests from unknown nodes."""
 _MAX_CONCURRENT_REQUESTS = 16
 _MAX_HOLDINGS_BYTES = 32 * 1024**2
 _SLOWEST_BYTES_PER_S = 4e6
 _MISSED = 2
-"""Looks in a row that a peer may miss before it counts as gone."""
+"""Consecutive refreshes that a peer may miss before its data is discarded."""
 _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
 class Peer:
-    """One address. `id` is None until it said it; `holds`: whole files and manifests."""
+    """One address. `id` is None until known; `holds`: complete files and manifests."""
 
     address: str
     id: str | None = None
@@ -48,7 +47,7 @@ class Peer:
 
 
 class PeerMembership:
-    """The peers. Owner: one event loop; `_peers` changes between awaits only."""
+    """The peers of this node. Owner: one event loop; `_peers` changes between awaits only."""
 
     def __init__(
         self,
@@ -79,7 +78,7 @@ class PeerMembership:
         return f"<PeerMembership known={known} of {len(self._peers)}>"
 
     async def run(self) -> None:
-        """Look around for as long as this is awaited."""
+        """Refresh periodically until cancelled."""
         while True:
             await self._look_once(everybody=True)
             await asyncio.sleep(_MIN_REFRESH_INTERVAL_S)
@@ -88,8 +87,8 @@ class PeerMembership:
                     await self._stranger.wait()
 
     async def refresh(self, *, everybody: bool = True) -> None:
-        """Ask who is there, and everybody (or those who did not fail just now) for what it
-        holds."""
+        """Resolve the peers and request the holdings of each (or only of those that are not
+        backing off)."""
         addresses = await self._members.addresses()
         for gone in self._peers.keys() - set(addresses):
             del self._peers[gone]
@@ -112,10 +111,9 @@ class PeerMembership:
         self._looked_at = self._clock()
 
     async def wait_refreshed(self) -> None:
-        """Until what is known of the others is at most a second old, and whoever asked us is among
-        them.
+        """Refresh if the last refresh is more than a second old, or an unknown node sent a request.
 
-        For as long as one of them may take to answer, and no longer.
+        Waits at most as long as one peer may take to answer.
         """
         if self._stranger.is_set() or self._clock() - self._looked_at > _MIN_REFRESH_INTERVAL_S:
             with contextlib.suppress(TimeoutError):
@@ -123,7 +121,7 @@ class PeerMembership:
                     await self._look_once(everybody=False)
 
     async def _look_once(self, *, everybody: bool) -> None:
-        """Look around, or wait for whoever is doing so."""
+        """Start a refresh, or join the one in progress."""
         if self._look is None or self._look.done():
             everybody = everybody or self._stranger.is_set()
             self._stranger.clear()
@@ -131,36 +129,36 @@ class PeerMembership:
         await asyncio.shield(self._look)
 
     def met(self, node: str) -> None:
-        """A node asked us; one that we do not know is looked for soon."""
+        """Record a request from a node; an unknown one triggers a refresh."""
         if all(peer.id != node for peer in self._peers.values()):
             self._stranger.set()
 
     def holders(self, digest: str, key: str) -> list[Peer]:
-        """Who holds it whole and may be asked, in the order for `key`: so that many chunks are
-        spread over many holders."""
+        """Available peers with the complete file, ranked for `key`, which spreads chunks over
+        holders."""
         found = {peer.id: peer for peer in self._asked() if digest in peer.holds}
         return [found[node] for node in ranked(key, [node for node in found if node is not None])]
 
     def owner(self, key: str, *, without: Collection[str] = ()) -> Peer | None:
-        """Who owns `key` among those that may be asked and this node; None: this node."""
+        """The owner of `key` among this node and the available peers; None: this node."""
         found = {peer.id: peer for peer in self._asked() if peer.id not in without}
         return found.get(owner(key, [self.own_id, *(node for node in found if node is not None)]))
 
     def named(self, node: str) -> Peer | None:
-        """The peer of that id, if it may be asked."""
+        """The available peer with that id."""
         return next((peer for peer in self._asked() if peer.id == node), None)
 
     def nodes(self) -> set[str]:
-        """Ids of this node and of those that may be asked."""
+        """Ids of this node and of the available peers."""
         return {self.own_id, *(peer.id for peer in self._asked() if peer.id is not None)}
 
     def well(self, address: str) -> None:
-        """It gave what it was asked for."""
+        """Record a success of a peer."""
         if (peer := self._peers.get(address)) is not None:
             peer.standing = peer.standing.well()
 
     def failed(self, address: str, failure: PeerFailure, why: str) -> None:
-        """It gave nothing, or something wrong."""
+        """Record a failure of a peer."""
         self.failures[failure] += 1
         if (peer := self._peers.get(address)) is None:
             return
@@ -176,7 +174,7 @@ class PeerMembership:
             _log.warning("peer.failed address=%s failure=%s reason=%s", address, failure, why)
 
     def states(self) -> Iterator[tuple[str, str]]:
-        """(address, state) of every peer: asked, resting, distrusted, or silent."""
+        """(address, state) of each peer: asked, resting, distrusted, or silent."""
         now = self._clock()
         for peer in self._peers.values():
             if peer.id != self.own_id:
@@ -229,11 +227,11 @@ def _update_holdings(peer: Peer, answer: PeerResponse) -> None:
         except (ValueError, KeyError, TypeError) as e:
             raise PeerRequestFailed(
                 PeerFailure.BROKEN,
-                f"{peer.address} says what it holds in words that are not ours: {e!r}",
+                f"{peer.address} sent holdings in an unknown format: {e!r}",
             ) from e
         peer.holds, peer.etag = holds, answer.head.headers.get("etag")
     if node != peer.id:
         peer.standing = PeerHealth(
             distrusted_until=peer.standing.distrusted_until
-        )  # it started anew
+        )  # the peer was restarted
     peer.id, peer.missed = node or None, 0

@@ -1,5 +1,4 @@
-"""What is thought of a peer: asked, left alone for a moment, or distrusted. Pure; `now` in
-monotonic seconds."""
+"""Health of a peer: available, backing off, or distrusted. Pure; `now` in monotonic seconds."""
 
 from __future__ import annotations
 
@@ -9,11 +8,11 @@ from dataclasses import dataclass
 _FIRST_BACKOFF_S = 1.0
 _MAX_BACKOFF_S = 60.0
 BUSY_BACKOFF_S = 0.25
-"""Somebody who says that it is busy answers: the next chunk may go there again soon."""
+"""A busy peer works: the next chunk may be requested from it soon."""
 
 
 class PeerFailure(enum.StrEnum):
-    """Why a peer gave nothing. ABSENT and BUSY are answers, the others are not."""
+    """Why a peer did not deliver. ABSENT and BUSY are valid answers, the others are failures."""
 
     ABSENT = "absent"
     BUSY = "busy"
@@ -26,26 +25,26 @@ class PeerFailure(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerHealth:
-    """Failures in a row, until when nobody asks it, and until when it is distrusted (0: not)."""
+    """Consecutive failures, end of the back-off, and end of the distrust (0: none)."""
 
     failures: int = 0
     backoff_until: float = 0.0
     distrusted_until: float = 0.0
 
     def is_asked(self, now: float) -> bool:
-        """Whether to ask it now."""
+        """Whether the peer may be asked now."""
         return now >= max(self.backoff_until, self.distrusted_until)
 
     def is_distrusted(self, now: float) -> bool:
-        """Whether it gave wrong bytes a while ago."""
+        """Whether the peer sent corrupt bytes recently."""
         return now < self.distrusted_until
 
     def well(self) -> PeerHealth:
-        """It gave what was asked for."""
+        """The health after a success."""
         return PeerHealth(distrusted_until=self.distrusted_until)
 
     def failed(self, failure: PeerFailure, *, now: float, distrust_s: float) -> PeerHealth:
-        """It gave nothing, or something wrong. Rests double with every failure in a row."""
+        """The health after a failure. The back-off doubles with each consecutive failure."""
         if failure is PeerFailure.ABSENT:
             return self
         if failure is PeerFailure.WRONG:
@@ -61,7 +60,7 @@ class PeerHealth:
                 distrusted_until=self.distrusted_until,
             )
         if now < self.backoff_until:
-            return self  # asked before it began to rest: one silence, however many waited
+            return self  # sent before the back-off began: count concurrent timeouts once
         rest = min(_MAX_BACKOFF_S, _FIRST_BACKOFF_S * 2.0**self.failures)
         return PeerHealth(
             failures=self.failures + 1,

@@ -1,13 +1,12 @@
-"""This node's side: what it has verified, to whoever shows a ticket, never faster than the pace and
-never more at once than allowed.
+"""Server of verified chunks for authenticated peers, limited in bandwidth and concurrency.
 
-    GET /v1/holdings                         which whole files and models are here; who this node is
-    GET /v1/chunks/<digest>/<index>[?…]      200 the chunk · 202 it is about to be here · 303 who else has it · 404 · 503 busy
+    GET /v1/holdings                         complete files and models of this node; its id
+    GET /v1/chunks/<digest>/<index>[?…]      200 the chunk · 202 being fetched · 303 another node has it · 404 · 503 busy
     GET /v1/manifests/<sha256>[?…]           the same for a manifest
 
-Query: `wait=<s>` wait for what is about to be here; `owner=1` this node owns the chunk: note who
-fetches it (404: you do), and send later askers there; `without=<node>,…` these do not have it.
-Reading and sending are done in pieces by threads that step back for everything else."""
+Query: `wait=<s>` waits for a chunk that is being fetched; `owner=1` this node owns the chunk: it
+records which node fetches it (404: the caller should), and redirects later callers to that node;
+`without=<node>,…` these nodes do not have it. Files are read in pieces by low-priority threads."""
 
 from __future__ import annotations
 
@@ -33,10 +32,11 @@ from weight_cache.store.verified_chunks import ChunkLocation, VerifiedChunks
 _PIECE_BYTES = 1024 * 1024
 _IDLE_S = 60.0
 _SEND_S = 30.0
-"""A reader that does not take a piece within this is cut off: it holds a turn."""
+"""A client that does not read a piece within this time is disconnected, since it holds an upload
+slot."""
 _TURN_S = 0.4
-"""How long somebody waits for a turn before it is told to ask elsewhere: less than it would wait
-for an answer."""
+"""How long a request waits for an upload slot before it is refused as busy: less than the caller's
+timeout."""
 _CONNECTIONS = 256
 _PATH = re.compile(r"/v1/(?:chunks/([0-9a-f]{64})/(\d{1,6})|manifests/([0-9a-f]{64}))\Z")
 _NUMBER = re.compile(r"\d{1,6}(\.\d{1,6})?\Z")
@@ -44,7 +44,7 @@ _NUMBER = re.compile(r"\d{1,6}(\.\d{1,6})?\Z")
 
 @dataclass(slots=True, kw_only=True)
 class PeerServerCounters:
-    """Counters. Owner: the event loop."""
+    """Counters of served data. Owner: the event loop."""
 
     bytes: int = 0
     busy: int = 0
@@ -63,7 +63,7 @@ class _RequestedChunk:
 
 
 class PeerServer:
-    """Answers neighbours. Owner: the store's event loop."""
+    """Serves peers. Owner: the store's event loop."""
 
     def __init__(
         self,
@@ -92,14 +92,14 @@ class PeerServer:
         return f"<PeerServer connections={len(self._open)} served={self.served.bytes}>"
 
     async def listen(self, host: str, port: int, *, tls: ssl.SSLContext | None = None) -> int:
-        """Serve until `aclose`; returns the port. Raises OSError (an address in use)."""
+        """Serve until `aclose`; return the port. Raises OSError if the address is in use."""
         self._server = await asyncio.start_server(
             self._on_connection, host, port, ssl=tls, limit=http1.MAX_HEAD_BYTES
         )
         return int(self._server.sockets[0].getsockname()[1])
 
     async def aclose(self) -> None:
-        """Cut every connection: who is cut asks elsewhere."""
+        """Abort all connections; the peers ask other nodes."""
         if self._server is not None:
             self._server.close()
         for writer, task in list(self._open.items()):
@@ -125,7 +125,7 @@ class PeerServer:
                     return
                 await self._answer(request, writer)
         except (http1.ProtocolViolation, OSError, TimeoutError):
-            writer.transport.abort()  # whoever asked is gone, or no node of ours
+            writer.transport.abort()  # disconnected, or not one of our nodes
         finally:
             del self._open[writer]
             writer.close()
@@ -146,7 +146,7 @@ class PeerServer:
             return
         self._neighbourhood.met(node)
         if request.method != "GET":
-            await self._say(writer, 405, "neighbours only read")
+            await self._say(writer, 405, "only GET is allowed")
         elif path == HOLDINGS_PATH:
             await self._tell_holdings(writer, request.headers.get("if-none-match"))
         elif (match := _PATH.match(path)) is not None:
@@ -161,7 +161,7 @@ class PeerServer:
                 node,
             )
         else:
-            await self._say(writer, 404, "no such thing between nodes")
+            await self._say(writer, 404, "unknown path")
 
     async def _tell_holdings(self, writer: asyncio.StreamWriter, known: str | None) -> None:
         body = json.dumps(
@@ -177,12 +177,12 @@ class PeerServer:
         await self._drain(writer)
 
     async def _give(self, writer: asyncio.StreamWriter, piece: _RequestedChunk, node: str) -> None:
-        # asked first: while a thread looks, it may land
+        # check before and after: it may arrive while a thread looks for it
         is_coming = self._under_way.is_coming(piece.key)
         found = await self._find(piece)
         if found is None and (is_coming or self._under_way.is_coming(piece.key)):
             if "wait" not in piece.query:
-                return await self._say(writer, 202, "on its way here")
+                return await self._say(writer, 202, "being fetched")
             await self._under_way.wait(piece.key, timeout_s=_seconds(piece.query["wait"]))
             found = await self._find(piece)
         if found is None:
@@ -202,7 +202,7 @@ class PeerServer:
         self, writer: asyncio.StreamWriter, piece: _RequestedChunk, node: str
     ) -> None:
         if "owner" in piece.query:
-            # this node just said that it has it not
+            # this node answered already that it does not have it
             without = {*piece.query.get("without", "").split(","), self._neighbourhood.own_id}
             nodes = self._neighbourhood.nodes() | {node}
             if (
@@ -210,7 +210,7 @@ class PeerServer:
             ) != node:
                 await self._say(writer, 303, "", {AT_HEADER: at})
                 return
-        await self._say(writer, 404, "not here")
+        await self._say(writer, 404, "not found")
 
     async def _find(self, piece: _RequestedChunk) -> ChunkLocation | bytes | None:
         if piece.index is None:
@@ -227,7 +227,7 @@ class PeerServer:
         try:
             descriptor = found.open()
         except OSError:
-            return await self._say(writer, 404, "gone")
+            return await self._say(writer, 404, "evicted")
         try:
             writer.write(http1.response_head(200, found.length_bytes))
             for at in range(0, found.length_bytes, _PIECE_BYTES):

@@ -1,4 +1,4 @@
-"""All parts of the exchange between nodes, put together from settings for the life of a process."""
+"""Assembles the exchange between nodes from its settings, for the lifetime of the process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from weight_cache.store.verified_chunks import VerifiedChunks
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerSettings:
-    """How a node takes part: the fields `peers` and `peer_*` of `WeightCacheSettings`."""
+    """The settings `peers` and `peer_*` of `WeightCacheSettings`."""
 
     peers: Sequence[str] | str
     listen: str | None
@@ -36,8 +36,8 @@ class PeerSettings:
 
 
 class PeerService:
-    """This node among the others: `exchange` is given to the store, then `open` with what the store
-    has. Owner: one event loop."""
+    """The exchange of this node: `exchange` is passed to the store, then `open` is called with the
+    store's chunks. Owner: one event loop."""
 
     def __init__(
         self, terms: PeerSettings, key: TokenSigner, *, client_tls: ssl.SSLContext | None = None
@@ -74,8 +74,8 @@ class PeerService:
     def of(
         cls, terms: PeerSettings, key_file: Path, *, client_tls: ssl.SSLContext | None = None
     ) -> PeerService | None:
-        """None where a node is to know no others. Raises SettingsInvalid: without the platform's
-        key nobody would know it."""
+        """Create the service; None if no peers are configured. Raises SettingsInvalid without a
+        valid platform key, which authentication needs."""
         if not terms.peers and terms.listen is None:
             return None
         try:
@@ -84,7 +84,7 @@ class PeerService:
             raise SettingsInvalid(f"weight_cache.peers, weight_cache.peer_listen: {e}") from e
 
     async def open(self, shelf: VerifiedChunks, *, tls: ssl.SSLContext | None = None) -> None:
-        """Begin to serve and to look around. Raises OSError (an address in use)."""
+        """Start the server and the discovery. Raises OSError if the address is in use."""
         if self._terms.listen is not None:
             self.server = PeerServer(
                 shelf,
@@ -100,13 +100,13 @@ class PeerService:
         self._looking = asyncio.create_task(self.neighbourhood.run(), name="look for peers")
 
     def collector(self) -> PeerCollector:
-        """Its metrics."""
+        """A collector of its metrics."""
         return PeerCollector(
             neighbourhood=self.neighbourhood, exchange=self.exchange, server=self.server
         )
 
     async def aclose(self) -> None:
-        """Serve nobody any more first (they ask elsewhere), then let go of the others."""
+        """Stop the server first, so that peers ask other nodes, then close the connections."""
         if self.server is not None:
             await self.server.aclose()
         if self._looking is not None:

@@ -1,7 +1,7 @@
-"""Where a user's models lie: a directory, S3, the web, a model hub. One module per kind; this is
-the door to them.
+"""Sources of models: a directory, S3, the web, a model hub. One module per kind; `open_source`
+selects one.
 
-Nothing here is imported on a node: sources are read when an app is deployed or weights are pushed.
+Not imported on nodes: sources are read when an app is deployed or weights are pushed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _KINDS = (
 
 
 def is_remote(where: str | Path) -> bool:
-    """Whether this is an address, not a directory."""
+    """Whether `where` is a URL and not a directory."""
     return "://" in str(where)
 
 
@@ -35,13 +35,13 @@ def open_source(
     token: str | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> Source:
-    """Open what a user named; nothing is read before `files()`. Raises SourceInvalid.
+    """Open the source that a user named; nothing is read before `files()`. Raises SourceInvalid.
 
     `where`: a directory, `s3://bucket/prefix`, one or several `http(s)://` addresses, or
-    `hf://org/name@revision`. `include`: patterns of the files that are wanted (`FilteredSource`),
-    all if there are none. `token`: of the hub, or sent to web servers as `Authorization: Bearer`.
-    `environ`: where to look for credentials (`AWS_…`, `HF_TOKEN`) before the standard places;
-    default: the process's own environment."""
+    `hf://org/name@revision`. `include`: patterns of files to include (`FilteredSource`); empty =
+    all. `token`: for the hub, or sent to web servers as `Authorization: Bearer`. `environ`: checked
+    for credentials (`AWS_…`, `HF_TOKEN`) before the standard locations; default: the process's
+    environment."""
     source = _open(where, token, os.environ if environ is None else environ)
     return FilteredSource(source, include) if include else source
 
@@ -63,7 +63,7 @@ def _open(
 
         return HubSource.at(text, token=token, environ=environ)
     if is_remote(text):
-        raise SourceInvalid(f"{text}: weights are read from {_KINDS}")
+        raise SourceInvalid(f"{text}: unsupported source of weights: expected {_KINDS}")
     return DirectorySource(Path(where).expanduser())
 
 
@@ -71,5 +71,5 @@ def _web(urls: list[str], token: str | None) -> Source:
     from weight_cache.sources.web import WebSource
 
     if not urls or not all(url.startswith(_WEB) for url in urls):
-        raise SourceInvalid(f"{urls}: a list names files by http(s):// address, one per file")
+        raise SourceInvalid(f"{urls}: a list must contain http(s):// addresses, one per file")
     return WebSource(urls, token=token)

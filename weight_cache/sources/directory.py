@@ -1,7 +1,7 @@
 """A directory of model files on this machine.
 
-A file's version is its inode and its times of change; the kernel's clock for these is coarse, so a
-version that is younger than two seconds is not taken as lasting (as git does with its index:
+A file's version is its inode and its timestamps. The kernel's clock for these is coarse, so a
+version younger than two seconds is not considered lasting (as in git's index:
 Documentation/technical/racy-git)."""
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from weight_cache.errors import SourceInvalid
 from weight_cache.sources.source import SourceFile, sort_source_files, source_changed_error
 
 _SETTLED_S = 2.0
-"""FAT counts seconds by twos; every other file system that matters is finer."""
+"""FAT stores times in units of two seconds; other common file systems are finer."""
 
 
 class DirectorySource:
-    """The files below `root`. Links are followed inside it only."""
+    """The files below `root`. Symbolic links are followed only inside it."""
 
     def __init__(self, root: Path) -> None:
         self._asked = root
-        self._root = Path(os.path.realpath(root))  # which bears links that go round in circles
+        self._root = Path(os.path.realpath(root))  # tolerates cyclic links
         if not self._root.is_dir():
             raise SourceInvalid(f"{root} is not a directory")
 
@@ -33,17 +33,17 @@ class DirectorySource:
 
     @property
     def name(self) -> str:
-        """The directory."""
+        """The directory's path."""
         return str(self._root)
 
     @property
     def reads_at_once(self) -> int:
-        """One per core: whoever reads also hashes."""
+        """One per core: each reader also hashes."""
         return os.cpu_count() or 1
 
     def files(self) -> list[SourceFile]:
-        """See Source. Raises SourceInvalid for a link that leads outside and for what is neither
-        file nor directory."""
+        """All files. Raises SourceInvalid for a link to outside and for anything that is neither a
+        file nor a directory."""
         now_s = time.time()
         try:
             return sort_source_files(
@@ -53,7 +53,7 @@ class DirectorySource:
             raise SourceInvalid(f"{e.filename or self._asked} cannot be read: {e.strerror}") from e
 
     def read(self, file: SourceFile, offset_bytes: int, length_bytes: int) -> bytes:
-        """See Source."""
+        """Read a range and check the file's version. Raises SourceInvalid."""
         path = self._root / file.path
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -69,7 +69,7 @@ class DirectorySource:
         return data
 
     def close(self) -> None:
-        """See Source."""
+        """Do nothing: no resources are held."""
 
     def _described(self, path: Path, now_s: float) -> SourceFile:
         info = path.stat()
@@ -109,7 +109,7 @@ def _version(info: os.stat_result) -> str:
 
 
 def _read(descriptor: int, offset: int, length: int) -> bytes:
-    """Up to `length` bytes; a single pread(2) may give fewer than there are."""
+    """Read up to `length` bytes; a single pread(2) may return fewer."""
     first = os.pread(descriptor, length, offset)
     parts, missing = [first], length - len(first)
     while missing and parts[-1]:

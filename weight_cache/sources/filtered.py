@@ -1,4 +1,4 @@
-"""Some of a source's files: repositories often hold the same weights in several formats."""
+"""Filters a source's files: repositories often contain the same weights in several formats."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from weight_cache.sources.source import Source, SourceFile
 
 
 class FilteredSource:
-    """The files of `source` that one of `patterns` matches: `*` stands for anything, `/` included,
-    as in the hub's own tools."""
+    """The files of `source` that match one of `patterns`: `*` matches any characters, `/` included,
+    as in the hub's tools."""
 
     def __init__(self, source: Source, patterns: Sequence[str]) -> None:
         self._source = source
@@ -22,17 +22,17 @@ class FilteredSource:
 
     @property
     def name(self) -> str:
-        """See Source."""
+        """The name of the filtered source."""
         return self._source.name
 
     @property
     def reads_at_once(self) -> int:
-        """See Source."""
+        """The limit of the filtered source."""
         return self._source.reads_at_once
 
     def files(self) -> list[SourceFile]:
-        """See Source. Raises SourceInvalid for a pattern that matches nothing: it is likely
-        misspelt."""
+        """The matching files. Raises SourceInvalid for a pattern without matches, probably a typing
+        error."""
         found = self._source.files()
         for pattern in self._patterns:
             if not any(fnmatch.fnmatchcase(file.path, pattern) for file in found):
@@ -47,11 +47,11 @@ class FilteredSource:
         ]
 
     def read(self, file: SourceFile, offset_bytes: int, length_bytes: int) -> bytes:
-        """See Source."""
+        """Read a range of a file."""
         return self._source.read(file, offset_bytes, length_bytes)
 
     def close(self) -> None:
-        """See Source."""
+        """Close the filtered source."""
         self._source.close()
 
 

@@ -1,5 +1,5 @@
-"""Ranges of files on web servers: one question per range, asked again when it may help, and checked
-against what was asked.
+"""Range reads from web servers: one request per range, with retries, each response checked against
+the request.
 
 Source: RFC 9110, sections 8.8 (validators), 13 (conditional requests), 14 (ranges).
 """
@@ -32,12 +32,12 @@ _MAX_REDIRECTS = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteFile:
-    """A file as its server described it.
+    """A file as described by its server.
 
     Attributes:
-        etag: its strong entity tag; "" where it has none.
-        modified: `Last-Modified` as it was sent; "" where it was not.
-        is_ranged: whether the server answers ranges.
+        etag: its strong entity tag, or "".
+        modified: `Last-Modified` as sent, or "".
+        is_ranged: whether the server supports ranges.
     """
 
     url: str
@@ -47,13 +47,13 @@ class RemoteFile:
     is_ranged: bool = True
 
     def conditions(self) -> dict[str, str]:
-        """Headers that make a server refuse another version."""
+        """Headers that make the server refuse another version."""
         if self.etag:
             return {"if-match": self.etag}
         return {"if-unmodified-since": self.modified} if self.modified else {}
 
     def check(self, headers: Mapping[str, str]) -> None:
-        """Refuse an answer about another version, by servers that know no conditions. Raises
+        """Check the version of a response, for servers that ignore conditions. Raises
         SourceInvalid."""
         if self.etag:
             is_same = _strong_etag(headers) == self.etag
@@ -64,7 +64,7 @@ class RemoteFile:
 
 
 class RangeClient:
-    """An HTTP client with patience; threads share it. `headers` go with every request, but not to
+    """An HTTP client with retries; thread-safe. `headers` are sent with every request, but not to
     other hosts after a redirect."""
 
     def __init__(
@@ -90,30 +90,30 @@ class RangeClient:
         self._http.close()
 
     def describe(self, url: str) -> RemoteFile:
-        """Ask about a file by reading its first byte: servers that sign addresses refuse HEAD.
-        Raises SourceInvalid."""
+        """Describe a file by reading its first byte: servers of signed URLs refuse HEAD. Raises
+        SourceInvalid."""
         return self.patiently(lambda: self._describe(url))
 
     def read(self, file: RemoteFile, *, offset_bytes: int, length_bytes: int) -> bytes:
-        """Exactly this range of that version. Raises SourceInvalid."""
+        """Read exactly this range of this version. Raises SourceInvalid."""
         if not length_bytes:
             return b""
         return self.patiently(lambda: self._read(file, offset_bytes, length_bytes))
 
     def patiently(self, work: Callable[[], T]) -> T:
-        """See `patience.patiently`."""
+        """Run `work` with retries (`retry_transient`)."""
         return retry_transient(work, attempts=self._attempts, pause=self._pause)
 
     @contextlib.contextmanager
     def get(self, url: str, headers: Mapping[str, str]) -> Iterator[httpx.Response]:
-        """An answer of status 200, 206 or 416, its body unread: read it with `body`. Raises
-        SourceInvalid."""
+        """Send GET; yield a response of status 200, 206 or 416 with unread body, to be read with
+        `body`. Raises SourceInvalid."""
         with _translated(url), self._http.stream("GET", url, headers=dict(headers)) as response:
             _check_status(url, response)
             yield response
 
     def body(self, url: str, response: httpx.Response) -> Iterator[bytes]:
-        """The body of an answer, as it comes. Raises SourceInvalid."""
+        """Stream the body of a response. Raises SourceInvalid."""
         with _translated(url):
             yield from response.iter_raw()
 
@@ -123,7 +123,7 @@ class RangeClient:
             if headers.get("content-encoding", "identity") != "identity":
                 raise SourceInvalid(
                     f"{redact_url(url)}: the server encodes the file ({headers['content-encoding']}), "
-                    f"so ranges mean nothing"
+                    f"so it cannot be read in ranges"
                 )
             tags = {
                 "url": url,
@@ -134,7 +134,7 @@ class RangeClient:
                 length = headers.get("content-length", "")
                 if not _CONTENT_LENGTH.fullmatch(length):
                     raise SourceInvalid(
-                        f"{redact_url(url)}: the server does not tell the file's length"
+                        f"{redact_url(url)}: the server does not send the file's length"
                     )
                 return RemoteFile(size_bytes=int(length), is_ranged=False, **tags)
             return RemoteFile(size_bytes=_range_of(url, headers)[1], **tags)
@@ -143,7 +143,7 @@ class RangeClient:
         wanted = {"range": f"bytes={offset}-{offset + length - 1}", **file.conditions()}
         with self.get(file.url, wanted) as response:
             file.check(response.headers)
-            # some servers give small files no other way
+            # some servers send small files only as a whole
             is_whole = response.status_code == 200 and length == file.size_bytes
             if not is_whole and (
                 response.status_code != 206
@@ -159,62 +159,62 @@ def _translated(url: str) -> Iterator[None]:
         yield
     except httpx.TransportError as e:
         raise TransientSourceError(
-            f"{redact_url(url)}: no proper answer: {str(e) or type(e).__name__}"
+            f"{redact_url(url)}: no valid response: {str(e) or type(e).__name__}"
         ) from e
     except (httpx.InvalidURL, httpx.TooManyRedirects, httpx.DecodingError) as e:
         raise SourceInvalid(f"{redact_url(url)}: {e}") from e
 
 
 def read_exact_body(pieces: Iterator[bytes], length: int, *, url: str) -> bytes:
-    """A body of exactly this length; no more of it is read."""
+    """Read a body of exactly this length, and not more."""
     data = bytearray()
     for piece in pieces:
         data += piece
         if len(data) > length:
-            raise SourceInvalid(f"{redact_url(url)}: the server sends more than was asked for")
+            raise SourceInvalid(f"{redact_url(url)}: the server sent more than was requested")
     if len(data) < length:
         raise TransientSourceError(
-            f"{redact_url(url)}: the answer broke off after {len(data)} of {length} bytes"
+            f"{redact_url(url)}: the response ended after {len(data)} of {length} bytes"
         )
     return bytes(data)
 
 
 def bearer_header(token: str | None) -> dict[str, str]:
-    """The header that carries a token; what comes from a file may end with a line's end. Raises
-    SourceInvalid."""
+    """The header with a token, without surrounding whitespace (tokens read from a file may end with
+    a newline). Raises SourceInvalid."""
     if not token:
         return {}
     if not _TOKEN.fullmatch(word := token.strip()):
         raise SourceInvalid(
-            "the token has spaces, line ends or letters that no token has: look at where it comes from"
+            "the token contains spaces, line breaks or other invalid characters: check its source"
         )
     return {"authorization": f"Bearer {word}"}
 
 
 def redact_url(url: str) -> str:
-    """The address without user, password and query: any of these may be a key. Raises SourceInvalid
-    for what is none."""
+    """The URL without user, password and query, which may be secret. Raises SourceInvalid for an
+    invalid URL."""
     try:
         address = urlsplit(url)
     except ValueError as e:
-        raise SourceInvalid(f"an address of weights is none: {e}") from e
+        raise SourceInvalid(f"invalid URL of weights: {e}") from e
     return address._replace(
         netloc=address.netloc.rpartition("@")[2], query="", fragment=""
     ).geturl()
 
 
 def _strong_etag(headers: Mapping[str, str]) -> str:
-    """The entity tag, unless it is a weak one, which says nothing about bytes."""
+    """The entity tag, unless it is weak, which does not identify bytes."""
     etag = headers.get("etag", "")
     return "" if etag.startswith("W/") else etag
 
 
 def _range_of(url: str, headers: Mapping[str, str]) -> tuple[int, int]:
-    """Where the body begins, and the length of the whole."""
+    """Parse Content-Range: the offset of the body, and the total length."""
     match = _CONTENT_RANGE.match(headers.get("content-range", ""))
     if match is None:
         raise SourceInvalid(
-            f"{redact_url(url)}: the server's Content-Range says "
+            f"{redact_url(url)}: invalid Content-Range from the server: "
             f"{headers.get('content-range', 'nothing')!r}"
         )
     return int(match[1] or 0), int(match[3])
@@ -224,7 +224,7 @@ def _check_status(url: str, response: httpx.Response) -> None:
     status, where = response.status_code, redact_url(url)
     if url.startswith("https:") and response.url.scheme != "https":
         raise SourceInvalid(
-            f"{where} leads to {redact_url(str(response.url))}, which is not encrypted"
+            f"{where} redirects to {redact_url(str(response.url))}, which is not encrypted"
         )
     if status in (200, 206) or (
         status == 416 and response.headers.get("content-range") == "bytes */0"
@@ -234,14 +234,14 @@ def _check_status(url: str, response: httpx.Response) -> None:
         raise source_changed_error(where)
     if status in (401, 403):
         raise SourceInvalid(
-            f"{where}: access refused ({status}): give a token that may read it, with secret="
+            f"{where}: access refused ({status}): set a token with read access, with secret="
         )
     if status in (404, 410):
-        raise SourceInvalid(f"{where}: there is nothing at that address ({status})")
+        raise SourceInvalid(f"{where}: not found ({status})")
     if status >= 500 or status in _TRANSIENT_STATUSES:
         wish = response.headers.get("retry-after", "")
         raise TransientSourceError(
-            f"{where}: the server is not able to answer now ({status})",
+            f"{where}: the server is temporarily unavailable ({status})",
             retry_after_s=float(wish) if wish.isdecimal() else None,
         )
     raise SourceInvalid(f"{where}: the server refused ({status})")

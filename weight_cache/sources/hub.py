@@ -1,7 +1,7 @@
-"""A model repository of the Hugging Face hub, pinned to one commit before anything else is asked.
+"""A model repository of the Hugging Face hub, pinned to one commit.
 
-`huggingface_hub` finds the commit and its files, with the token and the endpoint that it finds in
-its usual places; ranges of files are read over HTTP from the addresses that it tells."""
+`huggingface_hub` resolves the commit and lists its files, with the token and endpoint from its
+standard locations; files are read over HTTP range requests from the URLs that it returns."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NOT_WEIGHTS = frozenset({".gitattributes"})
 
 
 class HubSource:
-    """The files of one commit. `files` finds the commit; before, nothing is asked."""
+    """The files of one commit. `files` resolves the commit; there are no requests before."""
 
     def __init__(
         self,
@@ -40,12 +40,12 @@ class HubSource:
 
     @classmethod
     def at(cls, address: str, *, token: str | None, environ: Mapping[str, str]) -> HubSource:
-        """The source at `hf://org/name@revision`: a branch, a tag or a commit; without one, the
+        """Create the source for `hf://org/name@revision`: a branch, a tag or a commit; default: the
         repository's main branch."""
         match = _ADDRESS.match(address)
         if match is None:
             raise SourceInvalid(
-                f"{address}: a repository is written hf://org/name or hf://org/name@revision"
+                f"{address}: invalid repository: write hf://org/name or hf://org/name@revision"
             )
         return cls(
             match[1],
@@ -65,11 +65,11 @@ class HubSource:
 
     @property
     def reads_at_once(self) -> int:
-        """A single stream is often slower than the line."""
+        """A single stream is often slower than the network."""
         return _READS_AT_ONCE
 
     def files(self) -> list[SourceFile]:
-        """See Source."""
+        """Resolve the commit and list its files. Raises SourceInvalid."""
         hub, token = self._hub()
         headers = bearer_header(token)
         api = hub.HfApi(endpoint=self._endpoint, token=token and token.strip())
@@ -95,11 +95,11 @@ class HubSource:
         )
 
     def read(self, file: SourceFile, offset_bytes: int, length_bytes: int) -> bytes:
-        """See Source. A commit's files never change, so no more than their lengths is compared."""
+        """Read a range. A commit's files never change, so only their length is checked."""
         import huggingface_hub
 
         if self._web is None:
-            raise SourceInvalid(f"{self.name} was not listed before it was read")
+            raise SourceInvalid(f"{self.name} must be listed before it is read")
         url = huggingface_hub.hf_hub_url(
             self._repository, file.path, revision=self._commit, endpoint=self._endpoint
         )
@@ -110,7 +110,7 @@ class HubSource:
         )
 
     def close(self) -> None:
-        """See Source."""
+        """Close the HTTP client."""
         if self._web is not None:
             self._web.close()
 
@@ -133,13 +133,13 @@ class HubSource:
             return call()
         except errors.GatedRepoError as e:
             raise SourceInvalid(
-                f"{self.name} is gated: accept its terms on its page, then give a token of that "
+                f"{self.name} is gated: accept its terms on its page, then set a token of that "
                 f"account with secret="
             ) from e
         except errors.RepositoryNotFoundError as e:
             raise SourceInvalid(
-                f"{self.name}: no such repository, or a private one: then give a token with "
-                f"secret= or HF_TOKEN"
+                f"{self.name}: no such repository, or it is private: set a token with secret= or "
+                f"HF_TOKEN"
             ) from e
         except errors.RevisionNotFoundError as e:
             raise SourceInvalid(

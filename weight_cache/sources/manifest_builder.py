@@ -1,8 +1,8 @@
-"""From a source to its manifest: every byte is read once, chunks are hashed side by side.
+"""Builds a manifest from a source: reads every byte once and hashes chunks in parallel.
 
-Each reader takes one chunk, reads and hashes it, so that `workers` chunks are in memory at a time.
-Safetensors files get an index of their tensors, from the first chunk; a header that goes beyond it
-is read once more."""
+Each worker reads and hashes one chunk, so `workers` chunks are in memory at a time. Safetensors
+files get an index of their tensors, parsed from the first chunk; a longer header is read once
+more."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from weight_cache.types import Tensor
 
 _SAFETENSORS = ".safetensors"
 _MAX_CHUNKS = MAX_MANIFEST_BYTES // len('"",' + "0" * 64)
-"""More hashes do not fit into a manifest: said before work is planned for as many as a server makes
-up."""
+"""Limit of hashes in a manifest, checked before work is planned for a size that a server may have
+invented."""
 _POINTER = b"version https://git-lfs.github.com/spec/"
-"""How a file begins that Git LFS left in place of the real one. Source: git-lfs, docs/spec.md."""
+"""Begin of a Git LFS pointer file. Source: git-lfs, docs/spec.md."""
 
 
 @dataclass(frozen=True, slots=True)
 class _HashedChunk:
-    """Consecutive chunks of a file: their hashes and, where it begins a safetensors file, its
+    """Consecutive chunks of a file: their hashes and, at the begin of a safetensors file, its
     tensors."""
 
     length_bytes: int
@@ -54,13 +54,13 @@ def build_manifest(
     progress: Progress | None = None,
     workers: int | None = None,
 ) -> Manifest:
-    """Read every file of `source` (a directory, or what `weight_cache.sources` opened) and hash it.
+    """Read and hash every file of `source` (a directory, or a source from `open_source`).
 
-    `files`: what `source.files()` told, if it was asked before. `workers`: chunks read at once,
-    default: what the source says. `progress` is told in the calling thread. Raises ManifestInvalid
-    for paths that no manifest can name, SourceInvalid (as ManifestInvalid for a directory given as
-    a path) for what cannot be read or changes meanwhile, TensorsInvalid for a safetensors file that
-    is none."""
+    `files`: the result of `source.files()`, if already known. `workers`: chunks read concurrently;
+    default: as the source recommends. `progress` is called in the calling thread. Raises
+    ManifestInvalid for paths not allowed in a manifest, SourceInvalid (ManifestInvalid for a
+    directory given as a path) if the source cannot be read or changes, TensorsInvalid for an
+    invalid safetensors file."""
     if isinstance(source, Path):
         try:
             return build_manifest(DirectorySource(source), progress=progress, workers=workers)
@@ -71,8 +71,8 @@ def build_manifest(
     if sum(-(-file.size_bytes // CHUNK_BYTES) for file in files) > _MAX_CHUNKS:
         total = sum(file.size_bytes for file in files)
         raise ManifestInvalid(
-            f"{source.name}: {total} bytes, more than a manifest can name "
-            f"({_MAX_CHUNKS * CHUNK_BYTES}): deploy it in parts"
+            f"{source.name}: {total} bytes are more than a manifest can describe "
+            f"({_MAX_CHUNKS * CHUNK_BYTES}): split the model"
         )
     manifest = Manifest(
         files=tuple(_hash(source, files, workers or source.reads_at_once, progress))
@@ -80,8 +80,8 @@ def build_manifest(
     check_tensors(manifest.files)
     if (length := len(manifest.to_bytes())) > MAX_MANIFEST_BYTES:
         raise ManifestInvalid(
-            f"{source.name}: its manifest has {length} bytes, at most {MAX_MANIFEST_BYTES}: "
-            f"deploy it in parts"
+            f"{source.name}: its manifest has {length} bytes, at most {MAX_MANIFEST_BYTES} are "
+            f"allowed: split the model"
         )
     return manifest
 
@@ -110,8 +110,7 @@ _Step = tuple[SourceFile, int, int]
 def _ahead(
     pool: ThreadPoolExecutor, source: Source, steps: Sequence[_Step], *, window: int
 ) -> Iterator[tuple[_Step, _HashedChunk]]:
-    """The pieces in order, while later ones are being read; `window` of them are waited for at
-    most."""
+    """Yield the pieces in order while later ones are read; at most `window` are in progress."""
     waiting: deque[tuple[_Step, Future[_HashedChunk]]] = deque()
     remaining = iter(steps)
     while True:
@@ -124,8 +123,8 @@ def _ahead(
 
 
 def _steps(file: SourceFile) -> Iterator[tuple[int, int]]:
-    """Chunks by number, [begin, end): one at a time, or all in one where they must be read in
-    order."""
+    """Ranges of chunk numbers [begin, end): single chunks, or all at once if they must be read
+    sequentially."""
     count = -(-file.size_bytes // CHUNK_BYTES)
     return (
         ((i, i + 1) for i in range(count))
@@ -148,11 +147,10 @@ def _read_piece(source: Source, file: SourceFile, begin: int, end: int) -> _Hash
 
 
 def _index(source: Source, file: SourceFile, head: bytes) -> tuple[Tensor, ...]:
-    """The file's tensors in the order of their bytes. Raises TensorsInvalid with the file's
-    name."""
+    """The file's tensors in byte order. Raises TensorsInvalid with the file's name."""
     if head.startswith(_POINTER):
         raise TensorsInvalid(
-            f"{file.path} is a pointer that Git LFS left in place of the file: run `git lfs pull` first"
+            f"{file.path} is a Git LFS pointer instead of the file: run `git lfs pull` first"
         )
     try:
         if len(head) < (wanted := header_bytes(head, file_bytes=file.size_bytes)):
@@ -160,7 +158,7 @@ def _index(source: Source, file: SourceFile, head: bytes) -> tuple[Tensor, ...]:
         return parse_header(head, file_bytes=file.size_bytes)
     except TensorsInvalid as e:
         raise TensorsInvalid(
-            f"{file.path}: {e}. Repair the file, or keep it out of the model's directory"
+            f"{file.path}: {e}. Repair the file, or exclude it from the model's directory"
         ) from e
 
 

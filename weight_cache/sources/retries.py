@@ -1,5 +1,4 @@
-"""Asking a server again: what may pass is tried some times more, after pauses that grow and are
-drawn at random.
+"""Retries of requests to servers, with exponential back-off and jitter.
 
 Source: Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015 ("full jitter").
 """
@@ -16,15 +15,14 @@ from weight_cache.errors import SourceInvalid
 T = TypeVar("T")
 ATTEMPTS = 5
 TIMEOUT_S = 30.0
-"""Silence of a server after which an attempt has failed."""
+"""An attempt fails after this long without data."""
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
-"""Also of what a server may wish for with Retry-After: somebody waits at a terminal."""
+"""Also the limit of a server's Retry-After: a user waits at a terminal."""
 
 
 class TransientSourceError(SourceInvalid):
-    """Raised when asking again may help. `retry_after_s`: the server's wish, None where it has
-    none."""
+    """Raised when a retry may succeed. `retry_after_s`: requested by the server, or None."""
 
     def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
         super().__init__(message)
@@ -34,8 +32,8 @@ class TransientSourceError(SourceInvalid):
 def retry_transient(
     work: Callable[[], T], *, attempts: int = ATTEMPTS, pause: Callable[[float], None] = time.sleep
 ) -> T:
-    """The result of `work`, tried up to `attempts` times while it raises Passing; the last one is
-    raised."""
+    """Return the result of `work`, tried up to `attempts` times while it raises
+    TransientSourceError; raise the last one."""
     for attempt in range(attempts - 1):
         try:
             return work()

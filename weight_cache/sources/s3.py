@@ -1,8 +1,8 @@
-"""Model files in an S3 bucket, or in anything that speaks its protocol.
+"""Model files in an S3 bucket, or in a compatible object store.
 
 Credentials, region and a custom endpoint come from the standard chain (AWS_PROFILE,
-AWS_ENDPOINT_URL, instance metadata, …); where there are none, requests go out unsigned, which
-public buckets allow. Each range asks for the version that was listed (If-Match)."""
+AWS_ENDPOINT_URL, instance metadata, …); without credentials, requests are unsigned, which public
+buckets allow. Each range request requires the listed version (If-Match)."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ _TRANSIENT_CODES = frozenset(
 
 
 class S3Source:
-    """The objects below one prefix, or the one object of that name.
+    """The objects below a prefix, or a single object.
 
-    `given`: variables that the standard chain would not find, as a secret brings them. The client
-    is made when first needed (finding credentials may take a second), under the lock; then threads
-    share it. `files` finds out whether it is one object."""
+    `given`: variables in addition to the standard chain, from a secret. The client is created under
+    the lock on first use (finding credentials may take a second); threads share it. `files`
+    determines whether it is a single object."""
 
     def __init__(
         self,
@@ -62,11 +62,11 @@ class S3Source:
 
     @classmethod
     def at(cls, address: str, *, environ: Mapping[str, str]) -> S3Source:
-        """The source at `s3://bucket/prefix`. What `environ` has beyond the process's environment
-        is used first."""
+        """Create the source for `s3://bucket/prefix`. Variables in `environ` that differ from the
+        process's environment take precedence."""
         bucket, _, prefix = address.removeprefix("s3://").partition("/")
         if not bucket:
-            raise SourceInvalid(f"{address} names no bucket: write s3://bucket/prefix")
+            raise SourceInvalid(f"{address} has no bucket: write s3://bucket/prefix")
         names = (*_SESSION, *_ENDPOINTS)
         given = {
             name: environ[name]
@@ -85,19 +85,19 @@ class S3Source:
 
     @property
     def reads_at_once(self) -> int:
-        """A single stream is slower than the store behind it."""
+        """A single stream is slower than the object store."""
         return _READS_AT_ONCE
 
     def files(self) -> list[SourceFile]:
-        """See Source."""
+        """List the objects. Raises SourceInvalid."""
         found = self._ask(self.name, lambda client: list(self._list(client))) or self._single()
-        if not all(file.version for file in found):  # a server whose listings have no entity tags
+        if not all(file.version for file in found):  # a server that lists no entity tags
             with ThreadPoolExecutor(_READS_AT_ONCE, "ask S3") as pool:
                 found = list(pool.map(self._described, found))
         return sort_source_files(found, where=self.name)
 
     def read(self, file: SourceFile, offset_bytes: int, length_bytes: int) -> bytes:
-        """See Source."""
+        """Read a range of the listed version. Raises SourceInvalid."""
         if not length_bytes:
             return b""
         where = f"s3://{self._bucket}/{self._key(file)}"
@@ -106,7 +106,7 @@ class S3Source:
         )
 
     def close(self) -> None:
-        """See Source."""
+        """Close the client."""
         if self._client is not None:
             self._client.close()
 
@@ -116,12 +116,12 @@ class S3Source:
             Bucket=self._bucket, Prefix=below
         ):
             for entry in page.get("Contents", ()):
-                # consoles make empty objects that look like folders
+                # consoles create empty objects as folders
                 if not entry["Key"].endswith("/") or entry["Size"]:
                     yield _file(entry["Key"].removeprefix(below), entry["Size"], entry)
 
     def _single(self) -> list[SourceFile]:
-        """The object of that very name."""
+        """The single object with this exact key."""
         if not self._prefix:
             return []
         self._is_single = True
@@ -150,10 +150,10 @@ class S3Source:
             if file.version and answer.get("ETag") != file.version:
                 raise source_changed_error(where)
             if answer["ContentLength"] > length or (offset and "ContentRange" not in answer):
-                raise SourceInvalid(f"{where}: the store does not answer ranges")
+                raise SourceInvalid(f"{where}: the store does not support range requests")
             data = bytes(body.read())
         if len(data) < length:
-            raise TransientSourceError(f"{where}: the answer has {len(data)} of {length} bytes")
+            raise TransientSourceError(f"{where}: received {len(data)} of {length} bytes")
         return data
 
     def _ask(self, where: str, call: Callable[[Any], T]) -> T:
@@ -182,14 +182,13 @@ class S3Source:
             raise SourceInvalid(f"{where}: {e}") from e
         except (BotoCoreError, HTTPError, OSError) as e:
             raise TransientSourceError(
-                f"{where}: no proper answer: {e}. Check the endpoint (AWS_ENDPOINT_URL) and the "
+                f"{where}: no valid response: {e}. Check the endpoint (AWS_ENDPOINT_URL) and the "
                 f"network"
             ) from e
 
 
 def _file(path: str, size_bytes: int, entry: Mapping[str, Any]) -> SourceFile:
-    """The file that a listing or a head describes; without an entity tag nothing says which version
-    it is."""
+    """The file described by a listing or a head; without an entity tag its version is unknown."""
     etag = str(entry.get("ETag", ""))
     return SourceFile(path=path, size_bytes=size_bytes, version=etag, is_lasting=bool(etag))
 
@@ -201,20 +200,20 @@ def _refused(where: str, response: Mapping[str, Any]) -> SourceInvalid:
         str(response.get("Error", {}).get("Message", "")),
     )
     if code == "NoSuchBucket":
-        return SourceInvalid(f"{where}: there is no such bucket")
+        return SourceInvalid(f"{where}: the bucket does not exist")
     if status == 404:
-        return SourceInvalid(f"{where}: there is nothing of that name, and nothing below it")
+        return SourceInvalid(f"{where}: there is no object with that name or prefix")
     if status in (412, 416):
         return source_changed_error(where)
     if status in (401, 403):
         return SourceInvalid(
-            f"{where}: access refused ({code or status}: {said}): give credentials that may list "
-            f"and read it, "
-            "in AWS_PROFILE or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or with secret="
+            f"{where}: access refused ({code or status}: {said}): set credentials that may list "
+            f"and read it, in AWS_PROFILE or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or with "
+            f"secret="
         )
     if status >= 500 or status in _TRANSIENT_STATUSES or code in _TRANSIENT_CODES:
         return TransientSourceError(
-            f"{where}: the store is not able to answer now ({status} {code}: {said})"
+            f"{where}: the store is temporarily unavailable ({status} {code}: {said})"
         )
     return SourceInvalid(f"{where}: the store refused ({status} {code}: {said})")
 
@@ -229,13 +228,13 @@ def _client(given: Mapping[str, str], timeout_s: float) -> Any:
         **{_SESSION[name]: value for name, value in given.items() if name in _SESSION}
     )
     config = Config(
-        # `retry_transient` asks again, for the bodies of answers too
+        # `retry_transient` retries, also while reading bodies
         retries={"mode": "standard", "total_max_attempts": 1},
         s3={"addressing_style": "path"},
         connect_timeout=min(_CONNECT_TIMEOUT_S, timeout_s),
         read_timeout=timeout_s,
         max_pool_connections=2 * _READS_AT_ONCE,
-        # whole objects have checksums, ranges have not
+        # checksums cover whole objects, not ranges
         response_checksum_validation="when_required",
         **({} if session.get_credentials() else {"signature_version": UNSIGNED}),
     )

@@ -1,8 +1,7 @@
-"""Files on web servers: one per address; their names are the addresses' last parts.
+"""Files on web servers: one per URL, named by the last part of its path.
 
-With a strong entity tag, or else a time of change, each answer is held to the version that was
-first seen. A server that knows no ranges is read from the begin to the end; one connection per file
-stays open for that."""
+Each response must have the version seen first, by strong entity tag or else by Last-Modified. From
+a server without range support, a file is read sequentially over one connection that stays open."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ _READS_AT_ONCE = 8
 
 
 class WebSource:
-    """The files at `urls`. `token` goes with every request as `Authorization: Bearer`."""
+    """The files at `urls`. `token` is sent with every request as `Authorization: Bearer`."""
 
     def __init__(
         self, urls: Sequence[str], *, token: str | None = None, web: RangeClient | None = None
@@ -36,8 +35,7 @@ class WebSource:
         if len(self._urls) != len(urls):
             raise SourceInvalid(
                 f"two of {', '.join(redact_url(url) for url in urls)} have the same last part, "
-                f"which "
-                f"names the file"
+                f"which names the file"
             )
         self._web = web or RangeClient(headers=bearer_header(token))
         self._files: dict[str, RemoteFile] = {}
@@ -48,16 +46,16 @@ class WebSource:
 
     @property
     def name(self) -> str:
-        """The addresses, without what may be a key in them."""
+        """The URLs without secrets."""
         return ", ".join(redact_url(url) for url in self._urls.values())
 
     @property
     def reads_at_once(self) -> int:
-        """A single stream is often slower than the line."""
+        """A single stream is often slower than the network."""
         return _READS_AT_ONCE
 
     def files(self) -> list[SourceFile]:
-        """See Source."""
+        """Describe all files with requests to their servers. Raises SourceInvalid."""
         with ThreadPoolExecutor(_READS_AT_ONCE, "ask the web") as pool:
             self._files = dict(
                 zip(self._urls, pool.map(self._web.describe, self._urls.values()), strict=True)
@@ -72,7 +70,7 @@ class WebSource:
         )
 
     def read(self, file: SourceFile, offset_bytes: int, length_bytes: int) -> bytes:
-        """See Source."""
+        """Read a range of the listed version. Raises SourceInvalid."""
         if not length_bytes:
             return b""
         if stream := self._streams.get(file.path):
@@ -82,7 +80,7 @@ class WebSource:
         )
 
     def close(self) -> None:
-        """See Source."""
+        """Close all connections."""
         for stream in self._streams.values():
             stream.close()
         self._web.close()
@@ -90,8 +88,8 @@ class WebSource:
 
 @dataclass(slots=True)
 class _Stream:
-    """A file that comes in one answer. Whoever reads holds the lock; a read elsewhere than at `_at`
-    begins anew."""
+    """A file read sequentially from one response. The lock is held while reading; a read at another
+    offset than `_at` starts again."""
 
     web: RangeClient
     file: RemoteFile
@@ -145,7 +143,7 @@ class _Stream:
 
 
 def _listed(path: str, file: RemoteFile) -> SourceFile:
-    is_signed = bool(urlsplit(file.url).query)  # the same address may then stand for something else
+    is_signed = bool(urlsplit(file.url).query)  # the same URL may later return another file
     return SourceFile(
         path=path,
         size_bytes=file.size_bytes,
@@ -160,6 +158,6 @@ def _name(url: str) -> str:
     name = unquote(urlsplit(address).path.rpartition("/")[2])
     if not name or "/" in name:
         raise SourceInvalid(
-            f"{address} names no file: give the address of each file, not of their folder"
+            f"{address} names no file: give the URL of each file, not of their directory"
         )
     return name

@@ -1,3 +1,3 @@
-"""The models on the node's disk: catalog, directory layout, eviction, integrity, and downloads that
-end in a published model. How bytes are fetched is `weight_cache.fetch`; who holds a model is
+"""The models on the node's disk: catalog, directory layout, eviction, integrity checks, and
+downloads that publish a model. Fetching bytes is in `weight_cache.fetch`, leases are in
 `weight_cache.leases`."""

@@ -1,13 +1,13 @@
-"""Who is in the store, who is held, and who goes when room is needed: decisions without I/O.
+"""In-memory catalog of the store: models, leases, pins, and eviction decisions. Does no I/O.
 
-A file belongs to every model that names it. A model is *arriving* (claimed), or *here*; leases hold
-models that are here, pins keep them whoever asks for room. Bytes count once per file, from the
-moment they are claimed, so that what is arriving can never overrun the budget; of a file that is
-half here (*partial*) and that nobody claims, the half counts.
+A file belongs to every model that names it. A model is either *arriving* (claimed) or *here*
+(complete). Leases hold complete models; pins exempt them from eviction. Each file's bytes count
+once, from the moment they are claimed, so incoming models cannot exceed the budget. Of an unclaimed
+*partial* file, the bytes on disk count.
 
 Invariants: `used_bytes <= max_bytes` after every claim; a leased, pinned or arriving model is never
-a victim; a file goes only when no model that is here or arriving names it, a partial only when no
-arriving model does."""
+evicted; a file is removed only when no complete or arriving model names it, a partial file only
+when no arriving model does."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from weight_cache.types import Lease, ModelInfo
 __all__ = ["Catalog", "EvictionPlan", "Files"]
 
 _PINNED_SHARE = 0.5
-"""Of the budget: pins belong to tenants, the room to all of them."""
+"""Part of the budget: tenants create pins, but all tenants share the store."""
 _KNOWN_MODELS = 256
 _KNOWN_FILES = 200_000
-"""Models, and files of them, that are remembered when they are not here: what they lack can be said
-without asking the origin."""
+"""Limits of models and files remembered while not in the store: their missing bytes are known
+without a request to the origin."""
 
 
 def guess_reload_s(size_bytes: int) -> float:
-    """Before anything was measured: a request and half a gigabyte a second."""
+    """Default estimate without measurements: one request plus 0.5 GB/s."""
     return 0.05 + size_bytes / 5e8
 
 
@@ -51,7 +51,7 @@ class _Model:
 
 
 class Catalog:
-    """The store's memory. Owner: the store's event loop; every method is synchronous, so no lock is
+    """State of the store. Owner: the store's event loop; every method is synchronous, so no lock is
     needed."""
 
     def __init__(
@@ -61,8 +61,8 @@ class Catalog:
         reload_s: ReloadSeconds = guess_reload_s,
         shortage: Callable[[int, int], tuple[int, int]] = lambda *_: (0, 0),
     ) -> None:
-        """`shortage`: bytes and files that must leave the disk before so many more may come,
-        whatever the budget says."""
+        """`shortage`: given bytes and files to add, the bytes and files that must leave the disk
+        first, regardless of the budget."""
         self.max_bytes = max_bytes
         self._shortage = shortage
         self._reload_s = reload_s
@@ -84,17 +84,17 @@ class Catalog:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes on disk and claimed, each file once."""
+        """Bytes on disk or claimed, each file once."""
         return sum(self._needed().values())
 
     @property
     def partial_bytes(self) -> int:
-        """Bytes on disk of files that are half here."""
+        """Bytes on disk of partial files."""
         return sum(self._partials.values())
 
     @property
     def pinned_bytes(self) -> int:
-        """Bytes of the pinned models that are here, each file once."""
+        """Bytes of the pinned models in the store, each file once."""
         return sum(
             {
                 d: s
@@ -105,19 +105,19 @@ class Catalog:
 
     @property
     def arriving(self) -> int:
-        """How many models are on their way."""
+        """Number of arriving models."""
         return len(self._claims)
 
     def names(self) -> set[str]:
-        """Every model that is here or arriving."""
+        """All models that are complete or arriving."""
         return self._models.keys() | self._claims.keys()
 
     def is_here(self, manifest: str) -> bool:
-        """Whether the model can be leased now."""
+        """Whether the model is complete and can be leased now."""
         return manifest in self._models
 
     def held(self, lease_id: str) -> Lease | None:
-        """The lease of that id."""
+        """The lease with that id."""
         return self._leases.get(lease_id)
 
     def has_file(self, digest: str) -> bool:
@@ -125,28 +125,28 @@ class Catalog:
         return digest in self._files
 
     def files_of(self, manifest: str) -> Files:
-        """The files of a model that is here; KeyError otherwise."""
+        """The files of a complete model; KeyError otherwise."""
         return self._models[manifest].files
 
     def file_names(self) -> set[str]:
-        """Every file on disk."""
+        """All files on disk."""
         return set(self._files)
 
     def is_leased(self, manifest: str) -> bool:
-        """Whether somebody holds the model."""
+        """Whether the model has leases."""
         return manifest in self._models and bool(self._models[manifest].leases)
 
     def is_pinned(self, manifest: str) -> bool:
-        """Whether the model is to stay, be it here or not."""
+        """Whether the model is pinned, in the store or not."""
         return manifest in self._pins
 
     def pins(self) -> set[str]:
-        """Every pin."""
+        """All pinned models."""
         return set(self._pins)
 
     def pin(self, manifest: str) -> None:
-        """Keep a model that is here, whoever asks for room. Idempotent. Raises StoreFull: one half
-        of the budget stays for all others."""
+        """Exempt a model from eviction. Idempotent. Raises StoreFull if more than half of the
+        budget would be pinned."""
         here = {
             d: s
             for name in {*self._pins, manifest} & self._models.keys()
@@ -155,25 +155,24 @@ class Catalog:
         wanted, limit = sum(here.values()), int(self.max_bytes * _PINNED_SHARE)
         if manifest not in self._pins and wanted > limit:
             raise StoreFull(
-                f"with this model {wanted} bytes would be pinned: at most {limit}, one half of "
-                f"the store's budget, "
-                "so that starts find room. Unpin another, or raise weight_cache.max_bytes"
+                f"with this model {wanted} bytes would be pinned, but at most {limit} may be, half "
+                f"of the store's budget, to leave room for other models. Unpin another model, or "
+                f"raise weight_cache.max_bytes"
             )
         self._pins.add(manifest)
 
     def adopt_pin(self, manifest: str) -> None:
-        """A pin found on disk at start-up, whatever the budget is now."""
+        """Register a pin found on disk at startup, regardless of the current budget."""
         self._pins.add(manifest)
 
     def unpin(self, manifest: str) -> bool:
-        """Let it go like any other; False when it was not pinned."""
+        """Make a model evictable again; False if it was not pinned."""
         was_pinned = manifest in self._pins
         self._pins.discard(manifest)
         return was_pinned
 
     def know(self, manifest: str, files: Files) -> None:
-        """Remember what a model consists of, be it here or not (the newest of those that are
-        not)."""
+        """Remember the files of a model; of models not in the store, only the newest are kept."""
         self._known[manifest] = files
         self._known.move_to_end(manifest)
         while len(self._known) > _KNOWN_MODELS or (
@@ -182,7 +181,7 @@ class Catalog:
             self._known.popitem(last=False)
 
     def missing(self, manifest: str) -> int | None:
-        """Bytes that a model lacks here; None when nothing is known about it."""
+        """Bytes of the model that are not in the store; None if its files are unknown."""
         if manifest in self._models:
             return 0
         files = self._known.get(manifest)
@@ -195,10 +194,10 @@ class Catalog:
         )
 
     def claim(self, manifest: str, files: Files, *, folders: int = 0) -> EvictionPlan:
-        """Make room for a model; returns what must go first. Raises StoreFull, naming the figures,
-        and changes nothing then.
+        """Reserve room for a model; return what must be evicted first. Raises StoreFull with the
+        sizes, and changes nothing then.
 
-        `folders`: how many directories it is made of beside its own; each takes an inode.
+        `folders`: directories in the model besides its root; each takes an inode.
         """
         size = sum(files.values())
         if size > self.max_bytes:
@@ -216,17 +215,15 @@ class Catalog:
         if not removal.is_enough(short, short_files):
             raise StoreFull(
                 f"weights of {size} bytes do not fit: {short} more bytes and {short_files} more "
-                f"inodes must be free on the disk, of which "
-                f"platform.disk_floor_bytes keeps some for the journals, and only "
-                f"{removal.size_bytes} bytes in "
-                f"{removal.inodes} files and directories of the store may go: free some space"
+                f"inodes must be free on the disk (platform.disk_floor_bytes reserves some for the "
+                f"journals), but only {removal.size_bytes} bytes in {removal.inodes} files and "
+                f"directories of the store can be evicted: free disk space"
             )
         if removal.size_bytes < excess:
             raise StoreFull(
                 f"weights of {size} bytes do not fit: {self.used_bytes} of {self.max_bytes} bytes "
-                f"are used and only "
-                f"{removal.size_bytes} may go (the rest is in use). Raise weight_cache.max_bytes, "
-                f"or stop functions that hold weights"
+                f"are used and only {removal.size_bytes} can be evicted (the rest is in use). "
+                f"Raise weight_cache.max_bytes, or stop functions that hold weights"
             )
         self._forget(removal)
         self._clock = max(self._clock, clock)
@@ -236,8 +233,8 @@ class Catalog:
         return removal
 
     def drop(self, manifest: str) -> EvictionPlan | None:
-        """What must go so that a model leaves; None when it is held, pinned or arriving, or nothing
-        of it is here."""
+        """Return what to remove to drop a model; None if it is leased, pinned or arriving, or no
+        part of it is in the store."""
         if self.is_leased(manifest) or manifest in self._pins or manifest in self._claims:
             return None
         model = self._models.get(manifest)
@@ -260,18 +257,18 @@ class Catalog:
         return removal
 
     def partial_left(self, digest: str, size_bytes: int) -> None:
-        """A file is half here: `size_bytes` of it are on the disk (0: nothing)."""
+        """Register a partial file with `size_bytes` on disk (0: none)."""
         self._partials.pop(digest, None)
         if size_bytes:
             self._partials[digest] = size_bytes
 
     def file_arrived(self, digest: str, size_bytes: int) -> None:
-        """A file is on disk, verified."""
+        """Register a verified file on disk."""
         self._files[digest] = size_bytes
         self._partials.pop(digest, None)
 
     def model_arrived(self, manifest: str, *, now: float) -> None:
-        """A claimed model is on disk; leases from before it was condemned hold again."""
+        """Register a claimed model as complete; leases from before a quarantine are valid again."""
         held = {lease.id for lease in self._leases.values() if lease.manifest == manifest}
         folders = self._claimed_folders.pop(manifest, 0)
         self._models[manifest] = _Model(
@@ -283,13 +280,13 @@ class Catalog:
         )
 
     def abandon(self, manifest: str) -> None:
-        """A claim came to nothing; files that did arrive stay for the next try, and go first when
-        room is needed."""
+        """Cancel a claim. Files that did arrive stay for the next attempt, and are evicted
+        first."""
         del self._claims[manifest]
         self._claimed_folders.pop(manifest, None)
 
     def adopt(self, manifest: str, files: Files, *, last_used_at: float, folders: int = 0) -> None:
-        """A model found on disk at start-up, its files too."""
+        """Register a model and its files found on disk at startup."""
         self._files.update(files)
         self.know(manifest, files)
         self._models[manifest] = _Model(
@@ -297,20 +294,20 @@ class Catalog:
         )
 
     def rank_adopted(self) -> None:
-        """Once, after start-up: the order of last uses is all that is known of what was adopted, so
-        that is the order in which it goes."""
+        """Order the adopted models for eviction by last use, the only information known about them.
+        Called once, after startup."""
         models = sorted(self._models.values(), key=lambda model: model.last_used_at)
         worths = [
             self._reload_s(size) / size for size in (sum(m.files.values()) for m in models) if size
         ]
-        step = max(worths, default=0.0)  # more than sizes can make up for
+        step = max(worths, default=0.0)  # larger than any difference due to sizes
         for model in models:
             self._clock += step
             model.clock = self._clock
 
     def lease(self, lease: Lease, *, now: float) -> None:
-        """Hold a model that is here (KeyError otherwise). Asking again changes the last use, and
-        the process whose end ends it."""
+        """Add a lease on a complete model (KeyError otherwise). Repeating it updates the last use
+        and the process whose exit ends it."""
         model = self._models[lease.manifest]
         model.uses += lease.id not in model.leases
         model.leases.add(lease.id)
@@ -319,7 +316,7 @@ class Catalog:
         self._leases[lease.id] = lease
 
     def release(self, lease_id: str, *, now: float) -> Lease | None:
-        """Let go; None when there was no such lease."""
+        """Remove a lease; None if there was no such lease."""
         lease = self._leases.pop(lease_id, None)
         if lease is not None and (model := self._models.get(lease.manifest)) is not None:
             model.leases.discard(lease_id)
@@ -327,8 +324,8 @@ class Catalog:
         return lease
 
     def quarantine(self, files: set[str]) -> tuple[str, ...]:
-        """These files are corrupt: neither they nor the models that name them (returned) are here
-        any more. Leases wait for them."""
+        """Remove corrupt files and the models that name them (returned). Leases on these models
+        wait until they are complete again."""
         broken = tuple(name for name, model in self._models.items() if files & model.files.keys())
         for name in broken:
             del self._models[name]
@@ -337,11 +334,11 @@ class Catalog:
         return broken
 
     def leases(self) -> list[Lease]:
-        """Every lease, oldest first."""
+        """All leases, oldest first."""
         return sorted(self._leases.values(), key=lambda lease: lease.acquired_at)
 
     def models(self) -> list[ModelInfo]:
-        """Every model that is here, least recently used first."""
+        """All complete models, least recently used first."""
         return [
             ModelInfo(
                 manifest=name,
@@ -355,7 +352,7 @@ class Catalog:
         ]
 
     def _needed(self, wanted: Files | None = None) -> dict[str, int]:
-        """What must fit, each file once: on disk, half there, claimed, wanted."""
+        """Files that must fit, each once: on disk, partial, claimed, wanted."""
         needed = {**self._partials, **self._files}
         for files in self._claims.values():
             needed.update(files)

@@ -1,4 +1,4 @@
-"""What the store has done since the process started, and how fast bytes come in."""
+"""Counters of the store since process start, and the measured fetch rate."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from weight_cache.store.eviction import EvictionPlan
 from weight_cache.types import StoreStatistics
 
 Observe = Callable[[int, float], None]
-"""Told (bytes, seconds) of fetches that ended well."""
+"""Called with (bytes, seconds) of successful fetches."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -28,12 +28,12 @@ class StoreCounters:
     quarantined_files: int = 0
 
     def evicted(self, removal: EvictionPlan) -> None:
-        """Models and files were made to go."""
+        """Count an eviction."""
         self.evicted_models += len(removal.models)
         self.evicted_bytes += removal.size_bytes
 
     def statistics(self, catalogue: Catalog) -> StoreStatistics:
-        """With what is there now."""
+        """The counters together with the current state of the catalog."""
         return StoreStatistics(
             max_bytes=catalogue.max_bytes,
             used_bytes=catalogue.used_bytes,
@@ -55,11 +55,11 @@ class StoreCounters:
 
 
 class FetchRateMeter:
-    """How many bytes came in how many busy seconds, however many models came at once. Owner: the
-    store's event loop.
+    """Measures fetched bytes and busy seconds over all concurrent models. Owner: the store's event
+    loop.
 
-    Two models that share the origin's bandwidth each see half of it; what the predictor wants is
-    the whole. So bytes are counted over all of them, and seconds while any is on its way."""
+    Two models that share the origin's bandwidth each see half of it; predictions need the total. So
+    bytes are summed over all models, and time counts while any model is being fetched."""
 
     def __init__(self, clock: Callable[[], float], observe: Observe | None) -> None:
         self._observe = observe
@@ -69,18 +69,18 @@ class FetchRateMeter:
         self._bytes = 0
 
     def began(self) -> None:
-        """A model's files begin to come."""
+        """Record that a model's fetch begins."""
         if not self._under_way:
             self._since, self._bytes = self._clock(), 0
         self._under_way += 1
 
     def count(self, size_bytes: int) -> None:
-        """Bytes came in."""
+        """Count received bytes."""
         self._bytes += size_bytes
 
     def ended(self, *, well: bool) -> None:
-        """A model is complete (told to the observer), or was given up (a silent origin says nothing
-        about its speed)."""
+        """Record the end of a model's fetch. Only successful ones are reported to the observer: an
+        unresponsive origin gives no measure of its bandwidth."""
         self._under_way -= 1
         now = self._clock()
         if self._observe is not None and well and self._bytes and now > self._since:

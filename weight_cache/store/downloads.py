@@ -1,9 +1,9 @@
-"""Models on their way into the store: each once, each file once, however many ask; what comes whole
-is published.
+"""Downloads of models into the store: concurrent requests share one download per model and per
+file; a complete model is published.
 
-claim room → bury what must go → fetch what is missing, file by file → link the model's directory →
-it is here. A fetch that fails, or that nobody waits for any more, gives its claim back and leaves
-its half files for the next try."""
+claim room → detach evicted files → fetch missing files → link the model's directory → published. A
+download that fails, or that no caller waits for, releases its claim and keeps its partial files
+for the next attempt."""
 
 from __future__ import annotations
 
@@ -32,22 +32,23 @@ from weight_cache.types import LoadProgress
 _log = logging.getLogger(__name__)
 
 _FILES_AT_ONCE = 8
-"""Of one model: small ones wait for a disk flush each, which the disk does for several at once."""
+"""Concurrent files of one model: each small file waits for a disk flush, and the disk performs
+several at once."""
 _FEW_FOLDERS = 128
 _FEW_FILES = 2048
-"""A model with more of either is linked in threads of their own: flushing 10,000 directories can
-take minutes."""
+"""A larger model is linked in a separate thread pool: flushing 10,000 directories can take
+minutes."""
 
 OnProgress = Callable[[LoadProgress], None]
-"""Told while a model comes in; called on the store's event loop, must not block."""
+"""Called with the progress of a download, on the store's event loop; must not block."""
 _OnFile = Callable[[int], None]
-"""Told how many bytes of a file are here."""
+"""Called with the bytes of a file that are on disk."""
 T = TypeVar("T")
 
 
 class ModelDownloads:
-    """Brings models here. Owner: the store's event loop; see Catalogue for why no lock is
-    needed."""
+    """Downloads models into the store. Owner: the store's event loop; see Catalog for why no lock
+    is needed."""
 
     def __init__(
         self,
@@ -76,19 +77,19 @@ class ModelDownloads:
         self._long_links = BoundedThreads(2, "link large")
 
     def close(self) -> None:
-        """End the threads; nothing may be under way any more."""
+        """Stop the threads. No download may be in progress."""
         self._links.close()
         self._long_links.close()
 
     async def bring(self, name: str, *, priority_of: PriorityOf) -> None:
-        """Return when the model is here. Raises ManifestInvalid, OriginUnavailable, ChunkCorrupt,
-        StoreFull, StoreFailed."""
+        """Return when the model is in the store. Raises ManifestInvalid, OriginUnavailable,
+        ChunkCorrupt, StoreFull, StoreFailed."""
         await self._models.join(name, lambda lane: self._bring(name, lane), priority_of=priority_of)
 
     @contextlib.contextmanager
     def told(self, name: str, on_progress: OnProgress | None) -> Iterator[None]:
-        """While this lasts, `on_progress` hears how far the model is; at once when it is on its
-        way."""
+        """Report the progress of a model to `on_progress` for the duration of the context; once
+        immediately if its download is in progress."""
         if on_progress is None:
             yield
             return
@@ -114,7 +115,7 @@ class ModelDownloads:
         if removal.models:
             _log.info("evicted models=%d bytes=%d", len(removal.models), removal.size_bytes)
         try:
-            # in one go: a cancellation must leave none behind
+            # not interruptible: a cancellation must leave none behind
             await finish_in_thread(self._directory.remove, *graves)
             await self._fetch_files(name, manifest, priority_of)
             is_large = folders > _FEW_FOLDERS or len(manifest.files) > _FEW_FILES
@@ -127,7 +128,7 @@ class ModelDownloads:
             raise _quarantined_error(name) from e
         except BaseException:
             self._catalogue.abandon(name)
-            # a cancellation can come after the rename
+            # the cancellation may come after the rename
             if (grave := self._directory.detach_model(name)) is not None:
                 await finish_in_thread(self._directory.remove, grave)
             raise
@@ -136,13 +137,13 @@ class ModelDownloads:
         self._directory.touch(name, now=now)
 
     def _check_none_condemned(self, name: str, manifest: Manifest) -> None:
-        """Another model's check may quarantine a file that both share after this one linked it;
-        before, linking finds it gone."""
+        """Check that no file was quarantined by another model's check after it was linked. Before
+        linking, linking itself fails on the missing file."""
         if not all(self._catalogue.has_file(digest) for digest in manifest.blobs()):
             raise _quarantined_error(name)
 
     async def _fetch_files(self, name: str, manifest: Manifest, priority_of: PriorityOf) -> None:
-        """Fetch what is missing, small files side by side, and a large one's chunks too."""
+        """Fetch missing files: several files, and several chunks of each, concurrently."""
         files = {f.digest: f for f in manifest.files}
         total = sum(manifest.blobs().values())
         here = {d: file.size_bytes for d, file in files.items() if self._catalogue.has_file(d)}
@@ -187,10 +188,10 @@ class ModelDownloads:
             self._meter.ended(well=well)
 
     async def _fetch(self, file: ManifestFile, priority_of: PriorityOf) -> None:
-        """One file, from where the last try left it; what of it is verified may be read by other
-        nodes meanwhile."""
+        """Fetch one file, resuming the last attempt. Other nodes may read its verified chunks
+        meanwhile."""
         if self._catalogue.has_file(file.digest):
-            return  # it landed between the look and the flight
+            return  # completed by another flight meanwhile
         partial = self._directory.partials.open(file)
         with self._shelf.showing(file, partial):
             await self._complete(file, partial, priority_of)
@@ -231,7 +232,7 @@ class ModelDownloads:
                 on_resumed=on_resumed,
             )
             await finish_in_thread(self._directory.publish_file, partial.path, digest)
-        finally:  # a cancellation can come after the rename: what is on the disk decides
+        finally:  # a cancellation may come after the rename: check the disk
             try:
                 await finish_in_thread(partials.leave, partial)
             finally:
@@ -240,7 +241,7 @@ class ModelDownloads:
                     self._catalogue.file_arrived(digest, file.size_bytes)
 
     async def _manifest(self, name: str) -> Manifest:
-        """From the disk when it is known here, else from the origin, and kept."""
+        """Return the manifest from the disk, else fetch it and store it on the disk."""
         if (known := await finish_in_thread(self._directory.notes.manifest, name)) is not None:
             return known
         if self._ingest.neighbours is None:
@@ -255,7 +256,7 @@ class ModelDownloads:
             return await self._take_down(name, await self._read_manifest(name))
 
     async def _read_manifest(self, name: str) -> bytes:
-        """From the origin; its bytes are what its name says."""
+        """Read the manifest from the origin and check its hash."""
         size = await self._ingest.origin.size(name)
         if size > MAX_MANIFEST_BYTES:
             raise ManifestInvalid(
@@ -265,13 +266,13 @@ class ModelDownloads:
         raw = bytes(await self._ingest.origin.read(name, offset_bytes=0, length_bytes=size))
         if hashlib.sha256(raw).hexdigest() != name:
             raise ChunkCorrupt(
-                f"manifest {name[:12]} does not match its hash: the origin's copy is damaged. "
-                f"Remove {blob_key(name)} there, deploy again"
+                f"manifest {name[:12]} does not match its hash: the origin's copy is corrupt. "
+                f"Remove {blob_key(name)} from the origin and deploy again"
             )
         return raw
 
     async def _take_down(self, name: str, raw: bytes) -> Manifest:
-        # some seconds for the longest: others are served meanwhile
+        # takes seconds for the longest manifests: keep the event loop free
         manifest = await finish_in_thread(parse, raw)
         await finish_in_thread(self._directory.notes.write_manifest, name, raw)
         await finish_in_thread(self._directory.notes.prune_manifests, self._catalogue.names())
@@ -280,8 +281,8 @@ class ModelDownloads:
 
 def _quarantined_error(name: str) -> ChunkCorrupt:
     return ChunkCorrupt(
-        f"a file of model {name[:12]} was found corrupt while the model was put together: try "
-        f"again, it is fetched anew"
+        f"a file of model {name[:12]} was found corrupt while the model was assembled: try again "
+        f"to fetch the file again"
     )
 
 

@@ -1,12 +1,12 @@
-"""Who goes when room is needed: GreedyDual-Size-Frequency (L. Cherkasova, HP Labs HPL-98-69R1,
-1998) over models.
+"""Eviction policy: GreedyDual-Size-Frequency (L. Cherkasova, HP Labs HPL-98-69R1, 1998) over
+models.
 
-A model is worth `clock + uses * seconds to fetch it again / bytes that its going frees`. The least
-worth goes first, and the clock moves on to its worth: what is used now starts from there, so that
-old fame fades. What serves nobody goes before any model: half files, then files of no model. A file
-that another model needs stays; whose going frees nothing goes last. A directory counts as one
-inode, and in a model's worth as a block of bytes. Uses are counted since the process started; what
-it found on the disk goes in the order of last use."""
+A model's priority is `clock + uses * seconds to fetch it again / bytes that its eviction frees`.
+The model with the lowest priority is evicted, and the clock advances to its priority; a use sets a
+model's clock to the current one, so past popularity ages. Unused data is removed before any model:
+first partial files, then files of no model. A file that another model needs stays; models whose
+eviction frees nothing come last. A directory counts as one inode, and in a model's priority as one
+disk block. Uses are counted since process start; models found on disk are evicted by last use."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from dataclasses import dataclass
 Files = Mapping[str, int]
 """digest → size in bytes."""
 ReloadSeconds = Callable[[int], float]
-"""Bytes → how long it takes to fetch them again."""
+"""Bytes → seconds to fetch them again."""
 
 _FOLDER_BYTES = 4096
-"""Of the disk for a directory: a block of most file systems."""
+"""Disk usage of a directory: one block on most file systems."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvictionPlan:
-    """What must leave the disk: models (their directories) first, then files; `partials` are half
+    """What to remove from the disk: models (their directories) first, then files and partial
     files."""
 
     models: tuple[str, ...] = ()
@@ -35,18 +35,18 @@ class EvictionPlan:
 
     @property
     def inodes(self) -> int:
-        """How many files and directories go."""
+        """Number of files and directories removed."""
         return len(self.files) + len(self.partials) + self.folders
 
     def is_enough(self, excess_bytes: int, excess_files: int) -> bool:
-        """Whether it frees so many bytes and inodes."""
+        """Whether it frees that many bytes and inodes."""
         return self.size_bytes >= excess_bytes and self.inodes >= excess_files
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvictionCandidate:
-    """A model that may go: nobody holds it. `clock`: what the clock said at its last use;
-    `folders`: its directories beside its own."""
+    """A model without leases or pins. `clock`: the policy's clock at its last use; `folders`: its
+    directories besides its root."""
 
     files: Files
     folders: int = 0
@@ -55,7 +55,7 @@ class EvictionCandidate:
     last_used_at: float
 
     def worth(self, freed_bytes: int, reload_s: ReloadSeconds) -> float:
-        """What is lost with it, for each byte that is won."""
+        """The eviction priority: cost per freed byte plus the clock."""
         return self.clock + self.uses * reload_s(freed_bytes) / freed_bytes
 
 
@@ -69,10 +69,10 @@ def plan_eviction(
     kept: Iterable[Files],
     reload_s: ReloadSeconds,
 ) -> tuple[EvictionPlan, float]:
-    """Victims of at least `excess_bytes` and `excess_files`, or all that may go; and the clock
-    afterwards (0 when no model went).
+    """Choose victims of at least `excess_bytes` and `excess_files`, or everything evictable; also
+    return the new clock (0 if no model is evicted).
 
-    `files` are on the disk; `kept` are the files of models that stay: held, pinned, arriving,
+    `files` are on the disk; `kept` are the files of models that stay: leased, pinned, arriving,
     wanted."""
     users = _FileReferences(files, candidates, kept)
     half = _until(excess_bytes, excess_files, partials.items())
@@ -120,7 +120,7 @@ def _until(excess_bytes: int, excess_files: int, sized: Iterable[tuple[str, int]
 
 
 class _FileReferences:
-    """Who needs which file, and how many bytes each candidate has for itself."""
+    """Tracks which models use each file, and the bytes used by each candidate alone."""
 
     def __init__(
         self, files: Files, candidates: Mapping[str, EvictionCandidate], kept: Iterable[Files]
@@ -145,7 +145,7 @@ class _FileReferences:
         return candidate.worth(freed, reload_s) if freed else float("inf")
 
     def leave(self, name: str, candidate: EvictionCandidate) -> list[str]:
-        """Take a model out; returns the files that it had for itself."""
+        """Remove a model; return the files that only it used."""
         alone = []
         for digest in candidate.files:
             users = self._users[digest]

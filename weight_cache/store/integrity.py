@@ -1,5 +1,5 @@
-"""What is on the disk, looked at again: what somebody wrote to, and what rotted, is set aside and
-never served."""
+"""Integrity checks of files on the disk: modified and corrupt files are quarantined and never
+served."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class IntegrityChecker:
         self._tally = tally
 
     def changed_files(self, name: str) -> list[str]:
-        """The files of a model that is here that somebody wrote to, by the look of them (they are
-        not read)."""
+        """The files of a complete model whose size, time or mode changed since they were published.
+        Does not read the contents."""
         files = self._catalogue.files_of(name)
         return [
             d
@@ -44,16 +44,15 @@ class IntegrityChecker:
         ]
 
     async def verify_files(self, digests: Collection[str]) -> list[str]:
-        """Read files; those that are corrupt (returned) are set aside, those that are right sealed
-        anew."""
+        """Read files; quarantine and return the corrupt ones, seal the intact ones again."""
         corrupt = [d for d in digests if not await self._threads.run(self._is_intact, d)]
         await self.quarantine(corrupt)
         return corrupt
 
     async def quarantine(self, digests: Collection[str]) -> None:
-        """These files are corrupt: they are quarantined, and the models that have them are fetched
-        anew when next asked for."""
-        # else somebody was here before
+        """Quarantine corrupt files. The models that contain them are fetched again when next
+        requested."""
+        # files not in the catalog were quarantined before
         corrupt = {digest for digest in digests if self._catalogue.has_file(digest)}
         if not corrupt:
             return
@@ -84,5 +83,5 @@ class IntegrityChecker:
 
 
 def is_resource_exhaustion(error: OSError) -> bool:
-    """Whether this process, or the machine, has too little of something: no word about the file."""
+    """Whether the process or the machine lacks resources, which says nothing about the file."""
     return error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM)

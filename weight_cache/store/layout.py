@@ -1,19 +1,18 @@
-"""The store's directory: what lies where, and how each thing appears and disappears so that a kill
-at any moment does no harm.
+"""The store's directory: its layout, and operations that leave it consistent if the process is
+killed at any moment.
 
-    lock                 held (flock) by the owner, and naming it
-    partial/             files on their way in (`weight_cache.fetch.partial_files`); renamed to files/ when complete
-    files/<digest>       whole files, verified, 0444; renamed in after fsync
+    lock                 locked (flock) by the owner, contains its name
+    partial/             incomplete files (`weight_cache.fetch.partial_files`); renamed to files/ when complete
+    files/<digest>       complete files, verified, 0444; renamed in after fsync
     models/<manifest>/   hard links to files under the model's own paths, 0555; renamed in when complete
-    manifests/<sha256>   the manifests of the models that are here, and the newest of others
+    manifests/<sha256>   the manifests of the models in the store, and the newest of others
     leases/<id>          one JSON document per lease
-    pins/<manifest>      empty: this model stays
-    scrubbed             name of the file that was checked last
-    quarantine/<digest>  corrupt files, for whoever wants to know what happened to the disk; at most
-    two, and 2 GiB
-    tmp/                 everything on its way in or out; emptied at start-up
+    pins/<manifest>      empty: the model is pinned
+    scrubbed             name of the last checked file
+    quarantine/<digest>  corrupt files, kept for diagnosis; at most two, and 2 GiB
+    tmp/                 temporary files and files to be removed; emptied at startup
 
-Blocking; called in threads, except for the renames.
+Blocking: called in threads, except for the renames.
 """
 
 from __future__ import annotations
@@ -39,23 +38,23 @@ from weight_cache.store.store_metadata import FOLDERS, StoreMetadata, sync_direc
 _QUARANTINE_KEPT = 2
 _QUARANTINE_BYTES = 2 * 1024**3
 _STEPS_BETWEEN_LOOKS = 64
-"""Links, each with up to 32 directories, or flushes, between two looks at the disk."""
+"""Links (each with up to 32 directories) or flushes between two checks of the disk floor."""
 _COPY_BYTES = 4 * 1024**2
 _SEALED_AT_S = 1_000_000_000
-"""Modification time of every sealed file: whoever writes to one afterwards moves it, and is noticed
-without reading it again."""
+"""Modification time of every sealed file: a later write changes it and is detected without reading
+the contents."""
 
 
 class LinkingStopped(Exception):
-    """Raised by the linking of a model that is not waited for."""
+    """Raised when the linking of a model is cancelled."""
 
 
 class StoreDirectory:
-    """The directory, locked for this process until `close`. Raises StoreOwned naming the owner when
-    another one has it."""
+    """The store's directory, locked for this process until `close`. Raises StoreOwned, naming the
+    owner, if another process has locked it."""
 
     def __init__(self, root: Path, *, floor: DiskFloor | None = None) -> None:
-        """`floor`: free disk that making directories leaves to others; None: none."""
+        """`floor`: free disk space to leave when creating directories; None: none."""
         self.root = root
         self._floor = floor or no_floor()
         for name in ("", "files", "partial", "models", "quarantine", "tmp", *FOLDERS):
@@ -67,12 +66,12 @@ class StoreDirectory:
         except BlockingIOError as e:
             owner = (
                 os.pread(self._lock, 200, 0).decode(errors="replace").strip()
-                or "a process that has not said its name yet"
+                or "a process that has not written its name yet"
             )
             os.close(self._lock)
             raise StoreOwned(
-                f"{root} belongs to {owner}: one weight cache per directory. Stop that one, or "
-                f"set another home"
+                f"{root} is in use by {owner}: only one weight cache may use a directory. Stop "
+                f"that process, or set another home"
             ) from e
         self._renewing = threading.Lock()
         self.partials = PartialFiles(root / "partial")
@@ -81,31 +80,31 @@ class StoreDirectory:
         os.pwrite(self._lock, f"process {os.getpid()}".encode(), 0)
 
     def close(self) -> None:
-        """Let go of the directory. Idempotent."""
+        """Release the directory. Idempotent."""
         if self._lock >= 0:
             os.close(self._lock)
         self._lock = -1
 
     def empty_tmp(self) -> None:
-        """Remove what a dead owner left half done."""
+        """Remove the temporary files of a dead owner."""
         for entry in (self.root / "tmp").iterdir():
             self.remove(entry)
 
     def temp(self) -> Path:
-        """A new path below tmp/."""
+        """A new path in tmp/."""
         return self.root / "tmp" / secrets.token_hex(8)
 
     def file(self, digest: str) -> Path:
-        """Where a file lies."""
+        """Path of a file."""
         return self.root / "files" / digest
 
     def model(self, manifest: str) -> Path:
-        """Where a model's directory lies."""
+        """Path of a model's directory."""
         return self.root / "models" / manifest
 
     def publish_file(self, temp: Path, digest: str) -> None:
-        """Give a verified, durable file its name. The name itself is durable with the first model
-        that has it."""
+        """Give a verified, durable file its name. The name becomes durable with the first model
+        that links it."""
         os.utime(temp, (_SEALED_AT_S, _SEALED_AT_S))
         temp.rename(self.file(digest))
         self.partials.finish(digest)
@@ -113,11 +112,11 @@ class StoreDirectory:
     def publish_model(
         self, name: str, manifest: Manifest, stopped: threading.Event | None = None
     ) -> None:
-        """Build the model's directory from files that are here, and give it its name; the manifest
-        was kept before.
+        """Build the model's directory from files in the store, and give it its name. The manifest
+        must be stored already.
 
-        Raises LinkingStopped soon after `stopped` is set, BelowFloor where directories would take
-        what is kept for journals."""
+        Raises LinkingStopped soon after `stopped` is set, BelowFloor if the directories would use
+        space reserved for journals."""
         building = self.temp()
         try:
             self._link(building, manifest, stopped or threading.Event())
@@ -130,8 +129,8 @@ class StoreDirectory:
         sync_directory(self.root / "models")
 
     def settle(self, name: str) -> None:
-        """Close a model's own directory for writing: only now, because without root a closed one
-        could not be moved in."""
+        """Make a model's root directory read-only. Done after the rename, because without root
+        privileges a read-only directory cannot be moved."""
         self.model(name).chmod(0o555)
 
     def _link(self, building: Path, manifest: Manifest, stopped: threading.Event) -> None:
@@ -155,19 +154,19 @@ class StoreDirectory:
             os.chmod(folder, 0o755 if folder == str(building) else 0o555)
 
     def _link_file(self, digest: str, path: Path, step: Callable[[], None]) -> None:
-        """One more name for a file. A file has as many as its file system allows (65,000 on ext4):
-        then a copy of it takes its place here, and those that have the old one keep it."""
+        """Add a name for a file. At the file system's limit of hard links (65,000 on ext4), a copy
+        replaces the file in the store; existing links keep the old one."""
         source = self.file(digest)
         if _has_linked(source, path):
             return
         with self._renewing:
-            # somebody else may have renewed it, and used that up, too
+            # another thread may have renewed it, and used up its links
             while not _has_linked(source, path):
                 self._floor.require(source.stat().st_size)
                 self._renew(source, step)
 
     def _renew(self, source: Path, step: Callable[[], None]) -> None:
-        """Put a copy in a file's place, under its name without a gap."""
+        """Replace a file by a copy of itself atomically."""
         fresh = self.temp()
         try:
             with source.open("rb") as old, fresh.open("xb") as new:
@@ -177,15 +176,15 @@ class StoreDirectory:
                 new.flush()
                 os.fsync(new.fileno())
                 if not os.path.samestat(os.fstat(old.fileno()), source.stat()):
-                    raise FileNotFoundError(f"{source} was set aside while it was copied")
+                    raise FileNotFoundError(f"{source} was quarantined while it was copied")
             self.reseal(fresh)
             fresh.replace(source)
         finally:
             fresh.unlink(missing_ok=True)
 
     def detach_model(self, name: str) -> Path | None:
-        """Take a model's name away (one rename); the returned remains are `remove`d later. None
-        when it was not here."""
+        """Remove a model's name (one rename) and return the path to `remove` later. None if it was
+        not in the store."""
         grave = self.temp()
         try:
             self.model(name).chmod(0o755)
@@ -195,7 +194,7 @@ class StoreDirectory:
         return grave
 
     def detach_file(self, digest: str) -> Path | None:
-        """Take a file's name away."""
+        """Remove a file's name and return the path to `remove` later."""
         return self._bury(self.file(digest))
 
     def _bury(self, path: Path) -> Path | None:
@@ -207,8 +206,8 @@ class StoreDirectory:
         return grave
 
     def bury(self, removal: EvictionPlan) -> list[Path]:
-        """Take names away at once; whoever asks for these next fetches them anew. The remains are
-        for `remove`."""
+        """Remove the names of evicted models and files immediately, so that later requests fetch
+        them again; return the paths to `remove`."""
         graves = [self.detach_model(name) for name in removal.models]
         graves += [self.detach_file(digest) for digest in removal.files]
         graves += [self._bury(self.root / "partial" / digest) for digest in removal.partials]
@@ -217,16 +216,17 @@ class StoreDirectory:
         return [grave for grave in graves if grave is not None]
 
     def quarantine(self, digest: str) -> None:
-        """Set a corrupt file aside: from now on nobody finds it."""
+        """Move a corrupt file to quarantine, out of the store."""
         with contextlib.suppress(FileNotFoundError):
             self.file(digest).rename(self.root / "quarantine" / digest)
             os.utime(self.root / "quarantine" / digest)
 
     def trim_quarantine(self) -> None:
-        """Keep the newest corrupt files, few and of few bytes: they are outside the budget."""
+        """Keep only the newest corrupt files, limited in number and size: they are outside the
+        budget."""
         found, room = [], _QUARANTINE_BYTES
         for path in (self.root / "quarantine").iterdir():
-            with contextlib.suppress(FileNotFoundError):  # another thread trims, too
+            with contextlib.suppress(FileNotFoundError):  # another thread may be trimming
                 status = path.stat()
                 found.append((status.st_mtime_ns, status.st_size, path))
         for kept, (_, size, path) in enumerate(sorted(found, reverse=True)):
@@ -235,7 +235,7 @@ class StoreDirectory:
                 self.remove(path)
 
     def remove(self, *graves: Path) -> None:
-        """Remove remains, read-only directories included."""
+        """Remove detached files and directories, read-only ones included."""
         for grave in graves:
             if not grave.is_dir():
                 grave.unlink(missing_ok=True)
@@ -245,8 +245,8 @@ class StoreDirectory:
             shutil.rmtree(grave)
 
     def is_sealed(self, path: Path, size_bytes: int) -> bool:
-        """Whether a file looks as it was published: size, modification time, mode. Cheap; it does
-        not read the bytes."""
+        """Whether a file's size, modification time and mode are as published. Cheap: does not read
+        the contents."""
         try:
             status = path.lstat()
         except OSError:
@@ -258,28 +258,28 @@ class StoreDirectory:
         )
 
     def reseal(self, path: Path) -> None:
-        """A file was read again and is what it should be: say so."""
+        """Mark a file as verified after its contents were checked."""
         path.chmod(0o444)
         os.utime(path, (_SEALED_AT_S, _SEALED_AT_S))
 
     def models(self) -> Iterator[tuple[str, float]]:
-        """Every model directory and its last use."""
+        """All model directories with their last use."""
         for entry in sorted((self.root / "models").iterdir()):
             yield entry.name, entry.stat().st_mtime
 
     def files(self) -> Iterator[tuple[str, int]]:
-        """Every file and its size."""
+        """All files with their sizes."""
         for entry in sorted((self.root / "files").iterdir()):
             yield entry.name, entry.stat().st_size
 
     def touch(self, name: str, *, now: float) -> None:
-        """Write down a model's last use, for the eviction order after a restart."""
+        """Store a model's last use, for the eviction order after a restart."""
         with contextlib.suppress(FileNotFoundError):
             os.utime(self.model(name), (now, now))
 
 
 def _has_linked(source: Path, path: Path) -> bool:
-    """Link it; False when it has as many names as it may have."""
+    """Create a hard link; False if the file has the maximum number of links."""
     try:
         os.link(source, path)
     except OSError as e:

@@ -1,10 +1,10 @@
-"""The scrubber: reads what is on the disk again, in a circle, when nobody else has anything to
-read, and compares.
+"""The scrubber: reads the files on the disk again, in a cycle, when there are no other reads, and
+verifies them.
 
-Disks rot silently. What is corrupt is set aside, and the models that have it are fetched anew when
-they are next asked for. The pace is a bound: `bytes_per_s` of the disk at most, less while others
-read. It is kept with a monotonic clock, so that a step of the wall clock neither stalls nor hurries
-it. The file that was checked last is remembered over restarts."""
+It detects silent disk corruption: a corrupt file is quarantined, and the models that contain it are
+fetched again when next requested. `bytes_per_s` is an upper bound; the scrubber is slower while
+others read. It uses a monotonic clock, so steps of the wall clock have no effect. The position is
+kept over restarts."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _log = logging.getLogger(__name__)
 Sleep = Callable[[float], Awaitable[None]]
 
 PIECE_BYTES = 4 * 1024 * 1024
-"""Read in one turn: whoever is more urgent waits for one of these at most."""
+"""Bytes per turn: a read of higher priority waits for at most one of these."""
 ROUND_S = 3600.0
-"""A round takes no less: a small store is not read all day long. Also the time between two looks at
-one that holds nothing."""
+"""Minimum duration of a round, so that a small store is not read continuously. Also the interval
+between checks of an empty store."""
 
 
 class Scrubber:
-    """Checks one file after the other. Owner: the task that awaits `run`."""
+    """Checks one file after another. Owner: the task that awaits `run`."""
 
     def __init__(
         self,
@@ -69,11 +69,11 @@ class Scrubber:
         )
 
     async def run(self) -> None:
-        """Go round until cancelled; return at once when the pace is 0."""
+        """Scrub until cancelled; return immediately if the rate is 0."""
         began = self._clock()
         while self._bytes_per_s:
             digest = self._next()
-            if digest is None:  # round
+            if digest is None:  # end of the round
                 await self._sleep(began + ROUND_S - self._clock())
                 began = self._clock()
                 await self._remember("")
@@ -82,8 +82,8 @@ class Scrubber:
                 await self._remember(digest)
 
     async def check(self, digest: str) -> bool:
-        """Read one file at the pace; False (and set aside) when it is not what its name says. One
-        that left meanwhile is right."""
+        """Read one file at the configured rate; quarantine it and return False if it is corrupt. A
+        file evicted meanwhile counts as intact."""
         path = self._directory.file(digest)
         try:
             reader = _Reader(path)
@@ -105,7 +105,7 @@ class Scrubber:
             size = await self._threads.run(reader.read)
         self._tally.scrubbed_bytes += size
         now = self._clock()
-        # what was missed is not made up for
+        # do not catch up on missed time
         self._free_at = max(now, self._free_at) + size / self._bytes_per_s
         await self._sleep(self._free_at - now)
         return size
@@ -121,11 +121,11 @@ class Scrubber:
     async def _remember(self, digest: str) -> None:
         try:
             await finish_in_thread(self._directory.notes.write_scrub_position, digest)
-        except OSError as e:  # a full disk: checking goes on, a restart begins earlier
+        except OSError as e:  # full disk: continue; a restart begins at an earlier file
             _log.warning("scrubber's position not kept digest=%s error=%s", digest[:12], e)
 
     def _next(self) -> str | None:
-        """The file after the last one; None at the end of a round."""
+        """The next file; None at the end of a round."""
         last = self._directory.notes.scrubbed()
         return min(
             (digest for digest in self._catalogue.file_names() if digest > last), default=None
@@ -133,12 +133,12 @@ class Scrubber:
 
 
 class _Reader:
-    """A file in pieces, from the disk itself where it can be (open(2), O_DIRECT): what memory holds
-    is not what is checked."""
+    """Reads a file in pieces, with O_DIRECT (open(2)) where supported, to check the disk and not
+    the page cache."""
 
     def __init__(self, path: Path) -> None:
         self.hash = FileHash()
-        self._piece = mmap.mmap(-1, PIECE_BYTES)  # page-aligned, as O_DIRECT asks for
+        self._piece = mmap.mmap(-1, PIECE_BYTES)  # page-aligned, as O_DIRECT requires
         try:
             self._descriptor = _open(path)
         except OSError:
@@ -148,10 +148,10 @@ class _Reader:
         self._offset = 0
 
     def read(self) -> int:
-        """Read and hash the next piece; its length, 0 at the end. Raises OSError."""
+        """Read and hash the next piece; return its length, 0 at the end. Raises OSError."""
         if self._offset >= self._size:
             return 0
-        # the last read was short in the middle: O_DIRECT does not go on from there
+        # the last read was short and left an unaligned offset, from which O_DIRECT cannot read
         if self._offset % mmap.PAGESIZE:
             fcntl.fcntl(
                 self._descriptor,

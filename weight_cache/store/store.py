@@ -1,11 +1,10 @@
-"""The NVMe tier: models as read-only directories at stable paths, for as long as somebody holds a
-lease on them.
+"""The store (NVMe tier): models as read-only directories at stable paths while they are leased.
 
-One process owns the directory. Files are content-addressed and verified while they come in; equal
-files of two models are one. When room is needed, what is cheapest to bring back goes first
-(`victims`), never what is held, pinned or arriving. A lease names its holder and survives our
-restart; it ends when the holder releases it, or with the machine. What came half is kept, and the
-next try fetches the rest."""
+One process owns the directory. Files are content-addressed and verified on arrival; equal files of
+two models are stored once. To make room, the models that are cheapest to fetch again are evicted
+(`eviction`), never leased, pinned or arriving ones. A lease names its holder and survives a restart
+of this process; it ends when the holder releases it, or with the machine. Partial files are kept,
+and the next attempt fetches the rest."""
 
 from __future__ import annotations
 
@@ -40,7 +39,7 @@ _NAME = re.compile(r"[0-9a-f]{64}\Z")
 
 
 class Store:
-    """The models of this node. Owner: one event loop; see Catalogue for why no lock is needed."""
+    """The models of this node. Owner: one event loop; see Catalog for why no lock is needed."""
 
     def __init__(
         self,
@@ -91,17 +90,18 @@ class Store:
         neighbours: PeerSource | None = None,
         floor: DiskFloor | None = None,
     ) -> Store:
-        """Take the directory, clean up after a dead owner, and take stock. Raises StoreOwned.
+        """Lock the directory, clean up after a dead owner, and load the catalog. Raises StoreOwned.
         Blocking.
 
         Args:
-            max_bytes: None means half of what is free on the disk, what the store holds already
-            counted as free. clock: seconds since the epoch; stamps leases and uses. lanes: whose
-            turn it is to read from the origin; None: 8 at once, a quarter of them for prefetches.
-            observe: told (bytes, seconds) whenever a fetch from the origin ended well. reload_s:
-            bytes → predicted seconds to fetch them again: what keeps a model when room is needed.
-            neighbours: other nodes, asked before the origin; None: there are none. floor: free disk
-            that the store leaves to others; None: none.
+            max_bytes: None means half of the free disk, counting what the store already holds as
+                free.
+            clock: seconds since the epoch, for leases and uses.
+            lanes: schedules reads from the origin; None: 8 at once, a quarter for prefetches.
+            observe: called with (bytes, seconds) after each successful fetch from the origin.
+            reload_s: bytes → predicted seconds to fetch them again, used by the eviction policy.
+            neighbours: peers, tried before the origin; None: no peers.
+            floor: free disk that the store leaves to others; None: none.
         """
         directory = StoreDirectory(root, floor=floor)
         directory.empty_tmp()
@@ -138,11 +138,11 @@ class Store:
         pid_started: int | None = None,
         on_progress: OnProgress | None = None,
     ) -> tuple[Lease, Path]:
-        """Hold model `manifest`, fetching it first when it is not here; returns the lease and the
-        model's directory.
+        """Lease model `manifest`, fetching it first if necessary; return the lease and the model's
+        directory.
 
-        Asking again with the same holder gives the same lease (of the process named last).
-        Cancelling it leaves no lease, and ends the fetching when nobody else waits for it. Raises
+        The same holder gets the same lease again (with the process named last). Cancelling it
+        leaves no lease, and stops the fetch when no other caller waits for it. Raises
         ManifestInvalid, OriginUnavailable, ChunkCorrupt, StoreFull, StoreFailed."""
         hit = self._catalogue.is_here(manifest)
         await self._bring(manifest, lambda: lane, on_progress)
@@ -160,7 +160,7 @@ class Store:
             lease = held
         else:
             with self._noted(f"lease {lease.id}"):
-                # before it counts: a lease that was answered is on disk
+                # persist the lease before it is returned
                 self._directory.notes.write_lease(lease)
         self._catalogue.lease(lease, now=now)
         self._directory.touch(manifest, now=now)
@@ -169,7 +169,7 @@ class Store:
         return lease, self._directory.model(manifest)
 
     async def release(self, lease_id: str) -> bool:
-        """Let go of a lease; False when there was none (releasing twice is harmless)."""
+        """Release a lease; False if there was none. Releasing twice is harmless."""
         now = self._clock()
         lease = self._catalogue.release(lease_id, now=now)
         if lease is None:
@@ -180,30 +180,30 @@ class Store:
         return True
 
     async def prefetch(self, manifest: str, *, on_progress: OnProgress | None = None) -> None:
-        """Bring a model here without holding it; when this returns it is here until something is
-        awaited. Errors as `lease`."""
+        """Fetch a model without holding it; after the return it is in the store until the next
+        await. Errors as `lease`."""
         await self._bring(manifest, lambda: ReadPriority.PREFETCH, on_progress)
 
     async def pin(self, manifest: str, *, on_progress: OnProgress | None = None) -> None:
-        """Bring a model here, as `prefetch`, and keep it whoever needs room, over restarts too,
-        until `unpin`. Idempotent.
+        """Fetch a model, as `prefetch`, and exempt it from eviction until `unpin`, also over
+        restarts. Idempotent.
 
-        Raises StoreFull, too, when more than one half of the budget would be pinned.
+        Also raises StoreFull if more than half of the budget would be pinned.
         """
         await self._bring(manifest, lambda: ReadPriority.PREFETCH, on_progress)
-        self._catalogue.pin(manifest)  # in the same breath: from here on it stays
+        self._catalogue.pin(manifest)  # no await in between: it cannot be evicted before
         await self._note_pin(manifest)
 
     async def unpin(self, manifest: str) -> bool:
-        """Let a model go like any other when room is needed; False when it was not pinned."""
+        """Make a model evictable again; False if it was not pinned."""
         was_pinned = self._catalogue.unpin(manifest)
         if was_pinned:
             await self._note_pin(manifest)
         return was_pinned
 
     async def drop(self, manifest: str) -> bool:
-        """Take a model away by hand, and what is half here of it; False when it is held, pinned,
-        arriving, or not here."""
+        """Remove a model and its partial files; False if it is leased, pinned, arriving, or not in
+        the store."""
         removal = self._catalogue.drop(manifest)
         if removal is None:
             return False
@@ -214,11 +214,11 @@ class Store:
         return True
 
     async def verify(self, manifest: str) -> list[str]:
-        """Read every byte of a model that is here again; returns the digests of files that were
-        corrupt (now quarantined).
+        """Read every byte of a complete model; return the digests of corrupt files, which are
+        quarantined.
 
-        One model at a time: a file keeps a thread for as long as it is read, and arrivals need the
-        others."""
+        One model at a time: each file occupies a thread while it is read, and downloads need the
+        other threads."""
         async with self._verifying:
             if not self._catalogue.is_here(manifest):
                 return []
@@ -232,8 +232,8 @@ class Store:
         sleep: Sleep = asyncio.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> Scrubber:
-        """What reads everything again, at that pace, for as long as its `run` is awaited; `sleep`
-        and `clock` keep the pace."""
+        """Create the scrubber, which verifies the store at that rate while its `run` is awaited;
+        `sleep` and `clock` control the rate."""
         return Scrubber(
             directory=self._directory,
             catalogue=self._catalogue,
@@ -247,44 +247,44 @@ class Store:
         )
 
     def is_here(self, manifest: str) -> bool:
-        """Whether a lease would be given without fetching."""
+        """Whether a lease would be granted without fetching."""
         return self._catalogue.is_here(manifest)
 
     def missing_bytes(self, manifest: str) -> int | None:
-        """What would have to be fetched (chunks that are here of a half file would not); None:
-        nobody asked for this model yet."""
+        """Bytes that would have to be fetched, without the chunks of partial files; None if the
+        model was never requested on this node."""
         return self._catalogue.missing(manifest)
 
     def path(self, manifest: str) -> Path:
-        """Where a model's directory lies when it is here."""
+        """Path of the model's directory."""
         return self._directory.model(manifest)
 
     def files(self, manifest: str) -> list[Path]:
-        """The distinct files of a model that is here; of another nothing."""
+        """The distinct files of a complete model; otherwise empty."""
         if not self._catalogue.is_here(manifest):
             return []
         return [self._directory.file(digest) for digest in self._catalogue.files_of(manifest)]
 
     def leases(self) -> list[Lease]:
-        """Every lease, oldest first."""
+        """All leases, oldest first."""
         return self._catalogue.leases()
 
     def models(self) -> list[ModelInfo]:
-        """Every model that is here, least recently used first."""
+        """All complete models, least recently used first."""
         return self._catalogue.models()
 
     def statistics(self) -> StoreStatistics:
-        """The store right now."""
+        """The current statistics."""
         return self._tally.statistics(self._catalogue)
 
     def close(self) -> None:
-        """Let go of the directory; nothing may be under way any more."""
+        """Release the directory. No operation may be in progress."""
         self._arrivals.close()
         self._threads.close()
         self._directory.close()
 
     async def _note_pin(self, manifest: str) -> None:
-        """Write down what is true now; one at a time, so that the last word stays."""
+        """Persist the current state of a pin; serialized, so that the last state wins."""
         async with self._noting:
             notes = self._directory.notes
             with self._noted(f"pin {manifest[:12]}"):
@@ -303,11 +303,11 @@ class Store:
     async def _bring(
         self, manifest: str, priority_of: PriorityOf, on_progress: OnProgress | None
     ) -> None:
-        """Return when the model is here and looks as it was published, until something is
-        awaited."""
+        """Return when the model is complete and its files are as published; valid until the next
+        await."""
         if not _NAME.match(manifest):
             raise ManifestInvalid(
-                f"{manifest[:80]!r} names no manifest: expected the 64 hex digits of its sha256"
+                f"invalid manifest name {manifest[:80]!r}: expected the 64 hex digits of a sha256"
             )
         with self._arrivals.told(manifest, on_progress):
             while True:
@@ -321,7 +321,7 @@ class Store:
 
 
 def _scan_disk(directory: StoreDirectory, catalogue: Catalog, files: dict[str, int]) -> None:
-    """Enter the models whose files are all here, bury the others, and remember leases and pins."""
+    """Load complete models into the catalog, remove the others, and load leases and pins."""
     for name in directory.notes.manifests():
         if (manifest := directory.notes.manifest(name)) is not None:
             catalogue.know(name, manifest.blobs())

@@ -1,8 +1,7 @@
-"""What the store writes down beside its files: manifests, leases, pins, and how far the scrubber
-is.
+"""Metadata of the store on the disk: manifests, leases, pins, and the scrubber's position.
 
-Each note is one small file, renamed in whole. What nobody asks for again after a power cut
-(manifests, pins) is flushed, what ends with it (leases) is not. Blocking, and quick."""
+Each record is one small file, replaced atomically. Records that must survive a power failure
+(manifests, pins) are flushed; leases, which end with it, are not. Blocking, but fast."""
 
 from __future__ import annotations
 
@@ -18,22 +17,22 @@ from weight_cache.manifest import Manifest, parse
 from weight_cache.types import Lease
 
 _MANIFESTS_KEPT = 64
-"""Of models that are not here: what a fetch lacks can be said, and a fetch begin, without asking
-the origin."""
+"""Manifests kept of models not in the store, so that missing bytes are known and a fetch can begin
+without a request to the origin."""
 _MANIFESTS_BYTES = 128 * 1024**2
-"""Of these, but for the newest: they are outside the budget."""
+"""Limit of their size, except the newest: they are outside the budget."""
 FOLDERS = ("manifests", "leases", "pins")
 
 
 class StoreMetadata:
-    """The notes of one store directory; `temp` gives new paths on the same file system."""
+    """Metadata files of one store; `temp` returns new paths on the same file system."""
 
     def __init__(self, root: Path, temp: Callable[[], Path]) -> None:
         self._root = root
         self._temp = temp
 
     def write_manifest(self, name: str, raw: bytes) -> None:
-        """Write down what a model consists of, before anything of it comes."""
+        """Write a model's manifest, before any of its files is fetched."""
         note = self._temp()
         try:
             _write_durably(note, raw)
@@ -43,7 +42,7 @@ class StoreMetadata:
             raise
 
     def prune_manifests(self, keep: set[str]) -> None:
-        """Remove manifests of models that are gone, but for the newest. Several threads may."""
+        """Remove old manifests of models not in the store. Safe to call concurrently."""
         others = []
         for note in (self._root / "manifests").iterdir():
             with contextlib.suppress(FileNotFoundError):
@@ -56,7 +55,7 @@ class StoreMetadata:
                 note.unlink(missing_ok=True)
 
     def manifests(self) -> list[str]:
-        """Every manifest that is kept, oldest first."""
+        """All stored manifests, oldest first."""
         return [
             note.name
             for note in sorted(
@@ -65,8 +64,7 @@ class StoreMetadata:
         ]
 
     def manifest(self, name: str) -> Manifest | None:
-        """The manifest of a model; None when it is not here, not readable, or not what its name
-        says."""
+        """A model's manifest; None if it is missing, unreadable, or does not match its hash."""
         raw = self.raw_manifest(name)
         try:
             return parse(raw) if raw is not None else None
@@ -74,7 +72,7 @@ class StoreMetadata:
             return None
 
     def raw_manifest(self, name: str) -> bytes | None:
-        """The bytes of a manifest; None when it is not here, or not what its name says."""
+        """The bytes of a manifest; None if it is missing or does not match its hash."""
         try:
             raw = (self._root / "manifests" / name).read_bytes()
         except OSError:
@@ -82,44 +80,45 @@ class StoreMetadata:
         return raw if hashlib.sha256(raw).hexdigest() == name else None
 
     def write_pin(self, name: str) -> None:
-        """Keep a pin; durable, because nobody asks for it again after a power cut."""
+        """Write a pin durably: no caller repeats the request after a power failure."""
         (self._root / "pins" / name).touch()
         sync_directory(self._root / "pins")
 
     def remove_pin(self, name: str) -> None:
-        """Forget a pin."""
+        """Remove a pin."""
         (self._root / "pins" / name).unlink(missing_ok=True)
 
     def pins(self) -> list[str]:
-        """Every pin."""
+        """All pins."""
         return sorted(pin.name for pin in (self._root / "pins").iterdir())
 
     def scrubbed(self) -> str:
-        """The file that was checked last; empty before the first."""
+        """The last checked file; empty at first."""
         try:
             return (self._root / "scrubbed").read_text()
         except (OSError, UnicodeDecodeError):
             return ""
 
     def write_scrub_position(self, digest: str) -> None:
-        """Remember the file that was checked last."""
+        """Write the last checked file."""
         note = self._temp()
         note.write_text(digest)
         note.rename(self._root / "scrubbed")
 
     def write_lease(self, lease: Lease) -> None:
-        """Keep a lease for our own restart. Not flushed: a power cut ends its holder too."""
+        """Write a lease for a restart of this process. Not flushed: a power failure ends its holder
+        too."""
         note = self._temp()
         note.write_text(json.dumps({**lease.to_json(), "boot": _boot_id()}))
         note.rename(self._root / "leases" / lease.id)
 
     def remove_lease(self, lease_id: str) -> None:
-        """Forget a lease."""
+        """Remove a lease."""
         (self._root / "leases" / lease_id).unlink(missing_ok=True)
 
     def leases(self) -> Iterator[Lease]:
-        """Leases of this boot; those of an earlier one, whose holders are gone, and broken ones are
-        removed."""
+        """Leases of the current boot; invalid ones, and those of earlier boots, whose holders do
+        not exist, are removed."""
         for note in sorted((self._root / "leases").iterdir()):
             try:
                 body = json.loads(note.read_text())
@@ -135,7 +134,7 @@ class StoreMetadata:
 
 
 def _boot_id() -> str:
-    """Changes with every boot (random(4))."""
+    """The id of the current boot (random(4))."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 

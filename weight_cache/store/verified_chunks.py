@@ -1,4 +1,4 @@
-"""What of this store other nodes may read: whole files, chunks of half ones that are verified, and
+"""What peers may read from this store: complete files, verified chunks of partial files, and
 manifests."""
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from weight_cache.store.layout import StoreDirectory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkLocation:
-    """A verified chunk on the disk. `paths`: where its file is, or will be when it was given its
-    final name meanwhile."""
+    """A verified chunk on the disk. `paths`: candidates in order, since its file may be renamed
+    meanwhile."""
 
     paths: tuple[Path, ...]
     offset_bytes: int
     length_bytes: int
 
     def open(self) -> int:
-        """A descriptor of the file, which stays good when the file is evicted. Raises
+        """Open the file; the descriptor stays valid after an eviction. Raises
         FileNotFoundError."""
         for path in self.paths:
             with contextlib.suppress(FileNotFoundError):
@@ -34,8 +34,8 @@ class ChunkLocation:
 
 
 class VerifiedChunks:
-    """Finds what is verified. Owner: the store's event loop; nothing here blocks for longer than a
-    stat(2)."""
+    """Finds verified chunks. Owner: the store's event loop; no method except `manifest` blocks
+    longer than a stat(2)."""
 
     def __init__(self, directory: StoreDirectory, catalogue: Catalog) -> None:
         self._directory = directory
@@ -50,7 +50,7 @@ class VerifiedChunks:
 
     @contextlib.contextmanager
     def showing(self, file: ManifestFile, partial: PartialFile) -> Iterator[None]:
-        """While this lasts, the chunks of `partial` that are verified can be found."""
+        """Make the verified chunks of `partial` available for the duration of the context."""
         self._arriving[file.digest] = (file, partial)
         try:
             yield
@@ -58,8 +58,8 @@ class VerifiedChunks:
             self._arriving.pop(file.digest, None)
 
     def chunk(self, digest: str, index: int) -> ChunkLocation | None:
-        """Where a chunk lies; None when it is not here, not verified, or its file was touched
-        since."""
+        """Locate a chunk; None if it is not in the store, not verified, or its file was
+        modified."""
         if self._catalogue.has_file(digest):
             return self._of_whole(digest, index)
         if digest not in self._arriving:
@@ -69,16 +69,16 @@ class VerifiedChunks:
         return _chunk_location(paths, file.size_bytes, index) if index in partial.verified else None
 
     def manifest(self, name: str) -> bytes | None:
-        """A manifest's bytes, which are what its name says. Blocking: some milliseconds for the
+        """A manifest's bytes, verified against its hash. Blocking: some milliseconds for the
         longest."""
         return self._directory.notes.raw_manifest(name)
 
     def files(self) -> list[str]:
-        """The digests of the whole files."""
+        """The digests of the complete files."""
         return sorted(self._catalogue.file_names())
 
     def models(self) -> list[str]:
-        """The manifests of the models that are here."""
+        """The manifests of the complete models."""
         return sorted(model.manifest for model in self._catalogue.models())
 
     def _of_whole(self, digest: str, index: int) -> ChunkLocation | None:

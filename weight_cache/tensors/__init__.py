@@ -1,5 +1,5 @@
-"""Tensors in safetensors files: read, mapped where they lie, or delivered to a device. Whatever
-names a dtype or a device lives here.
+"""Tensors in safetensors files: parsed, mapped in place, or copied to a device. Everything that
+knows dtypes or devices is here.
 
-`header`, `files`, `pieces` and `reading` need the standard library only; `pool` imports torch when
-memory is first taken; the others import it."""
+`header`, `files`, `read_plan` and `parallel_read` need the standard library only; `pool` imports
+torch when memory is first taken; the others import it."""

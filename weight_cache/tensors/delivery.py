@@ -1,9 +1,8 @@
-"""NVMe → pool → device: pieces of a file are read into memory by several threads while those read
-before are on their way to the device.
+"""NVMe → pool → device: several threads read pieces of a file into memory while earlier pieces are
+copied to the device.
 
-Each thread owns two stages of the pool: while one's bytes are on their way, the other one is read
-into. So what is in flight is bounded by the pool, whatever the model's size, and neither disk nor
-device waits for the other."""
+Each thread owns two stages of the pool: one is filled while the other is copied. So the bytes in
+flight are bounded by the pool, whatever the model's size, and disk and device work in parallel."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ _READER_BYTES = STAGES_PER_THREAD * PIECE_BYTES
 
 
 def pool_bytes(tensors: Sequence[Tensor], *, threads: int | None = None) -> int:
-    """What `deliver` makes good use of; the least that it needs is one thread's."""
+    """The pool size that `deliver` can use; it needs at least the share of one thread."""
     pieces = sum(1 for _ in plan_reads(tensors))
     return min(threads or default_reader_threads(), max(1, pieces)) * _READER_BYTES
 
@@ -47,11 +46,11 @@ def deliver(
     threads: int | None = None,
     cancelled: threading.Event | None = None,
 ) -> dict[str, torch.Tensor]:
-    """These tensors of the file at `path`, each on its device, by name; their bytes as they are in
-    the file.
+    """Load these tensors of the file at `path`, each to its device; return them by name. Their
+    bytes are as in the file.
 
-    `pool` gives at most `pool_bytes` for the time of the call. Raises TensorsInvalid (cut off, no
-    dtype), DeviceFailed, PoolFull, Cancelled, OSError; then nothing is left on any device."""
+    Takes at most `pool_bytes` from `pool` during the call. Raises TensorsInvalid (cut off, no
+    dtype), DeviceFailed, PoolFull, ReadCancelled, OSError; then nothing is left on any device."""
     targets = {tensor.name: device.allocate(*tensor_layout(tensor)) for tensor, device in placed}
     flats = {
         tensor.name: flatten_to_bytes(targets[tensor.name])
@@ -65,10 +64,10 @@ def deliver(
     with contextlib.ExitStack() as stack:
         descriptor = _opened(path, wanted, stack)
         readers: list[_Reader] = []
-        # their stages go back to the pool, even while a traceback is looked at
+        # return their stages to the pool, even while a traceback refers to the readers
         stack.callback(readers.clear)
         for device in {id(device): device for device in devices.values()}.values():
-            # whatever happens: before the memory that is sent from, or written to, goes away
+            # in any case: before the memory that is copied from, or to, is released
             stack.callback(device.settle)
         fit = (pool.size_bytes - pool.used_bytes) // _READER_BYTES
         count = max(1, min(pool_bytes(wanted, threads=threads) // _READER_BYTES, fit))
@@ -85,8 +84,8 @@ def read_into(
     threads: int | None = None,
     cancelled: threading.Event | None = None,
 ) -> dict[str, torch.Tensor]:
-    """These tensors of the file at `path`, read into `pool`, where they stay: nothing is copied
-    once more. They keep their room in it.
+    """Read these tensors of the file at `path` into `pool`, without a further copy. They occupy the
+    pool as long as they exist.
 
     Raises as `deliver` does.
     """
@@ -114,7 +113,7 @@ def read_into(
 
 
 def room_bytes(tensors: Sequence[Tensor]) -> int:
-    """What `read_into` needs of a pool."""
+    """The bytes that `read_into` takes from a pool."""
     return sum(
         -(-(_end(run) - _begin(run)) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         for run in contiguous_runs(tensors)
@@ -122,7 +121,7 @@ def room_bytes(tensors: Sequence[Tensor]) -> int:
 
 
 class _Reader:
-    """One thread's work, and its two stages. Owned by that thread once it runs."""
+    """One thread's work and its two stages. Owned by that thread once it runs."""
 
     def __init__(
         self,
@@ -152,7 +151,7 @@ class _Reader:
                 self._send(stage, piece)
                 self._stages.reverse()
         finally:
-            # their memory goes back to the pool: nobody may be reading it
+            # before their memory returns to the pool, copies from it must have ended
             for stage in self._stages:
                 stage.wait()
 
@@ -172,7 +171,7 @@ class _Reader:
 
 
 class _Stage:
-    """A piece's room in the pool, and what must have happened before it is used again."""
+    """A pool buffer for one piece, and the copies to wait for before it is reused."""
 
     def __init__(self, memory: torch.Tensor) -> None:
         self.memory = memory
@@ -180,15 +179,14 @@ class _Stage:
         self.waits: list[Wait] = []
 
     def wait(self) -> None:
-        """Until its bytes have left."""
+        """Wait until its bytes have been copied."""
         waits, self.waits = self.waits, []
         for wait in waits:
             wait()
 
 
 class _TargetBuffers:
-    """Where in the pool each run of tensors lies. Made before anybody reads, and not changed
-    then."""
+    """The pool buffer of each run of tensors. Created before any thread reads, immutable then."""
 
     def __init__(self, tensors: Sequence[Tensor], pool: Pool) -> None:
         found = list(contiguous_runs(tensors))
@@ -196,11 +194,11 @@ class _TargetBuffers:
         self._memory = [pool.take(_end(run) - _begin(run)) for run in found]
 
     def clear(self) -> None:
-        """Give everything back."""
+        """Return all buffers to the pool."""
         self._memory.clear()
 
     def at(self, offset_bytes: int, length_bytes: int) -> torch.Tensor:
-        """The room of the file's bytes from `offset_bytes`."""
+        """The buffer for the file's bytes from `offset_bytes`."""
         index = bisect.bisect_right(self._begins, offset_bytes) - 1
         begin = offset_bytes - self._begins[index]
         return self._memory[index][begin : begin + length_bytes]
@@ -212,7 +210,7 @@ def _shaped(
     if not tensor.length_bytes:
         return torch.empty(shape, dtype=dtype, device="cpu")
     raw = rooms.at(tensor.offset_bytes, tensor.length_bytes)
-    # a file that was not aligned: this tensor gets memory of its own
+    # unaligned in the file: this tensor gets memory of its own
     if raw.storage_offset() % dtype.itemsize:
         raw = raw.clone()
     return raw.view(dtype).view(shape)
@@ -225,8 +223,8 @@ def _opened(path: Path, tensors: Sequence[Tensor], stack: contextlib.ExitStack) 
 
 
 def _begin(run: Sequence[Tensor]) -> int:
-    """Of its room: as its first byte lies in the file, so that what is aligned there is aligned
-    here."""
+    """Begin of its buffer: rounded down to the alignment, so that the buffer is aligned as the file
+    is."""
     return run[0].offset_bytes // ALIGNMENT_BYTES * ALIGNMENT_BYTES
 
 

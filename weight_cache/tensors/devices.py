@@ -1,9 +1,9 @@
-"""Where tensors are delivered to: memory of their own, on the host or on a GPU, filled from a pool
-piece by piece.
+"""Devices that tensors are copied to: memory on the host or on a GPU, filled from a pool piece by
+piece.
 
-A device's sends are in order and may go on after `send` returned: what is sent stays untouched
-until a `mark` made afterwards has been waited for, and nobody looks at the tensors before `settle`.
-Foreign errors leave as DeviceFailed."""
+A device's copies run in order and may continue after `send` returned: the source must stay
+unchanged until a `mark` made after the `send` has been waited for, and the tensors must not be read
+before `settle`. Errors of other libraries are raised as DeviceFailed."""
 
 from __future__ import annotations
 
@@ -20,43 +20,41 @@ from weight_cache.errors import DeviceFailed
 from weight_cache.tensors.pool import Pin
 
 Wait = Callable[[], None]
-"""Returns when something has happened."""
+"""Blocks until an event has occurred."""
 
 
 class Device(Protocol):
-    """One place for tensors. Threads call it at once."""
+    """One device for tensors. Called from several threads."""
 
     @property
     def name(self) -> str:
-        """As torch names it: `cpu`, `cuda:0`."""
+        """The torch name: `cpu`, `cuda:0`."""
 
     @property
     def pin(self) -> Pin | None:
-        """How memory is registered so that the device can fetch from it; None when it makes no
-        difference."""
+        """Registers memory for direct access by the device; None if it makes no difference."""
 
     def allocate(self, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-        """Room for one tensor. Raises DeviceFailed."""
+        """Allocate one tensor. Raises DeviceFailed."""
 
     def send(self, source: torch.Tensor, target: torch.Tensor) -> None:
-        """Copy bytes: both are flat tensors of uint8, of one length; `target` is a stretch of what
-        `allocate` gave. Raises DeviceFailed."""
+        """Copy bytes between flat uint8 tensors of equal length; `target` is a slice of an
+        allocated tensor. Raises DeviceFailed."""
 
     def mark(self) -> Wait:
-        """Something to wait for until all that was sent before has left its source. The wait raises
+        """Return a wait for all previous copies to have read their source. The wait raises
         DeviceFailed."""
 
     def settle(self) -> None:
-        """Wait until everything that was sent is where it belongs. Raises DeviceFailed. Also called
-        after a failure; callable twice."""
+        """Wait until all copies have completed. Raises DeviceFailed. Also called after a failure,
+        and may be called twice."""
 
 
 class CpuDevice:
-    """The host's memory. `verify`: `settle` reads back what was sent and compares checksums
-    (crc32).
+    """The host's memory. `verify`: `settle` reads the copied bytes and compares checksums (crc32).
 
-    The copying is memmove(3), not torch's: that would start threads, and a process with threads
-    cannot be forked. The lock guards the list of what was sent."""
+    Copies with memmove(3) and not with torch, which would start threads: a process with threads
+    cannot be forked. The lock guards the list of copies."""
 
     name = "cpu"
     pin = None
@@ -70,46 +68,46 @@ class CpuDevice:
         return f"<CpuDevice{', verifying' if self._verify else ''}>"
 
     def allocate(self, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-        """See Device."""
+        """Allocate on the host. Raises DeviceFailed."""
         try:
             return torch.empty(shape, dtype=dtype, device="cpu")
-        except RuntimeError as e:  # torch has no narrower one
+        except RuntimeError as e:  # torch raises no narrower type
             raise DeviceFailed(f"cpu refuses {dtype} {list(shape)}: {e}") from e
 
     def send(self, source: torch.Tensor, target: torch.Tensor) -> None:
-        """See Device; done when it returns."""
-        # lets go of the interpreter's lock
+        """Copy the bytes before returning."""
+        # releases the GIL
         ctypes.memmove(target.data_ptr(), source.data_ptr(), source.numel())
         if self._verify:
             with self._lock:
                 self._sent.append((target, zlib.crc32(as_bytes(source))))
 
     def mark(self) -> Wait:
-        """See Device."""
+        """Return at once: copies are synchronous."""
         return _nothing
 
     def settle(self) -> None:
-        """See Device. Raises DeviceFailed for bytes that are not those that were sent."""
+        """Verify the copies, if enabled. Raises DeviceFailed if the bytes differ."""
         with self._lock:
             sent, self._sent = self._sent, []
         wrong = sum(zlib.crc32(as_bytes(target)) != checksum for target, checksum in sent)
         if wrong:
             raise DeviceFailed(
-                f"cpu holds other bytes than were sent in {wrong} of {len(sent)} transfers"
+                f"cpu holds other bytes than were copied in {wrong} of {len(sent)} transfers"
             )
 
 
 class CudaDevice:
-    """A GPU. Copies run in a stream of their own (`cudaMemcpyAsync`), beside whatever else the
-    process computes there.
+    """A GPU. Copies run in their own stream (`cudaMemcpyAsync`), concurrently with other work of
+    the process.
 
-    CUDA C++ Programming Guide, "Asynchronous Concurrent Execution": only from pinned memory does a
-    copy leave the host's threads alone; from other memory it is correct, and slower. Raises
-    DeviceFailed when there is no such device."""
+    CUDA C++ Programming Guide, "Asynchronous Concurrent Execution": only copies from pinned memory
+    are asynchronous to the host; from other memory they are correct but slower. Raises DeviceFailed
+    if there is no such device."""
 
     def __init__(self, device: torch.device) -> None:
         if not torch.cuda.is_available():
-            raise DeviceFailed(f"{device}: torch {torch.__version__} sees no CUDA device here")
+            raise DeviceFailed(f"{device}: torch {torch.__version__} finds no CUDA device")
         if (device.index or 0) >= torch.cuda.device_count():
             raise DeviceFailed(
                 f"{device}: this process sees {torch.cuda.device_count()} CUDA devices, counted "
@@ -127,27 +125,27 @@ class CudaDevice:
         return f"<CudaDevice {self.name}>"
 
     def allocate(self, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-        """See Device. The room may be what earlier work just gave back: the stream waits for that
-        work before it writes."""
+        """Allocate on the GPU. The memory may have been freed by earlier work; the stream waits for
+        that work before it writes."""
         with self._translated(f"refuses {dtype} {list(shape)}"):
             tensor = torch.empty(shape, dtype=dtype, device=self._device)
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
             return tensor
 
     def send(self, source: torch.Tensor, target: torch.Tensor) -> None:
-        """See Device."""
+        """Queue a copy in the stream."""
         with self._translated("refuses bytes"), torch.cuda.stream(self._stream):
             target.copy_(source, non_blocking=True)
 
     def mark(self) -> Wait:
-        """See Device. The wait sleeps (`blocking`) instead of burning a core."""
+        """Record an event in the stream. The wait sleeps (`blocking`) instead of spinning."""
         with self._translated("cannot mark"):
             event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
             event.record(self._stream)
         return lambda: self._wait(event)
 
     def settle(self) -> None:
-        """See Device."""
+        """Wait for the stream."""
         with self._translated("lost what was sent"):
             self._stream.synchronize()
 
@@ -159,7 +157,7 @@ class CudaDevice:
     def _translated(self, what: str) -> Iterator[None]:
         try:
             yield
-        except RuntimeError as e:  # out of memory and CUDA's own errors are such
+        except RuntimeError as e:  # includes out of memory and CUDA errors
             raise DeviceFailed(f"{getattr(self, 'name', 'cuda')} {what}: {e}") from e
 
 
@@ -173,42 +171,42 @@ class CudaPin:
         self._device = device
 
     def register(self, address: int, length_bytes: int) -> bool:
-        """See Pin. False also where a limit (RLIMIT_MEMLOCK) forbids it: copies then are correct,
-        and slower."""
+        """Register memory. False also if a limit (RLIMIT_MEMLOCK) forbids it: copies are then
+        correct but slower."""
         try:
             with torch.cuda.device(self._device):
                 if int(_runtime().cudaHostRegister(address, length_bytes, self._PORTABLE)) == 0:
                     return True
-                # takes the refusal along (cudaGetLastError), for which later work would be blamed
+                # clears the error (cudaGetLastError), which later calls would report
                 torch.zeros(1, device=self._device)
         except RuntimeError:
             return False
         return False
 
     def unregister(self, address: int) -> None:
-        """See Pin."""
+        """Unregister memory; never raises."""
         with contextlib.suppress(RuntimeError):
             _runtime().cudaHostUnregister(address)
 
 
 def _runtime() -> Any:
-    """CUDA's own functions, as torch exports them."""
+    """The CUDA runtime API, as torch exports it."""
     return torch.cuda.cudart()  # type: ignore[no-untyped-call]
 
 
 def resolve_device(where: torch.device | str) -> Device:
-    """The device of that name. Raises DeviceFailed for what is neither `cpu` nor a CUDA device."""
+    """The device of that name. Raises DeviceFailed if it is neither `cpu` nor a CUDA device."""
     try:
         device = torch.device(where)
     except (RuntimeError, TypeError) as e:
-        raise DeviceFailed(f"{where!r} names no device: {e}") from e
+        raise DeviceFailed(f"{where!r} is not a device: {e}") from e
     if device.type == "cpu":
         return CpuDevice()
     if device.type == "cuda":
         return CudaDevice(device)
     raise DeviceFailed(
-        f"{device}: tensors are delivered to cpu and cuda; load them to cpu and move them with "
-        f".to({str(device)!r})"
+        f"{device}: tensors can be loaded to cpu and cuda only; load them to cpu and move them "
+        f"with .to({str(device)!r})"
     )
 
 
@@ -218,9 +216,9 @@ def flatten_to_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def as_bytes(tensor: torch.Tensor) -> memoryview:
-    """The memory of a flat tensor of uint8 on the host; valid while the tensor is."""
+    """The memory of a flat uint8 tensor on the host; valid while the tensor exists."""
     return memoryview((ctypes.c_char * tensor.numel()).from_address(tensor.data_ptr())).cast("B")
 
 
 def _nothing() -> None:
-    """For what is done already."""
+    """A wait for nothing."""

@@ -1,5 +1,4 @@
-"""Types of elements, as safetensors and torch name them. Nothing is ever converted: the bytes stay
-what they are."""
+"""Element types of safetensors and torch. Bytes are never converted."""
 
 from __future__ import annotations
 
@@ -36,26 +35,25 @@ _DTYPES: dict[str, torch.dtype] = {
 
 
 def tensor_layout(tensor: Tensor) -> tuple[torch.dtype, tuple[int, ...]]:
-    """Dtype and shape that torch gives to `tensor`. Raises TensorsInvalid for what torch has no
-    type for."""
+    """Torch dtype and shape of `tensor`. Raises TensorsInvalid if torch has no such type."""
     dtype = _DTYPES.get(tensor.dtype)
     if dtype is None:
         raise TensorsInvalid(
-            f"tensor {tensor.name!r:.120} is {tensor.dtype}, for which torch {torch.__version__} "
-            f"has no type"
+            f"tensor {tensor.name!r:.120} has type {tensor.dtype}, which torch "
+            f"{torch.__version__} does not support"
         )
     if tensor.dtype != "F4":
         return dtype, tensor.shape
     if not tensor.shape or tensor.shape[-1] % 2:  # two elements in a byte
         raise TensorsInvalid(
-            f"tensor {tensor.name!r:.120}: rows of {tensor.shape} elements of four bits do not "
-            f"end with a byte"
+            f"tensor {tensor.name!r:.120}: rows of {tensor.shape} four-bit elements do not end at "
+            f"a byte boundary"
         )
     return dtype, (*tensor.shape[:-1], tensor.shape[-1] // 2)
 
 
 def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Of a tensor whose elements lie in rows, one behind the other."""
+    """Strides of a contiguous tensor in row-major order."""
     steps, step = [], 1
     for n in reversed(shape):
         steps.append(step)

@@ -1,5 +1,5 @@
-"""Which safetensors files a model directory means, and which tensor lies in which of them. Standard
-library only."""
+"""Finds the safetensors files of a model directory and the file of each tensor. Standard library
+only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from weight_cache.types import Tensor
 
 WHOLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-"""What a model in several files carries beside them: `{"weight_map": {tensor: file}}`."""
+"""Index of a model in several files: `{"weight_map": {tensor: file}}`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,11 +27,11 @@ class TensorFile:
 
 
 def find_files(path: Path) -> list[Path]:
-    """The safetensors files that `path` means: itself, or of a directory `model.safetensors`, else
-    those that its index names, else all.
+    """The safetensors files of `path`: a file itself; for a directory `model.safetensors`, else the
+    files in its index, else all.
 
-    Raises TensorsInvalid when there are none, or the index names something else than a file beside
-    it."""
+    Raises TensorsInvalid if there are none, or the index names a file that is not in the
+    directory."""
     if not path.is_dir():
         return [path]
     if (path / WHOLE).is_file():
@@ -41,20 +41,20 @@ def find_files(path: Path) -> list[Path]:
     found = sorted(path.glob("*.safetensors"))
     if not found:
         raise TensorsInvalid(
-            f"{path} holds no *.safetensors: save the model with safetensors (`save_pretrained` does)"
+            f"{path} contains no *.safetensors: save the model with safetensors (`save_pretrained`)"
         )
     return found
 
 
 def read_files(path: Path) -> list[TensorFile]:
-    """`find_files`, each with its header, of which only the frame is checked yet. Raises
-    TensorsInvalid, OSError."""
+    """`find_files`, each with its header, whose tensors are not checked yet. Raises TensorsInvalid,
+    OSError."""
     return [TensorFile(path=file, header=read_header(file)) for file in find_files(path)]
 
 
 def tensor_locations(files: Sequence[TensorFile]) -> dict[str, tuple[TensorFile, Tensor]]:
-    """Every tensor by name, with the file that it is in. Raises TensorsInvalid for what is wrong
-    with any, and for one that is in two files."""
+    """All tensors by name, with their file. Raises TensorsInvalid for an invalid tensor, and for a
+    tensor in two files."""
     found: dict[str, tuple[TensorFile, Tensor]] = {}
     for file in files:
         try:
@@ -65,7 +65,7 @@ def tensor_locations(files: Sequence[TensorFile]) -> dict[str, tuple[TensorFile,
             if tensor.name in found:
                 raise TensorsInvalid(
                     f"tensor {tensor.name!r:.120} is in {found[tensor.name][0].path.name} and in "
-                    f"{file.path.name}: name the one you mean"
+                    f"{file.path.name}: select one of the files"
                 )
             found[tensor.name] = file, tensor
     return found
@@ -84,9 +84,9 @@ def _indexed(index: Path) -> list[Path]:
         or not names
         or not all(isinstance(name, str) for name in names.values())
     ):
-        raise TensorsInvalid(f"{index}: expected weight_map, tensor to file")
+        raise TensorsInvalid(f"{index}: expected weight_map, an object of tensor: file name")
     files = sorted(set(names.values()))
     for name in files:
         if Path(name).name != name or not (index.parent / name).is_file():
-            raise TensorsInvalid(f"{index} names {name!r:.120}, which is no file beside it")
+            raise TensorsInvalid(f"{index} names {name!r:.120}, which is not a file beside it")
     return [index.parent / name for name in files]

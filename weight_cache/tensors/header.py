@@ -1,10 +1,10 @@
-"""The header of a safetensors file: eight bytes of length (little endian), then JSON that says
-where each tensor lies.
+"""The header of a safetensors file: eight bytes of length (little endian), then JSON with the
+position of each tensor.
 
-What it says is believed only as far as it can be checked: tensors lie side by side, from the end of
-the header to the end of the file, none over another, none with a gap before it, each as long as its
-shape and dtype say. The rules are those of the format's own description (huggingface/safetensors,
-README "Format"); a file that breaks one is refused, never repaired."""
+Everything that can be checked is checked: tensors are adjacent, from the end of the header to the
+end of the file, without overlaps and gaps, each as long as its shape and dtype require. The rules
+are those of the format's specification (huggingface/safetensors, README "Format"); a file that
+violates one is refused, never repaired."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from weight_cache.errors import TensorsInvalid
 from weight_cache.types import Tensor
 
 MAX_HEADER_BYTES = 100_000_000
-"""The format's own bound."""
+"""The format's limit."""
 MAX_TENSORS = 1_000_000
-"""The largest models have some ten thousand."""
+"""The largest models have about ten thousand."""
 LENGTH_BYTES = 8
-"""What stands before the JSON: its length."""
+"""Size of the length field before the JSON."""
 BITS_OF = {
     "BOOL": 8,
     "U8": 8,
@@ -53,24 +53,24 @@ BITS_OF = {
 """Bits of one element, by dtype."""
 METADATA = "__metadata__"
 _FIRST_READ_BYTES = 64 * 1024  # most headers are shorter
-_MAX_DIMENSIONS = 64  # torch has no more
+_MAX_DIMENSIONS = 64  # the limit of torch
 _MAX_ELEMENTS = 2**63 - 1
 _NONE = object()
-"""No such tensor: JSON has values for everything else."""
+"""No such tensor; distinct from all JSON values."""
 _PLAIN = frozenset(string.ascii_letters + string.digits + "_.:/-")
 _BACKSLASH = ord("\\")
 _KEYS = {"dtype", "shape", "data_offsets"}
-# braces, brackets and commas: a tensor takes about seven. Bounds the memory that parsing may take
+# limit of braces, brackets and commas (about seven per tensor): bounds the memory of the parser
 _MAX_MARKS = 8 * MAX_TENSORS
 
 
 def header_bytes(head: bytes, *, file_bytes: int) -> int:
-    """How many bytes of a file of `file_bytes` `parse_header` needs, told by its first eight.
+    """How many bytes of a file of `file_bytes` bytes `parse_header` needs, from its first eight.
     Raises TensorsInvalid."""
     if len(head) < LENGTH_BYTES or file_bytes < LENGTH_BYTES:
         raise TensorsInvalid(
-            f"a file of {file_bytes} bytes is no safetensors file: its header's length alone "
-            f"takes {LENGTH_BYTES}"
+            f"a file of {file_bytes} bytes is not a safetensors file: the length of the header "
+            f"alone takes {LENGTH_BYTES}"
         )
     length = int.from_bytes(head[:LENGTH_BYTES], "little")
     if length > MAX_HEADER_BYTES:
@@ -79,23 +79,23 @@ def header_bytes(head: bytes, *, file_bytes: int) -> int:
         )
     if LENGTH_BYTES + length > file_bytes:
         raise TensorsInvalid(
-            f"the header claims {length} bytes, the whole file has {file_bytes}: it is cut off, "
-            f"or no safetensors file"
+            f"the header claims {length} bytes, but the file has {file_bytes}: it is cut off, or "
+            f"not a safetensors file"
         )
     return LENGTH_BYTES + length
 
 
 def parse_header(head: bytes, *, file_bytes: int) -> tuple[Tensor, ...]:
-    """The tensors of a file of `file_bytes`, in the order of their bytes; offsets count from the
-    begin of the file.
+    """The tensors of a file of `file_bytes` bytes, in byte order; offsets count from the begin of
+    the file.
 
-    `head` is the file's begin, at least `header_bytes` of it. Raises TensorsInvalid naming the
-    tensor and what is wrong with it."""
+    `head`: at least the first `header_bytes` of the file. Raises TensorsInvalid naming the tensor
+    and the error."""
     return Header(head, file_bytes=file_bytes).tensors()
 
 
 def read_tensors(path: Path) -> tuple[Tensor, ...]:
-    """The tensors of the file at `path`. Raises TensorsInvalid naming the file; OSError where it
+    """The tensors of the file at `path`. Raises TensorsInvalid naming the file; OSError if it
     cannot be read."""
     header = read_header(path)
     with _named(path):
@@ -118,23 +118,22 @@ def read_header(path: Path) -> Header:
 
 
 class Header:
-    """One file's header. Looking up one tensor reads and checks that one; `tensors` checks all of
-    them, and how they lie to each other.
+    """One file's header. A lookup parses and checks one tensor; `tensors` checks all of them, and
+    their positions relative to each other.
 
-    So the first tensor of a large model is there in a fraction of the time that its whole header
-    takes, and whoever goes through all of them trusts nothing. Raises TensorsInvalid. Immutable but
-    for what it remembers."""
+    So the first tensor of a large model is found in a fraction of the time to parse the header, and
+    a full iteration is fully checked. Raises TensorsInvalid. Immutable except for caches."""
 
     def __init__(self, head: bytes, *, file_bytes: int) -> None:
         self.begin_bytes = header_bytes(head, file_bytes=file_bytes)
         self.file_bytes = file_bytes
         if len(head) < self.begin_bytes:
             raise TensorsInvalid(
-                f"the header has {self.begin_bytes} bytes, only {len(head)} of them are here"
+                f"the header has {self.begin_bytes} bytes, but only {len(head)} were given"
             )
         self._raw = bytes(head[LENGTH_BYTES : self.begin_bytes])
         if not self._raw.startswith(b"{"):
-            raise TensorsInvalid("the header does not begin with '{': no safetensors file")
+            raise TensorsInvalid("the header does not begin with '{': not a safetensors file")
         self._rows: dict[str, Any] | None = None
         self._tensors: tuple[Tensor, ...] | None = None
 
@@ -149,14 +148,13 @@ class Header:
         if tensor.offset_bytes + tensor.length_bytes > self.file_bytes:
             end = tensor.offset_bytes + tensor.length_bytes
             raise TensorsInvalid(
-                f"tensor {_abbreviate(name)} ends at byte {end}, the file at {self.file_bytes}: "
-                f"it is "
-                f"cut off"
+                f"tensor {_abbreviate(name)} ends at byte {end}, but the file at "
+                f"{self.file_bytes}: it is cut off"
             )
         return tensor
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """All, in the order of their bytes."""
+        """All tensors in byte order."""
         if self._tensors is None:
             rows = self._all_rows()
             _check_keys(self._raw)
@@ -184,11 +182,11 @@ class Header:
 
 
 def _found(raw: bytes, name: str) -> Any:
-    """What stands behind a plain `name`, in JSON as it is usually written; _NONE where it takes
-    reading all of it to know.
+    """The JSON value of key `name`, if `name` is plain and the JSON is formatted as usual; _NONE if
+    only a full parse can tell.
 
-    A quote inside a text has a backslash before it: what begins with another one, and ends with a
-    colon, is a key."""
+    A quote inside a string is escaped: a match without a backslash before it, and with a colon
+    after it, is a key."""
     if not _PLAIN.issuperset(name):
         return _NONE
     for colon in ("", " "):
@@ -212,28 +210,26 @@ def _named(path: Path) -> Iterator[None]:
 
 
 def _rows(raw: bytes) -> dict[str, Any]:
-    """The JSON object, by tensor; of a key that is there twice the last value, see
-    `_check_keys`."""
+    """Parse the JSON object by tensor; of duplicate keys the last value (see `_check_keys`)."""
     if len(raw) > _MAX_MARKS and sum(raw.count(mark) for mark in (b"{", b"[", b",")) > _MAX_MARKS:
-        raise TensorsInvalid(f"the header has more parts than {MAX_TENSORS} tensors need")
+        raise TensorsInvalid(f"the header has more values than {MAX_TENSORS} tensors can have")
     try:
         rows = dict(json.loads(raw.decode()))
     except (ValueError, RecursionError) as e:
-        # ValueError: not UTF-8, not JSON, or a number of thousands of digits
+        # ValueError: not UTF-8, not JSON, or a number with thousands of digits
         raise TensorsInvalid(f"the header is not JSON: {e}") from e
     if len(rows) > MAX_TENSORS:
-        raise TensorsInvalid(f"{len(rows)} tensors: at most {MAX_TENSORS} are read")
+        raise TensorsInvalid(f"{len(rows)} tensors: at most {MAX_TENSORS} are supported")
     metadata = rows.get(METADATA, {})
     if not isinstance(metadata, dict) or not all(
         isinstance(value, str) for value in metadata.values()
     ):
-        raise TensorsInvalid(f"{METADATA} holds something else than texts")
+        raise TensorsInvalid(f"{METADATA} has values that are not strings")
     return rows
 
 
 def _check_keys(raw: bytes) -> None:
-    """Every key once: of two tensors with one name, or two shapes, nobody could say which is meant.
-    And no constants JSON does not have."""
+    """Refuse duplicate keys, which would be ambiguous, and constants that are not JSON."""
     try:
         json.loads(raw.decode(), object_pairs_hook=_once, parse_constant=_no_number)
     except ValueError as e:
@@ -244,17 +240,17 @@ def _once(pairs: list[tuple[str, Any]]) -> None:
     names = set()
     for name, _ in pairs:
         if name in names:
-            raise TensorsInvalid(f"{_abbreviate(name)} is there twice")
+            raise TensorsInvalid(f"{_abbreviate(name)} occurs twice")
         names.add(name)
 
 
 def _no_number(word: str) -> Any:
-    raise ValueError(f"{word} is no JSON")
+    raise ValueError(f"{word} is not JSON")
 
 
 def _tensor(name: str, body: Any, *, base_bytes: int) -> Tensor:
     if not isinstance(body, dict) or body.keys() != _KEYS:
-        raise _refused(name, "expected dtype, shape and data_offsets, nothing else")
+        raise _refused(name, "expected dtype, shape and data_offsets only")
     if not name.isascii() and not _is_text(name):
         raise _refused(name, "the name is not UTF-8")
     dtype, shape, offsets = body["dtype"], body["shape"], body["data_offsets"]
@@ -265,14 +261,14 @@ def _tensor(name: str, body: Any, *, base_bytes: int) -> Tensor:
     if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise _refused(name, "data_offsets are two whole numbers from 0, the lower one first")
     begin, end = offsets
-    # counted as if no dimension were 0: other readers multiply in 64 bits
+    # dimensions of 0 count as 1: other readers multiply in 64 bits
     if math.prod(max(n, 1) for n in shape) > _MAX_ELEMENTS:
-        raise _refused(name, f"shape {_abbreviate(shape)} has more elements than anybody can count")
+        raise _refused(name, f"shape {_abbreviate(shape)} has more than {_MAX_ELEMENTS} elements")
     bits = math.prod(shape) * BITS_OF[dtype]
     if bits != (end - begin) * 8:
         raise _refused(
             name,
-            f"{dtype} {_abbreviate(shape)} takes {bits / 8:.12g} bytes, its data_offsets span "
+            f"{dtype} {_abbreviate(shape)} takes {bits / 8:.12g} bytes, but its data_offsets span "
             f"{end - begin}",
         )
     return Tensor(
@@ -300,12 +296,12 @@ def _check_side_by_side(tensors: list[Tensor], *, begin_bytes: int, file_bytes: 
             )
         end, before = end + tensor.length_bytes, tensor
     if end != file_bytes:
-        why = "it is cut off" if end > file_bytes else "the rest belongs to nobody"
+        why = "it is cut off" if end > file_bytes else "the rest belongs to no tensor"
         raise TensorsInvalid(f"the tensors end at byte {end}, the file at {file_bytes}: {why}")
 
 
 def _are_sizes(values: Any) -> bool:
-    # `type`: True is an int too
+    # `type`: True is an instance of int
     return isinstance(values, list) and all(
         type(n) is int and 0 <= n <= _MAX_ELEMENTS for n in values
     )
@@ -314,7 +310,7 @@ def _are_sizes(values: Any) -> bool:
 def _is_text(name: str) -> bool:
     try:
         name.encode()
-    except UnicodeEncodeError:  # half a surrogate pair, which JSON can spell
+    except UnicodeEncodeError:  # a lone surrogate, which JSON can express
         return False
     return True
 

@@ -1,10 +1,9 @@
-"""Tensors that are files: one private mapping per file, no copy.
+"""Tensors mapped from files: one private mapping per file, without a copy.
 
-A tensor's memory is the page cache's, shared by all processes of the machine, read from disk when
-it is first touched or a little before. The mapping is private and writable (mmap(2), MAP_PRIVATE):
-who writes to a tensor gets a page of its own, the file and everybody else keep theirs. A snapshot
-holds such memory by reference, as path and offset. A file must not change or shrink while it is
-mapped; those in the weight cache never do."""
+A tensor's memory is the page cache, shared by all processes of the machine, and read from disk on
+first access or by prefetch. The mapping is private and writable (mmap(2), MAP_PRIVATE): a write
+copies the page for this process only. A snapshot stores such memory by reference, as path and
+offset. A file must not change or shrink while it is mapped; files in the weight cache never do."""
 
 from __future__ import annotations
 
@@ -24,11 +23,10 @@ from weight_cache.types import Tensor
 
 
 class MappedTensors(Mapping[str, torch.Tensor]):
-    """The tensors of some files by name, each made when it is asked for, and checked then; going
-    through all of them checks all first.
+    """The tensors of some files by name, created and checked on access; iteration checks all first.
 
-    They keep the mapping; this object need not be kept. `names`: only these. Asking raises
-    TensorsInvalid for a file that breaks the format, or became shorter than it was. For one thread.
+    The tensors keep the mapping alive, independent of this object. `names`: only these tensors.
+    Access raises TensorsInvalid if the file is invalid or was truncated. Not thread-safe.
     """
 
     def __init__(
@@ -90,7 +88,7 @@ class MappedTensors(Mapping[str, torch.Tensor]):
         storage = self._mappings.get(file.path)
         if storage is None:
             storage = self._mappings[file.path] = _map(file, tensor, self._names)
-        # its elements would lie across the machine's own bounds: the one case that is copied
+        # misaligned for its type: the only case that is copied
         if tensor.offset_bytes % dtype.itemsize:
             raw = torch.empty(0, dtype=torch.uint8, device="cpu").set_(
                 storage, tensor.offset_bytes, (tensor.length_bytes,), (1,)
@@ -102,11 +100,11 @@ class MappedTensors(Mapping[str, torch.Tensor]):
 
 
 def _map(file: TensorFile, first: Tensor, names: Collection[str] | None) -> torch.UntypedStorage:
-    """The whole file; what is not in memory is on its way there, `first` before the others."""
+    """Map the whole file, and prefetch what is not in memory, beginning with `first`."""
     size = file.header.file_bytes
     try:
         storage = torch.UntypedStorage.from_file(str(file.path), shared=False, nbytes=size)
-    except RuntimeError as e:  # torch has one error for all: the message carries errno
+    except RuntimeError as e:  # torch has a single error type: the message contains errno
         raise TensorsInvalid(f"{file.path} cannot be mapped: {e}") from e
     if not _is_in_memory(file.path, size):
         FilePrefetcher(storage.data_ptr(), _ranges(file, first, names), keep=storage).start()
@@ -116,8 +114,8 @@ def _map(file: TensorFile, first: Tensor, names: Collection[str] | None) -> torc
 def _ranges(
     file: TensorFile, first: Tensor, names: Collection[str] | None
 ) -> list[tuple[int, int]]:
-    """What to read ahead: from `first` to the end, then what lies before it; of some tensors only
-    theirs."""
+    """The ranges to prefetch: from `first` to the end, then the part before it; with `names` only
+    those tensors."""
     begin, size = first.offset_bytes, file.header.file_bytes
     if names is None:
         return [(begin, size - begin), (0, begin)]

@@ -1,8 +1,6 @@
-"""Pieces of a file, read by several threads at once (preadv(2), which lets go of the interpreter's
-lock).
+"""Parallel reads of a file's pieces by several threads (preadv(2), which releases the GIL).
 
-Threads live no longer than the call: a process that is to be forked or dumped afterwards has none
-of them."""
+The threads end with the call, so that the process can be forked or dumped afterwards."""
 
 from __future__ import annotations
 
@@ -20,31 +18,31 @@ MAX_THREADS = 8
 
 
 class ReadCancelled(Exception):
-    """Raised by a read that was told to stop."""
+    """Raised when a read is cancelled."""
 
 
 def default_reader_threads() -> int:
-    """One per core this process may use, at least two (one waits for the disk while the other
-    copies), at most `MAX_THREADS`."""
+    """One per core available to this process; at least two, so that one copies while the other
+    waits for the disk; at most `MAX_THREADS`."""
     return min(MAX_THREADS, max(2, len(os.sched_getaffinity(0))))
 
 
 def read_exactly(descriptor: int, buffer: memoryview, offset_bytes: int, *, name: str) -> None:
-    """Fill `buffer` from `offset_bytes`; preadv may give less than is asked for. Raises
-    TensorsInvalid where the file ends before."""
+    """Fill `buffer` from `offset_bytes`; preadv may return less than requested. Raises
+    TensorsInvalid if the file is too short."""
     done = 0
     while done < len(buffer):
         count = os.preadv(descriptor, [buffer[done:]], offset_bytes + done)
         if not count:
             raise TensorsInvalid(
-                f"{name} ends at byte {offset_bytes + done}, before its last tensor does: it was "
+                f"{name} ends at byte {offset_bytes + done}, before its last tensor does: it is "
                 f"cut off"
             )
         done += count
 
 
 class PieceQueue:
-    """What is left to read. Threads take from it; the lock is held for the taking only."""
+    """The pieces left to read, taken by several threads. The lock is held only while taking."""
 
     def __init__(self, pieces: Iterable[ReadPiece], cancelled: threading.Event | None) -> None:
         self._left = iter(pieces)
@@ -53,22 +51,22 @@ class PieceQueue:
         self._stopped = False
 
     def take(self) -> ReadPiece | None:
-        """The next one; None when there is none, or somebody failed. Raises ReadCancelled."""
+        """The next piece; None if there is none or a reader failed. Raises ReadCancelled."""
         if self._cancelled is not None and self._cancelled.is_set():
             raise ReadCancelled("reading tensors was cancelled")
         with self._lock:
             return None if self._stopped else next(self._left, None)
 
     def stop(self) -> None:
-        """Nobody takes another one."""
+        """Hand out no further pieces."""
         self._stopped = True
 
 
 def run_readers(pieces: PieceQueue, workers: Sequence[Callable[[PieceQueue], None]]) -> None:
-    """Run every worker in a thread of its own until the pieces are gone; the first to fail stops
-    the others, and is raised.
+    """Run each worker in its own thread until all pieces are read; the first failure stops the
+    others and is raised.
 
-    An interrupt of the waiting thread stops them too; either way no thread is left.
+    An interrupt of the calling thread stops them too. No thread outlives the call.
     """
     failures: list[Exception] = []
     threads = [
@@ -87,7 +85,7 @@ def run_readers(pieces: PieceQueue, workers: Sequence[Callable[[PieceQueue], Non
         for thread in threads:
             _join(thread)
     for failure in failures:
-        traceback.clear_frames(failure.__traceback__)  # their frames hold memory of the pool
+        traceback.clear_frames(failure.__traceback__)  # their frames refer to pool memory
     if failures:
         raise failures[0]
 
@@ -100,12 +98,12 @@ def _run(
     except Exception as e:  # noqa: BLE001 - raised in the thread that waits
         failures.append(e)
     finally:
-        pieces.stop()  # the pieces are gone, or this one failed
+        pieces.stop()  # all pieces are read, or this worker failed
 
 
 def _join(thread: threading.Thread) -> None:
-    """Wait for its end, also when an interrupt came in the middle of `start`: until that is done it
-    cannot be joined."""
+    """Wait for its end, even if an interrupt occurred during `start`, until which it cannot be
+    joined."""
     while thread in threading.enumerate():
         try:
             thread.join()
@@ -114,12 +112,12 @@ def _join(thread: threading.Thread) -> None:
 
 
 def open_tensor_file(path: Path, *, least_bytes: int) -> int:
-    """A descriptor of `path`, which must have that many bytes. Raises TensorsInvalid, OSError."""
+    """Open `path`, which must have at least that many bytes. Raises TensorsInvalid, OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     size = os.fstat(descriptor).st_size
     if size < least_bytes:
         os.close(descriptor)
         raise TensorsInvalid(
-            f"{path} has {size} bytes, its tensors end at {least_bytes}: it was cut off"
+            f"{path} has {size} bytes, but its tensors end at {least_bytes}: it is cut off"
         )
     return descriptor

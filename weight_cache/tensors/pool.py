@@ -1,13 +1,13 @@
-"""Memory that is there before it is needed: a shared mapping (memfd_create(2)) with every page in
-place, in huge pages where they can be had.
+"""Preallocated memory: a shared mapping (memfd_create(2)) with every page populated, in huge pages
+if available.
 
-Reading into it costs no page faults, and a device may fetch from it directly once it is *pinned*
-(registered with the driver; only then is it called that). What is taken from a pool is a tensor of
-bytes; it gives its room back when the last tensor on it dies.
+Reads into it cause no page faults, and a device can read it directly once it is *pinned*
+(registered with the driver). Memory taken from a pool is a tensor of bytes; it returns to the pool
+when the last tensor that refers to it is freed.
 
-A pool must not be mapped when its process is dumped: a snapshot would carry all of it.
-`release_pools` unmaps those that nobody uses (they map themselves again when something is taken),
-and names the others."""
+A pool must not be mapped when its process is dumped, or the snapshot would contain all of it.
+`release_pools` unmaps unused pools (they are mapped again on the next use) and returns the
+others."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ ALIGNMENT_BYTES = 4096
 _MFD_HUGETLB = 4  # memfd_create(2)
 _MADV_HUGEPAGE, _MADV_POPULATE_WRITE = 14, 23  # madvise(2); the latter since Linux 5.14
 _POOLS: weakref.WeakSet[Pool] = weakref.WeakSet()
-"""All that are there, so that a checkpoint finds them."""
+"""All existing pools, for checkpoints."""
 
 
 class Pin(Protocol):
-    """Registers memory with a device's driver."""
+    """Registers memory with a device driver."""
 
     def register(self, address: int, length_bytes: int) -> bool:
-        """Whether the driver took it."""
+        """Register memory; whether the driver accepted it."""
 
     def unregister(self, address: int) -> None:
-        """The reverse; never raises."""
+        """Undo `register`; never raises."""
 
 
 class Pool:
-    """`size_bytes` of memory, mapped now. Any thread may take from it; a lock guards taking, giving
-    back needs none.
+    """`size_bytes` of memory, mapped at once. Thread-safe: a lock guards `take`; returning memory
+    needs none.
 
-    `pin`: registers the memory with a device; `is_pinned` says whether the driver took it. Raises
-    PoolFull when the machine lacks the memory."""
+    `pin`: registers the memory with a device; `is_pinned`: whether the driver accepted it. Raises
+    PoolFull if the machine lacks the memory."""
 
     def __init__(self, size_bytes: int, *, pin: Pin | None = None) -> None:
         if size_bytes <= 0:
@@ -57,7 +57,7 @@ class Pool:
         self.is_pinned = False
         self.pages = ""
         self._pin = pin
-        # offset → length. Single operations on it are atomic, so a finalizer may come at any time
+        # offset → length. Each operation on it is atomic, so a finalizer may run at any time
         self._taken: dict[int, int] = {}
         self._lock = threading.Lock()
         self._mapping: mmap.mmap | None = None
@@ -84,44 +84,42 @@ class Pool:
 
     @property
     def used_bytes(self) -> int:
-        """Of tensors that are alive."""
+        """Bytes of live tensors."""
         return sum(list(self._taken.values()))
 
     @property
     def is_mapped(self) -> bool:
-        """Whether its memory is part of this process."""
+        """Whether its memory is mapped in this process."""
         return self._mapping is not None
 
     def take(self, length_bytes: int) -> torch.Tensor:
-        """That many bytes as a tensor of uint8, at a page's begin; what is in them is left from
-        before.
+        """Take that many bytes, page-aligned, as a uint8 tensor with undefined content.
 
-        Raises PoolFull with both numbers, and ValueError when the pool was closed.
+        Raises PoolFull with both sizes, and ValueError if the pool is closed.
         """
         import torch
 
         with self._lock:
             if self._closed:
-                raise ValueError("the pool is closed: make a new one")
+                raise ValueError("the pool is closed: create a new one")
             mapping = self._mapping or self._map()
             offset = self._room(length_bytes)
             memory = (ctypes.c_char * length_bytes).from_buffer(mapping, offset)
             self._taken[offset] = length_bytes
         weakref.finalize(memory, self._give_back, offset).atexit = False
-        # the tensor's storage keeps `memory`, and that the mapping
+        # the tensor's storage keeps `memory` alive, which keeps the mapping alive
         return torch.frombuffer(memory, dtype=torch.uint8)
 
     def let_go(self) -> bool:
-        """Unmap it until something is taken again; False, and nothing happens, while tensors are on
-        it."""
+        """Unmap the pool until the next `take`; False without effect while tensors use it."""
         with self._lock:
             if not self._taken:
                 self._unmap()
             return self._mapping is None
 
     def close(self) -> None:
-        """Nothing is taken any more; the memory goes with the last tensor on it, now when there is
-        none."""
+        """Refuse further use; the memory is released with the last tensor on it, at once if there
+        is none."""
         self._closed = True
         self._go_if_unused()
 
@@ -135,7 +133,7 @@ class Pool:
             self._unmap()
 
     def _room(self, length_bytes: int) -> int:
-        """Where that much is free: the first place, in whole pages."""
+        """Offset of the first free range of that size, in whole pages."""
         if length_bytes <= 0:
             raise ValueError(f"{length_bytes} bytes of a pool: expected at least 1")
         end = 0
@@ -145,8 +143,8 @@ class Pool:
             end = offset + -(-length // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         if self.size_bytes - end < length_bytes:
             raise PoolFull(
-                f"{length_bytes} bytes do not fit into a pool of {self.size_bytes} bytes, "
-                f"{self.used_bytes} of them taken"
+                f"{length_bytes} bytes do not fit into a pool of {self.size_bytes} bytes, of which "
+                f"{self.used_bytes} are taken"
             )
         return end
 
@@ -155,15 +153,15 @@ class Pool:
         address = _address(mapping)
         self.is_pinned = self._pin is not None and self._pin.register(address, self.size_bytes)
         if self.is_pinned and self._pin is not None:
-            # also where nobody closes the pool
+            # also if the pool is never closed
             self._unpin = weakref.finalize(self, self._pin.unregister, address)
-            self._unpin.atexit = False  # the driver may be gone by then
+            self._unpin.atexit = False  # the driver may be unloaded by then
         self._mapping = mapping
         return mapping
 
     def _unmap(self) -> None:
-        """Idempotent. The mapping itself goes with its last reference: a tensor that dies just now
-        may still have one."""
+        """Unmap. Idempotent. The mapping is released with its last reference, which a tensor being
+        freed may still hold."""
         mapping, self._mapping = self._mapping, None
         if self._unpin is not None:
             self._unpin()
@@ -174,18 +172,17 @@ class Pool:
 
 
 def release_pools() -> list[Pool]:
-    """Unmap all pools of this process that nobody uses; those that are in use are returned."""
+    """Unmap all unused pools of this process; return those in use."""
     return [pool for pool in list(_POOLS) if not pool.let_go()]
 
 
 def pools_in_use() -> list[Pool]:
-    """Pools with tensors on them."""
+    """Pools with live tensors."""
     return [pool for pool in list(_POOLS) if pool.is_mapped and pool.used_bytes]
 
 
 def available_bytes() -> int | None:
-    """Memory that can be had without swapping (proc(5), MemAvailable); None where that is not
-    told."""
+    """Memory available without swapping (proc(5), MemAvailable); None if unknown."""
     try:
         with open("/proc/meminfo") as file:
             rows = (line.split() for line in file)
@@ -195,8 +192,7 @@ def available_bytes() -> int | None:
 
 
 def _huge(size_bytes: int) -> tuple[mmap.mmap, str] | None:
-    """Of the pages that an operator set aside (`vm.nr_hugepages`); None where there are not
-    enough."""
+    """Map preallocated huge pages (`vm.nr_hugepages`); None if there are not enough."""
     try:
         with _memory_file(size_bytes, _MFD_HUGETLB) as descriptor:
             mapping = mmap.mmap(descriptor, size_bytes)
@@ -207,7 +203,7 @@ def _huge(size_bytes: int) -> tuple[mmap.mmap, str] | None:
 
 
 def _ordinary(size_bytes: int) -> tuple[mmap.mmap, str]:
-    """Huge pages too where the kernel makes them from ordinary ones
+    """Map ordinary pages, as transparent huge pages where enabled
     (`transparent_hugepage/shmem_enabled`)."""
     available = available_bytes()
     if available is not None and size_bytes > available:
@@ -216,8 +212,8 @@ def _ordinary(size_bytes: int) -> tuple[mmap.mmap, str]:
         with _memory_file(size_bytes, 0) as descriptor:
             mapping = mmap.mmap(descriptor, size_bytes)
     except OSError as e:
-        raise PoolFull(f"a pool of {size_bytes} bytes: the kernel refuses them: {e}") from e
-    with contextlib.suppress(OSError):  # a kernel without them
+        raise PoolFull(f"a pool of {size_bytes} bytes: the kernel refused it: {e}") from e
+    with contextlib.suppress(OSError):  # not supported by the kernel
         mapping.madvise(_MADV_HUGEPAGE)
     _populate(mapping)
     return mapping, "ordinary pages"
@@ -234,8 +230,7 @@ def _memory_file(size_bytes: int, flags: int) -> Iterator[int]:
 
 
 def _populate(mapping: mmap.mmap) -> None:
-    """Put every page in place. ctypes lets go of the interpreter's lock meanwhile, `mmap.madvise`
-    would not."""
+    """Populate every page. ctypes releases the GIL meanwhile, unlike `mmap.madvise`."""
     libc = ctypes.CDLL(None, use_errno=True)
     size = len(mapping)
     if (
@@ -245,7 +240,7 @@ def _populate(mapping: mmap.mmap) -> None:
         == 0
     ):
         return
-    for offset in range(0, size, ALIGNMENT_BYTES):  # an older kernel: touch them
+    for offset in range(0, size, ALIGNMENT_BYTES):  # older kernels: touch each page
         mapping[offset] = 0
 
 

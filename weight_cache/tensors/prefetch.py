@@ -1,9 +1,8 @@
-"""Reading ahead: the rest of a mapped file is brought into memory while its first tensors are in
-use already.
+"""Prefetch: reads the rest of a mapped file into memory while its first tensors are in use.
 
-A few threads, for as long as there is something to read; what is in the page cache needs none. A
-process that is to be forked or dumped stops them (`stop_prefetching`): what is missing then is
-read when it is touched."""
+A few threads run while there is something to read; files in the page cache need none. A process
+that is about to be forked or dumped stops them (`stop_prefetching`): missing pages are then read on
+access."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from weight_cache.tensors.pool import available_bytes
 
 _STEP_BYTES = 16 * 1024 * 1024
-"""Between two looks at whether to stop: some milliseconds of a disk's time."""
+"""Bytes between two checks for a stop: some milliseconds of disk time."""
 _PROBES = 8
 _MAX_THREADS = 4
 _MADV_POPULATE_READ = 22  # madvise(2), since Linux 5.14
@@ -23,19 +22,18 @@ _RUNNING: set[FilePrefetcher] = set()
 
 
 class FilePrefetcher:
-    """Brings these ranges of a mapping (offset, length) in, in their order, at most half of the
-    memory that is free.
+    """Reads ranges (offset, length) of a mapping, in order, up to half of the free memory.
 
-    Its threads share the steps that are left; the lock is held for the taking only.
+    Its threads share the remaining steps; the lock is held only while taking one.
     """
 
     def __init__(self, address: int, ranges: Iterable[tuple[int, int]], *, keep: object) -> None:
         self._address = address
         self._steps = _steps(ranges, (available_bytes() or 0) // 2)
-        self._keep: object = keep  # the mapping must not go away meanwhile
+        self._keep: object = keep  # keeps the mapping alive meanwhile
         self._lock = threading.Lock()
         self._stopped = False
-        # one alone does not keep a fast disk busy
+        # a single thread does not saturate a fast disk
         count = max(2, min(_MAX_THREADS, len(os.sched_getaffinity(0)) // 2))
         self._left = count
         self._threads = [
@@ -48,22 +46,22 @@ class FilePrefetcher:
 
     @property
     def is_running(self) -> bool:
-        """Whether any thread of it is left."""
+        """Whether any of its threads is alive."""
         return any(thread.is_alive() for thread in self._threads)
 
     def start(self) -> None:
-        """Begin. Once."""
+        """Start the threads. Call once."""
         _RUNNING.add(self)
         for thread in self._threads:
             thread.start()
 
     def wait(self) -> None:
-        """Until everything is in, or nothing more comes."""
+        """Wait until all ranges are read, or reading has stopped."""
         for thread in self._threads:
             thread.join()
 
     def stop(self) -> None:
-        """Wait until its threads have ended, which they do after the step they are at."""
+        """Stop the threads after their current step, and wait for them."""
         self._stopped = True
         self.wait()
 
@@ -71,8 +69,8 @@ class FilePrefetcher:
         try:
             populate = ctypes.CDLL(None).madvise
             while (step := self._take()) is not None:
-                # Fails on an older kernel, and where the file ends early; then pages come when they
-                # are touched.
+                # fails on older kernels and if the file was truncated; pages are then read on
+                # access
                 if populate(
                     ctypes.c_void_p(self._address + step[0]),
                     ctypes.c_size_t(step[1]),
@@ -87,7 +85,7 @@ class FilePrefetcher:
             return None if self._stopped else next(self._steps, None)
 
     def _end(self) -> None:
-        """The last one lets go of the mapping."""
+        """Release the mapping with the last thread."""
         with self._lock:
             self._left -= 1
             if not self._left:
@@ -96,13 +94,13 @@ class FilePrefetcher:
 
 
 def stop_prefetching() -> None:
-    """Leave no thread of this kind."""
+    """Stop all prefetch threads of this process."""
     for one in list(_RUNNING):
         one.stop()
 
 
 def is_in_memory(descriptor: int, length_bytes: int) -> bool:
-    """Whether a file is in the page cache, as far as a few bytes of it tell (preadv2(2),
+    """Whether a file is in the page cache, by probing a few bytes of it (preadv2(2),
     RWF_NOWAIT)."""
     byte = bytearray(1)
     try:
@@ -110,7 +108,7 @@ def is_in_memory(descriptor: int, length_bytes: int) -> bool:
             os.preadv(descriptor, [byte], (length_bytes - 1) * n // (_PROBES - 1), os.RWF_NOWAIT)
     except BlockingIOError:
         return False
-    except OSError:  # a file system that cannot tell: most likely one that is memory
+    except OSError:  # not supported by the file system, most likely one in memory
         return True
     return True
 

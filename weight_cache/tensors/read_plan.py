@@ -1,4 +1,4 @@
-"""How a file's tensors are cut into the pieces that are read at once. Pure."""
+"""Splits a file's tensors into pieces to read. Pure functions."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from weight_cache.types import Tensor
 
 PIECE_BYTES = 16 * 1024 * 1024
-"""As long as a chunk of the store: long enough for the disk's full speed, short enough that a few
-of them fit beside everything else."""
+"""The size of a chunk of the store: large enough for the disk's full speed, small enough that a few
+of them fit in memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSlice:
-    """A stretch of one tensor inside a piece: from `at_bytes` of the piece, `from_bytes` of the
+    """A part of one tensor inside a piece: at `at_bytes` of the piece and `from_bytes` of the
     tensor, `length_bytes` long."""
 
     tensor: Tensor
@@ -25,7 +25,7 @@ class TensorSlice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadPiece:
-    """Bytes of a file that are read at once, and whose they are."""
+    """A range of a file that is read at once, and the tensors in it."""
 
     offset_bytes: int
     length_bytes: int
@@ -33,7 +33,7 @@ class ReadPiece:
 
 
 def contiguous_runs(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Those that lie side by side, together; empty ones nowhere."""
+    """Groups of adjacent tensors; empty tensors are omitted."""
     run: list[Tensor] = []
     for tensor in sorted((t for t in tensors if t.length_bytes), key=lambda t: t.offset_bytes):
         if run and run[-1].offset_bytes + run[-1].length_bytes != tensor.offset_bytes:
@@ -45,7 +45,7 @@ def contiguous_runs(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
 
 
 def plan_reads(tensors: Iterable[Tensor], *, piece_bytes: int = PIECE_BYTES) -> Iterator[ReadPiece]:
-    """Pieces that end where the file's own chunks do, and that hold nothing but these tensors."""
+    """Pieces that end at the file's chunk boundaries and contain only these tensors."""
     for run in contiguous_runs(tensors):
         begin, end = run[0].offset_bytes, run[-1].offset_bytes + run[-1].length_bytes
         waiting = list(reversed(run))
@@ -60,8 +60,8 @@ def plan_reads(tensors: Iterable[Tensor], *, piece_bytes: int = PIECE_BYTES) -> 
 
 
 def _tensor_slices(waiting: list[Tensor], begin: int, stop: int) -> Iterator[TensorSlice]:
-    """Whose the bytes from `begin` to `stop` are; those that end before `stop` leave `waiting`,
-    whose next is its last."""
+    """Split the bytes from `begin` to `stop` by tensor. `waiting` is a stack; tensors that end
+    before `stop` are removed."""
     while waiting and waiting[-1].offset_bytes < stop:
         tensor = waiting[-1]
         first, end = (

@@ -1,3 +1,3 @@
-"""The platform's foundation, on which every other package stands: settings, RPC, transport, TLS,
-object stores, keys, logs and metrics. Nothing here knows functions, weights or snapshots, and
-nothing here imports another package of the platform."""
+"""Shared foundation of all packages: settings, RPC, transport, TLS, object stores, keys, logs and
+metrics. It has no concept of functions, weights or snapshots, and imports no other package of the
+platform."""

@@ -1,21 +1,21 @@
-"""The platform's keys: one master, and a key of its own for each purpose, derived with HKDF-SHA256
+"""The platform's keys: one master key, and a separate key per purpose, derived with HKDF-SHA256
 (RFC 5869).
 
 | key | derived from | processes that have it | for |
 |---|---|---|---|
-| platform's key | made at the first start | controller, node agents of this machine | deriving the others |
-| activator's key | the platform's | controller, activators | deriving those in the next three rows, and the token |
-| `secrets` | the activator's | controller, activators | secrets of functions, opened at each start of an instance |
-| `replies` | the activator's | controller, activators | answers that activators keep in Redis under idempotency keys |
-| `visitors` | the activator's | controller, activators | whose share a dashboard's cookie counts in; it signs nobody in |
-| `sessions` | the platform's | controller | cookies of the dashboard |
-| `webhooks` | the platform's | controller | secrets that messages to webhooks are signed with |
-| `answers` | the platform's | controller | answers that the controller keeps under idempotency keys |
+| platform's key | created at the first start | controller, node agents of this machine | deriving the others |
+| activator's key | the platform's | controller, activators | deriving the keys in the next three rows, and the token |
+| `secrets` | the activator's | controller, activators | secrets of functions, opened at each instance start |
+| `replies` | the activator's | controller, activators | responses that activators store in Redis under idempotency keys |
+| `visitors` | the activator's | controller, activators | attributing a dashboard cookie's connections to an API key; does not authenticate |
+| `sessions` | the platform's | controller | session cookies of the dashboard |
+| `webhooks` | the platform's | controller | signing secrets of webhooks |
+| `answers` | the platform's | controller | responses that the controller stores under idempotency keys |
 
-A key file holds 32 random bytes in URL-safe base64. Sealing is Fernet (AES-128-CBC and HMAC-SHA256,
-from the `cryptography` package); sealed text begins with the id of the scheme, `k1.`. Text without
-it was sealed with the platform's key itself, before there were purposes: only
-`PlatformKey.open_unmarked` opens it, and the controller seals it again when it starts."""
+A key file contains 32 random bytes in URL-safe base64. Sealing uses Fernet (AES-128-CBC and
+HMAC-SHA256, from the `cryptography` package); sealed text begins with the id of the scheme, `k1.`.
+Text without it was sealed by an earlier version with the platform's key itself: only
+`PlatformKey.open_unmarked` opens it, and the controller seals it again at startup."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from pilotlight.core.settings import Paths, PlatformSettings, SettingsInvalid
 
 SEALED_PREFIX = "k1."
-"""What sealed text begins with: Fernet, with a key derived for its purpose."""
+"""Prefix of sealed text: Fernet, with a key derived for its purpose."""
 ACTIVATOR_KEY_FILE = "activator.key"
 _NODE_TOKEN_LABEL = b"pilotlight platform token"
 _KEY_BYTES = 32
 
 
 class DecryptionFailed(Exception):
-    """Raised when a sealed text was not sealed with this key, or was altered."""
+    """Raised when sealed text was sealed with another key, or was modified."""
 
 
 def derive_key(key: bytes, purpose: str) -> bytes:
-    """32 bytes for `purpose`, which tell nothing of `key` or of other purposes."""
+    """Derive 32 bytes for `purpose`, which reveal nothing about `key` or other purposes."""
     return HKDF(
         algorithm=SHA256(), length=_KEY_BYTES, salt=None, info=f"pilotlight/v1/{purpose}".encode()
     ).derive(key)
@@ -53,7 +53,7 @@ class Sealer:
     """Seals and opens text for one purpose. Immutable."""
 
     def __init__(self, key: bytes, purpose: str) -> None:
-        """`key`: what the purpose's own is derived from."""
+        """`key`: the key from which the purpose's key is derived."""
         self._purpose = purpose
         self._fernet = Fernet(base64.urlsafe_b64encode(derive_key(key, purpose)))
 
@@ -61,30 +61,32 @@ class Sealer:
         return f"<Sealer {self._purpose}>"
 
     def seal(self, text: str) -> str:
-        """Encrypt and authenticate."""
+        """Encrypt and authenticate `text`."""
         return SEALED_PREFIX + self._fernet.encrypt(text.encode()).decode()
 
     def open(self, sealed: str) -> str:
-        """Decrypt. Raises DecryptionFailed."""
+        """Decrypt `sealed`. Raises DecryptionFailed."""
         try:
             if not sealed.startswith(SEALED_PREFIX):
                 raise InvalidToken
             return self._fernet.decrypt(sealed.removeprefix(SEALED_PREFIX).encode()).decode()
         except InvalidToken as e:
             raise DecryptionFailed(
-                f"a sealed text does not open with this platform's key for {self._purpose}: was "
+                f"sealed text cannot be opened with this platform's key for {self._purpose}: was "
                 f"the key replaced?"
             ) from e
 
 
 class ActivatorKey:
-    """What activators and the controller share; nothing of the platform's key follows from it.
-    Immutable.
+    """The key shared by activators and the controller. The platform's key cannot be derived from
+    it. Immutable.
 
     Attributes:
-        token: what activators show the controller. secrets: seals secrets of functions. replies:
-        seals answers that activators keep for each other. visitors: seals the part of the
-        dashboard's cookies that activators read (`pilotlight.core.dashboard.visitor_cookie`).
+        token: authenticates activators to the controller.
+        secrets: seals secrets of functions.
+        replies: seals responses that activators store for each other.
+        visitors: seals the part of the dashboard's cookies that activators read
+            (`pilotlight.core.dashboard.visitor_cookie`).
     """
 
     def __init__(self, raw: bytes) -> None:
@@ -106,7 +108,7 @@ class ActivatorKey:
         return cls(base64.urlsafe_b64decode(path.read_bytes().strip()))
 
     def write(self, path: Path) -> None:
-        """Make `path` the key file (0600), unless it is already."""
+        """Write the key to `path` (0600), unless the file has this content already."""
         text = base64.urlsafe_b64encode(self._raw) + b"\n"
         if path.exists() and path.read_bytes() == text:
             return
@@ -120,19 +122,19 @@ class ActivatorKey:
 
 
 class PlatformKey:
-    """The master key, which the controller has. Immutable.
+    """The master key, held by the controller. Immutable.
 
     Attributes:
-        activator: what activators have of it, or the key that was given to them instead.
+        activator: the activators' key, derived or configured separately.
         sessions: seals cookies of the dashboard.
         webhooks: seals secrets of webhooks.
-        answers: seals answers kept under idempotency keys.
-        node_token: what node agents that have this key file show the controller.
+        answers: seals responses stored under idempotency keys.
+        node_token: authenticates node agents with this key file to the controller.
     """
 
     def __init__(self, key: bytes, *, activator: ActivatorKey | None = None) -> None:
-        """`activator`: the activators' key where it is one of its own
-        (`platform.activator_key_file`); None = derived from this one."""
+        """`activator`: a separate key of the activators (`platform.activator_key_file`); None =
+        derived from this key."""
         self._key = key
         self._unmarked = Fernet(key)
         self._raw = base64.urlsafe_b64decode(key)
@@ -147,21 +149,21 @@ class PlatformKey:
 
     @property
     def token(self) -> str:
-        """What activators show the controller."""
+        """Authenticates activators to the controller."""
         return self.activator.token
 
     def with_activator(self, key: ActivatorKey) -> PlatformKey:
-        """The same key, where activators have one of their own."""
+        """A copy with a separate key of the activators."""
         return PlatformKey(self._key, activator=key)
 
     @classmethod
     def load(cls, path: Path) -> PlatformKey:
-        """Read the key file. Raises FileNotFoundError when the platform was never started here."""
+        """Read the key file. Raises FileNotFoundError if the platform was never started here."""
         return cls(path.read_bytes().strip())
 
     @classmethod
     def load_or_create(cls, path: Path) -> PlatformKey:
-        """Read the key file, making it (0600, never half-written) when there is none."""
+        """Read the key file; create it if missing (0600, atomically)."""
         path.parent.mkdir(parents=True, exist_ok=True)
         fresh = path.with_suffix(f".{os.getpid()}.new")
         descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -171,7 +173,7 @@ class PlatformKey:
                 f.flush()
                 os.fsync(f.fileno())
             try:
-                os.link(fresh, path)  # fails when another process was first: then theirs is the key
+                os.link(fresh, path)  # fails if another process created it first: use that key
             except FileExistsError:
                 pass
         finally:
@@ -179,26 +181,25 @@ class PlatformKey:
         return cls.load(path)
 
     def derived(self, label: bytes) -> bytes:
-        """The keys that are shared with node agents (HMAC-SHA256 of a label), which derive them for
-        themselves."""
+        """Derive a key shared with node agents, which derive it too (HMAC-SHA256 of a label)."""
         return hmac.new(self._raw, label, hashlib.sha256).digest()
 
     def open_unmarked(self, sealed: str) -> str:
-        """Open what was sealed with this key itself, before there were keys for purposes. Raises
+        """Open text sealed with this key itself, by versions without per-purpose keys. Raises
         DecryptionFailed."""
         try:
             return self._unmarked.decrypt(sealed.encode()).decode()
         except InvalidToken as e:
             raise DecryptionFailed(
-                "a sealed text does not open with this platform's key: was platform.key replaced?"
+                "sealed text cannot be opened with this platform's key: was platform.key replaced?"
             ) from e
 
 
 def load_platform_key(platform: PlatformSettings, paths: Paths) -> PlatformKey:
-    """The key in <home>, made at the first start; or the one of `platform.key_file`, which several
-    machines share and nobody makes here.
+    """The key in <home>, created at the first start; or the key in `platform.key_file`, which
+    several machines share and which is never created here.
 
-    With `platform.activator_key_file`, activators have the key in that file. Raises
+    With `platform.activator_key_file`, activators use the key in that file. Raises
     SettingsInvalid."""
     if platform.key_file is None:
         key = PlatformKey.load_or_create(paths.home / "platform.key")
@@ -225,20 +226,20 @@ def _read_activator_key(file: Path) -> ActivatorKey:
             "the controller of this machine writes it when it starts; elsewhere mount it and "
             "set platform.activator_key_file"
         )
-        raise SettingsInvalid(f"{file}: no key for activators ({e.strerror}): {hint}") from e
+        raise SettingsInvalid(f"{file}: activator key not readable ({e.strerror}): {hint}") from e
     except ValueError as e:
         raise SettingsInvalid(
-            f"{file}: holds no key for activators: 32 bytes in URL-safe base64 ({e})"
+            f"{file}: not an activator key: expected 32 bytes in URL-safe base64 ({e})"
         ) from e
 
 
 def read_platform_key(setting: str, file: str) -> PlatformKey:
-    """The key in a file that is mounted, which `setting` names. Raises SettingsInvalid."""
+    """Read the mounted key file that `setting` names. Raises SettingsInvalid."""
     try:
         return PlatformKey.load(Path(file))
     except OSError as e:
         raise SettingsInvalid(f"{setting} = {file!r}: {e.strerror}: is the secret mounted?") from e
     except ValueError as e:
         raise SettingsInvalid(
-            f"{setting} = {file!r}: holds no key: 32 bytes in URL-safe base64"
+            f"{setting} = {file!r}: not a key: expected 32 bytes in URL-safe base64"
         ) from e

@@ -1,8 +1,8 @@
-"""CSV (RFC 4180) that a spreadsheet opens without running it.
+"""CSV (RFC 4180) that is safe to open in a spreadsheet.
 
-A cell that begins with =, +, - or @ is a formula to a spreadsheet, and names are written by users:
-such text gets an apostrophe in front, which spreadsheets take as "this is text" (CWE-1236). Numbers
-stay what they are."""
+Spreadsheets treat a cell that begins with =, +, - or @ as a formula, and names are written by
+users: such text is prefixed with an apostrophe, which spreadsheets take as text (CWE-1236). Numbers
+are unchanged."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _is_number = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?").fullmatch
 
 
 def csv_cell(value: Any) -> Any:
-    """A value as it may stand in a cell."""
+    """Escape a value for a cell."""
     if isinstance(value, str) and value.startswith(_FORMULA) and not _is_number(value):
         return "'" + value
     return value
@@ -27,8 +27,7 @@ def csv_cell(value: Any) -> Any:
 def csv_lines(
     columns: Sequence[str], rows: Iterable[Mapping[str, Any]], *, with_head: bool = True
 ) -> Iterator[str]:
-    """The head and the rows as lines; keys that are no column are left out, missing ones are
-    empty."""
+    """Header and rows as lines; keys without a column are omitted, missing keys are empty."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\r\n")
     if with_head:

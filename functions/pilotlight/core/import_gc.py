@@ -1,6 +1,7 @@
-"""Imported first by each process's main module: the garbage collector rests until `imported()`.
+"""Pauses the garbage collector during startup. Imported first by each process's main module;
+`imported()` ends the pause.
 
-What a program imports is no garbage, and looking at it again and again takes a tenth of its start.
+Imported modules are not garbage, and scanning them repeatedly takes a tenth of the startup time.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ gc.disable()
 
 
 def imported() -> None:
-    """Collect as before, and leave what was imported out of it. Called after the last import."""
+    """Enable the collector, excluding the imported modules. Call after the last import."""
     global _is_resting
     if _is_resting:
         gc.freeze()

@@ -1,5 +1,5 @@
-"""Being reached from other machines: a server that listens on a socket of this machine listens at a
-TCP address, too, with mutual TLS."""
+"""TCP listeners for other machines: a server that listens on a Unix socket also listens on a TCP
+address, with mutual TLS."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ BACKLOG = 1024
 
 
 def require_tls_or_loopback(key: str, listen: str | None, *, is_known: bool) -> None:
-    """Raise SettingsInvalid where others than this machine would be answered without knowing who
-    they are (`is_known`: platform.tls_*)."""
+    """Raise SettingsInvalid if unauthenticated clients of other machines could connect (`is_known`:
+    platform.tls_* is set)."""
     if listen is not None and not is_known and not _is_loopback(_host(listen)):
         raise SettingsInvalid(
             f"{key} = {listen!r}: needs platform.tls_cert, tls_key and tls_ca; without them only "
-            f"a loopback address will do"
+            f"a loopback address is allowed"
         )
 
 
 def open_tcp_listener(key: str, listen: str) -> socket.socket:
-    """A listening socket at host:port. Raises SettingsInvalid, naming `key`, when the address
-    cannot be had."""
+    """Open a listening socket at host:port. Raises SettingsInvalid, naming `key`, if it cannot be
+    bound."""
     host = _host(listen)
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:
@@ -39,15 +39,15 @@ def open_tcp_listener(key: str, listen: str) -> socket.socket:
         listener.setblocking(False)
     except OSError as e:
         listener.close()
-        raise SettingsInvalid(f"{key} = {listen!r}: cannot listen there: {e.strerror or e}") from e
+        raise SettingsInvalid(f"{key} = {listen!r}: cannot listen: {e.strerror or e}") from e
     return listener
 
 
 async def serve_on_listener(
     server: uvicorn.Server, listener: socket.socket, credentials: TlsCredentials | None
 ) -> None:
-    """Have a server that has just started accept at `listener`, too; it closes it with its
-    others."""
+    """Make a running server accept connections at `listener`, too. The server closes it at
+    shutdown."""
     config = server.config
 
     def protocol() -> asyncio.Protocol:

@@ -1,10 +1,9 @@
-"""Serves a process's metrics over HTTP/1.1: on a Unix socket, and on a TCP address where the
-operator asks for one.
+"""Serves a process's metrics over HTTP/1.1: on a Unix socket, and on a TCP address if configured.
 
-The Unix socket belongs to the platform's user (mode 0600). Every process of the machine can connect
-to a TCP address, those of tenants included, so over TCP a request needs the bearer token of the
-platform (`metrics_token`). `/healthz`, and paths that `probe` answers, need none: they say whether
-a process works, and nothing about tenants."""
+The Unix socket belongs to the platform's user (mode 0600). Every process of the machine, including
+tenants', can connect to a TCP address, so over TCP a request needs the platform's bearer token
+(`metrics_token`). `/healthz` and the paths of `probe` need none: they report whether a process
+works, and nothing about tenants."""
 
 from __future__ import annotations
 
@@ -36,7 +35,7 @@ _REASONS = {
 }
 
 Probe = Callable[[str], Awaitable[tuple[int, str] | None]]
-"""Answers a probe's path with a status and a text; None for every other path."""
+"""Answers a probe's path with a status and a text; None for all other paths."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,11 +44,11 @@ class MetricsAddress:
 
     Attributes:
         socket_path: Unix socket; None = none.
-        listen: `host:port`, behind the token; None = no TCP.
-        token_file: file with the token; read, and made where it is missing, only with `listen`.
-        setting: name of the setting that `listen` comes from, for messages.
-        listener: bound to `socket_path` already; None = the server binds it.
-        token: read from `token_file` already; None = the server reads it.
+        listen: `host:port`, with the token; None = no TCP.
+        token_file: file with the token; read, and created if missing, only with `listen`.
+        setting: name of the setting for `listen`, for messages.
+        listener: already bound to `socket_path`; None = the server binds it.
+        token: already read from `token_file`; None = the server reads it.
     """
 
     socket_path: Path | None
@@ -60,7 +59,7 @@ class MetricsAddress:
     token: str | None = None
 
     def opened(self) -> MetricsAddress:
-        """The same, with all done that takes the rights of who owns the directories. Raises
+        """Do everything that needs the privileges of the directories' owner. Raises
         SettingsInvalid, OSError."""
         listener = private_listener(self.socket_path) if self.socket_path is not None else None
         token = (
@@ -86,7 +85,7 @@ def metrics_token_file(platform: PlatformSettings, paths: Paths) -> Path:
 
 
 def metrics_token(file: Path) -> str:
-    """The token in `file`, which is made (0600) where there is none. Raises SettingsInvalid."""
+    """Read the token in `file`; create it (0600) if missing. Raises SettingsInvalid."""
     try:
         if not file.exists():
             _create(file)
@@ -97,7 +96,7 @@ def metrics_token(file: Path) -> str:
         ) from e
     if len(token) < _MIN_TOKEN_CHARACTERS or not token.isascii() or len(token.split()) != 1:
         raise SettingsInvalid(
-            f"{file}: holds no metrics token: write one word of at least {_MIN_TOKEN_CHARACTERS} "
+            f"{file}: no valid metrics token: write one word of at least {_MIN_TOKEN_CHARACTERS} "
             f"ASCII characters"
         )
     return token
@@ -109,7 +108,7 @@ def _create(file: Path) -> None:
     try:
         with os.fdopen(descriptor, "w") as f:
             f.write(secrets.token_urlsafe(32) + "\n")
-        # another process was first: its token is the one
+        # another process created it first: use its token
         with contextlib.suppress(FileExistsError):
             os.link(fresh, file)
     finally:
@@ -118,13 +117,13 @@ def _create(file: Path) -> None:
 
 @dataclass(slots=True, kw_only=True)
 class MetricsServer:
-    """Owner: the event loop.
+    """Serves one registry. Owner: the event loop.
 
     Attributes:
-        registry: what is served.
+        registry: the metrics to serve.
         refresh: called before each scrape.
         probe: answers further paths without a token.
-        in_thread: render in a thread, for a registry that is large and may be read from one.
+        in_thread: render in a thread, for a large registry that is safe to read there.
     """
 
     registry: CollectorRegistry
@@ -133,8 +132,8 @@ class MetricsServer:
     in_thread: bool = False
 
     async def serve(self, address: MetricsAddress) -> list[asyncio.Server]:
-        """Answer at `address` until the servers are closed. Raises SettingsInvalid when it cannot
-        be had, OSError for the socket."""
+        """Serve at `address` until the servers are closed. Raises SettingsInvalid if the TCP
+        address cannot be bound, OSError for the socket."""
         servers: list[asyncio.Server] = []
         try:
             if address.socket_path is not None:
@@ -165,7 +164,7 @@ class MetricsServer:
             )
         except OSError as e:
             raise SettingsInvalid(
-                f"{address.setting} = {address.listen!r}: cannot listen there: {e.strerror or e}"
+                f"{address.setting} = {address.listen!r}: cannot listen: {e.strerror or e}"
             ) from e
 
     def _on_connection(
@@ -185,7 +184,7 @@ class MetricsServer:
         return serve_one
 
     async def answer(self, head: bytes, *, token: str | None) -> bytes:
-        """The response to a request with this head; `token`: what it must carry, None = nothing."""
+        """The response to a request with this head; `token`: required bearer token, or None."""
         request_line, _, rest = head.decode("latin-1").partition("\r\n")
         method, target = (*request_line.split(" "), "", "")[:2]
         path = target.partition("?")[0]
@@ -221,15 +220,15 @@ class MetricsServer:
 
 
 def private_listener(path: Path) -> socket.socket:
-    """A Unix socket that only its owner can connect to, from its first moment on; what an earlier
-    process left there is replaced."""
+    """Create a Unix socket that only its owner can connect to at any moment, replacing the socket
+    of an earlier process."""
     fresh = path.with_suffix(f".{os.getpid()}")
     fresh.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         listener.bind(str(fresh))
         fresh.chmod(0o600)
-        listener.listen(128)  # before it, no connection is accepted, whatever its mode was
+        listener.listen(128)  # no connection is accepted before, whatever its mode was
         listener.setblocking(False)
         fresh.rename(path)
     except BaseException:

@@ -1,7 +1,8 @@
-"""Opening files below a directory without leaving it and without following a link: openat2(2).
+"""Opens files below a directory without leaving it and without following symbolic links:
+openat2(2).
 
-For trees that somebody else wrote, or may still be writing: a path is checked and then used, and a
-link can take its place in between; a descriptor stays what it is. Standard library only."""
+For trees written by others, possibly concurrently: between the check and the use of a path, a link
+can replace a part of it; a descriptor cannot change. Standard library only."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ import stat
 from pathlib import Path, PurePosixPath
 
 _SYS_OPENAT2 = 437
-"""The same on x86_64 and aarch64, as of all system calls since Linux 5.1."""
+"""Equal on x86_64 and aarch64, as for all system calls since Linux 5.1."""
 _RESOLVE_NO_MAGICLINKS, _RESOLVE_NO_SYMLINKS, _RESOLVE_BENEATH = 0x02, 0x04, 0x08
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -23,9 +24,9 @@ class _OpenHow(ctypes.Structure):
 
 
 def open_beneath(folder: int, name: str, flags: int = os.O_RDONLY) -> int:
-    """A descriptor of `name`, a relative path below the open directory `folder`.
+    """Open `name`, a relative path below the open directory `folder`.
 
-    Raises OSError: ELOOP where any part of it is a symbolic link, EXDEV where it leads out, ENOENT.
+    Raises OSError: ELOOP if any part of it is a symbolic link, EXDEV if it leads out, ENOENT.
     """
     how = _OpenHow(
         flags=flags | os.O_CLOEXEC,
@@ -42,14 +43,14 @@ def open_beneath(folder: int, name: str, flags: int = os.O_RDONLY) -> int:
     if fd >= 0:
         return fd
     code = ctypes.get_errno()
-    if code in (errno.ENOSYS, errno.EPERM):  # Linux before 5.6, or a container that hides the call
+    if code in (errno.ENOSYS, errno.EPERM):  # Linux before 5.6, or blocked by a container
         return open_beneath_by_parts(folder, name, flags)
     raise OSError(code, os.strerror(code), name)
 
 
 def open_beneath_by_parts(folder: int, name: str, flags: int = os.O_RDONLY) -> int:
-    """`open_beneath` without openat2(2): part by part, each below the descriptor of the one
-    before."""
+    """`open_beneath` without openat2(2): opens each part below the descriptor of the previous
+    one."""
     parts = PurePosixPath(name).parts
     if not parts or ".." in parts or name.startswith("/"):
         raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), name)
@@ -65,23 +66,23 @@ def open_beneath_by_parts(folder: int, name: str, flags: int = os.O_RDONLY) -> i
 
 
 def open_file_beneath(root: Path, name: str) -> int:
-    """A descriptor to read the regular file `root / name`, where no part of `name` is a link.
-    Raises OSError: EINVAL for what is none."""
+    """Open the regular file `root / name` for reading; no part of `name` may be a link. Raises
+    OSError: EINVAL if it is not a regular file."""
     folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        # a pipe that nobody writes to would hold us
+        # non-blocking: opening a pipe without a writer would block
         fd = open_beneath(folder, name, os.O_RDONLY | os.O_NONBLOCK)
     finally:
         os.close(folder)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        raise OSError(errno.EINVAL, "no regular file", str(root / name))
+        raise OSError(errno.EINVAL, "not a regular file", str(root / name))
     return fd
 
 
 def check_directory_beneath(root: Path, name: str) -> Path:
-    """`root / name`, where no part of `name` is a link or leads out of `root`. Raises OSError that
-    says what is wrong with it."""
+    """Return `root / name`; no part of `name` may be a link or lead out of `root`. Raises OSError
+    that says what is wrong."""
     folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.close(open_beneath(folder, name, os.O_PATH | os.O_DIRECTORY))
@@ -106,7 +107,7 @@ def _open_part(part: str, flags: int, folder: int, shown: str) -> int:
         if stat.S_ISLNK(os.stat(part, dir_fd=folder, follow_symlinks=False).st_mode):
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), shown) from e
         raise
-    # of O_PATH, O_NOFOLLOW opens the link itself
+    # with O_PATH, O_NOFOLLOW opens the link itself
     if flags & os.O_PATH and stat.S_ISLNK(os.fstat(fd).st_mode):
         os.close(fd)
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), shown)

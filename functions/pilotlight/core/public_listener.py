@@ -1,15 +1,15 @@
-"""The platform's public address: one port on every loopback family, held for as long as the
-platform is up.
+"""The platform's public address: one port on every loopback family, reserved while the platform is
+running.
 
-`localhost` resolves to 127.0.0.1 and to ::1. Where the platform listens at one of them only, a
-process of a tenant can listen at the other one and answer in the platform's name; so the platform
-listens at both. It also holds both while no activator runs: the supervisor keeps a socket bound to
-each address that never listens (`reserve_addresses`), and activators bind beside it (SO_REUSEPORT,
-which the kernel grants to sockets of one user only, socket(7)).
+`localhost` resolves to 127.0.0.1 and to ::1. If the platform listened on one of them only, a
+tenant's process could listen on the other and impersonate the platform; so the platform listens on
+both. It also reserves both while no activator runs: for each address the supervisor keeps a bound
+socket that never listens (`reserve_addresses`), and activators bind next to it (SO_REUSEPORT, which
+the kernel grants only to sockets of the same user, socket(7)).
 
-Functions have a network of their own, in which those addresses are out of reach. They have a Unix
-socket instead (`open_functions_socket`), bound once for all activators: a second one cannot be
-bound beside it, and who connects while no activator runs waits for the next."""
+Functions have their own network, from which those addresses cannot be reached. They use a Unix
+socket instead (`open_functions_socket`), bound once for all activators, since a second one cannot
+be bound next to it; connections made while no activator runs wait for the next one."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from pathlib import Path
 _LOOPBACK_4, _LOOPBACK_6 = "127.0.0.1", "::1"
 _BOTH = (_LOOPBACK_4, _LOOPBACK_6)
 _NO_SUCH_FAMILY = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.EPROTONOSUPPORT)
-"""A machine without IPv6, or without IPv4: no process can bind that address there."""
+"""The machine has no IPv6, or no IPv4: no process can bind that address."""
 _FREE_PORT_ATTEMPTS = 16
 _BACKLOG = 2048
-"""As uvicorn's own."""
+"""As in uvicorn."""
 
 
 class AddressInUse(OSError):
-    """Raised when an address of the public port cannot be had; the message names it."""
+    """Raised when an address of the public port cannot be bound; the message names it."""
 
 
 @dataclass(frozen=True, slots=True)
 class BoundAddress:
-    """One address of the public port. `is_required`: it is the one in the settings."""
+    """One address of the public port. `is_required`: the address in the settings."""
 
     host: str
     port: int
@@ -51,8 +51,8 @@ class BoundAddress:
 
 
 def public_addresses(listen: str) -> list[BoundAddress]:
-    """What is bound for `listen` (host:port): the address itself first, then the other loopback
-    families that belong to it."""
+    """The addresses to bind for `listen` (host:port): the address itself first, then the other
+    loopback families."""
     host, _, text = listen.rpartition(":")
     host, port = host.strip("[]"), int(text)
     if host == "localhost":
@@ -62,17 +62,18 @@ def public_addresses(listen: str) -> list[BoundAddress]:
     elif host in ("0.0.0.0", ""):
         hosts = (host, _LOOPBACK_6)
     else:
-        hosts = (host,)  # `::` covers both families; any other address is no loopback
+        hosts = (host,)  # `::` covers both families; any other address is not loopback
     return [BoundAddress(each, port, is_required=number == 0) for number, each in enumerate(hosts)]
 
 
 def open_listeners(listen: str, *, is_shared: bool) -> list[socket.socket]:
-    """Bound sockets for every address of `listen`; port 0 picks one that is free on all. Raises
+    """Bind sockets for every address of `listen`; port 0 selects a port that is free on all. Raises
     AddressInUse.
 
     Args:
-        listen: host:port. is_shared: other sockets of this user may be bound there too: several
-        activators, or the sockets of `reserve_addresses`.
+        listen: host:port.
+        is_shared: other sockets of this user may be bound to the same addresses: several
+            activators, or the sockets of `reserve_addresses`.
     """
     for _ in range(_FREE_PORT_ATTEMPTS - 1):
         try:
@@ -84,13 +85,13 @@ def open_listeners(listen: str, *, is_shared: bool) -> list[socket.socket]:
 
 
 def reserve_addresses(listen: str) -> list[socket.socket]:
-    """Sockets that keep every address of `listen` from other users for as long as they are open.
+    """Bind sockets that reserve every address of `listen` against other users while they are open.
     Raises AddressInUse.
 
-    They never listen, so a connection is refused, not queued, while no activator runs. Each address
-    is first bound without sharing, which fails where another platform is, and then shared. The held
-    socket has no SO_REUSEADDR: with it the kernel would let others, who set it too, bind beside a
-    socket that does not listen. Nothing is held for port 0."""
+    They never listen, so connections are refused and not queued while no activator runs. Each
+    address is first bound without sharing, which fails if another platform uses it, and then
+    shared. The reserved socket has no SO_REUSEADDR: with it the kernel would let other users that
+    set it bind next to a socket that does not listen. Port 0 is not reserved."""
     if listen.endswith(":0"):
         return []
     held: list[socket.socket] = []
@@ -109,10 +110,10 @@ def reserve_addresses(listen: str) -> list[socket.socket]:
 
 
 def open_functions_socket(path: Path) -> socket.socket:
-    """A listening Unix socket at `path`, to which every user may connect; what an earlier platform
-    left there is replaced.
+    """Create a listening Unix socket at `path` that every user may connect to, replacing that of an
+    earlier platform.
 
-    Who may reach it is decided by who sees its directory: slots do. Raises OSError.
+    Access is limited by the visibility of its directory, which slots can see. Raises OSError.
     """
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -144,14 +145,14 @@ def _open_each(addresses: Sequence[BoundAddress], *, is_shared: bool) -> Iterato
         if listener is None:
             continue
         port = listener.getsockname()[1]
-        # what it accepts has it too (tcp(7)): small pieces go out at once
+        # inherited by accepted connections (tcp(7)): small writes are sent at once
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         listener.setblocking(False)
         yield listener
 
 
 def _bind(address: BoundAddress, *, reuse_address: bool, reuse_port: bool) -> socket.socket | None:
-    """None: this machine does not have the family of an address that is not required."""
+    """Bind a socket; None if the family is missing and the address is not required."""
     listener = None
     try:
         listener = socket.socket(address.family, socket.SOCK_STREAM)

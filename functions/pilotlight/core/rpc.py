@@ -1,15 +1,15 @@
-"""The wire of this platform's node-local sockets: newline-delimited JSON over a Unix stream.
+"""RPC over the platform's node-local sockets: newline-delimited JSON over a Unix stream.
 
-A connection carries many calls at once, at most `MAX_CALLS`; one more is answered `too_many_calls`.
-A request is `{"id": 7, "op": "open", "args": {…}}`; the answer is either one frame `{"id": 7, "ok":
-{…}}` or `{"id": 7, "error": {"code", "message", "detail"}}`, or, for an operation that streams, any
-number of `{"id": 7, "part": {…}}` before that last frame. `{"id": 7, "op": "cancel"}` ends a call
-early. Frames are at most `MAX_FRAME_BYTES` long; payloads larger than that do not belong on this
-wire.
+A connection carries up to `MAX_CALLS` concurrent calls; a further one is answered with
+`too_many_calls`. A request is `{"id": 7, "op": "open", "args": {…}}`; the response is either one
+frame `{"id": 7, "ok": {…}}` or `{"id": 7, "error": {"code", "message", "detail"}}`, or, for a
+streaming operation, any number of `{"id": 7, "part": {…}}` before that last frame. `{"id": 7, "op":
+"cancel"}` cancels a call. Frames have at most `MAX_FRAME_BYTES`; larger payloads must be passed as
+files.
 
 The server reads the peer's credentials from the kernel (SO_PEERCRED, unix(7)). It serves its own
-uid and root, and a guest where it has one: another uid, with operations of its own. The socket's
-mode says the same thing twice."""
+uid and root, and optionally a guest: another uid, with its own set of operations. The socket's mode
+enforces the same."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ from pilotlight.core.threads import cancel_and_wait
 from pilotlight.core.yield_budget import YieldBudget
 
 MAX_FRAME_BYTES = 8 * 1024 * 1024
-"""Longest frame: a launch spec with secrets and a schema is some 100 KiB; 8 MiB is generous and
+"""Longest frame: a launch spec with secrets and a schema has about 100 KiB; 8 MiB is generous and
 still bounds memory."""
 
 MAX_CALLS = 1024
-"""Calls of one connection at once: an activator has one for each start that waits; log readers have
-connections of their own."""
+"""Concurrent calls per connection: an activator has one per waiting start; log readers use separate
+connections."""
 MAX_CALLS_BYTES = 64 * 1024 * 1024
-"""Of their requests together: what waits for its answer is in memory. A start's launch document is
-some 100 KiB."""
+"""Limit of their requests together, which stay in memory until they are answered. A start's launch
+document has about 100 KiB."""
 _MAX_MESSAGE = 64 * 1024
-"""Characters of an error's message where its frame was too long."""
+"""Characters kept of an error's message if its frame was too long."""
 _PEER_CREDENTIALS = struct.Struct("3i")
 
 
 class RpcRemoteError(Exception):
-    """Raised when the peer answered a call with an error frame; `code` tells which.
+    """Raised when the peer answered a call with an error frame; `code` is its code.
 
-    Clients translate it into their own package's tree.
+    Clients convert it to an error of their own package.
     """
 
     def __init__(self, code: str, message: str, detail: Mapping[str, Any] | None = None) -> None:
@@ -56,26 +56,26 @@ class RpcRemoteError(Exception):
 
 
 class CodedError(Protocol):
-    """What an exception needs for the server to put it on the wire."""
+    """An exception that the server can encode as an error frame."""
 
     code: str
 
 
 class RpcTransportError(Exception):
-    """Raised when the peer on the Unix socket violates the wire protocol, or goes away."""
+    """Raised when the peer on the Unix socket violates the wire protocol or disconnects."""
 
     code = "protocol_error"
 
 
 SendPart = Callable[[Mapping[str, Any]], Awaitable[None]]
-"""Sends one intermediate frame of a streaming call; awaits the peer's reading (back-pressure)."""
+"""Sends one intermediate frame of a streaming call; waits for the peer to read (back-pressure)."""
 
 RpcOperation = Callable[[Mapping[str, Any], SendPart], Awaitable[Mapping[str, Any]]]
-"""An operation: arguments and a way to stream in, the final answer out."""
+"""An operation: receives arguments and a function to stream parts, returns the final response."""
 
 
 def encode_frame(frame: Mapping[str, Any]) -> bytes:
-    """One frame as bytes, newline included. Raises RpcTransportError when it is too long."""
+    """Encode one frame, newline included. Raises RpcTransportError if it is too long."""
     line = json.dumps(frame, separators=(",", ":")).encode() + b"\n"
     if len(line) > MAX_FRAME_BYTES:
         raise RpcTransportError(
@@ -89,8 +89,8 @@ class RpcClient:
     """Many concurrent calls over one connection.
 
     Owner: the event loop it was opened on; no lock is needed because every change of `_waiting`
-    happens between awaits. When the connection is lost every open call fails with
-    RpcTransportError at once."""
+    happens between awaits. When the connection is lost every pending call fails with
+    RpcTransportError immediately."""
 
     def __init__(
         self,
@@ -99,8 +99,8 @@ class RpcClient:
         *,
         max_queued_frames: int = 0,
     ) -> None:
-        """`max_queued_frames`: frames of a call that nobody has taken yet; with so many nothing
-        more is read, for any call. 0: no bound."""
+        """`max_queued_frames`: limit of unread frames per call; at the limit reading stops for all
+        calls. 0: no limit."""
         self._reader = reader
         self._writer = writer
         self._most_waiting = max_queued_frames
@@ -111,25 +111,24 @@ class RpcClient:
 
     @classmethod
     async def open(cls, path: Path, *, max_queued_frames: int = 0) -> RpcClient:
-        """Connect to the socket at `path`; a bound of waiting frames is for connections with one
-        call.
+        """Connect to the socket at `path`. Limit queued frames only on connections with one call.
 
-        Raises RpcTransportError, naming the path, when nobody listens.
+        Raises RpcTransportError, naming the path, if the connection fails.
         """
         try:
             reader, writer = await asyncio.open_unix_connection(path, limit=MAX_FRAME_BYTES)
         except OSError as e:
-            raise RpcTransportError(f"nobody answers on {path}: {e.strerror or e}") from e
+            raise RpcTransportError(f"cannot connect to {path}: {e.strerror or e}") from e
         return cls(reader, writer, max_queued_frames=max_queued_frames)
 
     @property
     def is_closed(self) -> bool:
-        """Whether the connection is gone."""
+        """Whether the connection is closed."""
         return self._closed
 
     async def call(self, op: str, args: Mapping[str, Any]) -> Mapping[str, Any]:
-        """One question, one answer. Raises RpcRemoteError or RpcTransportError. Cancelling it
-        cancels it there too."""
+        """Call an operation and return its response. Raises RpcRemoteError or RpcTransportError.
+        Cancelling it cancels the operation too."""
         async with contextlib.aclosing(self._frames(op, args)) as frames:
             async for kind, body in frames:
                 if kind == "ok":
@@ -139,7 +138,7 @@ class RpcClient:
     async def stream(
         self, op: str, args: Mapping[str, Any]
     ) -> AsyncGenerator[Mapping[str, Any], None]:
-        """The parts of a streaming call, then its final answer as the last item."""
+        """Yield the parts of a streaming call, then its final response as the last item."""
         async with contextlib.aclosing(self._frames(op, args)) as frames:
             async for _, body in frames:
                 yield body
@@ -191,19 +190,19 @@ class RpcClient:
                     await inbox.put(frame)
                 await turns.handled(line)
         except (OSError, ValueError, KeyError):
-            # a peer that breaks the protocol is a peer that left: every open call learns it below
+            # a protocol violation counts as a disconnect: all pending calls fail below
             pass
         finally:
             self._closed = True
             for inbox in self._waiting.values():
                 if inbox.full():
-                    # who is told that the connection is lost has no use for a frame more
+                    # a pending frame is not needed when the connection is lost
                     inbox.get_nowait()
                 inbox.put_nowait(None)
             self._writer.close()
 
     async def aclose(self) -> None:
-        """Close the connection; open calls fail."""
+        """Close the connection; pending calls fail."""
         await cancel_and_wait(self._pump)
         with contextlib.suppress(OSError):
             await self._writer.wait_closed()
@@ -211,7 +210,7 @@ class RpcClient:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RpcGuest:
-    """A uid that is served beside our own and root, and what it may ask for."""
+    """A uid that is served besides our own and root, and the operations it may call."""
 
     uid: int
     operations: Mapping[str, RpcOperation]
@@ -224,11 +223,11 @@ async def serve_rpc(
     *,
     guest: RpcGuest | None = None,
 ) -> asyncio.Server:
-    """Serve `operations` on a Unix socket at `path` (mode 0600, for a guest see
+    """Serve `operations` on a Unix socket at `path` (mode 0600; with a guest see
     `grant_group_access`), replacing a stale socket file.
 
-    `describe` turns an operation's exception into (code, message, detail); None means a defect,
-    which the peer sees as `internal` and which is re-raised into the loop's exception handler."""
+    `describe` converts an operation's exception to (code, message, detail); None means a bug, which
+    the peer sees as `internal` and which is re-raised into the loop's exception handler."""
 
     async def on_connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         uid = peer_uid(writer.get_extra_info("socket"))
@@ -251,8 +250,8 @@ async def serve_rpc(
 
 
 def grant_group_access(path: Path) -> None:
-    """Let the group that may enter the directory of `path` connect to it (a socket) or enter it (a
-    directory), and nobody else but us."""
+    """Allow the group that may enter the directory of `path` to connect to it (a socket) or enter
+    it (a directory), and no other users."""
     folder, is_directory = path.parent.stat(), path.is_dir()
     if not folder.st_mode & stat.S_IXGRP:
         path.chmod(0o700 if is_directory else 0o600)
@@ -262,18 +261,18 @@ def grant_group_access(path: Path) -> None:
 
 
 def peer_uid(connection: socket.socket) -> int:
-    """The user at the other end of a Unix socket, as the kernel names it (unix(7), SO_PEERCRED)."""
+    """The uid of the peer of a Unix socket, from the kernel (unix(7), SO_PEERCRED)."""
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
     uid: int = _PEER_CREDENTIALS.unpack(raw)[1]
     return uid
 
 
 class _PeerDisconnected(Exception):
-    """Raised where a frame has nobody to go to."""
+    """Raised when a frame cannot be sent because the peer has disconnected."""
 
 
 class _Connection:
-    """One peer: its running calls, and their cancellation when it leaves."""
+    """One peer connection: its running calls, cancelled when it disconnects."""
 
     def __init__(
         self,
@@ -304,15 +303,15 @@ class _Connection:
             _PeerDisconnected,
             asyncio.CancelledError,
         ):
-            pass  # the peer left, or does not speak our protocol: either way this connection ends
+            pass  # disconnect or protocol violation: either way this connection ends
         finally:
             for task in list(self._running.values()):
                 task.cancel()
             self._writer.close()
 
     async def _take(self, frame: Mapping[str, Any], size_bytes: int) -> None:
-        """Begin a call, or end one: that is heard however many there are. Raises ValueError for an
-        id that is in use."""
+        """Start a call, or cancel one, which is always accepted. Raises ValueError for an id in
+        use."""
         call_id = frame["id"]
         if frame["op"] == "cancel":
             task = self._running.get(call_id)
@@ -328,8 +327,8 @@ class _Connection:
             await self._fail(
                 call_id,
                 "too_many_calls",
-                f"{held}: at most {MAX_CALLS} of {MAX_CALLS_BYTES} bytes may; wait for the answer "
-                f"to one",
+                f"{held}: at most {MAX_CALLS} of {MAX_CALLS_BYTES} bytes are allowed; wait for a "
+                f"response",
             )
             return
         self._held_bytes += size_bytes
@@ -338,7 +337,7 @@ class _Connection:
         task.add_done_callback(lambda _: self._end(call_id, size_bytes))
 
     def _end(self, call_id: int, size_bytes: int) -> None:
-        """Also of a call that was cancelled before it began."""
+        """Clean up a call, also one cancelled before it began."""
         del self._running[call_id]
         self._held_bytes -= size_bytes
 
@@ -360,10 +359,10 @@ class _Connection:
                 return
             await self._send({"id": call_id, "ok": await operation(frame.get("args") or {}, part)})
         except _PeerDisconnected:
-            pass  # its answer has nowhere to go
+            pass  # the response cannot be delivered
         except Exception as e:
             described = self._describe(e)
-            if isinstance(e, RpcTransportError):  # an answer that is too long for a frame
+            if isinstance(e, RpcTransportError):  # the response is too long for a frame
                 described = (e.code, str(e), {})
             with contextlib.suppress(_PeerDisconnected):
                 await self._fail(
@@ -375,8 +374,7 @@ class _Connection:
     async def _fail(
         self, call_id: int, code: str, message: str, detail: Mapping[str, Any] | None = None
     ) -> None:
-        """Whoever asked gets an answer in any case: where the detail is too long for a frame, the
-        error without it."""
+        """Send an error frame; without the detail if the frame would be too long."""
         error = {"code": code, "message": message, "detail": dict(detail or {})}
         try:
             await self._send({"id": call_id, "error": error})
@@ -389,5 +387,5 @@ class _Connection:
         try:
             self._writer.write(line)
             await self._writer.drain()
-        except OSError as e:  # none of the operation's own, which the peer must hear of
+        except OSError as e:  # not an error of the operation itself, which must be reported
             raise _PeerDisconnected from e

@@ -1,9 +1,8 @@
-"""`platform.yaml`, read once at start-up into frozen records; nothing here reads the environment at
-import.
+"""`platform.yaml`, read once at startup into frozen records; importing this module reads no
+environment variables.
 
-Every package declares its own section as a frozen dataclass and calls `load_section`. A wrong key
-is refused with the file, the line, the key, the value and what would be right:
-`SettingsInvalid`."""
+Every package declares its own section as a frozen dataclass and calls `load_section`. Invalid
+settings raise `SettingsInvalid` with the file, the line, the key, the value and what is allowed."""
 
 from __future__ import annotations
 
@@ -25,10 +24,10 @@ MAX_SOCKET_PATH = 107
 """Longest Unix socket path, one byte less than `sun_path` (unix(7))."""
 _LONGEST_SOCKET_NAME = len("/slots/s-0123456789abcdef/i-0123456789abcdef.sock")
 FUNCTIONS_SOCKET = "http.sock"
-"""At which functions reach the platform, in `Paths.for_functions`."""
+"""The socket in `Paths.for_functions` by which functions reach the platform."""
 _MAX_RECORD_NAME = 40
 _HIGHEST_UID = 65533
-"""Below `nobody`."""
+"""Below the uid of `nobody`."""
 _CONTROLLER_UID = 19902
 _SECTIONS = (
     "platform",
@@ -43,8 +42,7 @@ _SECTIONS = (
 
 
 class SettingsInvalid(Exception):
-    """Raised when platform.yaml cannot be used; the message names file, line, key, value and
-    bound."""
+    """Raised when platform.yaml is invalid; the message names file, line, key, value and limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,33 +50,33 @@ class PlatformSettings:
     """Section `platform`.
 
     Attributes:
-        home: directory of everything that must survive; None = $PILOTLIGHT_HOME or
-        $XDG_DATA_HOME/pilotlight. run: directory of sockets; None = <home>/run, or a short private
-        one under the temporary directory. trust: "isolated", or "shared" to let several tenants
-        share one uid where there is no root. blobs: where bundles, manifests and files of weights
-        lie: a directory that all nodes see, or s3://bucket/prefix;
-            None = <home>/blobs.
-        s3_client: who speaks S3: "boto3", "obstore", or "auto" for the faster one that is
-        installed. fleet: where instances run: "local", behind this machine's node agent, or
-        "knative", as pods of a cluster (section `cluster`). controller_url: `https://host:port`
-        where the controller is on another machine; None = its socket in <run>. key_file: the
-        platform's key, where somebody else keeps it (a mounted Secret); None = <home>/platform.key,
-        made at the first start. activator_key_file: key of activators, where it is one of its own
-        (a mounted Secret), for them and the controller; None =
-            <home>/activator.key, which the controller derives from the platform's.
-        activator_uid: uid and gid of activators where the platform runs as root on one machine,
-        below `snapshotter.uid_base`; None =
-            they run as root.
-        controller_uid: the same of the controller; another than `activator_uid`.
+        home: directory of persistent data; None = $PILOTLIGHT_HOME or $XDG_DATA_HOME/pilotlight.
+        run: directory of sockets; None = <home>/run, or a short private one under the temporary
+            directory.
+        trust: "isolated", or "shared" to let several tenants share one uid without root.
+        blobs: store of bundles, manifests and files of weights: a directory visible to all nodes,
+            or s3://bucket/prefix; None = <home>/blobs.
+        s3_client: the S3 client: "boto3", "obstore", or "auto" for the faster one installed.
+        fleet: where instances run: "local", behind this machine's node agent, or "knative", as pods
+            of a cluster (section `cluster`).
+        controller_url: `https://host:port` of a controller on another machine; None = its socket in
+            <run>.
+        key_file: an existing file with the platform's key (a mounted Secret); None =
+            <home>/platform.key, created at the first start.
+        activator_key_file: a separate key of activators (a mounted Secret), for them and the
+            controller; None = <home>/activator.key, which the controller derives from the
+            platform's.
+        activator_uid: uid and gid of activators if the platform runs as root on one machine, below
+            `snapshotter.uid_base`; None = they run as root.
+        controller_uid: the same for the controller; must differ from `activator_uid`.
         metrics_token_file: file with the bearer token of metrics over TCP (`metrics_listen`); None
-        = <home>/metrics.token, made when it is
-            first needed.
-        disk_floor_bytes: free disk that only the journals may use; uploads, builds, snapshots,
-        weights and logs stop before; None = 1 GiB,
-            of a disk below 50 GiB a fiftieth; 0 = no floor.
-        tls_cert: PEM file of our certificate and its chain, for connections between machines; read
-        anew when it changes. tls_key: PEM file of its key. tls_ca: PEM file of the authorities
-        whose certificates the others must show.
+            = <home>/metrics.token, created when needed.
+        disk_floor_bytes: free disk reserved for the journals; uploads, builds, snapshots, weights
+            and logs stop before; None = 1 GiB, or 1/50 of a disk below 50 GiB; 0 = no floor.
+        tls_cert: PEM file of our certificate and its chain, for connections between machines;
+            reloaded when it changes.
+        tls_key: PEM file of its key.
+        tls_ca: PEM file of the authorities that issue the certificates of the others.
     """
 
     home: str | None = None
@@ -102,8 +100,8 @@ class PlatformSettings:
         self._check_tls()
         if self.disk_floor_bytes is not None and self.disk_floor_bytes < 0:
             raise ValueError(
-                f"disk_floor_bytes = {self.disk_floor_bytes}: must be at least 0, which is no "
-                f"floor, or null for 1 GiB"
+                f"disk_floor_bytes = {self.disk_floor_bytes}: must be at least 0 (no floor), or "
+                f"null for 1 GiB"
             )
         self._check_uids()
         if self.fleet not in ("local", "knative"):
@@ -134,8 +132,8 @@ class PlatformSettings:
                 :: 1 if self.controller_uid == _CONTROLLER_UID else -1
             ]
             raise ValueError(
-                f"{named} = {self.activator_uid}: is {other}, too; who took one of these "
-                f"processes over would have both"
+                f"{named} = {self.activator_uid}: must differ from {other}, so that these "
+                f"processes are isolated from each other"
             )
 
     def _check_tls(self) -> None:
@@ -144,7 +142,7 @@ class PlatformSettings:
         if 0 < len(missing) < len(files):
             named = next(name for name, value in files.items() if value)
             raise ValueError(
-                f"{named} = {files[named]!r}: tls_cert, tls_key and tls_ca come together; "
+                f"{named} = {files[named]!r}: tls_cert, tls_key and tls_ca must be set together; "
                 f"{' and '.join(missing)} is missing"
             )
         if self.controller_url is not None and not self.controller_url.startswith("https://"):
@@ -160,12 +158,12 @@ class PlatformSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paths:
-    """Where things are. Directories are made on first use, 0700.
+    """Locations of files. Directories are created on first use, 0700.
 
     Attributes:
-        activator_uid: uid and gid of activators, who may enter `run`, where the platform runs as
-        root; None = they are of our own uid. controller_uid: the same of the controller, which may
-        enter `<run>/controller`.
+        activator_uid: uid and gid of activators, which may enter `run`, if the platform runs as
+            root; None = our own uid.
+        controller_uid: the same for the controller, which may enter `<run>/controller`.
     """
 
     home: Path
@@ -198,8 +196,8 @@ class Paths:
     def make(self) -> Paths:
         """Create both directories, private to this user.
 
-        Activators with a uid of their own may enter `run`, a controller with one
-        `<run>/controller`; neither lists or makes anything there."""
+        Activators with their own uid may enter `run`, a controller with its own uid
+        `<run>/controller`; neither may list or create files there."""
         for directory in (self.home, self.run):
             directory.mkdir(parents=True, exist_ok=True)
         self.home.chmod(0o700)
@@ -208,7 +206,7 @@ class Paths:
             self.for_controller.mkdir(exist_ok=True)
             _grant_group_traversal(self.for_controller, self.controller_uid)
         self.for_functions.mkdir(exist_ok=True)
-        self.for_functions.chmod(0o755)  # slots see it; below `run` nobody else reaches it
+        self.for_functions.chmod(0o755)  # visible in slots; `run` protects it from other users
         return self
 
     def socket(self, process: str) -> Path:
@@ -217,23 +215,23 @@ class Paths:
 
     @property
     def for_controller(self) -> Path:
-        """`<run>/controller`: sockets of others for a controller with a uid of its own."""
+        """`<run>/controller`: sockets of other processes for a controller with its own uid."""
         return self.run / "controller"
 
     @property
     def for_functions(self) -> Path:
-        """`<run>/functions`: what every slot sees of `run`; it holds `socket_for_functions` and
-        nothing else."""
+        """`<run>/functions`: the part of `run` visible in every slot; it contains only
+        `socket_for_functions`."""
         return self.run / "functions"
 
     @property
     def socket_for_functions(self) -> Path:
-        """Where functions reach the platform: the activator's HTTP, as at its public address."""
+        """Socket by which functions reach the platform: the activator's HTTP API."""
         return self.for_functions / FUNCTIONS_SOCKET
 
     def socket_for_controller(self, process: str) -> Path:
-        """Where the controller reaches `process`: `<run>/controller/<process>.sock` where it has a
-        uid of its own, else `socket`."""
+        """The socket of `process` for the controller: `<run>/controller/<process>.sock` if it has
+        its own uid, else `socket`."""
         return (
             self.socket(process)
             if self.controller_uid is None
@@ -250,12 +248,12 @@ def _grant_group_traversal(directory: Path, gid: int | None) -> None:
 
 
 def read_secret(key: str, value: str | None, file: str | None) -> str | None:
-    """A setting with a password in it: `value`, or what `file` (setting `<key>_file`) holds. Raises
+    """A secret setting: `value`, or the content of `file` (setting `<key>_file`). Raises
     ValueError."""
     if file is None:
         return value
     if value is not None:
-        raise ValueError(f"{key}_file = {file!r}: {key} is set, too: name one of them")
+        raise ValueError(f"{key}_file = {file!r}: {key} is set, too: set only one of them")
     try:
         return Path(file).read_text().strip()
     except (OSError, UnicodeDecodeError) as e:
@@ -274,18 +272,18 @@ def load_section(kind: type[T], section: str, file: Path | None) -> T:
 def load_named_records(
     kind: type[T], section: str, file: Path | None, *, base: Mapping[str, T]
 ) -> dict[str, T]:
-    """Read a section of named records, each a `kind` with a field `name`; those of `base` are there
-    unless the file changes them.
+    """Read a section of named records, each a `kind` with a field `name`, in addition to those of
+    `base`, which the file may change.
 
-    What a record of the file does not say is as in the record of the same name in `base`, or the
-    default. Raises SettingsInvalid."""
+    Missing fields are taken from the record of the same name in `base`, or from the defaults.
+    Raises SettingsInvalid."""
     found = dict(base)
     node = _find_section(section, file)
     if node is None or file is None:
         return found
     if not isinstance(node, yaml.MappingNode):
         raise SettingsInvalid(
-            f"{_location(file, node)}: section {section!r} must hold names with keys and values"
+            f"{_location(file, node)}: section {section!r} must contain names with keys and values"
         )
     for key, value in node.value:
         name = str(key.value)
@@ -303,8 +301,7 @@ def load_named_records(
 
 
 def load_section_key(section: str, key: str, file: Path | None) -> Any:
-    """One key of a section that another process reads and checks; None where it is not there.
-    Raises SettingsInvalid."""
+    """One key of a section owned by another process; None if missing. Raises SettingsInvalid."""
     node = _find_section(section, file)
     if not isinstance(node, yaml.MappingNode):
         return None
@@ -313,7 +310,7 @@ def load_section_key(section: str, key: str, file: Path | None) -> Any:
 
 
 def _find_section(section: str, file: Path | None) -> yaml.Node | None:
-    """The section's node; None where it says nothing."""
+    """The section's node; None if it is missing or empty."""
     if file is None or not file.exists():
         return None
     node = _parse_yaml(file)
@@ -354,7 +351,7 @@ def _parse_record(
 ) -> T:
     if not isinstance(node, yaml.MappingNode):
         raise SettingsInvalid(
-            f"{_location(file, node)}: section {section!r} must hold keys and values"
+            f"{_location(file, node)}: section {section!r} must contain keys and values"
         )
     hints = typing.get_type_hints(kind)
     known = {f.name for f in fields(kind)} - ({"name"} & (given or {}).keys())  # type: ignore[arg-type]
@@ -384,7 +381,7 @@ def _parse_record(
 
 
 def _to_enum(hint: Any, value: Any) -> Any:
-    """A member's value as the member; anything else as it is."""
+    """Convert an enum member's value to the member; return other values unchanged."""
     if (
         isinstance(hint, type)
         and issubclass(hint, enum.Enum)

@@ -1,9 +1,9 @@
-"""Work in threads that steps back for everybody else, and is never left alone with what its caller
-is about to close.
+"""Threads with low priority, and helpers that never leave a thread running with resources that its
+caller is about to close.
 
-Niceness counts among the threads of one scheduling group. Where the kernel groups by session
-(sched(7), "The autogroup feature"), it orders only what goes on inside this process; the process
-lowers its whole group when it starts."""
+Niceness is relative to the threads of one scheduling group. If the kernel groups by session
+(sched(7), "The autogroup feature"), it orders only threads of this process; the process lowers the
+priority of its group at startup."""
 
 from __future__ import annotations
 
@@ -15,16 +15,15 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ParamSpec, TypeVar
 
 NICENESS = 10
-"""Of threads that hash and write: about a tenth of the weight of a process that serves (sched(7)),
-and all of what is left over."""
+"""Niceness of threads that hash and write: about a tenth of the weight of a serving process
+(sched(7)), and all of the idle time."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class BoundedThreads:
-    """A pool of a few threads for one kind of work, so that much of it keeps nothing else
-    waiting."""
+    """A small thread pool for one kind of work, so that a lot of it does not delay other work."""
 
     def __init__(
         self, count: int, name: str, *, initializer: Callable[[], None] | None = None
@@ -33,15 +32,14 @@ class BoundedThreads:
         self._pool = ThreadPoolExecutor(count, name, initializer=initializer)
 
     async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """The result of `work`, which runs to its end even when the caller is cancelled
-        meanwhile."""
+        """Return the result of `work`, which runs to its end even if the caller is cancelled."""
         return await _finish(
             asyncio.get_running_loop().run_in_executor(self._pool, lambda: work(*args, **kwargs))
         )
 
     async def run_until_cancelled(self, work: Callable[[threading.Event], T]) -> T:
-        """As `run`, of work that ends early, with an error of its own, once the event that it is
-        given is set: on cancellation."""
+        """As `run`, for work that receives an event and raises soon after it is set on
+        cancellation."""
         stopped = threading.Event()
         return await _finish(
             asyncio.get_running_loop().run_in_executor(self._pool, lambda: work(stopped)),
@@ -49,29 +47,29 @@ class BoundedThreads:
         )
 
     def close(self) -> None:
-        """End the threads; work that has begun is waited for."""
+        """Stop the threads after waiting for running work."""
         self._pool.shutdown(cancel_futures=True)
 
 
 class LowPriorityThreads(BoundedThreads):
-    """Threads that run at nice 10: on Linux niceness belongs to the thread (setpriority(2),
+    """Threads at nice 10: on Linux niceness is an attribute of the thread (setpriority(2),
     notes)."""
 
     def __init__(self, count: int | None = None) -> None:
-        # some of them wait for the disk
+        # two more, since some wait for the disk
         count = count if count is not None else (os.cpu_count() or 1) + 2
         super().__init__(count, "quiet", initializer=_lower_priority)
 
 
 async def finish_in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run in a thread, to the end even when cancelled: a thread cannot be stopped, and it holds
-    what its caller is about to close."""
+    """Run in a thread, to the end even if cancelled: a thread cannot be stopped, and it uses
+    resources that its caller is about to close."""
     return await _finish(asyncio.ensure_future(asyncio.to_thread(work, *args, **kwargs)))
 
 
 async def wait_finished(tasks: Collection[asyncio.Future[Any]]) -> None:
-    """Wait until all of `tasks` have ended, however often the caller is cancelled meanwhile; then
-    the cancellation goes on."""
+    """Wait until all of `tasks` have ended, even if the caller is cancelled, repeatedly; then raise
+    the cancellation."""
     cancelled: asyncio.CancelledError | None = None
     while any(not task.done() for task in tasks):
         try:
@@ -83,11 +81,11 @@ async def wait_finished(tasks: Collection[asyncio.Future[Any]]) -> None:
 
 
 async def cancel_and_wait(*tasks: asyncio.Future[Any]) -> None:
-    """Cancel `tasks` and wait until all have ended. Raises what one of them raised; its
-    cancellation is not that, but the caller's is.
+    """Cancel `tasks` and wait until all have ended. Raises errors of a task, but not its
+    cancellation; propagates the caller's own cancellation.
 
-    `with suppress(CancelledError): await task` would swallow the caller's, too: a loop that is
-    cancelled there goes on for ever."""
+    `with suppress(CancelledError): await task` would swallow the caller's, too: a loop cancelled
+    there would never end."""
     for task in tasks:
         task.cancel()
     await wait_finished(tasks)
@@ -99,8 +97,8 @@ async def cancel_and_wait(*tasks: asyncio.Future[Any]) -> None:
 async def run_concurrently(
     jobs: Iterable[Callable[[], Coroutine[Any, Any, None]]], *, at_once: int
 ) -> None:
-    """Run all `jobs`, `at_once` of them at a time. The first failure ends the others, and is raised
-    when they have ended."""
+    """Run all `jobs`, at most `at_once` concurrently. The first failure cancels the others, and is
+    raised when they have ended."""
     running: set[asyncio.Task[None]] = set()
     try:
         for job in jobs:
@@ -115,7 +113,7 @@ async def run_concurrently(
         await wait_finished(running)
         for task in running:
             if not task.cancelled():
-                task.exception()  # the first failure is told; what followed from it is not
+                task.exception()  # mark as retrieved: only the first failure is raised
 
 
 async def _wait_first_completed(running: set[asyncio.Task[None]]) -> set[asyncio.Task[None]]:
@@ -133,7 +131,7 @@ async def _finish(job: asyncio.Future[T], *, on_cancel: Callable[[], None] = lam
         on_cancel()
         await wait_finished([job])
         if not job.cancelled():
-            job.exception()  # who was cancelled does not hear of it
+            job.exception()  # mark as retrieved: a cancelled caller does not receive it
         raise
 
 

@@ -1,8 +1,7 @@
-"""The files of mutual TLS, and what may be wrong with them, in words that say whose clock, whose
-file, whose authority.
+"""The files of mutual TLS, with error messages that name the clock, file or authority at fault.
 
-Dates are read by `cryptography`, which whoever speaks TLS here has for its keys anyway; everything
-else is the standard library's."""
+Dates are parsed with `cryptography`, which every process that uses TLS needs for its keys; the rest
+is the standard library."""
 
 from __future__ import annotations
 
@@ -16,17 +15,17 @@ from pilotlight.core.settings import PlatformSettings, SettingsInvalid
 _EXPIRED, _NOT_YET = 10, 9
 _UNKNOWN = frozenset({2, 18, 19, 20, 21})
 _NAMES = frozenset({62, 63, 64})
-"""Numbers of X509_verify_cert (X509_STORE_CTX_get_error(3))."""
+"""Error numbers of X509_verify_cert (X509_STORE_CTX_get_error(3))."""
 
 
 class CertificateInvalid(SettingsInvalid):
-    """Raised when a certificate, key or authority of platform.tls_* cannot be used; the message
-    says which, why, and what to do."""
+    """Raised when a certificate, key or authority of platform.tls_* is unusable; the message names
+    it, the reason, and the remedy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsFiles:
-    """PEM files: our certificate (with its chain), its key, and the authorities that we believe."""
+    """PEM files: our certificate (with its chain), its key, and the trusted authorities."""
 
     cert: Path
     key: Path
@@ -34,7 +33,7 @@ class TlsFiles:
 
     @classmethod
     def of(cls, settings: PlatformSettings) -> TlsFiles | None:
-        """Those of platform.tls_*; None where they are not set."""
+        """The files of platform.tls_*; None if they are not set."""
         if settings.tls_cert is None or settings.tls_key is None or settings.tls_ca is None:
             return None
         return cls(
@@ -42,13 +41,13 @@ class TlsFiles:
         )
 
     def state(self) -> tuple[tuple[int, int, int], ...]:
-        """Equal as long as nobody has written the files: a Secret's renewal puts others in their
-        place. Zeros for what is not there."""
+        """A value that changes when the files do, as on the renewal of a Secret. Zeros for missing
+        files."""
         return tuple(_file_state(path) for path in (self.cert, self.key, self.ca))
 
     def check(self, now: datetime | None = None) -> None:
-        """Raise CertificateInvalid unless they belong together, and are valid at `now` (None = by
-        this machine's clock)."""
+        """Raise CertificateInvalid unless the files match and are valid at `now` (None = this
+        machine's clock)."""
         self._check_readable()
         _check_dates(self.cert, now or datetime.now(UTC))
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -56,7 +55,7 @@ class TlsFiles:
             context.load_verify_locations(self.ca)
         except ssl.SSLError as e:
             raise CertificateInvalid(
-                f"platform.tls_ca = {self.ca}: holds no certificate in PEM ({_reason(e)})"
+                f"platform.tls_ca = {self.ca}: contains no PEM certificate ({_reason(e)})"
             ) from e
         try:
             context.load_cert_chain(self.cert, self.key, password=_no_password)
@@ -82,8 +81,8 @@ class TlsFiles:
 
 def _no_password() -> str:
     raise CertificateInvalid(
-        "platform.tls_key: is encrypted, and nobody is there to say its password: store it in "
-        "plain, readable by us alone"
+        "platform.tls_key: is encrypted, and there is no way to enter a password: store it "
+        "unencrypted, readable only by the platform's user"
     )
 
 
@@ -96,16 +95,16 @@ def _file_state(path: Path) -> tuple[int, int, int]:
 
 
 def _check_dates(cert: Path, now: datetime) -> None:
-    from cryptography import x509  # a node that speaks no TLS need not load it
+    from cryptography import x509  # not loaded on nodes without TLS
 
     try:
         ours = x509.load_pem_x509_certificates(cert.read_bytes())[0]
     except (ValueError, IndexError) as e:
-        raise CertificateInvalid(f"platform.tls_cert = {cert}: holds no certificate in PEM") from e
+        raise CertificateInvalid(f"platform.tls_cert = {cert}: contains no PEM certificate") from e
     if now > ours.not_valid_after_utc:
-        ended = f"ended {ours.not_valid_after_utc:%Y-%m-%d %H:%M:%S} UTC"
+        ended = f"expired {ours.not_valid_after_utc:%Y-%m-%d %H:%M:%S} UTC"
         raise CertificateInvalid(
-            f"platform.tls_cert = {cert}: {ended}: renew it (with cert-manager: look at its "
+            f"platform.tls_cert = {cert}: {ended}: renew it (with cert-manager: check its "
             f"Certificate's status)"
         )
     if now < ours.not_valid_before_utc:
@@ -121,7 +120,7 @@ def _check_dates(cert: Path, now: datetime) -> None:
 
 
 def find_tls_error(error: BaseException) -> ssl.SSLError | None:
-    """The TLS error that caused `error`, if one did."""
+    """The TLS error that caused `error`, if any."""
     seen: BaseException | None = error
     while seen is not None:
         if isinstance(seen, ssl.SSLError):
@@ -131,30 +130,30 @@ def find_tls_error(error: BaseException) -> ssl.SSLError | None:
 
 
 _ALERTS = {
-    "PEER_DID_NOT_RETURN_A_CERTIFICATE": "it showed no certificate",
-    "CERTIFICATE_REQUIRED": "it demands a certificate and we showed none: set platform.tls_cert, "
+    "PEER_DID_NOT_RETURN_A_CERTIFICATE": "it sent no certificate",
+    "CERTIFICATE_REQUIRED": "it requires a certificate and we sent none: set platform.tls_cert, "
     "tls_key and tls_ca",
-    "UNKNOWN_CA": "it does not know the authority of our certificate: platform.tls_ca differs "
+    "UNKNOWN_CA": "it does not trust the authority of our certificate: platform.tls_ca differs "
     "between the two",
-    "CERTIFICATE_EXPIRED": "to it our certificate has ended, or is not valid yet: renew "
+    "CERTIFICATE_EXPIRED": "our certificate has expired, or is not valid yet, by its clock: renew "
     "platform.tls_cert, and compare the clocks",
-    "BAD_CERTIFICATE": "it refuses our certificate: compare the clocks, and platform.tls_ca of "
+    "BAD_CERTIFICATE": "it rejects our certificate: compare the clocks, and platform.tls_ca of "
     "the two",
-    "CERTIFICATE_UNKNOWN": "it refuses our certificate: compare the clocks, and platform.tls_ca "
+    "CERTIFICATE_UNKNOWN": "it rejects our certificate: compare the clocks, and platform.tls_ca "
     "of the two",
-    "UNSUPPORTED_CERTIFICATE": "our certificate may not be used for this: it needs the usages "
+    "UNSUPPORTED_CERTIFICATE": "our certificate lacks a key usage: it needs the usages "
     "server auth and client auth",
-    "PROTOCOL_VERSION": "it does not speak TLS 1.3",
-    "UNSUPPORTED_PROTOCOL": "it does not speak TLS 1.3",
-    "HTTP_REQUEST": "it does not speak TLS, but plain HTTP",
-    "WRONG_VERSION_NUMBER": "it does not speak TLS on that port",
+    "PROTOCOL_VERSION": "it does not support TLS 1.3",
+    "UNSUPPORTED_PROTOCOL": "it does not support TLS 1.3",
+    "HTTP_REQUEST": "it uses plain HTTP instead of TLS",
+    "WRONG_VERSION_NUMBER": "it does not use TLS on that port",
     # the same, as OpenSSL 3.5 names it
-    "RECORD_LAYER_FAILURE": "it does not speak TLS on that port",
+    "RECORD_LAYER_FAILURE": "it does not use TLS on that port",
 }
 
 
 def explain_tls_error(error: ssl.SSLError, name: str) -> str:
-    """What is wrong, and with which side, when a handshake with `name` failed."""
+    """Explain why a handshake with `name` failed, and which side is at fault."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"{name}: {_explain_verification_error(error)}"
     reason = error.reason or ""
@@ -167,7 +166,7 @@ def explain_tls_error(error: ssl.SSLError, name: str) -> str:
 def _explain_verification_error(error: ssl.SSLCertVerificationError) -> str:
     number = error.verify_code
     if number == _EXPIRED:
-        return "its certificate has ended: renew it there; or this machine's clock is ahead"
+        return "its certificate has expired: renew it there; or this machine's clock is ahead"
     if number == _NOT_YET:
         return (
             "its certificate is not valid yet: the two clocks differ (this machine's may be "
@@ -175,15 +174,15 @@ def _explain_verification_error(error: ssl.SSLCertVerificationError) -> str:
         )
     if number in _UNKNOWN:
         return (
-            "its certificate is of an authority that we do not know: platform.tls_ca differs "
+            "its certificate is from an authority that we do not trust: platform.tls_ca differs "
             "between the two"
         )
     if number in _NAMES:
         return (
             f"its certificate is for another name ({error.verify_message}): correct the "
-            f"address, or name it in the certificate"
+            f"address, or add the name to the certificate"
         )
-    return f"its certificate is refused: {error.verify_message}"
+    return f"its certificate is rejected: {error.verify_message}"
 
 
 def _reason(error: ssl.SSLError) -> str:

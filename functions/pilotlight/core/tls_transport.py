@@ -1,5 +1,5 @@
-"""httpx's transport, whose errors say what is wrong with whose certificate. Apart from `transport`,
-so that a process without TLS connections starts without httpx."""
+"""An httpx transport with explained TLS errors. Separate from `transport`, so that a process
+without TLS connections starts without httpx."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pilotlight.core.tls import explain_tls_error, find_tls_error
 
 
 class ExplainedTransport(httpx.AsyncHTTPTransport):
-    """httpx's, whose errors say what is wrong with whose certificate."""
+    """An httpx transport whose errors explain which certificate is at fault."""
 
     def __init__(self, name: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -23,8 +23,8 @@ class ExplainedTransport(httpx.AsyncHTTPTransport):
         try:
             response = await super().handle_async_request(request)
         except (httpx.TransportError, ssl.SSLError) as e:
-            # TLS 1.3 (RFC 8446, 4.4.2): a refusal of our own certificate comes with the first read,
-            # after our side of the handshake, where httpx has no name for it
+            # TLS 1.3 (RFC 8446, 4.4.2): a rejection of our certificate arrives with the first read,
+            # after our side of the handshake, and httpx does not map it
             error = find_tls_error(e)
             if error is None:
                 raise
@@ -35,7 +35,7 @@ class ExplainedTransport(httpx.AsyncHTTPTransport):
 
 
 class _ExplainedStream(httpx.AsyncByteStream):
-    """An answer's body, whose TLS errors are httpx's: whoever follows it knows no others."""
+    """A response body that raises TLS errors as httpx errors, which callers handle."""
 
     def __init__(self, body: httpx.AsyncByteStream, request: httpx.Request, name: str) -> None:
         self._body = body

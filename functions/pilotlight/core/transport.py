@@ -1,10 +1,10 @@
-"""Where another process of the platform is: a Unix socket of this machine, or `https://host:port`
-of a cluster, with mutual TLS.
+"""Endpoints of the platform's processes: a Unix socket of this machine, or `https://host:port` in a
+cluster, with mutual TLS.
 
-Both ends of a TLS connection show a certificate of the platform's own authority
-(`platform.tls_ca`): who has none is nobody. Files are read anew when they have changed, at the next
-handshake; connections that stand go on. A renewal that cannot be used (half written, of another
-key) is left alone and said once: the certificate before it stays in force until it ends."""
+Both ends of a TLS connection present a certificate of the platform's authority (`platform.tls_ca`);
+without one a peer is rejected. Changed files are reloaded at the next handshake; established
+connections continue. An unusable renewal (incomplete, of another key) is logged once and ignored:
+the previous certificate stays in use until it expires."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ P = TypeVar("P", bound=asyncio.BaseProtocol)
 
 HANDSHAKE_TIMEOUT_S = 10.0
 _NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-"""Trusts nobody, as nobody is asked. Without it each transport reads all certificates of the
-machine: 30 ms, ten times at a start."""
+"""Trusts no certificates, for transports without TLS. Without it each transport reads all
+certificates of the machine: 30 ms, ten times at a start."""
 _KEEPALIVE_OPTIONS: Final = (
     (sockets.IPPROTO_TCP, sockets.TCP_NODELAY, 1),
     (sockets.SOL_SOCKET, sockets.SO_KEEPALIVE, 1),
@@ -44,22 +44,21 @@ _KEEPALIVE_OPTIONS: Final = (
     (sockets.IPPROTO_TCP, sockets.TCP_KEEPCNT, 4),
     (sockets.IPPROTO_TCP, sockets.TCP_USER_TIMEOUT, 30_000),
 )
-"""tcp(7): a machine that vanished without a word is noticed after half a minute, not when a
-followed log ends by its clock."""
+"""tcp(7): a machine that vanished is detected after half a minute, and not only when a followed log
+times out."""
 _MAX_CONNECTIONS = 100
 _MAX_KEPT_CONNECTIONS = 20
 
 
 class TlsCredentials:
-    """Our certificate and key, and the authority whose certificates we believe. Any number of
-    contexts may be made of them.
+    """Our certificate and key, and the trusted authority. Any number of contexts may be created
+    from them.
 
-    Owner: none; handshakes of one process may be in several threads, and at worst both read the
-    files."""
+    Owner: none; handshakes may run in several threads, which at worst read the files twice."""
 
     def __init__(self, files: TlsFiles) -> None:
-        """Raises CertificateInvalid when the files are not there, cannot be used, or their time is
-        not now."""
+        """Raises CertificateInvalid if the files are missing or unusable, or the certificate is
+        expired or not valid yet."""
         self.files = files
         files.check()
         self._contexts: dict[bool, tuple[object, ssl.SSLContext]] = {}
@@ -70,24 +69,24 @@ class TlsCredentials:
 
     @classmethod
     def of(cls, settings: PlatformSettings) -> TlsCredentials | None:
-        """Those that are set; None where there are none. Raises CertificateInvalid."""
+        """The configured credentials; None if there are none. Raises CertificateInvalid."""
         files = TlsFiles.of(settings)
         return None if files is None else cls(files)
 
     def client_context(self) -> ssl.SSLContext:
-        """For connections that we open: the other's name must be in its certificate."""
+        """A context for outgoing connections: the server's certificate must contain its name."""
         return _ReloadingSSLContext.made(
             ssl.PROTOCOL_TLS_CLIENT, partial(self._current, is_server=False)
         )
 
     def server_context(self) -> ssl.SSLContext:
-        """For connections that we accept: a certificate of the authority is demanded."""
+        """A context for incoming connections: requires a client certificate of the authority."""
         return _ReloadingSSLContext.made(
             ssl.PROTOCOL_TLS_SERVER, partial(self._current, is_server=True)
         )
 
     def _current(self, *, is_server: bool) -> ssl.SSLContext:
-        """The context of the files as they are now, or of those before, if these cannot be used."""
+        """The context of the current files, or of the previous ones if these are unusable."""
         state = self.files.state()
         known = self._contexts.get(is_server)
         if known is not None and known[0] == state:
@@ -99,7 +98,7 @@ class TlsCredentials:
             if known is None:
                 raise
             if self._refused != state:
-                log.error("event=certificate_not_renewed the one before stays in force error=%s", e)
+                log.error("event=certificate_not_renewed the previous one stays in use error=%s", e)
             self._refused = state
             return known[1]
         if known is not None:
@@ -120,18 +119,18 @@ def _ssl_context(files: TlsFiles, *, is_server: bool) -> ssl.SSLContext:
     context.verify_mode = ssl.CERT_REQUIRED
     context.set_alpn_protocols(["http/1.1"])
     if is_server:
-        # a resumed session would not show its certificate again, which may have ended meanwhile
+        # a resumed session would not present its certificate again, which may have expired
         context.num_tickets = 0
         context.sslobject_class = _AlertingSSLObject
     return context
 
 
 class _AlertingSSLObject(ssl.SSLObject):
-    """A server's side of a handshake that tells the other why it is refused.
+    """The server side of a handshake that sends the client the reason of a rejection.
 
-    Event loops drop a connection whose handshake fails, with the alert (RFC 8446, 6.2) still
-    unsent, and callers would never learn what is wrong with their certificate. Here the failure
-    waits until the loop has sent what there is: the other leaves, or its time ends."""
+    Event loops drop a connection whose handshake fails before the alert (RFC 8446, 6.2) is sent, so
+    clients would not learn what is wrong with their certificate. Here the failure is delayed until
+    the loop has sent the alert: the client disconnects, or the handshake times out."""
 
     outgoing: ssl.MemoryBIO
     _refusal: ssl.SSLError | None = None
@@ -147,19 +146,19 @@ class _AlertingSSLObject(ssl.SSLObject):
             log.warning("event=caller_refused %s", explain_tls_error(e, "a caller"))
             self._refusal = e
             if not self.outgoing.pending:
-                raise  # there is nothing to tell
+                raise  # there is no alert to send
             raise ssl.SSLWantReadError(ssl.SSL_ERROR_WANT_READ, "the refusal is on its way") from e
 
 
 class _ReloadingSSLContext(ssl.SSLContext):
-    """Stands where a context is asked for once and for all, and makes each handshake of what is
-    current."""
+    """A context that is passed to servers and clients once, and uses the current files at each
+    handshake."""
 
     current: Callable[[], ssl.SSLContext]
 
     @classmethod
     def made(cls, protocol: int, current: Callable[[], ssl.SSLContext]) -> _ReloadingSSLContext:
-        current()  # what cannot be used is found at the start
+        current()  # report unusable files at startup
         made = cls(protocol)
         made.current = current
         return made
@@ -176,7 +175,7 @@ class _ReloadingSSLContext(ssl.SSLContext):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """One process. Either `socket`, or `host` and `port` with `credentials`."""
+    """The address of one process. Either `socket`, or `host` and `port` with `credentials`."""
 
     socket: Path | None = None
     host: str = ""
@@ -190,8 +189,8 @@ class Endpoint:
 
     @classmethod
     def parse(cls, text: str, credentials: TlsCredentials | None = None) -> Endpoint:
-        """A path, `unix:<path>`, or `https://host:port`. Raises ValueError, saying what is wrong
-        with `text`."""
+        """Parse a path, `unix:<path>`, or `https://host:port`. Raises ValueError naming the
+        error."""
         if text.startswith(("/", "unix:/")):
             return cls(socket=Path(text.removeprefix("unix:")))
         host, port = parse_https_url(text)
@@ -210,14 +209,14 @@ class Endpoint:
 
     @property
     def base_url(self) -> str:
-        """For an httpx client that uses `transport`. Over a socket the host says nothing."""
+        """For an httpx client that uses `transport`. For a socket the host is a placeholder."""
         if self.socket is not None:
             return "http://local"
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"https://{host}:{self.port}"
 
     def transport(self, *, limits: httpx.Limits | None = None) -> httpx.AsyncHTTPTransport:
-        """Connections to it; closed with the client that uses them."""
+        """A transport to this endpoint; closed with the client that uses it."""
         import httpx
 
         limits = limits or httpx.Limits(
@@ -255,8 +254,8 @@ class Endpoint:
         )
 
     async def connect(self, loop: asyncio.AbstractEventLoop, make: Callable[[], P]) -> P:
-        """One connection for a protocol of the caller's own. Raises OSError, which says why where
-        it is the certificates."""
+        """Open a connection with the caller's protocol. Raises OSError, which explains certificate
+        errors."""
         if self.socket is not None:
             _, protocol = await loop.create_unix_connection(make, str(self.socket))
             return protocol
@@ -274,7 +273,7 @@ class Endpoint:
 
 
 def parse_https_url(url: str) -> tuple[str, int]:
-    """Of `https://host:port`. Raises ValueError."""
+    """Parse `https://host:port`. Raises ValueError."""
     parts = urlsplit(url)
     try:
         host, port = parts.hostname, parts.port
@@ -292,7 +291,7 @@ def parse_https_url(url: str) -> tuple[str, int]:
 
 
 def controller_endpoint(platform: PlatformSettings, paths: Paths) -> Endpoint:
-    """Where the controller is: `platform.controller_url`, else its socket in <run>. Raises
+    """The controller's endpoint: `platform.controller_url`, else its socket in <run>. Raises
     SettingsInvalid."""
     if platform.controller_url is None:
         return Endpoint.at(paths.socket("controller"))

@@ -1,7 +1,7 @@
-"""Turns of one event loop, for whoever reads what somebody else sends.
+"""Fair sharing of an event loop by tasks that read frames from peers.
 
-A read of what is in the buffer already does not suspend (asyncio.StreamReader), so a peer that
-sends many small frames at once would have the loop for itself until they are all handled."""
+Reading buffered data does not suspend (asyncio.StreamReader), so a peer that sends many small
+frames at once would block the loop until all of them are handled."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ import asyncio
 
 _BUDGET_BYTES = 64 * 1024
 _FRAME_BYTES = 1024
-"""What handling a frame costs beside its length, in bytes that are parsed in the same time: some 10
-µs."""
+"""Fixed cost of handling a frame, in bytes parsed in the same time: about 10 µs."""
 
 
 class YieldBudget:
-    """Owner: the task that reads."""
+    """Yields to other tasks after a number of frames. Owner: the task that reads."""
 
     def __init__(self) -> None:
         self._left = _BUDGET_BYTES
 
     async def handled(self, frame: bytes) -> None:
-        """To be awaited after each frame: every 64 frames or 64 KiB the others get their turn."""
+        """Call after each frame: yields every 64 frames or 64 KiB."""
         self._left -= _FRAME_BYTES + len(frame)
         if self._left <= 0:
             self._left = _BUDGET_BYTES

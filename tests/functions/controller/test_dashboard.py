@@ -177,7 +177,7 @@ async def test_names_are_escaped_and_an_absent_agent_is_named(
     page = await controller.client(None).get(
         "/dashboard", headers=await sign_in(controller, controller.key)
     )
-    assert "nobody answers on" in page.text
+    assert "cannot connect to" in page.text
     assert "Nothing is deployed" in page.text
     wrong = await post_login(controller, "<script>")
     assert "<script>" not in wrong.text

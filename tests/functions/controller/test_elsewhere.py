@@ -148,7 +148,7 @@ async def test_who_has_none_is_not_even_heard(
         transport=stranger.transport(), base_url=stranger.base_url, timeout=PATIENCE_S
     ) as http:
         with pytest.raises(
-            httpx.ConnectError, match="does not know the authority of our certificate"
+            httpx.ConnectError, match="does not trust the authority of our certificate"
         ):
             await http.get("/v1/apps")
     with socket.create_connection(("127.0.0.1", site.port), timeout=PATIENCE_S) as plain:

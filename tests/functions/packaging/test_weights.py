@@ -197,7 +197,7 @@ def test_files_on_the_web_are_pushed_without_a_copy_here(
     "source, said",
     [
         ("/nowhere/at/all", "not a directory"),
-        ("s3://", "names no bucket"),
+        ("s3://", "has no bucket"),
         ("https://host/", "names no file"),
     ],
 )
@@ -278,7 +278,7 @@ def test_weights_by_name_are_looked_up_on_the_platform(tmp_path: Path) -> None:
 
 def test_a_build_that_fails_closes_what_it_opened(tmp_path: Path, server: WebFiles) -> None:
     file = app_with(tmp_path, f"pilotlight.Weights('{server.url}/none')")
-    with pytest.raises(InvalidInput, match="nothing at that address"):
+    with pytest.raises(InvalidInput, match="not found"):
         build(load_app(str(file)))
 
 

@@ -50,7 +50,11 @@ async def test_without_description_it_says_so(tmp_path: Path) -> None:
 @pytest.mark.root
 @pytest.mark.parametrize(
     "script, words",
-    [("refuse", "tcp-established"), ("die", "killed by signal 9"), ("garbage", "no answer")],
+    [
+        ("refuse", "tcp-established"),
+        ("die", "killed by signal 9"),
+        ("garbage", "answer is invalid"),
+    ],
 )
 async def test_failing_criu_is_off_with_its_reason(
     tmp_path: Path, criu_proof: SelfTest, script: str, words: str

@@ -42,7 +42,7 @@ async def test_no_driver_at_all(tmp_path: Path) -> None:
 async def test_a_driver_that_is_too_old(tmp_path: Path) -> None:
     assert (
         (await found(tmp_path, 550)).why
-        == "the display driver is 550.86.10: checkpointing a GPU needs 555 or later, 570 for "
+        == "the display driver is 550.86.10: checkpointing a GPU requires 555 or later, 570 for "
         "cuda.core"
     )
 
@@ -59,7 +59,7 @@ async def test_the_helper_is_preferred(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "release, reason",
     [
-        (560, "it needs driver 570, here 560.86.10"),
+        (560, "it requires driver 570, this node has 560.86.10"),
         (570, "ModuleNotFoundError: No module named 'cuda"),
     ],
 )
@@ -80,7 +80,7 @@ async def test_a_driver_that_does_not_initialise_is_no_way(tmp_path: Path) -> No
     write_package(tmp_path)
     it = await found(tmp_path, 570, STANDIN_CUINIT="100")
     assert it.driver is None
-    assert "cuInit says 100" in it.why
+    assert "cuInit failed: 100" in it.why
     assert "cuda-checkpoint is not in PATH" in it.why
 
 
@@ -88,7 +88,7 @@ async def test_a_program_of_the_first_generation_is_no_way(tmp_path: Path) -> No
     write_program(tmp_path, "#!/bin/sh\necho 'Version 550.54. --toggle --pid'\n")
     it = await found(tmp_path, 560, path=f"{tmp_path}:{SH}")
     assert it.driver is None
-    assert "it knows no --action" in it.why
+    assert "it does not support --action" in it.why
 
 
 async def test_a_helper_that_never_gets_ready_is_given_up(tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ def test_a_failure_on_the_way_out_names_its_edge_and_the_process_runs(
 ) -> None:
     cuda = FakeCuda(FakeProcess(pid=1))
     cuda.faults[op] = [fault]
-    with pytest.raises(CudaFailed, match=rf"way back: {edge.replace('+', '.')}\)") as caught:
+    with pytest.raises(CudaFailed, match=rf"rolled back by: {edge.replace('+', '.')}\)") as caught:
         run(devices(cuda).before_dump([1]))
     assert caught.value.detail == {"step": op, "pid": 1, "edges": {"1": edge}}
     assert cuda.processes[1].state is CudaState.RUNNING
@@ -107,7 +107,7 @@ def test_the_second_of_two_fails_and_both_run_again() -> None:
 def test_a_process_that_breaks_takes_its_tree_with_it(op: str, fault: Fault) -> None:
     cuda = FakeCuda(FakeProcess(pid=1), FakeProcess(pid=2))
     cuda.faults[op] = [fault]
-    with pytest.raises(CudaLost, match="nothing leads back"):
+    with pytest.raises(CudaLost, match="cannot be rolled back"):
         run(devices(cuda).before_dump([1, 2]))
     assert all(p.killed for p in cuda.processes.values())
 
@@ -257,17 +257,17 @@ def test_a_failure_on_the_way_back_kills(op: str, fault: Fault) -> None:
         (
             FakeCuda(FakeProcess(pid=1)),
             record(),
-            "process 1 is running after restore, and should be checkpointed",
+            "process 1 is running after restore, but should be checkpointed",
         ),
         (
             FakeCuda(checkpointed(1)),
             record(2),
-            "1 restored processes have a GPU side, and the snapshot has 2",
+            "1 restored processes have GPU state, but the snapshot has 2",
         ),
         (
             FakeCuda(FakeProcess(pid=1, cuda=False)),
             record(),
-            "0 restored processes have a GPU side",
+            "0 restored processes have GPU state",
         ),
         (FakeCuda(), record(), "process 1 is gone"),
     ],

@@ -22,8 +22,8 @@ FREE = gpu(1, used_gib=0.6)
             ("GPU-0000",),
             1,
             (
-                "GPU 0 (GPU-0000) has 40.0 GiB of 80.0 GiB in use by nobody that this node's agent "
-                "can see"
+                "GPU 0 (GPU-0000) has 40.0 GiB of 80.0 GiB in use by a process that this node's "
+                "agent cannot see"
             ),
         ),
         ((BUSY, FREE), (), 1, ""),

@@ -181,7 +181,7 @@ async def test_one_snapshot_in_the_place_of_another_is_never_served(catalogue: C
         (two.directory / name).write_bytes((one.directory / name).read_bytes())
     async with reopened(catalogue) as again:
         assert [s.id for s in again] == [one.id]
-        assert "holds the manifest of" in again.quarantined[0].reason
+        assert "contains the manifest of" in again.quarantined[0].reason
 
 
 async def test_touched_but_equal_files_are_read_again_and_served(catalogue: Catalog) -> None:
@@ -216,7 +216,7 @@ async def test_verified_on_request(catalogue: Catalog) -> None:
     snapshot = await ready(catalogue)
     await catalogue.verify(snapshot, None)
     flip(snapshot.files_tar, 0)
-    with pytest.raises(SnapshotCorrupt, match=r"files\.tar has another content"):
+    with pytest.raises(SnapshotCorrupt, match=r"files\.tar does not have the content"):
         await catalogue.verify(snapshot, None)
     with pytest.raises(SnapshotUnknown):
         await catalogue.verify(snapshot, None)
@@ -353,7 +353,7 @@ async def test_leaving_the_stage_without_publishing_leaves_nothing(catalogue: Ca
 async def test_publishing_a_pipe_is_refused(catalogue: Catalog) -> None:
     async with catalogue.stage() as stage:
         os.mkfifo(stage.images / "pages-1.img")
-        with pytest.raises(SnapshotInvalid, match="no regular file"):
+        with pytest.raises(SnapshotInvalid, match="not a regular file"):
             await catalogue.publish(stage, shapes.draft(), now=0.0)
     assert list(catalogue) == []
 

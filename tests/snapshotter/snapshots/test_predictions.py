@@ -57,7 +57,7 @@ def test_what_was_not_observed_for_longest_is_forgotten() -> None:
 
 @pytest.mark.parametrize("ms", [-1.0, float("nan"), float("inf")])
 def test_impossible_durations_are_refused(ms: float) -> None:
-    with pytest.raises(ValueError, match="a start of"):
+    with pytest.raises(ValueError, match="duration of a start"):
         Predictions().observe(R, StartKind.COLD, ms)
 
 

@@ -152,7 +152,7 @@ async def test_a_damaged_chunk_is_refused(
         case "swapped":
             data = await store.get(other, max_bytes=CHUNK_BYTES)
     await store.put(key, data)
-    await refused(there, "bytes|another content")
+    await refused(there, "bytes|does not match")
 
 
 async def refused(there: RemoteCopies, reason: str) -> None:
@@ -177,7 +177,7 @@ async def test_an_altered_record_is_refused(
     (key,) = await store.keys("snapshots/")
     data = await store.get(key, max_bytes=100_000)
     await store.put(key, data.replace(b'"pages":"eager"', b'"pages":"lazy"'))
-    await refused(there, "cannot be believed")
+    await refused(there, "is invalid")
 
 
 async def test_a_record_under_another_name_is_refused(
@@ -200,10 +200,10 @@ async def test_a_signed_record_whose_pieces_do_not_fit_is_refused(
     del body["signature"]
     body["chunks"]["files.tar"] = body["chunks"]["files.tar"] * 2
     await store.put(key, sealed(body, KEY))
-    await refused(there, "its pieces")
+    await refused(there, "its chunks")
     body["chunks"]["files.tar"] = body["chunks"]["../files.tar"] = body["chunks"]["files.tar"][:1]
     await store.put(key, sealed(body, KEY))
-    await refused(there, "its pieces")
+    await refused(there, "its chunks")
 
 
 async def test_pieces_in_another_order_are_refused(
@@ -216,7 +216,7 @@ async def test_pieces_in_another_order_are_refused(
     del body["signature"]
     body["chunks"]["images/pages-1.img"].reverse()
     await store.put(key, sealed(body, KEY))
-    await refused(there, "not what was pushed")
+    await refused(there, "does not match")
 
 
 async def test_one_bad_record_does_not_hide_a_good_one(

@@ -309,7 +309,7 @@ async def test_nobody_without_the_key_learns_anything(nodes: Street) -> None:
         "/metrics",
     ):
         status, body = await ask(node.address, target, {})
-        assert (status, body) == (401, b"no ticket: only nodes of this platform are served")
+        assert (status, body) == (401, b"no token: only nodes of this platform are served")
         old = KEY.write("GET", target, sender="a" * 32, receiver=own, now=1.0)
         assert (await ask(node.address, target, {"Authorization": old}))[0] == 401
     assert node.station.server is not None

@@ -111,7 +111,7 @@ def test_nonces_are_forgotten_when_their_tickets_are_stale_anyway(gate: TokenVer
 def test_a_file_that_is_no_key_is_named(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "platform.key"
     file.write_bytes(content)
-    with pytest.raises(PeerKeyMissing, match=r"platform\.key is no platform key"):
+    with pytest.raises(PeerKeyMissing, match=r"platform\.key is not a valid platform key"):
         TokenSigner.load(file)
     with pytest.raises(PeerKeyMissing, match="absent"):
         TokenSigner.load(tmp_path / "absent")

@@ -65,9 +65,9 @@ def test_a_version_counts_as_lasting_once_it_has_settled(tmp_path: Path) -> None
 def test_what_is_no_directory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SourceInvalid, match="not a directory"):
         open_source(tmp_path / "nothing")
-    with pytest.raises(SourceInvalid, match="weights are read from"):
+    with pytest.raises(SourceInvalid, match="unsupported source of weights"):
         open_source("gs://bucket/model")
-    with pytest.raises(SourceInvalid, match="holds no files"):
+    with pytest.raises(SourceInvalid, match="contains no files"):
         open_source(tmp_path).files()
 
 

@@ -96,18 +96,18 @@ def test_a_replaced_object_is_refused(address: str, bucket: str, client: Any) ->
 
 def test_what_is_not_there_is_told(address: str, bucket: str) -> None:
     for where, said in (
-        (f"s3://{bucket}/nothing", "nothing of that name"),
-        ("s3://no-such-bucket/x", "no such bucket"),
+        (f"s3://{bucket}/nothing", "no object with that name"),
+        ("s3://no-such-bucket/x", "bucket does not exist"),
     ):
         source = open_source(where, environ=environment(address))
         with pytest.raises(SourceInvalid, match=said):
             source.files()
         source.close()
     empty = open_source(f"s3://{bucket}", environ=environment(address))
-    with pytest.raises(SourceInvalid, match="holds no files"):
+    with pytest.raises(SourceInvalid, match="contains no files"):
         empty.files()
     empty.close()
-    with pytest.raises(SourceInvalid, match="names no bucket"):
+    with pytest.raises(SourceInvalid, match="has no bucket"):
         open_source("s3:///x")
 
 
@@ -119,7 +119,7 @@ def test_a_store_that_is_away_is_asked_again_and_told() -> None:
         given={**environment("http://127.0.0.1:1"), "AWS_REGION": "eu-central-1"},
         pause=pauses.append,
     )
-    with pytest.raises(SourceInvalid, match="no proper answer"):
+    with pytest.raises(SourceInvalid, match="no valid response"):
         source.files()
     assert len(pauses) == 4
     source.close()

@@ -118,7 +118,7 @@ def test_a_file_that_was_cut_off_is_named(tmp_path: Path, pool: Pool) -> None:
     os.truncate(file, file.stat().st_size - 1000)
     with pytest.raises(
         TensorsInvalid,
-        match=r"model\.safetensors has \d+ bytes, its tensors end at \d+: it was cut off",
+        match=r"model\.safetensors has \d+ bytes, but its tensors end at \d+: it is cut off",
     ):
         deliver(file, [(tensor, LateDevice()) for tensor in tensors], pool=pool)
 
@@ -228,7 +228,7 @@ def test_a_verifying_device_notices_bytes_that_changed_behind_it() -> None:
     source, target = torch.arange(8, dtype=torch.uint8), device.allocate(torch.uint8, (8,))
     device.send(source, target)
     target[3] = 99
-    with pytest.raises(DeviceFailed, match="other bytes than were sent in 1 of 1 transfers"):
+    with pytest.raises(DeviceFailed, match="other bytes than were copied in 1 of 1 transfers"):
         device.settle()
     device.settle()  # what was told once is not told again
 

@@ -57,11 +57,11 @@ def test_a_tensor_in_two_files_is_refused(tmp_path: Path) -> None:
         ("[]", "expected weight_map"),
         ('{"weight_map": {}}', "expected weight_map"),
         ('{"weight_map": {"a": 1}}', "expected weight_map"),
-        ('{"weight_map": {"a": "../../etc/passwd"}}', "no file beside it"),
-        ('{"weight_map": {"a": "/etc/passwd"}}', "no file beside it"),
-        ('{"weight_map": {"a": "gone.safetensors"}}', "no file beside it"),
-        ('{"weight_map": {"a": ".."}}', "no file beside it"),
-        (json.dumps({"weight_map": {"a": "x" * 5000}}), "no file beside it"),
+        ('{"weight_map": {"a": "../../etc/passwd"}}', "not a file beside it"),
+        ('{"weight_map": {"a": "/etc/passwd"}}', "not a file beside it"),
+        ('{"weight_map": {"a": "gone.safetensors"}}', "not a file beside it"),
+        ('{"weight_map": {"a": ".."}}', "not a file beside it"),
+        (json.dumps({"weight_map": {"a": "x" * 5000}}), "not a file beside it"),
     ],
 )
 def test_an_index_that_lies_is_refused(tmp_path: Path, index: str, why: str) -> None:

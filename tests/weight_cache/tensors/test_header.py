@@ -106,7 +106,7 @@ def test_what_the_format_itself_wrote_is_read(tmp_path: Path) -> None:
         pytest.param(b'{"a":' + b"[" * 200_000, 0, "not JSON", id="deeply nested"),
         pytest.param(b'{"a":' + b'{"a":' * 100_000, 0, "not JSON", id="deeply nested objects"),
         pytest.param(
-            b'{"a":[' + b"[]," * 4_100_000 + b"[]]}", 0, "more parts", id="a bomb of lists"
+            b'{"a":[' + b"[]," * 4_100_000 + b"[]]}", 0, "more values", id="a bomb of lists"
         ),
         pytest.param(
             b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,' + b"9" * 9000 + b"]}}",
@@ -151,7 +151,7 @@ def test_what_the_format_itself_wrote_is_read(tmp_path: Path) -> None:
         pytest.param(
             {"a": row(shape=(2**40, 2**40, 0), offsets=(0, 0))},
             0,
-            "more elements",
+            "more than",
             id="overflow hidden behind a zero",
         ),
         pytest.param(
@@ -181,7 +181,7 @@ def test_what_the_format_itself_wrote_is_read(tmp_path: Path) -> None:
         ),
         pytest.param({"a": row(offsets=(8, 16))}, 16, "leaves a gap", id="gap before the first"),
         pytest.param({"a": row()}, 7, "cut off", id="beyond the end of the file"),
-        pytest.param({"a": row()}, 9, "belongs to nobody", id="a tail that nobody owns"),
+        pytest.param({"a": row()}, 9, "belongs to no tensor", id="a tail that nobody owns"),
         pytest.param({"__metadata__": []}, 0, "__metadata__", id="metadata no object"),
         pytest.param({"__metadata__": {"a": 1}}, 0, "__metadata__", id="metadata of numbers"),
     ],
@@ -194,8 +194,8 @@ def test_a_header_that_lies_is_refused(header: Any, data_bytes: int, why: str) -
 @pytest.mark.parametrize(
     "head, file_bytes, why",
     [
-        pytest.param(b"", 0, "no safetensors file", id="empty file"),
-        pytest.param(b"\x02\0\0", 3, "no safetensors file", id="three bytes"),
+        pytest.param(b"", 0, "not a safetensors file", id="empty file"),
+        pytest.param(b"\x02\0\0", 3, "not a safetensors file", id="three bytes"),
         pytest.param(
             (2**64 - 1).to_bytes(8, "little"), 2**65, "at most", id="the longest length there is"
         ),

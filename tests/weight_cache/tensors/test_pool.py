@@ -96,7 +96,7 @@ def test_what_does_not_fit_is_refused_with_both_numbers() -> None:
         with pytest.raises(
             PoolFull,
             match=f"{2 * MEBIBYTE} bytes do not fit into a pool of {2 * MEBIBYTE} bytes, "
-            f"{MEBIBYTE} of them taken",
+            f"of which {MEBIBYTE} are taken",
         ):
             pool.take(2 * MEBIBYTE)
         del kept

@@ -1,2 +1,2 @@
-"""What the activator and the command line must know of the controller's dashboard: its origin, and
-the part of its cookie that they read. Pages and sessions live in the controller."""
+"""The parts of the controller's dashboard that the activator and the command line use: its origin,
+and the cookie part that they read. Pages and sessions are in the controller."""

@@ -1,9 +1,9 @@
-"""The origin that the dashboard has of its own: setting `controller.dashboard_url`.
+"""The separate origin of the dashboard: setting `controller.dashboard_url`.
 
-The controller checks the setting and names its cookies by it; the activator serves by it; the
-command line prints it. A browser sends cookies to every port of a host (RFC 6265, section 8.5), so
-the two origins must differ in their hosts, and a request belongs to the dashboard's origin by the
-host of its `Host` header alone, whatever its port."""
+The controller validates the setting and derives its cookie names from it; the activator routes by
+it; the command line prints it. A browser sends cookies to every port of a host (RFC 6265, section
+8.5), so the two origins must differ in their hosts, and a request belongs to the dashboard's origin
+by the host of its `Host` header alone, regardless of the port."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pilotlight.core.settings import SettingsInvalid, load_section_key
 
 DASHBOARD_PATH = "/dashboard"
 DASHBOARD_STATIC_PATH = "/dashboard/static/"
-"""Style and scripts: public, without cookies, and loaded by the API's reference too."""
+"""Style sheets and scripts: public, without cookies, also loaded by the API reference."""
 _LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 _HOST_NAME = re.compile(rf"{_LABEL}(\.{_LABEL})*")
 _DEFAULT_PORTS = {"http": 80, "https": 443}
@@ -38,7 +38,7 @@ class DashboardOrigin:
 
     @classmethod
     def parse(cls, url: str) -> DashboardOrigin:
-        """The origin that `url` names. Raises ValueError, beginning with the setting's key."""
+        """Parse an origin. Raises ValueError with a message that begins with the setting's key."""
         wrong = f"dashboard_url = {url!r}: write https://host or https://host:port"
         try:
             parts = urlsplit(url)
@@ -46,21 +46,19 @@ class DashboardOrigin:
         except ValueError as e:
             raise ValueError(f"{wrong}; {e}") from e
         if parts.scheme not in _DEFAULT_PORTS:
-            raise ValueError(f"{wrong} (http is for a machine of one's own)")
+            raise ValueError(f"{wrong} (http is for a single machine only)")
         if parts.username is not None or parts.path not in ("", "/") or "?" in url or "#" in url:
-            raise ValueError(
-                f"{wrong}, without a user, a path, a query or a fragment: an origin has none"
-            )
+            raise ValueError(f"{wrong}, without a user, a path, a query or a fragment")
         host = parts.hostname or ""
         if not _is_host(host):
-            raise ValueError(f"{wrong}; {host!r} is not the name or the address of a host")
+            raise ValueError(f"{wrong}; {host!r} is not a host name or an IP address")
         shown = f"[{host}]" if ":" in host else host
         is_default = port is None or port == _DEFAULT_PORTS[parts.scheme]
         return cls(url=f"{parts.scheme}://{shown}" + ("" if is_default else f":{port}"), host=host)
 
     @property
     def is_encrypted(self) -> bool:
-        """Whether browsers reach it by TLS."""
+        """Whether browsers connect with TLS."""
         return self.url.startswith("https:")
 
     def owns(self, host_header: bytes) -> bool:
@@ -69,8 +67,7 @@ class DashboardOrigin:
 
 
 def parse_host(authority: str) -> str:
-    """The host in `host:port`, in lower case, without brackets and without the dot that may end a
-    name."""
+    """The host of `host:port`, in lower case, without brackets and without a trailing dot."""
     authority = authority.strip().lower()
     if authority.startswith("["):
         return authority[1:].partition("]")[0]
@@ -78,11 +75,11 @@ def parse_host(authority: str) -> str:
 
 
 def read_dashboard_origin(file: Path | None) -> DashboardOrigin | None:
-    """`controller.dashboard_url` of platform.yaml, for every process that needs it; None = the
-    dashboard shares the one URL.
+    """Read `controller.dashboard_url` from platform.yaml, for every process that needs it; None =
+    the dashboard uses the same origin as the API.
 
-    Raises SettingsInvalid for one that is not an origin, or has the host of `activator.listen`,
-    where functions are."""
+    Raises SettingsInvalid if it is not an origin, or has the host of `activator.listen`, where
+    functions are served."""
     given: Any = load_section_key("controller", "dashboard_url", file)
     if given is None:
         return None
@@ -94,9 +91,9 @@ def read_dashboard_origin(file: Path | None) -> DashboardOrigin | None:
     if origin.host == listen or (_is_loopback(origin.host) and _is_loopback(listen)):
         raise SettingsInvalid(
             f"{file}: controller.dashboard_url = {given!r}: functions are served at this host "
-            f"(activator.listen): name another one, "
+            f"(activator.listen): use another host, "
             "since browsers send cookies to every port of a host; on this machine "
-            "http://dashboard.localhost:<port> will do"
+            "use http://dashboard.localhost:<port>"
         )
     return origin
 

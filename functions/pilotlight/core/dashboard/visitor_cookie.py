@@ -1,10 +1,10 @@
-"""The part of the dashboard's cookie that activators read: with which key somebody signed in, and
-until when.
+"""The part of the dashboard's cookie that activators read: the API key of the session, and its
+expiry.
 
-A cookie is `<session>~<visitor>`. The session is sealed with a key that the controller alone has,
-and is what signs somebody in. The visitor's part is sealed with the activators' key `visitors`: it
-says whose share of the connections to the controller a browser counts in, and lets nobody in. A
-session that was signed out of keeps its share until its own end; a key that was revoked has none.
+A cookie is `<session>~<visitor>`. The session part is sealed with a key that only the controller
+has, and authenticates the user. The visitor part is sealed with the activators' key `visitors`: it
+attributes a browser's connections to the controller to an API key's share, and does not
+authenticate. After a sign-out the share remains until the session expires; a revoked key has none.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pilotlight.core.crypto import DecryptionFailed, Sealer
 
 COOKIE = "pilotlight_session"
 MAX_COOKIE = 4096
-"""Ours are far shorter; what is longer is not looked at."""
+"""Ours are far shorter; longer cookies are ignored."""
 _SEPARATOR = "~"
 _NAMES = (COOKIE, f"__Secure-{COOKIE}", f"__Host-{COOKIE}")
 
@@ -34,7 +34,7 @@ def session_part(cookie: str) -> str:
 
 def api_key_from_cookies(visitors: Sealer, cookies: str, *, now: float) -> str | None:
     """The id of the API key behind the dashboard's cookie in a `Cookie` header (RFC 6265, section
-    4.2.1); None where nobody signed in."""
+    4.2.1); None without a valid session."""
     for pair in cookies.split(";"):
         name, _, value = pair.strip().partition("=")
         if name in _NAMES and len(value) <= MAX_COOKIE:

@@ -1,8 +1,8 @@
-"""Objects: bytes by key, in a directory or in S3. Bundles, manifests, files of weights and copies
-of snapshots lie in such a store.
+"""Object stores: bytes by key, in a directory or in S3, for bundles, manifests, files of weights
+and copies of snapshots.
 
-The door of this package: the protocol, and which store a setting names. A store believes nobody and
-verifies nothing: whoever reads compares the bytes with the hash that names them."""
+This module selects the store that a setting names. Stores verify nothing: readers must compare the
+bytes with the hash that names them."""
 
 from __future__ import annotations
 
@@ -36,17 +36,16 @@ def open_store(
     attempts: int = ATTEMPTS,
     timeout_s: float = TIMEOUT_S,
 ) -> ObjectStore:
-    """The store that `setting` (named in errors) puts at `where`: a directory, or
+    """Open the store at `where`, the value of `setting` (named in errors): a directory, or
     `s3://bucket/prefix`.
 
-    `attempts`: how often S3 is asked the same before an error; `timeout_s`: its silence after which
-    one has failed. Credentials, region and endpoint are looked up with the first call. Raises
-    ValueError."""
+    `attempts`: of each S3 request; `timeout_s`: an attempt fails after this long without data.
+    Credentials, region and endpoint are resolved on the first call. Raises ValueError."""
     if where.startswith("s3://"):
         bucket, _, prefix = where.removeprefix("s3://").partition("/")
         if not bucket or (prefix.strip("/") and not is_key(prefix.strip("/"))):
             raise ValueError(
-                f"{setting} = {where!r}: s3://bucket/prefix needs a bucket, and a prefix of plain names"
+                f"{setting} = {where!r}: s3://bucket/prefix needs a bucket, and a valid prefix"
             )
         try:
             from pilotlight.core.object_store.s3 import S3Store
@@ -76,7 +75,7 @@ def blob_store(
     attempts: int = ATTEMPTS,
     timeout_s: float = TIMEOUT_S,
 ) -> ObjectStore:
-    """The store of the platform's blobs: `platform.blobs`, or `<home>/blobs`. Raises
+    """Open the store of the platform's blobs: `platform.blobs`, or `<home>/blobs`. Raises
     SettingsInvalid."""
     where = settings.blobs or str(paths.home / "blobs")
     try:

@@ -1,4 +1,4 @@
-"""Something that is made once, when it is first needed, for all who need it."""
+"""A value that is created once, on first use, and shared by all callers."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ T = TypeVar("T")
 
 
 class AsyncOnce(Generic[T]):
-    """Who is cancelled while it is made leaves the making to the others; what failed is made again
-    for the next who asks.
+    """Creates a value on first use. Cancelling a caller does not cancel the creation; after a
+    failure the next caller tries again.
 
-    Owner: the event loop. Attribute `value`: None until it is made.
+    Owner: the event loop. Attribute `value`: None until it is created.
     """
 
     def __init__(self, make: Callable[[], Awaitable[T]]) -> None:
@@ -22,7 +22,7 @@ class AsyncOnce(Generic[T]):
         self.value: T | None = None
 
     async def get(self) -> T:
-        """It. Raises what making it raises."""
+        """Return the value. Raises what its creation raises."""
         if self.value is not None:
             return self.value
         if self._making is None:

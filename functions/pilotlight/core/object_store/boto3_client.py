@@ -1,11 +1,10 @@
-"""S3 through boto3: its client, blocking calls in threads of their own, and ranges read with it.
+"""S3 through boto3: the client, blocking calls in its own threads, and range reads.
 
-Credentials, region and a custom endpoint come from the standard places (AWS_ENDPOINT_URL,
+Credentials, region and a custom endpoint come from the standard locations (AWS_ENDPOINT_URL,
 AWS_PROFILE, instance metadata, …). Buckets are addressed by path, and checksums are added only
-where S3 demands them: every server that speaks the protocol understands both. botocore makes one
-attempt; asking again is decided in one place, `retries`, where the body of an answer counts too.
-Clients may be shared between threads. Source: boto3's guides on clients, retries and data
-integrity."""
+where S3 requires them: all compatible servers support both. botocore makes one attempt; retries are
+in one place, `retries`, which also covers reading the response body. Clients may be shared between
+threads. Source: boto3's guides on clients, retries and data integrity."""
 
 from __future__ import annotations
 
@@ -29,16 +28,16 @@ from pilotlight.core.object_store.range_reader import Buffer, RangeRequest
 T = TypeVar("T")
 _CONNECT_TIMEOUT_S = 5.0
 _PIECE_BYTES = 1024 * 1024
-"""Read at a time; between two pieces an abandoned read stops."""
+"""Bytes per read; between two reads an abandoned request stops."""
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 
 
 class Boto3Client:
-    """One boto3 client and its threads. It is made with the first call: finding credentials may
+    """One boto3 client and its threads. Created on the first call, since finding credentials may
     take a second.
 
-    Owner: the event loop; `_made` changes between awaits only. `timeout_s` is the server's silence
-    between two bytes. `session` is where the client came from: set once anything was asked."""
+    Owner: the event loop; `_made` changes between awaits only. `timeout_s`: limit without data from
+    the server. `session`: the client's session, set after the first call."""
 
     def __init__(self, *, at_once: int, timeout_s: float) -> None:
         self._at_once = at_once
@@ -48,8 +47,8 @@ class Boto3Client:
         self._made = AsyncOnce(self._in_thread)
 
     async def ask(self, url: str, call: Callable[[Any], T]) -> T:
-        """`call(client)` in a thread, once. Raises ObjectStoreError, naming `url`. Cancelled: the
-        thread's result is dropped."""
+        """Run `call(client)` in a thread, once. Raises ObjectStoreError, naming `url`. If
+        cancelled, the thread's result is dropped."""
         try:
             client = await self.client()
             return await asyncio.get_running_loop().run_in_executor(self._threads, call, client)
@@ -59,11 +58,11 @@ class Boto3Client:
             raise error_mapping.error_for_transport(url, e) from e
 
     async def client(self) -> Any:
-        """The client itself. Raises BotoCoreError."""
+        """The client. Raises BotoCoreError."""
         return await self._made.get()
 
     async def aclose(self) -> None:
-        """Close connections; threads in the middle of a call end with it, or after the timeout."""
+        """Close connections; threads in a call end with it, or after the timeout."""
         if self._made.value is not None:
             await asyncio.to_thread(self._made.value.close)
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -86,19 +85,19 @@ class Boto3Client:
 
 
 def connect_timeout_s(timeout_s: float) -> float:
-    """How long a connection may take to be made."""
+    """Timeout to establish a connection."""
     return min(_CONNECT_TIMEOUT_S, timeout_s)
 
 
 class Boto3RangeReader:
-    """See RangeReader: a blocking GET per range."""
+    """Reads ranges with a blocking GET each. Implements RangeReader."""
 
     def __init__(self, client: Boto3Client, bucket: str) -> None:
         self._client = client
         self._bucket = bucket
 
     async def read(self, wanted: RangeRequest) -> tuple[Buffer, ObjectInfo]:
-        """See RangeReader."""
+        """Read one range. Raises ObjectStoreError."""
         left = threading.Event()
         try:
             return await self._client.ask(
@@ -108,7 +107,7 @@ class Boto3RangeReader:
             left.set()
 
     async def aclose(self) -> None:
-        """See RangeReader. The client is another's."""
+        """Do nothing: the client is not owned."""
 
     def _read(
         self, client: Any, wanted: RangeRequest, left: threading.Event
@@ -133,7 +132,7 @@ class Boto3RangeReader:
 
 
 def _head(answer: Any) -> tuple[int, ObjectInfo]:
-    """Where the body begins, and the object it is of."""
+    """The offset of the body, and the object's version."""
     etag = answer.get("ETag", "")
     if match := _CONTENT_RANGE.fullmatch(answer.get("ContentRange", "")):
         return int(match[1]), ObjectInfo(size_bytes=int(match[3]), etag=etag)
@@ -145,7 +144,7 @@ def _body(body: Any, length: int, wanted: RangeRequest, left: threading.Event) -
     done = 0
     while done < length:
         if left.is_set():
-            raise ObjectStoreUnavailable(f"{wanted.url}: nobody waits for it any more")
+            raise ObjectStoreUnavailable(f"{wanted.url}: the request was cancelled")
         piece = body.read(min(_PIECE_BYTES, length - done))
         if not piece:
             break

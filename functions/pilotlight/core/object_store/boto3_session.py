@@ -1,7 +1,7 @@
-"""Sessions of boto3 that share one reading of botocore's data files.
+"""boto3 sessions that share botocore's parsed data files.
 
-A session of its own parses the description of S3 anew: 0.1 s of CPU for each client that is made.
-Credentials, region and configuration are each session's own; they are looked up when it is made.
+A separate session parses the description of S3 again: 0.1 s of CPU for each client. Credentials,
+region and configuration are per session, resolved when it is created.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _loader: Any = None
 
 
 def shared_session(**given: str) -> Any:
-    """`boto3.session.Session(**given)`, from any thread. Raises BotoCoreError, as that does."""
+    """Create `boto3.session.Session(**given)`; thread-safe. Raises BotoCoreError."""
     global _loader
     import boto3
     import botocore.session
@@ -25,6 +25,6 @@ def shared_session(**given: str) -> Any:
             _loader = core.get_component("data_loader")
         core.register_component("data_loader", _loader)
         made = boto3.session.Session(botocore_session=core, **given)
-        # each session adds boto3's own directory
+        # each session adds boto3's data directory again
         _loader.search_paths[:] = dict.fromkeys(_loader.search_paths)
     return made

@@ -1,9 +1,10 @@
-"""Objects as files: a directory of this machine, or one that several nodes see, as over NFS.
+"""Objects as files: a local directory, or one shared by several nodes, for example over NFS.
 
-A file appears under its name only when it is whole and on the disk: written beside it under a
-hidden name, synced, renamed. An entity tag is the file's inode, size and time of its last change.
-Calls block in threads; a thread works to its end, and before what it holds is closed it is waited
-for. Who reads may have more rights than who writes there: no link below the directory is followed.
+A file appears under its name only when it is complete and durable: it is written next to it under a
+hidden name, synced and renamed. An entity tag is the file's inode, size and modification time.
+Calls block in threads; a thread runs to its end, and is waited for before its files are closed. A
+reader may have more privileges than the writer, so symbolic links below the directory are not
+followed.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from pilotlight.core.threads import wait_finished
 
 T = TypeVar("T")
 _PIECE_BYTES = 16 * 1024 * 1024
-"""Copied at a time; between two pieces a copy can be stopped."""
+"""Bytes per copy step; a copy can be stopped between two steps."""
 
 
 class DirectoryStore:
-    """See ObjectStore. The directory is made with the first `put`."""
+    """An ObjectStore in a directory, which is created by the first `put`."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -38,19 +39,19 @@ class DirectoryStore:
         return f"<DirectoryStore {self._root}>"
 
     async def put(self, key: str, data: bytes) -> None:
-        """See ObjectStore."""
+        """Store `data` atomically."""
         path = self._root / check_key(key)
         with _translated(path, "written"):
             await _run_to_completion(lambda _: _put(path, data))
 
     async def put_file(self, key: str, path: Path, *, may_move: bool = False) -> None:
-        """See ObjectStore. A file of the same file system is moved, if it may be."""
+        """Store a file atomically; moves it within a file system if `may_move`."""
         target = self._root / check_key(key)
         with _translated(target, "written"):
             await _run_to_completion(lambda stop: _put_file(path, target, may_move, stop))
 
     async def get(self, key: str, *, max_bytes: int) -> bytes:
-        """See ObjectStore."""
+        """Read a whole object of at most `max_bytes`."""
         path = self._root / check_key(key)
         with _translated(path, "read"):
             data = await asyncio.to_thread(_get, self._root, key, max_bytes)
@@ -61,13 +62,13 @@ class DirectoryStore:
     async def read(
         self, key: str, *, offset_bytes: int, length_bytes: int, etag: str | None = None
     ) -> bytes:
-        """See ObjectStore."""
+        """Read a range, of version `etag` if given."""
         path = self._root / check_key(key)
         with _translated(path, "read"):
             return await asyncio.to_thread(_read, self._root, key, offset_bytes, length_bytes, etag)
 
     async def fetch(self, key: str, path: Path) -> ObjectInfo:
-        """See ObjectStore."""
+        """Copy an object to the new file `path`."""
         source = self._root / check_key(key)
         with _translated(source, f"copied to {path}"):
             return await _run_to_completion(
@@ -75,28 +76,28 @@ class DirectoryStore:
             )
 
     async def info(self, key: str) -> ObjectInfo | None:
-        """See ObjectStore."""
+        """The object's current version; None if there is none."""
         path = self._root / check_key(key)
         with _translated(path, "looked at"):
             return await asyncio.to_thread(_info_of, self._root, key)
 
     async def keys(self, prefix: str) -> list[str]:
-        """See ObjectStore."""
+        """Keys that begin with `prefix`, sorted."""
         with _translated(self._root, "listed"):
             return await asyncio.to_thread(self._walk, prefix)
 
     async def delete(self, key: str) -> None:
-        """See ObjectStore."""
+        """Delete an object. Idempotent."""
         path = self._root / check_key(key)
         with _translated(path, "removed"):
             await asyncio.to_thread(_remove, path)
 
     def local_path(self, key: str) -> Path:
-        """See ObjectStore."""
+        """The object's path; does not access the disk."""
         return self._root / check_key(key)
 
     async def aclose(self) -> None:
-        """See ObjectStore."""
+        """Do nothing: no resources are held."""
 
     def _walk(self, prefix: str) -> list[str]:
         top = self._root / prefix.rpartition("/")[0]
@@ -119,7 +120,7 @@ def _translated(path: Path, what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _opened(root: Path, key: str) -> Iterator[int]:
-    """A descriptor of an object's file. Raises ObjectNotFound, OSError."""
+    """Open an object's file. Raises ObjectNotFound, OSError."""
     try:
         descriptor = open_file_beneath(root, key)
     except (FileNotFoundError, NotADirectoryError) as e:
@@ -133,15 +134,15 @@ def _opened(root: Path, key: str) -> Iterator[int]:
 async def _run_to_completion(
     work: Callable[[threading.Event], T], *, undo: Callable[[], None] | None = None
 ) -> T:
-    """Run in a thread that is asked to stop, and waited for, when the caller is cancelled; `undo`
-    what it finished all the same."""
+    """Run in a thread; if the caller is cancelled, signal it to stop, wait for it, and `undo` its
+    result if it finished."""
     stop = threading.Event()
     job = asyncio.ensure_future(asyncio.to_thread(work, stop))
     try:
         return await asyncio.shield(job)
     except asyncio.CancelledError:
         stop.set()
-        with contextlib.suppress(asyncio.CancelledError):  # however often the caller is cancelled
+        with contextlib.suppress(asyncio.CancelledError):  # also if cancelled repeatedly
             await wait_finished([job])
         if not job.cancelled() and job.exception() is None and undo is not None:
             undo()
@@ -186,7 +187,7 @@ def _get(root: Path, key: str, max_bytes: int) -> bytes | None:
 def _read(root: Path, key: str, offset: int, length: int, etag: str | None) -> bytes:
     with _opened(root, key) as source:
         if etag and _info(os.fstat(source)).etag != etag:
-            raise ObjectChanged(f"{root / key} is not the file that it was")
+            raise ObjectChanged(f"{root / key} was replaced by another version")
         return _pread(source, offset, length)
 
 
@@ -225,7 +226,7 @@ def _put_file(path: Path, target: Path, may_move: bool, stop: threading.Event) -
 
 
 def _copy(source: int, target: int, size: int, stop: threading.Event) -> None:
-    """By the kernel where it can (which may share blocks), else through memory."""
+    """Copy in the kernel if possible (which may share blocks), else through memory."""
     done = 0
     while done < size:
         if stop.is_set():
@@ -245,8 +246,7 @@ def _copy_range(source: int, target: int, length: int, offset: int) -> int:
 
 @contextlib.contextmanager
 def _published(path: Path) -> Iterator[int]:
-    """A descriptor to write to; what was written appears as `path` at the end, durable, or not at
-    all."""
+    """A descriptor to write to; its content appears durably as `path` at the end, or not at all."""
     fresh = _made(path.parent) / f".{path.name}.{secrets.token_hex(4)}"
     with _new_file(fresh) as target:
         yield target
@@ -257,7 +257,7 @@ def _published(path: Path) -> Iterator[int]:
 
 @contextlib.contextmanager
 def _new_file(path: Path) -> Iterator[int]:
-    """A new file, removed again on failure."""
+    """A new file, removed on failure."""
     target = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         yield target

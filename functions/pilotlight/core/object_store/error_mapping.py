@@ -1,4 +1,4 @@
-"""What botocore's errors mean, said so that somebody can act on it."""
+"""Maps botocore's errors to ObjectStoreError with messages that say what to do."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _TRANSIENT = (
 
 
 def error_for_status(url: str, status: int, code: str, said: str) -> ObjectStoreError:
-    """The error for an answer of `status`, with S3's `code` and message."""
+    """The error for a response with `status`, S3's `code` and message."""
     if code == "NoSuchBucket":
         return ObjectStoreError(
             f"{url}: the bucket does not exist ({code}): create it, or correct the setting"
@@ -40,13 +40,13 @@ def error_for_status(url: str, status: int, code: str, said: str) -> ObjectStore
         return ObjectChanged(f"{url} was replaced by another version")
     if status in (401, 403):
         return ObjectStoreError(
-            f"{url}: access refused ({code or status}: {said}). The credentials need the rights "
-            f"to get, put, list and delete there; "
-            "without the right to list, S3 says this of a missing object too"
+            f"{url}: access refused ({code or status}: {said}). The credentials need permission "
+            f"to get, put, list and delete; "
+            "without permission to list, S3 also returns this for a missing object"
         )
     if status >= 500 or status in (408, 429) or code in _TRANSIENT:
         return ObjectStoreUnavailable(
-            f"{url}: the store is not able to answer now ({status} {code}: {said})"
+            f"{url}: the store is temporarily unavailable ({status} {code}: {said})"
         )
     return ObjectStoreError(f"{url}: the store refused ({status} {code}: {said})")
 
@@ -61,12 +61,12 @@ def error_for_client_error(url: str, error: ClientError) -> ObjectStoreError:
 
 
 def error_for_transport(url: str, error: BotoCoreError | OSError | Exception) -> ObjectStoreError:
-    """The error for what went wrong before or beside an answer."""
+    """The error for a failure other than an error response."""
     if isinstance(error, NoCredentialsError | PartialCredentialsError):
         return ObjectStoreError(
             f"{url}: no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
             f"AWS_PROFILE"
         )
     return ObjectStoreUnavailable(
-        f"{url}: no proper answer: {error}. Check the endpoint (AWS_ENDPOINT_URL) and the network"
+        f"{url}: no valid response: {error}. Check the endpoint (AWS_ENDPOINT_URL) and the network"
     )

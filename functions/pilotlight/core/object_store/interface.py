@@ -1,4 +1,4 @@
-"""What every object store does, wherever its bytes lie."""
+"""The interface of all object stores."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ class ObjectInfo:
     """One version of an object.
 
     Attributes:
-        size_bytes: its length. etag: names the version; "" where the store has no such name (what
-        is read is then not tied to one version).
+        size_bytes: its length.
+        etag: identifies the version; "" if the store has no entity tags (reads are then not tied to
+            one version).
     """
 
     size_bytes: int
@@ -21,51 +22,51 @@ class ObjectInfo:
 
 
 class ObjectStore(Protocol):
-    """Bytes by key. Keys are relative paths of plain names (`keys.checked`; ValueError otherwise).
+    """Bytes by key. Keys are relative paths of plain names (`keys.check_key`; ValueError
+    otherwise).
 
-    Everything else that goes wrong is an ObjectStoreError: ObjectNotFound and ObjectChanged where
-    said, ObjectStoreUnavailable where asking again may help. Many calls run at once; a cancelled
-    one leaves nothing behind that anybody could take for whole."""
+    All other errors are ObjectStoreErrors: ObjectNotFound and ObjectChanged where stated,
+    ObjectStoreUnavailable if a retry may succeed. Calls may run concurrently; a cancelled call
+    leaves nothing that could be mistaken for a complete object."""
 
     async def put(self, key: str, data: bytes) -> None:
-        """Store `data`, whole or not at all; what was there is replaced."""
+        """Store `data` atomically, replacing an existing object."""
 
     async def put_file(self, key: str, path: Path, *, may_move: bool = False) -> None:
-        """Store the file's content, whole or not at all. With `may_move` the store may take the
-        file away instead of copying it."""
+        """Store the file's content atomically. With `may_move` the store may move the file instead
+        of copying it."""
 
     async def get(self, key: str, *, max_bytes: int) -> bytes:
-        """The whole object. ObjectNotFound; ObjectStoreError, before it is read, when it is longer
-        than `max_bytes`."""
+        """Read the whole object. ObjectNotFound; ObjectStoreError, before it is read, if it is
+        longer than `max_bytes`."""
 
     async def read(
         self, key: str, *, offset_bytes: int, length_bytes: int, etag: str | None = None
     ) -> bytes | memoryview:
-        """Up to `length_bytes` from `offset_bytes`; shorter only where the object ends.
+        """Read up to `length_bytes` from `offset_bytes`; shorter only at the end of the object.
         ObjectNotFound.
 
-        With an `etag` (of `info`) only of that version: ObjectChanged when the object is another
-        one by now."""
+        With an `etag` (of `info`) only of that version: ObjectChanged if the object has another
+        version."""
 
     async def fetch(self, key: str, path: Path) -> ObjectInfo:
-        """One version of the whole object into the new file `path`, which is removed again if that
-        fails.
+        """Copy one version of the object to the new file `path`, which is removed on failure.
 
-        Nothing is verified and nothing synced: the caller knows what the bytes must be.
-        ObjectNotFound, ObjectChanged."""
+        Does not verify or sync: the caller knows the expected bytes. ObjectNotFound,
+        ObjectChanged."""
 
     async def info(self, key: str) -> ObjectInfo | None:
-        """Of the object's current version; None when there is none."""
+        """The object's current version; None if there is none."""
 
     async def keys(self, prefix: str) -> list[str]:
         """Keys that begin with `prefix`, sorted."""
 
     async def delete(self, key: str) -> None:
-        """Idempotent."""
+        """Delete the object. Idempotent."""
 
     def local_path(self, key: str) -> Path | None:
-        """Where the object is, or would be, as a file of this machine; None where objects are no
-        files. Looks at nothing."""
+        """The object's path as a file of this machine, whether it exists or not; None if objects
+        are not files."""
 
     async def aclose(self) -> None:
-        """Let connections and threads go. Calls that still run fail."""
+        """Close connections and threads. Running calls fail."""

@@ -1,5 +1,4 @@
-"""What an object may be called: plain names with `/` between them, so that no key leaves its
-store."""
+"""Object keys: plain names separated by `/`, so that no key leaves its store."""
 
 from __future__ import annotations
 
@@ -10,20 +9,20 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 def is_key(name: str) -> bool:
-    """Whether a store may be asked for it."""
+    """Whether `name` is a valid key."""
     return _KEY.fullmatch(name) is not None
 
 
 def check_key(key: str) -> str:
-    """The key. Raises ValueError for one that would leave its store."""
+    """Return the key. Raises ValueError if it is invalid."""
     if not is_key(key):
-        raise ValueError(f"{key!r} is no key: plain names with / between them")
+        raise ValueError(f"{key!r} is not a valid key: use plain names separated by /")
     return key
 
 
 def blob_key(digest: str) -> str:
-    """Where a blob of that name lies: `<first two digits>/<digest>`. Raises ValueError for what is
-    no digest."""
+    """The key of a blob: `<first two digits>/<digest>`. Raises ValueError for an invalid
+    digest."""
     if not _DIGEST.fullmatch(digest):
-        raise ValueError(f"{digest!r} does not name a blob: expected the 64 hex digits of its hash")
+        raise ValueError(f"{digest!r} is not a blob name: expected the 64 hex digits of its hash")
     return f"{digest[:2]}/{digest}"

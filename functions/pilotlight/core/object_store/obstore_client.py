@@ -1,9 +1,9 @@
-"""S3 ranges through obstore: a compiled client with an event loop and threads of its own, which
-needs Python's lock only to hand over.
+"""S3 range reads through obstore: a compiled client with its own event loop and threads, which
+takes the GIL only to hand over data.
 
-Endpoint, region and credentials are the ones that boto3 found: one place to configure both. One
-attempt each, as there. obstore's errors are told apart by what their text says, since most of them
-share a class. Source: obstore's documentation, `store.S3Store`."""
+Endpoint, region and credentials are those that boto3 resolved, so both are configured in one place.
+One attempt each, as with boto3. obstore's errors are distinguished by their text, since most of
+them share a class. Source: obstore's documentation, `store.S3Store`."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from obstore.store import ClientConfig, S3Credential
 
 _CREDENTIALS_LAST = timedelta(minutes=5)
-"""botocore renews what expires; we look again that often."""
+"""botocore renews expiring credentials; they are requested again at this interval."""
 _WHOLE_REQUEST = timedelta(days=1)
-"""There is no limit on a range that goes on arriving; only silence ends it."""
+"""No limit for a range that is still arriving; only the read timeout ends it."""
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>([^<]*)</Code>")
 _MESSAGE = re.compile(r"<Message>([^<]*)</Message>")
@@ -42,8 +42,8 @@ _NO_RANGES = ("NotPartial", "UnexpectedRange")
 
 
 class ObstoreRangeReader:
-    """See RangeReader. The store is made with the first read, from what boto3 found. Owner: the
-    event loop."""
+    """Reads ranges with obstore. Implements RangeReader. The store is created on the first read,
+    with boto3's configuration. Owner: the event loop."""
 
     def __init__(self, boto: Boto3Client, bucket: str, *, timeout_s: float) -> None:
         self._boto = boto
@@ -52,7 +52,7 @@ class ObstoreRangeReader:
         self._made = AsyncOnce(self._from_boto)
 
     async def read(self, wanted: RangeRequest) -> tuple[Buffer, ObjectInfo]:
-        """See RangeReader."""
+        """Read one range. Raises ObjectStoreError."""
         try:
             answer = await obstore.get_async(
                 await self._made.get(), wanted.name, options=_options(wanted)
@@ -69,7 +69,7 @@ class ObstoreRangeReader:
         return data, found
 
     async def aclose(self) -> None:
-        """See RangeReader. Idle connections close when the store is collected."""
+        """Do nothing: idle connections are closed when the store is garbage-collected."""
 
     async def _from_boto(self) -> CompiledStore:
         return await self._boto.ask(f"s3://{self._bucket}", self._make)
@@ -107,7 +107,7 @@ def _client_options(timeout_s: float) -> ClientConfig:
         "read_timeout": timedelta(seconds=timeout_s),
         "timeout": _WHOLE_REQUEST,
     }
-    if bundle := os.environ.get("AWS_CA_BUNDLE"):  # boto3 looks there by itself
+    if bundle := os.environ.get("AWS_CA_BUNDLE"):  # boto3 reads it by itself
         options["root_certificate"] = Path(bundle).read_bytes()
     return options
 
@@ -122,7 +122,7 @@ def _options(wanted: RangeRequest) -> GetOptions:
 
 
 def _status(error: Exception) -> int | None:
-    """Of the answer that the error tells of; None where there was none."""
+    """The HTTP status in the error; None without a response."""
     found = _STATUS.search(str(error))
     return int(found[1]) if found else None
 

@@ -1,5 +1,4 @@
-"""What a client of S3 must be able to do for a store: read one range of one version. Two clients do
-it: boto3 and obstore."""
+"""The interface of S3 clients for range reads, implemented with boto3 and obstore."""
 
 from __future__ import annotations
 
@@ -18,12 +17,12 @@ Buffer = bytes | memoryview
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RangeRequest:
-    """What is asked for, of the object `name` (the full key in its bucket; `url` names it in
+    """A request for a range of the object `name` (the full key in its bucket; `url` names it in
     errors).
 
     Attributes:
-        etag: of the version that is meant; None or "" for whichever is there.
-        max_object_bytes: refuse, before the body is read, an object longer than this.
+        etag: of the required version; None or "" for the current one.
+        max_object_bytes: refuse a longer object before its body is read.
     """
 
     name: str
@@ -35,13 +34,12 @@ class RangeRequest:
 
     @property
     def if_match(self) -> str | None:
-        """The tag to send; weak ones never match (RFC 9110, 13.1.1), so they are compared here
-        only."""
+        """The tag to send; weak tags never match (RFC 9110, 13.1.1), so they are only compared
+        locally."""
         return self.etag if self.etag and not self.etag.startswith("W/") else None
 
     def check_head(self, found: ObjectInfo, *, offset_bytes: int, length_bytes: int) -> None:
-        """Refuse an answer that announces another version or another range than asked for. Raises
-        ObjectStoreError."""
+        """Refuse a response for another version or another range. Raises ObjectStoreError."""
         if self.etag and found.etag and found.etag != self.etag:
             raise ObjectChanged(f"{self.url} was replaced by another version")
         if self.max_object_bytes is not None and found.size_bytes > self.max_object_bytes:
@@ -52,8 +50,7 @@ class RangeRequest:
         expected = max(0, min(self.length_bytes, found.size_bytes - self.offset_bytes))
         if length_bytes > expected or (length_bytes and offset_bytes != self.offset_bytes):
             raise ObjectStoreError(
-                f"{self.url}: the store does not answer with the range that was asked for; it "
-                f"must support Range"
+                f"{self.url}: the store did not return the requested range; it must support Range"
             )
         if length_bytes < expected:
             raise ObjectStoreUnavailable(
@@ -65,7 +62,7 @@ class RangeRequest:
         """Refuse a body of another length than announced. Raises ObjectStoreUnavailable."""
         if received_bytes != announced_bytes:
             raise ObjectStoreUnavailable(
-                f"{self.url}: the answer ended after {received_bytes} of {announced_bytes} bytes"
+                f"{self.url}: the response ended after {received_bytes} of {announced_bytes} bytes"
             )
 
 
@@ -73,8 +70,8 @@ class RangeReader(Protocol):
     """Reads ranges, one attempt each. Raises ObjectStoreError. Cancelling abandons the attempt."""
 
     async def read(self, wanted: RangeRequest) -> tuple[Buffer, ObjectInfo]:
-        """The bytes, and whose they are; b"" past the end (the information then is of no version:
-        size 0, no tag)."""
+        """Read the bytes, and the object's version; b"" past the end (then with size 0 and no
+        tag)."""
 
     async def aclose(self) -> None:
-        """Let connections go."""
+        """Close connections."""

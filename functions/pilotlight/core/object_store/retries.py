@@ -1,9 +1,8 @@
-"""Asking again: what may pass is tried some times more, after pauses that grow and are drawn at
-random.
+"""Retries of transient errors, with exponential back-off and full jitter.
 
-Full jitter: each pause is uniform between 0 and a bound that doubles, so that callers who failed
-together do not return together. The time that an attempt took is part of its pause: who was silent
-for 30 s has been waited for. Source: Brooker, "Exponential Backoff And Jitter", AWS Architecture
+Each pause is uniform between 0 and a bound that doubles, so that callers that failed together do
+not retry together. The duration of the attempt counts towards its pause: an attempt that waited
+30 s needs no further pause. Source: Brooker, "Exponential Backoff And Jitter", AWS Architecture
 Blog, 2015."""
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ T = TypeVar("T")
 Pause = Callable[[float], Awaitable[None]]
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 20.0
-"""With 5 attempts the pauses add up to 7.5 s at most: a storm of 503 passes, and a start that
-cannot succeed is told soon."""
+"""With 5 attempts the pauses add up to at most 7.5 s: enough for a burst of 503, and a start that
+cannot succeed fails soon."""
 
 
 async def retry_unavailable(
@@ -31,8 +30,8 @@ async def retry_unavailable(
     longest_pause_s: float = LONGEST_PAUSE_S,
     pause: Pause = asyncio.sleep,
 ) -> T:
-    """The result of `work`, tried up to `attempts` times while it raises ObjectStoreUnavailable;
-    the last one is raised."""
+    """Return the result of `work`, tried up to `attempts` times while it raises
+    ObjectStoreUnavailable; raise the last one."""
     for attempt in range(attempts - 1):
         began = time.monotonic()
         try:

@@ -1,8 +1,7 @@
-"""Objects in an S3 bucket, or in anything that speaks its protocol.
+"""Objects in an S3 bucket, or in a compatible object store.
 
-Everything small goes through boto3, ranges through a `RangeReader`: boto3's or obstore's. Large
-files are written in parts, and nothing of them is visible before the last one; a failed upload is
-taken back."""
+Small requests go through boto3, ranges through a `RangeReader`: boto3's or obstore's. Large files
+are uploaded in parts, none of which is visible before the last one; a failed upload is aborted."""
 
 from __future__ import annotations
 
@@ -25,20 +24,20 @@ from pilotlight.core.threads import finish_in_thread, run_concurrently
 T = TypeVar("T")
 CLIENTS = ("auto", "boto3", "obstore")
 PART_BYTES = 16 * 1024 * 1024
-"""Of an upload, and of a `fetch`: large enough to hide a round trip, small enough to lose little
-when one fails."""
+"""Part size of an upload and of a `fetch`: large enough to hide a round trip, small enough to lose
+little when one fails."""
 _MOST_PARTS = 10_000
-"""Per upload, by S3's definition."""
+"""Parts per upload, a limit of S3."""
 _FETCH_AT_ONCE, _PUT_AT_ONCE = 8, 4
-"""Parts of one object under way, each in memory: 128 MiB and 64 MiB. What all uploads hold together
-is bounded by `at_once`."""
+"""Concurrent parts of one object, each in memory: 128 MiB and 64 MiB. The memory of all uploads is
+bounded by `at_once`."""
 
 
 class S3Store:
-    """One bucket, below one prefix. See ObjectStore.
+    """An ObjectStore in one bucket, below one prefix.
 
-    Attributes of the constructor: `client` reads ranges ("auto", "boto3", "obstore"); `at_once`
-    bounds requests under way."""
+    Constructor arguments: `client` reads ranges ("auto", "boto3", "obstore"); `at_once` limits
+    concurrent requests."""
 
     def __init__(
         self,
@@ -68,14 +67,14 @@ class S3Store:
         return f"<S3Store s3://{self._bucket}/{self._prefix}>"
 
     async def put(self, key: str, data: bytes) -> None:
-        """See ObjectStore."""
+        """Store `data` atomically."""
         name = self._name(key)
         await self._ask(
             key, lambda client: client.put_object(Bucket=self._bucket, Key=name, Body=data)
         )
 
     async def put_file(self, key: str, path: Path, *, may_move: bool = False) -> None:
-        """See ObjectStore. The file stays where it is."""
+        """Store a file atomically; it is never moved."""
         name = self._name(key)
         with _local(path):
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -90,7 +89,7 @@ class S3Store:
             os.close(descriptor)
 
     async def get(self, key: str, *, max_bytes: int) -> bytes:
-        """See ObjectStore."""
+        """Read a whole object of at most `max_bytes`."""
         wanted = RangeRequest(
             name=self._name(key),
             url=self._url(key),
@@ -104,7 +103,7 @@ class S3Store:
     async def read(
         self, key: str, *, offset_bytes: int, length_bytes: int, etag: str | None = None
     ) -> Buffer:
-        """See ObjectStore."""
+        """Read a range, of version `etag` if given."""
         if not length_bytes:
             return b""
         name, url = self._name(key), self._url(key)
@@ -116,7 +115,7 @@ class S3Store:
         return data
 
     async def fetch(self, key: str, path: Path) -> ObjectInfo:
-        """See ObjectStore. Ranges at once, all of the version that `info` saw."""
+        """Download an object to the new file `path`, in concurrent ranges of one version."""
         info = await self.info(key)
         if info is None:
             raise ObjectNotFound(f"{self._url(key)} is missing")
@@ -134,7 +133,7 @@ class S3Store:
         return info
 
     async def info(self, key: str) -> ObjectInfo | None:
-        """See ObjectStore."""
+        """The object's current version; None if there is none."""
         name = self._name(key)
         try:
             head = await self._ask(
@@ -145,21 +144,21 @@ class S3Store:
         return ObjectInfo(size_bytes=int(head["ContentLength"]), etag=head.get("ETag", ""))
 
     async def keys(self, prefix: str) -> list[str]:
-        """See ObjectStore."""
+        """Keys that begin with `prefix`, sorted."""
         return sorted(await self._ask(prefix, lambda client: list(self._keys(client, prefix))))
 
     async def delete(self, key: str) -> None:
-        """See ObjectStore."""
+        """Delete an object. Idempotent."""
         name = self._name(key)
         with contextlib.suppress(ObjectNotFound):
             await self._ask(key, lambda client: client.delete_object(Bucket=self._bucket, Key=name))
 
     def local_path(self, key: str) -> None:
-        """See ObjectStore."""
+        """None: objects are not local files."""
         check_key(key)
 
     async def aclose(self) -> None:
-        """See ObjectStore."""
+        """Close connections and threads."""
         await self._ranges.aclose()
         await self._boto.aclose()
 
@@ -219,8 +218,8 @@ class S3Store:
             raise
 
     async def _complete(self, key: str, name: str, upload: str, parts: Any, size: int) -> None:
-        """An upload that is gone when we ask again was completed by the answer that we did not
-        get."""
+        """Complete an upload. If a retry finds no such upload, an earlier attempt completed it and
+        its response was lost."""
         try:
             await self._ask(
                 key,
@@ -234,7 +233,7 @@ class S3Store:
                 raise
 
     async def _take_back(self, key: str, name: str, upload: str) -> None:
-        # the bucket's own rule for unfinished uploads removes what we cannot
+        # if this fails, the bucket's lifecycle rule for incomplete uploads removes it
         with contextlib.suppress(ObjectStoreError):
             await self._ask(
                 key,
@@ -251,7 +250,7 @@ class S3Store:
         for page in pages:
             for entry in page.get("Contents", ()):
                 key = entry["Key"].removeprefix(self._prefix)
-                if is_key(key):  # what somebody else put there is none of ours
+                if is_key(key):  # skip objects that were not written by us
                     yield key
 
     def _name(self, key: str) -> str:
@@ -271,9 +270,9 @@ class S3Store:
 
 
 def _reader(client: str, boto: Boto3Client, bucket: str, timeout_s: float) -> RangeReader:
-    """`auto` is obstore where it is installed: 256 MiB in ranges of 16 MiB, 8 at once, from nginx
-    on the same machine (2 cores) arrive at 4.0 GB/s with it and 2.3 GB/s with boto3; hashed
-    (sha256) on arrival, 1.9 and 1.4 GB/s (medians of 5, interleaved)."""
+    """Create the range reader. `auto` is obstore if installed: 256 MiB in ranges of 16 MiB, 8 at
+    once, from nginx on the same machine (2 cores) take 4.0 GB/s with it and 2.3 GB/s with boto3;
+    hashed (sha256) on arrival, 1.9 and 1.4 GB/s (medians of 5, interleaved)."""
     if client in ("auto", "obstore"):
         try:
             from pilotlight.core.object_store.obstore_client import ObstoreRangeReader

@@ -1,2 +1,2 @@
-"""W3C trace context, and the layout of a trace's spans for whoever draws it. Recording and
-exporting spans is the activator's."""
+"""W3C trace context, and the layout of a trace's spans for display. The activator records and
+exports spans."""

@@ -1,10 +1,10 @@
-"""W3C trace context (https://www.w3.org/TR/trace-context/): what a caller says of the trace that
-its call is a part of.
+"""W3C trace context (https://www.w3.org/TR/trace-context/): the trace that a caller's request
+belongs to.
 
-A call that comes without one begins a trace of its own, whose ids are read off the call's id: they
-cost nothing, the worker knows them without being told, and whoever has the call's id has the trace.
-(The last 80 bits of a call's id are random, as level 2 of the recommendation wants them.) Frozen,
-standard library only."""
+A call without one begins its own trace, whose ids are derived from the call's id: so they cost
+nothing, the worker computes them itself, and the call's id identifies the trace. (The last 80 bits
+of a call's id are random, as level 2 of the recommendation requires.) Immutable, standard library
+only."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import re
 from typing import NamedTuple
 
 MAX_STATE_BYTES = 512
-"""Of a `tracestate` that is passed on; the recommendation asks for at least so much (§3.3.1.5)."""
+"""Limit of a propagated `tracestate`; the recommendation requires at least this (§3.3.1.5)."""
 MAX_MEMBER_BYTES = 128
-"""Members longer than this are the first to go where there is too much."""
+"""Longer members are removed first if there is too much."""
 _MAX_MEMBERS = 32
 _PARENT = re.compile(
     rb"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(?:-|\Z)"
 )
 _LENGTH = 55
-"""Of version 00; a later one may go on behind another dash."""
+"""Length of version 00; later versions may continue after another dash."""
 _ODD = frozenset("13579bdf")
 _KEY = rb"(?:[a-z0-9][a-z0-9_\-*/]{0,240}@[a-z][a-z0-9_\-*/]{0,13}|[a-z0-9][a-z0-9_\-*/]{0,255})"
 _MEMBER = re.compile(
@@ -30,25 +30,25 @@ _MEMBER = re.compile(
 _CALL = re.compile(r"req-(?!0{32})[0-9a-f]{32}\Z")
 _NO_SPAN = "0" * 16
 _GOLDEN = 0x9E3779B97F4A7C15
-"""2^64 divided by the golden ratio, odd: multiples of it, modulo 2^64, never meet before 2^64 of
-them (Knuth, vol. 3, §6.4)."""
+"""2^64 divided by the golden ratio, odd: its first 2^64 multiples modulo 2^64 are distinct (Knuth,
+vol. 3, §6.4)."""
 _SILVER = 0xD1B54A32D192ED03
-"""Another odd number, so that attempts and children do not meet."""
+"""Another odd number, so that ids of attempts and children do not collide."""
 _MASK = 2**64 - 1
 
 
 class TraceParent(NamedTuple):
-    """The span that a call is made from: ids as lower-case hex of 32 and 16 digits."""
+    """The calling span: ids as lower-case hex of 32 and 16 digits."""
 
     trace_id: str
     span_id: str
     is_sampled: bool
-    """Who calls keeps this trace: the lowest bit of the flags."""
+    """The caller keeps this trace: the lowest bit of the flags."""
 
 
 def parse_traceparent(traceparent: bytes) -> TraceParent | None:
-    """The parent that a header names; None when it is not one (§3.2.2): then a new trace begins,
-    and `tracestate` is not looked at."""
+    """Parse a `traceparent` header; None if it is invalid (§3.2.2): then a new trace begins, and
+    `tracestate` is ignored."""
     value = traceparent.strip(b" \t")
     if _PARENT.match(value) is None or (len(value) > _LENGTH and value.startswith(b"00")):
         return None
@@ -57,8 +57,8 @@ def parse_traceparent(traceparent: bytes) -> TraceParent | None:
 
 
 def forwarded_tracestate(tracestate: bytes) -> bytes:
-    """What of a `tracestate` goes on: all of it, whole members up to MAX_STATE_BYTES where it is
-    longer, nothing where it is broken."""
+    """The part of a `tracestate` to propagate: all of it, or whole members up to MAX_STATE_BYTES;
+    nothing if it is invalid."""
     members = [member.strip(b" \t") for member in tracestate.split(b",")]
     members = [member for member in members if member]
     keys = {member.partition(b"=")[0] for member in members}
@@ -76,7 +76,7 @@ def forwarded_tracestate(tracestate: bytes) -> bytes:
 
 
 def trace_id_for_call(call_id: str) -> str:
-    """The trace that a call begins when its caller is in none."""
+    """The id of the trace that a call begins if its caller has none."""
     return (
         call_id[4:]
         if _CALL.match(call_id)
@@ -85,12 +85,12 @@ def trace_id_for_call(call_id: str) -> str:
 
 
 def root_span_id(call_id: str) -> str:
-    """The span of the whole call."""
+    """The id of the span of the whole call."""
     return trace_id_for_call(call_id)[16:]
 
 
 def attempt_span_id(call_id: str, attempt: int = 1) -> str:
-    """The span of the execution of one attempt, which is the parent of what the function does."""
+    """The id of the span of one attempt's execution, the parent of the function's own spans."""
     span_id = trace_id_for_call(call_id)[12:28]
     if attempt == 1 and span_id != _NO_SPAN:
         return span_id
@@ -99,18 +99,17 @@ def attempt_span_id(call_id: str, attempt: int = 1) -> str:
 
 
 def child_span_id(span_id: str, number: int) -> str:
-    """The id of the `number`th span below another one, from 1."""
+    """The id of the `number`th child of a span, from 1."""
     return f"{(int(span_id, 16) + number * _GOLDEN) & _MASK or 1:016x}"
 
 
 def format_traceparent(trace_id: str, span_id: str, *, is_sampled: bool) -> str:
-    """The header that names a span as the parent."""
+    """Format a `traceparent` header."""
     return f"00-{trace_id}-{span_id}-{'01' if is_sampled else '00'}"
 
 
 def traceparent_for_call(call_id: str, attempt: int = 1) -> str:
-    """The header of an attempt of a call whose caller was in no trace, and that is not kept as it
-    stands."""
+    """The header of an attempt of a call whose caller had no trace, not sampled."""
     return format_traceparent(
         trace_id_for_call(call_id), attempt_span_id(call_id, attempt), is_sampled=False
     )

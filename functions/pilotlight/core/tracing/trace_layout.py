@@ -1,8 +1,7 @@
-"""A trace as rows: spans below their parents in the order in which they began, each with its part
-of the whole time. Pure.
+"""Layout of a trace as rows: spans below their parents in order of their begin, each with its share
+of the total time. Pure.
 
-What the API answers is taken as it is, so nothing of it can break a picture: a parent that is not
-there makes a root, a circle is cut."""
+Invalid API responses are tolerated: a span with a missing parent becomes a root, a cycle is cut."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ class SpanRow:
 
 
 def layout_spans(trace: Mapping[str, Any]) -> list[SpanRow]:
-    """The rows of a trace (`GET /v1/traces/{id}`)."""
+    """The rows of a trace (response of `GET /v1/traces/{id}`)."""
     spans: Sequence[Mapping[str, Any]] = trace["spans"]
     whole_ms = max((span["begin_ms"] + span["ms"] for span in spans), default=0.0) or 1.0
     return [
@@ -52,7 +51,7 @@ def _ordered(spans: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, Mapping[
         children.setdefault(parent, []).append(span)
     shown: set[int] = set()
     waiting = [(0, span) for span in reversed(children.get("", []))]
-    left = iter(spans)  # whose parents go in a circle: the first of them is its root
+    left = iter(spans)  # spans in a cycle: the first of them becomes its root
     while True:
         while waiting:
             depth, span = waiting.pop()
