@@ -122,7 +122,7 @@ async def test_lease_ends_with_its_process(node: Node, client: WeightCacheClient
     async with asyncio.timeout(30):
         while await client.leases():
             await asyncio.sleep(0.001)
-    with pytest.raises(LeaseUnknown, match="is gone"):
+    with pytest.raises(LeaseUnknown, match="does not exist"):
         await client.open(name, holder="t", pid=process.pid)
 
 

@@ -90,7 +90,7 @@ async def test_what_passes_is_borne(tmp_path: Path, server: FaultyObjects, fault
         (
             Fault(kind="status", status=403, times=99, key=KEY),
             OriginUnavailable,
-            "403|denied|rights",
+            "access refused",
         ),
         (Fault(kind="status", status=404, times=99, key=KEY), OriginUnavailable, "missing"),
         (Fault(kind="status", status=503, times=999, key=KEY), OriginUnavailable, "attempts"),

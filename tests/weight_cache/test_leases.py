@@ -218,7 +218,7 @@ async def test_fetch_ends_with_the_process_that_wants_it(desk: Desk, child: Spaw
 async def test_process_that_is_gone_holds_nothing(desk: Desk, child: Spawn) -> None:
     process = child()
     end(process)
-    with pytest.raises(LeaseUnknown, match=f"process {process.pid} is gone"):
+    with pytest.raises(LeaseUnknown, match=f"process {process.pid} does not exist"):
         await desk.leases.open(desk.store.put("m"), holder="s-1", pid=process.pid)
     assert desk.store.diary == []
 

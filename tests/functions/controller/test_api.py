@@ -274,7 +274,7 @@ async def test_a_deploy_answers_with_revisions_and_reaches_the_feed(
             "points outside the schema",
         ),
         ({"methods": [{"schema": {"type": "thing"}}]}, "not a JSON Schema"),
-        ({"methods": [{"schema": {"description": "x" * 70_000}}]}, "at most 65536"),
+        ({"methods": [{"schema": {"description": "x" * 70_000}}]}, "the maximum is 65536"),
     ],
 )
 async def test_a_deploy_that_cannot_run_is_refused_by_name_and_changes_nothing(

@@ -170,7 +170,7 @@ def test_a_plan_that_changed_in_the_file_reaches_activators_and_one_that_is_gone
     process.config.write_text(text.partition("plans:")[0])
     without = process.spawn()
     _, said = without.communicate(timeout=START_S)
-    assert (without.returncode, b"plans: tenant 'default': plan 'gold': there is none" in said) == (
+    assert (without.returncode, b"plans: tenant 'default': plan 'gold' does not exist" in said) == (
         1,
         True,
     ), said

@@ -171,7 +171,7 @@ async def test_what_a_promotion_needs_is_named(controller: Controller) -> None:
     bound = controller.client(await controller.new_key(scope="deploy", environment="staging"))
     assert "bound to environment 'staging'" in refused(await bound.post(promote, json=BETWEEN), 403)
     await controller.http.post("/v1/apps/search/deploy", json={"functions": [spec(), spec("more")]})
-    assert "staging has no more of search, which main has" in refused(
+    assert "staging has no more of search, but main has" in refused(
         await author.post(promote, json=BETWEEN), 409
     )
     assert (await author.post(promote, json={**BETWEEN, "function": "hello"})).status_code == 200

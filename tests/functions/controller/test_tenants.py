@@ -351,7 +351,7 @@ def test_plans_that_changed_reach_activators_at_the_next_start_and_others_are_no
 @pytest.mark.parametrize(
     "plans, said",
     [
-        ({}, "plan 'gold': there is none"),
+        ({}, "plan 'gold' does not exist"),
         ({"gold": Plan(name="gold")}, "burst = 50: needs requests_per_s"),
     ],
 )

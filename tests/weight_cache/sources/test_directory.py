@@ -151,7 +151,7 @@ def test_only_the_files_that_are_wanted_are_read(tmp_path: Path) -> None:
         (["/etc/passwd"], "plain relative path"),
         (["a//b"], "plain relative path"),
         (["a", "a/b"], "a file and a directory"),
-        (["a", "a"], "each once"),
+        (["a", "a"], "without duplicates"),
     ],
 )
 def test_a_source_whose_paths_escape_or_collide_is_refused_before_it_is_read(

@@ -218,7 +218,7 @@ def test_a_length_that_lies_is_refused_before_anything_is_read(
 def test_a_head_that_is_too_short_says_what_is_missing() -> None:
     file = framed(json.dumps({"a": row()}).encode(), data_bytes=8)
     assert header_bytes(file[:8], file_bytes=len(file)) == len(file) - 8
-    with pytest.raises(TensorsInvalid, match="only 20 of them"):
+    with pytest.raises(TensorsInvalid, match="only 20 were given"):
         parse_header(file[:20], file_bytes=len(file))
 
 
