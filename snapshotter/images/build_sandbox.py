@@ -31,7 +31,7 @@ from snapshotter.images.pip_config import GLOBAL_FILES
 from snapshotter.shim import isolation
 
 SLOT_ROOT = Path("/run/pilotlight/slot")
-"""Where workers find their world (docs/architecture.md); builds use the same places, so that paths
+"""Where workers find their world (docs/internals.md); builds use the same places, so that paths
 written into an image hold."""
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _BATCH_LINES = 100
