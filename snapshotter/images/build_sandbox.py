@@ -31,7 +31,7 @@ from snapshotter.images.pip_config import GLOBAL_FILES
 from snapshotter.shim import isolation
 
 SLOT_ROOT = Path("/run/pilotlight/slot")
-"""Paths that workers see (docs/architecture.md). Builds use the same ones, so that paths written
+"""Paths that workers see (docs/internals.md). Builds use the same ones, so that paths written
 into an image stay valid."""
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _BATCH_LINES = 100

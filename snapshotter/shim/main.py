@@ -10,7 +10,7 @@ exec, exec_kill, checkpoint, checkpoint_end, criu, criu_kill, keep_files, forget
 Shim → agent (`event`): booted, boot_failed, furnished, revived, revive_failed, proved,
 snapshot_point, failed, forked, ready, exited, parked, parked_gone, worker_exited, exec_exited,
 quiesced, checkpoint_failed, checkpoint_gone, criu, criu_exited, files_kept, files_failed,
-log_dropped, state, instance, state_end. Shim ↔ worker: docs/architecture.md, "The slot".
+log_dropped, state, instance, state_end. Shim ↔ worker: docs/internals.md, "The slot".
 
 Parts: `worker`, `instances`, `parked_forks`, `quiescer` (the process that is quiesced for a dump),
 `criu_processes`, `exec_processes`.

@@ -1,7 +1,7 @@
 """The one worker of a pod: booted by us, or put here by the node agent; ordered to serve in place,
 forked never.
 
-What is said on its control channel is the contract of a slot (docs/architecture.md, "Shim and
+What is said on its control channel is the contract of a slot (docs/internals.md, "Shim and
 worker"); the launcher is its shim."""
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ def main(launch_path: str, *, interpreter_ms: float, started: float) -> None:
     """Boot the worker described by the launch file; returns only by leaving the process.
 
     Args:
-        launch_path: the launch file (`docs/architecture.md`, "The slot").
+        launch_path: the launch file (`docs/internals.md`, "The slot").
         interpreter_ms: what the interpreter's own start cost before this file ran.
         started: monotonic seconds when this file began.
     """

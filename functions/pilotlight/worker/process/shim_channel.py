@@ -1,5 +1,5 @@
 """The control channel between a worker and its shim: one JSON object per datagram, descriptors
-beside it (docs/architecture.md)."""
+beside it (docs/internals.md)."""
 
 from __future__ import annotations
 
