@@ -82,7 +82,7 @@ def test_a_submitted_call_is_found_again(hello: PlatformUnderTest) -> None:
         (("app", "show", "nope"), "nope"),
         (("deploy", "/no/such/file.py"), "no such file"),
         (("instance", "stop", "i-nope"), "no instance"),
-        (("app", "delete", "hello"), "Nobody can be asked"),
+        (("app", "delete", "hello"), "Cannot ask"),
     ],
 )
 def test_mistakes_end_with_1_two_lines_and_no_traceback(

@@ -134,7 +134,7 @@ def test_one_is_shown_with_spending_forecast_and_alerts(shell: Shell) -> None:
 
 def test_a_deleted_budget_is_gone(shell: Shell) -> None:
     budget = shell.json("set", "10")["id"]
-    assert "Nobody can be asked" in shell.failed("delete", budget)
+    assert "Cannot ask" in shell.failed("delete", budget)
     assert shell.run("delete", budget, "--yes").exit_code == 0
     assert shell.run("list").stdout.strip() == "No budgets."
     assert "there is no budget" in shell.failed("show", budget)
