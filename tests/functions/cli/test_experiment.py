@@ -140,9 +140,9 @@ WRONG = [
         ("experiment", "create", "search/hello", "faster", "--arm", "a=b:half"),
         "is not NAME=REVISION[:SHARE]",
     ),
-    (("feedback", "send", "req-1"), "nothing is told"),
-    (("feedback", "send", "req-1", "rating=good"), "Words are labels"),
-    (("feedback", "send", "req-1", "rating=true"), "is no number"),
+    (("feedback", "send", "req-1"), "no metric or label was given"),
+    (("feedback", "send", "req-1", "rating=good"), "Pass text with --label"),
+    (("feedback", "send", "req-1", "rating=true"), "is not a number"),
     (("feedback", "send", "req-unknown", "rating=1"), "X-Request-Id"),
 ]
 
@@ -156,11 +156,11 @@ def test_feedback_is_sent_once(shell: Shell) -> None:
     shell.call()
     assert (
         shell.run("feedback", "send", "req-1", "rating=4", "--label", "good").stdout.strip()
-        == "req-1: noted"
+        == "req-1: recorded"
     )
     assert (
         shell.run("feedback", "send", "req-1", "rating=4").stdout.strip()
-        == "req-1: this was known already"
+        == "req-1: already recorded"
     )
     assert "on 'rating': 4.0" in shell.failed("feedback", "send", "req-1", "rating=5")
 

@@ -136,7 +136,7 @@ def test_dead_letters_are_listed_and_sent_again_one_by_one_or_together(shell: Sh
     listed = shell.run("call", "list", "--dead")
     assert "DEAD" in listed.stdout
     assert "redrive" in listed.stderr
-    assert "req-0 is sent again" in shell.good("call", "redrive", "req-0")
+    assert "req-0 is retried" in shell.good("call", "redrive", "req-0")
     assert shell.json("call", "redrive", "--all", "--app", "search", "--yes") == {
         "calls": ["req-1"]
     }

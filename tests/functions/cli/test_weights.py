@@ -133,7 +133,7 @@ def test_verify_ends_with_1_when_something_is_damaged(shell: Shell) -> None:
     assert "every byte on the node matches its hashes" in shell.run("verify", "minilm").stdout
     shell.platform.weights.corrupt = ["onnx/model.bin"]
     done = shell.run("verify", "minilm")
-    assert (done.exit_code, "fetched anew when needed: onnx/model.bin" in done.stdout) == (1, True)
+    assert (done.exit_code, "fetched again when needed: onnx/model.bin" in done.stdout) == (1, True)
     assert shell.json("verify", "minilm", status=1) == {
         "name": "minilm",
         "is_here": True,
