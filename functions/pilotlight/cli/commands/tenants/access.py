@@ -81,8 +81,8 @@ def token_create(
     tenant: Annotated[
         str | None,
         typer.Option(
-            help="Create the key for this tenant, which has lost its last one; for platform "
-            "administrators."
+            help="Create the key for this tenant, which has lost its last one; platform "
+            "operators only."
         ),
     ] = None,
     local: Annotated[

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 OfTenant = Annotated[
     str | None,
-    typer.Option("--tenant", help="Quotas of this tenant; for platform administrators."),
+    typer.Option("--tenant", help="Quotas of this tenant; platform operators only."),
 ]
 OfFunction = Annotated[
     str | None,
