@@ -55,7 +55,7 @@ _GUARDRAIL_COLUMNS = {
     "guardrail": "guardrail",
     "arm": "arm",
     "state": "state",
-    "beyond": "beyond the bound by",
+    "beyond": "above the bound by",
 }
 
 

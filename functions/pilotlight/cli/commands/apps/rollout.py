@@ -194,7 +194,7 @@ def _print_decision(session: Session, decision: Mapping[str, Any]) -> None:
     )
 
 
-# -- how it looks ----------------------------------------------------------------------------------
+# -- rendering -------------------------------------------------------------------------------------
 def render(body: Mapping[str, Any]) -> RenderableType:
     """Render a rollout with its steps, gates and decisions."""
     from rich.console import Group

@@ -396,7 +396,7 @@ def engines(answer: Mapping[str, Any]) -> Iterator[CheckResult]:
             detail="none; app.vllm(…) needs one or an image",
             way_out=way_out,
         )
-    yield CheckResult(what="engines come back by", state=OK, detail=_ENGINES_COME_BACK)
+    yield CheckResult(what="start kinds of engines", state=OK, detail=_ENGINES_COME_BACK)
 
 
 def snapshots(answer: Mapping[str, Any], platform: LocalPlatform) -> Iterator[CheckResult]:

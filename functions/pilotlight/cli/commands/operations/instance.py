@@ -130,7 +130,7 @@ def stop(
 def shell(
     session: Session,
     function: Annotated[
-        str, typer.Argument(metavar="APP/FUNCTION", help="Function in whose instance to run.")
+        str, typer.Argument(metavar="APP/FUNCTION", help="Function whose instance to use.")
     ],
     command_text: Annotated[
         str | None,

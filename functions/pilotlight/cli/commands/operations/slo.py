@@ -73,7 +73,7 @@ def show(
     session.show(body, lambda: render(body))
 
 
-# -- how it looks ----------------------------------------------------------------------------------
+# -- rendering -------------------------------------------------------------------------------------
 def _listing(rows: list[dict[str, Any]]) -> Table:
     out = _table("function", "alarms", *(sli.replace("_", " ") for sli in SLIS))
     for row in rows:
