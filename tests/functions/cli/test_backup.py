@@ -236,7 +236,9 @@ def test_the_commands_say_where_blobs_are_that_a_backup_lacks(
         )
 
     state.backup(session("home", "s3://bucket/blobs"), tmp_path / "b.tar")
-    assert "does not include blobs, which are stored at s3://bucket/blobs" in capsys.readouterr().out
+    assert (
+        "does not include blobs, which are stored at s3://bucket/blobs" in capsys.readouterr().out
+    )
     state.load(session("same", "s3://bucket/blobs"), tmp_path / "b.tar")
     assert "blobs" not in capsys.readouterr().out
     state.load(session("other", "null"), tmp_path / "b.tar")

@@ -98,10 +98,15 @@ def test_an_experiment_is_planned_started_watched_and_concluded(shell: Shell) ->
     ):
         assert said in plan, said
     report = shell.run("experiment", "report", "faster")
-    assert (report.exit_code, "Not enough data to compare" in report.stdout) == (0, True), report.output
+    assert (report.exit_code, "Not enough data to compare" in report.stdout) == (0, True), (
+        report.output
+    )
     assert "RUNNING" in shell.run("experiment", "list").stdout
     done = shell.run("experiment", "conclude", "faster", "bold", "--yes")
-    assert done.stdout.strip() == "search/hello: arm bold gets all traffic; see `pilotlight app history search`"
+    assert (
+        done.stdout.strip()
+        == "search/hello: arm bold gets all traffic; see `pilotlight app history search`"
+    )
     assert shell.json("experiment", "list")[0]["winner"] == "bold"
 
 

@@ -112,10 +112,7 @@ def test_a_function_shows_its_budgets_its_stages_and_its_alarms() -> None:
     assert "99 % in 100 ms" in text
     assert "60 / 300" in text
     assert "60 of 300" in text
-    assert (
-        "open  page    warm_latency: burn rate 20.5 over 1h/5m, mostly in queue"
-        in text
-    )
+    assert "open  page    warm_latency: burn rate 20.5 over 1h/5m, mostly in queue" in text
     assert "first token" not in text  # nothing is known of it
 
 

@@ -102,7 +102,9 @@ async def test_from_the_draft_to_the_file_of_an_invoice(shell: Shell, tmp_path: 
         "draft",
         "1.750000000000",
     )
-    assert "a draft, which changes until it is issued" in await shell.ok("invoice", "show", "2026-10")
+    assert "a draft, which changes until it is issued" in await shell.ok(
+        "invoice", "show", "2026-10"
+    )
     (made,) = (await shell.json("invoice", "issue", "2026-10", "--tenant", "default"))["invoices"]
     assert "No invoice to issue" in await shell.ok("invoice", "issue", "2026-10")
     shown = await shell.ok("invoice", "show", made["id"])
