@@ -82,7 +82,7 @@ def test_a_submitted_call_is_found_again(hello: PlatformUnderTest) -> None:
         (("app", "show", "nope"), "nope"),
         (("deploy", "/no/such/file.py"), "no such file"),
         (("instance", "stop", "i-nope"), "no instance"),
-        (("app", "delete", "hello"), "Nobody can be asked"),
+        (("app", "delete", "hello"), "Cannot ask"),
     ],
 )
 def test_mistakes_end_with_1_two_lines_and_no_traceback(
@@ -104,7 +104,7 @@ def test_a_file_that_cannot_be_imported_is_shown_by_its_own_line(
     done = hello.cli("deploy", str(tmp_path / "broken_app.py"), check=False)
     assert done.returncode == 1
     assert "broken_app.py:2  import no_such_package" in done.stderr
-    assert "no_such_package` is not installed here" in done.stderr
+    assert "no_such_package` is not installed in it" in done.stderr
 
 
 def test_run_calls_once_and_leaves_nothing_behind(hello: PlatformUnderTest) -> None:

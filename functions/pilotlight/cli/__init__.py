@@ -1,5 +1,5 @@
-"""The command line: what people type. Thin: it speaks to the platform through
-`pilotlight.client.client`, and starts it through `supervisor`.
+"""The `pilotlight` command line: a thin layer over `pilotlight.client.client`, and over
+`supervisor`, which starts the platform.
 
-One module per noun. Nothing heavy is imported at module level, so that `pilotlight --help` stays
-quick."""
+One module per noun. Modules import nothing heavy at module level, so that `pilotlight --help` stays
+fast."""

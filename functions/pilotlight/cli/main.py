@@ -1,4 +1,4 @@
-"""`pilotlight`: the command line's root."""
+"""Root of the `pilotlight` command line."""
 
 from __future__ import annotations
 
@@ -55,22 +55,24 @@ _PARTS = {
     "billing": "tenants.billing",
     "state": "operations.state",
 }
-"""The module that registers each command or group of commands, in the order in which --help lists
-them."""
-_HELP = "Serverless functions for models: scale to zero, back in milliseconds, billed per request."
+"""Module that registers each command or command group, in the order of --help."""
+_HELP = (
+    "Serverless functions for models: they scale to zero, restart in milliseconds, and are billed "
+    "per request."
+)
 
 
 class _Root(TyperGroup):
-    """Imports and builds a command when it is named: all of them would take longer than most
+    """Imports a command's module on first use: importing all of them takes longer than most
     commands run."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """All of them."""
+        """Names of all commands."""
         return list(_PARTS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """One of them; None for a name that is not there, after loading all: the closest ones are
-        suggested."""
+        """The command `cmd_name`. For an unknown name load all commands, so that typer can suggest
+        the closest ones, and return None."""
         for part in (
             dict.fromkeys(_PARTS.values()) if cmd_name not in _PARTS else [_PARTS[cmd_name]]
         ):
@@ -104,7 +106,7 @@ def _root(
 
 
 def build() -> typer.Typer:
-    """The whole tree of commands."""
+    """Build the complete command tree."""
     root = typer.Typer(
         name="pilotlight",
         cls=_Root,
@@ -117,7 +119,7 @@ def build() -> typer.Typer:
 
 
 def main() -> None:
-    """Entry point of the `pilotlight` script and of `python -m pilotlight`."""
+    """Run the `pilotlight` script, or `python -m pilotlight`."""
     os.environ.setdefault("PYTHONUNBUFFERED", "1")
     build()(prog_name="pilotlight")
     sys.exit(0)

@@ -1,5 +1,5 @@
-"""A pod's entrypoint: gets code and weights from the node agent, has one worker serve, and lives as
-long as it does.
+"""Entrypoint of a pod: gets code and weights from the node agent, runs one worker, and exits with
+it.
 
-Standard library only, and nothing of the platform but its door modules: it is there before anything
-else of a cold start."""
+It imports only the standard library and the platform's entry modules, because it is the first step
+of a cold start."""

@@ -1,5 +1,5 @@
-"""`python -m pilotlight.launcher`, console script `pilotlight-launcher`: the process that a pod's
-container runs."""
+"""The process that a pod's container runs: `python -m pilotlight.launcher`, or the console script
+`pilotlight-launcher`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pilotlight.launcher.log import log_event
 from pilotlight.launcher.pod_environment import InvalidPod, PodEnvironment
 
 EX_CONFIG = 78
-"""Exit status where the pod was put together wrongly (sysexits.h)."""
+"""Exit status for an invalid pod configuration (sysexits.h)."""
 
 
 def main() -> int:
-    """Run until the worker ends; its exit status, 128 + the signal that ended it, or one of
-    sysexits.h when none came to be."""
+    """Run until the worker ends; return its exit status, 128 + the signal that ended it, or a
+    status of sysexits.h if no worker was started."""
     began = time.monotonic()
     try:
         surroundings = PodEnvironment.of(os.environ)

@@ -1,9 +1,8 @@
-"""The line to the node agent: one JSON object per line over a Unix stream socket, which may be
-absent, and comes back.
+"""Connection to the node agent: one JSON object per line over a Unix stream socket. Reconnects.
 
-The agent restarts while pods live: the line is made again, with pauses that grow, for as long as
-the pod lives, and every new connection begins with the announcement. Its end tells the agent that
-the pod is gone."""
+The agent may restart while the pod lives, so the connection is retried with exponential backoff for
+the pod's lifetime. Each connection begins with the announcement. The end of the connection tells
+the agent that the pod has ended."""
 
 from __future__ import annotations
 
@@ -20,22 +19,22 @@ from typing import Any
 
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 2.0
-"""Between attempts: a node agent that was just installed is noticed within that."""
+"""Maximum pause between attempts: a newly installed node agent is detected within it."""
 MAX_LINE_BYTES = 1024 * 1024
-"""The agent's own bound is the same; a launch document is some 100 KiB."""
+"""Maximum line length, as in the agent; a launch document has some 100 KiB."""
 _DESCRIPTORS = 4
 
 
 class AgentConnection:
-    """Owner: the launcher's loop. It polls `fileno` where there is one (`wants_write` too), and
-    calls `turn` then, and when `next_at` is reached.
+    """Connection to the node agent. Owner: the launcher's loop, which polls `fileno` if it is open
+    (for writing if `wants_write`), and then calls `turn`, also at `next_at`.
 
     Attributes:
-        fds: what came beside lines and nobody has taken.
+        fds: received descriptors that have not been taken.
     """
 
     def __init__(self, path: Path, announcement: Callable[[], Mapping[str, Any]]) -> None:
-        """`announcement`: asked at the begin of every connection."""
+        """`announcement` returns the first message of each connection."""
         self._path = path
         self._announcement = announcement
         self._socket: socket.socket | None = None
@@ -53,25 +52,25 @@ class AgentConnection:
 
     @property
     def is_open(self) -> bool:
-        """Whether the agent listens."""
+        """Whether the connection is open."""
         return self._socket is not None
 
     @property
     def is_missing(self) -> bool:
-        """Whether no agent has made a socket here."""
+        """Whether no agent has created a socket."""
         return self._socket is None and not self._path.exists()
 
     def fileno(self) -> int:
-        """The descriptor; -1 while there is none."""
+        """The descriptor; -1 while the connection is closed."""
         return -1 if self._socket is None else self._socket.fileno()
 
     @property
     def wants_write(self) -> bool:
-        """Whether something waits for the agent to read."""
+        """Whether messages wait to be sent."""
         return bool(self._outgoing)
 
     def turn(self) -> list[dict[str, Any]]:
-        """Connect if it is time to, send and receive what can be; the messages that came, in
+        """Connect if due, then send and receive without blocking; return the received messages in
         order."""
         if self._socket is None:
             self._connect()
@@ -85,8 +84,8 @@ class AgentConnection:
             return []
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """To the agent that is there now; without one it is dropped: the next one is told all by
-        the announcement."""
+        """Send a message to the connected agent. Without one it is dropped, because the
+        announcement tells the next agent everything."""
         if self._socket is None:
             return
         self._outgoing.append(json.dumps(message, separators=(",", ":")).encode() + b"\n")
@@ -96,7 +95,7 @@ class AgentConnection:
             self._lose(str(e))
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._lose("closed")
 
     def _connect(self) -> None:
@@ -138,7 +137,7 @@ class AgentConnection:
                 return messages
             self.fds += descriptors
             if not data:
-                self._lose("the node agent hung up")
+                self._lose("the node agent closed the connection")
                 return messages
             *lines, self._incoming = (self._incoming + data).split(b"\n")
             if len(self._incoming) > MAX_LINE_BYTES:
@@ -158,20 +157,20 @@ class AgentConnection:
 def _parsed(line: bytes) -> dict[str, Any]:
     message = json.loads(line)
     if not isinstance(message, dict) or not isinstance(message.get("op"), str):
-        raise ValueError(f"the node agent sent what is no message: {line[:80]!r}")
+        raise ValueError(f"the node agent sent an invalid message: {line[:80]!r}")
     return message
 
 
 def _why(path: Path, error: OSError) -> str:
     if error.errno == errno.ENOENT:
-        return f"no node agent has made {path} yet"
+        return f"no node agent has created {path} yet"
     if error.errno in (errno.ECONNREFUSED, errno.EAGAIN):
-        return f"the node agent at {path} is not listening just now"
+        return f"the node agent at {path} is not listening"
     return f"the node agent at {path} cannot be reached: {os.strerror(error.errno or 0)}"
 
 
 def close_all(descriptors: list[int]) -> None:
-    """Close them, whatever state they are in."""
+    """Close and remove all descriptors; ignore errors."""
     while descriptors:
         with contextlib.suppress(OSError):
             os.close(descriptors.pop())

@@ -1,12 +1,13 @@
-"""A pod's life: ask the node agent, boot or receive the worker, have it serve, pass signals on,
-reap, leave with its status.
+"""Life cycle of a pod: ask the node agent, boot or receive the worker, make it serve, forward
+signals, reap children, exit with the worker's status.
 
-    asking ──(cold, or the image's own code and no agent)──▶ booting ──(snapshot point)──▶ waking ──(ready)──▶ serving
-       └──(restored: the agent put the worker here)─────────────────────────────────────────▲
+    asking ──(cold, or code in the image and no agent)──▶ booting ──(snapshot point)──▶ waking
+       └──(restored: the agent put the worker here)───────────────────────────────────────▲
+    waking ──(ready)──▶ serving
 
-One thread, one poll loop. The agent may go and come back at any time; once a worker runs, nothing
-that the agent does or fails to do ends it. As PID 1 of its container the launcher reaps whatever
-the worker leaves behind."""
+One thread, one poll loop. The agent may disconnect and reconnect at any time; once a worker runs,
+nothing that the agent does ends it. As PID 1 of its container, the launcher reaps the processes
+that the worker leaves behind."""
 
 from __future__ import annotations
 
@@ -26,21 +27,22 @@ from pilotlight.launcher.work_dir import prepare_work_dir
 from pilotlight.launcher.worker_process import WorkerProcess
 
 NO_AGENT_S = 5.0
-"""After so long without a node agent's socket, code that lies in the image is booted without it."""
+"""How long to wait for a node agent's socket before booting code from the image without an
+agent."""
 REPEAT_S = 10.0
-"""How often the same reason for waiting is said again."""
+"""Interval at which an unchanged reason for waiting is logged again."""
 EX_UNAVAILABLE, EX_TEMPFAIL, EX_CONFIG = 69, 75, 78
-"""Exit statuses (sysexits.h): the agent refused; the startup clock ended; the pod was put together
-wrongly."""
+"""Exit statuses (sysexits.h): the agent refused; the startup timeout expired; the pod configuration
+is invalid."""
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 
 
 class Launcher:
-    """Owner: the process's only thread. `run` is called once."""
+    """Runs one pod. Owner: the process's only thread. `run` is called once."""
 
     def __init__(self, surroundings: PodEnvironment, *, began: float) -> None:
-        """Takes the address at once: one that is in use is said before anything is fetched. Raises
-        InvalidPod."""
+        """Bind the address at once, so that one in use is reported before anything is fetched.
+        Raises InvalidPod."""
         self._surroundings = surroundings
         self._began = began
         self._deadline = began + surroundings.launch.startup_timeout_s
@@ -61,7 +63,7 @@ class Launcher:
         )
 
     def run(self) -> int:
-        """The exit status."""
+        """Run until the worker ends; return the exit status."""
         wakeup = _catch_signals()
         host, port = self._listener.getsockname()[:2]
         log_event(
@@ -97,10 +99,10 @@ class Launcher:
         if self._worker is not None and self._worker.fileno() >= 0:
             for message in self._worker.hear():
                 self._on_worker(message)
-            # it need not be a child of ours yet
+            # a restored worker need not be a child of this process yet
             if self._kind == "RESTORE" and self._worker.fileno() < 0 and self._state != "serving":
                 self._leave(
-                    EX_TEMPFAIL, "launcher.lost", why="the restored worker ended before it served"
+                    EX_TEMPFAIL, "launcher.lost", why="the restored worker ended before serving"
                 )
         if self._status is None:
             for message in self._line.turn():
@@ -130,7 +132,7 @@ class Launcher:
             )
             if code is not None and not self._surroundings.launch.weights:
                 log_event(
-                    "launcher.alone", why="no node agent: the code is the image's own", code=code
+                    "launcher.alone", why="no node agent: using the code in the image", code=code
                 )
                 self._boot(str(code), {}, {})
         if now > self._deadline:
@@ -162,7 +164,8 @@ class Launcher:
         return {**who, "launch": ours.launch.to_json(), "running": self._state != "asking"}
 
     def _on_agent(self, message: Mapping[str, Any]) -> None:
-        """What it says to a pod that runs already is about its leases, and nothing to act on."""
+        """Handle a message of the agent. Messages to a pod that already runs are about its leases
+        and need no action."""
         if self._state != "asking":
             return
         try:
@@ -188,8 +191,8 @@ class Launcher:
             log_event("launcher.not_understood", error=f"{type(e).__name__}: {e}", op=message["op"])
 
     def _waited(self, phases_ms: Mapping[str, float]) -> None:
-        """The clock until now: what the agent says of it, and the rest as the time for which the
-        agent itself was waited for."""
+        """Record the phases until now: those reported by the agent, and the remaining time as
+        waiting for the agent."""
         spent = {str(name): float(ms) for name, ms in phases_ms.items()}
         total = (time.monotonic() - self._began) * 1000
         self._phases_ms = {"agent": round(max(0.0, total - sum(spent.values())), 3), **spent}
@@ -197,7 +200,7 @@ class Launcher:
     def _boot(self, code: str, weights: Mapping[str, str], phases_ms: Mapping[str, float]) -> None:
         self._waited(phases_ms)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        node = self._surroundings.node  # paths of the agent's are below it, or absolute
+        node = self._surroundings.node  # the agent's paths are relative to it, or absolute
         places = {str(name): str(node / path) for name, path in weights.items()}
         command = prepare_work_dir(
             self._surroundings, code=node / code, weights=places, control_fd=theirs.fileno()
@@ -212,10 +215,10 @@ class Launcher:
         )
 
     def _receive(self, message: Mapping[str, Any]) -> None:
-        """A worker that was restored in this container, at its snapshot point: its control channel
-        comes beside the message."""
+        """Take over a worker that was restored in this container at its snapshot point. Its control
+        channel arrives with the message."""
         if not self._line.fds:
-            raise ValueError("a restored worker came without its control channel")
+            raise ValueError("a restored worker arrived without its control channel")
         control = socket.socket(fileno=self._line.fds.pop(0))
         self._waited(message.get("phases_ms", {}))
         self._worker, self._kind = WorkerProcess(int(message["pid"]), control), "RESTORE"
@@ -259,7 +262,7 @@ class Launcher:
         if self._worker is None:
             raise InvalidPod("there is no worker to wake")
         self._state = "waking"
-        if self._ending:  # it did not mind the signal while it started
+        if self._ending:  # the worker ignored the signal while it started
             self._worker.signal(signal.SIGKILL)
             return
         start = {"kind": self._kind, "phases_ms": self._phases_ms}
@@ -268,12 +271,12 @@ class Launcher:
                 self._surroundings.pod, self._listener, self._surroundings.secrets, start=start
             )
         except ConnectionError:
-            return  # it is gone: its status says why
+            return  # the worker has ended; its exit status says why
         except OSError as e:
             self._worker.signal(signal.SIGKILL)
             raise InvalidPod(
-                f"the secrets cannot be handed to the worker: {e.strerror or e}; 128 KiB are the "
-                f"bound of all together"
+                f"the secrets cannot be sent to the worker: {e.strerror or e}; all together must "
+                f"not exceed 128 KiB"
             ) from e
 
     # -- signals and ends
@@ -300,7 +303,7 @@ class Launcher:
 
     def _on_exit(self, status: int) -> None:
         if self._worker is not None and self._worker.fileno() >= 0:
-            for message in self._worker.hear():  # what it said before it died, a failure above all
+            for message in self._worker.hear():  # its last messages, such as a failure
                 self._on_worker(message)
         if os.WIFSIGNALED(status):
             number = os.WTERMSIG(status)
@@ -312,8 +315,8 @@ class Launcher:
 
 
 def _bound(host: str, port: int) -> socket.socket:
-    """Bound, and deaf: until the worker listens whoever connects is refused at once, and no probe
-    waits."""
+    """Bind a socket without listening: until the worker listens, connections are refused at once
+    and no probe waits."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -321,7 +324,7 @@ def _bound(host: str, port: int) -> socket.socket:
         listener = socket.socket(family, kind)
     except OSError as e:
         raise InvalidPod(
-            f"PILOTLIGHT_LISTEN: {host!r} is no address of this pod: {e.strerror or e}"
+            f"PILOTLIGHT_LISTEN: {host!r} is not an address of this pod: {e.strerror or e}"
         ) from e
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -335,7 +338,7 @@ def _bound(host: str, port: int) -> socket.socket:
 
 
 def _catch_signals() -> int:
-    """A descriptor from which the numbers of signals are read."""
+    """Install signal handlers; return a descriptor from which signal numbers can be read."""
     readable, writable = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
     for number in (signal.SIGCHLD, *_FORWARDED):

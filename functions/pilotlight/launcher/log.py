@@ -1,5 +1,5 @@
-"""What the launcher says on stderr, beside the worker's own lines: one event per line,
-`launcher.<what> key=value …`."""
+"""The launcher's log on stderr, among the worker's lines: one event per line, `launcher.<event>
+key=value …`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 
 
 def log_event(event: str, **fields: object) -> None:
-    """Write one line at once; whoever reads may be gone, which stops nothing."""
+    """Write one line immediately; ignore errors, because the reader may have ended."""
     words = [event, *(f"{name}={_word(value)}" for name, value in fields.items())]
     try:
         os.write(2, (" ".join(words) + "\n").encode(errors="backslashreplace"))
@@ -17,7 +17,7 @@ def log_event(event: str, **fields: object) -> None:
 
 
 def _word(value: object) -> str:
-    """As it is, or quoted like JSON where it would not be one word."""
+    """Format a value; quote it like JSON unless it is a single word."""
     text = f"{value:.1f}" if isinstance(value, float) else str(value)
     return (
         text

@@ -1,8 +1,7 @@
-"""What a pod gives its launcher: the environment's variables and the launch document that one of
-them names.
+"""The launcher's input: environment variables, and the launch document that one of them names.
 
-Secrets arrive as variables like any other. They are taken out here, so that nothing that boots sees
-them: the worker gets them when it becomes an instance, exactly as on a single machine."""
+Secrets arrive as environment variables. They are removed here, so that the booting worker does not
+see them: it receives them when it becomes an instance, exactly as on a single machine."""
 
 from __future__ import annotations
 
@@ -15,9 +14,10 @@ from pathlib import Path
 from snapshotter.types import LaunchSpec
 
 LISTEN = "0.0.0.0:8080"
-"""Where the worker serves; the pod's readiness is asked there."""
+"""Address on which the worker serves, also for readiness probes."""
 BAKED = Path("/opt/pilotlight")
-"""In an image that carries its code: `code/`, and the bundle's digest in `bundle.sha256`."""
+"""Directory of the code in an image that contains it: `code/`, and the bundle's digest in
+`bundle.sha256`."""
 OURS = (
     "PILOTLIGHT_LAUNCH",
     "PILOTLIGHT_NODE",
@@ -27,25 +27,24 @@ OURS = (
     "PILOTLIGHT_POD",
     "PILOTLIGHT_NAMESPACE",
 )
-"""Variables that are for the launcher, and not passed on."""
+"""Variables for the launcher that are not passed to the worker."""
 
 
 class InvalidPod(Exception):
-    """Raised when the pod does not give what a launcher needs; the message names the variable or
-    the file."""
+    """Raised when the pod lacks what the launcher needs; the message names the variable or file."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PodEnvironment:
-    """Read once, at the start.
+    """The pod's environment, read once at the start.
 
     Attributes:
-        launch: what to run. node: directory in which the node agent shows this pod what is its
-        tenant's; it may be empty. work: the only directory that is written to. host, port: where
-        the worker listens. baked: see BAKED. pod: the pod's name: the instance's id. env: what the
-        worker inherits: all variables but secrets and our own. secrets: variables that wait for the
-        instance. gpus: UUIDs or indices of the GPUs that the device plugin gave this pod; () where
-        it does not say.
+        launch: what to run. node: directory in which the node agent provides the tenant's files; it
+        may be empty. work: the only directory that is written to. host, port: where the worker
+        listens. baked: directory of the code in the image (BAKED). pod: the pod's name, which is
+        the instance id. env: variables that the worker inherits: all but secrets and those of the
+        launcher. secrets: variables for the instance. gpus: UUIDs or indices of the GPUs that the
+        device plugin assigned; () if unknown.
     """
 
     launch: LaunchSpec
@@ -68,8 +67,8 @@ class PodEnvironment:
         secrets = {name: environ[name] for name in launch.secret_variables if name in environ}
         if missing := [name for name in launch.secret_variables if name not in environ]:
             raise InvalidPod(
-                f"the secrets' variables {', '.join(missing)} are not set: does the pod's envFrom "
-                f"name their Secret?"
+                f"the secret variables {', '.join(missing)} are not set: check that the pod's "
+                f"envFrom names their Secret"
             )
         return cls(
             launch=launch,
@@ -90,7 +89,7 @@ class PodEnvironment:
         )
 
     def baked_code(self) -> Path | None:
-        """The code that the image carries, where it is that of this launch; None otherwise."""
+        """The code in the image, if it is that of this launch; else None."""
         try:
             digest = (self.baked / "bundle.sha256").read_text().split()[:1]
         except (OSError, UnicodeDecodeError):
@@ -100,7 +99,7 @@ class PodEnvironment:
 
 
 def _gpus(visible: str) -> tuple[str, ...]:
-    """NVIDIA_VISIBLE_DEVICES names them, or says `all`, `none`, `void` (NVIDIA Container
+    """Parse NVIDIA_VISIBLE_DEVICES: GPU names, or `all`, `none`, `void` (NVIDIA Container
     Toolkit)."""
     names = tuple(name.strip() for name in visible.split(","))
     return (
@@ -129,5 +128,5 @@ def _launch(file: Path) -> LaunchSpec:
         raise InvalidPod(f"the launch document {file} cannot be read: {e.strerror or e}") from e
     except (ValueError, TypeError, KeyError, AttributeError) as e:
         raise InvalidPod(
-            f"the launch document {file} is none of this version of the platform: {e}"
+            f"the launch document {file} is invalid or of another platform version: {e}"
         ) from e

@@ -1,5 +1,5 @@
-"""The worker's directories below PILOTLIGHT_WORK, its launch file, and the command that boots it
-(`pilotlight.worker.boot`)."""
+"""Prepares the worker's directories below PILOTLIGHT_WORK, its launch file, and the command that
+boots it (`pilotlight.worker.boot`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from pilotlight.launcher.pod_environment import InvalidPod, PodEnvironment
 
 PACKAGES = ("pilotlight", "snapshotter", "weight_cache")
-"""What a worker imports of ours."""
+"""The platform's packages that a worker imports."""
 ONE_THREAD = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
@@ -23,13 +23,13 @@ ONE_THREAD = {
     "RAYON_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
-"""As on a single machine: until it serves a worker has one thread, and those who ask read the same
-values (`worker.boot.ONE_THREAD`)."""
+"""Variables that keep the worker single-threaded until it serves; the same values as on a single
+machine (`worker.boot.ONE_THREAD`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerCommand:
-    """What to execute, but for the control channel, whose number goes into the launch file."""
+    """The command to execute; the launch file has the descriptor of the control channel."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
@@ -39,8 +39,8 @@ class WorkerCommand:
 def prepare_work_dir(
     surroundings: PodEnvironment, *, code: Path, weights: Mapping[str, str], control_fd: int
 ) -> WorkerCommand:
-    """Make the directories and write the launch file. Raises InvalidPod when PILOTLIGHT_WORK cannot
-    be written."""
+    """Create the directories and write the launch file. Raises InvalidPod if PILOTLIGHT_WORK is not
+    writable."""
     launch = surroundings.launch
     work, temporary, file = (
         surroundings.work / "work",
@@ -81,20 +81,20 @@ def _directory(package: str) -> str:
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
         raise InvalidPod(
-            f"package {package} is not in this image: it must carry pilotlight[worker]"
+            f"package {package} is not in this image: install pilotlight[worker] in it"
         )
     return os.path.abspath(spec.submodule_search_locations[0])
 
 
 def _runtime() -> list[str]:
-    """Directories in which our packages lie: one of an installed wheel, several of a source
+    """Directories of the platform's packages: one for an installed wheel, several for a source
     tree."""
     return list(dict.fromkeys(os.path.dirname(_directory(package)) for package in PACKAGES))
 
 
 def _site(environ: Mapping[str, str]) -> list[str]:
-    """Where the image's packages lie: PYTHONPATH, which the worker's isolated interpreter does not
-    read, then site-packages."""
+    """Directories of the image's packages: PYTHONPATH, which the worker's isolated interpreter does
+    not read, then site-packages."""
     named = [path for path in environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     installed = [sysconfig.get_path(name) for name in ("purelib", "platlib")]
     return [path for path in dict.fromkeys([*named, *installed]) if os.path.isdir(path)]

@@ -1,8 +1,8 @@
-"""The one worker of a pod: booted by us, or put here by the node agent; ordered to serve in place,
-forked never.
+"""The one worker of a pod: booted by the launcher or restored by the node agent. It serves in place
+and is never forked.
 
-What is said on its control channel is the contract of a slot (docs/internals.md, "Shim and
-worker"); the launcher is its shim."""
+Its control channel has the protocol of a slot (docs/internals.md, "Shim and worker"), in which
+the launcher is the shim."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _RESTORED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGPI
 
 
 class WorkerProcess:
-    """Owner: the launcher's loop, which polls `fileno`.
+    """A worker and its control channel. Owner: the launcher's loop, which polls `fileno`.
 
     Attributes:
-        pid: in this container.
+        pid: its pid in this container.
     """
 
     def __init__(self, pid: int, control: socket.socket) -> None:
@@ -41,8 +41,8 @@ class WorkerProcess:
     def boot(
         cls, command: WorkerCommand, control: socket.socket, theirs: socket.socket
     ) -> WorkerProcess:
-        """Execute it; `theirs` is the end that the launch file names, and is closed here. A failure
-        to start is exit status 127."""
+        """Execute the command. `theirs` is the worker's end of the channel, named in the launch
+        file, and is closed in this process. A failed start ends with exit status 127."""
         pid = os.fork()
         if pid == 0:
             _execute(command, theirs.fileno())
@@ -50,12 +50,12 @@ class WorkerProcess:
         return cls(pid, control)
 
     def fileno(self) -> int:
-        """The control channel, for poll; -1 once it is closed."""
+        """The control channel's descriptor, for poll; -1 once it is closed."""
         return self._control.fileno()
 
     def hear(self) -> list[dict[str, Any]]:
-        """What it said since; at its end the channel is closed. User code shares the descriptor:
-        what is no event is dropped."""
+        """Receive the worker's new messages; close the channel at its end. Invalid messages are
+        dropped, because user code shares the descriptor."""
         messages: list[dict[str, Any]] = []
         with contextlib.suppress(BlockingIOError):
             while True:
@@ -84,10 +84,11 @@ class WorkerProcess:
         *,
         start: Mapping[str, Any],
     ) -> None:
-        """Order it to become the instance. The environment travels on a channel of its own, as in a
-        slot.
+        """Make the worker become the instance. The environment is sent on a separate channel, as in
+        a slot.
 
-        Raises OSError: it is gone, or the environment is longer than one message may be (EMSGSIZE).
+        Raises OSError if the worker has ended, or if the environment exceeds the maximum message
+        size (EMSGSIZE).
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with ours, theirs:
@@ -96,13 +97,13 @@ class WorkerProcess:
             ours.send(json.dumps({"env": dict(env), "start": dict(start)}).encode())
 
     def signal(self, number: int) -> None:
-        """Send it a signal; one that is gone needs none."""
+        """Send the worker a signal; does nothing if it has ended."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, number)
 
 
 def _execute(command: WorkerCommand, control_fd: int) -> None:
-    """Never returns."""
+    """Execute the command in the forked child; never returns."""
     try:
         os.setsid()
         null = os.open(os.devnull, os.O_RDONLY)

@@ -1,6 +1,5 @@
-"""Open-loop load against any function: arrivals that do not wait for answers, and what came back,
-as numbers and as a picture.
+"""Open-loop load generator for functions and language models, with a numeric report and a chart.
 
-A generator that sends its next request when the last one is answered measures a queue that it keeps
-short itself (coordinated omission: Tene, "How NOT to Measure Latency", 2013). Here arrivals are
-drawn ahead, and a latency counts from the moment its request was due."""
+A generator that waits for each response before it sends the next request keeps the queue short that
+it measures (coordinated omission: Tene, "How NOT to Measure Latency", 2013). This one draws arrival
+times in advance and measures latency from the time a request was due."""

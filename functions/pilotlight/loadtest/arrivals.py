@@ -1,4 +1,4 @@
-"""When requests are due: drawn ahead, whatever becomes of those before. Pure."""
+"""Arrival processes: the times at which requests are due, independent of responses. Pure."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ from pilotlight.errors import InvalidInput
 
 KINDS = ("poisson", "even", "bursty")
 _BURST_SHAPE = 0.25
-"""Of the gamma distribution that draws the gaps of bursty arrivals: their coefficient of variation
-is 2."""
+"""Shape of the gamma distribution of bursty gaps; their coefficient of variation is 2."""
 
 
 def arrivals(
     kind: str, *, rate_per_s: float, duration_s: float, source: random.Random
 ) -> Iterator[float]:
-    """Seconds from the begin at which requests are due, rising, below `duration_s`. Raises
-    InvalidInput.
+    """Yield increasing times at which requests are due, in seconds from the start, below
+    `duration_s`. Raises InvalidInput.
 
-    `poisson`: many callers who know nothing of each other; `even`: a clock; `bursty`: gamma
-    distributed gaps, in crowds and pauses."""
+    `poisson`: many independent callers; `even`: constant gaps; `bursty`: gamma-distributed gaps,
+    which form bursts and pauses."""
     if kind not in KINDS:
         raise InvalidInput(f"--arrivals {kind!r}: must be one of {', '.join(KINDS)}")
     mean_s, at = 1 / rate_per_s, 0.0

@@ -1,4 +1,4 @@
-"""A report as one SVG: for each measure the share of requests that were faster, over a logarithmic
+"""Draws a report as an SVG chart: the cumulative distribution of each metric over a logarithmic
 axis of milliseconds. Pure."""
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SHARES = (0.0, 0.25, 0.5, 0.75, 0.9, 1.0)
 
 
 def draw_chart(report: Mapping[str, Any], *, title: str) -> str:
-    """The picture as text."""
+    """Draw the chart and return the SVG text."""
     curves = {
         name: rows for name, rows in report["histograms_ms"].items() if name in COLOURS and rows
     }

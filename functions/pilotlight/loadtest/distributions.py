@@ -1,8 +1,8 @@
-"""Random lengths by a distribution's name and numbers, as users type it: `lognormal:200,0.8`. Pure;
-the generator is the caller's.
+"""Random lengths from distributions in the syntax `lognormal:200,0.8`. Pure: the caller passes the
+random generator.
 
-Lengths of prompts and of answers have heavy tails, and their tails decide the waiting of everybody
-else, so those are offered."""
+Lengths of prompts and outputs have heavy tails, which determine the queueing of other requests, so
+heavy-tailed distributions are included."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ MAX_LENGTH = 10_000_000
 
 @dataclass(frozen=True, slots=True)
 class LengthDistribution:
-    """One distribution of whole numbers from 1 on. `text`: as it was written; `longest`: what is
-    above is cut to it."""
+    """A distribution of integers from 1 to `longest`; greater values are clipped. `text`: its
+    source text."""
 
     text: str
     longest: int
     _draw: Callable[[random.Random], float]
 
     def draw(self, source: random.Random) -> int:
-        """One length."""
+        """Draw one length."""
         try:
             return max(1, round(min(float(self.longest), self._draw(source))))
-        except OverflowError:  # a tail beyond all numbers
+        except OverflowError:  # the value exceeds the float range
             return self.longest
 
 
 def parse_distribution(text: str, *, option: str, longest: int = MAX_LENGTH) -> LengthDistribution:
-    """`200`, `fixed:200`, `uniform:10,400`, `exponential:200`, `lognormal:200,0.8`,
+    """Parse `200`, `fixed:200`, `uniform:10,400`, `exponential:200`, `lognormal:200,0.8` or
     `pareto:50,1.5`. Raises InvalidInput."""
     name, colon, rest = text.partition(":")
     if not colon:
@@ -50,7 +50,7 @@ def parse_distribution(text: str, *, option: str, longest: int = MAX_LENGTH) -> 
     if form is None:
         raise InvalidInput(
             f"{option} {text!r}: there is no distribution {name!r}",
-            hint=f"There are {', '.join(_FORMS)}.",
+            hint=f"Use one of {', '.join(_FORMS)}.",
         )
     try:
         numbers = [float(number) for number in rest.split(",")]
@@ -60,7 +60,7 @@ def parse_distribution(text: str, *, option: str, longest: int = MAX_LENGTH) -> 
         math.isfinite(n) and 0 < n <= MAX_LENGTH for n in numbers
     ):
         raise InvalidInput(
-            f"{option} {text!r}: write {name}:{form[0]}, numbers above 0",
+            f"{option} {text!r}: must be {name}:{form[0]} with numbers above 0",
             hint="For example lognormal:200,0.8.",
         )
     return LengthDistribution(text, longest, _drawer(name, numbers, option))
@@ -72,7 +72,7 @@ def _drawer(name: str, numbers: list[float], option: str) -> Callable[[random.Ra
         case "uniform":
             if first > second:
                 raise InvalidInput(
-                    f"{option}: uniform:{first:g},{second:g} is empty: the lower bound comes first"
+                    f"{option}: uniform:{first:g},{second:g} is empty: write the lower bound first"
                 )
             return lambda source: source.uniform(first, second)
         case "exponential":

@@ -1,4 +1,4 @@
-"""What is sent: one request of the test, made ahead of its time, and how its answer is read."""
+"""Builds the requests of a test in advance, and parses streamed responses."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from typing import Any, Protocol
 from pilotlight.loadtest.distributions import LengthDistribution
 
 FIRST_TOKEN_ID, LAST_TOKEN_ID = 16, 255
-"""Token ids that every vocabulary has, and that are letters or parts of words in most: what is
-drawn for prompts by ids."""
+"""Range of token ids for prompts by ids: every vocabulary has them, and in most they are letters or
+parts of words."""
 _SYLLABLES = ("ba", "de", "fi", "go", "ku", "la", "me", "ni", "po", "ru", "sa", "te")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedRequest:
-    """A request that is ready to go. `is_stream`: its answer comes in pieces, whose times count."""
+    """A request that is ready to send. `is_stream`: the response is a stream whose chunks are
+    timed."""
 
     path: str
     body: bytes
@@ -27,7 +28,7 @@ class PreparedRequest:
 
     @property
     def headers(self) -> dict[str, str]:
-        """What goes with it."""
+        """The request headers."""
         return {
             "content-type": self.content_type,
             **({"accept": "text/event-stream"} if self.is_stream else {}),
@@ -35,44 +36,44 @@ class PreparedRequest:
 
 
 class RequestFactory(Protocol):
-    """Makes the requests of a test."""
+    """Creates the requests of a test."""
 
     def make(self, source: random.Random) -> PreparedRequest:
-        """The next one."""
+        """Create the next request."""
         ...
 
     def describe(self) -> dict[str, Any]:
-        """What it makes, for the report."""
+        """Describe the requests for the report."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionCalls:
-    """Calls of one function with given arguments, in turn at random."""
+    """Creates calls of one function with randomly chosen arguments."""
 
     path: str
     arguments: Sequence[Any]
     is_stream: bool = False
 
     def make(self, source: random.Random) -> PreparedRequest:
-        """One of the given ones."""
+        """Create a call with one of the given arguments."""
         body = json.dumps(source.choice(self.arguments), ensure_ascii=False).encode()
         return PreparedRequest(path=self.path, body=body, is_stream=self.is_stream)
 
     def describe(self) -> dict[str, Any]:
-        """The path, and how many different arguments there are."""
+        """The path, and the number of given arguments."""
         return {"path": self.path, "arguments": len(self.arguments), "stream": self.is_stream}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCalls:
-    """Calls of a language model, with prompts and answers of drawn lengths.
+    """Creates calls of a language model with random prompt and output lengths.
 
     Attributes:
-        by_ids: prompts are token ids of exactly that length (`/v1/completions`); otherwise a chat
-        of as many short words. shared: tokens at the begin of each prompt that are the same for a
-        group; `groups`: how many groups there are. ignore_eos: answers run to their drawn length
-        (an argument of vLLM's; others refuse it).
+        by_ids: prompts are exactly that many token ids (`/v1/completions`); otherwise a chat of as
+        many short words. shared: number of leading prompt tokens that are equal within a group.
+        groups: number of groups. ignore_eos: outputs have exactly the drawn length (a parameter of
+        vLLM; other servers refuse it).
     """
 
     model: str
@@ -86,7 +87,7 @@ class ModelCalls:
     prefix: str = ""
 
     def make(self, source: random.Random) -> PreparedRequest:
-        """A prompt that nobody had, but for its shared begin."""
+        """Create a call with a new prompt, which shares only its prefix with others."""
         length, answer = self.prompt.draw(source), self.output.draw(source)
         common = random.Random(f"group {source.randrange(self.groups)}")
         begin = min(self.shared, length)
@@ -114,7 +115,7 @@ class ModelCalls:
         return PreparedRequest(path=path, body=json.dumps(body).encode(), is_stream=self.is_stream)
 
     def describe(self) -> dict[str, Any]:
-        """Lengths and what is shared."""
+        """The model, the length distributions and the shared prefix."""
         return {
             "model": self.model,
             "prompt": self.prompt.text,
@@ -127,8 +128,8 @@ class ModelCalls:
 
 
 class StreamReader:
-    """Reads server-sent events as they come: counts pieces, and keeps what the last ones say of
-    tokens and cost (WHATWG HTML §9.2)."""
+    """Parses server-sent events incrementally (WHATWG HTML §9.2): counts chunks, and keeps the
+    token counts and cost of the final events."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -138,8 +139,8 @@ class StreamReader:
         self.error = ""
 
     def feed(self, data: bytes) -> int:
-        """The next bytes; returns how many pieces of an answer ended in them. Comments and closing
-        events are no pieces."""
+        """Parse the next bytes; return how many chunks of the output ended in them. Comments and
+        final events do not count as chunks."""
         lines = (self._rest + data).split(b"\n")
         self._rest = lines.pop()
         pieces = 0
@@ -172,8 +173,8 @@ class StreamReader:
 
 
 def _holds_tokens(choices: Any) -> bool:
-    """Whether a piece is one of the answer: not the usage alone, and not the word on who speaks,
-    with which chats begin."""
+    """Whether a chunk contains output, and not only the usage or the role with which a chat
+    begins."""
     if not isinstance(choices, list):
         return True
     deltas = [choice.get("delta") if isinstance(choice, dict) else None for choice in choices]

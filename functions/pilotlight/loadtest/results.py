@@ -1,4 +1,4 @@
-"""What came back of one request, and of all of them together. Pure."""
+"""Result of one request, and the statistics of all results. Pure."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ _ROWS_PER_DECADE = 20
 
 @dataclass(slots=True, kw_only=True)
 class Result:
-    """One request. Milliseconds count from the moment it was due, so that a late sender does not
-    flatter the server.
+    """Result of one request. Times count from when it was due, so that a slow generator does not
+    make the server look faster.
 
     Attributes:
-        due_s: seconds from the begin of the test.
-        late_ms: how much later than due it was really sent: the generator's own delay.
-        status: HTTP status; 0 when no answer came.
-        error: what went wrong, one word; "" when nothing did.
-        latency_ms: to the last byte.
-        first_ms: to the first piece of a stream; None without one.
-        gaps_ms: between pieces of a stream.
-        tokens_in, tokens_out: as the model's server counted them; None where nothing was said.
-        start: how the instance came up, as the answer says.
-        cost: as the answer says, a decimal as text.
+        due_s: when it was due, in seconds from the start of the test.
+        late_ms: how long after it was due it was sent: the generator's own delay.
+        status: HTTP status; 0 without a response.
+        error: the kind of failure in one word; "" without a failure.
+        latency_ms: time to the last byte.
+        first_ms: time to the first chunk of a stream; None without one.
+        gaps_ms: times between chunks of a stream.
+        tokens_in, tokens_out: as reported by the model server; None if not reported.
+        start: start kind, as reported by the response.
+        cost: as reported by the response, a decimal as text.
     """
 
     due_s: float
@@ -45,12 +45,12 @@ class Result:
 
     @property
     def is_good(self) -> bool:
-        """Whether it was answered as it should be."""
+        """Whether the request succeeded."""
         return not self.error and 200 <= self.status < 300
 
 
 def quantile(values: Sequence[float], share: float) -> float | None:
-    """The value below which `share` of them are, by nearest rank; None of nothing."""
+    """The quantile `share` of the values by nearest rank; None without values."""
     if not values:
         return None
     return _nearest(sorted(values), share)
@@ -61,7 +61,7 @@ def _nearest(ordered: Sequence[float], share: float) -> float:
 
 
 def summary(values: Sequence[float]) -> dict[str, float | int] | None:
-    """n, mean, quantiles and the greatest of milliseconds; None of nothing."""
+    """n, mean, quantiles and maximum of values in ms; None without values."""
     if not values:
         return None
     ordered = sorted(values)
@@ -70,8 +70,8 @@ def summary(values: Sequence[float]) -> dict[str, float | int] | None:
 
 
 def histogram(values: Iterable[float]) -> list[tuple[float, int]]:
-    """(upper end in ms, count), in buckets that grow by a constant factor, a twentieth of a decade;
-    without empty ones."""
+    """Non-empty buckets as (upper bound in ms, count); bounds grow by a constant factor, a
+    twentieth of a decade."""
     counts = Counter(
         math.ceil(math.log10(max(value, 1e-3)) * _ROWS_PER_DECADE - 1e-9) for value in values
     )
@@ -79,8 +79,8 @@ def histogram(values: Iterable[float]) -> list[tuple[float, int]]:
 
 
 def measures(results: Sequence[Result]) -> dict[str, list[float]]:
-    """What is looked at, by name: `latency`, `ttft` and `itl`, of the good ones; `late` of all.
-    Without those that nobody has."""
+    """Values by metric: `latency`, `ttft` and `itl` of the good results, `late` of all. Metrics
+    without values are omitted."""
     good = [result for result in results if result.is_good]
     found = {
         "latency": [result.latency_ms for result in good],
@@ -92,7 +92,7 @@ def measures(results: Sequence[Result]) -> dict[str, list[float]]:
 
 
 def report(results: Sequence[Result], *, elapsed_s: float, plan: dict[str, Any]) -> dict[str, Any]:
-    """Everything as JSON values: the plan, counts, rates, quantiles and histograms."""
+    """Build the report as JSON values: plan, counts, rates, quantiles and histograms."""
     good = [result for result in results if result.is_good]
     found = measures(results)
     tokens_in, tokens_out = (
@@ -119,7 +119,7 @@ def report(results: Sequence[Result], *, elapsed_s: float, plan: dict[str, Any])
 
 
 def sum_of_costs(results: Iterable[Result]) -> Any:
-    """What the answers said that they cost, exactly."""
+    """The exact sum of the costs in the responses."""
     from decimal import Decimal, InvalidOperation
 
     total = Decimal(0)

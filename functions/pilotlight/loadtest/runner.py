@@ -1,4 +1,4 @@
-"""Sends what is due when it is due, and measures what comes back."""
+"""Sends requests when they are due, and measures the responses."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from pilotlight.profile import Profile
 
 ProgressCallback = Callable[[int, int, int], None]
-"""Hears (sent, answered, failed) whenever one of them changes."""
+"""Called with (sent, answered, failed) whenever one of them changes."""
 MAX_OPEN = 4096
-"""Requests under way at once; beyond, the generator waits, and says so by its `late` figures."""
+"""Maximum requests in flight; above it the generator waits, which its `late` figures show."""
 _OTHER_FILES = 64
-"""Of what a process may have open, what is left to others than connections."""
+"""Open files that are reserved for other uses than connections."""
 AHEAD_BYTES = 128 * 1024**2
-"""Of requests that are made ahead; beyond, one is made whenever one was sent."""
+"""Maximum size of requests built in advance; above it one is built for each one sent."""
 
 
 async def run(
@@ -42,11 +42,11 @@ async def run(
     most_open: int = MAX_OPEN,
     ahead_bytes: int = AHEAD_BYTES,
 ) -> tuple[list[Result], float]:
-    """Send one request at each of `due` (seconds from now); returns the results in that order, and
-    the seconds that it took.
+    """Send one request at each time in `due` (seconds from now); return the results in that order
+    and the elapsed seconds.
 
-    Nothing is tried again: a refusal is a result. Cancelled, it leaves what is under way, and
-    returns what came back until then."""
+    Nothing is retried: a refusal is a result. On cancellation, abandon requests in flight and
+    return the results so far."""
     import httpx
 
     from pilotlight.core.cookies import no_cookies
@@ -83,8 +83,8 @@ async def run(
 def _made(
     recipe: RequestFactory, source: random.Random, count: int, ahead_bytes: int
 ) -> Iterator[Any]:
-    """Requests, in their order; before the first comes None, once as many are made as there is room
-    for: the generator's own work must not delay what is due."""
+    """Yield None when the first requests are built, up to `ahead_bytes`, and then the requests in
+    order. Building them in advance keeps the generator from delaying due requests."""
     waiting, held, made = deque[PreparedRequest](), 0, 0
     while made < count and held < ahead_bytes:
         waiting.append(recipe.make(source))
@@ -98,7 +98,7 @@ def _made(
 
 
 def _most_files() -> int:
-    """How many files this process may have open: as many as it is let."""
+    """Raise this process's limit of open files as far as needed and allowed, and return it."""
     if sys.platform == "win32":
         return MAX_OPEN
     import resource
@@ -114,7 +114,7 @@ def _most_files() -> int:
 
 
 class _Test:
-    """The requests of one test. Owned by its event loop."""
+    """Sends the requests of one test. Owner: its event loop."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class _Test:
         self.results: list[Result] = []
 
     async def send(self, prepared: PreparedRequest, begin: float, due_s: float) -> None:
-        """One request, as soon as there is room for it."""
+        """Send one request as soon as fewer than the maximum are in flight."""
         async with self._room:
             await self._send(prepared, begin, due_s)
 
@@ -141,7 +141,7 @@ class _Test:
         result = Result(due_s=due_s, late_ms=(time.perf_counter() - begin - due_s) * 1000)
         self._sent += 1
         try:
-            # httpx's own counts from the last byte, and streams beat
+            # httpx's timeout restarts with each byte, and streams send heartbeats
             async with asyncio.timeout(self._timeout_s):
                 await self._exchange(prepared, result, begin + due_s)
         except (httpx.TimeoutException, TimeoutError):
@@ -179,7 +179,7 @@ class _Test:
 
 
 def _read_whole(body: bytes, result: Result) -> None:
-    """What a whole answer says of tokens."""
+    """Read the token counts of a response that is not streamed."""
     try:
         document = json.loads(body)
     except ValueError:

@@ -82,7 +82,7 @@ def test_a_home_with_state_is_kept_unless_told_otherwise_and_then_set_aside(
 ) -> None:
     save_backup(home, tmp_path / "b.tar", now=5.0)
     (home / "platform.yaml").write_text("# mine")
-    with pytest.raises(Conflict, match="already holds"):
+    with pytest.raises(Conflict, match="already contains"):
         load_backup(tmp_path / "b.tar", home, replace=False, now=9.0)
     (home / "blobs/aa/later").write_text("newer")
     load_backup(tmp_path / "b.tar", home, replace=True, now=9.0)
@@ -123,14 +123,14 @@ def test_names_that_no_backup_has_are_refused(tmp_path: Path, name: str) -> None
             info = tarfile.TarInfo(member)
             info.size = len(data)
             tar.addfile(info, io.BytesIO(data))
-    with pytest.raises(InvalidInput, match="no backup does"):
+    with pytest.raises(InvalidInput, match="no backup contains"):
         load_backup(tmp_path / "b.tar", tmp_path / "h", replace=False, now=9.0)
     assert not (tmp_path / "h").exists()
 
 
 def test_what_is_no_backup_or_cut_short_is_refused(home: Path, tmp_path: Path) -> None:
     (tmp_path / "text").write_text("hello")
-    with pytest.raises(InvalidInput, match="not a whole backup"):
+    with pytest.raises(InvalidInput, match="not a complete backup"):
         load_backup(tmp_path / "text", tmp_path / "h", replace=False, now=9.0)
     save_backup(home, tmp_path / "b.tar", now=5.0)
     (tmp_path / "cut.tar").write_bytes((tmp_path / "b.tar").read_bytes()[:6000])
@@ -138,7 +138,7 @@ def test_what_is_no_backup_or_cut_short_is_refused(home: Path, tmp_path: Path) -
         load_backup(tmp_path / "cut.tar", tmp_path / "h", replace=False, now=9.0)
     with pytest.raises(NotFound):
         load_backup(tmp_path / "none", tmp_path / "h", replace=False, now=9.0)
-    with pytest.raises(NotFound, match="no platform's state"):
+    with pytest.raises(NotFound, match="no platform state"):
         save_backup(tmp_path / "empty", tmp_path / "c.tar", now=5.0)
 
 
@@ -181,7 +181,7 @@ def test_a_link_in_a_backup_is_refused(tmp_path: Path, kind: bytes) -> None:
         link = tarfile.TarInfo("blobs/a")
         link.type, link.linkname = kind, "/etc"
         tar.addfile(link)
-    with pytest.raises(InvalidInput, match="no backup does"):
+    with pytest.raises(InvalidInput, match="no backup contains"):
         load_backup(tmp_path / "b.tar", tmp_path / "h", replace=False, now=9.0)
 
 
@@ -236,12 +236,14 @@ def test_the_commands_say_where_blobs_are_that_a_backup_lacks(
         )
 
     state.backup(session("home", "s3://bucket/blobs"), tmp_path / "b.tar")
-    assert "Without blobs: they lie at s3://bucket/blobs" in capsys.readouterr().out
+    assert (
+        "does not include blobs, which are stored at s3://bucket/blobs" in capsys.readouterr().out
+    )
     state.load(session("same", "s3://bucket/blobs"), tmp_path / "b.tar")
     assert "blobs" not in capsys.readouterr().out
     state.load(session("other", "null"), tmp_path / "b.tar")
     assert (
-        f"this platform looks for them at {tmp_path}/other/blobs"
+        f"this platform stores blobs at {tmp_path}/other/blobs"
         in capsys.readouterr().out.replace("\n", " ")
     )
 
@@ -296,7 +298,7 @@ def test_a_drill_finds_an_invoice_that_its_records_do_not_add_up_to(
         db.execute("UPDATE invoices SET total = '1.4'")
         db.commit()
     with pytest.raises(
-        drill.DrillFailed, match=r"inv-000001 says 1\.4, and its records add up to 1\.5"
+        drill.DrillFailed, match=r"inv-000001 has total 1\.4, but its records add up to 1\.5"
     ):
         drilled(books, tmp_path)
 

@@ -225,7 +225,7 @@ def test_secret_values_are_never_taken_from_the_command_line(tmp_path: Path) -> 
     assert secret_values(["A"], from_env=False, from_file=tmp_path / "v", environ={}) == {
         "A": "line\n"
     }
-    with pytest.raises(InvalidInput, match="'A'… is not a variable's name") as failure:
+    with pytest.raises(InvalidInput, match="'A'… is not the name of a variable") as failure:
         secret_values(["A=hunter2"], from_env=False, from_file=None, environ={})
     assert "hunter2" not in str(failure.value)
     with pytest.raises(InvalidInput, match="has no B"):

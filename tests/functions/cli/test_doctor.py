@@ -123,7 +123,7 @@ def test_who_the_controller_runs_as_is_tried_and_an_obstacle_is_named(short_tmp:
 
 def test_blobs_in_a_directory_are_tried_without_a_trace(short_tmp: Path) -> None:
     platform = session_in(short_tmp, "").platform()
-    assert "made with the first upload" in blobs(platform).detail
+    assert "created by the first upload" in blobs(platform).detail
     (short_tmp / "h/blobs").mkdir(parents=True)
     assert blobs(platform).state == OK
     assert list((short_tmp / "h/blobs").iterdir()) == []
@@ -134,7 +134,7 @@ def test_blobs_in_a_bucket_are_tried_without_a_trace(
 ) -> None:
     platform = session_in(short_tmp, f"platform: {{blobs: 's3://{s3_bucket}/p'}}").platform()
     assert blobs(platform) == CheckResult(
-        what="blobs", state=OK, detail=f"s3://{s3_bucket}/p takes, gives back and deletes objects"
+        what="blobs", state=OK, detail=f"s3://{s3_bucket}/p stores, returns and deletes objects"
     )
     store = open_store(f"s3://{s3_bucket}", setting="blobs")
     assert asyncio.run(_keys(store)) == []

@@ -98,10 +98,15 @@ def test_an_experiment_is_planned_started_watched_and_concluded(shell: Shell) ->
     ):
         assert said in plan, said
     report = shell.run("experiment", "report", "faster")
-    assert (report.exit_code, "Too little is known" in report.stdout) == (0, True), report.output
+    assert (report.exit_code, "Not enough data to compare" in report.stdout) == (0, True), (
+        report.output
+    )
     assert "RUNNING" in shell.run("experiment", "list").stdout
     done = shell.run("experiment", "conclude", "faster", "bold", "--yes")
-    assert done.stdout.strip() == "search/hello: arm bold won; pilotlight app history search has it"
+    assert (
+        done.stdout.strip()
+        == "search/hello: arm bold gets all traffic; see `pilotlight app history search`"
+    )
     assert shell.json("experiment", "list")[0]["winner"] == "bold"
 
 
@@ -140,9 +145,9 @@ WRONG = [
         ("experiment", "create", "search/hello", "faster", "--arm", "a=b:half"),
         "is not NAME=REVISION[:SHARE]",
     ),
-    (("feedback", "send", "req-1"), "nothing is told"),
-    (("feedback", "send", "req-1", "rating=good"), "Words are labels"),
-    (("feedback", "send", "req-1", "rating=true"), "is no number"),
+    (("feedback", "send", "req-1"), "no metric or label was given"),
+    (("feedback", "send", "req-1", "rating=good"), "Pass text with --label"),
+    (("feedback", "send", "req-1", "rating=true"), "is not a number"),
     (("feedback", "send", "req-unknown", "rating=1"), "X-Request-Id"),
 ]
 
@@ -156,11 +161,11 @@ def test_feedback_is_sent_once(shell: Shell) -> None:
     shell.call()
     assert (
         shell.run("feedback", "send", "req-1", "rating=4", "--label", "good").stdout.strip()
-        == "req-1: noted"
+        == "req-1: recorded"
     )
     assert (
         shell.run("feedback", "send", "req-1", "rating=4").stdout.strip()
-        == "req-1: this was known already"
+        == "req-1: already recorded"
     )
     assert "on 'rating': 4.0" in shell.failed("feedback", "send", "req-1", "rating=5")
 

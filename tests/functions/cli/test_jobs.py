@@ -111,7 +111,7 @@ def test_a_schedule_that_is_not_there_is_said_with_the_next_step(shell: Shell) -
 def test_a_webhook_is_set_listed_and_deleted_and_its_secret_shown_once(shell: Shell) -> None:
     done = shell.run("webhook", "set", "ops", HOOK, "--event", "slo.*", "--event", "call.finished")
     assert done.exit_code == 0, done.output
-    assert "ops is told of slo.*, call.finished" in done.stdout
+    assert "ops receives slo.*, call.finished" in done.stdout
     assert "whsec_" in done.stderr
     assert "whsec_" not in shell.run("webhook", "set", "ops", HOOK).output
     assert "calls that name it" in shell.good("webhook", "list")
@@ -123,7 +123,7 @@ def test_a_webhook_is_set_listed_and_deleted_and_its_secret_shown_once(shell: Sh
 def test_a_receiver_that_cannot_be_reached_fails_the_test_and_says_why(shell: Shell) -> None:
     shell.good("webhook", "set", "ops", HOOK)
     done = shell.run("webhook", "test", "ops")
-    assert (done.exit_code, "no answer" in done.stdout, "webhook-signature" in done.stdout) == (
+    assert (done.exit_code, "no response" in done.stdout, "webhook-signature" in done.stdout) == (
         1,
         True,
         True,
@@ -136,7 +136,7 @@ def test_dead_letters_are_listed_and_sent_again_one_by_one_or_together(shell: Sh
     listed = shell.run("call", "list", "--dead")
     assert "DEAD" in listed.stdout
     assert "redrive" in listed.stderr
-    assert "req-0 is sent again" in shell.good("call", "redrive", "req-0")
+    assert "req-0 is retried" in shell.good("call", "redrive", "req-0")
     assert shell.json("call", "redrive", "--all", "--app", "search", "--yes") == {
         "calls": ["req-1"]
     }

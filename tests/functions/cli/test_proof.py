@@ -53,7 +53,7 @@ def test_threads_are_named_with_what_follows_from_them(snapshot: Any, how: str) 
         snapshot, template={"phases_ms": {"boot": 100.0}, "threads": ["tqdm"]}, start_kind="WAKE"
     )
     assert list(threaded.remarks()) == [
-        f"it cannot be forked, because of threads or processes that it began: tqdm; {how}"
+        f"it cannot be forked, because it started threads or processes: tqdm; {how}"
     ]
     assert threaded.fork_ms is None
 

@@ -118,7 +118,8 @@ def test_releases_are_looked_at_compared_and_taken_back(shell: Shell) -> None:
     assert "no revision of search/embed served before v1-" in shell.failed(
         "app", "rollback", "search", "--yes"
     )
-    assert "is answered by v2-" in shell.run("app", "promote", "search/embed", "v2", "--yes").stdout
+    promoted = shell.run("app", "promote", "search/embed", "v2", "--yes").stdout
+    assert "takes all traffic of search/embed" in promoted
     assert [entry["action"] for entry in shell.json("app", "history", "search")] == [
         "promote",
         "rollback",
@@ -148,14 +149,14 @@ def test_somebody_else_approves(shell: Shell) -> None:
     )
     waiting = shell.run("deploy", shell.source(cpu=2.0), "--no-wait").stdout
     assert (
-        "needs 1 more approval: somebody else runs `pilotlight app approve search/embed v2-"
+        "needs 1 more approval: ask another person to run `pilotlight app approve search/embed v2-"
         in waiting
     )
     assert "needs 1 more approval" in shell.failed("app", "promote", "search", "v2", "--yes")
     assert "approve it with another key" in shell.failed("app", "approve", "search", "v2")
     other = shell.json("token", "create", "--scope", "deploy")["secret"]
     assert (
-        "it may serve: pilotlight app promote search/embed v2-"
+        "it may take traffic: pilotlight app promote search/embed v2-"
         in shell.run("app", "approve", "search", "v2", key=other).stdout
     )
     assert shell.json("app", "promote", "search", "v2", "--yes")["stage"] == "live"
@@ -170,7 +171,7 @@ def test_names_are_given_and_taken(shell: Shell) -> None:
     assert shell.json("app", "alias", "search", "blessed", "--remove") == {"stable": first}
     assert "managed by the platform" in shell.failed("app", "alias", "search", "stable", "v1")
     assert shell.json("app", "pin", "search", "default", "v1")["revision"] == first
-    assert "follows the weights" in shell.run("app", "pin", "search", "default", "--remove").stdout
+    assert "is no longer pinned" in shell.run("app", "pin", "search", "default", "--remove").stdout
     promoted = shell.run(
         "app", "promote", "search", "next", "--canary", "10,100", "--every", "1m", "--yes"
     ).stdout
@@ -186,7 +187,7 @@ def test_what_serves_elsewhere_is_promoted(shell: Shell) -> None:
         done["functions"][0]["revision"],
         done["functions"][0]["stage"],
     ) == ("main", revision, "live")
-    assert "one of them" in shell.failed("app", "promote", "search", "--yes")
+    assert "pass either a revision" in shell.failed("app", "promote", "search", "--yes")
 
 
 @pytest.mark.parametrize(

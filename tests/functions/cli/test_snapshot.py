@@ -145,7 +145,7 @@ def test_one_is_shown_by_the_first_characters_of_its_id(shell: Shell) -> None:
     out = shell.run("snapshot", "show", "sn-12").stdout
     assert "quarantined: three restores failed" in out
     assert "kernel" in out
-    assert "begins 2 ids" in shell.run("snapshot", "show", "sn-1").output
+    assert "matches 2 ids" in shell.run("snapshot", "show", "sn-1").output
     assert "snapshot list" in shell.run("snapshot", "show", "sn-9").output
 
 

@@ -153,7 +153,7 @@ async def test_a_process_that_dies_while_starting_shows_its_last_words_and_takes
     )
     with pytest.raises(
         ProcessFailed,
-        match=r"^agent stopped while starting \(exit status 3\): the database is on fire$",
+        match=r"^agent exited while starting \(exit status 3\): the database is on fire$",
     ) as failure:
         await supervisor.start()
     assert failure.value.detail["log_tail"] == ["the database is on fire"]

@@ -46,7 +46,9 @@ def test_mistakes_are_named_with_the_next_step(shell: Shell) -> None:
     revisions(shell, 1)
     assert "add up to 90" in shell.failed("traffic", "set", WHERE, "v1=90")
     assert "whole number" in shell.failed("traffic", "set", WHERE, "v1=a")
-    assert "one may get the rest" in shell.failed("traffic", "set", WHERE, "v1", "stable")
+    assert "only one revision can get the rest" in shell.failed(
+        "traffic", "set", WHERE, "v1", "stable"
+    )
     assert "has no revision" in shell.failed("traffic", "tag", WHERE, "next", "v7")
     assert "--remove" in shell.failed("traffic", "tag", WHERE, "next")
     assert "APP/FUNCTION" in shell.failed("traffic", "show", "nothing")

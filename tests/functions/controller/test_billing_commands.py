@@ -102,9 +102,11 @@ async def test_from_the_draft_to_the_file_of_an_invoice(shell: Shell, tmp_path: 
         "draft",
         "1.750000000000",
     )
-    assert "a draft: it changes until it is issued" in await shell.ok("invoice", "show", "2026-10")
+    assert "a draft, which changes until it is issued" in await shell.ok(
+        "invoice", "show", "2026-10"
+    )
     (made,) = (await shell.json("invoice", "issue", "2026-10", "--tenant", "default"))["invoices"]
-    assert "Nothing to issue" in await shell.ok("invoice", "issue", "2026-10")
+    assert "No invoice to issue" in await shell.ok("invoice", "issue", "2026-10")
     shown = await shell.ok("invoice", "show", made["id"])
     assert ("total 1.75 USD" in shown, "search/embed" in shown) == (True, True)
     file = tmp_path / "bill.csv"
@@ -151,9 +153,9 @@ async def test_rates_are_those_that_apply(shell: Shell) -> None:
 async def test_sums_that_are_off_fail_the_verification_until_they_are_rebuilt(
     shell: Shell, controller: Controller
 ) -> None:
-    assert "2 records, and every sum agrees" in await shell.ok("verify")
+    assert "2 records; all sums match" in await shell.ok("verify")
     with controller.context.store.write() as write:
         write.sql.execute(sa.update(tables.usage_days).values(records=9))
     done = await shell.run("verify")
     assert (done.exit_code, "--rebuild" in done.output) == (1, True)
-    assert "every sum agrees" in await shell.ok("verify", "--rebuild")
+    assert "all sums match" in await shell.ok("verify", "--rebuild")

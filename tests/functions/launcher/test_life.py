@@ -239,7 +239,7 @@ def test_code_of_another_bundle_is_not_taken_and_the_startup_clock_ends_the_wait
 
         assert made.wait_exit() == 75
         assert "launcher.timeout status=75 startup_s=6.0" in made.said
-        assert "no node agent has made" in made.said
+        assert "no node agent has created" in made.said
 
 
 def test_what_the_agent_refuses_is_said_and_ends_the_pod(plain: Pod) -> None:

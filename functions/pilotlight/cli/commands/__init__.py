@@ -1,2 +1,2 @@
-"""The commands, one module for each noun, in folders by who uses them; `pilotlight.cli.main`
-imports a module when one of its commands is named."""
+"""The commands: one module for each noun, in folders by subject. `pilotlight.cli.main` imports a
+module when one of its commands is used."""

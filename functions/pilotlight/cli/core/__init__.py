@@ -1,2 +1,2 @@
-"""What every command uses: the session, common options and errors, formatting of output, parsing of
-values. No commands."""
+"""Code shared by all commands: the session, common options and errors, output formatting, value
+parsing. It contains no commands."""

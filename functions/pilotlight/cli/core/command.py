@@ -1,8 +1,7 @@
-"""Turns a plain function into a command: gives it the common options, a Session, and one way to
-fail.
+"""Registers functions as commands: adds the common options, a Session, and uniform error handling.
 
-Exit statuses: 0 done, 1 failed (one line what happened, one line what to do), 2 wrong usage, 130
-interrupted."""
+Exit statuses: 0 success, 1 failure (one line says what happened, one what to do), 2 wrong usage,
+130 interrupted."""
 
 from __future__ import annotations
 
@@ -30,7 +29,9 @@ _COMMON: dict[str, tuple[Any, Any]] = {
         Annotated[
             Path | None,
             typer.Option(
-                help="platform.yaml of the platform on this machine.", rich_help_panel=_PANEL
+                help="platform.yaml of the local platform. Default: $PILOTLIGHT_PLATFORM, "
+                "HOME/platform.yaml, ./platform.yaml.",
+                rich_help_panel=_PANEL,
             ),
         ],
         None,
@@ -38,89 +39,104 @@ _COMMON: dict[str, tuple[Any, Any]] = {
     "home": (
         Annotated[
             Path | None,
-            typer.Option(
-                help="Home directory of the platform on this machine.", rich_help_panel=_PANEL
-            ),
+            typer.Option(help="Home directory of the local platform.", rich_help_panel=_PANEL),
         ],
         None,
     ),
     "profile": (
         Annotated[
-            str | None, typer.Option(help="Profile of the profile file.", rich_help_panel=_PANEL)
+            str | None,
+            typer.Option(
+                help="Profile (URL, API key, environment) to use. Default: $PILOTLIGHT_PROFILE, or "
+                "the active profile of the profile file.",
+                rich_help_panel=_PANEL,
+            ),
         ],
         None,
     ),
     "profile_file": (
         Annotated[
-            Path | None, typer.Option(help="Instead of ~/.pilotlight.toml.", rich_help_panel=_PANEL)
+            Path | None,
+            typer.Option(
+                help="Profile file. Default: $PILOTLIGHT_CONFIG, or ~/.pilotlight.toml.",
+                rich_help_panel=_PANEL,
+            ),
         ],
         None,
     ),
     "environment": (
         Annotated[
             str | None,
-            typer.Option("--environment", "-e", help="Environment.", rich_help_panel=_PANEL),
+            typer.Option(
+                "--environment",
+                "-e",
+                help="Environment to use. Default: $PILOTLIGHT_ENVIRONMENT, or the profile's.",
+                rich_help_panel=_PANEL,
+            ),
         ],
         None,
     ),
     "as_json": (
         Annotated[
-            bool, typer.Option("--json", help="Print the result as JSON.", rich_help_panel=_PANEL)
+            bool,
+            typer.Option(
+                "--json", help="Print results and errors as JSON.", rich_help_panel=_PANEL
+            ),
         ],
         False,
     ),
 }
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 _WHAT_TO_DO = {
-    "invalid-input": "Correct it and try again; --help, and `pilotlight app show APP` for a "
-    "function's settings, say what is expected.",
-    "conflict": "Look at what is there with the matching `list` or `show` command, then try again.",
-    "incompatible-schema": "Keep what callers use, or deploy with --allow-breaking if none does; "
-    "`pilotlight app diff` compares revisions.",
-    "gate-failed": "Give the numbers with --eval metrics.json, or change require= of the "
-    "function; nothing was changed.",
-    "approval-required": "Let somebody else run `pilotlight app approve`; `pilotlight app "
-    "revisions` shows what is missing.",
-    "release-frozen": "Wait until the budget recovers, or release with --override-freeze (scope "
-    "admin); `pilotlight slo show` shows it.",
-    "circuit-open": "Try again in a moment; `pilotlight app logs APP` may say why it failed, "
-    "`pilotlight app rollback APP` goes back.",
-    "too-large": "Send less; the limits are in platform.yaml (max_body_bytes, bundle_max_bytes, "
+    "invalid-input": "Correct the value and try again. See the command's --help; `pilotlight app "
+    "show APP` shows a function's settings.",
+    "conflict": "Check the current state with the matching `list` or `show` command, then try "
+    "again.",
+    "incompatible-schema": "Keep the fields that callers use, or deploy with --allow-breaking if "
+    "no caller depends on them; `pilotlight app diff` compares revisions.",
+    "gate-failed": "Pass the evaluation with --eval metrics.json, or change the function's "
+    "require=. Nothing was changed.",
+    "approval-required": "Ask another person to run `pilotlight app approve`; `pilotlight app "
+    "revisions` shows the missing approvals.",
+    "release-frozen": "Wait until the error budget recovers, or release with --override-freeze "
+    "(scope admin). `pilotlight slo show` shows the budget.",
+    "circuit-open": "Try again in a moment. `pilotlight app logs APP` shows why calls failed; "
+    "`pilotlight app rollback APP` restores the previous revision.",
+    "too-large": "Send less data; platform.yaml sets the limits (max_body_bytes, bundle_max_bytes, "
     "blob_max_bytes).",
-    "unsupported-media-type": "Send JSON: another tenant's function takes nothing else.",
-    "unauthenticated": "Set PILOTLIGHT_API_KEY, or pass --profile: `pilotlight up` wrote the "
+    "unsupported-media-type": "Send JSON: a function of another tenant accepts no other type.",
+    "unauthenticated": "Set PILOTLIGHT_API_KEY or pass --profile; `pilotlight up` wrote the "
     "first key to ~/.pilotlight.toml.",
-    "forbidden": "Use a key of a higher scope: `pilotlight token create --scope deploy`.",
-    "not-found": "See what is there: `pilotlight app list`, or the `list` command of what you "
-    "named.",
-    "unavailable": "Try again in a moment; `pilotlight app list` shows what is stopped, "
-    "`pilotlight status` whether the platform runs.",
-    "function-raised": "It is the function's own error: `pilotlight app logs APP --call ID` has "
-    "its traceback.",
-    "too-many-requests": "Try again later, or raise max_instances or max_queued of the function.",
-    "over-quota": "Try again later; `pilotlight quota show` says what bounds you. Your quotas of "
-    "functions and keys you set yourself.",
-    "shed": "Try again later, or with a higher priority: there was not enough for all.",
-    "over-budget": "`pilotlight budget list` shows it; raise it with `pilotlight budget set`, or "
-    "wait for the next period.",
-    "budget-reserved": "Try again once calls that run have ended; `pilotlight budget list` shows "
-    "what is left.",
-    "snapshot-refused": "Correct what is named, or write snapshot=False: then it starts COLD or "
-    "by FORK only.",
-    "unsupported": "`pilotlight doctor` says what this machine can do, and what would help.",
-    "storage-full": "Free disk space in the platform's home; nothing was changed.",
-    "start-failed": "Read the function's own log: `pilotlight app logs APP`.",
-    "worker-crashed": "Read the function's own log: `pilotlight app logs APP`.",
+    "forbidden": "Use a key with a higher scope: `pilotlight token create --scope deploy`.",
+    "not-found": "List what exists: `pilotlight app list`, or the `list` command of the resource.",
+    "unavailable": "Try again in a moment. `pilotlight app list` shows stopped apps, `pilotlight "
+    "status` whether the platform runs.",
+    "function-raised": "The function's own code failed: `pilotlight app logs APP --call ID` shows "
+    "the traceback.",
+    "too-many-requests": "Try again later, or raise the function's max_instances or max_queued.",
+    "over-quota": "Try again later. `pilotlight quota show` shows the quotas; you can change those "
+    "of your own functions and keys.",
+    "shed": "Try again later, or with a higher priority: the platform is overloaded.",
+    "over-budget": "Raise the budget with `pilotlight budget set`, or wait for the next period; "
+    "`pilotlight budget list` shows it.",
+    "budget-reserved": "Try again when running calls have ended; `pilotlight budget list` shows "
+    "the remaining amount.",
+    "snapshot-refused": "Fix the named cause, or set snapshot=False: the function then starts by "
+    "COLD or FORK only.",
+    "unsupported": "Run `pilotlight doctor` to see what this machine supports and how to fix it.",
+    "storage-full": "Free disk space in the platform's home. Nothing was changed.",
+    "start-failed": "Read the function's log: `pilotlight app logs APP`.",
+    "worker-crashed": "Read the function's log: `pilotlight app logs APP`.",
     "deadline-exceeded": "Raise the function's timeout or startup_timeout, or pass a longer "
     "--timeout.",
-    "process-failed": "Read the whole log; `pilotlight doctor` checks this machine and the "
+    "process-failed": "Read the complete log; `pilotlight doctor` checks this machine and the "
     "configuration.",
 }
 
 
 def take_common_options(values: dict[str, Any]) -> CommonOptions:
-    """Take the common options out of a command's arguments."""
+    """Remove the common options from a command's arguments and return them."""
     taken = {name: values.pop(name) for name in _COMMON}
     return CommonOptions(json=taken.pop("as_json"), **taken)
 
@@ -128,7 +144,7 @@ def take_common_options(values: dict[str, Any]) -> CommonOptions:
 def command(
     app: typer.Typer, name: str | None = None, **settings: Any
 ) -> Callable[[Command], Command]:
-    """Register `function(session, …)` as a command of `app`, with the common options added."""
+    """Register `function(session, …)` as a command of `app` and add the common options."""
 
     def register(function: Command) -> Command:
         @functools.wraps(function)
@@ -162,7 +178,7 @@ def command(
 
 
 def common_callback(run: Callable[[typer.Context, CommonOptions], None]) -> Callable[..., None]:
-    """A callback of the root command that accepts the common options too."""
+    """Make a callback of the root command that also accepts the common options."""
 
     def callback(ctx: typer.Context, **values: Any) -> None:
         run(ctx, take_common_options(values))
@@ -181,7 +197,7 @@ def common_callback(run: Callable[[typer.Context, CommonOptions], None]) -> Call
 
 
 def handle_errors(body: Callable[[Session], Any], session: Session) -> None:
-    """Run a command's body; what is expected to go wrong becomes two lines and an exit status."""
+    """Run a command's body. Report an expected error as two lines and an exit status."""
     from pilotlight.core.settings import SettingsInvalid
     from snapshotter.errors import SnapshotterError
 
@@ -200,17 +216,18 @@ def handle_errors(body: Callable[[Session], Any], session: Session) -> None:
 
 
 def next_step(error: Exception) -> str:
-    """The second line: the error's own `hint`, else by its type, else how to see more."""
+    """The second line of an error report: the error's `hint`, else advice for its type, else how to
+    get a traceback."""
     if isinstance(error, PilotlightError):
         if hint := error.detail.get("hint"):
             return str(hint)
         if known := _WHAT_TO_DO.get(error.type):
             return known
-    return f"Set {DEBUG_VARIABLE}=1 to see where it comes from."
+    return f"Set {DEBUG_VARIABLE}=1 to see the traceback."
 
 
 def report_error(error: Exception, session: Session) -> None:
-    """What happened and what to do, on stderr; as one JSON object with --json."""
+    """Print what happened and what to do on stderr; with --json as one JSON object."""
     detail = dict(error.detail) if isinstance(error, PilotlightError) else {}
     message = str(error) or type(error).__name__
     if session.is_json:

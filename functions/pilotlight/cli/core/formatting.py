@@ -1,4 +1,4 @@
-"""How things look in a terminal, and how times are typed: tables, money, durations. Pure."""
+"""Formats tables, money, times and sizes for the terminal, and parses typed values. Pure."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 def format_table(
     rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str], *, empty: str
 ) -> Table | str:
-    """Rows as a table: `columns` maps keys to headings, in order; a column that no row has is left
-    out. `empty` stands for no rows."""
+    """Format rows as a table. `columns` maps keys to headings, in order; a column without any value
+    is omitted. Return `empty` if there are no rows."""
     from rich.markup import escape
     from rich.table import Table
 
@@ -45,14 +45,14 @@ def format_table(
 
 
 def is_number(value: Any) -> bool:
-    """True for what belongs to the right edge of a column."""
+    """Whether a cell is aligned to the right: a number, or no value."""
     return value is None or (
         isinstance(value, int | float | Decimal) and not isinstance(value, bool)
     )
 
 
 def format_cell(key: str, value: Any) -> str:
-    """One value as text, by what its key says about its unit."""
+    """Format one value as text; the suffix of its key determines the unit."""
     if value is None or value in ("", []):
         return NO_VALUE
     if key.endswith("_at") and isinstance(value, int | float):
@@ -77,12 +77,12 @@ def format_cell(key: str, value: Any) -> str:
 
 
 def format_time(at: float) -> str:
-    """Wall clock, in this machine's time zone, to the second."""
+    """Format a Unix time in the local time zone, to the second."""
     return dt.datetime.fromtimestamp(at, tz=dt.UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
 def format_bytes(count: int) -> str:
-    """Bytes in binary units: `1.5 GiB`."""
+    """Format bytes in binary units: `1.5 GiB`."""
     amount = float(count)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if amount < 1024:
@@ -92,7 +92,7 @@ def format_bytes(count: int) -> str:
 
 
 def format_money(amount: Any, currency: str = "") -> str:
-    """An amount without trailing zeros and never in exponents: `0.0000134`."""
+    """Format an amount without trailing zeros or an exponent: `0.0000134`."""
     try:
         text = f"{Decimal(str(amount)):f}"
     except InvalidOperation:
@@ -102,14 +102,14 @@ def format_money(amount: Any, currency: str = "") -> str:
 
 
 def format_milliseconds(amount: float) -> str:
-    """`5.4 s` from a second on, else `29 ms`, or `0.4 ms` below ten."""
+    """Format milliseconds: `5.40 s` from one second, `29 ms` from ten, else `0.4 ms`."""
     if amount >= 1000:
         return f"{amount / 1000:.2f} s"
     return f"{amount:.0f} ms" if amount >= 10 else f"{amount:.1f} ms"
 
 
 def parse_duration_s(text: str) -> float:
-    """`90`, `90s`, `5m`, `2h`, `7d`, `1w` as seconds. Raises InvalidInput."""
+    """Parse `90`, `90s`, `5m`, `2h`, `7d` or `1w` as seconds. Raises InvalidInput."""
     number, unit = (text[:-1], text[-1]) if text and text[-1] in _UNITS_S else (text, "s")
     try:
         amount = float(number)
@@ -123,8 +123,8 @@ def parse_duration_s(text: str) -> float:
 
 
 def parse_time(text: str, *, now: float) -> float:
-    """A duration back from `now`, or an ISO 8601 date or time (local unless it says otherwise), as
-    seconds since the epoch."""
+    """Parse a duration before `now`, or an ISO 8601 date or time (local unless it has an offset),
+    as seconds since the epoch."""
     try:
         return dt.datetime.fromisoformat(text).astimezone().timestamp()
     except ValueError:
@@ -132,8 +132,8 @@ def parse_time(text: str, *, now: float) -> float:
 
 
 def parse_server_timing(header: str) -> dict[str, float]:
-    """`queue;dur=1.2, exec;dur=3` (W3C Server-Timing) as name → milliseconds; parts without a
-    duration are left out."""
+    """Parse `queue;dur=1.2, exec;dur=3` (W3C Server-Timing) as name → milliseconds. Metrics without
+    a duration are omitted."""
     out: dict[str, float] = {}
     for part in header.split(","):
         name, *parameters = (p.strip() for p in part.split(";"))
@@ -148,7 +148,8 @@ def parse_server_timing(header: str) -> dict[str, float]:
 
 
 def parse_server_timing_descriptions(header: str) -> dict[str, str]:
-    """`start;dur=5, weights;desc="dram"` as name → description; parts without one are left out."""
+    """Parse `start;dur=5, weights;desc="dram"` as name → description. Metrics without a description
+    are omitted."""
     out = {}
     for part in header.split(","):
         name, *parameters = (p.strip() for p in part.split(";"))
@@ -159,7 +160,7 @@ def parse_server_timing_descriptions(header: str) -> dict[str, str]:
 
 
 def parse_pairs(words: Iterable[str], *, option: str) -> dict[str, Any]:
-    """`key=value` words; a value that is JSON is read as JSON, anything else is text. Raises
+    """Parse `key=value` words. A value that is valid JSON is parsed, any other is text. Raises
     InvalidInput."""
     out: dict[str, Any] = {}
     for word in words:
@@ -167,14 +168,14 @@ def parse_pairs(words: Iterable[str], *, option: str) -> dict[str, Any]:
         if not equals or not key:
             raise InvalidInput(
                 f"{option} {word!r} is not key=value",
-                hint=f"Write {option} name=value; JSON values are understood.",
+                hint=f"Write {option} name=value; the value may be JSON.",
             )
         out[key] = parse_json_or_text(value)
     return out
 
 
 def parse_json_or_text(text: str) -> Any:
-    """The JSON value that `text` is, else `text` itself."""
+    """Parse `text` as JSON; return `text` itself if it is not JSON."""
     try:
         return json.loads(text)
     except ValueError:

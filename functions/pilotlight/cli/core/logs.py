@@ -1,4 +1,4 @@
-"""Log lines in the terminal, for apps and for single instances."""
+"""Prints log lines of apps and instances in the terminal."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from pilotlight.cli.core.session import Session
 if TYPE_CHECKING:
     from rich.text import Text
 
-Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on until Ctrl-C.")]
+Follow = Annotated[bool, typer.Option("--follow", "-f", help="Print new lines until Ctrl-C.")]
 Since = Annotated[
-    str | None, typer.Option(help="How far back: 5m, 2h, or a time such as 2026-11-21T10:00.")
+    str | None, typer.Option(help="Start: 5m or 2h ago, or a time such as 2026-11-21T10:00.")
 ]
-Tail = Annotated[int | None, typer.Option(min=0, help="Only the last N lines.")]
+Tail = Annotated[int | None, typer.Option(min=0, help="Only the last N matching lines.")]
 OfCall = Annotated[str | None, typer.Option("--call", help="Only lines of this call.")]
 OfInstance = Annotated[str | None, typer.Option("--instance", help="Only lines of this instance.")]
 
@@ -36,7 +36,7 @@ def print_logs(
     tail: int | None = None,
     follow: bool = False,
 ) -> None:
-    """Ask for lines and print them as they come."""
+    """Request log lines and print them as they arrive."""
     start = parse_time(since, now=time.time()) if since else None
     with session.client() as client:
         lines = client.logs(
@@ -62,21 +62,21 @@ def _print(session: Session, lines: Iterable[Mapping[str, Any]]) -> None:
             console.print(format_log_line(line), soft_wrap=True)
     if not found:
         session.say(
-            "No lines. A machine keeps them for a while after the instance is gone; a cluster "
-            "only as long as the pod is there."
+            "No lines. A single machine keeps lines for a while after an instance stops; a cluster "
+            "keeps them only as long as the pod exists."
         )
 
 
 def _short(instance: str) -> str:
-    """Ten characters that tell it from others: an id's first ones; of a pod's name the last ones,
-    the first are its function's."""
+    """Ten distinctive characters: the first ones of an instance id, the last ones of a pod's name,
+    which begins with the function's name."""
     return (
         instance[:10] if len(instance) <= 10 or instance.startswith("i-") else f"…{instance[-9:]}"
     )
 
 
 def format_log_line(line: Mapping[str, Any]) -> Text:
-    """`10:02:11.034 i-3f2a1c… text`, standard error in yellow."""
+    """Format a line as `10:02:11.034 i-3f2a1c… text`; standard error is yellow."""
     from rich.text import Text
 
     at = line.get("time")
@@ -88,7 +88,7 @@ def format_log_line(line: Mapping[str, Any]) -> Text:
     out = Text()
     out.append(f"{clock} ", style="dim")
     out.append(f"{_short(str(line.get('instance') or '')):<10} ", style="cyan")
-    # colours only
+    # from_ansi keeps colours and drops all other control sequences
     out.append_text(
         Text.from_ansi(
             str(line.get("text", "")), style="yellow" if line.get("stream") == "stderr" else ""

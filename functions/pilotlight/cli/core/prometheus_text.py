@@ -1,4 +1,4 @@
-"""Prometheus text, read back: enough of the format (version 0.0.4) for our own processes' metrics.
+"""Parses the Prometheus text format (version 0.0.4), as far as the platform's own metrics use it.
 Pure."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _LABEL = re.compile(r'(?P<key>[A-Za-z_]\w*)="(?P<value>(?:[^"\\]|\\.)*)"')
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrometheusSample:
-    """One line: a metric's name, its labels, its value."""
+    """One sample: metric name, labels, value."""
 
     name: str
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -23,7 +23,7 @@ class PrometheusSample:
 
 
 def parse_samples(text: str) -> Iterator[PrometheusSample]:
-    """Every sample of a page; comments and lines that are none are left out."""
+    """Parse the samples of a page. Comments and malformed lines are skipped."""
     for line in text.splitlines():
         found = None if line.startswith("#") else _SAMPLE.match(line.strip())
         if found is None:
@@ -37,10 +37,10 @@ def parse_samples(text: str) -> Iterator[PrometheusSample]:
 
 def histogram_quantile(buckets: Iterable[tuple[float, float]], share: float) -> float | None:
     """The value below which `share` of the observations lie, from cumulative (upper bound, count)
-    pairs; None without any.
+    pairs; None without observations.
 
-    Linear within a bucket, as Prometheus's histogram_quantile does; the last finite bound where it
-    lies beyond."""
+    Interpolates linearly within a bucket, as Prometheus's histogram_quantile does. Returns the last
+    finite bound if the quantile lies in the +Inf bucket."""
     ordered = sorted(buckets)
     total = ordered[-1][1] if ordered else 0.0
     if total <= 0:

@@ -1,7 +1,7 @@
-"""What one command line said about itself: where the platform is, who asks, how to print.
+"""The session of one command: the platform, the profile, and how to print results.
 
-The options of `CommonOptions` are accepted before and after every command's name. Commands receive
-a `Session` and do not look at the environment themselves."""
+Every command accepts the options of `CommonOptions` before and after its name. Commands receive a
+`Session` and do not read environment variables themselves."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 PROFILE_FILE_VARIABLE = "PILOTLIGHT_CONFIG"
 
 PIPE_WIDTH = 1000
-"""Columns when nobody looks: wide enough that a table's row stays one line for grep."""
+"""Columns when the output is not a terminal: wide enough that a table row stays one line for
+grep."""
 RETRY_BUDGET_S = 5.0
-"""A person waits in front of the terminal: long enough for a process that is being restarted, no
-longer."""
+"""Retry for the duration of a process restart, and no longer, because a person is waiting."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommonOptions:
-    """The options that every command takes; None or False means "not given"."""
+    """Options that every command accepts; None or False means "not given"."""
 
     config: Path | None = None
     home: Path | None = None
@@ -44,7 +44,7 @@ class CommonOptions:
     json: bool = False
 
     def over(self, earlier: CommonOptions) -> CommonOptions:
-        """These options, completed by those given before the command's name."""
+        """These options, with missing ones taken from those before the command's name."""
         mine = {
             f.name: getattr(self, f.name) or getattr(earlier, f.name)
             for f in dataclasses.fields(self)
@@ -54,7 +54,7 @@ class CommonOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Session:
-    """One run of one command. `stdout` carries results, `stderr` everything else."""
+    """One run of one command. Results go to stdout, everything else to stderr."""
 
     options: CommonOptions
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
@@ -62,35 +62,35 @@ class Session:
 
     @property
     def is_json(self) -> bool:
-        """Results are wanted as JSON."""
+        """Whether to print results as JSON."""
         return self.options.json
 
     def console(self) -> Console:
-        """For results; honours NO_COLOR."""
+        """Console for results. Honours NO_COLOR."""
         from pilotlight.cli.core.terminal import Terminal
 
         return Terminal(sys.stdout, width=None if sys.stdout.isatty() else PIPE_WIDTH)
 
     def notes(self) -> Console:
-        """For progress, questions and errors."""
+        """Console for progress, questions and errors."""
         from pilotlight.cli.core.terminal import Terminal
 
         return Terminal(sys.stderr, width=None if sys.stderr.isatty() else PIPE_WIDTH)
 
     def say(self, text: str) -> None:
-        """A line for people; silent with --json."""
+        """Print a line for people; silent with --json."""
         if not self.is_json:
             self.notes().print(text, markup=False)
 
     def show(self, value: Any, render: Callable[[], RenderableType]) -> None:
-        """Print a result: `value` as JSON where that was asked for, else what `render` returns."""
+        """Print a result: `value` as JSON with --json, else what `render` returns."""
         if self.is_json:
             print(json.dumps(value, ensure_ascii=False, default=str), flush=True)
         else:
             self.console().print(render())
 
     def platform(self) -> LocalPlatform:
-        """The platform of this machine that the options mean. Raises InvalidInput."""
+        """The local platform that the options select. Raises InvalidInput."""
         from pilotlight.cli.supervisor.local_platform import find_platform
 
         return find_platform(
@@ -98,7 +98,7 @@ class Session:
         )
 
     def profile_environ(self) -> Mapping[str, str]:
-        """The environment as `pilotlight.profile` should see it, the options having won."""
+        """Environment variables for `pilotlight.profile`; options override them."""
         given = {
             PROFILE_FILE_VARIABLE: self.options.profile_file,
             "PILOTLIGHT_ENVIRONMENT": self.options.environment,
@@ -106,7 +106,7 @@ class Session:
         return {**self.environ, **{key: str(value) for key, value in given.items() if value}}
 
     def profile(self) -> Profile:
-        """Who asks whom. Raises InvalidInput."""
+        """The selected profile: URL, API key and environment. Raises InvalidInput."""
         from pilotlight import profile
 
         return profile.load(self.profile_environ(), name=self.options.profile)
@@ -118,13 +118,15 @@ class Session:
         return Client(self.profile(), retry_budget_s=RETRY_BUDGET_S)
 
     def confirm(self, question: str, *, yes: bool) -> None:
-        """Ask before something is destroyed. Raises InvalidInput when nobody can be asked, or the
-        answer is no."""
+        """Ask before a destructive change. Raises InvalidInput if the answer is no, or if there is
+        no terminal to ask at."""
         if yes:
             return
         if self.is_json or not sys.stdin.isatty():
-            raise InvalidInput(f"{question} Nobody can be asked here.", hint="Pass --yes to go on.")
+            raise InvalidInput(
+                f"{question} Cannot ask: there is no terminal.", hint="Pass --yes to confirm."
+            )
         from rich.prompt import Confirm
 
         if not Confirm.ask(question, console=self.notes(), default=False):
-            raise InvalidInput("Nothing was changed.", hint="Answer y, or pass --yes, to go on.")
+            raise InvalidInput("Nothing was changed.", hint="Answer y, or pass --yes, to confirm.")

@@ -1,4 +1,4 @@
-"""A function's signature as command-line options: `--name Ada`, `--count=3`, `--verbose`,
+"""Parses command-line options by a function's signature: `--name Ada`, `--count=3`, `--verbose`,
 `--no-verbose`. Pure."""
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pilotlight.errors import InvalidInput
 def parse_flags(
     signature: inspect.Signature, words: Sequence[str], *, what: str
 ) -> tuple[list[Any], dict[str, Any]]:
-    """Match `words` to the parameters; returns positional and named arguments. Raises InvalidInput
-    naming the option."""
+    """Match `words` to the parameters; return positional and named arguments. Raises InvalidInput,
+    which names the option."""
     parameters = {
         name.replace("_", "-"): p
         for name, p in signature.parameters.items()
@@ -51,8 +51,8 @@ def parse_flags(
 
 
 def convert(text: str, hint: Any, *, option: str) -> Any:
-    """`text` as the annotation wants it: text stays text, numbers and flags are parsed, everything
-    else is JSON where it is JSON."""
+    """Convert `text` to the annotated type: strings stay as they are, numbers and flags are parsed,
+    anything else is parsed as JSON if it is JSON."""
     kinds = _kinds(hint)
     if kinds == {str}:
         return text
@@ -64,7 +64,7 @@ def convert(text: str, hint: Any, *, option: str) -> Any:
     if kinds <= {bool, int, float, type(None)} and kinds:
         wanted = " or ".join(sorted(k.__name__ for k in kinds if k is not type(None)))
         raise InvalidInput(
-            f"{option} {text!r} is not of type {wanted}", hint="See the function's signature."
+            f"{option} {text!r} is not of type {wanted}", hint="Check the function's signature."
         )
     return text if str in kinds else parse_json_or_text(text)
 
@@ -102,8 +102,8 @@ def _positional(signature: inspect.Signature, index: int, word: str, what: str) 
     parameter = ordered[index] if index < len(ordered) else rest
     if parameter is None:
         raise InvalidInput(
-            f"{what} takes {len(ordered)} arguments, {word!r} is one too many",
-            hint="Use --name value.",
+            f"{what} takes {len(ordered)} arguments: {word!r} is one too many",
+            hint="Pass named arguments as --name value.",
         )
     return convert(word, parameter.annotation, option=parameter.name)
 

@@ -1,5 +1,5 @@
-"""The terminal that a command prints to: text of others, such as names and errors, does not speak
-to it."""
+"""The console that commands print to. It escapes control characters, so that untrusted text such as
+names and errors cannot control the terminal."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pilotlight.core.logging_config import escape_control_characters
 
 
 class Terminal(Console):
-    """Honours NO_COLOR. A control character in what is printed is shown as an escape (`\\x1b`), but
-    for ends of lines and tabs."""
+    """Console that honours NO_COLOR and shows control characters, except newlines and tabs, as
+    escapes (`\\x1b`)."""
 
     def __init__(self, file: IO[str], *, width: int | None) -> None:
         super().__init__(file=file, highlight=False, emoji=False, width=width)
@@ -22,7 +22,7 @@ class Terminal(Console):
 
 class _Harmless(RenderHook):
     def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
-        """What is printed, with its text escaped."""
+        """Wrap each renderable so that its text is escaped."""
         return [_Escaped(each) for each in renderables]
 
 

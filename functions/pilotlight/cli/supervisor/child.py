@@ -1,8 +1,8 @@
-"""One supervised process: spawned, ready, gone.
+"""Starts, watches and stops one supervised process.
 
-The process says that it is ready by writing one newline to a descriptor it was given (`--ready-fd
-N`). It is watched through a pidfd, so nothing polls and no SIGCHLD handler is shared. It dies with
-its supervisor (`PR_SET_PDEATHSIG`, prctl(2)): a supervisor that is killed leaves no stray
+The process reports readiness by writing a newline to an inherited descriptor (`--ready-fd N`). It
+is watched through a pidfd, so nothing polls and no SIGCHLD handler is shared. The kernel stops it
+when its supervisor dies (`PR_SET_PDEATHSIG`, prctl(2)): a killed supervisor leaves no stray
 processes, only slots, which the next node agent adopts."""
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 _TAIL_LINES = 20
 _LAST_WORDS = 300
-"""Characters of them in a message."""
+"""Characters of the last log line in an error message."""
 
 
 class ProcessFailed(PilotlightError):
-    """Raised when a process did not become ready; the message ends with its last words, `detail`
-    carries `process`, `log_tail`, `log`."""
+    """Raised when a process did not become ready. The message ends with its last log line; `detail`
+    has `process`, `log_tail` and `log`."""
 
     type = "process-failed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSpec:
-    """What is started and how long we wait.
+    """A process to supervise: its command, timeouts and sockets.
 
     Attributes:
-        name: names pid file and log file. argv: the command; `--ready-fd N` is appended.
-        ready_timeout_s: from spawn to the newline. grace_s: from SIGTERM to SIGKILL. listen:
-        `host:port` of sockets that it is given (`--listen-fd N` for each), fresh ones at each
-        start; None = none. listen_fds: more of them, which are the supervisor's, and the same at
-        each start. niceness: of its whole session against others (sched(7), "The autogroup
-        feature"); below 0 it goes before them, where we are root.
+        name: base name of the pid file and the log file. argv: the command; `--ready-fd N` is
+        appended. ready_timeout_s: from spawn to the newline. grace_s: from SIGTERM to SIGKILL.
+        listen: `host:port` of sockets opened for each start and passed as `--listen-fd N`; None =
+        none. listen_fds: further sockets, owned by the supervisor and the same at each start.
+        niceness: of the process's session relative to others (sched(7), "The autogroup feature");
+        a negative value gives it priority and requires root.
     """
 
     name: str
@@ -60,7 +60,8 @@ class ProcessSpec:
 
 
 class Child:
-    """Owner: the supervisor's event loop; every method runs there, so there is no lock."""
+    """One supervised process. Owner: the supervisor's event loop; every method runs there, so no
+    lock is needed."""
 
     def __init__(self, spec: ProcessSpec, *, pid_file: Path, log: ProcessLog) -> None:
         self.spec = spec
@@ -74,17 +75,17 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Process id of the live process, 0 when it is down."""
+        """Pid of the process, 0 if it is not running."""
         return self._process.pid if self._process is not None and self.is_alive else 0
 
     @property
     def is_alive(self) -> bool:
-        """True from spawn until it was reaped."""
+        """True from spawn until the process is reaped."""
         return self._gone is not None and not self._gone.done()
 
     async def start(self) -> float:
-        """Spawn and wait until ready; returns seconds. Raises ProcessFailed. On any failure nothing
-        is left running."""
+        """Spawn the process and wait until it is ready; return the seconds it took. Raises
+        ProcessFailed. Leaves nothing running on failure."""
         began = time.monotonic()
         offset = 0 if self.log.rotate() else self.log.size()
         ready = self._spawn()
@@ -104,16 +105,16 @@ class Child:
         if not said:
             await self.stop(grace_s=2)
             raise self._failed(
-                f"stopped while starting ({describe_exit_status(self._status())})", offset
+                f"exited while starting ({describe_exit_status(self._status())})", offset
             )
         return time.monotonic() - began
 
     async def wait_gone(self) -> int:
-        """Wait for its end; the exit status, negative for a signal."""
+        """Wait until the process ends; return its exit status, negative for a signal."""
         return 0 if self._gone is None else await asyncio.shield(self._gone)
 
     async def stop(self, *, grace_s: float | None = None) -> int:
-        """SIGTERM, then SIGKILL after the grace time; returns the exit status. Idempotent."""
+        """Send SIGTERM, then SIGKILL after the grace period; return the exit status. Idempotent."""
         if self._gone is None or self._process is None:
             return 0
         self.signal(signal.SIGTERM)
@@ -125,8 +126,8 @@ class Child:
             return await self.wait_gone()
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal; nothing happens when it is down (we reap it ourselves, so the pid cannot
-        be another's)."""
+        """Send a signal; does nothing if the process is not running. This class reaps it, so the
+        pid cannot belong to another process."""
         if self.is_alive and self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._process.pid, number)
@@ -146,7 +147,7 @@ class Child:
                 stdout=output,
                 stderr=output,
                 pass_fds=(write_end, *passed),
-                # Ctrl-C reaches the supervisor alone, which stops the others in order
+                # only the supervisor receives Ctrl-C; it stops the processes in order
                 start_new_session=True,
                 preexec_fn=_die_with(os.getpid()),  # noqa: PLW1509 - one system call, no lock is taken between fork and exec
             )
@@ -162,13 +163,13 @@ class Child:
             os.close(read_end)
             raise
         finally:
-            # a copy that stayed open here would take connections that no process accepts
+            # a copy left open here would queue connections that no process accepts
             for each in listeners:
                 each.close()
             os.close(output)
             os.close(write_end)
         if self.spec.niceness:
-            # not root, a kernel without autogroup, or it ended at once, which `start` will tell
+            # fails without root or autogroup, or if the process has ended (`start` reports it)
             with contextlib.suppress(OSError):
                 Path(f"/proc/{self._process.pid}/autogroup").write_text(str(self.spec.niceness))
         self._pid_file.write_text(f"{self._process.pid}\n")
@@ -204,7 +205,7 @@ class Child:
 
 
 def describe_exit_status(status: int) -> str:
-    """`exit status 3`, or `killed by SIGKILL`, for people."""
+    """Format an exit status: `exit status 3`, or `killed by SIGKILL`."""
     if status >= 0:
         return f"exit status {status}"
     try:
@@ -216,14 +217,14 @@ def describe_exit_status(status: int) -> str:
 def _die_with(parent: int) -> Callable[[], None]:
     def apply() -> None:
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:  # it died between fork and prctl
+        if os.getppid() != parent:  # the parent died between fork and prctl
             os._exit(1)
 
     return apply
 
 
 async def _newline(descriptor: int) -> bool:
-    """True once a newline was read, False when every writer is gone without one."""
+    """Wait for a newline; False if all writers close the descriptor without one."""
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[bool] = loop.create_future()
 

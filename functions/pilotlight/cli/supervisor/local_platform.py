@@ -1,8 +1,8 @@
-"""The platform on this machine: which file configures it, where it lives, whether it runs.
+"""The local platform: its configuration file, its directories, and whether it runs.
 
-`<home>/platform.lock` is locked (flock(2)) for as long as a supervisor lives, so "is it running?"
-has an exact answer even after a kill -9; its text says which process, which configuration and which
-URL."""
+A supervisor holds a lock on `<home>/platform.lock` (flock(2)) while it lives, so whether the
+platform runs is known exactly even after a kill -9. The file contains the supervisor's pid,
+configuration and URL."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class LocalPlatform:
     """A configured platform, running or not.
 
     Attributes:
-        config: its platform.yaml; it may not exist (then every default holds).
+        config: its platform.yaml; if the file does not exist, all defaults apply.
         paths: home and run directories.
         listen: `host:port` of the activator.
     """
@@ -41,14 +41,14 @@ class LocalPlatform:
 
     @property
     def url(self) -> str:
-        """The address that users on this machine call."""
+        """The platform's URL for users on this machine."""
         host, _, port = self.listen.rpartition(":")
         return f"http://{ {'0.0.0.0': '127.0.0.1', '[::]': '[::1]', '': '127.0.0.1'}.get(host, host) }:{port}"
 
     @property
     def dashboard(self) -> str:
-        """Where the dashboard is: at an origin of its own (`controller.dashboard_url`), or under
-        `url`. Raises InvalidInput."""
+        """URL of the dashboard: under `controller.dashboard_url` if it is set, else under `url`.
+        Raises InvalidInput."""
         try:
             origin = read_dashboard_origin(self.config)
         except SettingsInvalid as e:
@@ -57,18 +57,18 @@ class LocalPlatform:
 
     @property
     def lock_file(self) -> Path:
-        """Locked while a supervisor lives."""
+        """The lock file, locked while a supervisor lives."""
         return self.paths.home / "platform.lock"
 
     @property
     def logs(self) -> Path:
-        """Log files of the four processes and of a detached supervisor."""
+        """Directory of the log files of the four processes and of a detached supervisor."""
         return self.paths.home / "logs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningPlatform:
-    """What a live supervisor wrote about itself."""
+    """What a running supervisor recorded in the lock file."""
 
     pid: int
     config: str
@@ -79,16 +79,16 @@ class RunningPlatform:
 def find_platform(
     *, config: Path | None, home: Path | None, environ: Mapping[str, str], cwd: Path
 ) -> LocalPlatform:
-    """The platform that is meant: `config`, else $PILOTLIGHT_PLATFORM, else that of `home`, else
-    `platform.yaml` here, else defaults.
+    """Find the platform's configuration: `config`, else $PILOTLIGHT_PLATFORM, else
+    `<home>/platform.yaml`, else `platform.yaml` in `cwd`, else defaults.
 
-    Raises InvalidInput when the file is named but missing, or broken.
+    Raises InvalidInput if a named file is missing, or if the file is invalid.
     """
     named = config or (Path(environ[CONFIG_VARIABLE]) if environ.get(CONFIG_VARIABLE) else None)
     if named is not None and not named.exists():
         raise InvalidInput(
             f"there is no configuration file {named}",
-            hint="Correct --config, or leave it out to use the defaults.",
+            hint="Correct --config or $PILOTLIGHT_PLATFORM, or omit it to use the defaults.",
         )
     nearby = [*([home / "platform.yaml"] if home else []), cwd / "platform.yaml"]
     file = named or next((candidate for candidate in nearby if candidate.exists()), None)
@@ -103,14 +103,14 @@ def find_platform(
 
 
 def configure(platform: LocalPlatform, *, listen: str | None, home: Path | None) -> LocalPlatform:
-    """Write the configuration with the overrides to `<home>/platform.yaml`; without any, keep the
-    file as it is."""
+    """Write the configuration with the overrides to `<home>/platform.yaml`; without overrides, keep
+    the file as it is."""
     platform.paths.make()
     target = platform.paths.home / "platform.yaml"
     if listen is None and home is None:
         if not platform.config.exists():
             target.write_text(
-                "# Every setting has its default; platform.yaml of the source lists them.\n"
+                "# All settings have their defaults; platform.yaml of the source lists them.\n"
             )
         return platform
     if listen is not None:
@@ -131,7 +131,7 @@ def configure(platform: LocalPlatform, *, listen: str | None, home: Path | None)
 
 
 def require_listen_address(listen: str) -> None:
-    """Raises InvalidInput unless `listen` is host:port with a port of 1 to 65535."""
+    """Raise InvalidInput unless `listen` is host:port with a port from 1 to 65535."""
     host, _, port = listen.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise InvalidInput(
@@ -141,14 +141,15 @@ def require_listen_address(listen: str) -> None:
 
 
 class HomeLock:
-    """Held by the one supervisor of a home; released by the kernel when its process ends."""
+    """Lock of a home, held by its one supervisor. The kernel releases it when the process ends."""
 
     def __init__(self, platform: LocalPlatform) -> None:
         self._platform = platform
         self._descriptor = -1
 
     def acquire(self) -> None:
-        """Raises Conflict, naming home and process, when another supervisor has it."""
+        """Acquire the lock. Raises Conflict, which names home and process, if another supervisor
+        holds it."""
         self._descriptor = os.open(
             self._platform.lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
         )
@@ -167,14 +168,14 @@ class HomeLock:
         os.pwrite(self._descriptor, json.dumps(me).encode(), 0)
 
     def release(self) -> None:
-        """Idempotent."""
+        """Release the lock. Idempotent."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
 
 
 def find_running(platform: LocalPlatform) -> RunningPlatform | None:
-    """The live supervisor of this home, or None."""
+    """The running supervisor of this home, or None."""
     try:
         descriptor = os.open(platform.lock_file, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -189,7 +190,7 @@ def find_running(platform: LocalPlatform) -> RunningPlatform | None:
 
 
 def with_active_config(platform: LocalPlatform) -> LocalPlatform:
-    """`platform` with the configuration that its processes were started with, while they run."""
+    """Return `platform` with the configuration of its running processes, if it runs."""
     if (found := find_running(platform)) is None:
         return platform
     config = Path(found.config)
@@ -197,17 +198,17 @@ def with_active_config(platform: LocalPlatform) -> LocalPlatform:
 
 
 def refuse_running(platform: LocalPlatform) -> None:
-    """Raises Conflict, naming home and process, when a supervisor already runs there."""
+    """Raise Conflict, which names home and process, if a supervisor already runs in this home."""
     if (other := find_running(platform)) is not None:
         raise _conflict(platform, other)
 
 
 def require_running(platform: LocalPlatform) -> RunningPlatform:
-    """`find_running`, or NotFound that says how to start one."""
+    """The running supervisor of this home. Raises NotFound, which says how to start one."""
     if (found := find_running(platform)) is None:
         raise NotFound(
             f"no platform runs in {platform.paths.home}",
-            hint="Start one with `pilotlight up`, or name its --home.",
+            hint="Start one with `pilotlight up`, or pass the --home of a running one.",
         )
     return found
 
@@ -232,7 +233,7 @@ def _platform_section(file: Path | None) -> PlatformSettings:
         return load_section(PlatformSettings, "platform", file)
     except SettingsInvalid as e:
         raise InvalidInput(
-            str(e), hint="Correct that line; docs/operations.md lists every setting."
+            str(e), hint="Correct that setting; docs/operations.md lists all settings."
         ) from e
 
 
@@ -244,8 +245,8 @@ def _sections(file: Path) -> dict[str, Any]:
 
 
 def activator_count(file: Path) -> int:
-    """How many activators the configuration asks for; a value that is no number is left for the
-    activator to refuse."""
+    """Number of activators in the configuration; 1 if the value is invalid, which the activator
+    then rejects."""
     return _count(_sections(file).get("activator") or {})
 
 

@@ -1,8 +1,8 @@
-"""One process's log file: appended by the process itself, bounded by us.
+"""Log file of one process, written by the process and rotated by the supervisor.
 
-The process holds the file open with O_APPEND, so its last words reach the disk even when the
-supervisor is gone, and the file can be shortened under it (copy, then truncate). Lines written
-between copy and truncate, some microseconds, are the price."""
+The process holds the file open with O_APPEND, so it can log even after the supervisor has died, and
+the supervisor can rotate by copying and truncating. Lines written between the two, within some
+microseconds, are lost."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from dataclasses import dataclass
 from pathlib import Path
 
 KEEP = 3
-"""Older files kept: `<name>.log.1` is the newest of them."""
+"""Number of rotated files to keep; `<name>.log.1` is the newest."""
 _TAIL_BYTES = 65536
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessLog:
-    """`path` is the live file, `max_bytes` the size at which it is set aside."""
+    """A log file: `path` is the current file, `max_bytes` the size above which it is rotated."""
 
     path: Path
     max_bytes: int = 10 * 1024**2
 
     def open(self) -> int:
-        """A descriptor to append to (0600), for the process's stdout and stderr. The caller closes
-        it."""
+        """Open the file (0600) for appending, for the process's stdout and stderr. The caller
+        closes the descriptor."""
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         return os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
     def size(self) -> int:
-        """Bytes now; 0 when there is no file."""
+        """Current size in bytes; 0 if there is no file."""
         try:
             return self.path.stat().st_size
         except FileNotFoundError:
             return 0
 
     def rotate(self) -> bool:
-        """Set the file aside if it has outgrown its bound; True if it had."""
+        """Rotate the file if it exceeds `max_bytes`; return whether it did."""
         if self.size() <= self.max_bytes:
             return False
         for n in range(KEEP, 1, -1):

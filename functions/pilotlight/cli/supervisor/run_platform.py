@@ -1,8 +1,8 @@
-"""A whole platform run under one supervisor: in the terminal, or detached from it.
+"""Runs a platform under one supervisor, in the terminal or detached from it.
 
-`python -m pilotlight.cli.supervisor.run_platform --config FILE --home DIR --notices-fd N` is the
-detached form: it reports each notice as a line of JSON on the descriptor, the last one `{"kind":
-"up"}` or `{"kind": "refused", …}`, so that `pilotlight up --detach` can show them and return."""
+The detached form is `python -m pilotlight.cli.supervisor.run_platform --config FILE --home DIR
+--notices-fd N`. It writes each notice as a JSON line to the descriptor, and last `{"kind": "up"}`
+or `{"kind": "refused", …}`, so that `pilotlight up --detach` can print them and return."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from pilotlight.errors import Conflict, PilotlightError
 async def supervise(
     platform: LocalPlatform, *, announce: Announce, started: Callable[[], None]
 ) -> None:
-    """Run the four processes until a signal asks for the end. Raises Conflict (already running) or
+    """Run the four processes until a stop signal arrives. Raises Conflict (already running) or
     ProcessFailed."""
     lock = HomeLock(platform)
     lock.acquire()
@@ -66,21 +66,21 @@ async def supervise(
 
 
 def _hold(listen: str) -> list[socket.socket]:
-    """The public address, kept from everybody else for as long as the platform is up, also while
-    activators restart."""
+    """Reserve the public address while the platform is up, so that no other process can take it
+    while activators restart."""
     try:
         return reserve_addresses(listen)
     except AddressInUse as e:
         hint = (
-            "Stop what listens there (another platform?), or choose another: `pilotlight up "
-            "--listen 127.0.0.1:PORT`."
+            "Stop the process that listens there (another platform?), or choose another address: "
+            "`pilotlight up --listen 127.0.0.1:PORT`."
         )
         raise Conflict(f"cannot listen on {e.strerror}", hint=hint) from e
 
 
 def prepare_home(platform: LocalPlatform) -> str | None:
-    """Make the home, the platform key and, on a fresh home, the first admin key, which is returned;
-    None when keys exist."""
+    """Create the home, the platform key and, in a new home, the first admin key. Return the admin
+    key, or None if keys exist."""
     from pilotlight.controller.server.bootstrap import first_admin_key
     from pilotlight.core.crypto import PlatformKey
 
@@ -90,13 +90,13 @@ def prepare_home(platform: LocalPlatform) -> str | None:
 
 
 def process_environment(platform: LocalPlatform) -> dict[str, str]:
-    """The environment of the platform's processes: ours, with the home that was chosen."""
+    """Environment variables of the platform's processes: those of this process, and the home."""
     return {**os.environ, "PILOTLIGHT_HOME": str(platform.paths.home)}
 
 
 def detach(platform: LocalPlatform) -> Iterator[Notice]:
-    """Start a supervisor of its own session; yields its notices until the platform is up. Raises
-    what stopped it."""
+    """Start a supervisor in its own session; yield its notices until the platform is up. Raises
+    ProcessFailed."""
     log = ProcessLog(path=platform.logs / "supervisor.log")
     log.rotate()
     read_end, write_end = os.pipe()
@@ -128,21 +128,21 @@ def detach(platform: LocalPlatform) -> Iterator[Notice]:
         for line in lines:
             body: dict[str, Any] = json.loads(line)
             if body["kind"] == "up":
-                # it lives on by itself: not a child that anybody here will wait for
+                # the supervisor keeps running: prevent Popen from waiting for it
                 process.returncode = 0
                 return
             if body["kind"] == "refused":
                 raise ProcessFailed(body["message"], **body["detail"])
             yield Notice(**body)
     raise ProcessFailed(
-        f"the supervisor stopped (exit status {process.wait()})",
+        f"the supervisor exited with status {process.wait()}",
         log_tail=log.tail(20),
         log=str(log.path),
     )
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The detached supervisor."""
+    """Run the detached supervisor."""
     parser = argparse.ArgumentParser(prog="pilotlight.cli.supervisor.run_platform")
     parser.add_argument("--config", type=Path, required=True)
     parser.add_argument("--home", type=Path, required=True)
@@ -167,7 +167,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 class _Reporter:
-    """Writes notices to the terminal that started us until it is up, and to our own log always."""
+    """Writes notices to the log, and to the command that started the platform until it is up."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -188,7 +188,7 @@ class _Reporter:
 
     def _send(self, body: dict[str, Any]) -> None:
         if self._descriptor >= 0:
-            with contextlib.suppress(BrokenPipeError):  # the terminal is gone; the platform goes on
+            with contextlib.suppress(BrokenPipeError):  # the command has ended; keep running
                 os.write(self._descriptor, json.dumps(body).encode() + b"\n")
 
 

@@ -1,8 +1,7 @@
-"""Processes that outlived their supervisor: found by pid file, recognised by their command line,
-stopped.
+"""Finds processes that outlived their supervisor, by pid file and command line, and stops them.
 
-A pid alone proves nothing (it may have been given to another process), so its command must begin
-like the one that we would start."""
+A pid alone proves nothing, because it may have been reused: the process's command line must begin
+with the expected module."""
 
 from __future__ import annotations
 
@@ -15,19 +14,19 @@ from pathlib import Path
 
 
 def find_stale_pid(pid_file: Path, argv: Sequence[str]) -> int | None:
-    """The pid in `pid_file` if that process runs `-m <module>` as in `argv`; None otherwise."""
+    """The pid in `pid_file` if that process runs `-m <module>` as in `argv`; else None."""
     try:
         pid = int(pid_file.read_text().split()[0])
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except (OSError, ValueError, IndexError):
         return None
-    # interpreter and configuration may be named by other paths
+    # the paths of interpreter and configuration may differ
     wanted = [os.fsencode(word) for word in argv[1:3]]
     return pid if words[1:3] == wanted else None
 
 
 def process_uid(pid: int | None) -> int | None:
-    """The effective uid of a process; None when there is none."""
+    """The effective uid of a process; None if there is no such process."""
     try:
         return int(Path(f"/proc/{pid}/status").read_text().partition("\nUid:")[2].split()[1])
     except (OSError, ValueError, IndexError):
@@ -35,8 +34,8 @@ def process_uid(pid: int | None) -> int | None:
 
 
 async def stop_stale_process(pid_file: Path, *, argv: Sequence[str], grace_s: float) -> int | None:
-    """Stop the process that `pid_file` names, if it is ours; returns its pid. The pid file goes in
-    any case."""
+    """Stop the process in `pid_file` if it matches `argv`, and return its pid. Always delete the
+    pid file."""
     pid = find_stale_pid(pid_file, argv)
     if pid is not None:
         await asyncio.to_thread(terminate, pid, grace_s=grace_s)
@@ -45,8 +44,8 @@ async def stop_stale_process(pid_file: Path, *, argv: Sequence[str], grace_s: fl
 
 
 def terminate(pid: int, *, grace_s: float, first: signal.Signals = signal.SIGTERM) -> bool:
-    """Send `first`, wait, SIGKILL after `grace_s`, wait; True if it went by itself. No child of
-    ours is needed (pidfd_open(2))."""
+    """Send `first`, and SIGKILL after `grace_s`; return whether the process ended without SIGKILL.
+    It need not be a child of this process (pidfd_open(2))."""
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:

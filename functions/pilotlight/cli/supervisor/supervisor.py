@@ -1,10 +1,10 @@
-"""Keeps the four processes of one machine up: starts them in order, restarts each alone, stops them
-in the opposite order.
+"""Supervises the four processes of one machine: starts them in order, restarts each on its own,
+stops them in reverse order.
 
-Order: weight_cache (owes nothing to anyone), snapshotter (leases weights), controller (the
-registry), activator (needs all three). Stopping runs backwards, so that each can still reach what
-it needs to drain: the activator finishes its calls and ships its journal to the controller; then
-instances are stopped, then their agent, then the cache."""
+Order: weight_cache (has no dependencies), snapshotter (leases weights), controller (the registry),
+activator (needs all three). In reverse order, each process can still reach what it needs to drain:
+the activator finishes its calls and ships its journal to the controller; then instances are
+stopped, then their agent, then the cache."""
 
 from __future__ import annotations
 
@@ -30,27 +30,28 @@ PROCESSES = {
     "controller": "pilotlight.controller",
     "activator": "activator",
 }
-"""Name of each process and the module that runs it, in the order of their start."""
+"""Name and module of each process, in start order."""
 NICENESS = {"activator": -10, "snapshotter": -5}
-"""Every call passes the activator, and every start the agent: neither may stand in line behind all
-workers that are busy."""
+"""Every call passes through the activator and every start through the node agent: neither may wait
+for CPU behind busy workers."""
 READY_TIMEOUT_S = {"controller": 3600.0}
-"""Where the default is too short. The first start after an upgrade migrates the ledger and sums it
-up, a million records a minute; whoever stopped that would have it begin anew. A controller that
-dies meanwhile is noticed at once."""
+"""Ready timeouts longer than the default. The first start after an upgrade migrates the ledger and
+rebuilds its sums, a million records a minute; a timeout would make it begin again. A controller
+that dies meanwhile is detected at once."""
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.1, 5.0
-"""Restart delay: doubles from the first to the longest."""
+"""Restart delay: doubles from the first value to the second."""
 _STEADY_S = 10.0
-"""A process that was up this long is forgiven: its next restart is immediate again."""
+"""After this uptime, the failure count of a process is reset."""
 _HOUSEKEEPING_S = 30.0
 _INSTANCE_GRACE_S = 10.0
 
 
 class StopMode(enum.Enum):
-    """How much a stop takes along: ALL instances too, or KEEP them for the next agent to adopt.
+    """Whether a stop includes instances: ALL stops them, KEEP leaves them for the next node agent
+    to adopt.
 
-    A node agent that ends in order stops what it started; of one that is killed everything stays,
-    so KEEP kills it."""
+    A node agent that terminates normally stops its instances; one that is killed leaves them, so
+    KEEP kills it."""
 
     ALL = "all"
     KEEP = "keep"
@@ -58,7 +59,7 @@ class StopMode(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notice:
-    """Something worth a line: `kind` is `ready`, `died`, `failed`, `stopped`, `orphan` or
+    """A state change to report: `kind` is `ready`, `died`, `failed`, `stopped`, `orphan` or
     `cleared`."""
 
     kind: str
@@ -71,8 +72,8 @@ Announce = Callable[[Notice], None]
 
 
 def restart_delay_s(failures: int) -> float:
-    """Delay before restart number `failures` (1 is the first): 0.1 s, doubled each time, at most 5
-    s."""
+    """Delay before restart number `failures` (1 is the first): 0.1 s, doubled each time, at most
+    5 s."""
     return min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0 ** min(failures - 1, 16))
 
 
@@ -83,11 +84,11 @@ def platform_processes(
     listen: str | None = None,
     listen_fds: tuple[int, ...] = (),
 ) -> tuple[ProcessSpec, ...]:
-    """The four processes, run by this interpreter, with `config`; beyond the first, activators are
-    `activator-1`, `activator-2`, …
+    """Specs of the four processes, run by this interpreter with `config`. Activators after the
+    first are named `activator-1`, `activator-2`, …
 
-    `listen`, `listen_fds`: address of the sockets that each activator is given, and the one that
-    all of them share; None = they open their own."""
+    `listen`: address of the sockets opened for each activator; None = activators open their own.
+    `listen_fds`: sockets that all activators share."""
     specs = [
         ProcessSpec(
             name=name,
@@ -115,7 +116,8 @@ def platform_processes(
 
 
 class Supervisor:
-    """Owner: one event loop. `start`, then `run_until_stopped`; or `stop` at any time."""
+    """Supervises processes. Call `start`, then `run_until_stopped`; `stop` at any time. Owner: one
+    event loop."""
 
     def __init__(
         self, specs: Sequence[ProcessSpec], *, run: Path, logs: Path, announce: Announce
@@ -136,11 +138,11 @@ class Supervisor:
         return f"<Supervisor {' '.join(f'{c.spec.name}:{c.pid or None}' for c in self.children)}>"
 
     def request_stop(self, how: StopMode) -> None:
-        """Ask `run_until_stopped` to end; asked again, whatever still drains is killed."""
+        """Make `run_until_stopped` end; a second request kills the processes that still drain."""
         self._asked.put_nowait(how)
 
     async def start(self) -> None:
-        """Start each in order. Raises ProcessFailed; then those already up are stopped again."""
+        """Start the processes in order. On ProcessFailed, stop those already started and raise."""
         for child in self.children:
             await self._clear_orphan(child)
         try:
@@ -151,7 +153,7 @@ class Supervisor:
             raise
 
     async def run_until_stopped(self) -> None:
-        """Restart what dies, until a stop is asked for; then stop everything in order."""
+        """Restart processes that die until a stop is requested; then stop all in order."""
         keepers = [
             asyncio.create_task(self._keep(child), name=f"keep {child.spec.name}")
             for child in self.children
@@ -166,8 +168,8 @@ class Supervisor:
         await self.stop(how)
 
     async def run(self, *, started: Callable[[], None]) -> None:
-        """`start`, call `started`, `run_until_stopped`; a stop that is asked for while starting is
-        obeyed. Raises ProcessFailed."""
+        """Run `start`, call `started`, then `run_until_stopped`. Honours stop requests while
+        starting. Raises ProcessFailed."""
         starting = asyncio.create_task(self.start(), name="start")
         asked = asyncio.create_task(self._asked.get(), name="asked")
         await asyncio.wait((starting, asked), return_when=asyncio.FIRST_COMPLETED)
@@ -183,7 +185,7 @@ class Supervisor:
         await self.run_until_stopped()
 
     async def stop(self, how: StopMode) -> None:
-        """Stop in the opposite order; a further request meanwhile kills what is left."""
+        """Stop the processes in reverse order; a further stop request kills the remaining ones."""
         stopping = asyncio.create_task(self._stop_children(how), name="stop")
         hurry = asyncio.create_task(self._asked.get(), name="hurry")
         await asyncio.wait((stopping, hurry), return_when=asyncio.FIRST_COMPLETED)
@@ -206,8 +208,7 @@ class Supervisor:
             self._tell("stopped", child, describe_exit_status(status), time.monotonic() - began)
 
     async def _clear_node(self) -> None:
-        """Stop every instance and Template, while the agent that owns them is still there to do
-        it."""
+        """Stop all instances and Templates while their node agent is still running."""
         began = time.monotonic()
         agent = AgentClient(self._run / "snapshotter.sock")
         try:
@@ -216,7 +217,7 @@ class Supervisor:
             text = f"{count} instance{'' if count == 1 else 's'} stopped"
         except (SnapshotterError, TimeoutError) as e:
             text = (
-                f"instances may be left running ({str(e) or 'timed out'}): the next "
+                f"some instances may still be running ({str(e) or 'timed out'}): the next "
                 f"`pilotlight up` adopts them"
             )
         finally:
@@ -233,7 +234,7 @@ class Supervisor:
             up_since = time.monotonic()
             status = await child.wait_gone()
             failures = 1 if time.monotonic() - up_since > _STEADY_S else failures + 1
-            self._tell("died", child, f"{describe_exit_status(status)}; its log: {child.log.path}")
+            self._tell("died", child, f"{describe_exit_status(status)}; log: {child.log.path}")
             failures = await self._restart(child, failures)
 
     async def _restart(self, child: Child, failures: int) -> int:
@@ -254,7 +255,7 @@ class Supervisor:
                 )
 
     async def _bound_logs(self) -> None:
-        while True:  # files grow without an event that we could wait for
+        while True:  # no event reports that a file has grown
             await asyncio.sleep(_HOUSEKEEPING_S)
             for child in self.children:
                 child.log.rotate()
@@ -265,7 +266,7 @@ class Supervisor:
             pid_file, argv=child.spec.argv, grace_s=child.spec.grace_s
         ):
             self._tell(
-                "orphan", child, f"process {pid}, left by a supervisor that was killed, was stopped"
+                "orphan", child, f"stopped process {pid}, left behind by a killed supervisor"
             )
 
     def _tell(self, kind: str, child: Child, text: str, seconds: float = 0.0) -> None:
@@ -273,8 +274,8 @@ class Supervisor:
 
 
 async def clear_node(agent: AgentClient) -> int:
-    """Drop all Templates and stop all instances of a node, together; returns how many instances
-    there were."""
+    """Drop all Templates of a node and stop all its instances concurrently; return the number of
+    instances."""
     for template in await agent.templates():
         await agent.drop_template(template.revision)
     instances = await agent.instances()
@@ -291,8 +292,8 @@ async def clear_node(agent: AgentClient) -> int:
 
 @contextlib.contextmanager
 def stop_on_signals(supervisor: Supervisor) -> Iterator[None]:
-    """SIGINT, SIGTERM and SIGHUP stop everything; SIGUSR1 leaves instances running. Ends with the
-    block."""
+    """Within the block, stop everything on SIGINT, SIGTERM and SIGHUP; on SIGUSR1 leave instances
+    running."""
     loop = asyncio.get_running_loop()
     wanted = {
         signal.SIGINT: StopMode.ALL,

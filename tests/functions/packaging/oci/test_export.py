@@ -186,12 +186,12 @@ def test_what_cannot_be_exported_says_what_to_do(
     for more, said in (
         (
             ["--function", "one", "--output", str(tmp_path / "out")],
-            "lies in the source of the function",
+            "is inside the function's source",
         ),
         ([], "Name one with --function"),
         (["--function", "three"], "has no function 'three'"),
         (["--function", "one"], "was not built here"),
-        (["--function", "two"], "only a base image can bring"),
+        (["--function", "two"], "only a base image can provide"),
         (["--function", "one", "--venv", str(tmp_path)], "is no virtual environment"),
     ):
         assert run_cli(*words, *more) == 1

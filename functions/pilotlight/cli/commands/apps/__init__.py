@@ -1,2 +1,2 @@
-"""Commands on apps and what they are released with: deploy, revisions, rollouts, traffic,
-experiments, images, weights."""
+"""Commands for apps and their releases: deploy, revisions, rollouts, traffic, experiments, images,
+weights."""

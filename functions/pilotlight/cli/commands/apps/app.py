@@ -1,4 +1,4 @@
-"""`pilotlight app …`: what is deployed."""
+"""`pilotlight app …`: manage deployed apps."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ Name = Annotated[str, typer.Argument(metavar="APP", help="Name of the app.")]
 
 
 def register(root: typer.Typer) -> None:
-    """Add the group."""
-    group = typer.Typer(help="Deployed apps.", no_args_is_help=True)
+    """Add the command group."""
+    group = typer.Typer(
+        help="Manage deployed apps, their revisions and their logs.", no_args_is_help=True
+    )
     verbs: dict[str, Callable[..., None]] = {
         "list": list_,
         "show": show,
@@ -38,7 +40,7 @@ def register(root: typer.Typer) -> None:
 
 
 def list_(session: Session) -> None:
-    """Apps of this environment."""
+    """List the apps of the environment."""
     with session.client() as client:
         rows = client.apps()
     columns = {
@@ -57,7 +59,7 @@ def list_(session: Session) -> None:
 
 
 def show(session: Session, app: Name) -> None:
-    """Functions, revisions and traffic of one app."""
+    """Show an app's functions, revisions and traffic."""
     with session.client() as client:
         body = client.app(app)
     session.show(body, lambda: _details(body))
@@ -67,7 +69,7 @@ def logs(
     session: Session,
     *,
     app: Annotated[
-        str, typer.Argument(metavar="APP[/FUNCTION]", help="App, or one of its functions.")
+        str, typer.Argument(metavar="APP[/FUNCTION]", help="An app, or one of its functions.")
     ],
     follow: Follow = False,
     since: Since = None,
@@ -75,7 +77,7 @@ def logs(
     call: OfCall = None,
     instance: OfInstance = None,
 ) -> None:
-    """What its instances printed; stopped instances included."""
+    """Print the output of an app's instances, including stopped ones."""
     name, _, function = app.partition("/")
     print_logs(
         session,
@@ -90,7 +92,7 @@ def logs(
 
 
 def history(session: Session, app: Name) -> None:
-    """Deployments, newest first."""
+    """List an app's deployments, newest first."""
     with session.client() as client:
         rows = client.history(app)
     columns = {
@@ -107,13 +109,13 @@ def history(session: Session, app: Name) -> None:
 
 
 def stop(session: Session, app: Name, yes: Yes = False) -> None:
-    """Stop its instances and answer its calls with 503 until it is deployed again."""
+    """Stop an app's instances and answer its calls with 503 until it is deployed again."""
     session.confirm(f"Stop {app}? Its calls are refused until it is deployed again.", yes=yes)
     with session.client() as client:
         client.stop_app(app)
     session.show(
         {"app": app, "stopped": True},
-        lambda: f"{app} is stopped; `pilotlight deploy` brings it back",
+        lambda: f"{app} is stopped; deploy it again to start it",
     )
 
 
@@ -121,33 +123,31 @@ def prune(
     session: Session,
     app: Name,
     keep: Annotated[
-        int, typer.Option(min=1, help="Newest revisions of each function that stay.")
+        int, typer.Option(min=1, help="Number of newest revisions of each function to keep.")
     ] = 10,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say how many would go; change nothing.")
+        bool,
+        typer.Option("--dry-run", help="Print how many revisions would be pruned; change nothing."),
     ] = False,
     yes: Yes = False,
 ) -> None:
-    """Give up old revisions, which cannot serve again then, and free what only they have.
+    """Prune old revisions and free the bundles and weights that only they use.
 
-    Revisions with traffic, a tag, an alias, a pin, or a part in a rollout or an experiment stay.
+    A pruned revision can serve again only after a new deploy. Revisions with traffic, a tag, an
+    alias or a pin, and those in a rollout or an experiment, are kept.
     """
     if not dry_run:
         session.confirm(
-            f"Give up all but the newest {keep} revisions of each function of {app}?", yes=yes
+            f"Prune all but the newest {keep} revisions of each function of {app}?", yes=yes
         )
     with session.client() as client:
         done = client.prune_app(app, keep=keep, dry_run=dry_run)
-    verb = (
-        "would be given up"
-        if dry_run
-        else f"are given up, {format_bytes(done['freed_bytes'])} freed"
-    )
+    verb = "would be pruned" if dry_run else f"pruned, {format_bytes(done['freed_bytes'])} freed"
     session.show(done, lambda: f"{done['revisions']} revisions of {app} {verb}")
 
 
 def delete(session: Session, app: Name, yes: Yes = False) -> None:
-    """Remove an app and its revisions; its usage records stay."""
+    """Delete an app and its revisions. Its usage records are kept."""
     session.confirm(f"Delete {app} with all its revisions?", yes=yes)
     with session.client() as client:
         client.delete_app(app)
@@ -155,7 +155,7 @@ def delete(session: Session, app: Name, yes: Yes = False) -> None:
 
 
 def flattened(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """History rows with their functions as `name@revision`."""
+    """Format the functions of history rows as `name@revision`."""
     return [
         {**row, "functions": [f"{f['function']}@{f['revision']}" for f in row["functions"]]}
         for row in rows
@@ -163,8 +163,8 @@ def flattened(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def function_rows(body: dict[str, Any]) -> list[dict[str, Any]]:
-    """One row for each method of an app's functions: its address, its revision (or traffic), what
-    it may use."""
+    """One row for each method of an app's functions: its address, its revision or traffic split,
+    its resources."""
     rows = []
     for function in body["functions"]:
         spec = function["spec"]
@@ -210,17 +210,19 @@ def _details(body: dict[str, Any]) -> RenderableType:
     }
     late = {
         "instances": "instances",
-        "at_once": "calls at once",
+        "at_once": "concurrency",
         "snapshots": "snapshots",
         "cluster": "cluster",
     }
-    shown = format_table(function_rows(body), {**columns, **late}, empty="It has no functions.")
+    shown = format_table(
+        function_rows(body), {**columns, **late}, empty="The app has no functions."
+    )
     return Group(head, "", shown, *_in_cluster(body))
 
 
 def _in_cluster(body: dict[str, Any]) -> list[RenderableType]:
-    """Why functions are not in the cluster yet, or will not be."""
-    # as it is: names of fields have brackets, which markup would take for its own
+    """Why functions are not ready in the cluster."""
+    # Text, not markup: field names contain brackets
     from rich.text import Text
 
     there = [

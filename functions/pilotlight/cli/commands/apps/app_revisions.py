@@ -1,5 +1,5 @@
-"""`pilotlight app revisions|diff|promote|rollback|pin|alias|protect|approve`: which revision
-serves, and how another one comes to."""
+"""`pilotlight app revisions|diff|promote|rollback|pin|alias|protect|approve`: show and change which
+revision serves."""
 
 from __future__ import annotations
 
@@ -23,18 +23,20 @@ if TYPE_CHECKING:
 Address = Annotated[
     str,
     typer.Argument(
-        metavar="APP[/FUNCTION]", help="The function; of an app with one, the app will do."
+        metavar="APP[/FUNCTION]",
+        help="The function; for an app with one function, the app is enough.",
     ),
 ]
 Revision = Annotated[
-    str, typer.Argument(metavar="REVISION", help="Its name, `v6`, an alias or a tag.")
+    str,
+    typer.Argument(metavar="REVISION", help="Revision name, `v6`, an alias or a tag."),
 ]
 MAX_SHOWN = 80
-"""Characters of a value in a comparison: schemas are long."""
+"""Maximum characters of a value in a diff, because schemas are long."""
 
 
 def revisions(session: Session, app: Address) -> None:
-    """A function's revisions, newest first."""
+    """List a function's revisions, newest first."""
     with session.client() as client:
         name, function = _split(app)
         rows = client.revisions(name, function=function)
@@ -56,7 +58,7 @@ def revisions(session: Session, app: Address) -> None:
     }
     late = {
         "evaluation": "evaluation",
-        "created_at": "made",
+        "created_at": "created",
         "served_at": "first served",
         "created_by": "by",
     }
@@ -66,7 +68,7 @@ def revisions(session: Session, app: Address) -> None:
 
 
 def revision(session: Session, app: Address, name: Revision) -> None:
-    """A revision's manifest: what it pins, and what was told of it."""
+    """Show a revision's manifest: code, image, weights, lineage, evaluation and approvals."""
     with session.client() as client:
         owner, function = _split(app)
         body = client.revision(owner, name, function=function)
@@ -74,7 +76,7 @@ def revision(session: Session, app: Address, name: Revision) -> None:
 
 
 def diff(session: Session, app: Address, before: Revision, after: Revision) -> None:
-    """What differs between two revisions, and what of it breaks callers of the first."""
+    """Compare two revisions, and list the differences that break callers of the first."""
     with session.client() as client:
         name, function = _split(app)
         body = client.diff(name, before, after, function=function)
@@ -88,12 +90,14 @@ def promote(
     name: Annotated[
         str | None,
         typer.Argument(
-            metavar="[REVISION]", help="The revision that shall serve; without it name --from."
+            metavar="[REVISION]", help="The revision to promote. Required without --from."
         ),
     ] = None,
     source: Annotated[
         str | None,
-        typer.Option("--from", help="Environment whose serving revisions come to the one of -e."),
+        typer.Option(
+            "--from", help="Environment whose serving revisions are deployed in that of -e."
+        ),
     ] = None,
     message: release_options.Message = "",
     evaluation: release_options.Evaluation = None,
@@ -105,11 +109,13 @@ def promote(
     gate: rollout_options.Gates = None,
     yes: Yes = False,
 ) -> None:
-    """Let a revision serve, at once or with --canary step by step; or with --from, what serves in
-    another environment."""
+    """Give a revision all traffic, at once or with --canary step by step.
+
+    With --from, deploy the revisions that serve in another environment.
+    """
     if (name is None) == (source is None):
         raise InvalidInput(
-            "name a revision, or an environment with --from: one of them",
+            "pass either a revision, or an environment with --from",
             hint="pilotlight app promote search/embed v7",
         )
     owner, function = _split(app)
@@ -121,7 +127,7 @@ def promote(
             return
         assert name is not None
         session.confirm(
-            f"Give {'' if rollout is None else 'step by step '}all traffic of {app} to {name}?",
+            f"Give all traffic of {app} to {name}{'' if rollout is None else ', step by step'}?",
             yes=yes,
         )
         body = client.promote(
@@ -143,13 +149,15 @@ def rollback(
     app: Address,
     to: Annotated[
         str | None,
-        typer.Option(help="The revision to go back to; the one that served before if left out."),
+        typer.Option(help="The revision to return to. Default: the one that served before."),
     ] = None,
     message: release_options.Message = "",
     yes: Yes = False,
 ) -> None:
-    """All traffic back at once. Ends a rollout and an experiment of the function; asks for no
-    approval."""
+    """Return all traffic to an earlier revision at once.
+
+    Needs no approval. Ends the function's rollout and experiment, if any.
+    """
     session.confirm(f"Roll {app} back to {to or 'the revision that served before'}?", yes=yes)
     owner, function = _split(app)
     with session.client() as client:
@@ -161,22 +169,25 @@ def pin(
     session: Session,
     *,
     app: Address,
-    tenant: Annotated[str, typer.Argument(metavar="TENANT", help="Whose callers.")],
+    tenant: Annotated[str, typer.Argument(metavar="TENANT", help="Name of the calling tenant.")],
     name: Annotated[
-        str | None, typer.Argument(metavar="[REVISION]", help="The revision that answers them.")
+        str | None,
+        typer.Argument(metavar="[REVISION]", help="The revision that answers its calls."),
     ] = None,
-    remove: Annotated[bool, typer.Option("--remove", help="Let the weights decide again.")] = False,
+    remove: Annotated[
+        bool, typer.Option("--remove", help="Remove the pin: traffic weights apply again.")
+    ] = False,
 ) -> None:
-    """Let one revision answer a tenant's callers, whatever the weights."""
+    """Route a tenant's calls to one revision, regardless of traffic weights."""
     if (name is None) != remove:
         raise InvalidInput(
-            "name a revision, or say --remove: one of them",
+            "pass either a revision or --remove",
             hint="pilotlight app pin search/embed acme v6",
         )
     owner, function = _split(app)
     with session.client() as client:
         body = client.pin(owner, tenant, name, function=function)
-    told = f"is answered by {body['revision']}" if body["revision"] else "follows the weights again"
+    told = f"is pinned to {body['revision']}" if body["revision"] else "is no longer pinned"
     session.show(body, lambda: f"{body['app']}/{body['function']}: {tenant} {told}")
 
 
@@ -186,19 +197,21 @@ def alias(
     app: Address,
     name: Annotated[
         str | None,
-        typer.Argument(metavar="[ALIAS]", help="A name of yours; all are listed without it."),
+        typer.Argument(metavar="[ALIAS]", help="A name you choose. Without it: list all aliases."),
     ] = None,
     target: Annotated[
-        str | None, typer.Argument(metavar="[REVISION]", help="What it shall stand for.")
+        str | None, typer.Argument(metavar="[REVISION]", help="The revision it refers to.")
     ] = None,
-    remove: Annotated[bool, typer.Option("--remove", help="Take it away.")] = False,
+    remove: Annotated[bool, typer.Option("--remove", help="Remove the alias.")] = False,
 ) -> None:
-    """List a function's aliases, move one, or take one away. `stable` and `candidate` are kept by
-    the platform."""
+    """List a function's aliases, set one, or remove one.
+
+    The platform maintains the aliases `stable` and `candidate`.
+    """
     owner, function = _split(app)
     if name is not None and (target is None) != remove:
         raise InvalidInput(
-            "name a revision, or say --remove: one of them",
+            "pass either a revision or --remove",
             hint="pilotlight app alias search/embed blessed v6",
         )
     with session.client() as client:
@@ -221,11 +234,16 @@ def protect(
     *,
     app: Annotated[str, typer.Argument(metavar="APP", help="Name of the app.")],
     approvals: Annotated[
-        int, typer.Option(min=0, max=10, help="Of how many keys a new revision needs; 0 = none.")
+        int,
+        typer.Option(
+            min=0, max=10, help="Number of keys that must approve a new revision; 0 = none."
+        ),
     ],
 ) -> None:
-    """Let new revisions need approvals before they take traffic. Needs scope admin; what serves
-    goes on."""
+    """Require approvals before new revisions take traffic.
+
+    Needs scope admin. Revisions that already serve are not affected.
+    """
     with session.client() as client:
         body = client.protect_app(app, approvals=approvals)
     told = (
@@ -241,10 +259,12 @@ def approve(
     *,
     app: Address,
     name: Revision,
-    note: Annotated[str, typer.Option("--note", "-m", help="Kept with the approval.")] = "",
+    note: Annotated[str, typer.Option("--note", "-m", help="Note kept with the approval.")] = "",
 ) -> None:
-    """Agree that a revision takes traffic. A key counts once, and not for what it deployed
-    itself."""
+    """Approve that a revision takes traffic.
+
+    Each key counts once. A key cannot approve a revision that it deployed.
+    """
     owner, function = _split(app)
     with session.client() as client:
         body = client.approve(owner, name, function=function, note=note)
@@ -252,7 +272,7 @@ def approve(
     after = (
         f"needs {left} more"
         if left
-        else f"may serve: pilotlight app promote {full} {body['revision']}"
+        else f"may take traffic: pilotlight app promote {full} {body['revision']}"
     )
     session.show(body, lambda: f"{full}@{body['revision']} is approved; it {after}")
 
@@ -275,9 +295,9 @@ def _promoted(body: dict[str, Any]) -> str:
     if body["stage"] == "rollout":
         return (
             f"{body['revision']} takes over {name} step by step: `pilotlight rollout watch "
-            f"{body['rollout']}` shows how it goes"
+            f"{body['rollout']}` follows it"
         )
-    return f"{name} is answered by {body['revision']}"
+    return f"{body['revision']} takes all traffic of {name}"
 
 
 def _promote_from(
@@ -285,7 +305,7 @@ def _promote_from(
 ) -> None:
     owner, function = _split(app)
     target = client.profile.environment
-    session.confirm(f"Deploy in {target} what serves {app} in {source}?", yes=yes)
+    session.confirm(f"Deploy the revisions of {app} that serve in {source} to {target}?", yes=yes)
     done = client.promote_app(
         owner, from_environment=source, to_environment=target, function=function, **options
     )
@@ -311,7 +331,7 @@ def _promote_from(
             "version": done.version,
             "functions": rows,
         },
-        lambda: format_table(rows, columns, empty="Nothing serves there."),
+        lambda: format_table(rows, columns, empty="No revision serves there."),
     )
 
 
@@ -327,7 +347,7 @@ def _manifest(body: dict[str, Any]) -> RenderableType:
         f"first served {format_time(body['served_at'])}" if body["served_at"] else "never served"
     )
     head = (
-        f"{body['app']}/{body['function']}@{body['revision']}, made "
+        f"{body['app']}/{body['function']}@{body['revision']}, created "
         f"{format_time(body['created_at'])} by {body['created_by']}, {served}"
     )
     facts = {
@@ -364,7 +384,9 @@ def _diff(body: dict[str, Any]) -> RenderableType:
         for one in body["changes"]
     ]
     listed = format_table(
-        rows, {"what": "what", "from": body["from"], "to": body["to"]}, empty="They are the same."
+        rows,
+        {"what": "what", "from": body["from"], "to": body["to"]},
+        empty="The revisions are identical.",
     )
     breaks = [f"breaks callers: {text}" for text in body["breaks"]]
     return Group(listed, *breaks)

@@ -1,4 +1,4 @@
-"""`pilotlight deploy`, `run` and `serve`: from a file to functions that answer."""
+"""`pilotlight deploy`, `run` and `serve`: deploy an app from a file."""
 
 from __future__ import annotations
 
@@ -47,12 +47,13 @@ def deploy(
         str | None, typer.Option(help="Deploy under this name instead of the app's own.")
     ] = None,
     message: Annotated[
-        str, typer.Option("--message", "-m", help="Kept in the app's history.")
+        str, typer.Option("--message", "-m", help="Description for the app's history.")
     ] = "",
     wait: Annotated[
         bool,
         typer.Option(
-            "--wait/--no-wait", help="Bring each function up once and prove its snapshot."
+            "--wait/--no-wait",
+            help="Start each function once and wait until its snapshot is proven.",
         ),
     ] = True,
     meta: release_options.Meta = None,
@@ -66,14 +67,13 @@ def deploy(
     min_samples: canaries.MinSamples = None,
     gate: canaries.Gates = None,
 ) -> None:
-    """Package an app, upload what is missing, and make it live; then prove that each function
-    starts, and comes back from its snapshot.
+    """Package an app, upload it and make it live; then start each function once and prove its
+    snapshot.
 
-    A schema that breaks callers of what serves, and an evaluation that does not reach what a
-    function requires, are refused before any traffic moves. The commit of the git checkout that the
-    file lies in is kept with each new revision. With --canary a new revision takes over step by
-    step, as long as it is no worse than the one that serves: `pilotlight rollout watch` follows it.
-    """
+    The deploy is refused, before any traffic moves, if a schema change breaks callers of the
+    serving revision, or if an evaluation misses a function's requirements. Each new revision
+    records the git commit of the file. With --canary, a new revision takes over step by step as
+    long as it is no worse than the serving one: follow it with `pilotlight rollout watch`."""
     from pilotlight.client import sessions as sdk
 
     terms: ReleaseOptions = {
@@ -95,7 +95,7 @@ def deploy(
 
 
 def report(deployment: Deployment, proofs: list[StartReport], url: str) -> dict[str, Any]:
-    """A deployment as JSON."""
+    """Format a deployment as JSON."""
     return {
         **dataclasses.asdict(deployment),
         "url": url,
@@ -109,16 +109,17 @@ def run(
     reference: Annotated[
         str,
         typer.Argument(
-            metavar="FILE[::FUNCTION]", help="File, and which function where it has several."
+            metavar="FILE[::FUNCTION]",
+            help="The file; with ::FUNCTION, which of several functions to call.",
         ),
     ],
     rest: list[str],
 ) -> None:
-    """Deploy an app under a name of its own, call one function, and remove it again.
+    """Deploy an app under a temporary name, call one function, and remove the app again.
 
-    The function's parameters are options: `pilotlight run app.py::hello --name Ada`. A function
-    with @app.local_entrypoint() runs on this machine, with the app up. Common options go before the
-    file."""
+    Pass the function's parameters as options: `pilotlight run app.py::hello --name Ada`. A function
+    with @app.local_entrypoint() runs on this machine while the app is deployed. Common options must
+    precede the file."""
     from pilotlight.client import sessions as sdk
 
     target, _, wanted = reference.partition("::")
@@ -138,8 +139,8 @@ def run(
 
 
 def runnable(app: App, wanted: str) -> tuple[inspect.Signature, Callable[..., Any]]:
-    """What `run` calls: the local entrypoint or function named, else the only one. Raises NotFound
-    or InvalidInput."""
+    """Find the callable for `run`: the named local entrypoint or function, else the only one.
+    Raises NotFound or InvalidInput."""
     choices = {name: (entry.signature, entry.raw) for name, entry in app.local_entrypoints.items()}
     if not choices or wanted:
         choices |= {
@@ -149,12 +150,14 @@ def runnable(app: App, wanted: str) -> tuple[inspect.Signature, Callable[..., An
         }
     if wanted and wanted not in choices:
         raise NotFound(
-            f"{app.name} has nothing called {wanted!r} to run",
-            hint=f"It has: {', '.join(choices) or 'nothing'}.",
+            f"{app.name} has no function or local entrypoint {wanted!r}",
+            hint=f"It has: {', '.join(choices) or 'none'}.",
         )
     if not wanted and len(choices) != 1:
         hint = (
-            f"Name one: ::{next(iter(choices))}" if choices else "Declare one with @app.function()."
+            f"Name one, such as ::{next(iter(choices))}"
+            if choices
+            else "Declare one with @app.function()."
         )
         raise InvalidInput(
             f"{app.name} has {len(choices)} functions to run: {', '.join(choices) or 'none'}",
@@ -185,8 +188,10 @@ def _remote(app: App) -> Iterator[tuple[str, inspect.Signature, Callable[..., An
 
 
 def serve(session: Session, *, file: File) -> None:
-    """Deploy under a name of its own, and again whenever a source file changes; removed on
-    Ctrl-C."""
+    """Deploy an app as APP-serve, redeploy it when a source file changes, and remove it on Ctrl-C.
+
+    Changes that break callers are accepted.
+    """
     import subprocess
     import sys
 
@@ -207,12 +212,12 @@ def serve(session: Session, *, file: File) -> None:
         "--message",
         "serve",
     ]
-    argv.append("--allow-breaking")  # who calls it is who changes it
+    argv.append("--allow-breaking")  # its only caller is its developer
     with session.client() as client:
         try:
             _deploy_again(subprocess.run, argv, session, name, root)
             for _ in watch(root, raise_interrupt=True):
-                session.say("changed: deploying again")
+                session.say("source changed: deploying again")
                 _deploy_again(subprocess.run, argv, session, name, root)
         finally:
             session.say(f"removing {name}")
@@ -222,12 +227,12 @@ def serve(session: Session, *, file: File) -> None:
 def _deploy_again(
     start: Callable[..., Any], argv: list[str], session: Session, name: str, root: Path
 ) -> None:
-    # A process of its own: a changed module cannot be imported twice in this one.
+    # In a subprocess, because this process cannot import a changed module again.
     status = start(argv, check=False).returncode
     session.say(
-        f"serving {name}; watching {root}, Ctrl-C ends it"
+        f"serving {name}; watching {root}; stop with Ctrl-C"
         if status == 0
-        else "not deployed; waiting for the next change"
+        else "deploy failed; waiting for the next change"
     )
 
 
@@ -271,13 +276,13 @@ def _deployed(deployment: Deployment, proofs: list[StartReport], app: App, url: 
 
 
 def stage_of(app: str, f: DeployedFunction) -> list[str]:
-    """What is left to do until a function's new revision serves; nothing for one that is live."""
+    """What remains to be done until a function's new revision serves; empty if it is live."""
     name = f"{app}/{f.function}"
     match f.stage:
         case "waiting":
             told = (
-                f"needs {f.approvals} more approval{'s' if f.approvals > 1 else ''}: somebody "
-                f"else runs"
+                f"needs {f.approvals} more approval{'s' if f.approvals > 1 else ''}: ask another "
+                f"person to run"
             )
             return [
                 (
@@ -286,9 +291,11 @@ def stage_of(app: str, f: DeployedFunction) -> list[str]:
                 )
             ]
         case "no_traffic":
-            return [f"takes no traffic: `pilotlight app promote {name} {f.revision}` gives it all"]
+            return [
+                f"takes no traffic: `pilotlight app promote {name} {f.revision}` gives it all traffic"
+            ]
         case "rollout":
-            return [f"is rolled out: `pilotlight rollout watch {f.rollout}` shows how it goes"]
+            return [f"is being rolled out: `pilotlight rollout watch {f.rollout}` follows it"]
     return []
 
 

@@ -1,5 +1,4 @@
-"""Deploying with something to look at: a line or a bar per stage, and the proof that each function
-starts."""
+"""Deploys an app with progress bars, and proves that each function starts."""
 
 from __future__ import annotations
 
@@ -21,18 +20,17 @@ if TYPE_CHECKING:
 
 
 CLUSTER_PATIENCE_S = 180.0
-"""For a revision to be known to Knative, whatever it takes to start: that is the proof's own
-time."""
+"""How long to wait until Knative has accepted a revision; its start is timed by the proof."""
 _CLUSTER_LOOK_S = 0.5
 _STAGES = {
     "template": "importing, entering, warming up",
     "instance": "starting an instance",
-    "snapshot": "making its snapshot and proving it",
+    "snapshot": "making and proving a snapshot",
 }
 
 
 class Deployer:
-    """Deploys for one session. `session` says where to and how to print."""
+    """Deploys for one session, which determines the platform and how to print."""
 
     def __init__(self, session: Session, client: Client) -> None:
         self._session = session
@@ -47,8 +45,7 @@ class Deployer:
         wait: bool = True,
         terms: ReleaseOptions | None = None,
     ) -> tuple[Deployment, list[StartReport]]:
-        """Deploy, and with `wait` bring each function that is live up once and prove its
-        snapshot."""
+        """Deploy; with `wait`, also start each live function once and prove its snapshot."""
         from pilotlight.packaging.deploy import deploy
 
         with self.progress() as report:
@@ -71,29 +68,28 @@ class Deployer:
         return deployment, proofs
 
     def wait_cluster(self, app: str, functions: Collection[str]) -> None:
-        """Wait until these are in the cluster as they were declared; at once where the platform has
-        none.
+        """Wait until these functions are ready in the cluster; return at once without a cluster.
 
-        Raises StartFailed with the cluster's own reason, and what to do about it.
+        Raises StartFailed with the cluster's reason and what to do about it.
         """
         from rich.markup import escape
 
         until = time.monotonic() + CLUSTER_PATIENCE_S
-        with self._spinner(f"{app}: on its way to the cluster") as show:
+        with self._spinner(f"{app}: waiting for the cluster") as show:
             while waiting := self._in_cluster(app, functions):
                 name, status = next(iter(waiting.items()))
                 if status["phase"] == "failed" or time.monotonic() > until:
                     raise StartFailed(
                         f"{app}/{name} is not ready in the cluster: {status['reason']}: "
                         f"{status['message']}",
-                        hint=f"Mend what it says; it is tried again by itself, and `pilotlight "
-                        f"app show {app}` has the newest word.",
+                        hint=f"Fix the cause; the platform retries. `pilotlight app show {app}` "
+                        f"shows the current state.",
                     )
                 show(escape(f"{app}/{name}: {status['message'] or status['reason']}"))
                 time.sleep(_CLUSTER_LOOK_S)
 
     def _in_cluster(self, app: str, functions: Collection[str]) -> dict[str, Any]:
-        """Those that are not ready yet: name → status."""
+        """Functions that are not ready yet: name → status."""
         there = (
             (f["name"], f.get("cluster"))
             for f in self._client.app(app)["functions"]
@@ -106,8 +102,8 @@ class Deployer:
         }
 
     def prove(self, app: str, function: str) -> StartReport:
-        """Bring one function up and wait for its snapshot. Raises what keeps it down (StartFailed
-        carries its last log lines)."""
+        """Start one function and wait for its snapshot. Raises StartFailed, with its last log
+        lines, or another PilotlightError."""
         began = time.monotonic()
         body: Mapping[str, Any] = {}
         with self._spinner(f"{app}/{function}: starting") as show:
@@ -124,7 +120,7 @@ class Deployer:
 
     @contextlib.contextmanager
     def progress(self) -> Iterator[Progress]:
-        """A callback that shows each stage; silent with --json."""
+        """A callback that shows a progress bar for each stage; silent with --json."""
         if self._session.is_json:
             yield lambda _: None
             return
@@ -162,8 +158,8 @@ class Deployer:
 
 
 def load_user_app(reference: str) -> App:
-    """The app of `FILE[::app]`. What the file raises is shown with the lines of the file, without
-    ours."""
+    """Load the app of `FILE[::app]`. An exception in the file is reported with the user's stack
+    frames only."""
     from pilotlight.packaging.app_loader import load_app
     from pilotlight.sdk.app import App as Kind
 
@@ -175,7 +171,7 @@ def load_user_app(reference: str) -> App:
 
 @contextlib.contextmanager
 def user_code_errors(reference: str) -> Iterator[None]:
-    """Turn an exception of the user's own file into InvalidInput that shows where it came from."""
+    """Convert an exception in the user's file into InvalidInput that shows where it was raised."""
     import traceback
 
     from pilotlight.errors import PilotlightError
@@ -203,7 +199,8 @@ def user_code_errors(reference: str) -> Iterator[None]:
         raise InvalidInput(
             f"{file.name} raised {type(e).__name__}: {e}",
             log_tail=where,
-            hint="Correct it; it was run with the Python of this environment." + _missing(e),
+            hint="Correct the file. It runs in the Python environment of this command."
+            + _missing(e),
         ) from e
 
 
@@ -216,7 +213,7 @@ def _lines_of(frame: Any) -> list[str]:
 def _missing(error: BaseException) -> str:
     if isinstance(error, ModuleNotFoundError):
         return (
-            f" `{error.name}` is not installed here: import it inside the function if only "
-            f"instances need it."
+            f" `{error.name}` is not installed in it: if only instances need the module, import it "
+            f"inside the function."
         )
     return ""

@@ -1,4 +1,4 @@
-"""`pilotlight engine …`: language models and what they did in the last day."""
+"""`pilotlight engine …`: show language models and their last 24 hours."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ _TENANTS = {
 
 
 def register(root: typer.Typer) -> None:
-    """Add the group."""
+    """Add the command group."""
     group = typer.Typer(
-        help="Language models: tokens, first tokens, caches, prices.", no_args_is_help=True
+        help="Show language models: tokens, latencies, cache use and prices.", no_args_is_help=True
     )
     command(group, "list")(list_)
     command(group, "show")(show)
@@ -45,27 +45,30 @@ def register(root: typer.Typer) -> None:
 
 
 def list_(
-    session: Session, app: Annotated[str | None, typer.Option(help="Of this app only.")] = None
+    session: Session,
+    app: Annotated[str | None, typer.Option(help="Only models of this app.")] = None,
 ) -> None:
-    """Language models of the environment, over the last 24 hours."""
+    """List the environment's language models with figures of the last 24 hours."""
     with session.client() as client:
         rows = client.engines(app=app)
-    empty = "No language models: declare one with app.vllm(…); docs/llm.md shows how."
+    empty = "No language models. Declare one with app.vllm(…); see docs/llm.md."
     session.show(rows, lambda: format_table([_row(row) for row in rows], _COLUMNS, empty=empty))
 
 
 def show(
     session: Session,
-    target: Annotated[str, typer.Argument(metavar="APP/FUNCTION", help="Which one.")],
+    target: Annotated[str, typer.Argument(metavar="APP/FUNCTION", help="The model's address.")],
 ) -> None:
-    """One of them: first tokens by kind of start, why answers ended, whose tokens they were."""
+    """Show a language model: time to first token by start kind, finish reasons, tokens by
+    tenant."""
     try:
         app, function, method = parse_function_path(target)
     except ValueError as e:
-        raise InvalidInput(str(e), hint="See them: `pilotlight engine list`.") from e
+        raise InvalidInput(str(e), hint="List models with `pilotlight engine list`.") from e
     if method:
         raise InvalidInput(
-            f"{target!r} names a method", hint="A language model has none: write APP/FUNCTION."
+            f"{target!r} names a method",
+            hint="A language model has no methods: write APP/FUNCTION.",
         )
     with session.client() as client:
         body = client.engine(app, function)
@@ -78,20 +81,21 @@ def _detail(body: dict[str, Any]) -> Any:
     where = f"{body['gpu']}:{body['gpu_count']}" if body["gpu_count"] else "CPU"
     told = [
         (
-            f"{body['revision']} on {where}: {body['max_num_seqs']} at once, {body['max_model_len']} "
-            f"tokens each"
+            f"{body['revision']} on {where}: {body['max_num_seqs']} concurrent sequences of at most "
+            f"{body['max_model_len']} tokens"
         )
     ]
     if body["adapters"]:
         told.append("adapters: " + ", ".join(body["adapters"]))
     if body["finishes"]:
         told.append(
-            "answers ended: " + ", ".join(f"{reason} {n}" for reason, n in body["finishes"].items())
+            "finish reasons: "
+            + ", ".join(f"{reason} {n}" for reason, n in body["finishes"].items())
         )
     if body["completed"] is not None:
-        told.append(f"streams: {body['streams']}, {body['completed']:.2%} ended by themselves")
+        told.append(f"streams: {body['streams']}, {body['completed']:.2%} completed")
     if body["out_of_memory"]:
-        told.append(f"ran out of memory: {body['out_of_memory']} times")
+        told.append(f"out of memory: {body['out_of_memory']} times")
     starts = [
         {
             "kind": kind,

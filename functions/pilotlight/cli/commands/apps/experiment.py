@@ -1,4 +1,4 @@
-"""`pilotlight experiment …`: arms of a function compared on a fair split of its callers."""
+"""`pilotlight experiment …`: compare revisions of a function on a random split of its callers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from pilotlight.client.client import Client
 
-Which = Annotated[str, typer.Argument(metavar="EXPERIMENT", help="Its id or its name.")]
+Which = Annotated[str, typer.Argument(metavar="EXPERIMENT", help="Experiment id or name.")]
 Address = Annotated[
     str, typer.Argument(metavar="APP/FUNCTION", help="The function whose callers are split.")
 ]
@@ -49,20 +49,20 @@ _COMPARISON_COLUMNS = {
     "difference": "difference",
     "between": "between",
     "relative": "relative",
-    "verdict": "shown",
+    "verdict": "verdict",
 }
 _GUARDRAIL_COLUMNS = {
     "guardrail": "guardrail",
     "arm": "arm",
     "state": "state",
-    "beyond": "beyond the bound by",
+    "beyond": "above the bound by",
 }
 
 
 def register(root: typer.Typer) -> None:
-    """Add the group."""
+    """Add the command group."""
     group = typer.Typer(
-        help="Experiments: arms of a function compared on a fair split of its callers.",
+        help="Run experiments, which compare revisions on a random split of a function's callers.",
         no_args_is_help=True,
     )
     verbs: dict[str, Callable[..., None]] = {
@@ -82,35 +82,39 @@ def register(root: typer.Typer) -> None:
 def create(
     session: Session,
     address: Address,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Its name, once per function.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name, unique per function.")],
     *,
     arm: Annotated[
         list[str],
         typer.Option(
             "--arm",
             metavar="NAME=REVISION[:SHARE]",
-            help="Several; the first one is compared with.",
+            help="An arm; repeat for each. The first one is the baseline.",
         ),
     ],
     unit: Annotated[
-        str, typer.Option(help="What meets one arm only: key, tenant or header:<name>.")
+        str, typer.Option(help="Unit of assignment: key, tenant or header:<name>.")
     ] = "key",
     percent: Annotated[
-        float, typer.Option(help="Of all units; the rest follow the weights.")
+        float,
+        typer.Option(help="Percentage of units in the experiment; the rest follow the weights."),
     ] = 100.0,
     guardrail: Annotated[
         list[str] | None,
         typer.Option(
             metavar="'METRIC +BOUND[%]'",
-            help="Beyond it an arm is stopped. Default: 'error_ratio +0.02'.",
+            help="Stop an arm that exceeds this bound; may be repeated. Default: 'error_ratio "
+            "+0.02'.",
         ),
     ] = None,
     no_guardrails: Annotated[
-        bool, typer.Option("--no-guardrails", help="Stop no arm by itself.")
+        bool, typer.Option("--no-guardrails", help="Never stop an arm automatically.")
     ] = False,
-    start: Annotated[bool, typer.Option("--start", help="Let units in at once.")] = False,
+    start: Annotated[
+        bool, typer.Option("--start", help="Start the experiment immediately.")
+    ] = False,
 ) -> None:
-    """Plan an experiment. Shares that are not given are equal parts of what is left."""
+    """Create an experiment. Arms without a share divide the remaining share equally."""
     app, function = _address(address)
     bounds = [] if no_guardrails else guardrail
     with session.client() as client:
@@ -126,19 +130,21 @@ def create(
         )
     session.show(body, lambda: _line(body))
     if not start:
-        session.say(f"Nobody is in it yet: pilotlight experiment start {body['id']}")
+        session.say(f"start it with: pilotlight experiment start {body['id']}")
 
 
 def start(session: Session, experiment: Which) -> None:
-    """Let units in, within a second."""
+    """Start an experiment. It takes effect within a second."""
     with session.client() as client:
         body = client.start_experiment(_id(client, experiment))
     session.show(body, lambda: _line(body))
 
 
 def report(session: Session, experiment: Which) -> None:
-    """What it shows by now; look as often as you like. The exit status is 1 where the report is
-    invalid."""
+    """Report an experiment's results so far. The exit status is 1 if the report is invalid.
+
+    Its statistics stay valid however often you look.
+    """
     with session.client() as client:
         body = client.experiment_report(_id(client, experiment))
     session.show(body, lambda: _report(body))
@@ -151,12 +157,16 @@ def stop(
     experiment: Which,
     *,
     arm: Annotated[
-        str | None, typer.Option(help="Only this arm; its share goes to the first one.")
+        str | None, typer.Option(help="Stop only this arm; its share goes to the first arm.")
     ] = None,
-    reason: Annotated[str | None, typer.Option(help="Kept with it, and in the history.")] = None,
+    reason: Annotated[
+        str | None, typer.Option(help="Reason, kept with the experiment and in the history.")
+    ] = None,
 ) -> None:
-    """The kill switch: everybody follows the function's weights again, within a second. It does not
-    ask."""
+    """Stop an experiment: all callers follow the traffic weights again within a second.
+
+    Does not ask for confirmation.
+    """
     with session.client() as client:
         body = client.stop_experiment(_id(client, experiment), reason=reason, arm=arm)
     session.show(body, lambda: _line(body))
@@ -165,26 +175,32 @@ def stop(
 def conclude(
     session: Session,
     experiment: Which,
-    arm: Annotated[str, typer.Argument(metavar="ARM", help="Its revision gets all traffic.")],
+    arm: Annotated[
+        str, typer.Argument(metavar="ARM", help="The arm whose revision gets all traffic.")
+    ],
     *,
-    force: Annotated[bool, typer.Option("--force", help="Though the report is invalid.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Conclude even if the report is invalid.")
+    ] = False,
     yes: Yes = False,
 ) -> None:
-    """End it, and give all traffic to the revision of an arm."""
+    """End an experiment and give all traffic to the revision of one arm."""
     with session.client() as client:
         found = client.experiment(_id(client, experiment))
         place = f"{found['app']}/{found['function']}"
         session.confirm(f"Give all traffic of {place} to arm {arm} of {found['name']}?", yes=yes)
         body = client.conclude_experiment(found["id"], arm, force=force)
     session.show(
-        body, lambda: f"{place}: arm {arm} won; pilotlight app history {found['app']} has it"
+        body,
+        lambda: f"{place}: arm {arm} gets all traffic; see `pilotlight app history {found['app']}`",
     )
 
 
 def list_(
-    session: Session, app: Annotated[str | None, typer.Option(help="Only this app's.")] = None
+    session: Session,
+    app: Annotated[str | None, typer.Option(help="Only experiments of this app.")] = None,
 ) -> None:
-    """Experiments, newest first."""
+    """List experiments, newest first."""
     with session.client() as client:
         rows = client.experiments(app=app)
     session.show(
@@ -193,23 +209,24 @@ def list_(
 
 
 def show(session: Session, experiment: Which) -> None:
-    """One experiment: its plan and its state."""
+    """Show an experiment's plan and state."""
     with session.client() as client:
         body = client.experiment(_id(client, experiment))
     session.show(body, lambda: _plan(body))
 
 
 def _id(client: Client, which: str) -> str:
-    """The id of what may be a name. Raises NotFound, Conflict."""
+    """The id of an experiment that is named by id or name. Raises NotFound, Conflict."""
     found = [one for one in client.experiments() if which in (one["id"], one["name"])]
     if not found:
         raise NotFound(
-            f"there is no experiment {which!r}", hint="See `pilotlight experiment list`."
+            f"there is no experiment {which!r}",
+            hint="List experiments with `pilotlight experiment list`.",
         )
     if len(found) > 1:
         places = ", ".join(f"{one['id']} ({one['app']}/{one['function']})" for one in found)
         raise Conflict(
-            f"several experiments are called {which!r}: {places}", hint="Name it by its id."
+            f"several experiments are named {which!r}: {places}", hint="Pass the experiment's id."
         )
     return str(found[0]["id"])
 
@@ -223,7 +240,7 @@ def _address(path: str) -> tuple[str, str]:
 
 
 def _arms(words: list[str]) -> list[dict[str, Any]]:
-    """`control=v6-0a1b2c:80`: shares that are left out are equal parts of what the others leave."""
+    """Parse words like `control=v6-0a1b2c:80`. Arms without a share divide the rest equally."""
     arms: list[dict[str, Any]] = []
     for word in words:
         name, equals, rest = word.partition("=")
@@ -237,7 +254,7 @@ def _arms(words: list[str]) -> list[dict[str, Any]]:
         if not (name and equals and revision):
             raise InvalidInput(
                 f"--arm {word!r} is not NAME=REVISION[:SHARE]",
-                hint="Such as --arm control=v6-0a1b2c --arm bold=v7-9f8e7d.",
+                hint="For example: --arm control=v6-0a1b2c --arm bold=v7-9f8e7d.",
             )
     open_arms = [arm for arm in arms if arm["share"] is None]
     left = 100 - sum(arm["share"] for arm in arms if arm["share"] is not None)
@@ -294,7 +311,7 @@ def _report(body: Mapping[str, Any]) -> RenderableType:
     hint = (
         [
             Text(
-                "Nothing below counts. Find the defect, stop this experiment, and begin a new one.",
+                "Ignore the figures below. Find the cause, stop this experiment, start another.",
                 style="red",
             )
         ]
@@ -310,7 +327,7 @@ def _report(body: Mapping[str, Any]) -> RenderableType:
         format_table(
             rows,
             _COMPARISON_COLUMNS,
-            empty="Too little is known to compare: 20 units per arm at least.",
+            empty="Not enough data to compare: at least 20 units per arm are needed.",
         ),
         format_table(guards, _GUARDRAIL_COLUMNS, empty="No guardrails."),
     )

@@ -1,6 +1,6 @@
-"""`pilotlight image …`: environments that were built, and a function as a container image.
+"""`pilotlight image …`: manage built environments, and export functions as container images.
 
-`image export` writes it to a directory; no engine, no registry, no rights needed.
+`image export` writes to a directory. It needs no container engine, registry or privileges.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 
 def register(root: typer.Typer) -> None:
-    """Add the group."""
+    """Add the command group."""
     group = typer.Typer(
-        help="Images: environments of functions, and container images for pods of a cluster.",
+        help="Manage the built environments of functions, and export functions as container images.",
         no_args_is_help=True,
     )
     verbs: dict[str, Callable[..., None]] = {"list": list_, "delete": delete, "export": export}
@@ -39,8 +39,10 @@ def register(root: typer.Typer) -> None:
 
 
 def list_(session: Session) -> None:
-    """Images that your tenant has built, and what needs them. Their bytes count towards
-    stored_bytes of your plan."""
+    """List the images that your tenant has built, and the functions that use them.
+
+    Their size counts towards stored_bytes of your plan.
+    """
     with session.client() as client:
         rows = client.images()
     columns = {
@@ -54,7 +56,7 @@ def list_(session: Session) -> None:
     session.show(
         rows,
         lambda: format_table(
-            shown, columns, empty="No images yet: deploy a function with an Image."
+            shown, columns, empty="No images yet. Deploy a function that declares an Image."
         ),
     )
 
@@ -64,12 +66,13 @@ def delete(
     digest: Annotated[
         str,
         typer.Argument(
-            metavar="DIGEST", help="Or its first digits, as `pilotlight image list` shows them."
+            metavar="DIGEST",
+            help="Digest or its first digits, as shown by `pilotlight image list`.",
         ),
     ],
     yes: Yes = False,
 ) -> None:
-    """Delete an image that no revision needs, on the node and in the platform's store."""
+    """Delete an image that no revision uses from the node and from the platform's store."""
     with session.client() as client:
         found = [
             row["digest"] for row in client.images() if row["digest"].startswith(digest.lower())
@@ -80,7 +83,7 @@ def delete(
                 if found
                 else f"there is no image {digest!r}"
             )
-            raise NotFound(text, hint="See which are: `pilotlight image list`.")
+            raise NotFound(text, hint="List images with `pilotlight image list`.")
         session.confirm(f"Delete image {found[0][:12]}?", yes=yes)
         client.delete_image(found[0])
     session.show({"digest": found[0], "deleted": True}, lambda: f"image {found[0][:12]} is deleted")
@@ -93,29 +96,31 @@ def export(
     output: Annotated[
         Path,
         typer.Option(
-            "--output", "-o", help="Directory for the OCI image layout; made if it is not there."
+            "--output", "-o", help="Directory for the OCI image layout; created if missing."
         ),
     ],
-    function: Annotated[str | None, typer.Option(help="Which, where the app has several.")] = None,
+    function: Annotated[
+        str | None, typer.Option(help="Function to export, if the app has several.")
+    ] = None,
     base: Annotated[
         Path | None,
-        typer.Option(help="OCI layout to build on: it brings the interpreter and the system."),
+        typer.Option(help="OCI layout of a base image that provides the system and interpreter."),
     ] = None,
     venv: Annotated[
         Path | None,
-        typer.Option(help="Virtual environment, instead of what the function's Image describes."),
+        typer.Option(help="Virtual environment to use instead of the function's Image."),
     ] = None,
     tag: Annotated[
-        str, typer.Option(help="Name in the layout, for the tool that copies it.")
+        str, typer.Option(help="Tag of the image in the layout, for the copying tool.")
     ] = "latest",
 ) -> None:
-    """Write a function's code, its environment and the launcher as an OCI image layout, the same
-    bytes every time.
+    """Export a function's code, its environment and the launcher as an OCI image layout.
 
-    Without --base the image stands on nothing: it brings its own interpreter and every shared
-    library from this machine. An Image has to be built here before: `pilotlight deploy` does that.
-    Copy the layout to a registry with skopeo, crane or oras, and name the result, by the digest
-    that is printed, in cluster.images (or cluster.runtime_image) of platform.yaml."""
+    The output is reproducible. Without --base, the image contains the interpreter and all shared
+    libraries of this machine. A function's Image must already be built on this machine: `pilotlight
+    deploy` builds it. Copy the layout to a registry with skopeo, crane or oras, and set
+    cluster.images (or cluster.runtime_image) of platform.yaml to the image, by the printed
+    digest."""
     from pilotlight.packaging.build import pack_function
     from pilotlight.packaging.oci.export import FunctionCode, source_date_epoch
     from pilotlight.packaging.oci.export import export_image as write
@@ -143,7 +148,7 @@ def export(
 
 
 def find_function(app: App, name: str | None) -> Declaration:
-    """The function of that name, or the only one. Raises NotFound or InvalidInput."""
+    """The named function, or the only one. Raises NotFound or InvalidInput."""
     names = ", ".join(app.declarations) or "none"
     if name is None:
         if len(app.declarations) != 1:
@@ -158,7 +163,7 @@ def find_function(app: App, name: str | None) -> Declaration:
 
 
 def report(done: ExportResult, packed: Packed) -> dict[str, Any]:
-    """What was written, as JSON. `setting`: the key of platform.yaml that names it."""
+    """Format the result as JSON. `setting`: the key of platform.yaml for the image."""
     return {
         "digest": done.digest,
         "output": str(done.output),
@@ -177,8 +182,8 @@ def report(done: ExportResult, packed: Packed) -> dict[str, Any]:
 def _check_outside(output: Path, source: Path | None) -> None:
     if source is not None and output.resolve().is_relative_to(source.resolve()):
         raise InvalidInput(
-            f"{output} lies in the source of the function: from now on every deploy would pack it",
-            hint=f"Name a directory outside {source}.",
+            f"{output} is inside the function's source: every deploy would include it",
+            hint=f"Choose a directory outside {source}.",
             parameter="output",
         )
 
@@ -196,8 +201,9 @@ def _environment(
     ]
     if apt and not has_base:
         raise InvalidInput(
-            f"its Image installs Debian packages ({', '.join(apt)}), which only a base image can bring",
-            hint="Give --base an OCI layout that has them.",
+            f"the Image installs Debian packages ({', '.join(apt)}), which only a base image can "
+            f"provide",
+            hint="Pass --base with an OCI layout that contains them.",
             parameter="base",
         )
     if venv is not None:
@@ -221,11 +227,11 @@ def _told(done: ExportResult, packed: Packed) -> str:
         f"  {done.output}: {len(done.layers)} layers, {format_bytes(done.size_bytes)}",
     ]
     lines += [
-        f"  library {name} is not on this machine; {by} asks for it"
+        f"  library {name}, required by {by}, is not on this machine"
         for name, by in done.missing.items()
     ]
     lines.append(
-        f"Copy it to your registry, and set {_setting(packed)} of platform.yaml to "
+        f"Copy the image to your registry, and set {_setting(packed)} of platform.yaml to "
         f"<registry>/<name>@{done.digest}"
     )
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""The options by which a deploy or a promotion says how it is released."""
+"""Release options of the deploy and promote commands."""
 
 from __future__ import annotations
 
@@ -14,20 +14,23 @@ from pilotlight.errors import InvalidInput
 
 Meta = Annotated[
     list[str] | None,
-    typer.Option("--meta", help="Lineage: name=value, such as dataset=sha256:…; may be repeated."),
+    typer.Option(
+        "--meta", help="Lineage as name=value, such as dataset=sha256:…; may be repeated."
+    ),
 ]
 Evaluation = Annotated[
     Path | None,
-    typer.Option("--eval", help="JSON file with the numbers of the offline evaluation."),
+    typer.Option("--eval", help="JSON file with the metrics of the offline evaluation."),
 ]
 NoTraffic = Annotated[
-    bool, typer.Option("--no-traffic", help="Make the revisions, and leave the traffic as it is.")
+    bool, typer.Option("--no-traffic", help="Create the revisions without giving them traffic.")
 ]
 Tag = Annotated[
-    str | None, typer.Option(help="Tag by which the new revisions can be called: APP/FUNCTION@TAG.")
+    str | None, typer.Option(help="Tag of the new revisions; call them as APP/FUNCTION@TAG.")
 ]
 AllowBreaking = Annotated[
-    bool, typer.Option("--allow-breaking", help="No caller depends on what a new schema breaks.")
+    bool,
+    typer.Option("--allow-breaking", help="Accept schema changes that break existing callers."),
 ]
 OverrideFreeze = Annotated[
     bool,
@@ -35,11 +38,11 @@ OverrideFreeze = Annotated[
         "--override-freeze", help="Release although an error budget is spent (scope admin)."
     ),
 ]
-Message = Annotated[str, typer.Option("--message", "-m", help="Kept in the app's history.")]
+Message = Annotated[str, typer.Option("--message", "-m", help="Description for the app's history.")]
 
 
 def parse_lineage(words: Sequence[str] | None) -> dict[str, str]:
-    """`name=value` words; values stay text. Raises InvalidInput."""
+    """Parse `name=value` words; values stay text. Raises InvalidInput."""
     out: dict[str, str] = {}
     for word in words or ():
         name, equals, value = word.partition("=")
@@ -52,8 +55,8 @@ def parse_lineage(words: Sequence[str] | None) -> dict[str, str]:
 
 
 def read_evaluation(file: Path | None) -> dict[str, float]:
-    """The numbers in a file: `{"accuracy": 0.93}`, or by function `{"embed": {"accuracy": 0.93}}`.
-    Raises InvalidInput."""
+    """Read metrics from a file: `{"accuracy": 0.93}`, or by function `{"embed": {"accuracy":
+    0.93}}`. Raises InvalidInput."""
     if file is None:
         return {}
     try:

@@ -1,4 +1,4 @@
-"""`pilotlight render`: what a cluster would get, printed."""
+"""`pilotlight render`: print the Kubernetes manifests of an app."""
 
 from __future__ import annotations
 
@@ -37,8 +37,7 @@ def register(root: typer.Typer) -> None:
 
 @dataclass(slots=True)
 class _Sheaf:
-    """What one run collects: a list of manifests for each file, what is wrong, and what one should
-    know."""
+    """Result of one run: the manifests of each file, problems, cluster requirements, and notes."""
 
     files: dict[str, list[Manifest]] = field(default_factory=dict)
     problems: list[FieldProblem] = field(default_factory=list)
@@ -57,43 +56,45 @@ def render(
         str, typer.Argument(metavar="FILE[::APP]", help="app.py, app.py::name, or package.module.")
     ],
     tenant: Annotated[
-        str | None, typer.Option(help="Name of the tenant; its namespace is called after it.")
+        str | None,
+        typer.Option(help="Name of the tenant, from which the namespace's name is derived."),
     ] = None,
     namespace: Annotated[
         str | None,
-        typer.Option(
-            help="Namespace, in place of the one that follows from tenant and environment."
-        ),
+        typer.Option(help="Namespace. Default: derived from tenant and environment."),
     ] = None,
     image: Annotated[
         str | None,
-        typer.Option(help="Image of all functions, by digest, in place of platform.yaml's."),
+        typer.Option(help="Image of all functions, by digest. Default: from platform.yaml."),
     ] = None,
     output: Annotated[
         Path | None,
         typer.Option(
-            help="Write files into this directory: one for the namespace, one per function."
+            help="Directory to write to: one file for the namespace and one per function. Default: "
+            "print the manifests."
         ),
     ] = None,
     check: Annotated[
         bool,
-        typer.Option("--check", help="Look for what Knative would refuse, or drop without a word."),
+        typer.Option("--check", help="Report fields that Knative would reject or silently drop."),
     ] = False,
     strict: Annotated[
         bool,
         typer.Option(
-            "--strict", help="As --check; what the cluster must have switched on is an error, too."
+            "--strict",
+            help="Like --check, but features that the cluster must enable are errors too.",
         ),
     ] = False,
     cluster: Annotated[
-        bool, typer.Option("--cluster", help="As --check, with the settings of the cluster itself.")
+        bool,
+        typer.Option("--cluster", help="Like --check, with Knative's settings in the cluster."),
     ] = False,
 ) -> None:
-    """Print exactly what would be applied for an app in a cluster. Nothing is uploaded, and no
-    platform is needed.
+    """Print the manifests that would be applied for an app in a cluster.
 
-    Secrets are shown without values. Ids that only the platform gives, and the number of the next
-    revision, are stood in for."""
+    Nothing is uploaded, and no running platform is needed. Secrets are shown without values.
+    Placeholders replace the ids that only the platform assigns, and the number of the next
+    revision."""
     app = load_user_app(file)
     settings = _settings(session, image)
     sheaf = _Sheaf()
@@ -106,15 +107,15 @@ def render(
     _show(session, sheaf, output)
     if sheaf.problems:
         raise InvalidInput(
-            f"{len(sheaf.problems)} of its fields would be refused or lost: "
+            f"Knative would reject or drop {len(sheaf.problems)} fields: "
             f"{'; '.join(str(problem) for problem in sheaf.problems)}",
-            hint="Correct the function, the platform's settings, or the cluster's, as each line says.",
+            hint="Correct the function, platform.yaml or the cluster's settings, as each problem "
+            "says.",
         )
 
 
 def _settings(session: Session, image: str | None) -> ClusterSettings:
-    """Section `cluster` of the platform.yaml that is meant; `image` in the place of all its
-    images."""
+    """Section `cluster` of platform.yaml; if `image` is given, it replaces all images."""
     from pilotlight.core.settings import load_section as read
     from pilotlight.kubernetes.settings import ClusterSettings
 
@@ -154,8 +155,8 @@ def _tenancy(
     except ValueError as e:
         raise InvalidInput(str(e), parameter="tenant") from e
     sheaf.notes.append(
-        f"the platform gives tenants their ids and uids: {UNKNOWN_TENANT} and {uid} stand for "
-        f"them; v1 for the next number"
+        f"placeholders: tenant id {UNKNOWN_TENANT} and uid {uid}, which the platform assigns; v1 "
+        f"for the next revision number"
     )
     return Tenancy(
         id=UNKNOWN_TENANT,
@@ -168,16 +169,16 @@ def _tenancy(
 
 
 def _specs(session: Session, app: App, sheaf: _Sheaf) -> tuple[FunctionSpec, ...]:
-    """As a deploy would make them; the platform is asked for the weights that lie there, where it
-    can be."""
+    """The specs that a deploy would create. The manifests of named weights are read from the
+    platform if it is reachable."""
     from pilotlight.packaging.build import build
 
     asked: list[Client] = []
 
     def stand_in(weights: str, why: Exception) -> str:
         sheaf.notes.append(
-            f"weights {weights!r} cannot be read ({why}): their manifest is a stand-in, so is the "
-            f"revision's name"
+            f"weights {weights!r} cannot be read ({why}): their manifest and the revision's name "
+            f"are placeholders"
         )
         return hashlib.sha256(f"pilotlight weights {weights}".encode()).hexdigest()
 
@@ -193,8 +194,8 @@ def _specs(session: Session, app: App, sheaf: _Sheaf) -> tuple[FunctionSpec, ...
         with build(app, named=named, unread=stand_in) as built:
             if built.images:
                 sheaf.notes.append(
-                    "images are described here and built by `pilotlight image export`: "
-                    "cluster.images names what came of it"
+                    "images are not built by this command: export them with `pilotlight image "
+                    "export` and set cluster.images"
                 )
             return built.functions
     finally:
@@ -212,7 +213,7 @@ def _collect(app: App, tenancy: Tenancy, specs: Sequence[FunctionSpec], sheaf: _
 
 
 def _config(settings: ClusterSettings) -> KnativeConfig:
-    """Knative's configuration on the cluster that the settings name. Raises InvalidInput."""
+    """Read Knative's configuration from the configured cluster. Raises InvalidInput."""
     import asyncio
 
     from pilotlight.controller.kubernetes.knative_config import read_config
@@ -227,14 +228,14 @@ def _config(settings: ClusterSettings) -> KnativeConfig:
         found = asyncio.run(ask())
     except ClusterError as e:
         raise InvalidInput(
-            f"the cluster cannot be asked: {e}",
-            hint="`pilotlight doctor --cluster` says what is missing.",
+            f"the cluster cannot be queried: {e}",
+            hint="`pilotlight doctor --cluster` shows what is missing.",
         ) from e
     if not found.is_known:
         raise InvalidInput(
             f"Knative's ConfigMaps in namespace {settings.knative_namespace} cannot be read",
-            hint="`pilotlight doctor --cluster` says what is missing; without --cluster Knative's "
-            "defaults are taken.",
+            hint="`pilotlight doctor --cluster` shows what is missing; without --cluster, Knative's "
+            "defaults are assumed.",
         )
     return found
 
@@ -242,8 +243,8 @@ def _config(settings: ClusterSettings) -> KnativeConfig:
 def _look(
     sheaf: _Sheaf, settings: ClusterSettings, config: KnativeConfig | None, *, strict: bool
 ) -> None:
-    """Sort what Knative would say: what is wrong, and what only wants a switch on a cluster that we
-    do not know."""
+    """Check the manifests. Without the cluster's configuration, features that it may not have
+    enabled are requirements instead of problems, unless `strict`."""
     from pilotlight.kubernetes.webhook.knative_config import KnativeConfig
     from pilotlight.kubernetes.webhook.services import check
 
@@ -288,7 +289,7 @@ def _show(session: Session, sheaf: _Sheaf, output: Path | None) -> None:
     for note in sheaf.notes:
         session.say(f"note: {note}")
     for need in sheaf.needs:
-        session.say(f"the cluster needs: {need}")
+        session.say(f"the cluster must provide: {need}")
 
 
 def _as_json(problem: FieldProblem) -> dict[str, Any]:

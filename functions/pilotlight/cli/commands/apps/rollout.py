@@ -1,5 +1,4 @@
-"""`pilotlight rollout …`: where a candidate is, what was decided of it and why, and the hand that
-overrules it."""
+"""`pilotlight rollout …`: show, follow and control rollouts."""
 
 from __future__ import annotations
 
@@ -24,11 +23,11 @@ if TYPE_CHECKING:
 Which = Annotated[
     str,
     typer.Argument(
-        metavar="ROLLOUT", help="Its id, or APP/FUNCTION for the newest of that function."
+        metavar="ROLLOUT", help="Rollout id, or APP/FUNCTION for the function's newest rollout."
     ),
 ]
 LOOK_S = 1.0
-"""Between two looks: the platform judges each second."""
+"""Polling interval; the platform evaluates rollouts every second."""
 DONE = "done"
 _ACTIVE = ("running", "paused")
 _COLUMNS = {
@@ -38,7 +37,7 @@ _COLUMNS = {
     "stable": "stable",
     "state": "state",
     "share": "traffic",
-    "created_at": "begun",
+    "created_at": "started",
     "reason": "reason",
 }
 _GATE_COLUMNS = {
@@ -47,7 +46,7 @@ _GATE_COLUMNS = {
     "stable": "stable",
     "limit": "limit",
     "samples": "samples",
-    "outcome": "finds",
+    "outcome": "outcome",
 }
 _COLOURS = {
     "pass": "green",
@@ -69,9 +68,9 @@ _COLOURS = {
 
 
 def register(root: typer.Typer) -> None:
-    """Add the group."""
+    """Add the command group."""
     group = typer.Typer(
-        help="Rollouts: how a new revision takes over, step by step, on evidence.",
+        help="Show and control rollouts, which shift traffic to a new revision step by step.",
         no_args_is_help=True,
     )
     verbs: dict[str, Callable[..., None]] = {
@@ -90,16 +89,17 @@ def register(root: typer.Typer) -> None:
 
 def list_(
     session: Session,
-    app: Annotated[str | None, typer.Option(help="Of this app only.")] = None,
+    app: Annotated[str | None, typer.Option(help="Only rollouts of this app.")] = None,
     state: Annotated[
         str | None,
         typer.Option(
-            help="active, running, paused, done, rolled_back, halted, aborted or superseded."
+            help="Only rollouts in this state: active, running, paused, done, rolled_back, halted, "
+            "aborted or superseded."
         ),
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="At most so many.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="Maximum number of rollouts.")] = 50,
 ) -> None:
-    """Rollouts, newest first."""
+    """List rollouts, newest first."""
     with session.client() as client:
         rows = client.rollouts(app=app, state=state, limit=limit)
     session.show(
@@ -110,17 +110,19 @@ def list_(
 def show(
     session: Session,
     rollout: Which,
-    decisions: Annotated[int, typer.Option(min=1, max=1000, help="At most so many.")] = 20,
+    decisions: Annotated[
+        int, typer.Option(min=1, max=1000, help="Maximum number of decisions.")
+    ] = 20,
 ) -> None:
-    """One rollout: its steps, the candidate against stable, and what was decided, with reasons."""
+    """Show a rollout: its steps, the candidate compared with stable, and the decisions with their
+    reasons."""
     with session.client() as client:
         body = client.rollout(_id(client, rollout), limit=decisions)
     session.show(body, lambda: render(body))
 
 
 def watch(session: Session, rollout: Which) -> None:
-    """Follow a rollout to its end. Exit status 0 when the candidate took over, 1 when it did
-    not."""
+    """Follow a rollout to its end. The exit status is 0 if the candidate took over, else 1."""
     with session.client() as client:
         found = _id(client, rollout)
         body = client.rollout(found, limit=8)
@@ -133,24 +135,24 @@ def watch(session: Session, rollout: Which) -> None:
 
 
 def pause(session: Session, rollout: Which) -> None:
-    """Keep a rollout at its step; what is bad still takes it back."""
+    """Pause a rollout at its current step. A failing gate still rolls it back."""
     _act(session, rollout, "pause_rollout")
 
 
 def resume(session: Session, rollout: Which) -> None:
-    """Let a paused rollout go on."""
+    """Resume a paused rollout."""
     _act(session, rollout, "resume_rollout")
 
 
 def promote(session: Session, rollout: Which, yes: Yes = False) -> None:
-    """Give the candidate all traffic now, whatever its gates say."""
+    """Give the candidate all traffic now, regardless of its gates."""
     session.confirm(f"Promote {rollout} now, without waiting for its gates?", yes=yes)
     _act(session, rollout, "promote_rollout")
 
 
 def abort(session: Session, rollout: Which, yes: Yes = False) -> None:
-    """Give all traffic back to stable now."""
-    session.confirm(f"Abort {rollout}? All traffic goes back to stable.", yes=yes)
+    """Return all traffic to the stable revision now."""
+    session.confirm(f"Abort {rollout}? All traffic returns to stable.", yes=yes)
     _act(session, rollout, "abort_rollout")
 
 
@@ -167,7 +169,7 @@ def _follow_live(session: Session, client: Client, body: dict[str, Any]) -> dict
 
 
 def _follow_in_lines(session: Session, client: Client, body: dict[str, Any]) -> dict[str, Any]:
-    """A line for each decision: where nobody looks, or --json was asked for."""
+    """Print a line for each decision: without a terminal, or with --json."""
     seen = 0
     while True:
         for decision in reversed(body["decisions"]):
@@ -192,9 +194,9 @@ def _print_decision(session: Session, decision: Mapping[str, Any]) -> None:
     )
 
 
-# -- how it looks ----------------------------------------------------------------------------------
+# -- rendering -------------------------------------------------------------------------------------
 def render(body: Mapping[str, Any]) -> RenderableType:
-    """A rollout with its steps, gates and decisions."""
+    """Render a rollout with its steps, gates and decisions."""
     from rich.console import Group
     from rich.text import Text
 
@@ -232,7 +234,7 @@ def _headline(body: Mapping[str, Any]) -> RenderableType:
 
 
 def _steps(body: Mapping[str, Any]) -> RenderableType:
-    """`5 % ── 25 % ── 50 % ── 100 %` with what is behind it, where it is, and for how long."""
+    """Render `5 % ── 25 % ── 50 % ── 100 %` with the current step and its elapsed time."""
     from rich.text import Text
 
     out = Text()
@@ -259,7 +261,7 @@ def _gates(gates: list[Mapping[str, Any]]) -> RenderableType:
 
     out = Table(box=None, header_style="bold", pad_edge=False)
     for heading in _GATE_COLUMNS.values():
-        out.add_column(heading, justify="left" if heading in ("gate", "finds") else "right")
+        out.add_column(heading, justify="left" if heading in ("gate", "outcome") else "right")
     for gate in gates:
         numbers = [_shown(gate[key], gate["unit"]) for key in ("candidate", "stable", "limit")]
         finds = Text(gate["outcome"].replace("_", " "), _COLOURS[gate["outcome"]])
@@ -295,14 +297,14 @@ def _row(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _id(client: Client, which: str) -> str:
-    """The id of a rollout, by itself or by its function. Raises NotFound."""
+    """The id of a rollout that is named by id or by its function. Raises NotFound."""
     app, slash, function = which.partition("/")
     if not slash:
         return which
     found = client.rollouts(app=app, function=function, limit=1)
     if not found:
-        hint = f"Begin one: pilotlight deploy app.py --canary 5,25,50,100 ({app})."
-        raise NotFound(f"{which} never had a rollout", hint=hint)
+        hint = f"Start one for {app}: pilotlight deploy app.py --canary 5,25,50,100."
+        raise NotFound(f"{which} has never had a rollout", hint=hint)
     return str(found[0]["id"])
 
 

@@ -1,5 +1,5 @@
-"""The options of `deploy` that make it a rollout: `--canary 5,25,50,100 --every 5m`, and what a
-gate is written as. Pure."""
+"""Rollout options of the deploy and promote commands, such as `--canary 5,25,50,100 --every 5m`,
+and the syntax of gates. Pure."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pilotlight.errors import InvalidInput
 
 _PANEL = "Canary"
 _EXAMPLE = (
-    "Write METRIC, METRIC<=NUMBER, METRIC+20%, or METRIC-2% where more is better: "
-    "error_ratio, latency_p99+20%, feedback:score>=0.9."
+    "Write METRIC, METRIC<=NUMBER, METRIC>=NUMBER, METRIC+20%, or METRIC-2% if higher is better, "
+    "such as error_ratio, latency_p99+20% or feedback:score>=0.9."
 )
 
 Canary = Annotated[
@@ -22,7 +22,7 @@ Canary = Annotated[
     typer.Option(
         "--canary",
         metavar="PERCENTS",
-        help="Take over step by step, on evidence: 5,25,50,100.",
+        help="Shift traffic step by step as long as all gates pass, such as 5,25,50,100.",
         rich_help_panel=_PANEL,
     ),
 ]
@@ -31,7 +31,7 @@ Every = Annotated[
     typer.Option(
         "--every",
         metavar="DURATION",
-        help="Shortest time of a step. Default: 5m.",
+        help="Minimum duration of a step. Default: 5m.",
         rich_help_panel=_PANEL,
     ),
 ]
@@ -40,7 +40,7 @@ MinSamples = Annotated[
     typer.Option(
         "--min-samples",
         min=1,
-        help="Calls that a step must have seen. Default: 200.",
+        help="Minimum number of calls in a step. Default: 200.",
         rich_help_panel=_PANEL,
     ),
 ]
@@ -49,9 +49,9 @@ Gates = Annotated[
     typer.Option(
         "--gate",
         metavar="GATE",
-        help="Veto, several times: error_ratio, latency_p99+20%, cost_per_call<=0.001. Default: "
-        "errors, "
-        "warm p99 and cost per call, against stable.",
+        help="Condition for the next step, such as error_ratio, latency_p99+20% or "
+        "cost_per_call<=0.001; may be repeated. Default: error ratio, warm p99 and cost per call, "
+        "compared with stable.",
         rich_help_panel=_PANEL,
     ),
 ]
@@ -60,12 +60,12 @@ Gates = Annotated[
 def parse_rollout_plan(
     canary: str | None, every: str | None, min_samples: int | None, gates: Sequence[str] | None
 ) -> dict[str, Any] | None:
-    """The rollout that the options ask for, as the control plane takes it; None without --canary.
+    """The rollout plan of the options, as the control plane expects it; None without --canary.
     Raises InvalidInput."""
     if canary is None:
         if every or min_samples or gates:
             raise InvalidInput(
-                "--every, --min-samples and --gate are of a canary",
+                "--every, --min-samples and --gate require --canary",
                 hint="Add --canary 5,25,50,100.",
             )
         return None
@@ -84,12 +84,12 @@ def _steps(text: str) -> list[int]:
         return [int(part.strip().removesuffix("%")) for part in text.split(",")]
     except ValueError:
         raise InvalidInput(
-            f"--canary {text!r} is no list of percents", hint="Write --canary 5,25,50,100."
+            f"--canary {text!r} is not a list of percentages", hint="Write --canary 5,25,50,100."
         ) from None
 
 
 def parse_rollout_gate(text: str) -> dict[str, Any]:
-    """A veto from its text: a metric alone, with a bound of its own, or with what it may worsen.
+    """Parse a gate: a metric alone, with an absolute bound, or with a permitted relative change.
     Raises InvalidInput."""
     for sign, key in (("<=", "max"), (">=", "min")):
         name, found, number = text.partition(sign)
@@ -103,7 +103,7 @@ def parse_rollout_gate(text: str) -> dict[str, Any]:
                 "max_increase": _number(number.strip()[:-1], text) / 100,
             }
     if not text.strip() or any(sign in text for sign in "<>=%"):
-        raise InvalidInput(f"--gate {text!r} is not clear", hint=_EXAMPLE)
+        raise InvalidInput(f"--gate {text!r} is not a valid gate", hint=_EXAMPLE)
     return {"metric": text.strip()}
 
 
@@ -111,4 +111,4 @@ def _number(text: str, whole: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise InvalidInput(f"--gate {whole!r} is not clear", hint=_EXAMPLE) from None
+        raise InvalidInput(f"--gate {whole!r} is not a valid gate", hint=_EXAMPLE) from None

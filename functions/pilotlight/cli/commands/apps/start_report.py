@@ -1,5 +1,5 @@
-"""What `deploy` says of each function that it brought up: cold, restored, forked, and what stands
-in the way. Pure."""
+"""Report of `deploy` on each function it started: cold, restore and fork times, and obstacles.
+Pure."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from typing import Any
 from pilotlight.cli.core.formatting import format_milliseconds
 
 LARGE_HEAP_BYTES = 256_000_000
-"""An image that reads itself in 0.1 s at 2.5 GB/s is nothing to talk about; beyond it weights are
-usually carried by value."""
+"""A smaller image, read in 0.1 s at 2.5 GB/s, needs no remark; a larger one usually contains
+weights by value."""
 _MB = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartReport:
-    """How one function came up when it was asked to.
+    """How one function started.
 
     Attributes:
         cold_ms: from nothing to the snapshot point. restore_ms: from its snapshot to the first
-        answer; None without one. fork_ms: from the Template to an instance that serves; None where
-        it was not forked. threads: surplus threads, and processes, that keep it from being forked.
-        snapshot: what the platform says of the snapshot: `SnapshotInfo`, `{"refused": [reasons]}`,
-        `{"off": why}`, `{"failed": message}`.
+        answer; None without a snapshot. fork_ms: from the Template to a serving instance; None if
+        it was not forked. threads: extra threads and processes that prevent a fork. snapshot: the
+        platform's report on the snapshot: `SnapshotInfo`, `{"refused": [reasons]}`, `{"off": why}`,
+        `{"failed": message}`.
     """
 
     function: str
@@ -46,7 +46,7 @@ class StartReport:
         return out
 
     def remarks(self) -> Iterator[str]:
-        """What else there is to know, a sentence each."""
+        """Further remarks, one sentence each."""
         snapshot = self.snapshot or {}
         if self.threads:
             each = (
@@ -55,7 +55,7 @@ class StartReport:
                 else "each start is COLD"
             )
             yield (
-                f"it cannot be forked, because of threads or processes that it began: "
+                f"it cannot be forked, because it started threads or processes: "
                 f"{', '.join(self.threads)}; {each}"
             )
         for reason in snapshot.get("refused", ()):
@@ -67,7 +67,7 @@ class StartReport:
             )
             yield f"no snapshot: {said}{where}"
         if "off" in snapshot:
-            # the agent's own words begin with the revision's key, which says nothing here
+            # the agent's message begins with the revision's key, which means nothing to users
             why = str(snapshot["off"])
             yield f"no snapshot: {why.partition(': ')[2] if why.startswith('no snapshot of ') else why}"
         if "failed" in snapshot:
@@ -78,9 +78,7 @@ class StartReport:
                 f"starts by FORK and COLD"
             )
         if (heap_bytes := int(snapshot.get("heap_bytes") or 0)) >= LARGE_HEAP_BYTES:
-            unexplained = (
-                "weights that are pilotlight.Weights, mapped and not copied, stay out of it"
-            )
+            unexplained = "weights declared as pilotlight.Weights are mapped instead of copied"
             yield (
                 snapshot.get("heap_why")
                 or f"the image carries {heap_bytes / _MB:,.0f} MB of memory by value: {unexplained}"
@@ -88,8 +86,8 @@ class StartReport:
 
 
 def summarize_start(function: str, body: Mapping[str, Any], *, waited_ms: float) -> StartReport:
-    """What a warm-up's report says: its Template's phases are the cold start, unless that Template
-    was restored itself."""
+    """Summarize a warm-up report. The phases of its Template are the cold start, unless the
+    Template itself was restored."""
     template, snapshot = body.get("template") or {}, body.get("snapshot")
     start_ms, kind = float(body.get("start_ms") or 0), body.get("start_kind")
     phases = template.get("phases_ms") or {}

@@ -1,4 +1,4 @@
-"""`pilotlight traffic …`: who is answered by which revision."""
+"""`pilotlight traffic …`: show and change how calls are distributed over revisions."""
 
 from __future__ import annotations
 
@@ -19,16 +19,20 @@ if TYPE_CHECKING:
 Function = Annotated[str, typer.Argument(metavar="APP/FUNCTION")]
 Generation = Annotated[
     int | None,
-    typer.Option(help="Of the traffic that you saw: fails when somebody changed it since."),
+    typer.Option(help="Generation from `traffic show`: fail if the traffic has changed since."),
 ]
-Message = Annotated[str | None, typer.Option("--message", "-m", help="Why; for the history.")]
-Remove = Annotated[bool, typer.Option("--remove", help="Take it away.")]
+Message = Annotated[
+    str | None, typer.Option("--message", "-m", help="Description for the app's history.")
+]
+Remove = Annotated[bool, typer.Option("--remove", help="Remove the setting.")]
 Json = Mapping[str, Any]
 
 
 def register(root: typer.Typer) -> None:
-    """Add the group."""
-    group = typer.Typer(help="Traffic: who is answered by which revision.", no_args_is_help=True)
+    """Add the command group."""
+    group = typer.Typer(
+        help="Show and change how calls are distributed over revisions.", no_args_is_help=True
+    )
     for verb, function in (
         ("show", show),
         ("set", set_),
@@ -42,7 +46,7 @@ def register(root: typer.Typer) -> None:
 
 
 def show(session: Session, function: Function) -> None:
-    """A function's weights, tags, pins and bounds."""
+    """Show a function's traffic weights, tags, aliases, pins, shadow and experiment."""
     app, name = _address(function)
     with session.client() as client:
         found = client.traffic(app, name)
@@ -56,27 +60,31 @@ def set_(
         list[str],
         typer.Argument(
             metavar="REVISION=PERCENT…",
-            help="Such as stable=90 next=10; one may be without: the rest.",
+            help="Such as stable=90 next=10; one revision without a percentage gets the rest.",
         ),
     ],
     *,
     max_candidate: Annotated[
         int | None,
-        typer.Option(min=0, max=100, help="Percent that all but the heaviest may have together."),
+        typer.Option(
+            min=0, max=100, help="Maximum total percentage of all revisions but the largest."
+        ),
     ] = None,
     generation: Generation = None,
     message: Message = None,
     allow_breaking: Annotated[
         bool,
-        typer.Option("--allow-breaking", help="No caller depends on what a new schema breaks."),
+        typer.Option("--allow-breaking", help="Accept schema changes that break existing callers."),
     ] = False,
     override_freeze: Annotated[
         bool,
-        typer.Option("--override-freeze", help="Though an error budget is spent (scope admin)."),
+        typer.Option(
+            "--override-freeze", help="Release although an error budget is spent (scope admin)."
+        ),
     ] = False,
 ) -> None:
-    """Split the traffic. Revisions may be named by tag or alias; those that are not named get
-    nothing."""
+    """Split traffic between revisions. Name revisions by name, tag or alias; all others get
+    none."""
     app, name = _address(function)
     split = _weights(weights)
     with session.client() as client:
@@ -98,14 +106,14 @@ def tag(
     function: Function,
     tag: Annotated[
         str,
-        typer.Argument(metavar="TAG", help="Such as next: then APP/FUNCTION@next is its address."),
+        typer.Argument(metavar="TAG", help="Such as next; call it as APP/FUNCTION@next."),
     ],
     revision: Annotated[
-        str, typer.Argument(metavar="[REVISION]", help="Its name, or another tag or alias.")
+        str, typer.Argument(metavar="[REVISION]", help="Revision name, or another tag or alias.")
     ] = "",
     remove: Remove = False,
 ) -> None:
-    """Give a revision an address of its own, whatever its weight."""
+    """Tag a revision so that it can be called directly, regardless of its weight."""
     _named(session, function, "tags", tag, revision, remove=remove)
 
 
@@ -114,11 +122,11 @@ def pin(
     function: Function,
     tenant: Annotated[str, typer.Argument(metavar="TENANT", help="Name of the calling tenant.")],
     revision: Annotated[
-        str, typer.Argument(metavar="[REVISION]", help="Its name, a tag or an alias.")
+        str, typer.Argument(metavar="[REVISION]", help="Revision name, tag or alias.")
     ] = "",
     remove: Remove = False,
 ) -> None:
-    """Let a tenant's calls be answered by one revision, whatever the weights."""
+    """Route a tenant's calls to one revision, regardless of traffic weights."""
     _named(session, function, "pins", tenant, revision, remove=remove)
 
 
@@ -129,8 +137,8 @@ def sticky(
         str, typer.Argument(metavar="UNIT", help="request, key, tenant, or header:<name>.")
     ],
 ) -> None:
-    """Say what is assigned as one: a unit stays with its revision, until the weights must move
-    it."""
+    """Set the unit of sticky assignment: calls of one unit go to the same revision unless a weight
+    change moves the unit."""
     app, name = _address(function)
     with session.client() as client:
         found = client.change_traffic(app, name, sticky=unit)
@@ -141,20 +149,22 @@ def shadow(
     session: Session,
     function: Function,
     revision: Annotated[
-        str, typer.Argument(metavar="[REVISION]", help="Who gets copies of calls.")
+        str, typer.Argument(metavar="[REVISION]", help="The revision that receives the copies.")
     ] = "",
     *,
-    percent: Annotated[float, typer.Option(min=0, max=100, help="Of the calls.")] = 100.0,
+    percent: Annotated[
+        float, typer.Option(min=0, max=100, help="Percentage of calls to copy.")
+    ] = 100.0,
     max_compute: Annotated[
         float,
         typer.Option(
-            min=0, max=1, help="Share of the function's execution time that copies may take."
+            min=0, max=1, help="Maximum share of the function's execution time for copies."
         ),
     ] = 0.15,
     remove: Remove = False,
 ) -> None:
-    """Send copies of calls to a revision; its answers are compared and thrown away, and cost
-    nothing."""
+    """Send copies of calls to a revision. Its answers are compared and discarded; copies are not
+    billed."""
     app, name = _address(function)
     _one_of(revision, remove=remove)
     wanted = (
@@ -183,28 +193,28 @@ def _named(
 def _one_of(revision: str, *, remove: bool) -> None:
     if bool(revision) == remove:
         raise InvalidInput(
-            "a revision or --remove: one of them",
-            hint="`pilotlight app history APP` shows the revisions.",
+            "pass either a revision or --remove",
+            hint="`pilotlight app revisions APP/FUNCTION` lists the revisions.",
         )
 
 
 def _weights(words: Sequence[str]) -> dict[str, int]:
-    """`name=percent`; one without a percent gets the rest."""
+    """Parse `name=percent` words; one without a percentage gets the rest."""
     split: dict[str, int] = {}
     rest = [word for word in words if "=" not in word]
     for word in words:
         name, equals, percent = word.partition("=")
         if equals and not percent.isdecimal():
             raise InvalidInput(
-                f"{word!r}: write REVISION=PERCENT, a whole number",
-                hint="Such as stable=90 next=10.",
+                f"{word!r} is not REVISION=PERCENT with a whole number",
+                hint="For example: stable=90 next=10.",
             )
         if equals:
             split[name] = int(percent)
     if len(rest) > 1:
         raise InvalidInput(
-            f"{rest[0]!r} and {rest[1]!r} have no percent: one may get the rest",
-            hint="Such as stable next=10.",
+            f"{rest[0]!r} and {rest[1]!r} have no percentage: only one revision can get the rest",
+            hint="For example: stable next=10.",
         )
     if rest:
         split[rest[0]] = 100 - sum(split.values())
@@ -243,13 +253,13 @@ def _shown(found: Json) -> RenderableType:
         )
     if (result := found.get("shadow_result")) is not None:
         same = (
-            f"{result['matched']} of {result['compared']} compared the same"
+            f"{result['matched']} of {result['compared']} compared were equal"
             if result["compared"]
             else "none compared"
         )
         told = (
             f"last day: {result['answered']} answered, {result['failed']} failed, {same}, "
-            f"{result['skipped']} left out"
+            f"{result['skipped']} skipped"
         )
         rows.append({"what": told, "revision": ""})
     if (experiment := found["experiment"]) is not None:

@@ -1,5 +1,4 @@
-"""`pilotlight weights …`: models by name, sent to the platform and back, and what the node does
-with them."""
+"""`pilotlight weights …`: upload and download models, and manage them on the node."""
 
 from __future__ import annotations
 
@@ -36,9 +35,11 @@ if TYPE_CHECKING:
     from pilotlight.packaging.weights_push import PushResult
     from weight_cache.manifest import Manifest
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="As `pilotlight weights list` shows it.")]
+Name = Annotated[
+    str, typer.Argument(metavar="NAME", help="Name, as shown by `pilotlight weights list`.")
+]
 Bar = Callable[[int, int], None]
-"""Told (bytes done, bytes in all)."""
+"""Called with (bytes done, total bytes)."""
 _COLUMNS = {
     "name": "weights",
     "size_bytes": "size",
@@ -54,9 +55,9 @@ _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 
 
 def register(root: typer.Typer) -> None:
-    """Add the group."""
+    """Add the command group."""
     group = typer.Typer(
-        help="Model files by name: sent once, mapped by instances, never part of a snapshot.",
+        help="Manage model weights: uploaded once, mapped by instances, never part of a snapshot.",
         no_args_is_help=True,
     )
     verbs: dict[str, Callable[..., None]] = {
@@ -82,7 +83,8 @@ def push(
         list[str],
         typer.Argument(
             metavar="SOURCE…",
-            help="A directory, s3://bucket/prefix, hf://org/name@revision, or http(s):// files.",
+            help="A directory, s3://bucket/prefix, hf://org/name@revision, or http(s):// URLs of "
+            "files.",
         ),
     ],
     name: Annotated[
@@ -91,14 +93,15 @@ def push(
     include: Annotated[
         list[str] | None,
         typer.Option(
-            help="Only files that match, as '*.safetensors'; may be given several times. Default: all."
+            help="Only files that match the pattern, such as '*.safetensors'; may be repeated. "
+            "Default: all."
         ),
     ] = None,
 ) -> None:
-    """Send a model and give it a name; apps use it with Weights.named(NAME). Only what the platform
-    lacks is sent.
+    """Upload a model under a name; apps use it with Weights.named(NAME).
 
-    The source is read here, with the credentials of this shell (HF_TOKEN, AWS_…).
+    Only data that the platform lacks is sent. This command reads the source with the credentials of
+    its environment (HF_TOKEN, AWS_…).
     """
     from pilotlight.cli.commands.apps.deploy_progress import Deployer
     from pilotlight.packaging.weights_push import push_weights as send
@@ -137,20 +140,20 @@ def pull(
     ],
     directory: Annotated[
         Path,
-        typer.Argument(
-            metavar="DIRECTORY", help="Where the files go; it is made when it is not there."
-        ),
+        typer.Argument(metavar="DIRECTORY", help="Directory to write to; created if missing."),
     ],
     yes: Yes = False,
 ) -> None:
-    """Bring a model to a directory of this machine, every byte verified. What was cut off goes on
-    with the same command."""
+    """Download a model to a local directory and verify every byte.
+
+    Run the same command again to resume an interrupted download.
+    """
     from pilotlight.packaging.weights_pull import is_pull_target_empty
     from pilotlight.packaging.weights_pull import pull_weights as bring
 
     if not is_pull_target_empty(directory):
         session.confirm(
-            f"{directory} is not empty. Put the files there, in place of those of the same names?",
+            f"{directory} is not empty. Write the files there and overwrite those of the same name?",
             yes=yes,
         )
     with session.client() as client:
@@ -163,12 +166,12 @@ def pull(
 
 
 def list_(session: Session) -> None:
-    """Weights of this environment, and where they are: `origin` (the platform's store), `nvme` or
-    `dram` of the node."""
+    """List the environment's weights and their location: `origin` (the platform's store), or the
+    node's `nvme` or `dram`."""
     with session.client() as client:
         found = client.list_weights()
     empty = (
-        "No weights yet: `pilotlight weights push DIRECTORY`, or declare them in an app and "
+        "No weights yet. Run `pilotlight weights push DIRECTORY`, or declare weights in an app and "
         "deploy it."
     )
     session.show(
@@ -178,7 +181,7 @@ def list_(session: Session) -> None:
 
 
 def show(session: Session, name: Name) -> None:
-    """One model: what it is, where it is, how long a start would wait for it, and its files."""
+    """Show a model: its source and location, how long a start would wait for it, and its files."""
     from pilotlight.packaging.weights_pull import fetch_manifest
 
     with session.client() as client:
@@ -191,8 +194,11 @@ def show(session: Session, name: Name) -> None:
 
 
 def verify(session: Session, name: Name) -> None:
-    """Have the node read its copy again and compare it with its hashes. Damaged files are fetched
-    anew when needed; ends with 1 then."""
+    """Make the node read its copy of a model and compare it with the model's hashes.
+
+    The exit status is 1 if files are damaged. The node fetches damaged files again when they are
+    needed.
+    """
     from pilotlight.client.resources.weights import WeightsProgress
 
     found: WeightsVerification | None = None
@@ -203,7 +209,7 @@ def verify(session: Session, name: Name) -> None:
             else:
                 found = part
     if found is None:
-        raise PilotlightError(f"the node did not say what it found in {name}")
+        raise PilotlightError(f"the node did not report a result for {name}")
     checked = found
     session.show({"name": name, **dataclasses.asdict(checked)}, lambda: _verdict(name, checked))
     if checked.corrupt:
@@ -211,37 +217,37 @@ def verify(session: Session, name: Name) -> None:
 
 
 def prefetch(session: Session, name: Name) -> None:
-    """Bring it to the node's disk, so that the next start need not wait for it. Starts that need
-    bytes now go first."""
+    """Fetch a model to the node's disk, so that the next start does not wait for it.
+
+    Starts that need data now have priority.
+    """
     with session.client() as client:
         info = _follow(session, f"fetching {name}", client.prefetch_weights(name))
     session.show(dataclasses.asdict(info), lambda: f"{info.name} is on the node: {_where(info)}")
 
 
 def pin(session: Session, name: Name) -> None:
-    """Bring it to the node's disk and keep it there whoever needs room. Needs an admin key; what is
-    pushed later is not pinned."""
+    """Fetch a model to the node's disk and never evict it. Needs an admin key.
+
+    A version that is pushed later under the same name is not pinned.
+    """
     with session.client() as client:
         info = _follow(session, f"fetching {name}", client.pin_weights(name))
     session.show(
         dataclasses.asdict(info),
-        lambda: (
-            f"{info.name} ({format_bytes(info.size_bytes)}) stays on the node until it is unpinned"
-        ),
+        lambda: f"{info.name} ({format_bytes(info.size_bytes)}) is pinned on the node",
     )
 
 
 def unpin(session: Session, name: Name) -> None:
-    """Let the node evict it again when it needs room."""
+    """Unpin a model: the node may evict it when it needs space."""
     with session.client() as client:
         info = client.unpin_weights(name)
-    session.show(
-        dataclasses.asdict(info), lambda: f"{info.name} may leave the node when it needs room"
-    )
+    session.show(dataclasses.asdict(info), lambda: f"{info.name} is no longer pinned on the node")
 
 
 def delete(session: Session, name: Name, yes: Yes = False) -> None:
-    """Forget a name that no function uses, and free the node's disk."""
+    """Delete weights that no function uses, and free the node's disk."""
     session.confirm(f"Delete weights {name}?", yes=yes)
     with session.client() as client:
         client.delete_weights(name)
@@ -249,12 +255,12 @@ def delete(session: Session, name: Name, yes: Yes = False) -> None:
 
 
 def row_of(info: WeightsInfo) -> dict[str, Any]:
-    """A model as a line of a table."""
+    """Format a model as a table row."""
     return {**dataclasses.asdict(info), "pinned": True if info.is_pinned else None}
 
 
 def file_rows(manifest: Manifest) -> list[dict[str, Any]]:
-    """A model's files; `tensors` is how many a safetensors file has."""
+    """Rows for a model's files; `tensors` is the number of tensors in a safetensors file."""
     return [
         {
             "path": f.path,
@@ -270,11 +276,11 @@ def _check_name(name: str) -> None:
     try:
         check_name("weights", name)
     except ValueError as e:
-        raise InvalidInput(str(e), hint="Pass another one with --name.") from e
+        raise InvalidInput(str(e), hint="Pass another name with --name.") from e
 
 
 def _demand_environment(client: Client) -> None:
-    # Said before the upload, which may take hours, not after it.
+    # check before the upload, which may take hours
     wanted = client.profile.environment
     if wanted not in {row["name"] for row in client.environments()}:
         raise NotFound(
@@ -292,15 +298,15 @@ def _follow(session: Session, text: str, steps: Iterable[WeightsProgress]) -> We
                 bar(step.done_bytes, step.total_bytes)
     if info is None:
         raise PilotlightError(
-            f"{text}: the node did not say how it ended",
-            hint="Look with `pilotlight weights list`.",
+            f"{text}: the node did not report a result",
+            hint="Check with `pilotlight weights list`.",
         )
     return info
 
 
 @contextlib.contextmanager
 def _bar(session: Session, text: str) -> Iterator[Bar]:
-    """A bar of bytes, their rate and the time left; silent with --json."""
+    """Show a progress bar with bytes, rate and remaining time; silent with --json."""
     if session.is_json:
         yield lambda _done, _total: None
         return
@@ -336,9 +342,9 @@ def _spinner(session: Session, text: str) -> Iterator[Callable[[str], None]]:
 
 def _pushed(info: WeightsInfo, pushed: PushResult) -> str:
     sent = (
-        f"{format_bytes(pushed.uploaded_bytes)} sent"
+        f"{format_bytes(pushed.uploaded_bytes)} uploaded"
         if pushed.uploaded_bytes
-        else "nothing had to be sent"
+        else "already uploaded"
     )
     return (
         f"{info.name}: {format_bytes(info.size_bytes)} in {info.files} files, {sent}\nuse them with "
@@ -350,18 +356,18 @@ def _pulled(pulled: PullResult) -> str:
     came = (
         f"{format_bytes(pulled.fetched_bytes)} fetched"
         if pulled.fetched_bytes
-        else "all of it was there"
+        else "nothing to fetch"
     )
     return f"{pulled.directory}: {format_bytes(pulled.size_bytes)} in {pulled.files} files, verified ({came})"
 
 
 def _verdict(name: str, checked: WeightsVerification) -> str:
     if not checked.is_here:
-        return f"{name} is not on the node: nothing to read there"
+        return f"{name} is not on the node: nothing to verify"
     if not checked.corrupt:
-        return f"{name}: every byte on the node is what it should be"
+        return f"{name}: every byte on the node matches its hashes"
     files = ", ".join(checked.corrupt)
-    return f"{name}: damaged on the node, set aside, and fetched anew when needed: {files}"
+    return f"{name}: files damaged on the node, to be fetched again when needed: {files}"
 
 
 def _where(info: WeightsInfo) -> str:
@@ -370,7 +376,7 @@ def _where(info: WeightsInfo) -> str:
         "nvme": "on its disk",
         "dram": "in its memory",
     }
-    return places.get(info.tier or "", "the node does not answer")
+    return places.get(info.tier or "", "location unknown: the node does not answer")
 
 
 def _details(info: WeightsInfo, manifest: Manifest) -> RenderableType:

@@ -1,2 +1,1 @@
-"""Commands on calls: make one, list them, schedule them, trace them, rate them, and many at once as
-a load test."""
+"""Commands for calls: call, list, schedule, trace, feedback and load test."""

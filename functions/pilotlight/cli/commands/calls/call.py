@@ -1,4 +1,4 @@
-"""`pilotlight call`: one invocation from the terminal, and what became of a submitted one."""
+"""`pilotlight call`: call a function, and manage submitted calls."""
 
 from __future__ import annotations
 
@@ -55,63 +55,71 @@ def call(
         str,
         typer.Argument(
             metavar="APP/FUNCTION",
-            help="app/function or app/Class.method; or `get`, `list`, `redrive`.",
+            help="app/function or app/Class.method; or one of `get`, `list`, `redrive`.",
         ),
     ],
     arguments: Annotated[
         str | None,
         typer.Argument(
-            help="JSON: an object by name, an array by position; - reads stdin. Or an id."
+            help="Arguments as JSON: an object by name, an array by position; - reads stdin. With "
+            "`get` and `redrive`: the call's id."
         ),
     ] = None,
     arg: Annotated[
-        list[str] | None, typer.Option("--arg", "-a", help="name=value; may be repeated.")
+        list[str] | None,
+        typer.Option("--arg", "-a", help="Argument as name=value; may be repeated."),
     ] = None,
-    raw: Annotated[bool, typer.Option("--raw", help="Write the answer's body as it came.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Write the response body unchanged.")] = False,
     stream: Annotated[
         bool,
         typer.Option(
-            "--stream", help="Print a generator's items as they come; with `call get`, too."
+            "--stream", help="Print a generator's items as they arrive; also with `call get`."
         ),
     ] = False,
     submit: Annotated[
         bool, typer.Option("--submit", help="Do not wait: print the call's id.")
     ] = False,
     wait: Annotated[
-        bool, typer.Option("--wait", help="With `call get`: wait until it is finished.")
+        bool, typer.Option("--wait", help="With `call get`: wait until the call has ended.")
     ] = False,
     timeout: Annotated[
-        float | None, typer.Option(min=0.001, help="Seconds to wait in all.")
+        float | None, typer.Option(min=0.001, help="Total time to wait, in seconds.")
     ] = None,
     webhook: Annotated[
-        str, typer.Option(help="With --submit: name of the webhook that is told when it ends.")
+        str, typer.Option(help="With --submit: webhook to notify when the call ends, by name.")
     ] = "",
     key: Annotated[
-        str, typer.Option(help="Idempotency key: repeated with it, it is the same call.")
+        str, typer.Option(help="Idempotency key: a repeat with the same key runs only once.")
     ] = "",
     dead: Annotated[
-        bool, typer.Option("--dead", help="With `call list`: those that failed for the last time.")
+        bool, typer.Option("--dead", help="With `call list`: only dead letters.")
     ] = False,
     state: Annotated[
         str | None,
         typer.Option(
-            help="With `call list`: QUEUED, RUNNING, SUCCEEDED, FAILED, CANCELLED, EXPIRED."
+            help="With `call list`: only calls in this state: QUEUED, RUNNING, SUCCEEDED, FAILED, "
+            "CANCELLED, EXPIRED or DEAD."
         ),
     ] = None,
     app_name: Annotated[
         str | None,
-        typer.Option("--app", help="With `call list` and `call redrive --all`: of this app."),
+        typer.Option(
+            "--app", help="With `call list` and `call redrive --all`: only calls of this app."
+        ),
     ] = None,
     limit: Annotated[
-        int, typer.Option(min=1, max=1000, help="With `call list`: at most so many.")
+        int, typer.Option(min=1, max=1000, help="With `call list`: maximum number of calls.")
     ] = 50,
     everything: Annotated[
         bool, typer.Option("--all", help="With `call redrive`: all dead letters.")
     ] = False,
     yes: Yes = False,
 ) -> None:
-    """Call a function; `call get ID` looks at a submitted call, `call list` at all, `call redrive`
-    sends dead letters again."""
+    """Call a function, or manage submitted calls.
+
+    `call get ID` shows a submitted call, `call list` lists submitted calls, `call redrive` retries
+    dead letters, which are calls that have failed their last attempt.
+    """
     with session.client() as client:
         if target == "get":
             if stream:
@@ -147,10 +155,10 @@ def call(
 
 
 def call_arguments(text: str | None, words: list[str]) -> Any:
-    """The arguments as JSON: what was typed, or named by --arg. Raises InvalidInput."""
+    """The arguments as JSON, from the argument or from --arg. Raises InvalidInput."""
     if text is not None and words:
         raise InvalidInput(
-            "arguments were given as JSON and with --arg", hint="Use one of the two."
+            "arguments were given as JSON and with --arg", hint="Use only one of them."
         )
     if text is None:
         return parse_pairs(words, option="--arg")
@@ -168,7 +176,7 @@ def _address(target: str) -> tuple[str, str, str]:
     try:
         return parse_function_path(target)
     except ValueError as e:
-        raise InvalidInput(str(e), hint="See what is deployed: `pilotlight app list`.") from e
+        raise InvalidInput(str(e), hint="List apps with `pilotlight app list`.") from e
 
 
 def _invoke(
@@ -200,15 +208,15 @@ def _invoke(
 
 
 def body_value(content_type: str, body: bytes) -> Any:
-    """JSON, a list of the items of a stream, or text."""
+    """Decode a response body: JSON, the list of a stream's items, or text."""
     if content_type.startswith(CONTENT_NDJSON):
         return [json.loads(line) for line in body.splitlines() if line.strip()]
     return parse_json_or_text(body.decode(errors="replace"))
 
 
 def parse_response_headers(headers: Mapping[str, str]) -> dict[str, Any]:
-    """What the response's headers say: start kind, revision, cost, times in ms, the tier that
-    weights came from, request id."""
+    """Read the response headers: start kind, revision, cost, times in ms, tier of the weights,
+    request id."""
     return {
         "start": headers.get(HEADER_START),
         "revision": headers.get(HEADER_REVISION),
@@ -222,7 +230,8 @@ def parse_response_headers(headers: Mapping[str, str]) -> dict[str, Any]:
 
 
 def format_summary(known: Mapping[str, Any]) -> str:
-    """`COLD · queue 0.1 ms · start 5.40 s · exec 9.0 ms · cost 0.0000134 · v1-3f2a1c · req-…`."""
+    """Format `COLD · queue 0.1 ms · start 5.40 s · exec 9.0 ms · cost 0.0000134 · v1-3f2a1c ·
+    req-…`."""
     times = [f"{name} {format_milliseconds(value)}" for name, value in known["timing_ms"].items()]
     cost = [f"cost {format_money(known['cost'])}"] if known["cost"] else []
     weights = [f"weights from {known['weights']}"] if known["weights"] else []
@@ -234,14 +243,14 @@ def format_summary(known: Mapping[str, Any]) -> str:
 
 
 def _print_items(items: Iterable[Any]) -> None:
-    """One JSON text per line, as they come; what JSON cannot carry as Python shows it."""
+    """Print items as they arrive, one JSON value per line; the repr of what is not JSON."""
     for item in items:
         print(json.dumps(item, ensure_ascii=False, default=repr), flush=True)
 
 
 def _id(given: str | None) -> str:
     if not given:
-        raise InvalidInput("which call?", hint="Write its id: pilotlight call get req-…")
+        raise InvalidInput("no call was named", hint="Pass its id: pilotlight call get req-…")
     return given
 
 
@@ -268,7 +277,7 @@ def _get(session: Session, client: Client, call_id: str, *, wait: bool, raw: boo
 
 
 def _pretty(value: Any) -> Text:
-    """JSON as it is: brackets are no markup, and a long line is the terminal's to fold."""
+    """Format JSON without interpreting brackets as markup; the terminal folds long lines."""
     from rich.text import Text
 
     return Text(json.dumps(value, ensure_ascii=False, indent=2), no_wrap=True, overflow="ignore")

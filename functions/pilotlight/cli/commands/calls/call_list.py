@@ -1,5 +1,5 @@
-"""`pilotlight call list` and `pilotlight call redrive`: submitted calls, and the dead letters among
-them."""
+"""`pilotlight call list` and `pilotlight call redrive`: list submitted calls and retry dead
+letters."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _COLUMNS = {
 def list_calls(
     session: Session, client: Client, *, app: str | None, state: str | None, limit: int
 ) -> None:
-    """Submitted calls, newest first. Raises InvalidInput."""
+    """List submitted calls, newest first. Raises InvalidInput."""
     wanted = None if state is None else state.upper()
     if wanted is not None and wanted not in STATES:
         raise InvalidInput(
@@ -45,8 +45,8 @@ def list_calls(
     )
     if any(record.is_dead for record in found):
         session.say(
-            "a dead letter is sent again with `pilotlight call redrive ID`, all of them with "
-            "`pilotlight call redrive --all`"
+            "retry a dead letter with `pilotlight call redrive ID`, all of them with `pilotlight "
+            "call redrive --all`"
         )
 
 
@@ -59,27 +59,28 @@ def redrive(
     app: str | None,
     yes: bool,
 ) -> None:
-    """Send one dead letter again, or all of them. Raises InvalidInput, Conflict."""
+    """Retry one dead letter, or all of them. Raises InvalidInput, Conflict."""
     if (call_id is None) != everything:
         raise InvalidInput(
-            "which dead letters?",
-            hint="Write an id, `pilotlight call redrive req-…`, or --all (with --app, of one app).",
+            "pass either the id of a dead letter or --all",
+            hint="For example: `pilotlight call redrive req-…`, or `pilotlight call redrive --all "
+            "--app search`.",
         )
     if call_id is not None:
         client.redrive(call_id)
         session.show(
             {"calls": [call_id]},
             lambda: (
-                f"{call_id} is sent again; `pilotlight call get {call_id} --wait` has its result"
+                f"{call_id} is retried; get its result with `pilotlight call get {call_id} --wait`"
             ),
         )
         return
     of = f" of {app}" if app else ""
     session.confirm(
-        f"Send all dead letters{of} again? Each runs as it did, with its first arguments.", yes=yes
+        f"Retry all dead letters{of}? Each runs again with its original arguments.", yes=yes
     )
     sent = client.redrive_all(app=app)
-    session.show({"calls": sent}, lambda: f"{len(sent)} dead letters{of} are sent again")
+    session.show({"calls": sent}, lambda: f"{len(sent)} dead letters{of} are retried")
 
 
 def _row(record: CallRecord) -> dict[str, Any]:

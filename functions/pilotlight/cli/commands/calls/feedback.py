@@ -1,4 +1,4 @@
-"""`pilotlight feedback …`: what became of a call."""
+"""`pilotlight feedback …`: report the outcome of a call."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from pilotlight.errors import InvalidInput
 
 
 def register(root: typer.Typer) -> None:
-    """Add the group."""
+    """Add the command group."""
     group = typer.Typer(
-        help="Feedback: the outcome of a call, for canaries, experiments and objectives.",
+        help="Report the outcome of calls, for canaries, experiments and objectives.",
         no_args_is_help=True,
     )
     command(group, "send")(send)
@@ -27,26 +27,28 @@ def send(
     call: Annotated[
         str,
         typer.Argument(
-            metavar="ID", help="X-Request-Id of the call's answer, or a submitted call's id."
+            metavar="ID", help="X-Request-Id of the response, or the id of a submitted call."
         ),
     ],
     metrics: Annotated[
         list[str] | None,
         typer.Argument(metavar="[METRIC=NUMBER…]", help="Such as rating=4 accuracy=0.93."),
     ] = None,
-    label: Annotated[str | None, typer.Option(help="Such as good, thumbs-down.")] = None,
+    label: Annotated[str | None, typer.Option(help="Such as good or thumbs-down.")] = None,
 ) -> None:
-    """Tell the outcome of a call: each metric, and the label, counts once; as late as some weeks
-    after the call."""
+    """Report the outcome of a call as metrics and a label.
+
+    Each metric and the label count once per call. Feedback may arrive some weeks after the call.
+    """
     given = parse_pairs(metrics or [], option="metric")
     if not given and label is None:
         raise InvalidInput(
-            "nothing is told of the call", hint="Pass METRIC=NUMBER, or --label TEXT."
+            "no metric or label was given", hint="Pass METRIC=NUMBER, or --label TEXT."
         )
     for name, value in given.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise InvalidInput(
-                f"metric {name!r} = {value!r} is no number", hint="Words are labels: --label good."
+                f"metric {name!r} = {value!r} is not a number", hint="Pass text with --label."
             )
     with session.client() as client:
         body = client.feedback(call, label=label, metrics=given)
@@ -55,9 +57,9 @@ def send(
 
 def _sentence(call: str, *, replayed: bool, waiting: bool) -> str:
     if replayed:
-        return f"{call}: this was known already"
+        return f"{call}: already recorded"
     return (
-        f"{call}: noted; it is joined to the call when its record comes"
+        f"{call}: recorded; it takes effect when the call's record arrives"
         if waiting
-        else f"{call}: noted"
+        else f"{call}: recorded"
     )

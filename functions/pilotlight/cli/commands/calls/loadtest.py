@@ -1,5 +1,5 @@
-"""`pilotlight loadtest`: open-loop load against a function or a language model, with latencies as a
-table, JSON and a picture."""
+"""`pilotlight loadtest`: generate open-loop load on a function or language model, and report
+latencies as a table, JSON or a chart."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 Target = Annotated[
     str,
     typer.Argument(
-        metavar="APP/FUNCTION", help="A function, or a language model; APP/FUNCTION:ADAPTER too."
+        metavar="APP/FUNCTION",
+        help="A function, or a language model, also as APP/FUNCTION:ADAPTER.",
     ),
 ]
 _TITLES = {
@@ -51,9 +52,9 @@ _COLUMNS = {
 }
 MAX_RATE = 10_000.0
 MAX_REQUESTS = 100_000
-"""In one test: the gaps of so many streams are held in memory."""
+"""Maximum requests in one test: the gaps of all streams are held in memory."""
 _LATE_MS = 100.0
-"""Of the generator's own lateness (p99) above which it is said."""
+"""Delay of the generator itself (p99) above which it is reported."""
 
 
 def register(root: typer.Typer) -> None:
@@ -65,56 +66,67 @@ def loadtest(
     session: Session,
     target: Target,
     *,
-    rate: Annotated[
-        float, typer.Option("--rate", "-r", help="Requests per second that are offered.")
-    ] = 1.0,
-    duration: Annotated[str, typer.Option("--duration", "-d", help="For how long.")] = "30s",
-    arrivals: Annotated[str, typer.Option(help="poisson, even or bursty.")] = "poisson",
+    rate: Annotated[float, typer.Option("--rate", "-r", help="Requests to send per second.")] = 1.0,
+    duration: Annotated[
+        str, typer.Option("--duration", "-d", help="Duration of the test.")
+    ] = "30s",
+    arrivals: Annotated[
+        str, typer.Option(help="Arrival process: poisson, even or bursty.")
+    ] = "poisson",
     data: Annotated[
         list[str] | None,
         typer.Option(
-            help="Arguments as JSON, or @FILE with one JSON value per line; several: one at "
-            "random each time."
+            help="Arguments of a function as JSON, or @FILE with one JSON value per line; may be "
+            "repeated. Each request uses a random one. Default: the function's example."
         ),
     ] = None,
     prompt: Annotated[
         str,
         typer.Option(
-            help="Tokens of prompts: 200, uniform:10,400, lognormal:200,0.8, pareto:50,1.5 …"
+            help="Prompt length in tokens: 200, uniform:10,400, exponential:200, "
+            "lognormal:200,0.8 or pareto:50,1.5."
         ),
     ] = "lognormal:200,0.6",
     output: Annotated[
-        str, typer.Option(help="Tokens of answers, the same way.")
+        str, typer.Option(help="Output length in tokens, in the same syntax.")
     ] = "lognormal:64,0.6",
     shared_prefix: Annotated[
-        int, typer.Option(min=0, help="Tokens that prompts of one group begin with.")
+        int,
+        typer.Option(min=0, help="Number of leading tokens that the prompts of a group share."),
     ] = 0,
-    groups: Annotated[int, typer.Option(min=1, help="Groups of prompts.")] = 1,
+    groups: Annotated[int, typer.Option(min=1, help="Number of prompt groups.")] = 1,
     chat: Annotated[
-        bool, typer.Option("--chat", help="Chats of words instead of prompts of token ids.")
+        bool,
+        typer.Option("--chat", help="Send chats of words instead of prompts of token ids."),
     ] = False,
     stream: Annotated[
         bool | None,
         typer.Option(
-            "--stream/--no-stream", help="Answers as streams; language models do by default."
+            "--stream/--no-stream",
+            help="Request streamed responses. Default: for language models and generators.",
         ),
     ] = None,
     longest: Annotated[
-        int, typer.Option(min=2, help="Prompts and answers are cut to half of this each.")
+        int, typer.Option(min=2, help="Limit prompts and outputs to half of this, in tokens.")
     ] = 2048,
-    timeout: Annotated[str, typer.Option(help="Patience for one answer.")] = "120s",
+    timeout: Annotated[str, typer.Option(help="Timeout of one request.")] = "120s",
     seed: Annotated[
-        int, typer.Option(help="The same seed sends the same requests at the same times.")
+        int,
+        typer.Option(help="Random seed: the same seed sends the same requests at the same times."),
     ] = 0,
-    picture: Annotated[Path | None, typer.Option(help="Write an SVG here.")] = None,
+    picture: Annotated[
+        Path | None, typer.Option(help="Write the latency chart to this SVG file.")
+    ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Write the report as JSON here, histograms included.")
+        Path | None,
+        typer.Option(help="Write the report, including histograms, to this JSON file."),
     ] = None,
 ) -> None:
-    """Offer load as independent callers do, whatever becomes of it, and measure what comes back.
+    """Send requests at fixed or random times, whether or not earlier ones are answered, and measure
+    the responses.
 
-    Times count from when a request was due: one that has to wait for the others is slow, not late.
-    Ctrl-C ends the test early, and shows what came back until then."""
+    Latencies count from the time a request was due, so they include queueing. Ctrl-C ends the test
+    early and reports the responses so far."""
     from pilotlight.loadtest import runner
     from pilotlight.loadtest.arrivals import arrivals as drawn
     from pilotlight.loadtest.chart import draw_chart
@@ -127,8 +139,8 @@ def loadtest(
     seconds, patience = parse_duration_s(duration), parse_duration_s(timeout)
     if seconds <= 0 or patience <= 0 or rate * seconds > MAX_REQUESTS:
         raise InvalidInput(
-            f"--duration {duration}: must be more than 0, and at most {MAX_REQUESTS} requests are "
-            f"sent in one test"
+            f"--duration {duration}: must be more than 0, with at most {MAX_REQUESTS} requests in "
+            f"one test"
         )
     for option, path in (("--out", out), ("--picture", picture)):
         _check_writable(option, path)
@@ -146,8 +158,8 @@ def loadtest(
     due = list(drawn(arrivals, rate_per_s=rate, duration_s=seconds, source=random.Random(seed)))
     if not due:
         raise InvalidInput(
-            f"nothing is due in {seconds:g} s at {rate:g} per second",
-            hint="Give a higher --rate or a longer --duration.",
+            f"no request is due in {seconds:g} s at {rate:g} per second",
+            hint="Use a higher --rate or a longer --duration.",
         )
     with _progress(session, len(due)) as told:
         results, elapsed_s = asyncio.run(
@@ -178,14 +190,12 @@ def loadtest(
 
 
 def _check_writable(option: str, path: Path | None) -> None:
-    """Before anything is sent. Raises InvalidInput."""
+    """Check an output path before the test begins. Raises InvalidInput."""
     if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
         what = (
             "is a directory" if path.is_dir() else f"there is no directory {path.absolute().parent}"
         )
-        raise InvalidInput(
-            f"{option} {path}: {what}", hint="Name a file in a directory that is there."
-        )
+        raise InvalidInput(f"{option} {path}: {what}", hint="Name a file in an existing directory.")
 
 
 def _recipe(
@@ -199,7 +209,7 @@ def _recipe(
     chat: bool,
     stream: bool | None,
 ) -> RequestFactory:
-    """What is sent, by what the target is. Raises NotFound, InvalidInput."""
+    """The request factory for the kind of the target. Raises NotFound, InvalidInput."""
     from pilotlight.loadtest import distributions
     from pilotlight.loadtest.requests import FunctionCalls, ModelCalls
 
@@ -207,13 +217,13 @@ def _recipe(
     try:
         app, function, method = parse_function_path(path.partition("@")[0])
     except ValueError as e:
-        raise InvalidInput(str(e), hint="See what is deployed: `pilotlight app list`.") from e
+        raise InvalidInput(str(e), hint="List apps with `pilotlight app list`.") from e
     spec = _spec(session, app, function)
     if spec.get("kind") != "engine":
         if spec.get("kind") == "asgi":
             raise InvalidInput(
-                f"{path} is a web application: its own tools know its paths",
-                hint="loadtest calls functions and models.",
+                f"{path} is a web application, which loadtest does not support",
+                hint="Name a function or a language model, or use a generic HTTP load generator.",
             )
         is_generator = any(
             m.get("is_generator") for m in spec.get("methods", ()) if m.get("name", "") == method
@@ -226,7 +236,7 @@ def _recipe(
         )
     if data:
         raise InvalidInput(
-            "--data is for functions: of a language model give --prompt and --output",
+            "--data is for functions; for a language model pass --prompt and --output",
             parameter="data",
         )
     drawn = {
@@ -252,7 +262,7 @@ def _spec(session: Session, app: str, function: str) -> dict[str, Any]:
         if not rows:
             raise NotFound(
                 f"{app}/{function} has no revision",
-                hint="See what is deployed: `pilotlight app list`.",
+                hint="List apps with `pilotlight app list`.",
             )
         serving = max(rows, key=lambda row: row.get("weight", 0))
         spec: dict[str, Any] = client.revision(app, serving["revision"], function=function)["spec"]
@@ -276,13 +286,13 @@ def _arguments(data: list[str] | None, spec: dict[str, Any], method: str) -> lis
                 hint='Write --data \'{"name": "Ada"}\', or --data @calls.ndjson.',
             ) from e
     if not found:
-        raise InvalidInput("--data names no arguments: the file is empty")
+        raise InvalidInput("--data contains no arguments: the file is empty")
     return found
 
 
 @contextlib.contextmanager
 def _progress(session: Session, total: int) -> Iterator[ProgressCallback | None]:
-    """A bar on stderr where somebody looks."""
+    """Show a progress bar on stderr if it is a terminal."""
     if session.is_json or not session.notes().is_terminal:
         yield None
         return
@@ -296,7 +306,7 @@ def _progress(session: Session, total: int) -> Iterator[ProgressCallback | None]
             bar.update(
                 task,
                 completed=answered,
-                description=f"{under_way} under way{f', {failed} failed' if failed else ''}",
+                description=f"{under_way} in flight{f', {failed} failed' if failed else ''}",
             )
 
         yield told
@@ -321,15 +331,14 @@ def _rendered(found: dict[str, Any]) -> Any:
         f"{found['offered_per_s']:g}/s offered"
     )
     lines = (
-        [f"interrupted: {found['requests']} of {found['due']} were answered until then", told]
+        [f"interrupted: {found['requests']} of {found['due']} requests were answered", told]
         if found["interrupted"]
         else [told]
     )
     if (late := found["ms"].get("late")) is not None and late["p99"] > _LATE_MS:
         lines.append(
-            f"this generator was late by {format_milliseconds(late['p99'])} (p99): offer less "
-            f"from here, "
-            f"or from several machines"
+            f"this generator sent requests {format_milliseconds(late['p99'])} late (p99): lower "
+            f"the rate, or use several machines"
         )
     if found["errors"]:
         lines.append(
@@ -348,4 +357,4 @@ def _rendered(found: dict[str, Any]) -> Any:
         )
     if found["cost"] not in ("0", "0E-12"):
         lines.append(f"cost: {format_money(found['cost'])}")
-    return Group("\n".join(lines), "", format_table(rows, _COLUMNS, empty="nothing came back"))
+    return Group("\n".join(lines), "", format_table(rows, _COLUMNS, empty="no responses"))

@@ -1,4 +1,4 @@
-"""`pilotlight schedule …`: when functions call themselves, pausing that, and calling at once."""
+"""`pilotlight schedule …`: list, pause, resume and run the schedules of functions."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from pilotlight.cli.core.session import Session
 from pilotlight.errors import InvalidInput
 from pilotlight.spec.identifiers import parse_function_path
 
-Target = Annotated[str, typer.Argument(metavar="APP/FUNCTION", help="Whose schedule.")]
+Target = Annotated[str, typer.Argument(metavar="APP/FUNCTION", help="The scheduled function.")]
 Number = Annotated[
-    int, typer.Option("--number", "-n", min=0, help="Which of its schedules, as listed.")
+    int,
+    typer.Option("--number", "-n", min=0, help="Number of the schedule, as listed."),
 ]
 _COLUMNS = {
     "name": "function",
@@ -30,8 +31,10 @@ _COLUMNS = {
 
 
 def register(root: typer.Typer) -> None:
-    """Add the group."""
-    group = typer.Typer(help="Schedules: when functions call themselves.", no_args_is_help=True)
+    """Add the command group."""
+    group = typer.Typer(
+        help="Manage schedules, by which functions are called periodically.", no_args_is_help=True
+    )
     verbs: dict[str, Callable[..., None]] = {
         "list": list_,
         "pause": pause,
@@ -44,58 +47,57 @@ def register(root: typer.Typer) -> None:
 
 
 def list_(
-    session: Session, app: Annotated[str | None, typer.Option(help="Of this app only.")] = None
+    session: Session,
+    app: Annotated[str | None, typer.Option(help="Only schedules of this app.")] = None,
 ) -> None:
-    """Schedules of deployed functions, with their next times."""
+    """List the schedules of deployed functions with their next run times."""
     with session.client() as client:
         rows = client.schedules(app=app)
-    empty = "No schedules: declare one with @app.function(schedule=pilotlight.Cron('0 6 * * *'))."
+    empty = "No schedules. Declare one with @app.function(schedule=pilotlight.Cron('0 6 * * *'))."
     session.show(rows, lambda: format_table([_row(row) for row in rows], _COLUMNS, empty=empty))
 
 
 def pause(session: Session, target: Target, number: Number = 0) -> None:
-    """Call no more until it is resumed, whatever is deployed meanwhile."""
+    """Pause a schedule until it is resumed, even if the app is deployed again."""
     app, function = _split(target)
     with session.client() as client:
         body = client.pause_schedule(app, function, number)
-    session.show(
-        body, lambda: f"{target} #{number} is paused; what passes meanwhile is not made up for"
-    )
+    session.show(body, lambda: f"{target} #{number} is paused; runs due meanwhile are skipped")
 
 
 def resume(session: Session, target: Target, number: Number = 0) -> None:
-    """Go on with its next time."""
+    """Resume a paused schedule at its next run time."""
     from pilotlight.cli.core.formatting import format_time
 
     app, function = _split(target)
     with session.client() as client:
         body = client.resume_schedule(app, function, number)
     when = (
-        "its app is stopped: it goes on when that is deployed again"
+        "its app is stopped: it runs again when the app is deployed"
         if body["next_at"] is None
         else f"next {format_time(body['next_at'])}"
     )
-    session.show(body, lambda: f"{target} #{number} goes on: {when}")
+    session.show(body, lambda: f"{target} #{number} is resumed: {when}")
 
 
 def run_now(session: Session, target: Target, number: Number = 0) -> None:
-    """Make its call at once, beside the plan."""
+    """Run a schedule's call now, in addition to its regular runs."""
     app, function = _split(target)
     with session.client() as client:
         call_id = client.run_schedule(app, function, number)
     session.show({"id": call_id}, lambda: call_id)
-    session.say(f"`pilotlight call get {call_id} --wait` has its result")
+    session.say(f"get its result with `pilotlight call get {call_id} --wait`")
 
 
 def _split(target: str) -> tuple[str, str]:
     try:
         app, function, method = parse_function_path(target)
     except ValueError as e:
-        raise InvalidInput(str(e), hint="See them: `pilotlight schedule list`.") from e
+        raise InvalidInput(str(e), hint="List schedules with `pilotlight schedule list`.") from e
     if method:
         raise InvalidInput(
             f"{target!r} names a method",
-            hint="Schedules are a class's: write APP/CLASS and --number.",
+            hint="Schedules belong to the class: write APP/CLASS and --number.",
         )
     return app, function
 

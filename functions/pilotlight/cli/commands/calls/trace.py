@@ -1,4 +1,4 @@
-"""`pilotlight trace`: what happened inside calls, for traces that were kept."""
+"""`pilotlight trace …`: list and show the traces of calls."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 DEFAULT_LIMIT = 30
 WIDTH = 40
-"""Characters of the whole time."""
+"""Width of the waterfall in characters."""
 _COLUMNS = {
     "at": "time",
     "call": "call",
@@ -37,14 +37,15 @@ _COLUMNS = {
     "took": "took",
 }
 _SHOWN = ("pilotlight.node", "pilotlight.arm", "faas.instance", "pilotlight.cost")
-"""Attributes that stand behind a span; --json has all of them."""
+"""Span attributes to print; --json prints all."""
 _PLATFORM = ("pilotlight.", "faas.", "http.", "url.", "error.")
 
 
 def register(root: typer.Typer) -> None:
-    """Add the commands."""
+    """Add the command group."""
     group = typer.Typer(
-        help="What happened inside calls: traces that were kept.", no_args_is_help=True
+        help="Show the traces of calls: which steps ran, and how long they took.",
+        no_args_is_help=True,
     )
     command(group, "list")(list_traces)
     command(group, "show")(show)
@@ -55,23 +56,34 @@ def list_traces(
     session: Session,
     *,
     target: Annotated[
-        str | None, typer.Argument(metavar="[APP[/FUNCTION]]", help="Of this app, or function.")
+        str | None,
+        typer.Argument(metavar="[APP[/FUNCTION]]", help="Only traces of this app or function."),
     ] = None,
     kept_for: Annotated[
-        str | None, typer.Option(help="asked, drawn, error, cold, slow or shadow.")
+        str | None,
+        typer.Option(
+            help="Only traces kept for this reason: asked, drawn, error, cold, slow or shadow."
+        ),
     ] = None,
-    revision: Annotated[str | None, typer.Option(help="Of this revision.")] = None,
-    arm: Annotated[str | None, typer.Option(help="Of this arm of an experiment.")] = None,
-    failed: Annotated[bool, typer.Option("--failed", help="Of calls that failed.")] = False,
+    revision: Annotated[str | None, typer.Option(help="Only traces of this revision.")] = None,
+    arm: Annotated[str | None, typer.Option(help="Only traces of this experiment arm.")] = None,
+    failed: Annotated[bool, typer.Option("--failed", help="Only traces of failed calls.")] = False,
     slower_than: Annotated[
         float | None,
-        typer.Option(min=0, metavar="MS", help="Of calls that took longer than so many ms."),
+        typer.Option(
+            min=0, metavar="MS", help="Only traces of calls that took longer than MS milliseconds."
+        ),
     ] = None,
-    since: Annotated[str | None, typer.Option(help="From: 24h, 7d, or a date.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="At most so many, the newest.")] = DEFAULT_LIMIT,
+    since: Annotated[
+        str | None, typer.Option(help="Only traces since then: 24h or 7d ago, or a date.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of traces.")] = DEFAULT_LIMIT,
 ) -> None:
-    """Traces, newest first. Kept are failed, cold and slow calls, those whose callers ask, and some
-    of the others."""
+    """List traces, newest first.
+
+    The platform keeps traces of failed, cold and slow calls, of calls whose callers request it, and
+    a sample of the others.
+    """
     app, _, function = (target or "").partition("/")
     filters: dict[str, Any] = {
         "app": app or None,
@@ -90,7 +102,7 @@ def list_traces(
 
 
 def listing(traces: list[dict[str, Any]]) -> Table | str:
-    """Traces as a table."""
+    """Format traces as a table."""
     rows = [
         {
             **one,
@@ -107,25 +119,27 @@ def show(
     session: Session,
     *,
     trace: Annotated[
-        str, typer.Argument(metavar="ID", help="A trace, or a call (X-Request-Id of its answer).")
+        str,
+        typer.Argument(
+            metavar="ID", help="Trace id, or call id (the X-Request-Id of the response)."
+        ),
     ],
 ) -> None:
-    """One trace as a waterfall."""
+    """Show a trace as a waterfall."""
     with session.client() as client:
         try:
             found = client.trace(trace)
         except NotFound as e:
             raise NotFound(
                 str(e),
-                hint="`pilotlight trace list` shows those that were kept; a `traceparent` header "
-                "asks for one.",
+                hint="`pilotlight trace list` lists the kept traces; send a `traceparent` header "
+                "to keep the trace of a call.",
             ) from e
     session.show(found, lambda: waterfall(found))
 
 
 def waterfall(trace: Mapping[str, Any], *, width: int = WIDTH) -> Table | str:
-    """A trace as rows: name, its part of the whole time, how long it took, and what is worth
-    telling."""
+    """Format a trace as rows: span name, position in the trace, duration, and details."""
     rows = [
         {
             "span": "  " * bar.depth + bar.span["name"],
@@ -149,7 +163,7 @@ def waterfall(trace: Mapping[str, Any], *, width: int = WIDTH) -> Table | str:
 
 
 def draw_bar(bar: SpanRow, width: int) -> str:
-    """A bar of characters: what happened is never invisible."""
+    """Draw a span as a bar of at least one character."""
     begin = min(int(bar.begin * width), width - 1)
     length = max(1, min(round(bar.width * width), width - begin))
     return (
@@ -160,7 +174,7 @@ def draw_bar(bar: SpanRow, width: int) -> str:
 
 
 def describe_span(span: Mapping[str, Any]) -> str:
-    """Its error, what the user's own code said of it, and where it ran."""
+    """Describe a span: its error, the attributes set by user code, and where it ran."""
     attributes = span["attributes"]
     own = [f"{key}={value}" for key, value in attributes.items() if not key.startswith(_PLATFORM)]
     parts = [f"error: {span['error']}"] if span["error"] else []

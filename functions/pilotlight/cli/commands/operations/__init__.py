@@ -1,2 +1,2 @@
-"""Commands for operating the platform: start and stop it, examine it, back it up, and look at
-nodes, instances, snapshots, metrics and objectives."""
+"""Commands for operating the platform: start, stop, diagnose and back it up; show nodes,
+instances, snapshots, metrics and objectives."""

@@ -1,11 +1,11 @@
-"""All that a platform must not lose, as one file, and back.
+"""Saves the platform's state to one backup file, and loads it.
 
-A backup is a tar archive: `manifest.json` (format, time, sha256 of every file), the databases
-(copied through SQLite's online backup interface, so that a running platform can be saved), the
-platform's key (without which the sealed secrets cannot be read), the blobs and the activators'
-journals. What can be made again (the node's unpacked code and images, the weight cache, logs) is
-left out, and so are blobs that lie elsewhere (`platform.blobs`): the manifest then says where. The
-file holds the key: it is written 0600 and must be kept like a password."""
+A backup is a tar archive: `manifest.json` (format, time, sha256 of every file), the database
+(copied through SQLite's online backup interface, so that a running platform can be backed up), the
+platform key (without which sealed secrets cannot be read), the blobs and the activators' journals.
+It omits what can be rebuilt (the node's unpacked code and images, the weight cache, logs) and blobs
+stored elsewhere (`platform.blobs`), whose location the manifest records. The file contains the
+platform key: it has mode 0600 and must be protected like a password."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ from snapshotter.linux.process_user import take_file_back
 FORMAT = 1
 _DATABASE = "controller.db"
 KEPT = ("activator", "blobs", _DATABASE, "platform.key")
-"""What a backup carries. The database has the name that it had in homes of earlier releases; the
-next start moves it to its directory."""
+"""Contents of a backup. The database has its name from homes of earlier releases; the next start
+moves it to its directory."""
 _INCOMPLETE = "blobs/incoming/"
-"""Uploads under way: they grow while we read, and go when the platform starts."""
+"""Uploads in progress: they grow during the backup and are deleted when the platform starts."""
 _MANIFEST = "manifest.json"
 _PIECE_BYTES = 1 << 20
 MAX_MANIFEST_BYTES = 1 << 30
-"""Of a backup: names and hashes of some six million files."""
+"""Maximum size of a manifest: names and hashes of some six million files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackupSummary:
-    """What was saved or loaded.
+    """Summary of a saved or loaded backup.
 
     Attributes:
-        blobs_at: where the platform's blobs lie that are not part of the backup; None: they are.
+        blobs_at: location of blobs that are not part of the backup; None if they are.
     """
 
     files: int
@@ -60,7 +60,7 @@ class BackupSummary:
 
 
 def external_blob_location(settings: PlatformSettings, home: Path) -> str | None:
-    """Where the platform's blobs lie, when that is not in its home."""
+    """The location of the platform's blobs; None if it is the home."""
     where = settings.blobs
     if where is None or (
         "://" not in where and Path(where).resolve() == (home / "blobs").resolve()
@@ -72,15 +72,14 @@ def external_blob_location(settings: PlatformSettings, home: Path) -> str | None
 def save_backup(
     home: Path, target: Path, *, now: float, blobs_at: str | None = None
 ) -> BackupSummary:
-    """Write a backup of `home` to `target`, whole or not at all; without blobs when they lie at
-    `blobs_at`.
+    """Write a backup of `home` to `target` atomically; without blobs if they are at `blobs_at`.
 
-    Raises NotFound when there is nothing to save.
+    Raises NotFound if the home has no state.
     """
     if sqlite_file.find_database(home) is None:
         raise NotFound(
-            f"{home} holds no platform's state",
-            hint="Name its --home, or start one with `pilotlight up`.",
+            f"{home} contains no platform state",
+            hint="Pass the platform's --home, or start a platform with `pilotlight up`.",
         )
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".pilotlight-backup-", dir=target.parent) as name:
@@ -103,18 +102,18 @@ def save_backup(
 
 
 def load_backup(source: Path, home: Path, *, replace: bool, now: float) -> BackupSummary:
-    """Put the state of `source` into `home`. Every file is checked before anything is touched.
+    """Load the backup `source` into `home`. All files are verified before anything is changed.
 
-    With `replace`, what is there is moved aside to `<home>.before-<time>`. Raises NotFound,
-    InvalidInput (broken or altered) or Conflict (the home is not empty and `replace` is False)."""
+    With `replace`, an existing home is renamed to `<home>.before-<time>`. Raises NotFound,
+    InvalidInput (damaged or altered) or Conflict (the home has state and `replace` is False)."""
     if not source.exists():
         raise NotFound(
-            f"there is no file {source}", hint="Name a file that `pilotlight state backup` wrote."
+            f"there is no file {source}", hint="Pass a file written by `pilotlight state backup`."
         )
     if holds_state(home) and not replace:
         raise Conflict(
-            f"{home} already holds a platform's state",
-            hint="Pass --yes to set it aside, or name an empty --home.",
+            f"{home} already contains platform state",
+            hint="Pass --yes to move it aside, or pass an empty --home.",
         )
     home.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".pilotlight-load-", dir=home.parent) as name:
@@ -122,7 +121,7 @@ def load_backup(source: Path, home: Path, *, replace: bool, now: float) -> Backu
         summary = _unpack(source, staging)
         if home.exists():
             if (configuration := home / "platform.yaml").exists():
-                # how it is run here is not part of a backup
+                # a backup does not include the configuration
                 shutil.copyfile(configuration, staging / "platform.yaml")
             home.rename(home.with_name(f"{home.name}.before-{int(now)}"))
         staging.rename(home)
@@ -130,14 +129,14 @@ def load_backup(source: Path, home: Path, *, replace: bool, now: float) -> Backu
 
 
 def holds_state(home: Path) -> bool:
-    """Whether anything in `home` would be lost by replacing it."""
+    """Whether `home` contains state that a backup would include."""
     return sqlite_file.find_database(home) is not None or any(
         (home / name).exists() for name in KEPT
     )
 
 
 def file_sha256(path: Path) -> str:
-    """Hex digest of a file's content."""
+    """The hex SHA-256 digest of a file's content."""
     with path.open("rb") as f:
         return _sha256(f)
 
@@ -151,13 +150,13 @@ def _sha256(file: BinaryIO) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """A file of the home, or our copy of one: `name` below `root`."""
+    """A file to back up, `name` below `root`: a file of the home, or a copy of one."""
 
     root: Path
     name: str
 
     def open(self) -> BinaryIO:
-        """Without following a link below `root`. Raises OSError."""
+        """Open the file without following links below `root`. Raises OSError."""
         return os.fdopen(open_file_beneath(self.root, self.name), "rb")
 
 
@@ -178,10 +177,10 @@ def _files(home: Path, staging: Path, kept: Iterable[str]) -> Iterator[tuple[str
 
 
 def _below(top: Path) -> Iterator[str]:
-    """Regular files below `top`, relative to it."""
+    """The regular files below `top`, relative to it."""
     for folder, _, names, descriptor in os.fwalk(top, follow_symlinks=False):
         for name in names:
-            with contextlib.suppress(FileNotFoundError):  # it was there
+            with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
                 if stat.S_ISREG(os.stat(name, dir_fd=descriptor, follow_symlinks=False).st_mode):
                     yield (Path(folder) / name).relative_to(top).as_posix()
 
@@ -211,8 +210,8 @@ def _copy_database(home: Path, staging: Path) -> _Kept:
 
 
 def _copy_growing(found: _Kept, staging: Path) -> _Kept:
-    """A journal is appended to while we read: what is hashed and what is packed must be the same
-    bytes."""
+    """Copy a journal, which may be appended to meanwhile: the hash and the archive must be of the
+    same bytes."""
     copy = hashlib.sha256(found.name.encode()).hexdigest()
     with found.open() as source, (staging / copy).open("xb") as target:
         shutil.copyfileobj(source, target)
@@ -253,12 +252,12 @@ def _unpack(source: Path, staging: Path) -> BackupSummary:
                 _extract(member, content, staging, manifest["sha256"], source)
     except (tarfile.TarError, OSError) as e:
         raise InvalidInput(
-            f"{source} is not a whole backup: {e}",
-            hint="Use a file that `pilotlight state backup` wrote.",
+            f"{source} is not a complete backup: {e}",
+            hint="Use a file written by `pilotlight state backup`.",
         ) from e
     if missing := sorted(name for name in manifest["sha256"] if not (staging / name).exists()):
         raise InvalidInput(
-            f"{source} lacks {missing[0]}", hint="The file was cut short: use another copy."
+            f"{source} lacks {missing[0]}", hint="The file is truncated: use another copy."
         )
     count, elsewhere = len(manifest["sha256"]), manifest.get("blobs_at")
     return BackupSummary(
@@ -274,8 +273,9 @@ def _manifest(first: tuple[tarfile.TarInfo, TarContent] | None, source: Path) ->
     if first is not None and first[0].name == _MANIFEST:
         if first[0].size > MAX_MANIFEST_BYTES:
             raise InvalidInput(
-                f"{source} has a manifest of {first[0].size} bytes: at most {MAX_MANIFEST_BYTES}",
-                hint="Do not load it.",
+                f"{source} has a manifest of {first[0].size} bytes: at most {MAX_MANIFEST_BYTES} "
+                f"are allowed",
+                hint="Do not load this file.",
             )
         with contextlib.suppress(ValueError, RecursionError):
             body = json.loads(b"".join(iter(lambda: first[1].read(_PIECE_BYTES), b"")))
@@ -287,7 +287,7 @@ def _manifest(first: tuple[tarfile.TarInfo, TarContent] | None, source: Path) ->
     ):
         raise InvalidInput(
             f"{source} is not a backup of format {FORMAT}",
-            hint="Use a file that `pilotlight state backup` wrote.",
+            hint="Use a file written by `pilotlight state backup`.",
         )
     return body
 
@@ -299,12 +299,12 @@ def _extract(
     hashes: Mapping[str, str],
     source: Path,
 ) -> None:
-    # Names come from the file: only those that the manifest lists, only plain files, only below the
-    # home.
+    # names come from the file: accept only regular files below the home that the manifest lists
     parts = member.name.split("/")
     if not member.isreg() or member.name not in hashes or parts[0] not in KEPT or ".." in parts:
         raise InvalidInput(
-            f"{source} carries {member.name!r}, which no backup does", hint="Do not load it."
+            f"{source} contains {member.name!r}, which no backup contains",
+            hint="Do not load this file.",
         )
     path = staging / member.name
     path.parent.mkdir(parents=True, exist_ok=True)

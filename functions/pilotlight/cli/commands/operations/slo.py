@@ -1,5 +1,5 @@
-"""`pilotlight slo …`: what functions promise, what is left of their error budgets, and in which
-stage the time goes."""
+"""`pilotlight slo …`: show service level objectives, error budgets, burn rates and the latency of
+stages."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ if TYPE_CHECKING:
 SLIS = ("availability", "warm_latency", "first_token", "cold_latency", "completion", "degraded")
 WINDOWS = ("5m", "30m", "1h", "2h", "6h", "1d", "3d")
 GAUGE = 10
-"""Characters of a budget's gauge."""
+"""Width of an error budget's gauge in characters."""
 MAX_HISTORY = 10
 _FAST_BURN, _SLOW_BURN = 6.0, 1.0
 _SEVERITIES = {"page": "bold red", "ticket": "yellow"}
 
 
 def register(root: typer.Typer) -> None:
-    """Add the group."""
+    """Add the command group."""
     group = typer.Typer(
-        help="Objectives: error budgets, burn rates and alarms of functions.", no_args_is_help=True
+        help="Show service level objectives: error budgets, burn rates and alarms of functions.",
+        no_args_is_help=True,
     )
     command(group, "list")(list_)
     command(group, "show")(show)
@@ -38,9 +39,10 @@ def register(root: typer.Typer) -> None:
 
 
 def list_(
-    session: Session, app: Annotated[str | None, typer.Option(help="Of this app only.")] = None
+    session: Session,
+    app: Annotated[str | None, typer.Option(help="Only functions of this app.")] = None,
 ) -> None:
-    """How the functions of the environment stand: what is left of each error budget."""
+    """List the environment's functions with their remaining error budgets."""
     with session.client() as client:
         rows = client.slos(app=app)
     session.show(
@@ -48,7 +50,7 @@ def list_(
         lambda: (
             _listing(rows)
             if rows
-            else "No function takes traffic: `pilotlight deploy app.py` brings one."
+            else "No function takes traffic. Deploy one with `pilotlight deploy FILE`."
         ),
     )
 
@@ -56,21 +58,22 @@ def list_(
 def show(
     session: Session,
     function: Annotated[
-        str, typer.Argument(metavar="APP/FUNCTION", help="As `pilotlight app list` names it.")
+        str, typer.Argument(metavar="APP/FUNCTION", help="The function's address.")
     ],
 ) -> None:
-    """One function: its indicators, burn rates, stages and alarms."""
+    """Show a function's indicators, burn rates, stages and alarms."""
     app, slash, name = function.partition("/")
     if not slash or not name:
         raise InvalidInput(
-            f"{function!r} names no function: write APP/FUNCTION, as `pilotlight slo list` shows them"
+            f"{function!r} is not a function's address: write APP/FUNCTION, as shown by `pilotlight "
+            f"slo list`"
         )
     with session.client() as client:
         body = client.slo(app, name)
     session.show(body, lambda: render(body))
 
 
-# -- how it looks ----------------------------------------------------------------------------------
+# -- rendering -------------------------------------------------------------------------------------
 def _listing(rows: list[dict[str, Any]]) -> Table:
     out = _table("function", "alarms", *(sli.replace("_", " ") for sli in SLIS))
     for row in rows:
@@ -81,7 +84,7 @@ def _listing(rows: list[dict[str, Any]]) -> Table:
 
 
 def render(body: Mapping[str, Any]) -> RenderableType:
-    """A function's objectives, in four parts."""
+    """Render a function's objectives in four parts."""
     from rich.console import Group
 
     parts: list[RenderableType] = [_headline(body), "", _indicators(body), "", _stages(body)]
@@ -93,13 +96,13 @@ def render(body: Mapping[str, Any]) -> RenderableType:
 def _headline(body: Mapping[str, Any]) -> Text:
     from rich.text import Text
 
-    whose = "its own objectives" if body["is_declared"] else "declares none: the defaults"
+    whose = "declared objectives" if body["is_declared"] else "default objectives"
     out = Text.assemble(
         (f"{body['app']}/{body['function']}", "bold"),
         f"  {body['revision']}  {whose}, over {body['window_days']} days",
     )
     if body["frozen"]:
-        out.append("  frozen: nothing is released until it recovers", "bold red")
+        out.append("  frozen: no releases until the budget recovers", "bold red")
     return out
 
 
@@ -108,7 +111,7 @@ def _indicators(body: Mapping[str, Any]) -> Table:
     out = _table(
         "indicator",
         "target",
-        "is",
+        "actual",
         "bad / all",
         "budget left",
         *(f"burn {window}" for window in WINDOWS),
@@ -145,11 +148,8 @@ def _alarm(alarm: Mapping[str, Any]) -> Text:
     from rich.text import Text
 
     until = format_time(alarm["ended_at"]) if alarm["ended_at"] is not None else "open"
-    stage = f", most of it in {alarm['stage']}" if alarm["stage"] else ""
-    text = (
-        f"{alarm['sli']}: burned {alarm['burn_rate']:g} times its budget over "
-        f"{alarm['window']}{stage}"
-    )
+    stage = f", mostly in {alarm['stage']}" if alarm["stage"] else ""
+    text = f"{alarm['sli']}: burn rate {alarm['burn_rate']:g} over {alarm['window']}{stage}"
     severity = (f"{alarm['severity']:<6}", _SEVERITIES[alarm["severity"]])
     return Text.assemble(
         (f"{format_time(alarm['began_at'])} to {until}  ", "dim"), severity, f"  {text}"
@@ -172,7 +172,7 @@ def _alarms(row: Mapping[str, Any]) -> Text:
 
 
 def _left(one: Mapping[str, Any]) -> Text:
-    """A gauge and its number: how much of the budget is left."""
+    """Render the remaining budget as a gauge and a percentage."""
     left = one["budget_left"]
     if left is None:
         return _plain(NO_VALUE, "dim")

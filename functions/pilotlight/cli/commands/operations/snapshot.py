@@ -1,4 +1,5 @@
-"""`pilotlight snapshot …` and `template …`: what brings functions back without a cold start."""
+"""`pilotlight snapshot …` and `template …`: manage snapshots and Templates, from which functions
+start without a cold start."""
 
 from __future__ import annotations
 
@@ -26,10 +27,10 @@ if TYPE_CHECKING:
     from pilotlight.client.client import Client
 
 Id = Annotated[
-    str, typer.Argument(metavar="SNAPSHOT", help="Its id, or the first characters of it.")
+    str, typer.Argument(metavar="SNAPSHOT", help="Snapshot id, or a unique prefix of it.")
 ]
 Function = Annotated[
-    str, typer.Argument(metavar="APP/FUNCTION", help="The function, whatever its revision.")
+    str, typer.Argument(metavar="APP/FUNCTION", help="The function; all revisions are included.")
 ]
 _COLUMNS = {
     "id": "snapshot",
@@ -49,8 +50,10 @@ _COLUMNS = {
 
 
 def register(root: typer.Typer) -> None:
-    """Add both groups."""
-    group = typer.Typer(help="Snapshots on disk: proven, kept, deleted.", no_args_is_help=True)
+    """Add both command groups."""
+    group = typer.Typer(
+        help="Manage snapshots on disk, from which functions are restored.", no_args_is_help=True
+    )
     verbs: dict[str, Callable[..., None]] = {
         "list": list_,
         "show": show,
@@ -63,7 +66,7 @@ def register(root: typer.Typer) -> None:
         command(group, name)(function)
     root.add_typer(group, name="snapshot")
     templates = typer.Typer(
-        help="Templates in memory, which instances are forked from.", no_args_is_help=True
+        help="Manage Templates in memory, from which instances are forked.", no_args_is_help=True
     )
     command(templates, "list")(template_list)
     command(templates, "drop")(template_drop)
@@ -72,28 +75,32 @@ def register(root: typer.Typer) -> None:
 
 def list_(
     session: Session,
-    app: Annotated[str | None, typer.Argument(metavar="[APP]", help="Only this app's.")] = None,
+    app: Annotated[
+        str | None, typer.Argument(metavar="[APP]", help="Only snapshots of this app.")
+    ] = None,
 ) -> None:
-    """Snapshots on the node, those of older revisions and quarantined ones too."""
+    """List the node's snapshots, including quarantined ones and those of older revisions."""
     with session.client() as client:
         rows = client.snapshots(app=app)
     empty = (
-        "No snapshots. `pilotlight deploy` makes them where the machine can: `pilotlight "
-        "doctor` says whether and why."
+        "No snapshots. `pilotlight deploy` creates them if the machine supports it, which "
+        "`pilotlight doctor` shows."
     )
     session.show(rows, lambda: format_table([row_of(row) for row in rows], _COLUMNS, empty=empty))
 
 
 def show(session: Session, snapshot: Id) -> None:
-    """One snapshot: its times, its size, and what must be the same for it to be restored."""
+    """Show a snapshot: its times and size, and what must be unchanged for it to be restored."""
     with session.client() as client:
         found = client.snapshot(find_snapshot(client, snapshot))
     session.show(found, lambda: _details(found))
 
 
 def prove(session: Session, snapshot: Id) -> None:
-    """Restore it once and have it answer its example: ready again, or quarantined. Ends with 1 when
-    it failed."""
+    """Test a snapshot: restore it and call it with its example.
+
+    It becomes ready if that works, else it is quarantined and the exit status is 1.
+    """
     with session.client() as client:
         which = find_snapshot(client, snapshot)
         session.say(f"restoring {which}")
@@ -104,49 +111,55 @@ def prove(session: Session, snapshot: Id) -> None:
 
 
 def disable(session: Session, function: Function, yes: Yes = False) -> None:
-    """Keep a function off the disk from now on, deploys included, and delete its snapshots. FORK
-    and COLD remain."""
+    """Disable snapshots of a function, also for later deploys, and delete the existing ones.
+
+    The function then starts by FORK and COLD only.
+    """
     app, name = _function(function)
     session.confirm(
-        f"Delete the snapshots of {app}/{name} and make no more? Without a Template its starts "
-        f"are COLD.",
+        f"Delete the snapshots of {app}/{name} and create no more? Without a Template, it starts "
+        f"by COLD.",
         yes=yes,
     )
     with session.client() as client:
         done = client.switch_snapshots(app, name, enabled=False)
     gone = (
-        "the node does not answer: those on it are deleted later"
+        "the node does not answer: its snapshots are deleted later"
         if done["deleted"] is None
         else f"{done['deleted']} deleted"
     )
     session.show(
         done,
         lambda: (
-            f"{app}/{name} has no snapshots any more ({gone}); `pilotlight snapshot enable "
-            f"{app}/{name}` allows them"
+            f"snapshots of {app}/{name} are disabled ({gone}); `pilotlight snapshot enable "
+            f"{app}/{name}` enables them"
         ),
     )
 
 
 def enable(session: Session, function: Function) -> None:
-    """Allow snapshots of a function again; the next deploy or cold start makes one."""
+    """Enable snapshots of a function. The next deploy or cold start creates one."""
     app, name = _function(function)
     with session.client() as client:
         done = client.switch_snapshots(app, name, enabled=True)
     session.show(
-        done, lambda: f"{app}/{name} may have snapshots: the next deploy or cold start makes one"
+        done,
+        lambda: f"snapshots of {app}/{name} are enabled: the next deploy or cold start creates one",
     )
 
 
 def delete(
     session: Session,
     what: Annotated[
-        str, typer.Argument(metavar="SNAPSHOT|APP/FUNCTION", help="One, or all of a function.")
+        str,
+        typer.Argument(metavar="SNAPSHOT|APP/FUNCTION", help="One snapshot, or all of a function."),
     ],
     yes: Yes = False,
 ) -> None:
-    """Delete one snapshot, or those of all revisions of a function. Others are made when they are
-    needed."""
+    """Delete one snapshot, or the snapshots of all revisions of a function.
+
+    The next deploy or cold start creates a new one.
+    """
     with session.client() as client:
         if "/" in what:
             app, name = _function(what)
@@ -154,13 +167,13 @@ def delete(
             count = client.delete_snapshots(app, name)
         else:
             which = find_snapshot(client, what)
-            session.confirm(f"Delete {which}?", yes=yes)
+            session.confirm(f"Delete snapshot {which}?", yes=yes)
             count = client.delete_snapshot(which)
-    session.show({"deleted": count}, lambda: f"{count} deleted")
+    session.show({"deleted": count}, lambda: f"{count} snapshots deleted")
 
 
 def template_list(session: Session) -> None:
-    """Resident Templates."""
+    """List the Templates in memory."""
     with session.client() as client:
         rows = client.templates()
     columns = {
@@ -174,23 +187,25 @@ def template_list(session: Session) -> None:
     session.show(
         rows,
         lambda: format_table(
-            [row_of(row) for row in rows], columns, empty="No Template is resident."
+            [row_of(row) for row in rows], columns, empty="No Template is in memory."
         ),
     )
 
 
 def template_drop(session: Session, function: Function) -> None:
-    """Give up the memory of a function's Templates; its instances go on. The next start is a
-    RESTORE, or COLD."""
+    """Drop a function's Templates to free their memory. Running instances are not affected.
+
+    The next start is a RESTORE or COLD.
+    """
     app, name = _function(function)
     with session.client() as client:
         count = drop_templates(client, app, name)
-    session.show({"dropped": count}, lambda: f"{count} dropped")
+    session.show({"dropped": count}, lambda: f"{count} Templates dropped")
 
 
 def drop_templates(client: Client, app: str, function: str | None = None) -> int:
-    """Drop the Templates of an app, or of one function; how many were dropped. One that ends by
-    itself meanwhile is gone too."""
+    """Drop the Templates of an app or function; return how many were dropped. A Template that ends
+    meanwhile is not counted."""
     wanted = {"app": app} | ({"function": function} if function else {})
     found = [t for t in client.templates() if wanted.items() <= dict(t["labels"]).items()]
     dropped = 0
@@ -206,17 +221,19 @@ def find_snapshot(client: Client, prefix: str) -> str:
     found = [str(row["id"]) for row in client.snapshots() if str(row["id"]).startswith(prefix)]
     if not found:
         raise NotFound(
-            f"there is no snapshot {prefix!r}", hint="See which are: `pilotlight snapshot list`."
+            f"there is no snapshot {prefix!r}",
+            hint="List snapshots with `pilotlight snapshot list`.",
         )
     if len(found) > 1 and prefix not in found:
         raise InvalidInput(
-            f"{prefix!r} begins {len(found)} ids: {', '.join(found[:5])}", hint="Write more of it."
+            f"{prefix!r} matches {len(found)} ids: {', '.join(found[:5])}",
+            hint="Write more characters of the id.",
         )
     return prefix if prefix in found else found[0]
 
 
 def row_of(row: dict[str, Any]) -> dict[str, Any]:
-    """A snapshot or Template as a line of a table."""
+    """Format a snapshot or Template as a table row."""
     out = with_label_columns(row)
     out["address"] = f"{out.get('app')}/{out.get('function')}"
     out["kind"] = "server" if row.get("in_place") else "fork"
@@ -238,7 +255,7 @@ def _function(path: str) -> tuple[str, str]:
         app, function, _ = parse_function_path(path)
     except ValueError as e:
         raise InvalidInput(
-            str(e), hint="Write APP/FUNCTION; `pilotlight app list` shows the apps."
+            str(e), hint="Write APP/FUNCTION; `pilotlight app list` lists the apps."
         ) from e
     return app, function
 
@@ -265,7 +282,7 @@ def _details(found: dict[str, Any]) -> RenderableType:
         (
             f"{row['kind']} snapshot, {found['pages']} pages, image "
             f"{format_bytes(found['image_bytes'])}, "
-            f"made {format_time(found['created_at'])}"
+            f"created {format_time(found['created_at'])}"
         ),
         (
             f"cold {format_milliseconds(found['cold_ms'])}, first answer after a restore "
@@ -278,14 +295,15 @@ def _details(found: dict[str, Any]) -> RenderableType:
     ]
     if found.get("heap_bytes"):
         lines.append(
-            found.get("heap_why") or f"{format_bytes(found['heap_bytes'])} of memory by value"
+            found.get("heap_why")
+            or f"the image contains {format_bytes(found['heap_bytes'])} of memory by value"
         )
     phases = [
         {"phase": name, "took": format_milliseconds(ms)} for name, ms in found["phases_ms"].items()
     ]
     same = [{"must be the same": name, "value": value} for name, value in found["identity"].items()]
     both = [
-        format_table(phases, {"phase": "making it", "took": "took"}, empty=""),
+        format_table(phases, {"phase": "phase", "took": "took"}, empty=""),
         format_table(same, {"must be the same": "must be the same", "value": ""}, empty=""),
     ]
     return Group(*lines, "", both[0], "", both[1])

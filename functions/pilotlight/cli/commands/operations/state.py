@@ -1,5 +1,5 @@
-"""`pilotlight state backup`, `state load` and `state drill`: the embedded platform's state as one
-file."""
+"""`pilotlight state backup`, `state load` and `state drill`: back up and restore the state of a
+local platform."""
 
 from __future__ import annotations
 
@@ -20,8 +20,11 @@ if TYPE_CHECKING:
 
 
 def register(root: typer.Typer) -> None:
-    """Add the group."""
-    group = typer.Typer(help="Save and load the platform's state.", no_args_is_help=True)
+    """Add the command group."""
+    group = typer.Typer(
+        help="Back up the local platform's state, load a backup, and test backups.",
+        no_args_is_help=True,
+    )
     command(group, "backup")(backup)
     command(group, "load")(load)
     command(group, "drill")(drill)
@@ -31,10 +34,11 @@ def register(root: typer.Typer) -> None:
 def backup(
     session: Session,
     file: Annotated[
-        Path, typer.Argument(help="File to write; it holds keys, keep it like a password.")
+        Path,
+        typer.Argument(help="File to write. It contains keys: protect it like a password."),
     ],
 ) -> None:
-    """Save apps, keys, secrets, ledger, blobs and journals, while the platform runs or not."""
+    """Back up apps, keys, secrets, ledger, blobs and journals. The platform may be running."""
     from pilotlight.cli.commands.operations import backup as archive
     from pilotlight.cli.supervisor import local_platform
 
@@ -45,18 +49,21 @@ def backup(
     written = f"{done.files} files, {format_bytes(done.size_bytes)}, written to {file}"
     if elsewhere:
         written += (
-            f"\nWithout blobs: they lie at {elsewhere}, and must be kept there or copied "
-            f"with that store's own tools."
+            f"\nThe backup does not include blobs, which are stored at {elsewhere}: back them up "
+            f"with that store's tools."
         )
     session.show({"file": str(file), **dataclasses.asdict(done)}, lambda: written)
 
 
 def load(
     session: Session,
-    file: Annotated[Path, typer.Argument(help="File that `state backup` wrote.")],
+    file: Annotated[Path, typer.Argument(help="File written by `state backup`.")],
     yes: Yes = False,
 ) -> None:
-    """Put a saved state into this home; what is there is set aside. The platform must be down."""
+    """Load a backup into the platform's home. The platform must be stopped.
+
+    State in the home is moved aside, not deleted.
+    """
     from pilotlight.cli.commands.operations import backup as archive
     from pilotlight.cli.supervisor import local_platform
 
@@ -69,20 +76,22 @@ def load(
     _refuse_external(platform.config)
     home = platform.paths.home
     done = archive.load_backup(file, home, replace=yes, now=time.time())
-    loaded = f"{done.files} files, saved {format_time(done.created_at)}, are in {home}"
+    loaded = f"{done.files} files, saved {format_time(done.created_at)}, loaded into {home}"
     here = _blobs_elsewhere(platform)
     if done.blobs_at != here:
         loaded += (
-            f"\nIts blobs lie at {done.blobs_at or home / 'blobs'}; this platform looks for "
-            f"them at {here or home / 'blobs'}: "
+            f"\nThe backup's blobs are at {done.blobs_at or home / 'blobs'}, but this platform "
+            f"stores blobs at {here or home / 'blobs'}: "
         )
-        loaded += "copy them there, or correct platform.blobs."
+        loaded += "copy them there, or change platform.blobs."
     session.show({"home": str(home), **dataclasses.asdict(done)}, lambda: loaded)
 
 
 def drill(session: Session) -> None:
-    """Prove that a backup can be loaded: save, load into a scratch home, verify the ledger; prints
-    RPO and RTO."""
+    """Test that a backup can be loaded: back up, load into a temporary home, verify the ledger.
+
+    Prints the recovery point (RPO) and recovery time (RTO).
+    """
     import tempfile
 
     from pilotlight.cli.commands.operations import drill as drilling
@@ -101,12 +110,13 @@ def drill(session: Session) -> None:
     session.show(
         dataclasses.asdict(done),
         lambda: (
-            f"RPO {done.rpo_s:.2f} s (and the time since the last backup), RTO {done.rto_s:.2f} s\n"
+            f"RPO {done.rpo_s:.2f} s (plus the time since the last backup), "
+            f"RTO {done.rto_s:.2f} s\n"
             f"saved {format_bytes(done.size_bytes)} in {done.backup_s:.2f} s, loaded in "
             f"{done.load_s:.2f} "
             f"s, verified in {done.verify_s:.2f} s\n"
             f"{done.records} records ({money}) and {done.invoices} invoices agree; {done.later} "
-            f"records came while it was saved"
+            f"records arrived during the backup"
         ),
     )
 
@@ -130,6 +140,6 @@ def _refuse_external(config: Path) -> None:
     url = (sections.get("controller") or {}).get("database_url")
     if url and not str(url).startswith("sqlite:"):
         raise InvalidInput(
-            "the controller's database is PostgreSQL, which this does not save",
-            hint="Use pg_dump and pg_restore for it.",
+            "the controller's database is PostgreSQL, which this command does not support",
+            hint="Use pg_dump and pg_restore.",
         )

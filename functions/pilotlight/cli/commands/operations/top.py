@@ -1,5 +1,5 @@
-"""`pilotlight top`: functions at work, by what the activator counts. Rates are differences between
-two looks."""
+"""`pilotlight top`: show live activity of functions, from the activators' metrics. Rates are
+differences between two samples."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricsSample:
-    """What was counted at one moment, since the activator started.
+    """Counters at one point in time, since the activator started.
 
     Attributes:
-        at: monotonic seconds.
-        requests: calls answered.
+        at: monotonic time in seconds.
+        requests: answered calls.
         buckets: cumulative counts of execution times by upper bound in seconds.
-        cost: of all records so far.
-        starts: calls that waited for a start, by rung.
+        cost: total of all usage records.
+        starts: calls that waited for a start, by start kind.
     """
 
     at: float
@@ -51,8 +51,8 @@ class MetricsSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionRow:
-    """One function between two looks; None is "nothing to tell". `starts`: waits for one by rung,
-    since the activator began."""
+    """One function's activity between two samples; None is "no data". `starts`: calls that waited
+    for a start, by start kind, since the activator started."""
 
     app: str
     function: str
@@ -72,14 +72,16 @@ def register(root: typer.Typer) -> None:
 
 def top(
     session: Session,
-    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 2.0,
+    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between updates.")] = 2.0,
     once: Annotated[
         bool,
-        typer.Option("--once", help="Print one table and end: totals since the activator started."),
+        typer.Option("--once", help="Print totals since the activator started, and exit."),
     ] = False,
 ) -> None:
-    """A live table of this machine's functions: instances, calls, times and cost. Ctrl-C ends
-    it."""
+    """Show a live table of the local platform's functions: instances, calls, latencies and cost.
+
+    Stop it with Ctrl-C.
+    """
     now = sample_metrics(session)
     if once or session.is_json or not sys.stdout.isatty():
         rows = rows_between(None, now)
@@ -97,7 +99,7 @@ def top(
 
 
 def sample_metrics(session: Session) -> MetricsSample:
-    """Ask the activator's metrics and the control API. Raises Unavailable."""
+    """Read the activators' metrics and the control API. Raises Unavailable."""
     from pilotlight.cli.supervisor.local_platform import find_running, with_active_config
 
     platform = with_active_config(session.platform())
@@ -122,7 +124,7 @@ def sum_samples(
     instances: Mapping[Key, int],
     cost: Mapping[Key, float],
 ) -> MetricsSample:
-    """Sum the activator's samples by function."""
+    """Sum the activators' samples by function."""
     requests: dict[Key, float] = defaultdict(float)
     in_flight: dict[Key, float] = defaultdict(float)
     buckets: dict[Key, dict[float, float]] = defaultdict(lambda: defaultdict(float))
@@ -149,7 +151,8 @@ def sum_samples(
 
 
 def rows_between(before: MetricsSample | None, now: MetricsSample) -> list[FunctionRow]:
-    """What happened between two looks, busiest first; without a first one, totals, and no rates."""
+    """Activity between two samples, busiest function first; without `before`, totals and no
+    rates."""
     keys = {*now.requests, *now.instances, *now.in_flight}
     rows = [_row(key, before, now) for key in keys if key[0]]
     return sorted(rows, key=lambda row: (-row.calls_per_s, -row.instances, row.app, row.function))
@@ -181,13 +184,12 @@ def _row(key: Key, before: MetricsSample | None, now: MetricsSample) -> Function
 
 
 def metrics_text(run: Path) -> str:
-    """The Prometheus pages of all activators of this machine, one after the other. Raises
-    Unavailable."""
+    """Concatenate the Prometheus pages of all local activators. Raises Unavailable."""
     import httpx
 
     hint = (
-        "`top` runs on the platform's own machine, as its user: name its --home, and see "
-        "`pilotlight status`."
+        "Run `top` on the platform's machine, as its user, with its --home; `pilotlight status` "
+        "shows whether it runs."
     )
     sockets = sorted(run.glob("metrics-activator*.sock"))
     if not sockets:
@@ -196,7 +198,7 @@ def metrics_text(run: Path) -> str:
     for path in sockets:
         try:
             pages.append(_page(path))
-        except httpx.HTTPError as e:  # an activator that restarts, or is gone
+        except httpx.HTTPError as e:  # the activator is restarting or has stopped
             refused = Unavailable(f"no metrics at {path}: {e}", hint=hint)
     if not pages and refused is not None:
         raise refused
@@ -235,5 +237,5 @@ def _table(rows: Sequence[FunctionRow]) -> RenderableType:
         cells.append(", ".join(f"{kind} {count}" for kind, count in row.starts.items()) or NO_VALUE)
         table.add_row(f"{row.app}/{row.function}", *map(str, cells))
     if not rows:
-        table.add_row("nothing is running")
+        table.add_row("no function is active")
     return table

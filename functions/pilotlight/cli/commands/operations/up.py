@@ -1,4 +1,4 @@
-"""`pilotlight up`, `down` and `status`: the platform on this machine."""
+"""`pilotlight up`, `down` and `status`: start, stop and inspect the local platform."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pilotlight.cli.supervisor.supervisor import Notice
 
 _DOWN_WAIT_S = 120.0
-"""Longest `down` waits: four grace times of 30 s."""
+"""Maximum time that `down` waits: four grace periods of 30 s."""
 
 
 def register(app: typer.Typer) -> None:
@@ -33,19 +33,25 @@ def register(app: typer.Typer) -> None:
 def up(
     session: Session,
     listen: Annotated[
-        str | None, typer.Option(help="host:port of the platform's URL; overrides platform.yaml.")
+        str | None,
+        typer.Option(
+            help="Address to listen on, host:port; overrides and updates platform.yaml in the home."
+        ),
     ] = None,
     detach: Annotated[
         bool,
         typer.Option(
-            "--detach", "-d", help="Return once it is up; stop it with `pilotlight down`."
+            "--detach",
+            "-d",
+            help="Run in the background: return once the platform is up. Stop it with `pilotlight "
+            "down`.",
         ),
     ] = False,
 ) -> None:
-    """Start the platform on this machine, and keep its processes up until Ctrl-C."""
+    """Start the platform on this machine and supervise its processes until Ctrl-C."""
     from pilotlight.cli.supervisor import local_platform, run_platform
 
-    os.umask(0o077)  # what we write is nobody else's, unless its mode is set by hand
+    os.umask(0o077)  # files are private unless their mode is set explicitly
     platform = session.platform()
     local_platform.refuse_running(platform)  # before anything is written
     platform = local_platform.configure(platform, listen=listen, home=session.options.home)
@@ -67,8 +73,8 @@ def up(
 
 
 def save_key(platform: LocalPlatform, session: Session, key: str) -> tuple[Path, str]:
-    """Write the first admin key to the profile file; returns it and the profile's name. Another
-    platform's profile is not replaced."""
+    """Write the first admin key to the profile file; return the file and the profile's name. Does
+    not replace the profile of another platform."""
     from pilotlight import profile
 
     environ = session.profile_environ()
@@ -80,8 +86,8 @@ def save_key(platform: LocalPlatform, session: Session, key: str) -> tuple[Path,
 
 
 def _free_profile_name(platform: LocalPlatform, session: Session) -> str:
-    """`default`, unless that holds the key of another platform, which must not be lost: then
-    `local_platform-<port>`."""
+    """`default`, or `local-<port>` if the default profile has the key of another platform, which
+    must not be lost."""
     from pilotlight import profile
 
     environ = session.profile_environ()
@@ -103,11 +109,11 @@ def down(
         bool,
         typer.Option(
             "--all-instances/--keep-instances",
-            help="Stop instances too, or leave them for the next `up` to adopt.",
+            help="Stop instances too, or keep them for the next `up` to adopt.",
         ),
     ] = True,
 ) -> None:
-    """Stop the platform on this machine: calls in flight are finished first."""
+    """Stop the platform on this machine after calls in flight have finished."""
     from pilotlight.cli.supervisor import local_platform, stale_processes
 
     platform = session.platform()
@@ -122,7 +128,10 @@ def down(
 
 
 def status(session: Session) -> None:
-    """Say whether the platform runs here, which of its processes are up, and under which users."""
+    """Show whether the platform runs on this machine, its processes and their users.
+
+    The exit status is 1 if the platform is down.
+    """
     from pilotlight.cli.supervisor import local_platform
     from pilotlight.cli.supervisor.stale_processes import process_uid
 
@@ -147,7 +156,7 @@ def status(session: Session) -> None:
 
 
 def process_states(run: Path, config: Path) -> dict[str, int | None]:
-    """Pid of each process, None where it is down."""
+    """The pid of each process; None if it is down."""
     from pilotlight.cli.supervisor.local_platform import activator_count
     from pilotlight.cli.supervisor.stale_processes import find_stale_pid
     from pilotlight.cli.supervisor.supervisor import platform_processes
@@ -201,8 +210,8 @@ def _up_lines(body: dict[str, Any]) -> RenderableType:
     key = (
         f"written to {body['key_file']} (only you can read it)"
         if body["key_file"]
-        else "made earlier: see ~/.pilotlight.toml; lost it? `pilotlight token create --local "
-        "--scope admin`"
+        else "created earlier: see ~/.pilotlight.toml; if it is lost, run `pilotlight token create "
+        "--local --scope admin`"
     )
     rows = {"dashboard": body["dashboard"], "admin key": key, "home": body["home"]}
     return Text(

@@ -1,2 +1,2 @@
-"""Commands on tenants: credentials, plans, quotas, budgets, bills, storage, webhooks, the audit
+"""Commands for tenants: credentials, plans, quotas, budgets, billing, storage, webhooks, audit
 log."""

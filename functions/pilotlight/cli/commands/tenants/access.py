@@ -1,5 +1,4 @@
-"""`pilotlight token …`, `secret …`, `environment …`: who may do what, and with which
-credentials."""
+"""`pilotlight token …`, `secret …`, `environment …`: manage API keys, secrets and environments."""
 
 from __future__ import annotations
 
@@ -24,10 +23,10 @@ Name = Annotated[str, typer.Argument(metavar="NAME")]
 
 
 def register(root: typer.Typer) -> None:
-    """Add the three groups."""
+    """Add the three command groups."""
     groups: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
         "token": (
-            "API keys.",
+            "Manage API keys.",
             {
                 "create": token_create,
                 "list": token_list,
@@ -36,11 +35,11 @@ def register(root: typer.Typer) -> None:
             },
         ),
         "secret": (
-            "Secrets: environment variables that instances see.",
+            "Manage secrets, which instances receive as environment variables.",
             {"set": secret_set, "list": secret_list, "delete": secret_delete},
         ),
         "environment": (
-            "Environments: the same app names, side by side.",
+            "Manage environments, such as staging and production, each with its own apps.",
             {"create": environment_create, "list": environment_list, "delete": environment_delete},
         ),
     }
@@ -57,48 +56,52 @@ def token_create(
     scope: Annotated[
         Scope,
         typer.Option(
-            help="What it may do; admin includes deploy, deploy includes invoke and read-billing."
+            help="Permissions: admin includes deploy, deploy includes invoke and read-billing."
         ),
     ] = Scope.INVOKE,
-    name: Annotated[str, typer.Option(help="A note to recognise it by.")] = "",
+    name: Annotated[str, typer.Option(help="Name to recognize the key by.")] = "",
     only_environment: Annotated[
-        str | None, typer.Option(help="It works in this environment only.")
+        str | None, typer.Option(help="Restrict the key to this environment.")
     ] = None,
-    app: Annotated[str | None, typer.Option(help="It reaches this app only.")] = None,
+    app: Annotated[str | None, typer.Option(help="Restrict the key to this app.")] = None,
     function: Annotated[
-        str | None, typer.Option(help="It reaches this function of --app only.")
+        str | None, typer.Option(help="Restrict the key to this function of --app.")
     ] = None,
     quota: Annotated[
         list[str] | None,
         typer.Option(
             metavar="QUOTA=VALUE",
-            help="Bounds its calls: requests_per_s=5, concurrent=2. Repeatable.",
+            help="Quota of the key's calls, such as requests_per_s=5 or concurrent=2; may be "
+            "repeated.",
         ),
     ] = None,
-    ttl: Annotated[str | None, typer.Option(help="It expires after this: 12h, 30d.")] = None,
+    ttl: Annotated[
+        str | None, typer.Option(help="Lifetime of the key, such as 12h or 30d. Default: no limit.")
+    ] = None,
     tenant: Annotated[
         str | None,
         typer.Option(
-            help="Of this tenant, which lost its last; for administrators of the platform."
+            help="Create the key for this tenant, which has lost its last one; platform "
+            "operators only."
         ),
     ] = None,
     local: Annotated[
         bool,
         typer.Option(
             "--local",
-            help="Without a key, as the owner of this machine's platform: when the last admin key "
-            "was lost.",
+            help="Create the key in the local platform's database, without an API key: for when "
+            "the last admin key is lost.",
         ),
     ] = False,
 ) -> None:
-    """Create an API key. It is shown once and kept as a hash only."""
+    """Create an API key. It is shown only once; the platform stores only its hash."""
     ttl_s = parse_duration_s(ttl) if ttl else None
     reach: dict[str, Any] = {"environment": only_environment, "app": app, "function": function}
     reach["quotas"] = parse_pairs(quota or (), option="--quota")
     if local and tenant:
         raise InvalidInput(
-            "--local makes keys of the platform's first tenant",
-            hint="With that one: token create --tenant NAME.",
+            "--local creates keys of the platform's first tenant only",
+            hint="Use such a key to run `pilotlight token create --tenant NAME`.",
         )
     if local:
         body = operator_key(session, scope=scope, name=name, reach=reach, ttl_s=ttl_s)
@@ -108,14 +111,14 @@ def token_create(
                 scope=scope.value, name=name, ttl_s=ttl_s, tenant=tenant, **reach
             )
     session.show(body, lambda: str(body["secret"]))
-    session.say("shown this one time; use it as PILOTLIGHT_API_KEY")
+    session.say("shown only once; use it as PILOTLIGHT_API_KEY")
 
 
 def operator_key(
     session: Session, *, scope: Scope, name: str, reach: Mapping[str, Any], ttl_s: float | None
 ) -> dict[str, Any]:
-    """A key straight from the database of the platform on this machine, running or not; a running
-    controller is told."""
+    """Create a key in the database of the local platform, running or not, and notify a running
+    controller."""
     from pilotlight.cli.commands.operations.up import process_states
     from pilotlight.cli.supervisor import local_platform, run_platform
     from pilotlight.controller.identity.api_keys import KeyRestrictions
@@ -137,7 +140,7 @@ def operator_key(
 
 
 def token_list(session: Session) -> None:
-    """API keys: ids, scopes and dates."""
+    """List API keys with their ids, scopes and dates."""
     with session.client() as client:
         rows = client.keys()
     columns = {
@@ -156,24 +159,30 @@ def token_rotate(
     session: Session,
     key_id: Annotated[str, typer.Argument(metavar="ID")],
     grace: Annotated[
-        str | None, typer.Option(help="The old text works so long: 1h, 7d. Without it not at all.")
+        str | None,
+        typer.Option(
+            help="How long the old key keeps working, such as 1h or 7d. Default: it is revoked at "
+            "once."
+        ),
     ] = None,
     yes: Yes = False,
 ) -> None:
-    """Give an API key a new text: same scope, reach and quotas, under a new id. It is shown
-    once."""
+    """Replace an API key by a new one with the same scope, restrictions and quotas.
+
+    The new key has a new id and is shown only once.
+    """
     grace_s = parse_duration_s(grace) if grace else 0.0
     if grace_s == 0:
         session.confirm(
-            f"Rotate {key_id}? Whoever uses the old text is refused from now on; --grace 1h gives "
-            f"time to change it.",
+            f"Rotate {key_id}? The old key stops working at once; --grace 1h gives time to replace "
+            f"it.",
             yes=yes,
         )
     with session.client() as client:
         body = client.rotate_key(key_id, grace_s=grace_s)
     session.show(body, lambda: str(body["secret"]))
-    ends = f"{key_id} works for another {grace}" if grace_s else f"{key_id} has ended"
-    session.say(f"shown this one time; it is {body['id']}, and {ends}")
+    ends = f"{key_id} works for another {grace}" if grace_s else f"{key_id} is revoked"
+    session.say(f"shown only once; its id is {body['id']}; {ends}")
 
 
 def token_revoke(
@@ -183,13 +192,13 @@ def token_revoke(
         bool,
         typer.Option(
             "--force",
-            help="Also the last admin key of a tenant: the tenant cannot be administered then.",
+            help="Revoke even a tenant's last admin key: the tenant can then not be administered.",
         ),
     ] = False,
     yes: Yes = False,
 ) -> None:
-    """Revoke an API key at once. The last admin key of a tenant is kept without --force."""
-    session.confirm(f"Revoke {key_id}? Whoever uses it is refused from now on.", yes=yes)
+    """Revoke an API key at once. A tenant's last admin key is revoked only with --force."""
+    session.confirm(f"Revoke {key_id}? Requests with it are refused at once.", yes=yes)
     with session.client() as client:
         client.revoke_key(key_id, force=force)
     session.show({"id": key_id, "revoked": True}, lambda: f"{key_id} is revoked")
@@ -200,19 +209,24 @@ def secret_set(
     name: Name,
     keys: Annotated[
         list[str],
-        typer.Argument(metavar="VARIABLE…", help="Environment variables; each value is asked for."),
+        typer.Argument(
+            metavar="VARIABLE…", help="Names of environment variables; values are prompted for."
+        ),
     ],
     from_env: Annotated[
-        bool, typer.Option("--from-env", help="Take the values from variables of the same names.")
+        bool,
+        typer.Option(
+            "--from-env", help="Read the values from environment variables of this shell."
+        ),
     ] = False,
     from_file: Annotated[
-        Path | None, typer.Option(help="Take the value of the one variable from this file.")
+        Path | None, typer.Option(help="Read the value of the one variable from this file.")
     ] = None,
 ) -> None:
-    """Create or replace a secret. Values are asked for, or read from stdin, a line each; they are
-    never printed.
+    """Create or replace a secret.
 
-    Instances see the new values after their next start.
+    Values are prompted for, or read from stdin, one per line; they are never printed. Instances
+    receive the new values at their next start.
     """
     values = secret_values(keys, from_env=from_env, from_file=from_file, environ=session.environ)
     with session.client() as client:
@@ -226,36 +240,39 @@ def secret_set(
 def secret_values(
     keys: Sequence[str], *, from_env: bool, from_file: Path | None, environ: Mapping[str, str]
 ) -> dict[str, str]:
-    """A value for each variable, from where the options say. Raises InvalidInput."""
+    """Read the value of each variable from the source in the options. Raises InvalidInput."""
     if wrong := [key for key in keys if "=" in key or not key.isidentifier()]:
         raise InvalidInput(
-            f"{wrong[0].partition('=')[0]!r}… is not a variable's name",
-            hint="Give names only; values are asked for, so that no shell history keeps them.",
+            f"{wrong[0].partition('=')[0]!r}… is not the name of a variable",
+            hint="Pass names only. Values are prompted for, so that they stay out of the shell "
+            "history.",
         )
     if from_env:
         if missing := [key for key in keys if key not in environ]:
             raise InvalidInput(
                 f"the environment has no {', '.join(missing)}",
-                hint="Export it first, or leave out --from-env.",
+                hint="Export it first, or omit --from-env.",
             )
         return {key: environ[key] for key in keys}
     if from_file is not None:
         if len(keys) != 1:
-            raise InvalidInput("--from-file holds one value", hint="Name exactly one variable.")
+            raise InvalidInput(
+                "--from-file takes the value of one variable", hint="Name exactly one variable."
+            )
         return {keys[0]: from_file.read_text()}
     if sys.stdin.isatty():
         return {key: getpass.getpass(f"{key}: ") for key in keys}
     lines = sys.stdin.read().splitlines()
     if len(lines) != len(keys):
         raise InvalidInput(
-            f"{len(keys)} values are needed and stdin has {len(lines)} lines",
+            f"{len(keys)} values are needed, but stdin has {len(lines)} lines",
             hint="Write one value per line.",
         )
     return dict(zip(keys, lines, strict=True))
 
 
 def secret_list(session: Session) -> None:
-    """Names of secrets and of their variables."""
+    """List secrets and the names of their variables."""
     with session.client() as client:
         rows = client.secrets()
     columns = {"name": "name", "variables": "variables", "updated_at": "changed"}
@@ -263,10 +280,8 @@ def secret_list(session: Session) -> None:
 
 
 def secret_delete(session: Session, name: Name, yes: Yes = False) -> None:
-    """Delete a secret. Functions that name it fail to start."""
-    session.confirm(
-        f"Delete the secret {name}? Functions that use it will not start any more.", yes=yes
-    )
+    """Delete a secret. Functions that use it fail to start."""
+    session.confirm(f"Delete the secret {name}? Functions that use it will fail to start.", yes=yes)
     with session.client() as client:
         client.delete_secret(name)
     session.show({"name": name, "deleted": True}, lambda: f"{name} is deleted")
@@ -276,11 +291,11 @@ def environment_create(session: Session, name: Name) -> None:
     """Create an environment."""
     with session.client() as client:
         client.create_environment(name)
-    session.show({"name": name}, lambda: f"{name} is there; use it with -e {name}")
+    session.show({"name": name}, lambda: f"{name} is created; use it with -e {name}")
 
 
 def environment_list(session: Session) -> None:
-    """Environments of this tenant."""
+    """List the tenant's environments."""
     with session.client() as client:
         rows = client.environments()
     session.show(
@@ -290,7 +305,7 @@ def environment_list(session: Session) -> None:
 
 
 def environment_delete(session: Session, name: Name, yes: Yes = False) -> None:
-    """Delete an environment without apps; its secrets and keys go with it."""
+    """Delete an environment without apps, and its secrets and keys."""
     session.confirm(f"Delete the environment {name} with its secrets and keys?", yes=yes)
     with session.client() as client:
         client.delete_environment(name)

@@ -1,4 +1,4 @@
-"""`pilotlight audit`: who changed what, when, and from where."""
+"""`pilotlight audit`: show the audit log."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from pilotlight.client.client import Client
 
 LOOK_S = 2.0
-"""Seconds between two looks of --follow: changes are rare, and whoever watches is a person."""
+"""Polling interval of --follow, in seconds: changes are rare, and a person is watching."""
 DEFAULT_LIMIT = 50
 MAX_SHOWN = 60
-"""Characters of a change in the table; --json has all of it."""
+"""Maximum characters of a change in the table; --json prints all."""
 _COLUMNS = {
     "at": "time",
     "tenant": "tenant",
@@ -44,27 +44,36 @@ def audit(
     session: Session,
     *,
     actor: Annotated[
-        str | None, typer.Option(help="By this key (its id), or by `platform`.")
+        str | None, typer.Option(help="Only changes by this key (its id), or by `platform`.")
     ] = None,
     action: Annotated[
-        str | None, typer.Option(help="Such as key.create, or 'key.*' for all that begin so.")
+        str | None, typer.Option(help="Only this action, such as key.create or 'key.*'.")
     ] = None,
-    subject: Annotated[str | None, typer.Option(help="Of this thing.")] = None,
-    address: Annotated[str | None, typer.Option(help="From this address.")] = None,
-    since: Annotated[str | None, typer.Option(help="From: 24h, 7d, or a date.")] = None,
-    until: Annotated[str | None, typer.Option(help="To: 1h (ago), or a date.")] = None,
+    subject: Annotated[
+        str | None, typer.Option(help="Only changes of this subject, as listed.")
+    ] = None,
+    address: Annotated[str | None, typer.Option(help="Only changes from this IP address.")] = None,
+    since: Annotated[
+        str | None, typer.Option(help="Only changes since then: 24h or 7d ago, or a date.")
+    ] = None,
+    until: Annotated[
+        str | None, typer.Option(help="Only changes until then: 1h ago, or a date.")
+    ] = None,
     tenant: Annotated[
         str | None,
-        typer.Option(help="Of another tenant, or '*' of all; for administrators of the platform."),
+        typer.Option(
+            help="Changes of another tenant, or '*' for all tenants; platform operators only."
+        ),
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="At most so many, the newest.")] = DEFAULT_LIMIT,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of changes.")] = DEFAULT_LIMIT,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Oldest first, and go on until Ctrl-C.")
+        bool,
+        typer.Option("--follow", "-f", help="Print oldest first, then new changes until Ctrl-C."),
     ] = False,
 ) -> None:
-    """Who changed what, newest first. Needs an admin key."""
+    """Show the audit log: who changed what, newest first. Needs an admin key."""
     if follow and until:
-        raise InvalidInput("--follow has no end", hint="Leave out --until.")
+        raise InvalidInput("--follow and --until exclude each other", hint="Omit one of them.")
     now = time.time()
     times = {
         name: parse_time(text, now=now)
@@ -96,7 +105,7 @@ def audit(
 def follow_audit_log(
     client: Client, filters: Mapping[str, Any], *, last: int, wait: Callable[[float], None]
 ) -> Iterator[dict[str, Any]]:
-    """The `last` entries, oldest first, then each new one; looks again after `wait`."""
+    """Yield the `last` entries, oldest first, then each new one; call `wait` between polls."""
     newest: int | None = None
     while True:
         fresh = list(_newer(client, filters, newest, last))
@@ -115,7 +124,7 @@ def _newer(
 
 
 def audit_table(entries: list[dict[str, Any]], *, every_tenant: bool) -> Table | str:
-    """Entries as a table; the tenant only where several are asked for."""
+    """Format entries as a table; with a tenant column if several tenants are shown."""
     rows = [
         {
             **entry,
@@ -129,7 +138,7 @@ def audit_table(entries: list[dict[str, Any]], *, every_tenant: bool) -> Table |
 
 
 def format_entry(entry: Mapping[str, Any]) -> str:
-    """One entry as a line."""
+    """Format one entry as a line."""
     parts = (
         format_time(entry["at"]),
         entry["tenant_name"],
@@ -143,7 +152,7 @@ def format_entry(entry: Mapping[str, Any]) -> str:
 
 
 def format_change(entry: Mapping[str, Any]) -> str:
-    """What was there, and what is, in short; of two records only what differs."""
+    """Format the values before and after a change; of two objects only what differs."""
     before, after = entry["before"], entry["after"]
     if isinstance(before, dict) and isinstance(after, dict):
         differing = [key for key in {**before, **after} if before.get(key) != after.get(key)]

@@ -1,4 +1,4 @@
-"""`pilotlight billing …`: what was used, what it cost, and the invoices."""
+"""`pilotlight billing …`: show usage, cost, prices and invoices."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _COLUMNS = {
     "currency": "",
 }
 _OFTEN_NOTHING = ("errors", "gpu_s", "tokens_in", "tokens_out")
-"""Columns that are shown only where there is something in them."""
+"""Columns that are shown only if they have values."""
 _INVOICES = {
     "id": "id",
     "month": "month",
@@ -53,33 +53,36 @@ _LINES = {
 _CORRECTIONS = {"corrects": "corrects", "note": "why", "cost": "cost"}
 
 Currency = Annotated[
-    str | None, typer.Option(help="Where a month has invoices in several currencies.")
+    str | None,
+    typer.Option(help="Currency, if the month has invoices in several currencies."),
 ]
-Invoice = Annotated[str, typer.Argument(metavar="INVOICE", help="Its id, or a month: 2026-11.")]
-Tenant = Annotated[str | None, typer.Option(help="Another tenant's (operator).")]
-Since = Annotated[str | None, typer.Option(help="From: 24h, 7d, or a date.")]
-Until = Annotated[str | None, typer.Option(help="To: 1h (ago), or a date.")]
+Invoice = Annotated[
+    str, typer.Argument(metavar="INVOICE", help="Invoice id, or a month such as 2026-11.")
+]
+Tenant = Annotated[str | None, typer.Option(help="Another tenant; platform operators only.")]
+Since = Annotated[str | None, typer.Option(help="Start of the period: 24h or 7d ago, or a date.")]
+Until = Annotated[str | None, typer.Option(help="End of the period: 1h ago, or a date.")]
 
 
 class FileFormat(enum.StrEnum):
-    """How an invoice is written."""
+    """File format of an invoice."""
 
     CSV = "csv"
     JSON = "json"
 
 
 class RecordFormat(enum.StrEnum):
-    """How records are written."""
+    """File format of usage records."""
 
     NDJSON = "ndjson"
     CSV = "csv"
 
 
 def register(root: typer.Typer) -> None:
-    """Add the group."""
-    group = typer.Typer(help="Usage, cost and invoices.", no_args_is_help=True)
+    """Add the command group."""
+    group = typer.Typer(help="Show usage, cost, prices and invoices.", no_args_is_help=True)
     group.callback()(lambda: None)
-    invoice = typer.Typer(help="Invoices by month.", no_args_is_help=True)
+    invoice = typer.Typer(help="List, show, issue and download invoices.", no_args_is_help=True)
     of_invoices: dict[str, Callable[..., None]] = {
         "list": invoice_list,
         "show": invoice_show,
@@ -108,15 +111,15 @@ def report(
     by: Annotated[
         str,
         typer.Option(
-            help="One line for each: function, app, environment, revision, key, caller, kind, "
-            "hour, day, or tag:NAME."
+            help="Group by function, app, environment, revision, key, caller, kind, hour, day, or "
+            "tag:NAME."
         ),
     ] = "function",
-    app: Annotated[str | None, typer.Option(help="Of this app only.")] = None,
+    app: Annotated[str | None, typer.Option(help="Only usage of this app.")] = None,
     tenant: Tenant = None,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print the lines as CSV.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print the report as CSV.")] = False,
 ) -> None:
-    """Calls, busy time and cost. A total is the exact sum of its records."""
+    """Report calls, busy time and cost. Each total is the exact sum of its usage records."""
     filters: dict[str, Any] = {
         "by": by,
         "environment": session.options.environment,
@@ -133,9 +136,7 @@ def report(
         return
     session.show(
         body,
-        lambda: format_table(
-            _named(body["rows"]), _shown(body["rows"]), empty="Nothing was used yet."
-        ),
+        lambda: format_table(_named(body["rows"]), _shown(body["rows"]), empty="No usage yet."),
     )
     if not session.is_json:
         for currency, total in body["totals"].items():
@@ -143,26 +144,26 @@ def report(
 
 
 def rates(session: Session) -> None:
-    """Prices that apply now, and the versions that priced something before."""
+    """Show current prices, and the earlier versions of the price list that were used."""
     with session.client() as client:
         body = client.billing_rates()
     session.show(body, lambda: _rates(body))
 
 
 def invoice_list(session: Session, tenant: Tenant = None) -> None:
-    """The issued invoices, and the drafts of months that are open."""
+    """List issued invoices, and drafts of open months."""
     with session.client() as client:
         found = client.invoices(tenant=tenant)
     session.show(
         {"invoices": found},
-        lambda: format_table(_plain(found), _INVOICES, empty="Nothing was used yet."),
+        lambda: format_table(_plain(found), _INVOICES, empty="No usage yet."),
     )
 
 
 def invoice_show(
     session: Session, invoice: Invoice, currency: Currency = None, tenant: Tenant = None
 ) -> None:
-    """One invoice, line by line."""
+    """Show an invoice with its lines."""
     with session.client() as client:
         found = client.invoice(invoice, currency=currency, tenant=tenant)
     session.show(found, lambda: _invoice(found))
@@ -170,11 +171,15 @@ def invoice_show(
 
 def invoice_issue(
     session: Session,
-    month: Annotated[str, typer.Argument(metavar="MONTH", help="A month that is over: 2026-10.")],
-    tenant: Annotated[str | None, typer.Option(help="Of this tenant only.")] = None,
+    month: Annotated[str, typer.Argument(metavar="MONTH", help="A past month, such as 2026-10.")],
+    tenant: Annotated[
+        str | None, typer.Option(help="Only the invoice of this tenant. Default: all tenants.")
+    ] = None,
 ) -> None:
-    """Issue a month's invoices now (operator); they are issued by themselves some days after the
-    month's end."""
+    """Issue a month's invoices now; platform operators only.
+
+    Otherwise they are issued automatically some days after the end of the month.
+    """
     with session.client() as client:
         made = client.issue_invoices(month, tenant=tenant)
     session.show(
@@ -182,7 +187,7 @@ def invoice_issue(
         lambda: format_table(
             _plain(made),
             _INVOICES,
-            empty=f"Nothing to issue for {month}: it is done, or nothing was used.",
+            empty=f"No invoice to issue for {month}: all are issued, or there was no usage.",
         ),
     )
 
@@ -191,15 +196,17 @@ def invoice_download(
     session: Session,
     invoice: Invoice,
     *,
-    format: Annotated[FileFormat, typer.Option(help="What the file is.")] = FileFormat.CSV,
+    format: Annotated[FileFormat, typer.Option(help="File format.")] = FileFormat.CSV,
     to: Annotated[
         Path | None,
-        typer.Option("--to", "-o", help="File to write; - prints it. Default: its own name, here."),
+        typer.Option(
+            "--to", "-o", help="File to write; - prints to stdout. Default: ./INVOICE.FORMAT."
+        ),
     ] = None,
     currency: Currency = None,
     tenant: Tenant = None,
 ) -> None:
-    """Write an invoice to a file."""
+    """Download an invoice to a file."""
     with session.client() as client:
         content = client.invoice_file(
             invoice, format=format.value, currency=currency, tenant=tenant
@@ -209,7 +216,9 @@ def invoice_download(
         return
     path = to or Path(f"{invoice}.{format.value}")
     path.write_bytes(content)
-    session.show({"file": str(path), "size_bytes": len(content)}, lambda: f"{invoice} is in {path}")
+    session.show(
+        {"file": str(path), "size_bytes": len(content)}, lambda: f"{invoice} written to {path}"
+    )
 
 
 def export(
@@ -218,20 +227,20 @@ def export(
     since: Since = None,
     until: Until = None,
     month: Annotated[
-        str | None, typer.Option(help="Only those of this month's invoice: 2026-11.")
+        str | None, typer.Option(help="Only records of this month's invoice, such as 2026-11.")
     ] = None,
     format: Annotated[
-        RecordFormat, typer.Option(help="One JSON object per line, or CSV.")
+        RecordFormat, typer.Option(help="File format; ndjson is one JSON object per line.")
     ] = RecordFormat.NDJSON,
     to: Annotated[
-        Path | None, typer.Option("--to", "-o", help="File to write. Default: print them.")
+        Path | None, typer.Option("--to", "-o", help="File to write. Default: print to stdout.")
     ] = None,
     cursor: Annotated[
-        str | None, typer.Option(help="Id of the last record that you have: go on after it.")
+        str | None, typer.Option(help="Only records after this record id, to continue an export.")
     ] = None,
     tenant: Tenant = None,
 ) -> None:
-    """The records behind a bill, one by one, by time."""
+    """Export usage records, ordered by time."""
     times = _times(since, until)
     with session.client() as client:
         pieces = client.export_records(
@@ -249,21 +258,24 @@ def export(
             return
         with to.open("wb") as out:
             size = sum(out.write(piece) for piece in pieces)
-    session.show({"file": str(to), "size_bytes": size}, lambda: f"records are in {to}")
+    session.show({"file": str(to), "size_bytes": size}, lambda: f"records written to {to}")
 
 
 def correct(
     session: Session,
     record: Annotated[
-        str, typer.Argument(metavar="RECORD", help="Id of a record, as `billing export` shows it.")
+        str,
+        typer.Argument(metavar="RECORD", help="Id of a usage record, from `billing export`."),
     ],
     amount: Annotated[
-        str, typer.Option(help="What to add to its cost: --amount=-0.25 gives back.")
+        str, typer.Option(help="Amount to add to its cost; --amount=-0.25 is a credit.")
     ],
-    note: Annotated[str, typer.Option(help="Why; it is on the invoice.")],
+    note: Annotated[str, typer.Option(help="Reason, printed on the invoice.")],
 ) -> None:
-    """Correct what a record charged (operator): a further record does, on the first invoice not yet
-    issued."""
+    """Correct the cost of a usage record; platform operators only.
+
+    The correction is a new record on the first invoice that is not yet issued.
+    """
     with session.client() as client:
         made = client.correct(record, amount, note=note)
     session.show(
@@ -275,10 +287,13 @@ def verify(
     session: Session,
     rebuild: Annotated[
         bool,
-        typer.Option("--rebuild", help="Make the sums anew from the records first (operator)."),
+        typer.Option(
+            "--rebuild",
+            help="First rebuild the sums from the usage records; platform operators only.",
+        ),
     ] = False,
 ) -> None:
-    """Compare the sums that reports and invoices read with the records."""
+    """Verify that the sums behind reports and invoices match the usage records."""
     with session.client() as client:
         if rebuild:
             client.rebuild_rollups()
@@ -286,13 +301,13 @@ def verify(
     if body["differences"]:
         first = body["differences"][0]
         raise PilotlightError(
-            f"{len(body['differences'])} sums differ from their records, first {first['table']} "
-            f"of {first['month']}: "
-            f"{first['found'][1]} instead of {first['expected'][1]} {first['currency']}",
-            hint="`pilotlight billing verify --rebuild` makes them anew.",
+            f"{len(body['differences'])} sums differ from their records; the first is "
+            f"{first['table']} of {first['month']}: {first['found'][1]} instead of "
+            f"{first['expected'][1]} {first['currency']}",
+            hint="Rebuild them with `pilotlight billing verify --rebuild`.",
             differences=body["differences"],
         )
-    session.show(body, lambda: f"{body['records']} records, and every sum agrees with them")
+    session.show(body, lambda: f"{body['records']} records; all sums match")
 
 
 def _times(since: str | None, until: str | None) -> dict[str, float]:
@@ -313,7 +328,7 @@ def _shown(rows: list[dict[str, Any]]) -> dict[str, str]:
 
 
 def _named(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows of several environments say which: an app may have one name in all of them."""
+    """Prefix names with the environment if rows are of several: app names may repeat."""
     environments = {row["group"].get("environment") for row in rows} - {None}
     return (
         [{**row, "name": f"{row['group']['environment']}: {row['name']}"} for row in rows]
@@ -336,7 +351,7 @@ def _rates(body: dict[str, Any]) -> RenderableType:
     rows += [{"name": f"gpu_s {gpu}", "value": value} for gpu, value in current["gpu_s"].items()]
     others = [one["version"] for one in body["lists"] if one["version"] != current["version"]]
     heading = f"version {current['version']}, {current['currency']}" + (
-        f"; before: {', '.join(others)}" if others else ""
+        f"; earlier versions: {', '.join(others)}" if others else ""
     )
     return format_table(rows, {"name": heading, "value": "price"}, empty="")
 
@@ -347,7 +362,7 @@ def _invoice(found: dict[str, Any]) -> RenderableType:
     state = (
         f"issued {format_time(found['issued_at'])}"
         if found["issued_at"]
-        else "a draft: it changes until it is issued"
+        else "a draft, which changes until it is issued"
     )
     head = f"{found['id'] or 'draft'}, {found['month']}, {found['tenant']['name']}, {state}"
     lines = [
@@ -358,14 +373,14 @@ def _invoice(found: dict[str, Any]) -> RenderableType:
     if found["corrections"]:
         parts.append(format_table(found["corrections"], _CORRECTIONS, empty=""))
     parts += [
-        f"of this used in {month}, whose invoice was issued: {format_money(cost)}"
+        f"of which late usage of {month}, whose invoice was already issued: {format_money(cost)}"
         for month, cost in found["late"].items()
     ]
     return Group(*parts, f"total {format_money(found['total'], found['currency'])}")
 
 
 def write_csv(rows: list[dict[str, Any]]) -> None:
-    """RFC 4180 on stdout: the group's keys first, then the sums."""
+    """Print rows as CSV (RFC 4180) to stdout: the group's keys first, then the sums."""
     from pilotlight.core.csv_format import csv_lines
 
     flat = [

@@ -1,4 +1,4 @@
-"""`pilotlight budget …`: what may be spent, what was, and who is told."""
+"""`pilotlight budget …`: manage budgets and their alerts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from pilotlight.client.client import Client
 
-Id = Annotated[str, typer.Argument(metavar="ID", help="As `pilotlight budget list` shows it.")]
+Id = Annotated[str, typer.Argument(metavar="ID", help="Id, from `pilotlight budget list`.")]
 _COLUMNS = {
     "id": "id",
     "covers": "covers",
@@ -47,16 +47,16 @@ _EVERYTHING = "everything"
 
 
 class Per(StrEnum):
-    """The period of a budget, of the calendar in UTC."""
+    """Calendar period of a budget, in UTC."""
 
     DAY = "day"
     MONTH = "month"
 
 
 def register(root: typer.Typer) -> None:
-    """Add the group."""
+    """Add the command group."""
     group = typer.Typer(
-        help="Budgets: what may be spent in a day or a month, and who is told.",
+        help="Manage budgets, which limit spending per day or month and send alerts.",
         no_args_is_help=True,
     )
     verbs: dict[str, Callable[..., None]] = {
@@ -75,36 +75,44 @@ def set_(
     session: Session,
     *,
     amount: Annotated[
-        str, typer.Argument(metavar="AMOUNT", help="What may be spent in one period: 250, 0.05.")
+        str, typer.Argument(metavar="AMOUNT", help="Amount per period, such as 250 or 0.05.")
     ],
-    app: Annotated[str, typer.Option(help="It covers this app only. Default: all.")] = "",
+    app: Annotated[str, typer.Option(help="Cover only this app. Default: all apps.")] = "",
     function: Annotated[
-        str, typer.Option(metavar="APP/FUNCTION", help="It covers this function only.")
+        str, typer.Option(metavar="APP/FUNCTION", help="Cover only this function.")
     ] = "",
     only_environment: Annotated[
-        str, typer.Option(help="It covers this environment only. Default: all.")
+        str, typer.Option(help="Cover only this environment. Default: all environments.")
     ] = "",
-    period: Annotated[Per, typer.Option(help="Of the calendar, in UTC.")] = Per.MONTH,
-    currency: Annotated[str | None, typer.Option(help="Default: that of your price list.")] = None,
+    period: Annotated[Per, typer.Option(help="Calendar period, in UTC.")] = Per.MONTH,
+    currency: Annotated[
+        str | None, typer.Option(help="Currency. Default: that of your price list.")
+    ] = None,
     hard: Annotated[
         bool | None,
         typer.Option(
-            "--hard/--soft", help="Refuse calls when it is spent, or only warn. Default: hard."
+            "--hard/--soft",
+            help="Refuse calls when the budget is spent, or only send alerts. Default: hard.",
         ),
     ] = None,
     alert: Annotated[
         list[int] | None,
-        typer.Option(help="Percent at which to alert; several times. Default: 50, 80, 100."),
+        typer.Option(
+            help="Percentage of the budget at which to alert; may be repeated. Default: 50, 80, 100."
+        ),
     ] = None,
     webhook: Annotated[
-        str | None, typer.Option(help="URL that alerts are posted to, signed; '' takes it away.")
+        str | None,
+        typer.Option(help="URL to which signed alerts are posted; '' removes the webhook."),
     ] = None,
     new_secret: Annotated[
-        bool, typer.Option("--new-secret", help="Replace the secret that messages are signed with.")
+        bool, typer.Option("--new-secret", help="Replace the signing secret.")
     ] = False,
 ) -> None:
-    """Make a budget, or change the one of the same reach and period; what is not named stays as it
-    is."""
+    """Create a budget, or change the one with the same scope and period.
+
+    Options that are not given keep their values.
+    """
     if function:
         app, function = _split(function, app)
     reach = {
@@ -126,11 +134,11 @@ def set_(
         )
     session.show(body, lambda: _sentence(body))
     if body["webhook_secret"]:
-        session.say(f"{body['webhook_secret']} signs its messages; shown this one time")
+        session.say(f"signing secret, shown only once: {body['webhook_secret']}")
 
 
 def list_(session: Session) -> None:
-    """Budgets, what was spent of them, and what is expected by the end of the period."""
+    """List budgets with current spending and the forecast for the end of the period."""
     with session.client() as client:
         rows = client.budgets()
     session.show(
@@ -139,7 +147,7 @@ def list_(session: Session) -> None:
 
 
 def show(session: Session, budget: Id) -> None:
-    """One budget: spending, forecast and every alert."""
+    """Show a budget: spending, forecast and alerts."""
     with session.client() as client:
         body = client.budget(budget)
         alerts = client.budget_alerts(budget)
@@ -147,15 +155,18 @@ def show(session: Session, budget: Id) -> None:
 
 
 def delete(session: Session, budget: Id, yes: Yes = False) -> None:
-    """Delete a budget and its alerts; nothing stops at it any more."""
-    session.confirm(f"Delete the budget {budget}? Nothing will stop at it any more.", yes=yes)
+    """Delete a budget and its alerts. It no longer limits spending."""
+    session.confirm(f"Delete the budget {budget}? It will no longer limit spending.", yes=yes)
     with session.client() as client:
         client.delete_budget(budget)
     session.show({"id": budget, "deleted": True}, lambda: f"{budget} is deleted")
 
 
 def test(session: Session, budget: Id) -> None:
-    """Post a signed example to a budget's webhook, and say what became of it."""
+    """Send a signed test alert to a budget's webhook and show the response.
+
+    The exit status is 1 if the delivery fails.
+    """
     with session.client() as client:
         body = client.test_budget(budget)
     session.show(body, lambda: _tested(body))
@@ -167,15 +178,15 @@ def _split(path: str, app: str) -> tuple[str, str]:
     named, slash, function = path.partition("/")
     if not (named and slash and function) or app not in ("", named):
         raise InvalidInput(
-            f"--function {path!r} is not clear",
+            f"--function {path!r} is not APP/FUNCTION, or contradicts --app",
             hint="Write --function APP/FUNCTION, without --app.",
         )
     return named, function
 
 
 def _kept(client: Client, reach: dict[str, str | None]) -> dict[str, Any]:
-    """What the budget of that reach says already; a currency that is not named is any, where there
-    is only one."""
+    """The current values of the budget with that scope. Without a currency, any matches if there is
+    only one budget."""
     wanted = {key: value for key, value in reach.items() if value is not None}
     found = [row for row in client.budgets() if wanted.items() <= row.items()]
     if len(found) != 1:
@@ -189,7 +200,7 @@ def _covers(row: dict[str, Any]) -> str:
 
 
 def _about(amount: str) -> str:
-    """A forecast to four digits: more would look like knowledge."""
+    """Format a forecast with four significant digits; more would suggest false precision."""
     return format_money(Decimal(f"{Decimal(amount):.4g}"))
 
 
@@ -199,13 +210,13 @@ def _row(row: dict[str, Any]) -> dict[str, Any]:
         **row,
         "covers": _covers(row),
         "expected": expected,
-        "stops": "calls stop" if row["hard"] else "warns",
+        "stops": "refuses calls" if row["hard"] else "alerts",
     }
 
 
 def _sentence(body: dict[str, Any]) -> str:
     verb = "set" if body["created"] else "changed"
-    then = "calls are refused when it is spent" if body["hard"] else "it only warns"
+    then = "calls are refused when it is spent" if body["hard"] else "it only sends alerts"
     return (
         f"{body['id']} is {verb}: {format_money(body['amount'], body['currency'])} per "
         f"{body['period']} for {_covers(body)}; {then}"
@@ -227,14 +238,14 @@ def _details(body: dict[str, Any], alerts: list[dict[str, Any]]) -> RenderableTy
     ]
     if seen:
         band = (
-            f" ({_about(seen['low'])} to {_about(seen['high'])}, 8 of 10 times)"
+            f" ({_about(seen['low'])} to {_about(seen['high'])}, 80 % interval)"
             if seen["low"] is not None
             else ""
         )
         basis = f"{seen['basis_days']} full days" if seen["basis_days"] else "today so far"
-        lines.append(f"expected  {_about(seen['expected'])} {currency}{band}, by {basis}")
+        lines.append(f"expected  {_about(seen['expected'])} {currency}{band}, from {basis}")
         if seen["reached_at"] and not body["is_spent"]:
-            lines.append(f"reached   {format_time(seen['reached_at'])} at that pace")
+            lines.append(f"reached   {format_time(seen['reached_at'])} at this rate")
     lines.append(
         f"alerts    at {', '.join(f'{percent} %' for percent in body['alerts'])}; webhook "
         f"{body['webhook'] or 'none'}"
@@ -244,7 +255,7 @@ def _details(body: dict[str, Any], alerts: list[dict[str, Any]]) -> RenderableTy
         format_table(
             [{**alert, "reached_at": alert["at"]} for alert in alerts],
             _ALERT_COLUMNS,
-            empty="No alert yet.",
+            empty="No alerts yet.",
         ),
     )
 
@@ -252,8 +263,8 @@ def _details(body: dict[str, Any], alerts: list[dict[str, Any]]) -> RenderableTy
 def _tested(body: dict[str, Any]) -> RenderableType:
     from rich.text import Text
 
-    head = f"answered {body['status']}" if body["status"] else "no answer"
-    end = "taken" if body["error"] is None else body["error"]
+    head = f"status {body['status']}" if body["status"] else "no response"
+    end = "accepted" if body["error"] is None else body["error"]
     sent = "\n".join(f"{name}: {value}" for name, value in body["headers"].items())
     return Text(
         f"{head} after {body['elapsed_ms']} ms: {end}\n\nPOST "

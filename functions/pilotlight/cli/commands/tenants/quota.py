@@ -1,4 +1,4 @@
-"""`pilotlight quota …`: what bounds a tenant, a function, a key."""
+"""`pilotlight quota …`: show and change quotas of tenants, functions and keys."""
 
 from __future__ import annotations
 
@@ -22,23 +22,24 @@ if TYPE_CHECKING:
     from pilotlight.client.client import Client
 
 OfTenant = Annotated[
-    str | None, typer.Option("--tenant", help="Of this tenant; for administrators of the platform.")
+    str | None,
+    typer.Option("--tenant", help="Quotas of this tenant; platform operators only."),
 ]
 OfFunction = Annotated[
     str | None,
-    typer.Option("--function", metavar="APP/FUNCTION", help="Of this function of yours."),
+    typer.Option("--function", metavar="APP/FUNCTION", help="Quotas of this function."),
 ]
-OfKey = Annotated[str | None, typer.Option("--key", metavar="ID", help="Of this key of yours.")]
+OfKey = Annotated[str | None, typer.Option("--key", metavar="ID", help="Quotas of this API key.")]
 Quotas = dict[str, Any]
 QUOTA_NAMES = (*(f.name for f in dataclasses.fields(records.Quotas)), *records.STORAGE_KEYS)
-"""Of a tenant; keys and functions have those of `Quotas` only, and the platform refuses the
+"""Quotas of a tenant. Keys and functions have only those of `Quotas`; the platform refuses the
 others."""
 
 
 def register(root: typer.Typer) -> None:
-    """Add the group."""
+    """Add the command group."""
     group = typer.Typer(
-        help="Quotas: what bounds a tenant, a function, a key.", no_args_is_help=True
+        help="Show and change the quotas of tenants, functions and API keys.", no_args_is_help=True
     )
     for verb, function in (("show", quota_show), ("set", quota_set), ("clear", quota_clear)):
         command(group, verb)(function)
@@ -48,8 +49,7 @@ def register(root: typer.Typer) -> None:
 def quota_show(
     session: Session, tenant: OfTenant = None, function: OfFunction = None, key: OfKey = None
 ) -> None:
-    """What bounds you: your tenant's quotas, and those of your functions and keys. All that apply
-    must leave room."""
+    """Show the quotas of your tenant, functions and keys. A call must satisfy all that apply."""
     with session.client() as client:
         if tenant is function is key is None:
             body = client.quotas()
@@ -64,15 +64,14 @@ def quota_set(
     quotas: Annotated[
         list[str],
         typer.Argument(
-            metavar="QUOTA=VALUE…", help="Such as requests_per_s=5 burst=20; null: no bound."
+            metavar="QUOTA=VALUE…", help="Such as requests_per_s=5 burst=20; null = unlimited."
         ),
     ],
     tenant: OfTenant = None,
     function: OfFunction = None,
     key: OfKey = None,
 ) -> None:
-    """Bound a tenant, a function or a key; quotas that are not named stay. Every activator follows
-    at once."""
+    """Set quotas of a tenant, function or key; other quotas are unchanged. Takes effect at once."""
     given = parse_pairs(quotas, option="quota")
     with session.client() as client:
         found = _change(client, given, (), tenant=tenant, function=function, key=key)
@@ -83,13 +82,13 @@ def quota_clear(
     session: Session,
     quotas: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[QUOTA…]", help="Which; without a name all of them."),
+        typer.Argument(metavar="[QUOTA…]", help="Quotas to remove. Default: all."),
     ] = None,
     tenant: OfTenant = None,
     function: OfFunction = None,
     key: OfKey = None,
 ) -> None:
-    """Take quotas of a function or a key away; of a tenant: back to what its plan says."""
+    """Remove quotas of a function or key, or reset those of a tenant to its plan."""
     with session.client() as client:
         found = _change(client, {}, quotas or None, tenant=tenant, function=function, key=key)
     session.show(found, lambda: plan_table(found))
@@ -113,13 +112,14 @@ def _change(
     function: str | None,
     key: str | None,
 ) -> Quotas:
-    """Set those `given` and take away those in `clear`, None = all."""
+    """Set the quotas in `given` and remove those in `clear`; None removes all."""
     kind, name = _whose(tenant, function, key)
     if kind == "tenant":
         if wrong := sorted({*given, *(clear or ())} - set(QUOTA_NAMES)):
             raise InvalidInput(
                 f"{wrong[0]!r} is not a quota",
-                hint=f"There are {', '.join(QUOTA_NAMES)}; `tenant set --override` does the rest.",
+                hint=f"Quotas are {', '.join(QUOTA_NAMES)}; set other keys of the plan with "
+                f"`pilotlight tenant set --override`.",
             )
         overridden = (
             [quota for quota in client.tenant(name)["overrides"] if quota in QUOTA_NAMES]
@@ -156,7 +156,9 @@ def _whose(tenant: str | None, function: str | None, key: str | None) -> tuple[s
     ]
     if len(given) != 1:
         raise InvalidInput(
-            "whose quotas is not said" if not given else "one at a time",
+            "no tenant, function or key was named"
+            if not given
+            else "only one of tenant, function and key can be named",
             hint="Pass one of --tenant, --function, --key.",
         )
     return given[0]

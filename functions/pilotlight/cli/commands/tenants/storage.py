@@ -1,5 +1,4 @@
-"""`pilotlight storage …`: what a tenant keeps on the platform's disks, and freeing what nothing
-refers to."""
+"""`pilotlight storage …`: show a tenant's storage, and free unreferenced blobs."""
 
 from __future__ import annotations
 
@@ -20,9 +19,9 @@ KEYS = ("stored_bytes", "pinned_bytes", "builds_at_once", "log_bytes", "function
 
 
 def register(root: typer.Typer) -> None:
-    """Add the group."""
+    """Add the command group."""
     group = typer.Typer(
-        help="Storage: what you keep, and freeing what nothing refers to.", no_args_is_help=True
+        help="Show your tenant's storage, and free unreferenced blobs.", no_args_is_help=True
     )
     verbs: dict[str, Callable[..., None]] = {"show": show, "collect": collect}
     for name, function in verbs.items():
@@ -31,7 +30,7 @@ def register(root: typer.Typer) -> None:
 
 
 def show(session: Session) -> None:
-    """What your tenant keeps, and what its plan allows."""
+    """Show what your tenant stores, and the limits of its plan."""
     with session.client() as client:
         found = client.own_tenant()
     rows = [
@@ -45,32 +44,34 @@ def collect(
     session: Session,
     *,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would go; change nothing.")
+        bool, typer.Option("--dry-run", help="Print what would be freed; change nothing.")
     ] = False,
     now: Annotated[
         bool,
         typer.Option(
-            "--now", help="Also what was uploaded a moment ago. No deploy and no push may run."
+            "--now", help="Include recent uploads. No deploy or weights push may be in progress."
         ),
     ] = False,
     all_tenants: Annotated[
         bool,
-        typer.Option("--all-tenants", help="Of every tenant; for administrators of the platform."),
+        typer.Option("--all-tenants", help="Blobs of all tenants; platform operators only."),
     ] = False,
     yes: Yes = False,
 ) -> None:
-    """Free uploaded blobs to which no revision, image and name of weights refers. The platform does
-    it by itself after a day."""
+    """Free uploaded blobs that no revision, image or weights refer to.
+
+    The platform does this automatically after a day.
+    """
     if now and not dry_run:
         session.confirm(
-            "Free what was uploaded a moment ago, too? A deploy or push that runs now fails then.",
+            "Free recent uploads too? A deploy or weights push in progress will fail.",
             yes=yes,
         )
     with session.client() as client:
         done = client.collect_storage(
             unused_s=0 if now else None, dry_run=dry_run, all_tenants=all_tenants
         )
-    verb = "would be freed" if dry_run else "are freed"
+    verb = "would be freed" if dry_run else "freed"
     session.show(done, lambda: f"{done['count']} blobs ({format_bytes(done['size_bytes'])}) {verb}")
 
 

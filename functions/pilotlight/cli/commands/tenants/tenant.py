@@ -1,4 +1,4 @@
-"""`pilotlight tenant …` and `plan …`: who shares this platform, and what each was promised."""
+"""`pilotlight tenant …` and `plan …`: manage tenants, and show plans."""
 
 from __future__ import annotations
 
@@ -16,15 +16,13 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 Name = Annotated[str, typer.Argument(metavar="NAME")]
-OnPlan = Annotated[
-    str | None, typer.Option("--plan", help="Its plan; `pilotlight plan list` shows them.")
-]
+OnPlan = Annotated[str | None, typer.Option("--plan", help="Plan, from `pilotlight plan list`.")]
 Overrides = Annotated[
     list[str] | None,
     typer.Option(
         "--override",
         metavar="KEY=VALUE",
-        help="One key of the plan otherwise; null lifts a bound. Repeatable.",
+        help="Override a key of the plan; null = unlimited. May be repeated.",
     ),
 ]
 _PLAN_COLUMNS = {
@@ -59,8 +57,8 @@ _TENANT_COLUMNS = {
 
 
 def register(root: typer.Typer) -> None:
-    """Add both groups."""
-    tenant = typer.Typer(help="Tenants: who shares this platform.", no_args_is_help=True)
+    """Add both command groups."""
+    tenant = typer.Typer(help="Manage the tenants that share this platform.", no_args_is_help=True)
     for verb, function in (
         ("create", tenant_create),
         ("list", tenant_list),
@@ -72,7 +70,7 @@ def register(root: typer.Typer) -> None:
         command(tenant, verb)(function)
     root.add_typer(tenant, name="tenant")
     plan = typer.Typer(
-        help="Plans: bundles of quotas and terms (section `plans` of platform.yaml).",
+        help="Show plans, which are sets of quotas and terms (section `plans` of platform.yaml).",
         no_args_is_help=True,
     )
     command(plan, "list")(plan_list)
@@ -83,21 +81,23 @@ def register(root: typer.Typer) -> None:
 def tenant_create(
     session: Session, name: Name, plan: OnPlan = None, override: Overrides = None
 ) -> None:
-    """Create a tenant with its first admin key, which is shown once. Needs an admin key of the
-    platform's first tenant."""
+    """Create a tenant and its first admin key, which is shown only once.
+
+    Needs an admin key of the platform's first tenant.
+    """
     with session.client() as client:
         made = client.create_tenant(
             name, plan=plan, overrides=parse_pairs(override or (), option="--override")
         )
     session.show(made, lambda: str(made["key"]["secret"]))
     session.say(
-        f"{name} is there, on plan {made['plan']}; its first admin key is shown this one time, "
-        f"for its PILOTLIGHT_API_KEY"
+        f"{name} is created with plan {made['plan']}; its first admin key, for "
+        f"PILOTLIGHT_API_KEY, is shown only once"
     )
 
 
 def tenant_list(session: Session) -> None:
-    """Every tenant, its plan, and what is otherwise for it."""
+    """List all tenants with their plans and overrides."""
     with session.client() as client:
         rows = client.tenants()
     session.show(
@@ -109,10 +109,10 @@ def tenant_list(session: Session) -> None:
 def tenant_show(
     session: Session,
     name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="Without it: your own.")
+        str | None, typer.Argument(metavar="NAME", help="Tenant. Default: your own.")
     ] = None,
 ) -> None:
-    """A tenant's plan and what that means for it; of your own also what it uses."""
+    """Show a tenant's plan, quotas and terms; for your own tenant also its usage."""
     with session.client() as client:
         found = client.own_tenant() if name is None else client.tenant(name)
     session.show(found, lambda: tenant_table(found))
@@ -125,14 +125,17 @@ def tenant_set(
     override: Overrides = None,
     clear: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY", help="Back to what the plan says; `all` for every key."),
+        typer.Option(
+            metavar="KEY",
+            help="Remove the override of this key, or `all`; may be repeated.",
+        ),
     ] = None,
 ) -> None:
-    """Give a tenant another plan, or change single keys of it. Every activator follows at once."""
+    """Change a tenant's plan or override keys of it. Takes effect at once."""
     changes = parse_pairs(override or (), option="--override")
     if not (plan or changes or clear):
         raise InvalidInput(
-            "nothing to change was named", hint="Pass --plan, --override KEY=VALUE or --clear KEY."
+            "no change was given", hint="Pass --plan, --override KEY=VALUE or --clear KEY."
         )
     with session.client() as client:
         found = client.change_tenant(
@@ -142,45 +145,46 @@ def tenant_set(
 
 
 def tenant_suspend(session: Session, name: Name, yes: Yes = False) -> None:
-    """Refuse a tenant's calls and changes; its keys can still look, and nothing is deleted."""
-    session.confirm(f"Suspend {name}? Its calls are answered 403 from now on.", yes=yes)
+    """Suspend a tenant: refuse its calls and changes. Its keys can still read; nothing is
+    deleted."""
+    session.confirm(f"Suspend {name}? Its calls are refused with 403.", yes=yes)
     with session.client() as client:
         found = client.change_tenant(name, suspended=True)
     session.show(
-        found, lambda: f"{name} is suspended; `pilotlight tenant resume {name}` lets it go on"
+        found, lambda: f"{name} is suspended; resume it with `pilotlight tenant resume {name}`"
     )
 
 
 def tenant_resume(session: Session, name: Name) -> None:
-    """Let a suspended tenant go on."""
+    """Resume a suspended tenant."""
     with session.client() as client:
         found = client.change_tenant(name, suspended=False)
-    session.show(found, lambda: f"{name} goes on")
+    session.show(found, lambda: f"{name} is resumed")
 
 
 def plan_list(session: Session) -> None:
-    """Every plan; `-` is no bound."""
+    """List all plans; `-` = unlimited."""
     with session.client() as client:
         body = client.plans()
     session.show(body, lambda: format_table(body["plans"], _PLAN_COLUMNS, empty="No plans."))
-    session.say(f"new tenants have {body['default']}")
+    session.say(f"default plan of new tenants: {body['default']}")
 
 
 def plan_show(session: Session, name: Name) -> None:
-    """All of one plan."""
+    """Show a plan."""
     with session.client() as client:
         plans = {plan["name"]: plan for plan in client.plans()["plans"]}
     if name not in plans:
         raise InvalidInput(
             f"there is no plan {name!r}",
-            hint=f"There are {', '.join(plans)}; section `plans` of platform.yaml adds more.",
+            hint=f"Plans are {', '.join(plans)}; section `plans` of platform.yaml can define more.",
         )
     session.show(plans[name], lambda: plan_table(plans[name]))
 
 
 def tenant_table(found: Mapping[str, Any]) -> Table | str:
-    """A tenant in two columns: who it is, its terms (`*`: overridden), and what it uses where that
-    is known."""
+    """Format a tenant in two columns: its identity, its terms (`*` = overridden), and its usage if
+    known."""
     use = found.get("use") or {}
     marked = {
         key: f"{format_plan_value(key, value)}{' *' if key in found['overrides'] else ''}"
@@ -202,12 +206,12 @@ def tenant_table(found: Mapping[str, Any]) -> Table | str:
 
 
 def plan_table(terms: Mapping[str, Any]) -> Table | str:
-    """A plan, or quotas, in two columns."""
+    """Format a plan or quotas in two columns."""
     return _two_columns({key: format_plan_value(key, value) for key, value in terms.items()})
 
 
 def format_plan_value(key: str, value: Any) -> str:
-    """One of a plan's values."""
+    """Format one value of a plan."""
     if value is None:
         return NO_VALUE
     return format_bytes(value) if key.endswith("_bytes") else str(value)
@@ -219,7 +223,7 @@ def _used(key: str, value: float) -> str:
 
 def _two_columns(values: Mapping[str, str]) -> Table | str:
     rows = [{"what": key, "value": value} for key, value in values.items()]
-    return format_table(rows, {"what": "", "value": ""}, empty="Nothing is bounded.")
+    return format_table(rows, {"what": "", "value": ""}, empty="No quotas.")
 
 
 def _listed(row: Mapping[str, Any]) -> dict[str, Any]:

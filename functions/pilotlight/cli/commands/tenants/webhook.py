@@ -1,5 +1,4 @@
-"""`pilotlight webhook …`: who is told of an environment's events, what was told, and trying one
-out."""
+"""`pilotlight webhook …`: manage webhooks, show their deliveries and send test events."""
 
 from __future__ import annotations
 
@@ -16,18 +15,20 @@ from pilotlight.cli.core.session import Session
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="As `pilotlight webhook list` shows it.")]
+Name = Annotated[
+    str, typer.Argument(metavar="NAME", help="Name, as shown by `pilotlight webhook list`.")
+]
 _COLUMNS = {
     "name": "name",
     "url": "url",
     "told": "events",
-    "created_at": "since",
+    "created_at": "created",
     "created_by": "by",
 }
 _DELIVERY_COLUMNS = {
     "id": "id",
     "event": "event",
-    "at": "happened",
+    "at": "time",
     "state": "state",
     "attempts": "attempts",
     "next_attempt_at": "next attempt",
@@ -36,9 +37,9 @@ _DELIVERY_COLUMNS = {
 
 
 def register(root: typer.Typer) -> None:
-    """Add the group."""
+    """Add the command group."""
     group = typer.Typer(
-        help="Webhooks: who is told of calls that end, rollouts, objectives and experiments.",
+        help="Manage webhooks for events of calls, rollouts, objectives and experiments.",
         no_args_is_help=True,
     )
     verbs: dict[str, Callable[..., None]] = {
@@ -58,34 +59,38 @@ def set_(
     *,
     name: Annotated[
         str,
-        typer.Argument(metavar="NAME", help="What calls name it by: `Pilotlight-Webhook: NAME`."),
+        typer.Argument(
+            metavar="NAME", help="Name; calls select it with `Pilotlight-Webhook: NAME`."
+        ),
     ],
     url: Annotated[
-        str, typer.Argument(metavar="URL", help="Where messages are posted (Standard Webhooks).")
+        str,
+        typer.Argument(metavar="URL", help="URL to which events are posted (Standard Webhooks)."),
     ],
     event: Annotated[
         list[str] | None,
         typer.Option(
-            help="call.finished, rollout.*, slo.*, experiment.* or *; several times. None: calls "
-            "that name it."
+            help="Events to send: call.finished, rollout.*, slo.*, experiment.* or *; may be "
+            "repeated. Default: only the end of calls that name the webhook."
         ),
     ] = None,
     new_secret: Annotated[
-        bool, typer.Option("--new-secret", help="Replace the secret that messages are signed with.")
+        bool, typer.Option("--new-secret", help="Replace the signing secret.")
     ] = False,
 ) -> None:
-    """Make a webhook, or change it."""
+    """Create or change a webhook."""
     with session.client() as client:
         body = client.set_webhook(name, url, events=event or (), new_secret=new_secret)
     session.show(
-        body, lambda: f"{name} is told of {_told(body)}; try it: `pilotlight webhook test {name}`"
+        body,
+        lambda: f"{name} receives {_told(body)}; test it with `pilotlight webhook test {name}`",
     )
     if body["secret"]:
-        session.say(f"{body['secret']} signs its messages; shown this one time")
+        session.say(f"signing secret, shown only once: {body['secret']}")
 
 
 def list_(session: Session) -> None:
-    """The webhooks of the environment."""
+    """List the environment's webhooks."""
     with session.client() as client:
         rows = client.webhooks()
     session.show(
@@ -97,17 +102,18 @@ def list_(session: Session) -> None:
 
 
 def delete(session: Session, name: Name, yes: Yes = False) -> None:
-    """Delete a webhook; what it was not told yet it is not told any more."""
-    session.confirm(
-        f"Delete the webhook {name}? What it was not told yet it will not be told.", yes=yes
-    )
+    """Delete a webhook. Pending deliveries are discarded."""
+    session.confirm(f"Delete the webhook {name}? Pending deliveries are discarded.", yes=yes)
     with session.client() as client:
         client.delete_webhook(name)
     session.show({"name": name, "deleted": True}, lambda: f"{name} is deleted")
 
 
 def test(session: Session, name: Name) -> None:
-    """Post a signed example to a webhook, and say what became of it."""
+    """Send a signed test event to a webhook and show the response.
+
+    The exit status is 1 if the delivery fails.
+    """
     with session.client() as client:
         body = client.test_webhook(name)
     session.show(body, lambda: _tested(body))
@@ -118,16 +124,16 @@ def test(session: Session, name: Name) -> None:
 def deliveries(
     session: Session,
     name: Name,
-    failed: Annotated[bool, typer.Option("--failed", help="Only what was given up.")] = False,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="At most so many.")] = 50,
+    failed: Annotated[bool, typer.Option("--failed", help="Only failed deliveries.")] = False,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="Maximum number of deliveries.")] = 50,
 ) -> None:
-    """What a webhook was told, or could not be, newest first."""
+    """List deliveries to a webhook, newest first."""
     with session.client() as client:
         rows = client.deliveries(name, failed=True if failed else None, limit=limit)
     session.show(
         rows,
         lambda: format_table(
-            [_delivery(row) for row in rows], _DELIVERY_COLUMNS, empty="Nothing yet."
+            [_delivery(row) for row in rows], _DELIVERY_COLUMNS, empty="No deliveries yet."
         ),
     )
 
@@ -137,15 +143,15 @@ def _told(row: dict[str, Any]) -> str:
 
 
 def _delivery(row: dict[str, Any]) -> dict[str, Any]:
-    waits = "waits" if row["next_attempt_at"] is not None else "given up"
+    waits = "pending" if row["next_attempt_at"] is not None else "failed"
     return {**row, "state": waits if row["delivered_at"] is None else "delivered"}
 
 
 def _tested(body: dict[str, Any]) -> RenderableType:
     from rich.text import Text
 
-    head = f"answered {body['status']}" if body["status"] else "no answer"
-    end = "taken" if body["error"] is None else body["error"]
+    head = f"status {body['status']}" if body["status"] else "no response"
+    end = "accepted" if body["error"] is None else body["error"]
     sent = "\n".join(f"{name}: {value}" for name, value in body["headers"].items())
     return Text(
         f"{head} after {body['elapsed_ms']} ms: {end}\n\nPOST "
