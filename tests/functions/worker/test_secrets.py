@@ -47,7 +47,7 @@ def test_every_way_to_read_one_is_refused_by_name(
 ) -> None:
     with pytest.raises(
         SecretTooEarly,
-        match=r"app.py:1 reads the secret TOKEN, which is set only.* @enter\(snap=False\), or in the call",
+        match=r"app.py:1 reads the secret TOKEN, .* @enter\(snap=False\), or in the call",
     ):
         run_as_user(tmp_path, read)
 
