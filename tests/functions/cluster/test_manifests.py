@@ -378,7 +378,7 @@ def test_a_tenant_without_a_uid_has_no_pods() -> None:
 
 def test_a_description_that_is_too_large_is_refused() -> None:
     huge = spec(methods=(MethodSpec(example=["x" * (1 << 20)]),))
-    with pytest.raises(InvalidInput, match="a ConfigMap holds"):
+    with pytest.raises(InvalidInput, match="a ConfigMap can hold only"):
         function_manifests(route(huge), TENANCY)
 
 
