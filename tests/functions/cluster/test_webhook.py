@@ -280,7 +280,12 @@ REFUSED: list[tuple[str, Callable[[Json], Any], str, str]] = [
         "[autoscaling.knative.dev/window]",
         "whole seconds",
     ),
-    ("a number", annotate("max-scale", 4), "[autoscaling.knative.dev/max-scale]", "must be strings"),
+    (
+        "a number",
+        annotate("max-scale", 4),
+        "[autoscaling.knative.dev/max-scale]",
+        "must be strings",
+    ),
     (
         "min above max",
         annotate("min-scale", "9"),
