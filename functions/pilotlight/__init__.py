@@ -8,8 +8,7 @@
     def greet(name: str) -> str:
         return f"hello {name}"
 
-The names below are loaded when they are first used, so that importing the package costs next to
-nothing."""
+The names below are loaded lazily, on first use, so that importing the package is cheap."""
 
 from __future__ import annotations
 
@@ -132,20 +131,20 @@ _NOT_HERE = {
     "Volume": "model files belong in pilotlight.Weights, other data in an object store",
     "NetworkFileSystem": "model files belong in pilotlight.Weights, other data in an object store",
     "CloudBucketMount": "model files belong in pilotlight.Weights, other data in an object store",
-    "Mount": "the source beside the app is packaged by itself; add other files with Image.copy()",
-    "Stub": "it is called App",
-    "Dict": "use a database or a cache of your own",
-    "Queue": "use a queue of your own, or .spawn()",
+    "Mount": "the app's directory is packaged automatically; add other files with Image.copy()",
+    "Stub": "use App",
+    "Dict": "use your own database or cache",
+    "Queue": "use your own queue, or .spawn()",
     "Sandbox": "declare a function",
     "parameter": "classes take no parameters: pass the value to the method",
-    "web_endpoint": "every function has an HTTP address already: POST "
+    "web_endpoint": "every function already has an HTTP endpoint: POST "
     "/v1/functions/{app}/{function}:invoke",
-    "fastapi_endpoint": "every function has an HTTP address already: POST "
+    "fastapi_endpoint": "every function already has an HTTP endpoint: POST "
     "/v1/functions/{app}/{function}:invoke",
     "web_server": "return an ASGI application from a function with @pilotlight.asgi_app()",
     "wsgi_app": "wrap it (a2wsgi.WSGIMiddleware) and return it from a function with "
     "@pilotlight.asgi_app()",
-    "gpu": 'write the accelerator as text: gpu="H100" or gpu="H100:2"',
+    "gpu": 'write the accelerator as a string: gpu="H100" or gpu="H100:2"',
 }
 
 __all__ = [

@@ -1,5 +1,5 @@
-"""Errors of the control plane and the SDK. One tree; `type` is the machine-readable problem type
-(RFC 9457)."""
+"""Errors of the control plane and the SDK, in one hierarchy; `type` is the machine-readable problem
+type (RFC 9457)."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 
 class PilotlightError(Exception):
-    """Base of everything that pilotlight raises on purpose.
+    """Base of all errors that pilotlight raises deliberately.
 
     Attributes:
         type: last segment of the problem's `type` URI, stable for programs.
-        status: the HTTP status it is mapped to.
-        retry_after_s: seconds after which a retry makes sense, or None.
-        detail: further members of the problem document.
+        status: its HTTP status.
+        retry_after_s: seconds after which a retry may succeed, or None.
+        detail: additional members of the problem document.
     """
 
     type = "internal"
@@ -27,7 +27,7 @@ class PilotlightError(Exception):
 
 
 class InvalidInput(PilotlightError):
-    """Raised when a request, a spec or an argument is wrong; `detail` may carry `parameter` and
+    """Raised when a request, a spec or an argument is invalid; `detail` may have `parameter` and
     `errors`."""
 
     type = "invalid-input"
@@ -35,21 +35,21 @@ class InvalidInput(PilotlightError):
 
 
 class Unauthenticated(PilotlightError):
-    """Raised when no valid API key was given."""
+    """Raised when a request has no valid API key."""
 
     type = "unauthenticated"
     status = 401
 
 
 class Forbidden(PilotlightError):
-    """Raised when the key is valid but its scope does not reach this far."""
+    """Raised when the key is valid but its scope does not permit the request."""
 
     type = "forbidden"
     status = 403
 
 
 class NotFound(PilotlightError):
-    """Raised when the thing does not exist for this tenant (another tenant's things do not exist
+    """Raised when an object does not exist for this tenant (other tenants' objects do not exist
     either)."""
 
     type = "not-found"
@@ -57,15 +57,15 @@ class NotFound(PilotlightError):
 
 
 class Conflict(PilotlightError):
-    """Raised when the change collides with what is there (a name in use, a stale version, another
-    idempotent call)."""
+    """Raised when a change conflicts with the current state (a name in use, a stale version,
+    another idempotent call)."""
 
     type = "conflict"
     status = 409
 
 
 class TooLarge(PilotlightError):
-    """Raised when a body, an archive or an argument exceeds its bound; `detail` carries
+    """Raised when a body, an archive or an argument exceeds its limit; `detail` has
     `limit_bytes`."""
 
     type = "too-large"
@@ -73,58 +73,58 @@ class TooLarge(PilotlightError):
 
 
 class UnsupportedMediaType(PilotlightError):
-    """Raised when a body has a content type that is not accepted here: a pickle for another
-    tenant's function."""
+    """Raised when the content type of a body is not accepted, such as a pickle for another tenant's
+    function."""
 
     type = "unsupported-media-type"
     status = 415
 
 
 class TooManyRequests(PilotlightError):
-    """Raised when a quota is used up or a queue is full; always with `retry_after_s`."""
+    """Raised when a quota is exceeded or a queue is full; always with `retry_after_s`."""
 
     type = "too-many-requests"
     status = 429
 
 
 class OverQuota(TooManyRequests):
-    """Raised when a quota is used up; `detail` carries `quota` (its name), `of` (tenant, key or
+    """Raised when a quota is exceeded; `detail` has `quota` (its name), `of` (tenant, key or
     function) and `limit`."""
 
     type = "over-quota"
 
 
 class Shed(TooManyRequests):
-    """Raised when a call that waited, or would have, gives its place to others; `detail` carries
-    `priority` and `tenant`."""
+    """Raised when a waiting or new call is shed in favor of others; `detail` has `priority` and
+    `tenant`."""
 
     type = "shed"
 
 
 class OverBudget(PilotlightError):
-    """Raised when a budget is spent; `detail` carries `budget`, `period`, `amount`, `spent` and
-    `until` (when the next period begins)."""
+    """Raised when a budget is exhausted; `detail` has `budget`, `period`, `amount`, `spent` and
+    `until` (the beginning of the next period)."""
 
     type = "over-budget"
     status = 402
 
 
 class BudgetReserved(TooManyRequests):
-    """Raised when what is left of a budget is reserved by calls that still run; `detail` as
-    OverBudget's, and `reserved`."""
+    """Raised when running calls have reserved the rest of a budget; `detail` as in OverBudget, and
+    `reserved`."""
 
     type = "budget-reserved"
 
 
 class ClientClosedRequest(PilotlightError):
-    """Raised when the caller left before the answer."""
+    """Raised when the caller disconnected before the response."""
 
     type = "client-closed-request"
     status = 499
 
 
 class WorkerCrashed(PilotlightError):
-    """Raised when the instance died under the call; `detail` carries `reason` (`out_of_memory`,
+    """Raised when the instance died during the call; `detail` has `reason` (`out_of_memory`,
     `killed`, …)."""
 
     type = "worker-crashed"
@@ -132,80 +132,81 @@ class WorkerCrashed(PilotlightError):
 
 
 class StartFailed(PilotlightError):
-    """Raised when no instance could be brought up; `detail` carries `error` and `log_tail`."""
+    """Raised when no instance could be started; `detail` has `error` and `log_tail`."""
 
     type = "start-failed"
     status = 502
 
 
 class Unavailable(PilotlightError):
-    """Raised when nobody can take the call now, with the reason; always with `retry_after_s`."""
+    """Raised when no instance can accept the call now, with the reason; always with
+    `retry_after_s`."""
 
     type = "unavailable"
     status = 503
 
 
 class CircuitOpen(Unavailable):
-    """Raised when calls are kept from a revision that failed lately; `detail` carries `revision`
-    and `error_ratio`."""
+    """Raised when the circuit breaker of a failing revision is open; `detail` has `revision` and
+    `error_ratio`."""
 
     type = "circuit-open"
 
 
 class Incompatible(Conflict):
-    """Raised when a new revision's schema would break callers of the one that serves; `detail`
-    carries `breaks`, a list of texts."""
+    """Raised when a new revision's schema would break callers of the current one; `detail` has
+    `breaks`, a list of texts."""
 
     type = "incompatible-schema"
 
 
 class GateFailed(Conflict):
-    """Raised when an offline evaluation does not reach what the function requires; `detail` carries
+    """Raised when an offline evaluation does not meet the function's requirements; `detail` has
     `failed`, a list of texts."""
 
     type = "gate-failed"
 
 
 class ApprovalRequired(Conflict):
-    """Raised when a revision must be approved before it takes traffic; `detail` carries `revision`
-    and `approvals`."""
+    """Raised when a revision must be approved before it gets traffic; `detail` has `revision` and
+    `approvals`."""
 
     type = "approval-required"
 
 
 class ReleaseFrozen(Conflict):
-    """Raised when nothing is released because an error budget is spent; `detail` carries `function`
+    """Raised when releases are frozen because an error budget is exhausted; `detail` has `function`
     and `until`."""
 
     type = "release-frozen"
 
 
 class DeadlineExceeded(PilotlightError):
-    """Raised when a clock ran out; `detail` carries `clock`: `queue`, `startup` or `execution`."""
+    """Raised when a deadline passed; `detail` has `clock`: `queue`, `startup` or `execution`."""
 
     type = "deadline-exceeded"
     status = 504
 
 
 class StorageFull(PilotlightError):
-    """Raised when a disk has no room for what was sent; nothing was changed."""
+    """Raised when a disk has no room for the data of a request; nothing was changed."""
 
     type = "storage-full"
     status = 507
 
 
 class StorageQuotaExceeded(StorageFull):
-    """Raised when a tenant keeps as much as its plan allows; `detail` carries `quota`, `limit`,
-    `used` and `hint`."""
+    """Raised when a tenant's storage quota is exceeded; `detail` has `quota`, `limit`, `used` and
+    `hint`."""
 
     type = "storage-quota"
 
 
 class FunctionRaised(PilotlightError):
-    """Raised when user code raised. Over HTTP: status 500 with `error` = {type, message}, no
-    internals.
+    """Raised when user code raised an exception. Over HTTP: status 500 with `error` = {type,
+    message}, without internals.
 
-    The SDK re-raises the original exception where it can be unpickled in the caller's process.
+    The SDK re-raises the original exception if it can be unpickled in the caller's process.
     """
 
     type = "function-raised"
@@ -213,7 +214,7 @@ class FunctionRaised(PilotlightError):
 
 
 class RemoteError(PilotlightError):
-    """Raised by the SDK when the remote exception's class cannot be loaded here; carries the remote
+    """Raised by the SDK when the remote exception's class cannot be loaded locally; has the remote
     traceback as text."""
 
     type = "function-raised"

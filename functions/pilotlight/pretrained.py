@@ -1,10 +1,10 @@
-"""transformers models over mapped or delivered tensors.
+"""Builds transformers models from mapped or delivered tensors.
 
-transformers is given the tensors instead of a path (`from_pretrained(None, config=…,
-state_dict=…)`): it builds the model without memory, renames, converts and ties what its own rules
-say, computes what no file holds (rotary frequencies, position indices) and assigns the rest. What
-needs no conversion stays what it was: a view of the mapped file. For a GPU those views are then
-replaced by tensors delivered to it."""
+transformers gets the tensors instead of a path (`from_pretrained(None, config=…, state_dict=…)`):
+it builds the model without memory, renames, converts and ties tensors by its own rules, computes
+those that no file contains (rotary frequencies, position indices) and assigns the rest. Tensors
+that need no conversion remain views of the mapped file. For a GPU those views are then replaced by
+tensors delivered to it."""
 
 from __future__ import annotations
 
@@ -28,14 +28,13 @@ _FOR_THE_MODEL = (
     ),
     *("output_loading_info", "generation_config"),
 )
-"""Keywords that are the model's; all others are tried on the configuration first, as transformers
-itself does."""
+"""Keywords of the model; all others are passed to the configuration first, as in transformers."""
 
 
 def from_pretrained(
     auto_class: Any, path: Path, *, device: str | torch.device, **kwargs: Any
 ) -> Any:
-    """See `pilotlight.weights.from_pretrained`."""
+    """Build a transformers model (`pilotlight.weights.from_pretrained`)."""
     import torch
 
     if "device_map" in kwargs:
@@ -45,7 +44,7 @@ def from_pretrained(
     kept = {key: kwargs.pop(key) for key in _FOR_THE_MODEL if key in kwargs}
     quantized = "quantization_config" in kwargs
     config, kwargs = _configuration(auto_class, path, kwargs)
-    # those libraries place tensors by themselves
+    # quantization libraries place tensors by themselves
     if quantized or getattr(config, "quantization_config", None) is not None:
         return auto_class.from_pretrained(
             path, config=config, device_map={"": str(device)}, **kept, **kwargs
@@ -67,7 +66,7 @@ def from_pretrained(
 def _configuration(
     auto_class: Any, path: Path, kwargs: dict[str, Any]
 ) -> tuple[Any, dict[str, Any]]:
-    """The configuration with the keywords that are its own, and those that are left."""
+    """The configuration, with its own keywords applied, and the remaining keywords."""
     from transformers import AutoConfig, PreTrainedConfig
 
     given = kwargs.pop("config", None)
@@ -79,8 +78,8 @@ def _configuration(
 
 
 def _model_class(auto_class: Any, config: Any, kwargs: dict[str, Any]) -> tuple[Any, Any]:
-    """The class that `auto_class` chooses, and the configuration that it is given: some classes
-    want a part of it only."""
+    """The class that `auto_class` chooses, and its configuration, which for some classes is only a
+    part of the whole."""
     import torch
 
     if not hasattr(auto_class, "from_config"):
@@ -97,10 +96,10 @@ def _move(
     path: Path,
     device: str | torch.device,
 ) -> None:
-    """Everything to `device`: what is still a view of the file from the disk, by the pool; what was
-    made or converted by a copy.
+    """Move the model to `device`: views of the file are read from disk through the pool; computed
+    or converted tensors are copied.
 
-    The parameters stay the objects that they are, so that what is tied stays tied.
+    The parameter objects are kept, so that tied parameters remain tied.
     """
     import torch
 
@@ -123,5 +122,5 @@ def _move(
 
 
 def _place(tensor: torch.Tensor) -> tuple[int, torch.dtype, torch.Size, tuple[int, ...]]:
-    """What tells views of a file from each other."""
+    """Key that identifies a view of a file."""
     return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()

@@ -1,4 +1,4 @@
-"""Where the platform is and who asks: profiles in `~/.pilotlight.toml`, overridden by environment
+"""Profiles (platform URL, API key, environment) in `~/.pilotlight.toml`, overridden by environment
 variables.
 
     active = "default"
@@ -9,12 +9,12 @@ variables.
     environment = "main"
 
 The file is the first of `$PILOTLIGHT_CONFIG`, `~/.pilotlight.toml`,
-`$XDG_CONFIG_HOME/pilotlight/config.toml` that exists; it is written with mode 0600, whole or not at
-all. `PILOTLIGHT_PROFILE` picks a profile; `PILOTLIGHT_URL`, `PILOTLIGHT_API_KEY` and
-`PILOTLIGHT_ENVIRONMENT` override its fields one by one, so continuous integration needs no file.
+`$XDG_CONFIG_HOME/pilotlight/config.toml` that exists; it is written atomically with mode 0600.
+`PILOTLIGHT_PROFILE` selects a profile; `PILOTLIGHT_URL`, `PILOTLIGHT_API_KEY` and
+`PILOTLIGHT_ENVIRONMENT` override its fields individually, so continuous integration needs no file.
 
-A URL may name a Unix socket, `unix:///run/…/http.sock`: functions reach their platform so, and find
-the variable set."""
+A URL may name a Unix socket, `unix:///run/…/http.sock`: functions reach their platform this way,
+with the variable set for them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from pilotlight.errors import InvalidInput
 from pilotlight.spec.identifiers import DEFAULT_ENVIRONMENT, check_name
 
 DEFAULT_URL = "http://127.0.0.1:8700"
-"""Where `pilotlight up` listens unless platform.yaml says otherwise."""
+"""Default address of `pilotlight up`, unless platform.yaml has another."""
 DEFAULT_PROFILE = "default"
 _UNIX = "unix://"
 
@@ -49,7 +49,7 @@ class Profile:
 
     Attributes:
         url: base URL, without a path; or `unix://` and the path of a socket.
-        api_key: sent as bearer token; "" asks without one.
+        api_key: sent as bearer token; "" = none.
         environment: sent with every request.
     """
 
@@ -70,17 +70,17 @@ class Profile:
 
     @property
     def socket_path(self) -> str | None:
-        """The Unix socket that is connected to; None = the host and port of `url`."""
+        """The Unix socket to connect to; None = the host and port of `url`."""
         return self.url.removeprefix(_UNIX) if self.url.startswith(_UNIX) else None
 
     @property
     def base_url(self) -> str:
-        """Of HTTP requests: `url`, or http://localhost where the connection is a Unix socket's."""
+        """Base URL of HTTP requests: `url`, or http://localhost for a Unix socket."""
         return self.url if self.socket_path is None else "http://localhost"
 
 
 def config_path(environ: Mapping[str, str]) -> Path:
-    """The profile file that is read and written: see the module's docstring. It need not exist."""
+    """Path of the profile file (module docstring). It need not exist."""
     if explicit := environ.get("PILOTLIGHT_CONFIG"):
         return Path(explicit)
     home = Path(environ["HOME"]) if environ.get("HOME") else Path.home()
@@ -90,9 +90,9 @@ def config_path(environ: Mapping[str, str]) -> Path:
 
 
 def load(environ: Mapping[str, str] | None = None, *, name: str | None = None) -> Profile:
-    """The profile in force. Raises InvalidInput when the file is broken or names no such profile.
+    """Load the selected profile. Raises InvalidInput if the file is invalid or has no such profile.
 
-    `name` beats `PILOTLIGHT_PROFILE`, which beats the file's `active`.
+    `name` takes precedence over `PILOTLIGHT_PROFILE`, and that over the file's `active`.
     """
     environ = os.environ if environ is None else environ
     path = config_path(environ)
@@ -119,7 +119,7 @@ def save(
     path: Path | None = None,
     activate: bool = True,
 ) -> Path:
-    """Write `profile` under `name`, keeping the other profiles, and return the file. Mode 0600,
+    """Save `profile` under `name`, keep the other profiles, and return the file's path. Mode 0600,
     replaced atomically."""
     path = path or config_path(os.environ)
     document = _read(path)
@@ -133,7 +133,7 @@ def save(
 
 
 def remove(name: str, *, path: Path | None = None) -> bool:
-    """Forget a profile. True when it was there."""
+    """Remove a profile; returns whether it existed."""
     path = path or config_path(os.environ)
     document = _read(path)
     profiles = dict(document.get("profiles", {}))

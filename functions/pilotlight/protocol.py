@@ -1,12 +1,12 @@
-"""Names that cross process boundaries: headers, content types, paths, and the records that travel.
+"""Protocol between processes: headers, content types, paths, and records.
 
-Who speaks what:
+Connections:
 - caller → activator: the public HTTP API (DESIGN §5), errors as `application/problem+json` (RFC
   9457).
 - activator → worker: HTTP/1.1 over the instance's Unix socket, paths `WORKER_*` below.
 - activator → controller: HTTP over the controller's Unix socket: `/internal/*` with the platform
-  token (feed, usage, call results), and every public path that is not the data plane's, passed
-  through.
+  token (feed, usage, call results), and all public paths other than the data plane's, which are
+  proxied.
 """
 
 from __future__ import annotations
@@ -24,42 +24,41 @@ HEADER_START = "pilotlight-start"
 HEADER_COST = "pilotlight-cost"
 HEADER_ENVIRONMENT = "pilotlight-environment"
 HEADER_TIMEOUT = "pilotlight-timeout"
-"""Seconds (decimal) that the caller is ready to wait in all; cut to the function's own clocks."""
+"""Total seconds (decimal) that the caller will wait; limited by the function's own clocks."""
 HEADER_SERVER_TIMING = "server-timing"
 HEADER_PRIORITY = "pilotlight-priority"
-"""`realtime`, `standard` or `batch`: at most what the tenant's plan allows."""
+"""`realtime`, `standard` or `batch`; limited by the tenant's plan."""
 HEADER_RATE_LIMIT = "ratelimit"
 HEADER_RATE_LIMIT_POLICY = "ratelimit-policy"
-"""The quotas that apply and what is left of them (draft-ietf-httpapi-ratelimit-headers)."""
+"""The applicable quotas and their remaining amounts (draft-ietf-httpapi-ratelimit-headers)."""
 HEADER_TAG = "pilotlight-tag"
-"""A caller of the function's own tenant asks for the revision that has this tag (or this name),
-whatever the weights."""
+"""Set by a caller of the function's own tenant: selects the revision with this tag (or this name),
+independent of weights."""
 HEADER_ARM = "pilotlight-arm"
-"""On an answer, and on the request to the worker: the arm of the experiment that the caller is
-in."""
+"""On responses and on requests to the worker: the caller's arm of the experiment."""
 HEADER_DEGRADED = "pilotlight-degraded"
-"""On an answer that came from a variant or a fallback: `variant=<function>`, `function=<function>`,
-`cached` or `static`."""
+"""On a response of a variant or a fallback: `variant=<function>`, `function=<function>`, `cached`
+or `static`."""
 HEADER_IDEMPOTENCY_KEY = "idempotency-key"
-"""Of a mutating request: a repeat with the same key and body gets the first one's answer
+"""On a mutating request: a repeat with the same key and body gets the first response
 (draft-ietf-httpapi-idempotency-key-header)."""
 HEADER_REPLAYED = "idempotency-replayed"
-"""`true` on an answer that was given before."""
+"""`true` on a replayed response."""
 HEADER_WEBHOOK = "pilotlight-webhook"
-"""Of a submitted call: name of the webhook that is told when it ends."""
+"""On a submitted call: name of the webhook that is notified when it ends."""
 TENANT_PATH = "/t/"
 """`/t/<tenant name>/v1/functions/…` and `/t/<tenant name>/fn/…`: a function that another tenant
-shares, or that is public."""
+shares, or a public one."""
 
 CONTENT_JSON = "application/json"
 CONTENT_PROBLEM = "application/problem+json"
 CONTENT_NDJSON = "application/x-ndjson"
 CONTENT_SSE = "text/event-stream"
 CONTENT_PICKLE = "application/vnd.pilotlight.pickle"
-"""cloudpickle bytes of `(args, kwargs)` in, of the value out; opened only in the tenant's worker
-and in the SDK that asked.
+"""cloudpickle bytes of `(args, kwargs)` as the request, of the value as the response; unpickled
+only in the tenant's worker and in the calling SDK.
 
-Accepted from callers of the function's own tenant only (HEADER_TRUSTED_PICKLE)."""
+Accepted only from callers of the function's own tenant (HEADER_TRUSTED_PICKLE)."""
 CONTENT_PICKLE_STREAM = "application/vnd.pilotlight.pickle-stream"
 """A generator's items: each a 4-byte big-endian length, then that many cloudpickle bytes; length
 0xFFFFFFFF precedes a pickled exception."""
@@ -68,84 +67,83 @@ PROBLEM_BASE = "https://pilotlight.dev/problems/"
 
 # -- activator → worker ----------------------------------------------------------------------------
 WORKER_INVOKE = "/invoke/"
-"""`POST /invoke/<method>` ("" for a plain function). Body and answer by content type: JSON,
+"""`POST /invoke/<method>` ("" for a plain function). Request and response by content type: JSON,
 pickle."""
 WORKER_ASGI = "/asgi"
-"""Prefix under which an ASGI function's own paths are served; `root_path` tells it the public
-prefix."""
+"""Prefix under which an ASGI function's own paths are served; `root_path` is the public prefix."""
 WORKER_HEALTH = "/health"
 WORKER_STATUS = "/pilotlight/health"
-"""`GET` → `{"instance", "running", "start_kind", "phases_ms"}`, of every kind of function: what
-probes and claims ask. Of an engine, whose bytes are handed through, it must be the first request of
-its connection, which is closed after it."""
+"""`GET` → `{"instance", "running", "start_kind", "phases_ms"}`, for every kind of function; used by
+probes and claims. For an engine, whose bytes are proxied, it must be the first request of its
+connection, which is then closed."""
 HEADER_CALL = "pilotlight-call"
-"""The call's id, so that log lines carry it."""
+"""The call's id, for log lines."""
 HEADER_TRUSTED_PICKLE = "pilotlight-trusted-pickle"
 """`1` on a request whose body is a pickle from the function's own tenant. Only activators set it,
-after they checked the caller's tenant. A worker opens no pickle without it, and no header of this
-name that a caller sends reaches a worker."""
+after checking the caller's tenant. A worker refuses a pickle without it, and activators strip this
+header from callers' requests."""
 HEADER_OUTCOME = "pilotlight-outcome"
 """`ok`; `raised` (user code raised; body is a problem document or a pickled exception); `invalid`
-(arguments do not fit); or `busy` (503: more calls than `max_inputs` are running, none of this one's
-code ran: safe to send elsewhere)."""
+(invalid arguments); or `busy` (503: more calls than `max_inputs` are running, and no code of this
+call ran: safe to send elsewhere)."""
 HEADER_FINISH = "pilotlight-finish"
-"""Behind a worker's stream, as a trailer (RFC 9112 §7.1.2): `stop`, or `error` where the generator
-raised, or was cut off."""
+"""Trailer of a worker's stream (RFC 9112 §7.1.2): `stop`, or `error` if the generator raised or was
+interrupted."""
 HEADER_ROOT_PATH = "pilotlight-root-path"
 HEADER_DEADLINE = "pilotlight-deadline-s"
-"""Seconds left to the execution clock when dispatched."""
+"""Remaining seconds of the execution clock at dispatch."""
 HEADER_ATTEMPT = "pilotlight-attempt"
-"""Which attempt of the call this is, from 1; left out on the first."""
+"""Number of the call's attempt, from 1; omitted on the first."""
 HEADER_BATCH = "pilotlight-batch"
-"""On a worker's answer to a batched call:
+"""On a worker's response to a batched call:
 `size=8;wait_ms=4.1;held_ms=2.0;compute_ms=12.3;reason=full;first=1`. `held_ms`: the part of the
-wait in which the batch could have run; `first=1` on one answer of each batch."""
+wait in which the batch could have run; `first=1` on one response of each batch."""
 HEADER_SPANS = "pilotlight-spans"
-"""On a worker's answer: what user code recorded as spans of the call, base64 of JSON; asked for by
-a sampled `traceparent`."""
+"""On a worker's response: the spans that user code recorded, base64 of JSON; requested by a sampled
+`traceparent`."""
 
 # -- activator → controller ------------------------------------------------------------------------
 FEED_PATH = "/internal/feed"
 """`GET ?after=<seq>&wait_s=<s>` → `{"seq": n, "reset": bool, "changes": [FeedChange…]}`; `reset`
-means: forget all, this is everything."""
+means that `changes` is the complete state, which replaces the previous one."""
 USAGE_PATH = "/internal/usage"
 """`POST {"activator": id, "records": [UsageRecord…]}` → `{"accepted": n, "budgets": {budget id:
-BudgetState as JSON}}`; a record already there is counted as accepted, and in `batch`. `budgets`
-names those that a record of this batch falls under."""
+BudgetState as JSON}}`; an existing record counts as accepted, and in `batch`. `budgets` has those
+that cover a record of this batch."""
 BUDGETS_PATH = "/internal/budgets"
-"""`GET` → `{"budgets": {budget id: BudgetState as JSON}}`: what the ledger has of every budget's
+"""`GET` → `{"budgets": {budget id: BudgetState as JSON}}`: the ledger's state of every budget's
 current period."""
 CALLS_PATH = "/internal/calls"
 """`POST {"calls": [CallRecord…]}` → `{"accepted": n}`: states and results of submitted calls; the
 newest `sequence` wins."""
 OBSERVATIONS_PATH = "/internal/observations"
 """`POST {"activator": id, "life": text, "sequence": n, "observations": [Observation…]}` →
-`{"accepted": bool}`: what calls looked like since the last post; a sequence that was there already
-is not counted twice (`pilotlight.spec.observations`)."""
+`{"accepted": bool}`: observations of calls since the last post; a repeated sequence is not counted
+twice (`pilotlight.spec.observations`)."""
 TRACES_PATH = "/internal/traces"
-"""`POST {"activator": id, "traces": [...]}` → `{"accepted": n}`: traces that were kept."""
+"""`POST {"activator": id, "traces": [...]}` → `{"accepted": n}`: kept traces."""
 DUE_PATH = "/internal/due"
-"""`GET ?activator=<id>&wait_s=<s>` → `{"calls": [...]}`: submitted calls that the control plane
-began (schedules, dead letters sent again), claimed for this activator, without those of tenants
-that it names (`&without=<tenant>`, repeated); `POST {"activator": id, "ids": [...]}` says that they
-are in its journal. `PUT {"activator": id, "calls": [...]}` gives back what an activator that is
-gone for good had not finished, as its journal holds them: others run them."""
+"""`GET ?activator=<id>&wait_s=<s>` → `{"calls": [...]}`: calls submitted by the control plane
+(schedules, redriven dead letters), claimed for this activator, except those of named tenants
+(`&without=<tenant>`, repeated); `POST {"activator": id, "ids": [...]}` confirms that they are in
+its journal. `PUT {"activator": id, "calls": [...]}` returns the unfinished calls in the journal of
+a permanently removed activator: others run them."""
 MAX_WITHOUT = 200
-"""Tenants that one question leaves out: as many fit into an address."""
+"""Maximum number of tenants that one request excludes, which fit into a URL."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedChange:
-    """One change that activators follow.
+    """One change of the feed to activators.
 
     Attributes:
-        seq: position; strictly rising. kind: `function`, `key`, `tenant`, `secret`, `quota` or
-        `budget`. key: `<tenant>/<environment>/<app>/<function>` (function, quota), a key id, a
-        tenant id, `<tenant>/<environment>/<secret name>`,
-            or a budget id.
+        seq: position; strictly increasing.
+        kind: `function`, `key`, `tenant`, `secret`, `quota` or `budget`.
+        key: `<tenant>/<environment>/<app>/<function>` (function, quota), a key id, a tenant id,
+            `<tenant>/<environment>/<secret name>`, or a budget id.
         value: the document (`FunctionRoute`, `KeyRecord`, `TenantRecord`,
-        `pilotlight.spec.quotas.Quotas`, `BudgetRecord` as JSON; a secret's
-            sealed text), None = removed.
+            `pilotlight.spec.quotas.Quotas`, `BudgetRecord` as JSON; a secret's sealed text); None =
+            removed.
     """
 
     seq: int
@@ -156,12 +154,13 @@ class FeedChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyRecord:
-    """An API key as the activator needs it.
+    """An API key, for activators.
 
     Attributes:
-        hash: sha256 (hex) of the whole secret text. environment, app, function: the only one that
-        it reaches; None = all. A function only together with its app. quotas: of this key alone
-        (`pilotlight.spec.quotas.Quotas` as JSON).
+        hash: sha256 (hex) of the whole secret text.
+        environment, app, function: the only one that it may access; None = all. A function requires
+            its app.
+        quotas: of this key alone (`pilotlight.spec.quotas.Quotas` as JSON).
     """
 
     id: str
@@ -180,9 +179,10 @@ class TenantRecord:
     """A tenant.
 
     Attributes:
-        uid: on nodes; None: the platform's own. plan: what it may use and how it is treated
-        (`pilotlight.spec.quotas.Plan` as JSON, its own overrides included); {} = no limits.
-        suspended: its calls are answered 403.
+        uid: user id on nodes; None: the platform's own.
+        plan: its limits and priority (`pilotlight.spec.quotas.Plan` as JSON, including its own
+            overrides); {} = no limits.
+        suspended: whether its calls are answered 403.
     """
 
     id: str
@@ -194,13 +194,12 @@ class TenantRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetRecord:
-    """A budget as the activator needs it. "" in `environment`, `app` and `function` covers all of
-    them.
+    """A budget, for activators. "" in `environment`, `app` and `function` covers all of them.
 
     Attributes:
-        period: `day` or `month`, of the calendar in UTC.
-        amount: what may be spent in one period, a decimal as text.
-        hard: calls are refused when it is spent; otherwise it only warns.
+        period: `day` or `month`, by the calendar in UTC.
+        amount: limit per period, a decimal as text.
+        hard: whether calls are refused when it is exhausted; otherwise it only warns.
     """
 
     id: str
@@ -220,13 +219,13 @@ class BudgetRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetState:
-    """What the ledger knows of a budget.
+    """The ledger's state of a budget.
 
     Attributes:
-        period: `2026-11-21` or `2026-11`: the one that runs now by the controller's clock. spent:
-        sum of the records in it, a decimal as text; of all activators, idle time included. batch:
-        the part of `spent` that the records of this request make up, those that came before
-        included; "0" in `GET`.
+        period: the current one by the controller's clock, `2026-11-21` or `2026-11`.
+        spent: sum of its records, a decimal as text; of all activators, including idle time.
+        batch: the part of `spent` from the records of this request, including repeated ones; "0" in
+            `GET`.
     """
 
     period: str
@@ -236,15 +235,14 @@ class BudgetState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionRoute:
-    """All that the data plane knows of a function.
+    """A function's description for the data plane.
 
     Attributes:
-        traffic: (revision name, weight) pairs; weights add up to 100. revisions: revision name →
-        `{"spec": FunctionSpec, "launch": LaunchSpec}` as JSON, for every revision that the traffic
-        document
-            names: with a weight, a tag, a pin, an arm, or as the shadow.
-        document: `pilotlight.spec.traffic.TrafficDocument` as JSON; {} = the weights alone.
-        stopped: the app was stopped: calls are answered 503 until it is deployed again.
+        traffic: (revision name, weight) pairs; weights add up to 100.
+        revisions: revision name → `{"spec": FunctionSpec, "launch": LaunchSpec}` as JSON, for every
+            revision in the traffic document: with a weight, a tag, a pin, an arm, or as the shadow.
+        document: `pilotlight.spec.traffic.TrafficDocument` as JSON; {} = only the weights.
+        stopped: whether the app was stopped: calls are answered 503 until it is deployed again.
     """
 
     id: str
@@ -263,8 +261,8 @@ class FunctionRoute:
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Self:
-        """The reverse of `to_json`. Raises KeyError, TypeError or ValueError when the document is
-        broken."""
+        """The reverse of `to_json`. Raises KeyError, TypeError or ValueError if the document is
+        invalid."""
         traffic = tuple((str(name), int(weight)) for name, weight in body["traffic"])
         if not traffic or sum(weight for _, weight in traffic) != 100:
             raise ValueError(
@@ -272,35 +270,41 @@ class FunctionRoute:
                 f"{sum(w for _, w in traffic)}, want 100"
             )
         if missing := [name for name, _ in traffic if name not in body["revisions"]]:
-            raise ValueError(f"traffic names revisions that the route does not carry: {missing}")
+            raise ValueError(f"traffic names revisions that the route does not have: {missing}")
         return cls(**{**body, "traffic": traffic})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageRecord:
-    """What one attempt used and costs; immutable, unique by `id`.
+    """Usage and cost of one attempt; immutable, unique by `id`.
 
     Attributes:
         id: `<call id>/<attempt>` for calls; `<instance>/<kind>/<n>` for IDLE and RESERVED spans,
-        CPU and a START. kind: `CALL`; `SHADOW`, the copy of one, which costs nothing; `IDLE` or
-        `RESERVED` time of an instance; the `START` of one;
-            `CPU` time that it used while no call ran; the `BUILD` of an image; `STORAGE`; or
-            `ADJUSTMENT` of another record.
-        started_at: wall clock, seconds since the epoch. queued_ms, start_ms, exec_ms: the three
-        spans of a call, integers. billed_ns: the part of the instance's time that is this record's
-        (processor sharing for calls); of CPU and BUILD, CPU time. cpu, memory_bytes, gpu,
-        gpu_count: the footprint of the instance; of CPU and BUILD, one core. status: HTTP status of
-        the call; 0 for spans. outcome: `ok`, `error`, `cancelled`, `lost` (its activator or
-        instance died), `busy` (nothing ran: tried again elsewhere) or `span`. price_version,
-        rate_per_s, cost: the price as it was then; decimals as text. caller: id of the tenant that
-        called another one's function; "" = the tenant itself. Who owns the function pays. corrects,
-        note: of an ADJUSTMENT: the id of the record that it corrects, and why. experiment, arm,
-        unit: of a call in an experiment: its id, the arm, and a hash of the unit that was assigned
-        to it. degraded: of a call that was answered by a variant or a fallback: what
-        HEADER_DEGRADED said. tokens_in, tokens_out, tokens_cached: of a language model, by the
-        engine's own count; `tokens_cached` of those in were there. finish: why an answer that
-        streamed ended (`pilotlight.spec.engines.FINISH_REASONS`); "" for others. first_token_ms:
-        from the request to the first token; 0 without one.
+            CPU and a START.
+        kind: `CALL`; `SHADOW`, a copy of a call, which costs nothing; `IDLE` or `RESERVED` time of
+            an instance; the `START` of an instance; `CPU` time that it used while no call ran; the
+            `BUILD` of an image; `STORAGE`; or `ADJUSTMENT` of another record.
+        started_at: wall clock, seconds since the epoch.
+        queued_ms, start_ms, exec_ms: the three spans of a call, integers.
+        billed_ns: this record's share of the instance's time (processor sharing for calls); for CPU
+            and BUILD, CPU time.
+        cpu, memory_bytes, gpu, gpu_count: the footprint of the instance; for CPU and BUILD, one
+            core.
+        status: HTTP status of the call; 0 for spans.
+        outcome: `ok`, `error`, `cancelled`, `lost` (its activator or instance died), `busy`
+            (nothing ran: retried elsewhere) or `span`.
+        price_version, rate_per_s, cost: the price at that time; decimals as text.
+        caller: id of the tenant that called another one's function; "" = the tenant itself. The
+            function's owner pays.
+        corrects, note: for an ADJUSTMENT: the id of the corrected record, and the reason.
+        experiment, arm, unit: for a call in an experiment: its id, the arm, and a hash of the unit
+            assigned to it.
+        degraded: for a call answered by a variant or a fallback: the value of HEADER_DEGRADED.
+        tokens_in, tokens_out, tokens_cached: for a language model, by the engine's own count;
+            `tokens_cached` is the part of `tokens_in` that was cached.
+        finish: why a streamed answer ended (`pilotlight.spec.engines.FINISH_REASONS`); "" for
+            others.
+        first_token_ms: from the request to the first token; 0 without one.
     """
 
     id: str
@@ -359,16 +363,19 @@ class UsageRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallRecord:
-    """A submitted call's state, as polled.
+    """State of a submitted call, as returned to polls.
 
     Attributes:
-        state: `QUEUED`, `RUNNING`, `SUCCEEDED`, `FAILED`, `CANCELLED`, `EXPIRED`. sequence: rises
-        with every change; the newest wins. result: base64 of the answer's body (with
-        `content_type`), once SUCCEEDED; for FAILED a problem document or pickled exception.
-        expires_at: wall clock after which the result may be gone. attempt: attempts so far;
-        is_dead: it FAILED after its last one, and waits as a dead letter. schedule: `<function
-        id>/<n>` of the schedule that began it; "" = a caller did. webhook: name of the webhook that
-        is told when it ends. arm, unit, experiment: as in UsageRecord.
+        state: `QUEUED`, `RUNNING`, `SUCCEEDED`, `FAILED`, `CANCELLED`, `EXPIRED`.
+        sequence: increases with every change; the newest wins.
+        result: base64 of the response's body (with `content_type`), once SUCCEEDED; for FAILED a
+            problem document or pickled exception.
+        expires_at: wall clock after which the result may be deleted.
+        attempt: number of attempts so far.
+        is_dead: whether it FAILED after its last attempt and is a dead letter.
+        schedule: `<function id>/<n>` of the schedule that submitted it; "" = a caller.
+        webhook: name of the webhook that is notified when it ends.
+        arm, unit, experiment: as in UsageRecord.
     """
 
     id: str
@@ -407,14 +414,13 @@ class CallRecord:
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Self:
-        """The reverse of `to_json`; what an answer carries beyond the record (`attempts`) is left
-        aside."""
+        """The reverse of `to_json`; ignores further members of a response (`attempts`)."""
         known = {f.name for f in fields(cls)}
         return cls(**{key: value for key, value in body.items() if key in known})
 
 
 def is_pickle(content_type: bytes) -> bool:
-    """Whether a content type is CONTENT_PICKLE: the whole media type, in either case, with or
+    """Whether a content type is CONTENT_PICKLE: the whole media type, case-insensitive, with or
     without parameters (RFC 9110 §8.3)."""
     return content_type.partition(b";")[0].strip().lower() == _PICKLE
 
@@ -423,8 +429,8 @@ _PICKLE = CONTENT_PICKLE.encode()
 
 
 def new_call_id() -> str:
-    """`req-` and 32 hex digits: 48 bits of milliseconds, then 80 random ones, so that ids sort by
-    time."""
+    """A new call id: `req-` and 32 hex digits: 48 bits of milliseconds, then 80 random bits, so
+    that ids sort by time."""
     return "req-" + ((time.time_ns() // 1_000_000).to_bytes(6, "big") + os.urandom(10)).hex()
 
 
@@ -438,7 +444,7 @@ def problem(
     extra: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """A problem document (RFC 9457): `type` is a slug under PROBLEM_BASE, `instance` the request
-    id, `extra` further members."""
+    id, `extra` additional members."""
     body: dict[str, Any] = {
         "type": PROBLEM_BASE + type,
         "title": title,

@@ -1,5 +1,4 @@
-"""`pilotlight.weights`: safetensors files as tensors, on the CPU without copying them, on a GPU as
-fast as the disk gives them.
+"""Loads safetensors files as tensors: on the CPU without a copy, on a GPU at the speed of the disk.
 
     state = pilotlight.weights.load(minilm.path)                              # mapped: the file's own pages, shared by all instances
     state = pilotlight.weights.load(llama.path, device="cuda:0")              # read by several threads, copied beside other work
@@ -25,13 +24,13 @@ if TYPE_CHECKING:
     from weight_cache.types import Tensor
 
 Where: TypeAlias = "str | torch.device | Callable[[str], str | torch.device]"
-"""One device for all tensors, or a function from a tensor's name to its device."""
+"""One device for all tensors, or a function that maps a tensor's name to its device."""
 Mode = Literal["auto", "mapped", "pool"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """What `load_into` found: names that the module has and the file lacks, and the reverse."""
+    """Result of `load_into`: names that only the module has, and names that only the file has."""
 
     missing: tuple[str, ...]
     unexpected: tuple[str, ...]
@@ -45,22 +44,21 @@ def load(
     mode: Mode = "auto",
     pool: Pool | None = None,
 ) -> Mapping[str, torch.Tensor]:
-    """The tensors of a safetensors file, or of a directory of them, by name; dtypes and bytes as
-    they are in the file.
+    """Load the tensors of a safetensors file, or of a directory of them, by name, with the dtypes
+    and bytes of the file.
 
     Args:
-        device: `cpu`, `cuda:0`, or a function that says it for each tensor. names: only these.
-        mode: for tensors on the CPU. `mapped`: they are the file's own pages, made when they are
-        asked for, read when they are touched,
-            shared with everybody, and in no snapshot. `pool`: read now, into memory of their own,
-            by several threads; a process that holds them cannot be snapshot. `auto`: mapped. What
-            goes to a GPU always goes through a pool.
-        pool: what to read into, of `pool(...)`; kept by the caller, so that the next load finds it
-        ready. None: one for this call.
+        device: `cpu`, `cuda:0`, or a function that returns the device of each tensor.
+        names: load only these.
+        mode: for tensors on the CPU. `mapped`: pages of the file, created on look-up, read on
+            access, shared by all processes, and not part of a snapshot. `pool`: read now into
+            private memory, by several threads; blocks a snapshot of the process. `auto`: mapped.
+            Tensors for a GPU always pass through a pool.
+        pool: the pool to read into, from `pool(...)`; the caller keeps it for the next load. None:
+            a pool for this call only.
 
-    Raises TensorsInvalid (a file that breaks its format or was cut off; a name that is not there),
-    DeviceFailed, PoolFull, OSError; of a mapped file that it breaks its format is raised when its
-    tensors are asked for."""
+    Raises TensorsInvalid (an invalid or truncated file; a missing name), DeviceFailed, PoolFull,
+    OSError; for a mapped file, TensorsInvalid is raised when its tensors are looked up."""
     from weight_cache.tensors.files import read_files
 
     if mode not in ("auto", "mapped", "pool"):
@@ -85,11 +83,11 @@ def load(
 
 
 def pool(size_bytes: int, *, device: str | torch.device = "cpu") -> Pool:
-    """Memory to read into, in place before it is needed; registered with `device`'s driver when
-    that is a GPU (`is_pinned` says so).
+    """Allocate a pool to read into, in advance; pinned with `device`'s driver if that is a GPU
+    (`is_pinned`).
 
-    Close it, or use it in a `with`. Raises PoolFull when the machine lacks the memory, DeviceFailed
-    when there is no such device."""
+    Close it, or use it in a `with`. Raises PoolFull if the machine lacks the memory, DeviceFailed
+    if the device does not exist."""
     from weight_cache.tensors.devices import resolve_device
     from weight_cache.tensors.pool import Pool
 
@@ -104,12 +102,12 @@ def load_into(
     strict: bool = True,
     mode: Mode = "auto",
 ) -> Loaded:
-    """Give `module` (built on any device, `meta` too) the tensors of `path` as its parameters and
-    buffers, without copying them.
+    """Assign the tensors of `path` to `module` (built on any device, also `meta`) as its parameters
+    and buffers, without copying them.
 
-    Parameters that are one and the same stay so; dtypes become those of the file. Raises
-    TensorsInvalid for a tensor of another shape and, if `strict`, for names on one side only and
-    for what would be left without memory; then the module may have some of the tensors already."""
+    Tied parameters remain tied; dtypes become those of the file. Raises TensorsInvalid for a tensor
+    of another shape and, if `strict`, for names on one side only and for tensors that would remain
+    without memory; the module may then already have some of the tensors."""
     from weight_cache.errors import TensorsInvalid
     from weight_cache.tensors.files import read_files, tensor_locations
 
@@ -123,7 +121,7 @@ def load_into(
     if strict and (loaded.missing or loaded.unexpected):
         differences = f"missing {_few(loaded.missing)}; unexpected {_few(loaded.unexpected)}"
         raise TensorsInvalid(
-            f"{path} and the module differ: {differences}. strict=False leaves them as they are"
+            f"{path} and the module differ: {differences}. Use strict=False to ignore this"
         )
     tensors = load(path, device=device, names=(there & set(state)) - set(tied), mode=mode)
     try:
@@ -140,8 +138,8 @@ def load_into(
     ]
     if strict and without:
         raise TensorsInvalid(
-            f"{path} does not hold {_few(without)}, which the module makes when it is built: "
-            f"build it without `meta`"
+            f"{path} does not contain {_few(without)}, which the module creates in its "
+            f"constructor: build it without `meta`"
         )
     return loaded
 
@@ -149,12 +147,12 @@ def load_into(
 def from_pretrained(
     auto_class: Any, path: str | Path, *, device: str | torch.device = "cpu", **kwargs: Any
 ) -> Any:
-    """`auto_class.from_pretrained(path, **kwargs)` of transformers, its tensors mapped, or
-    delivered to `device`.
+    """Call transformers' `auto_class.from_pretrained(path, **kwargs)` with tensors that are mapped,
+    or delivered to `device`.
 
-    transformers builds the model, renames and ties what its rules say, and computes what no file
-    holds; only the reading is ours. On the CPU nothing is copied as long as no conversion is asked
-    for (`dtype=`, quantization). Raises as `load` and transformers do."""
+    transformers builds the model, renames and ties tensors by its rules, and computes those that no
+    file contains; only reading is replaced. On the CPU nothing is copied unless a conversion is
+    requested (`dtype=`, quantization). Raises as `load` and transformers do."""
     from pilotlight import pretrained
 
     return pretrained.from_pretrained(auto_class, Path(path), device=device, **kwargs)
@@ -171,7 +169,7 @@ def _mapped(
 
 
 def _read(found: list[tuple[TensorFile, Tensor]], pool: Pool | None) -> dict[str, torch.Tensor]:
-    """Into the pool, where they stay."""
+    """Read the tensors into the pool, where they remain."""
     from weight_cache.tensors.delivery import read_into, room_bytes
     from weight_cache.tensors.pool import Pool
 
@@ -185,7 +183,7 @@ def _read(found: list[tuple[TensorFile, Tensor]], pool: Pool | None) -> dict[str
 def _delivered(
     found: list[tuple[TensorFile, Tensor, str]], pool: Pool | None
 ) -> dict[str, torch.Tensor]:
-    """Through the pool, to their devices."""
+    """Deliver the tensors to their devices, through the pool."""
     from weight_cache.tensors.delivery import deliver, pool_bytes
     from weight_cache.tensors.devices import resolve_device
     from weight_cache.tensors.pool import Pool
@@ -204,7 +202,7 @@ def _delivered(
 
 @contextlib.contextmanager
 def _kept(pool: Pool) -> Iterator[Pool]:
-    """A pool that belongs to somebody else."""
+    """Yield a pool without closing it: the caller owns it."""
     yield pool
 
 
@@ -230,7 +228,7 @@ def _check_names(there: Container[str], names: Collection[str], path: str | Path
     from weight_cache.errors import TensorsInvalid
 
     if absent := sorted(name for name in names if name not in there):
-        raise TensorsInvalid(f"{path} does not hold {_few(absent)}")
+        raise TensorsInvalid(f"{path} does not contain {_few(absent)}")
 
 
 def _is_cpu(device: str | torch.device) -> bool:
@@ -238,7 +236,7 @@ def _is_cpu(device: str | torch.device) -> bool:
 
 
 def _tied(state: Mapping[str, torch.Tensor], there: Collection[str]) -> dict[str, str]:
-    """Names of one and the same parameter: each but the first that the file has → that one."""
+    """Tied parameters: each name → the first of its group's names that the file has."""
     groups: dict[int, list[str]] = {}
     for name, tensor in state.items():
         groups.setdefault(id(tensor), []).append(name)
@@ -254,8 +252,7 @@ def _tied(state: Mapping[str, torch.Tensor], there: Collection[str]) -> dict[str
 
 
 def _settle_the_rest(module: torch.nn.Module, loaded: Collection[str], device: Where) -> None:
-    """What the file does not hold, and has memory elsewhere, follows to the one device that was
-    named."""
+    """Move tensors that the file does not contain to `device`, if that is a single device."""
     if callable(device):
         return
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:

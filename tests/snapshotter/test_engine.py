@@ -363,7 +363,7 @@ async def test_an_engine_that_cannot_load_its_model_fails_with_its_own_words(
 ) -> None:
     launch = function(home)
     broken = {**launch.entry, "engine": {**launch.entry["engine"], "args": {"port": 1}}}
-    with pytest.raises(StartFailed, match="platform's own"):
+    with pytest.raises(StartFailed, match="is set by the platform"):
         await start(
             client, home.launch(**{**launch.to_json(), "entry": broken, "weights": launch.weights})
         )

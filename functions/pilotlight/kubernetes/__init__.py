@@ -1,5 +1,5 @@
-"""The cluster: what of Kubernetes and Knative the controller, the activators and the command line
-know. A door of this package.
+"""Access to Kubernetes and Knative for the controller, the activators and the command line. A door
+of this package.
 
-Nothing here runs by itself: who holds a `Cluster` decides what is done with it.
+This package starts nothing by itself: the owner of a `Cluster` makes all calls.
 """

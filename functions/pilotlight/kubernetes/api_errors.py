@@ -1,5 +1,5 @@
-"""Answers of the API server: what a refusal means. The one place where `Status` documents become
-our errors."""
+"""Converts responses of the API server to our errors. The only place that interprets `Status`
+documents."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ _INSTALL = {
     "serving-core.yaml)",
     "caching.internal.knative.dev": "install Knative Serving (its serving-crds.yaml, then "
     "serving-core.yaml)",
-    "cert-manager.io": "install cert-manager, or give the chart TLS secrets of your own "
+    "cert-manager.io": "install cert-manager, or give the chart your own TLS secrets "
     "(tls.existingSecret)",
-    "monitoring.coreos.com": "install the Prometheus operator, or switch monitoring.podMonitors off",
+    "monitoring.coreos.com": "install the Prometheus operator, or disable monitoring.podMonitors",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiResponse:
-    """What came back.
+    """A response of the API server.
 
     Attributes:
         status: HTTP status.
         warnings: texts of its Warning headers.
-        retry_after_s: of its Retry-After header, or None.
+        retry_after_s: value of its Retry-After header, or None.
     """
 
     status: int
@@ -65,7 +65,7 @@ class ApiResponse:
     knative_namespace: str = field(default="knative-serving")
 
     def document(self) -> dict[str, Any]:
-        """The JSON object in it; empty if it is none (a proxy's page)."""
+        """The body's JSON object; empty if it has none (a proxy's page)."""
         try:
             value = json.loads(self.body)
         except ValueError:
@@ -74,12 +74,12 @@ class ApiResponse:
 
 
 def install_hint(group: str) -> str:
-    """What brings the kinds of an API group."""
-    return _INSTALL.get(group, f"install what brings the API group {group or 'core'}")
+    """What to install to get the kinds of an API group."""
+    return _INSTALL.get(group, f"install the component that has the API group {group or 'core'}")
 
 
 def error_from_response(deed: ApiRequest, answer: ApiResponse) -> ClusterError:
-    """The error for an answer that is not a success."""
+    """The error for a response that is not a success."""
     status = answer.document()
     if status.get("kind") != "Status":
         return _without_status(deed, answer)
@@ -95,7 +95,7 @@ def from_status(
     retry_after_s: float | None = None,
     knative_namespace: str = "knative-serving",
 ) -> ClusterError:
-    """The error for a `Status` document: an answer's body, or an ERROR event of a watch."""
+    """The error for a `Status` document: a response's body, or an ERROR event of a watch."""
     code = int(status.get("code") or 0)
     message = str(status.get("message") or "")
     details = status.get("details") or {}
@@ -128,7 +128,7 @@ def _without_status(deed: ApiRequest, answer: ApiResponse) -> ClusterError:
     }
     if answer.status == 404:
         return _kind_missing(deed, rest)
-    return _plain(deed, text or "an answer without a body", rest)
+    return _plain(deed, text or "the response has no body", rest)
 
 
 def _plain(deed: ApiRequest, message: str, rest: dict[str, Any]) -> ClusterError:
@@ -136,7 +136,7 @@ def _plain(deed: ApiRequest, message: str, rest: dict[str, Any]) -> ClusterError
     said = f"cannot {deed}: {message}"
     if code == 401:
         return BadCredentials(
-            f"{said}. The API server does not accept our credentials: look at the service account "
+            f"{said}. The API server does not accept our credentials: check the service account "
             f"or the kubeconfig",
             **rest,
         )
@@ -146,9 +146,7 @@ def _plain(deed: ApiRequest, message: str, rest: dict[str, Any]) -> ClusterError
     if code == 410:
         return Gone(said, **rest)
     if code in (429, 503):
-        return Overloaded(
-            f"{said}. The API server is overloaded or starting; it is asked again later", **rest
-        )
+        return Overloaded(f"{said}. The API server is overloaded or starting: retry later", **rest)
     return ClusterError(f"{said} (status {code})", **rest)
 
 
@@ -187,8 +185,8 @@ def _forbidden(
         or "is being terminated" in message
     ):
         return NamespaceEnding(
-            f"cannot {deed}: the namespace {deed.namespace} is being deleted. Wait until it is gone "
-            f"(kubectl get namespace {deed.namespace}); it is made anew then",
+            f"cannot {deed}: the namespace {deed.namespace} is being deleted. Wait until it no "
+            f"longer exists (kubectl get namespace {deed.namespace}); it is then recreated",
             **rest,
         )
     if "exceeded quota" in message or "failed quota" in message:
@@ -221,8 +219,7 @@ def _invalid(
     problems += [
         FieldProblem(
             unknown,
-            "the cluster does not know this field; an older Knative or Kubernetes would drop it "
-            "silently",
+            "the cluster does not know this field: upgrade Knative or Kubernetes, or remove it",
         )
         for unknown in _STRICT.findall(message)
     ]
@@ -233,7 +230,7 @@ def _invalid(
 
 
 def _not_found(deed: ApiRequest, details: Mapping[str, Any], rest: dict[str, Any]) -> ClusterError:
-    if not details.get("name"):  # an absent object is always named
+    if not details.get("name"):  # for a missing object the details have its name
         return _kind_missing(deed, rest)
     if (
         deed.namespace

@@ -1,4 +1,4 @@
-"""A deed: one verb on one object or kind, as RBAC and error messages speak of it."""
+"""A request to the API server: one verb on one object or kind, as in RBAC."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pilotlight.kubernetes.kinds import Kind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiRequest:
-    """What is asked of the API server.
+    """One request to the API server.
 
     Attributes:
-        verb: of RBAC: get, list, watch, create, patch, update, delete.
-        namespace: None for kinds without, and for "in all namespaces".
+        verb: RBAC verb: get, list, watch, create, patch, update, delete.
+        namespace: None for kinds without namespaces, and for all namespaces.
         name: None for a whole kind.
         subresource: "" or `status`, `scale`, `log`, `exec`.
     """
@@ -27,7 +27,7 @@ class ApiRequest:
 
     @property
     def path(self) -> str:
-        """Of the request's URL."""
+        """Path of the request's URL."""
         parts = [self.kind.path]
         if self.kind.namespaced and self.namespace is not None:
             parts += ["namespaces", quote(self.namespace, safe="")]
@@ -40,7 +40,7 @@ class ApiRequest:
 
     @property
     def target(self) -> str:
-        """The object: `Deployment fn-acme/embed`."""
+        """The object, such as `Deployment fn-acme/embed`."""
         where = "/".join(part for part in (self.namespace, self.name) if part)
         return f"{self.kind.kind} {where}".rstrip()
 

@@ -1,5 +1,4 @@
-"""One call of the API server, all its attempts together: deadlines, bounded retries, errors of
-ours."""
+"""Calls of the API server with deadlines, a bounded number of retries, and our own errors."""
 
 from __future__ import annotations
 
@@ -22,13 +21,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallDeadlines:
-    """How long calls may take.
+    """Deadlines of calls.
 
     Attributes:
-        call_s: one call, all its attempts together.
-        attempt_s: one attempt.
-        silence_s: of a watch; API servers send a bookmark each minute.
-        watch_s: after which a watch is asked to end, so that load spreads over API servers.
+        call_s: of one call, including all attempts.
+        attempt_s: of one attempt.
+        silence_s: longest silence of a watch; API servers send a bookmark each minute.
+        watch_s: duration of a watch, limited so that load spreads over API servers.
         pauses: between attempts of a call.
         watch_pauses: between attempts to open a watch.
     """
@@ -42,8 +41,8 @@ class CallDeadlines:
 
 
 class ApiCalls:
-    """Makes calls over a transport. Owner: one event loop; many may be under way. `chance`, `clock`
-    and `sleep` are luck and time."""
+    """Makes calls over a transport. Owner: one event loop; calls may run concurrently. `chance`,
+    `clock` and `sleep` inject randomness and time."""
 
     def __init__(
         self,
@@ -72,15 +71,15 @@ class ApiCalls:
         is_conditional: bool = False,
         timeout_s: float | None = None,
     ) -> ApiResponse:
-        """Make it, again where that may help.
+        """Make a call, with retries.
 
         Args:
-            path: of the URL, where it is not the deed's own.
-            is_conditional: a conflict is an answer (see `retries`).
+            path: of the URL, if it is not the deed's own.
+            is_conditional: whether a conflict is an answer (`retry_policy.is_retryable`).
             timeout_s: of all attempts together; None = `patience.call_s`.
 
         Raises:
-            ClusterError: of the last attempt.
+            ClusterError: the error of the last attempt.
         """
         ends_at = self.clock() + (self.patience.call_s if timeout_s is None else timeout_s)
         attempt = 0
@@ -100,8 +99,8 @@ class ApiCalls:
                 await self.check(deed, answer)
                 if not answer.body.lstrip().startswith(b"{"):
                     said = (
-                        f"cannot {deed}: what came back is no answer of an API server. Is a "
-                        f"proxy between us and it?"
+                        f"cannot {deed}: the response is not from an API server: check for a "
+                        f"proxy in between"
                     )
                     raise ClusterUnreachable(said, deed=deed)
             except ClusterError as error:
@@ -112,7 +111,7 @@ class ApiCalls:
                 return answer
 
     async def check(self, deed: ApiRequest, answer: ApiResponse) -> None:
-        """Raises ClusterError for an answer that is not a success."""
+        """Raise ClusterError for a response that is not a success."""
         if answer.status == 401:
             await self.transport.credentials.renew()
         if not 200 <= answer.status <= 299:
@@ -127,7 +126,7 @@ class ApiCalls:
         *,
         is_conditional: bool,
     ) -> None:
-        """Wait before the next attempt, where there is one."""
+        """Wait before the next attempt, or raise if there is none."""
         is_first_401 = isinstance(error, BadCredentials) and error.status == 401 and attempt == 1
         repeat = is_first_401 or is_retryable(error, verb=deed.verb, is_conditional=is_conditional)
         pauses = self.patience.pauses

@@ -1,5 +1,5 @@
-"""The cluster, as our processes see it: objects are dicts, every call has a deadline and a bound of
-attempts, errors are ours."""
+"""Client of a cluster: objects are dicts, every call has a deadline and a maximum number of
+attempts, and errors are our own types."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ logger = logging.getLogger(__name__)
 _APPLY = "application/apply-patch+yaml"
 _MERGE = "application/merge-patch+json"
 _PAGE = 500  # objects; the API server's own clients use as many
-_OPEN_S = 10.0  # until a stream's head
+_OPEN_S = 10.0  # until the head of a stream's response
 
 
 class Cluster:
-    """One cluster's API server. Owner: one event loop; calls may run at once. Close it, or use it
-    as a context manager."""
+    """Client of one cluster's API server. Owner: one event loop; calls may run concurrently. Close
+    it, or use it as a context manager."""
 
     def __init__(
         self,
@@ -46,11 +46,12 @@ class Cluster:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """See `connect`; the last three are time and luck.
+        """Use a transport (see also `connect`).
 
         Args:
-            tolerated: pieces of texts; Warning headers that contain one of them (or of the
-            settings') are logged instead of raised.
+            tolerated: texts; Warning headers that contain one of them (or of the settings') are
+                logged instead of raised.
+            chance, clock, sleep: inject randomness and time.
         """
         self.settings = settings
         self.patience = patience or CallDeadlines()
@@ -69,10 +70,10 @@ class Cluster:
         patience: CallDeadlines | None = None,
         tolerated: Collection[str] = (),
     ) -> Cluster:
-        """Find credentials; nothing is sent yet.
+        """Find credentials, without sending a request.
 
         Raises:
-            BadCredentials: there are none.
+            BadCredentials: none were found.
         """
         found = credentials or await find_credentials(settings)
         transport = Transport(found, knative_namespace=settings.knative_namespace)
@@ -115,17 +116,17 @@ class Cluster:
     async def list(
         self, kind: Kind, namespace: str | None = None, selector: str = "", *, fields: str = ""
     ) -> Listing:
-        """All objects of a kind, by pages, as of one moment; in all namespaces where `namespace` is
-        None.
+        """A consistent listing of all objects of a kind, read in pages; of all namespaces if
+        `namespace` is None.
 
         Args:
-            selector: of labels.
-            fields: selector of fields: `spec.nodeName=a`.
+            selector: label selector.
+            fields: field selector, such as `spec.nodeName=a`.
         """
         for attempt in range(3):
             try:
                 return await self._list(kind, namespace, selector, fields)
-            except Gone:  # the pages were older than what the server remembers
+            except Gone:  # the continue token has expired
                 if attempt == 2:
                     raise
         raise AssertionError("unreachable")
@@ -137,14 +138,14 @@ class Cluster:
         while True:
             page = (await self._calls.call(deed, "GET", query=query)).document()
             meta = page.get("metadata") or {}
-            # a proxy's page: it says nothing of what is there, and least of all that nothing is
+            # a proxy's page must not be taken for an empty listing
             if not meta.get("resourceVersion"):
                 raise ClusterUnreachable(
-                    f"cannot {deed}: what came back is no list. Is something between us and the "
-                    f"API server?",
+                    f"cannot {deed}: the response is not a list: check for a proxy in front of "
+                    f"the API server",
                     deed=deed,
                 )
-            # items of a list do not say what they are
+            # items of a list lack apiVersion and kind
             items += [
                 {"apiVersion": kind.api_version, "kind": kind.kind, **item}
                 for item in page.get("items") or ()
@@ -158,7 +159,7 @@ class Cluster:
     def watch(
         self, kind: Kind, namespace: str | None = None, selector: str = "", *, fields: str = ""
     ) -> AsyncGenerator[WatchChange, None]:
-        """List, then watch, for ever: see `watch_stream.watch_forever`. Close it
+        """List, then watch endlessly (`watch_stream.watch_forever`). Close it
         (`contextlib.aclosing`)."""
         how = self._calls
         return watch_forever(
@@ -181,10 +182,10 @@ class Cluster:
         selector: str = "",
         fields: str = "",
     ) -> AsyncGenerator[bytes, None]:
-        """One watch from a resourceVersion on, as raw bytes, until it ends or breaks.
+        """One watch starting at a resourceVersion, as raw bytes, until it ends or breaks.
 
         Raises:
-            ClusterError: it was refused (`Gone`: list anew), or broke.
+            ClusterError: it was refused (`Gone`: list again), or broke.
         """
         deed = ApiRequest(verb="watch", kind=kind, namespace=namespace)
         wait_s = self.patience.watch_s * (1 + self._calls.chance())
@@ -216,13 +217,13 @@ class Cluster:
         previous: bool = False,
         limit_bytes: int | None = None,
     ) -> AsyncGenerator[bytes, None]:
-        """What a pod's container printed, in pieces as they come. Close it (`contextlib.aclosing`).
+        """Stream the logs of a pod's container, in pieces. Close it (`contextlib.aclosing`).
 
         Args:
             since_time: RFC 3339; the server compares whole seconds.
 
         Raises:
-            NotFound: there is no such pod.
+            NotFound: the pod does not exist.
         """
         deed = ApiRequest(verb="get", kind=POD, namespace=namespace, name=name, subresource="log")
         wanted: dict[str, object] = {
@@ -246,7 +247,7 @@ class Cluster:
     def exec(
         self, name: str, namespace: str, argv: Sequence[str], *, container: str
     ) -> AsyncGenerator[Mapping[str, Any], None]:
-        """Run a command in a pod's container: see `exec.run`. Close it (`contextlib.aclosing`)."""
+        """Run a command in a pod's container (`exec.run`). Close it (`contextlib.aclosing`)."""
         deed = ApiRequest(verb="get", kind=POD, namespace=namespace, name=name, subresource="exec")
         return exec.run(
             self._transport, deed, argv, container=container, open_s=self.patience.attempt_s
@@ -259,7 +260,7 @@ class Cluster:
         ).document()
 
     async def may(self, deed: ApiRequest) -> bool:
-        """Whether our credentials have a right, as the API server's authorizer says
+        """Whether our credentials permit a request, according to the API server's authorizer
         (SelfSubjectAccessReview)."""
         asked = {
             "verb": deed.verb,
@@ -287,16 +288,16 @@ class Cluster:
     async def apply(
         self, manifest: Mapping[str, Any], *, dry_run: bool = False, force: bool = True
     ) -> Object:
-        """Server-side apply: the object has what the manifest says, and fields that it no longer
-        says are gone.
+        """Server-side apply: set the manifest's fields, and remove those that it no longer
+        contains.
 
         Args:
-            dry_run: ask everybody (schema, webhooks, quotas), change nothing.
-            force: take fields that another manager owns.
+            dry_run: validate (schema, webhooks, quotas) without changing anything.
+            force: take over fields that another manager owns.
 
         Raises:
             Invalid, Forbidden, Conflict, NamespaceEnding, QuotaExceeded: refused.
-            ManifestWarned: it brought warnings (and took place, unless `dry_run`).
+            ManifestWarned: it returned warnings (and was carried out, unless `dry_run`).
         """
         deed = _deed("patch", manifest)
         query = {**self._write(dry_run), "force": "true" if force else "false"}
@@ -307,7 +308,7 @@ class Cluster:
     async def create(
         self, manifest: Mapping[str, Any], *, dry_run: bool = False, timeout_s: float | None = None
     ) -> Object:
-        """Make an object.
+        """Create an object.
 
         Raises:
             AlreadyExists: its name is in use.
@@ -332,11 +333,11 @@ class Cluster:
         subresource: str = "",
         timeout_s: float | None = None,
     ) -> Object:
-        """Merge patch (RFC 7386).
+        """Apply a merge patch (RFC 7386).
 
         Raises:
-            NotFound: there is no such object.
-            Conflict: `metadata.resourceVersion` is in it and stale.
+            NotFound: the object does not exist.
+            Conflict: the patch has a stale `metadata.resourceVersion`.
         """
         deed = ApiRequest(
             verb="patch", kind=kind, namespace=namespace, name=name, subresource=subresource
@@ -356,10 +357,10 @@ class Cluster:
     async def replace(
         self, manifest: Mapping[str, Any], *, subresource: str = "", timeout_s: float | None = None
     ) -> Object:
-        """Put the whole object; its `metadata.resourceVersion` must be what is there.
+        """Replace the whole object; its `metadata.resourceVersion` must be the current one.
 
         Raises:
-            Conflict: it changed in between: read it again.
+            Conflict: it has changed in between: read it again.
         """
         deed = _deed("update", manifest, subresource=subresource)
         return await self._written(
@@ -381,10 +382,10 @@ class Cluster:
         grace_s: float | None = None,
         propagation: str = "Background",
     ) -> bool:
-        """Delete an object; False if it was not there.
+        """Delete an object; returns False if it did not exist.
 
         Args:
-            uid: only this incarnation: `Conflict` for another one.
+            uid: delete only the object with this uid; `Conflict` for another one.
             grace_s: rounded up to whole seconds; None = the object's own.
             propagation: Background, Foreground or Orphan.
         """
@@ -405,10 +406,10 @@ class Cluster:
         return True
 
     async def pause(self, seconds: float) -> None:
-        """Wait, on this cluster's clock."""
+        """Sleep, by this cluster's clock."""
         await self._calls.sleep(seconds)
 
-    # -- how ---------------------------------------------------------------------------------------
+    # -- helpers -----------------------------------------------------------------------------------
 
     def _write(self, dry_run: bool) -> dict[str, str]:
         query = {"fieldManager": self.settings.field_manager, "fieldValidation": "Strict"}
@@ -428,7 +429,7 @@ class Cluster:
         if grave:
             said = (
                 f"{deed}: the API server warns: {'; '.join(grave)}. Change the manifest, or "
-                f"tolerate it (cluster.tolerated_warnings)"
+                f"tolerate the warning (cluster.tolerated_warnings)"
             )
             raise ManifestWarned(
                 said, warnings=grave, result=document, status=answer.status, deed=deed

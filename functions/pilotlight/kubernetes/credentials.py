@@ -1,7 +1,7 @@
-"""Who we are to the API server: the pod's service account, or a kubeconfig.
+"""Credentials for the API server: the pod's service account, or a kubeconfig.
 
-A pod's token is replaced by kubelet long before it ends, so token files are read again and again;
-an `exec` plugin is asked anew when its token ends. A 401 makes both happen at once
+The kubelet replaces a pod's token long before it expires, so token files are re-read periodically;
+an `exec` plugin runs again when its token expires. A 401 triggers both at once
 (`Credentials.renew`)."""
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from pilotlight.kubernetes.settings import ClusterSettings
 logger = logging.getLogger(__name__)
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-_REREAD_S = 30.0  # kubelet replaces a token with a fifth of its life (of 10 min at least) left
+_REREAD_S = 30.0  # kubelet replaces a token in the last fifth of its life (of at least 10 min)
 
 
 class TokenFile:
-    """A token that another process keeps fresh. Owner: one event loop; reads are of a few hundred
-    bytes."""
+    """A token file that another process refreshes. Owner: one event loop; reads are of a few
+    hundred bytes."""
 
     def __init__(self, path: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._path = path
@@ -42,7 +42,7 @@ class TokenFile:
 
     @property
     def token(self) -> str:
-        """The newest one known; the last good one while the file is being replaced."""
+        """The latest token; the last valid one while the file is being replaced."""
         if self._clock() - self._read_at >= _REREAD_S:
             self.renew()
         return self._token
@@ -60,15 +60,16 @@ class TokenFile:
             token = self._path.read_text("ascii").strip()
         except (OSError, ValueError) as error:
             raise BadCredentials(
-                f"cannot read the token {self._path}: {error}. Is a service account mounted?"
+                f"cannot read the token {self._path}: {error}. Check that a service account is "
+                f"mounted"
             ) from error
         if not token:
-            raise BadCredentials(f"the token {self._path} is empty")
+            raise BadCredentials(f"the token file {self._path} is empty")
         return token
 
 
 class Credentials:
-    """Where the API server is and who we are. `configuration` is what the client takes."""
+    """The API server's address and our credentials. `configuration` is the client's own type."""
 
     def __init__(
         self,
@@ -82,8 +83,8 @@ class Credentials:
         self.source = source
         self._token_file = token_file
         self._loader = loader
-        # Chain and name are checked; RFC 5280's finer points (as Python 3.13 does by default) many
-        # clusters' own authorities do not meet.
+        # Chain and name are checked, but not strict RFC 5280 conformance (Python 3.13's default),
+        # which many clusters' own authorities do not meet.
         configuration.disable_strict_ssl_verification = True
         if token_file is not None:
             configuration.api_key["BearerToken"] = f"Bearer {token_file.token}"
@@ -93,11 +94,11 @@ class Credentials:
         return f"<Credentials {self.source} at {self.configuration.host}>"
 
     async def renew(self) -> None:
-        """Look for newer ones at once: the API server did not accept these."""
+        """Renew the credentials at once: the API server did not accept the current ones."""
         if self._token_file is not None:
             self._token_file.renew()
         elif self._loader is not None:
-            # else the plugin is not asked again
+            # otherwise the plugin would not run again
             self._loader.__dict__.pop("exec_plugin_expiry", None)
             await _authenticate(self._loader, self.configuration, self.source)
 
@@ -114,8 +115,8 @@ async def find_credentials(
     environ: Mapping[str, str] | None = None,
     service_account: Path = SERVICE_ACCOUNT,
 ) -> Credentials:
-    """A named kubeconfig, else the pod's own service account, else $KUBECONFIG, else
-    ~/.kube/config.
+    """Find credentials: the configured kubeconfig, else the pod's service account, else
+    $KUBECONFIG, else ~/.kube/config.
 
     Raises:
         BadCredentials: there are none, or they cannot be read.
@@ -178,7 +179,7 @@ async def _authenticate(loader: Any, configuration: Any, source: str) -> None:
 
 
 def _token_file(loader: Any) -> TokenFile | None:
-    # the client has no other way to the chosen user; it reads `tokenFile` once only
+    # the client has no public access to the chosen user, and reads `tokenFile` only once
     user = loader._user
     path = user.safe_get("tokenFile") if user else None
     if path is None or user.safe_get("token"):

@@ -1,4 +1,4 @@
-"""What the cluster refuses. Every message says what happened, to which object, and what to do."""
+"""Errors of the cluster. Every message says what happened, to which object, and what to do."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pilotlight.kubernetes.api_request import ApiRequest
 
 
 class ClusterError(Exception):
-    """Base of everything that the cluster says no to.
+    """Base of all errors of the cluster.
 
     Attributes:
-        status: HTTP status of the API server's answer; 0 = there was none.
+        status: HTTP status of the API server's response; 0 = there was none.
         reason: its machine-readable reason (`AlreadyExists`), or "".
-        retry_after_s: what it asks us to wait, or None.
-        deed: what was asked, or None where no object was concerned.
+        retry_after_s: the requested delay before a retry, or None.
+        deed: the request, or None if no object was concerned.
     """
 
     def __init__(
@@ -36,8 +36,8 @@ class ClusterError(Exception):
 
 
 class ClusterUnreachable(ClusterError):
-    """Raised when the API server did not answer in time, or at all. `sent`: the request may have
-    reached it."""
+    """Raised when the API server did not answer, or not in time. `sent`: whether the request may
+    have reached it."""
 
     def __init__(self, message: str, *, sent: bool = True, deed: ApiRequest | None = None) -> None:
         super().__init__(message, reason="Unreachable", deed=deed)
@@ -45,12 +45,12 @@ class ClusterUnreachable(ClusterError):
 
 
 class BadCredentials(ClusterError):
-    """Raised when the kubeconfig or the pod's token cannot be used, or the API server does not know
-    who we are (401)."""
+    """Raised when the kubeconfig or the pod's token cannot be used, or the API server does not
+    accept it (401)."""
 
 
 class Forbidden(ClusterError):
-    """Raised when our role lacks a right. `rule` is what grants it."""
+    """Raised when our role lacks a right, which `rule` would grant."""
 
     @property
     def rule(self) -> str:
@@ -59,11 +59,11 @@ class Forbidden(ClusterError):
 
 
 class NotFound(ClusterError):
-    """Raised when an object that must be there is not."""
+    """Raised when a required object does not exist."""
 
 
 class KindMissing(ClusterError):
-    """Raised when the cluster does not serve this kind: its CustomResourceDefinition is absent."""
+    """Raised when the cluster does not serve this kind: its CustomResourceDefinition is missing."""
 
 
 class Conflict(ClusterError):
@@ -76,12 +76,12 @@ class AlreadyExists(Conflict):
 
 
 class Gone(ClusterError):
-    """Raised when a resourceVersion or a page's token is too old: list anew."""
+    """Raised when a resourceVersion or a page's token has expired: list again."""
 
 
 @dataclass(frozen=True, slots=True)
 class FieldProblem:
-    """One reason for a refusal: which field (or ""), what about it, and what to do (or "")."""
+    """One reason for a refusal: the field (or ""), the problem, and its fix (or "")."""
 
     field: str
     message: str
@@ -93,8 +93,8 @@ class FieldProblem:
 
 
 class Invalid(ClusterError):
-    """Raised when a manifest is refused: by the schema, by Knative's webhook, by pod security.
-    `problems` says field by field."""
+    """Raised when a manifest is refused by the schema, by Knative's webhook or by pod security.
+    `problems`: the problems of each field."""
 
     def __init__(self, message: str, *, problems: Sequence[FieldProblem] = (), **rest: Any) -> None:
         super().__init__(message, **rest)
@@ -102,25 +102,25 @@ class Invalid(ClusterError):
 
 
 class QuotaExceeded(ClusterError):
-    """Raised when a ResourceQuota of the namespace has no room."""
+    """Raised when a ResourceQuota of the namespace is exceeded."""
 
 
 class NamespaceEnding(ClusterError):
-    """Raised when the namespace is being deleted: nothing new can be made in it."""
+    """Raised when the namespace is being deleted: no objects can be created in it."""
 
 
 class WebhookDown(ClusterError):
-    """Raised when the API server cannot reach an admission webhook: nothing of its kinds can be
-    written until it is back."""
+    """Raised when the API server cannot reach an admission webhook: objects of its kinds cannot be
+    written until it is available again."""
 
 
 class Overloaded(ClusterError):
-    """Raised when the API server sheds load (429, 503), longer than our patience."""
+    """Raised when the API server sheds load (429, 503) for longer than our deadline."""
 
 
 class ManifestWarned(ClusterError):
-    """Raised when a write brought Warning headers that are not tolerated. Without dry-run it has
-    taken place: `result`."""
+    """Raised when a write returned Warning headers that are not tolerated. Unless it was a dry run,
+    the write was carried out: `result`."""
 
     def __init__(
         self, message: str, *, warnings: Sequence[str], result: Mapping[str, Any], **rest: Any
@@ -131,5 +131,4 @@ class ManifestWarned(ClusterError):
 
 
 class Unsupported(ClusterError):
-    """Raised when a cluster has no such thing as what was asked for; the message names the way that
-    exists."""
+    """Raised when a cluster does not support an operation; the message names an alternative."""

@@ -1,5 +1,5 @@
-"""A command in a pod's container: WebSocket protocol `v4.channel.k8s.io` of the API server, in
-which a message begins with its channel.
+"""Runs a command in a pod's container over the API server's WebSocket protocol `v4.channel.k8s.io`,
+in which a message begins with its channel.
 
 1 is standard output, 2 standard error, 3 a `Status` document at the end.
 """
@@ -14,14 +14,14 @@ from pilotlight.kubernetes.api_request import ApiRequest
 from pilotlight.kubernetes.transport import Transport
 
 NO_STATUS = 255
-"""Where it was not the command that ended."""
+"""Exit status if the connection ended without one."""
 PROTOCOLS = ("v5.channel.k8s.io", "v4.channel.k8s.io")
 _STREAMS = {1: "stdout", 2: "stderr"}
 _STATUS = 3
 
 
 def parts(message: bytes) -> Iterator[Mapping[str, Any]]:
-    """What one message says: `{"stream", "text"}`, or `{"exit_status"}` at the end."""
+    """Parse one message: `{"stream", "text"}`, or `{"exit_status"}` at the end."""
     channel, data = message[:1], message[1:]
     if not channel or not data:
         return
@@ -32,7 +32,7 @@ def parts(message: bytes) -> Iterator[Mapping[str, Any]]:
 
 
 def exit_status(data: bytes) -> int:
-    """Of a `Status` document."""
+    """Exit status of a `Status` document."""
     try:
         status = json.loads(data)
     except ValueError:
@@ -48,8 +48,8 @@ def exit_status(data: bytes) -> int:
 async def run(
     transport: Transport, deed: ApiRequest, argv: Sequence[str], *, container: str, open_s: float
 ) -> AsyncGenerator[Mapping[str, Any], None]:
-    """Run it: parts as they come, `{"exit_status"}` last. Closing this ends the connection, which
-    ends the command's streams.
+    """Run a command; yields its output, and `{"exit_status"}` last. Closing this closes the
+    connection and thereby the command's streams.
 
     Raises:
         ClusterError: it was refused, or the connection broke.

@@ -1,4 +1,4 @@
-"""The kinds of objects that we speak about, and where the API server keeps them."""
+"""The kinds of objects that the platform uses, and their API paths."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind: `Kind("apps/v1", "Deployment", "deployments", True)`."""
+    """One kind, such as `Kind("apps/v1", "Deployment", "deployments", True)`."""
 
     api_version: str
     kind: str
@@ -18,17 +18,17 @@ class Kind:
 
     @property
     def group(self) -> str:
-        """API group, "" for the core's."""
+        """API group; "" for the core group."""
         return self.api_version.rpartition("/")[0]
 
     @property
     def resource(self) -> str:
-        """As kubectl and RBAC rules name it: `deployments.apps`, `pods`."""
+        """The resource in kubectl's notation: `deployments.apps`, `pods`."""
         return f"{self.plural}.{self.group}" if self.group else self.plural
 
     @property
     def path(self) -> str:
-        """Where its API version is served: `/apis/apps/v1`, `/api/v1`."""
+        """Path of its API version: `/apis/apps/v1`, `/api/v1`."""
         return f"/apis/{self.api_version}" if self.group else f"/api/{self.api_version}"
 
     def __str__(self) -> str:
@@ -107,13 +107,13 @@ def kind_of(manifest: Mapping[str, Any]) -> Kind:
     """The kind of a manifest, by its `apiVersion` and `kind`.
 
     Raises:
-        ValueError: it is none of those that we know.
+        ValueError: the kind is unknown.
     """
     key = (str(manifest.get("apiVersion", "")), str(manifest.get("kind", "")))
     kind = _BY_NAME.get(key)
     if kind is None:
         raise ValueError(
-            f"apiVersion {key[0]!r}, kind {key[1]!r}: not a kind that pilotlight works with "
+            f"apiVersion {key[0]!r}, kind {key[1]!r}: pilotlight does not know this kind "
             f"(pilotlight/kubernetes/kinds.py)"
         )
     return kind

@@ -1,6 +1,6 @@
-"""Feature flags of Knative Serving (ConfigMap config-features) that fields of a manifest need.
+"""Feature flags of Knative Serving (ConfigMap config-features) that fields of a manifest require.
 
-Facts of knative/serving after v1.23 (pkg/apis/config/features.go,
+Source: knative/serving after v1.23 (pkg/apis/config/features.go,
 pkg/apis/serving/k8s_validation.go)."""
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ CONFIG_FEATURES = "config-features"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feature:
-    """One flag.
+    """One feature flag.
 
     Attributes:
         flag: key in config-features.
-        needs_enabled: it must be `enabled`; else `allowed` suffices.
-        fields: of a pod's or container's spec that it lets through.
-        default: value where the ConfigMap does not name it.
+        needs_enabled: whether it must be `enabled`; otherwise `allowed` suffices.
+        fields: fields of a pod's or container's spec that it permits.
+        default: value if the ConfigMap does not have the key.
     """
 
     flag: str
@@ -30,7 +30,7 @@ class Feature:
     default: str = "disabled"
 
     def is_on(self, data: Mapping[str, str]) -> bool:
-        """Whether this data of config-features lets the fields through."""
+        """Whether this data of config-features permits the fields."""
         value = data.get(self.flag, self.default).strip().lower()
         return value == "enabled" or (value == "allowed" and not self.needs_enabled)
 
@@ -79,7 +79,7 @@ BY_FLAG: Mapping[str, Feature] = {feature.flag: feature for feature in FEATURES}
 
 
 def switch_on(feature: Feature, *, knative_namespace: str) -> str:
-    """The kubectl command that switches a feature on."""
+    """The kubectl command that enables a feature."""
     return patch_config(
         CONFIG_FEATURES, {feature.flag: "enabled"}, knative_namespace=knative_namespace
     )

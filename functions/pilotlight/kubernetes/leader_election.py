@@ -1,13 +1,14 @@
-"""One leader among many: an election on a Kubernetes Lease.
+"""Leader election on a Kubernetes Lease.
 
-Nobody compares clocks. A candidate remembers when *it* saw the Lease change last; a Lease that has
-not changed for as long as its holder promised (`leaseDurationSeconds`), measured on the candidate's
-own monotonic clock, is free. A leader stops being one, without asking anybody, as soon as its last
-successful renewal *began* `renew_s` ago; since `renew_s` is below the promise, it has stepped down
-before any other can take over, whatever the wall clocks say. Only monotonic clocks that run at
-different speeds could break that: the distance between `renew_s` and `lease_s` allows for a third.
+Clocks are not compared between processes. A candidate records when *it* last saw the Lease change;
+a Lease that has not changed for its `leaseDurationSeconds`, by the candidate's own monotonic clock,
+is free. A leader steps down by itself as soon as its last successful renewal *began* `renew_s` ago;
+since `renew_s` is below the lease duration, it has stepped down before another can take over,
+independent of wall clocks. Only monotonic clocks of different speeds could break that: the distance
+between `renew_s` and `lease_s` allows for a third.
 
-Writes carry the resourceVersion that was read: of two that take a free Lease, one gets a conflict.
+Writes have the resourceVersion that was read: of two candidates that take a free Lease, one gets a
+conflict.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 class LeaseServer(Protocol):
-    """What of a `Cluster` an election needs."""
+    """The methods of a `Cluster` that an election needs."""
 
     async def get(
         self, kind: Kind, name: str, namespace: str | None = None, *, timeout_s: float | None = None
@@ -39,10 +40,10 @@ class LeaseServer(Protocol):
         """The Lease, or None."""
 
     async def create(self, manifest: Object, *, timeout_s: float | None = None) -> Object:
-        """Make it, or `AlreadyExists`."""
+        """Create the Lease. Raises AlreadyExists."""
 
     async def replace(self, manifest: Object, *, timeout_s: float | None = None) -> Object:
-        """Change it, or `Conflict`."""
+        """Replace the Lease. Raises Conflict."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,9 +51,9 @@ class LeaseTerms:
     """Times of an election, in seconds: `retry_s` < `renew_s` < `lease_s`.
 
     Attributes:
-        lease_s: what a leader promises: silent for so long, it has given up. How long a crash
-        leaves nobody in charge. renew_s: after which a leader that cannot renew steps down.
-        retry_s: between attempts to take or to renew it; up to a fifth longer, by chance.
+        lease_s: lease duration: after a leader's crash there is no leader for this long.
+        renew_s: renew deadline, after which a leader that cannot renew steps down.
+        retry_s: between attempts to acquire or renew the Lease, plus up to a fifth of jitter.
     """
 
     lease_s: float = 15.0
@@ -63,13 +64,13 @@ class LeaseTerms:
         if not 0 < self.retry_s < self.renew_s < self.lease_s:
             raise ValueError(
                 f"retry_s = {self.retry_s}, renew_s = {self.renew_s}, lease_s = {self.lease_s}: "
-                f"each must be above the one before"
+                f"each must be greater than the previous one"
             )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Seen:
-    """A Lease as it was seen last, and when it was first seen like this (monotonic)."""
+    """The last seen Lease, and when this version was first seen (monotonic)."""
 
     lease: Object
     since_s: float
@@ -88,11 +89,11 @@ class _Seen:
 
 
 class LeaderElection:
-    """One candidate. Owner: one event loop. A context manager that runs a task of its own, and
-    gives the Lease back at the end.
+    """One candidate. Owner: one event loop. A context manager that runs its own task and releases
+    the Lease at the end.
 
-    `is_leader` is true only while no other candidate can be; look at it again before each write
-    that only a leader may make."""
+    `is_leader` is true only while no other candidate can be leader; check it again before each
+    write that only a leader may make."""
 
     def __init__(
         self,
@@ -109,17 +110,17 @@ class LeaderElection:
         chance: Callable[[], float] = random.random,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """See `LeaseTerms`.
+        """Prepare a candidate; it does not run yet.
 
         Args:
-            identity: different for every process: the pod's name and something random.
+            identity: unique per process: the pod's name and a random part.
             on_started, on_stopped: called in the event loop; they must not block.
-            wall: only written into the Lease, for people.
+            wall: wall clock, only for the timestamps in the Lease.
         """
         self.name, self.namespace, self.identity = name, namespace, identity
         self.terms = terms or LeaseTerms()
         self.transitions = 0
-        """How often this candidate became the leader."""
+        """How often this candidate became leader."""
         self._cluster = cluster
         self._on_started, self._on_stopped = on_started, on_stopped
         self._clock, self._wall, self._chance, self._sleep = clock, wall, chance, sleep
@@ -130,33 +131,33 @@ class LeaderElection:
         self._task: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
-        state = "leader" if self.is_leader else f"behind {self.leader or 'nobody'}"
+        state = "leader" if self.is_leader else f"behind {self.leader or 'no leader'}"
         return f"<LeaderElection {self.namespace}/{self.name} {self.identity} {state}>"
 
     @property
     def is_leader(self) -> bool:
-        """Whether this candidate leads, at this moment."""
+        """Whether this candidate is currently the leader."""
         return self._renewed_s is not None and self._clock() - self._renewed_s < self.terms.renew_s
 
     @property
     def leader(self) -> str | None:
-        """Who held the Lease when it was seen last; None = nobody, or it was never seen."""
+        """The last seen holder of the Lease; None = no holder, or never seen."""
         return (self._seen.holder or None) if self._seen is not None else None
 
     async def wait_leader(self) -> None:
-        """Wait until this candidate leads."""
+        """Wait until this candidate is the leader."""
         while not self.is_leader:
             self._changed.clear()
             await self._changed.wait()
 
     async def wait_follower(self) -> None:
-        """Wait until this candidate does not lead."""
+        """Wait until this candidate is not the leader."""
         while self.is_leader:
             self._changed.clear()
             await self._changed.wait()
 
     async def run(self) -> None:
-        """Take the Lease, keep it, take it again, until cancelled."""
+        """Acquire the Lease, renew it, and acquire it again after a loss, until cancelled."""
         try:
             while True:
                 await self.step()
@@ -167,8 +168,8 @@ class LeaderElection:
             self._tell()
 
     async def step(self) -> None:
-        """One attempt to take or to renew it. Errors of the cluster are logged: the next attempt
-        may succeed."""
+        """Make one attempt to acquire or renew the Lease. Errors of the cluster are logged: the
+        next attempt may succeed."""
         try:
             async with asyncio.timeout(self._attempt_s()):
                 await self._attempt()
@@ -181,21 +182,21 @@ class LeaderElection:
         self._tell()
 
     async def release(self) -> None:
-        """Step down and give the Lease back, so that the next leader need not wait. Call it after
-        the work has stopped."""
+        """Step down and release the Lease, so that the next leader need not wait. Call it after the
+        work has stopped."""
         self._renewed_s = None
         self._tell()
         if self._seen is None or self._seen.holder != self.identity:
             return
         lease = self._written(self._seen, holder="", lease_s=1)
         self._seen = None
-        with contextlib.suppress(ClusterError):  # it ends by itself
+        with contextlib.suppress(ClusterError):  # it expires by itself
             await self._cluster.replace(lease, timeout_s=self.terms.retry_s)
 
     async def _attempt(self) -> None:
         began_s = self._clock()
         if self._renewed_s is not None and self._seen is not None:
-            with contextlib.suppress(Conflict, NotFound):  # somebody touched it: look
+            with contextlib.suppress(Conflict, NotFound):  # changed by others: read it again
                 await self._write(self._seen, began_s)
                 return
         found = await self._cluster.get(
@@ -205,7 +206,7 @@ class LeaderElection:
         if seen is not None and seen.holder != self.identity and not seen.is_free(self._clock()):
             self._renewed_s = None
         elif found is None:
-            self._renewed_s = None  # deleted: whoever makes it anew leads
+            self._renewed_s = None  # deleted: the candidate that recreates it becomes leader
             self._hold(
                 await self._cluster.create(
                     self._written(None, holder=self.identity), timeout_s=self._attempt_s()
@@ -224,8 +225,8 @@ class LeaderElection:
         )
 
     def _look(self, lease: Object | None) -> _Seen | None:
-        """Remember since when the Lease has been as it is. One that vanished counts as it was seen
-        last: its holder may not know yet."""
+        """Record since when the Lease has been unchanged. A deleted Lease counts as last seen: its
+        holder may not have noticed yet."""
         if lease is not None and (
             self._seen is None or version_of(self._seen.lease) != version_of(lease)
         ):
@@ -234,7 +235,7 @@ class LeaderElection:
 
     def _hold(self, lease: Object, began_s: float) -> None:
         self._seen = _Seen(lease=lease, since_s=self._clock())
-        # when the renewal began: the server may have carried it out at any moment since
+        # when the renewal began: the server may have carried it out at any time since
         self._renewed_s = began_s
 
     def _written(self, seen: _Seen | None, *, holder: str, lease_s: float | None = None) -> Object:
@@ -257,7 +258,7 @@ class LeaderElection:
         return {"apiVersion": LEASE.api_version, "kind": LEASE.kind, "metadata": meta, "spec": spec}
 
     def _attempt_s(self) -> float:
-        """How long one attempt may take: half of what a leader has, and never beyond its end."""
+        """Timeout of one attempt: half of a leader's time, and never beyond its end."""
         most_s = max(self.terms.retry_s, (self.terms.renew_s - self.terms.retry_s) / 2)
         left_s = self._left_s()
         return min(most_s, left_s) if left_s > 0 else most_s
@@ -272,11 +273,11 @@ class LeaderElection:
     def _pause_s(self) -> float:
         pause_s = self.terms.retry_s * (1 + self._chance() / 5)
         left_s = self._left_s()
-        # the end of a leadership is told when it comes
+        # wake up at the end of a leadership to report it
         return min(pause_s, left_s) if left_s > 0 else pause_s
 
     def _tell(self) -> None:
-        """Call back, once for each change."""
+        """Call the callback, once per change."""
         is_leader = self.is_leader
         if is_leader == self._was_leader:
             return
@@ -297,7 +298,7 @@ class LeaderElection:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Stop, step down and give the Lease back."""
+        """Stop, step down and release the Lease."""
         if self._task is not None:
             await cancel_and_wait(self._task)
             self._task = None

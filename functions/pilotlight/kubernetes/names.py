@@ -1,12 +1,12 @@
-"""What things are called in a cluster: names of objects, keys of labels and annotations. Pure, and
-the same in every process.
+"""Names of objects and keys of labels and annotations in a cluster. Pure, and the same in every
+process.
 
-Users' names have capitals, `_`, and up to 63 characters; Kubernetes wants labels of RFC 1035 (small
-letters, digits, `-`, at most 63). A name that fits stays as it is. One that does not, or that could
-be read in two ways (`a-b` + `c` and `a` + `b-c`), gets a mark behind it: `--`, a digit, and 8 hex
-digits of the hash of what it stands for. No name without a mark looks like one with it, so two
-things share a name only if 35 bits of their hashes do; whoever creates objects still compares
-`PATH` with what it wanted to create."""
+Users' names have capitals, `_`, and up to 63 characters; Kubernetes requires RFC 1035 labels
+(lower-case letters, digits, `-`, at most 63 characters). A name that fits is unchanged. A name that
+does not fit or is ambiguous (`a-b` + `c` and `a` + `b-c`) gets a suffix: `--`, a digit, and 8 hex
+digits of the hash of its parts. No name without a suffix looks like one with it, so two objects
+share a name only if 35 bits of their hashes are equal; code that creates objects additionally
+compares `PATH`."""
 
 from __future__ import annotations
 
@@ -29,36 +29,34 @@ REVISION: Final = f"{DOMAIN}/revision"
 """The platform's name of the revision, `v7-3f2a1c`."""
 FUNCTION_ID: Final = f"{DOMAIN}/function-id"
 NETWORK: Final = f"{DOMAIN}/network"
-"""Of pods: `open` or `none`: what they reach."""
+"""Of pods: their network access, `open` or `none`."""
 MANAGED_BY: Final = f"{DOMAIN}/managed-by"
-"""`manager_of(settings)`, on everything that we apply: several platforms on one cluster leave each
-other's things alone."""
+"""`manager_of(settings)`, on everything that we apply, to separate several platforms on one
+cluster."""
 KNATIVE_REVISION: Final = "serving.knative.dev/revision"
 """Knative's own label of revisions' pods: `revision_name`."""
 KNATIVE_SERVICE: Final = "serving.knative.dev/service"
 
 # -- annotations -----------------------------------------------------------------------------------
 KEY: Final = f"{DOMAIN}/key"
-"""Of a revision's template, so of its pods: the platform-wide key, `<function id>@<revision>`,
-which no label may hold."""
+"""Of a revision's template and its pods: the platform-wide key, `<function id>@<revision>`, which
+is not a valid label value."""
 APPLIED: Final = f"{DOMAIN}/applied"
-"""sha256 of what was applied last: what differs from it in the cluster was changed by somebody
-else."""
+"""sha256 of the last applied manifest, to detect changes by others."""
 MADE_FOR: Final = f"{DOMAIN}/purpose"
-"""Why an object is as it is, for people who find it."""
+"""Explanation of an object, for people."""
 PATH: Final = f"{DOMAIN}/path"
-"""`<tenant id>/<environment>/<app>/<function>`, exactly: by which a name that two functions share
-is noticed."""
+"""`<tenant id>/<environment>/<app>/<function>`, to detect a name that two functions share."""
 
-# -- labels of nodes, set by the controller from what their agents report --------------------------
+# -- labels of nodes, set by the controller from their agents' reports -----------------------------
 CACHE_DOMAIN: Final = f"cache.{DOMAIN}"
 HOT: Final = "hot"
 """Value of the labels below."""
 
 MAX_NAME: Final = 63
 MAX_SERVICE: Final = 46
-"""With `-` and a revision of 16 characters (`v12345678-3f2a1c`), and as `<tag>-<service>`, still a
-label."""
+"""Leaves room for `-` and a revision of 16 characters (`v12345678-3f2a1c`), also as
+`<tag>-<service>`."""
 MAX_REVISION_PART: Final = MAX_NAME - MAX_SERVICE - 1
 
 _WORD = re.compile(r"[a-z][a-z0-9]*\Z")
@@ -68,7 +66,8 @@ _CACHE_HEX = 12
 
 
 def tenant_namespace(settings: ClusterSettings, tenant_name: str, environment: str) -> str:
-    """`fn-acme`, or `fn-acme--staging` for another environment than the default one."""
+    """Name of a tenant's namespace: `fn-acme`, or `fn-acme--staging` for an environment other than
+    the default."""
     parts = (tenant_name,) if environment == DEFAULT_ENVIRONMENT else (tenant_name, environment)
     is_plain = all(_KEBAB.match(part) for part in parts)
     return _named(
@@ -77,62 +76,62 @@ def tenant_namespace(settings: ClusterSettings, tenant_name: str, environment: s
 
 
 def service_name(app: str, function: str) -> str:
-    """`search-embed`: of the Knative Service, and of what belongs to the function as a whole."""
+    """Name of a function's Knative Service and other objects, such as `search-embed`."""
     is_plain = bool(_KEBAB.match(app) and _WORD.match(function))
     return _named(f"{app}-{function}", (app, function), is_plain=is_plain, most=MAX_SERVICE)
 
 
 def revision_name(service: str, revision: str) -> str:
-    """`search-embed-v7-3f2a1c`: Knative wants the Service's name and `-` in front."""
+    """Name of a revision, such as `search-embed-v7-3f2a1c`; Knative requires the Service's name and
+    `-` as its prefix."""
     return f"{service}-{revision_tag(revision)}"
 
 
 def revision_tag(revision: str) -> str:
-    """The revision's name as a label of its own: the tag under which Knative reaches one that has
-    no share of the traffic."""
+    """The tag of a revision, by which Knative routes to one without a share of the traffic."""
     return _named(
         revision, (revision,), is_plain=bool(_KEBAB.match(revision)), most=MAX_REVISION_PART
     )
 
 
 def secret_name(secret: str) -> str:
-    """Of the Kubernetes Secret with the values of a tenant's secret."""
+    """Name of the Kubernetes Secret with the values of a tenant's secret."""
     return _named(
         secret, (secret,), is_plain=bool(_KEBAB.match(secret)), most=MAX_NAME, prefix="secret-"
     )
 
 
 def manager_of(settings: ClusterSettings) -> str:
-    """The field manager's name, as a label's value."""
+    """The field manager's name as a label value."""
     name = settings.field_manager
     return _named(name, (name,), is_plain=bool(_KEBAB.match(name)), most=MAX_NAME)
 
 
 def function_selector(settings: ClusterSettings) -> str:
-    """A label selector: whatever belongs to a function of this platform, in any namespace."""
+    """Label selector of all objects of this platform's functions, in any namespace."""
     return f"{MANAGED_BY}={manager_of(settings)},{FUNCTION_ID}"
 
 
 def weights_label(manifest: str) -> str:
-    """Of nodes that hold the weights with that manifest (sha256, hex)."""
+    """Label of nodes that hold the weights with that manifest (sha256, hex)."""
     return f"{CACHE_DOMAIN}/w-{manifest.removeprefix('sha256:')[:_CACHE_HEX]}"
 
 
 def snapshot_label(revision_key: str) -> str:
-    """Of nodes with a proven snapshot of the revision `<function id>@<revision>`."""
+    """Label of nodes with a proven snapshot of the revision `<function id>@<revision>`."""
     return f"{CACHE_DOMAIN}/s-{hashlib.sha256(revision_key.encode()).hexdigest()[:_CACHE_HEX]}"
 
 
 def tenant_directory(settings: ClusterSettings, tenant_id: str) -> str:
-    """On a node: what its agent shows to pods of that tenant."""
+    """Directory on a node that its agent provides to pods of that tenant."""
     return f"{settings.node_path.rstrip('/')}/{tenant_id}"
 
 
 def _named(
     text: str, parts: tuple[str, ...], *, is_plain: bool, most: int, prefix: str = ""
 ) -> str:
-    """`prefix` + `text` where that is a name and stands for nothing else; otherwise what can be
-    read of it, and a mark."""
+    """`prefix` + `text` if that is a valid and unambiguous name; otherwise its valid characters and
+    a suffix."""
     if is_plain and len(prefix) + len(text) <= most:
         return prefix + text
     readable = re.sub("[^a-z0-9]+", "-", text.lower()).strip("-")
@@ -142,7 +141,7 @@ def _named(
 
 
 def _mark(parts: tuple[str, ...]) -> str:
-    """`--`, a digit (no name of ours begins with one, so a mark is no second part), and 8 hex
-    digits."""
+    """The suffix: `--`, a digit (our names never begin with one, so it is not a second part), and 8
+    hex digits."""
     digest = hashlib.sha256("\0".join(parts).encode()).digest()
     return f"--{digest[0] % 8}{digest[1:5].hex()}"

@@ -1,12 +1,11 @@
-"""What each of our processes may do in the cluster, and no more: the one list from which RBAC is
-rendered and with which doctor compares.
+"""The rights of each of our processes in the cluster: the single list from which RBAC is rendered
+and which doctor checks.
 
-Node agents and function pods have no rights at all: they hold no credentials. Everything is by
-resource, nothing by wildcard. `scope` says how far a right reaches. What is watched in all
-namespaces at once, and kinds without a namespace, are granted in the whole cluster; what is written
-into tenants' namespaces, in each of these, by a RoleBinding that the controller makes with the
-namespace; what concerns the platform itself, in its own namespace; what is read from Knative, in
-Knative's."""
+Node agents and function pods have no rights: they have no credentials. Rights are granted by
+resource, never by wildcard. `scope` is the range of a right. Resources that are watched in all
+namespaces, and kinds without a namespace, are granted cluster-wide; writes to tenants' namespaces
+in each of these, by a RoleBinding that the controller creates with the namespace; rights for the
+platform itself in its own namespace; reads of Knative's settings in Knative's."""
 
 from __future__ import annotations
 
@@ -32,9 +31,11 @@ class RbacRule:
     """Verbs on one resource.
 
     Attributes:
-        subresource: "" or `status`, `log`, `exec`, `scale`. scope: `all` namespaces (and kinds
-        without one), each `tenant`'s namespace, the `platform`'s, or `knative`'s. why: what for, in
-        words. names: of the only objects that it reaches; empty = all of them.
+        subresource: "" or `status`, `log`, `exec`, `scale`.
+        scope: `all` namespaces (and kinds without one), each `tenant`'s namespace, the
+            `platform`'s, or `knative`'s.
+        why: its purpose, in words.
+        names: restricts it to these objects; empty = all.
     """
 
     kind: Kind
@@ -46,7 +47,7 @@ class RbacRule:
 
     @property
     def resource(self) -> str:
-        """As RBAC names it: `deployments`, `pods/log`."""
+        """The resource in RBAC's notation: `deployments`, `pods/log`."""
         return f"{self.kind.plural}/{self.subresource}" if self.subresource else self.kind.plural
 
     def rule(self) -> dict[str, Any]:
@@ -59,7 +60,7 @@ class RbacRule:
         return {**rule, "resourceNames": list(self.names)} if self.names else rule
 
     def deeds(self, *, platform: str, knative: str, tenant: str | None = None) -> list[ApiRequest]:
-        """What an access review asks, verb by verb; nothing of a tenant's namespace where there is
+        """The requests of an access review, one per verb; none for a tenant's namespace if there is
         none yet (`tenant` None)."""
         if self.scope == "tenant" and tenant is None:
             return []
@@ -91,59 +92,64 @@ _CONTROLLER = (
         kinds.ROLE_BINDING, _KEEP, "rights of controller and activators in a tenant's namespace"
     ),
     _right(kinds.RESOURCE_QUOTA, _READ, "a tenant's plan as a quota"),
-    _right(kinds.LIMIT_RANGE, _READ, "bounds of a tenant's pods"),
-    _right(kinds.NETWORK_POLICY, _READ, "who reaches a tenant's pods"),
+    _right(kinds.LIMIT_RANGE, _READ, "limits of a tenant's pods"),
+    _right(kinds.NETWORK_POLICY, _READ, "network access to a tenant's pods"),
     _right(kinds.SERVICE_ACCOUNT, _READ, "pods run as an account without a token"),
     _right(kinds.CONFIG_MAP, _READ, "launch documents of revisions"),
-    _right(kinds.POD_DISRUPTION_BUDGET, _READ, "drains of nodes leave instances"),
+    _right(kinds.POD_DISRUPTION_BUDGET, _READ, "node drains keep instances"),
     _right(kinds.SERVICE, _READ, "functions"),
     _right(kinds.REVISION, _READ, "whether a revision is ready, and why not"),
     _right(kinds.POD, _READ, "instances"),
-    _right(kinds.NODE, (*_READ, "patch"), "labels that say which weights and snapshots are hot"),
+    _right(kinds.NODE, (*_READ, "patch"), "labels of cached weights and snapshots"),
     _right(kinds.RESOURCE_QUOTA, _WRITE, "a tenant's plan as a quota", scope="tenant"),
-    _right(kinds.LIMIT_RANGE, _WRITE, "bounds of a tenant's pods", scope="tenant"),
-    _right(kinds.NETWORK_POLICY, _WRITE, "who reaches a tenant's pods", scope="tenant"),
+    _right(kinds.LIMIT_RANGE, _WRITE, "limits of a tenant's pods", scope="tenant"),
+    _right(kinds.NETWORK_POLICY, _WRITE, "network access to a tenant's pods", scope="tenant"),
     _right(kinds.SERVICE_ACCOUNT, _WRITE, "pods run as an account without a token", scope="tenant"),
     _right(kinds.CONFIG_MAP, _WRITE, "launch documents of revisions", scope="tenant"),
     _right(kinds.SECRET, _KEEP, "a tenant's secrets, for its pods", scope="tenant"),
-    _right(kinds.POD_DISRUPTION_BUDGET, _WRITE, "drains of nodes leave instances", scope="tenant"),
+    _right(kinds.POD_DISRUPTION_BUDGET, _WRITE, "node drains keep instances", scope="tenant"),
     _right(kinds.SERVICE, _WRITE, "functions", scope="tenant"),
     _right(kinds.POD, ("delete",), "stopping an instance", scope="tenant"),
-    _right(kinds.POD, ("get",), "what instances print", subresource="log", scope="tenant"),
+    _right(kinds.POD, ("get",), "logs of instances", subresource="log", scope="tenant"),
     _right(
         kinds.POD, ("get", "create"), "a command in an instance", subresource="exec", scope="tenant"
     ),
-    _right(kinds.LEASE, ("get", "create", "update"), "one controller reconciles", scope="platform"),
-    _right(kinds.STATEFUL_SET, ("get", "list"), "how many activators there are", scope="platform"),
+    _right(
+        kinds.LEASE,
+        ("get", "create", "update"),
+        "leader election of the reconciler",
+        scope="platform",
+    ),
+    _right(kinds.STATEFUL_SET, ("get", "list"), "the number of activators", scope="platform"),
     _right(
         kinds.PERSISTENT_VOLUME_CLAIM,
         ("get", "list", "patch"),
-        "journals of activators that are gone",
+        "journals of removed activators",
         scope="platform",
     ),
     _right(kinds.JOB, ("get", "create", "delete"), "draining such a journal", scope="platform"),
     _right(
         kinds.CONFIG_MAP,
         ("get", "list", "watch"),
-        "which features the cluster allows",
+        "the cluster's enabled features",
         scope="knative",
     ),
 )
 _ACTIVATOR = (
     _right(kinds.POD, _READ, "instances"),
     _right(kinds.ENDPOINT_SLICE, _READ, "addresses of instances"),
-    _right(kinds.DEPLOYMENT, _READ, "why no pod of a revision can be made"),
+    _right(kinds.DEPLOYMENT, _READ, "why a revision's pods cannot be created"),
     _right(
         kinds.POD,
         ("patch", "delete"),
-        "which goes first (pod-deletion-cost); one whose calls do not end is deleted",
+        "deletion order (pod-deletion-cost); deletion of pods whose calls do not end",
         scope="tenant",
     ),
 )
 _AUTOSCALER = (
     _right(kinds.POD_AUTOSCALER, _READ, "revisions of class pilotlight.dev"),
-    _right(kinds.SERVERLESS_SERVICE, _READ, "how a revision is reached"),
-    _right(kinds.DEPLOYMENT, _READ, "how many pods there are"),
+    _right(kinds.SERVERLESS_SERVICE, _READ, "routing to a revision"),
+    _right(kinds.DEPLOYMENT, _READ, "the number of pods"),
     _right(
         kinds.POD_AUTOSCALER,
         ("get", "patch", "update"),
@@ -154,17 +160,22 @@ _AUTOSCALER = (
     _right(
         kinds.SERVERLESS_SERVICE,
         ("create", "patch", "update"),
-        "how a revision is reached",
+        "routing to a revision",
         scope="tenant",
     ),
     _right(
         kinds.DEPLOYMENT,
         ("patch",),
-        "how many pods there are to be",
+        "the desired number of pods",
         subresource="scale",
         scope="tenant",
     ),
-    _right(kinds.LEASE, ("get", "create", "update"), "one autoscaler decides", scope="platform"),
+    _right(
+        kinds.LEASE,
+        ("get", "create", "update"),
+        "leader election of the autoscaler",
+        scope="platform",
+    ),
 )
 _OPERATOR = (
     _right(kinds.CUSTOM_RESOURCE_DEFINITION, ("get", "list"), "Knative's kinds"),
@@ -183,8 +194,8 @@ _OPERATOR = (
 ROLES: Mapping[Role, tuple[RbacRule, ...]] = {
     "controller": _CONTROLLER,
     "activator": _ACTIVATOR,
-    "autoscaler": _AUTOSCALER,  # of activators, with cluster.autoscaler = pilotlight only
-    "operator": _OPERATOR,  # who runs `pilotlight doctor --cluster`: no service account of ours
+    "autoscaler": _AUTOSCALER,  # of activators, only with cluster.autoscaler = pilotlight
+    "operator": _OPERATOR,  # users of `pilotlight doctor --cluster`, without a service account
 }
 
 
@@ -194,14 +205,14 @@ def rules(role: Role, scope: Scope) -> list[dict[str, Any]]:
 
 
 def tenant_role(settings: ClusterSettings, account: str) -> str:
-    """Name of the ClusterRole that a service account of ours is bound to in each tenant's
-    namespace; the chart makes it."""
+    """Name of the ClusterRole, created by the chart, that one of our service accounts is bound to
+    in each tenant's namespace."""
     return f"{settings.namespace}:{account}:tenant"
 
 
 def binding_rule(settings: ClusterSettings) -> RbacRule:
-    """To grant those two ClusterRoles and no other (Kubernetes, "Privilege escalation prevention":
-    verb `bind`)."""
+    """The right to grant only those two ClusterRoles (Kubernetes, "Privilege escalation
+    prevention": verb `bind`)."""
     roles = tuple(
         tenant_role(settings, account)
         for account in (settings.controller_account, settings.activator_account)
@@ -215,7 +226,7 @@ def binding_rule(settings: ClusterSettings) -> RbacRule:
 
 
 def rules_of_account(role: Role, settings: ClusterSettings) -> tuple[RbacRule, ...]:
-    """What the credentials of a role need with these settings."""
+    """The rights that a role's credentials need with these settings."""
     if role == "controller":
         return (*ROLES[role], binding_rule(settings))
     if role == "activator" and settings.autoscaler == "pilotlight":  # one of them is the autoscaler

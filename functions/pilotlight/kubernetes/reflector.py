@@ -1,11 +1,11 @@
-"""A cache of one kind, kept by a watch: what the reconciler, the activators and the autoscaler look
-things up in.
+"""A local cache of one kind, updated by a watch, for the reconciler, the activators and the
+autoscaler.
 
     async with Reflector(cluster, POD, selector="pilotlight.dev/function-id") as pods:
         await pods.wait_synced(30)
         pods.store.get("embed-abc", "fn-acme")
 
-Reading costs no call. While the API server is away the cache keeps what it knew.
+Reads make no call. While the API server is unreachable, the cache keeps its last state.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ __all__ = ["Index", "Reflector", "Store", "WatchChange", "key_of"]
 logger = logging.getLogger(__name__)
 
 Index = Callable[[Object], Iterable[str]]
-_AGAIN_S = 15.0  # between attempts where a right or a kind is missing: somebody has to act first
+_AGAIN_S = 15.0  # between attempts while a right or a kind is missing, which an operator must add
 
 
 class Store:
-    """Objects by (namespace, name), and by indexes. Written by its Reflector only; read within the
-    same event loop, so no lock."""
+    """Objects by (namespace, name) and by indexes. Written only by its Reflector and read in the
+    same event loop, so no lock is needed."""
 
     def __init__(self, indexes: Mapping[str, Index] | None = None) -> None:
         """`indexes`: name → the values under which an object is found with `by`."""
@@ -53,7 +53,7 @@ class Store:
         return self._objects.get((namespace or "", name))
 
     def items(self, namespace: str | None = None) -> Sequence[Object]:
-        """All objects, or those of a namespace, in the order in which they came."""
+        """All objects, or those of a namespace, in the order of arrival."""
         return [
             item
             for (where, _), item in self._objects.items()
@@ -61,11 +61,11 @@ class Store:
         ]
 
     def by(self, index: str, value: str) -> Sequence[Object]:
-        """Objects that the index files under `value`."""
+        """Objects that the index has under `value`."""
         return [self._objects[key] for key in self._found[index].get(value, ())]
 
     def apply(self, change: WatchChange) -> None:
-        """Take over one change."""
+        """Apply one change."""
         if change.type == "SYNCED":
             return
         key = change.key
@@ -91,7 +91,7 @@ class Store:
 
 
 class Reflector:
-    """Keeps a `Store` true. A context manager that runs a task of its own; or run `run()` in
+    """Keeps a `Store` up to date. A context manager that runs its own task; or run `run()` in
     yours."""
 
     def __init__(
@@ -105,11 +105,11 @@ class Reflector:
         indexes: Mapping[str, Index] | None = None,
         on_change: Callable[[WatchChange], None] | None = None,
     ) -> None:
-        """See `Cluster.watch`.
+        """Arguments of the watch as in `Cluster.watch`.
 
         Args:
-            on_change: called in the event loop once the store has a change (SYNCED included); it
-            must not block.
+            on_change: called in the event loop after the store has a change (including SYNCED); it
+                must not block.
         """
         self.store = Store(indexes)
         self.kind = kind
@@ -130,7 +130,7 @@ class Reflector:
 
     @property
     def is_synced(self) -> bool:
-        """Whether the store has held everything at least once."""
+        """Whether the store has been complete at least once."""
         return self._synced.is_set()
 
     def get(self, name: str, namespace: str | None = None) -> Object | None:
@@ -142,11 +142,11 @@ class Reflector:
         return self.store.items(namespace)
 
     def by(self, index: str, value: str) -> Sequence[Object]:
-        """Objects that an index files under `value`."""
+        """Objects that an index has under `value`."""
         return self.store.by(index, value)
 
     def subscribe(self, listener: Callable[[WatchChange], None]) -> Callable[[], None]:
-        """Call `listener` for every further change; what comes back ends that."""
+        """Call `listener` for every further change; returns a function that unsubscribes it."""
         self._listeners.append(listener)
 
         def unsubscribe() -> None:
@@ -156,10 +156,10 @@ class Reflector:
         return unsubscribe
 
     async def wait_synced(self, timeout_s: float) -> None:
-        """Wait until the store has held everything once.
+        """Wait until the store has been complete once.
 
         Raises:
-            ClusterError: it has not within `timeout_s`; the reason where one is known.
+            ClusterError: it was not within `timeout_s`; with the cause if known.
         """
         try:
             async with asyncio.timeout(timeout_s):
@@ -170,7 +170,7 @@ class Reflector:
             ) from None
 
     async def run(self) -> None:
-        """Follow the kind until cancelled. A right or a kind that is missing is waited for."""
+        """Watch the kind until cancelled. If a right or the kind is missing, wait for it."""
         while True:
             try:
                 async with contextlib.aclosing(self._watch()) as changes:

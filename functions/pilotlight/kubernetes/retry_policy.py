@@ -1,4 +1,4 @@
-"""Which refused calls are made again, and after how long. Pure."""
+"""Decides which failed calls are retried, and after which delay. Pure."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _IDEMPOTENT = frozenset({"get", "list", "watch", "patch", "update", "delete"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryDelays:
-    """Pauses between attempts: exponential, full jitter above a half, capped.
+    """Delays between attempts: exponential, capped, with jitter between a half and the whole.
 
     Attributes:
-        first_s: the longest first pause.
-        most_s: the longest pause at all.
-        attempts: of one call, the first included.
+        first_s: upper limit of the first delay.
+        most_s: upper limit of all delays.
+        attempts: maximum number per call, including the first.
     """
 
     first_s: float = 0.1
@@ -27,9 +27,10 @@ class RetryDelays:
         """Seconds before attempt `attempt + 1`.
 
         Args:
-            attempt: the one that failed, from 1. chance: uniform in [0, 1). retry_after_s: what the
-            server asks for: waited at least, and up to a quarter longer, so that not all come at
-            once.
+            attempt: the one that failed, from 1.
+            chance: uniform in [0, 1).
+            retry_after_s: minimum delay that the server requests; up to a quarter is added, so that
+                clients do not retry at once.
         """
         whole_s = min(self.most_s, self.first_s * float(2 ** min(attempt - 1, 30)))
         own_s = whole_s * (0.5 + chance / 2)
@@ -37,12 +38,12 @@ class RetryDelays:
 
 
 def is_retryable(error: ClusterError, *, verb: str, is_conditional: bool) -> bool:
-    """Whether the same call may succeed later, and does no harm if the first one was carried out
-    after all.
+    """Whether the same call may succeed later, and is safe if the first one was carried out.
 
     Args:
-        verb: of RBAC. is_conditional: it names a resourceVersion, or must not take fields from
-        others: a conflict is an answer, not an accident.
+        verb: RBAC verb.
+        is_conditional: whether it has a resourceVersion, or must not take over fields of other
+            managers: a conflict is then a final answer.
     """
     if isinstance(error, ClusterUnreachable):
         return verb in _IDEMPOTENT or not error.sent
@@ -51,5 +52,5 @@ def is_retryable(error: ClusterError, *, verb: str, is_conditional: bool) -> boo
     if isinstance(error, WebhookDown):
         return True  # refused before anything was written
     if error.status == 429 or (error.status == 503 and error.retry_after_s is not None):
-        return True  # turned away at the door
+        return True  # refused before it was processed
     return error.status >= 500 and verb in _IDEMPOTENT

@@ -1,4 +1,4 @@
-"""Section `cluster` of platform.yaml, as a frozen record."""
+"""Section `cluster` of platform.yaml."""
 
 from __future__ import annotations
 
@@ -14,33 +14,40 @@ _DIGEST = re.compile(r".+@sha256:[0-9a-f]{64}\Z")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSettings:
-    """How functions become Knative Services.
+    """Settings for running functions as Knative Services.
 
     Attributes:
         kubeconfig: file; None = the pod's own credentials, else $KUBECONFIG, else ~/.kube/config.
-        context: of the kubeconfig; None = its current one. namespace: where the platform itself
-        runs. controller_account, activator_account: service accounts of controller and activators,
-        in that namespace: what RoleBindings in
-            tenants' namespaces give rights to.
-        namespace_prefix: of tenants' namespaces: `<prefix><tenant>[-<environment>]`. field_manager:
-        owner of what we apply (server-side apply). autoscaler: `kpa`, Knative's own class, or
-        `pilotlight`, ours (experimental). runtime_image: reference by digest, of functions without
-        an image of their own; None = they cannot be deployed. images: reference by digest, of
-        functions with an environment of their own: by the digest of its description, by its first
-            characters (12 or more), or by the name of an engine's environment (`vllm`).
-        image_pull_secrets: names of secrets in tenants' namespaces. egress_cidrs: private addresses
-        that functions may reach besides the public internet. node_path: directory on each node in
-        which the agent shows function pods what is theirs, one directory for each tenant id.
-        restore_into_pods: a waiting pod may receive a restored worker (experimental). wake_url:
-        where a request with a revision's name starts it from zero (autoscaler `kpa`).
+        context: of the kubeconfig; None = its current one.
+        namespace: the platform's own namespace.
+        controller_account, activator_account: service accounts of controller and activators in that
+            namespace, to which RoleBindings in tenants' namespaces grant rights.
+        namespace_prefix: of tenants' namespaces: `<prefix><tenant>[-<environment>]`.
+        field_manager: field manager of our server-side applies.
+        autoscaler: `kpa`, Knative's own class, or `pilotlight`, ours (experimental).
+        runtime_image: image, by digest, of functions without their own; None = such functions
+            cannot be deployed.
+        images: images, by digest, of functions with their own environment; the key is the digest of
+            its description, its first characters (12 or more), or the name of an engine's
+            environment (`vllm`).
+        image_pull_secrets: names of secrets in tenants' namespaces.
+        egress_cidrs: private addresses that functions may reach besides the public internet.
+        node_path: directory on each node in which the agent provides files to function pods, with
+            one subdirectory per tenant id.
+        restore_into_pods: whether a waiting pod may receive a restored worker (experimental).
+        wake_url: URL at which a request with a revision's name starts it from zero (autoscaler
+            `kpa`).
         unschedulable_grace_s: how long a call waits for a node, or for room in a quota, before it
-        is answered 503 with the reason. knative_namespace: of Knative Serving. max_timeout_s: bound
-        of Knative for `timeoutSeconds` (config-defaults, max-revision-timeout-seconds).
-        tolerated_warnings: pieces of warnings of the API server that do not make a write fail.
-        gpu_resource: extended resource of a GPU. gpu_label: node label that names a GPU's product.
-        gpu_products: what users write (`H100`) → value of `gpu_label`; a missing name stands for
-        itself. gpu_runtime_class: of pods with a GPU; None = none. runtime_class: of pods without;
-        None = the cluster's default.
+            is answered 503 with the reason.
+        knative_namespace: namespace of Knative Serving.
+        max_timeout_s: Knative's limit of `timeoutSeconds` (config-defaults,
+            max-revision-timeout-seconds).
+        tolerated_warnings: texts; warnings of the API server that contain one do not fail a write.
+        gpu_resource: extended resource of a GPU.
+        gpu_label: node label with a GPU's product.
+        gpu_products: users' name (`H100`) → value of `gpu_label`; other names are used unchanged.
+        gpu_runtime_class: of pods with a GPU; None = the cluster's default.
+        runtime_class: of other pods; None = the cluster's default.
     """
 
     kubeconfig: str | None = None
@@ -75,26 +82,29 @@ class ClusterSettings:
         _check_account("activator_account", self.activator_account)
         if not _PREFIX.match(self.namespace_prefix):
             raise ValueError(
-                f"namespace_prefix = {self.namespace_prefix!r}: at most 20 of a-z, 0-9 and -, a "
-                f"letter first"
+                f"namespace_prefix = {self.namespace_prefix!r}: must have at most 20 of a-z, 0-9 "
+                f"and -, starting with a letter"
             )
         if self.runtime_image is not None and not _DIGEST.match(self.runtime_image):
             raise ValueError(
-                f"runtime_image = {self.runtime_image!r}: name it by digest: image@sha256:<64 hex "
-                f"digits>"
+                f"runtime_image = {self.runtime_image!r}: must be referenced by digest: "
+                f"image@sha256:<64 hex digits>"
             )
         for name, image in self.images.items():
             if not _DIGEST.match(str(image)):
                 raise ValueError(
-                    f"images.{name} = {image!r}: name it by digest: image@sha256:<64 hex digits>"
+                    f"images.{name} = {image!r}: must be referenced by digest: "
+                    f"image@sha256:<64 hex digits>"
                 )
         _check_networks(self.egress_cidrs)
         if not self.node_path.startswith("/"):
             raise ValueError(f"node_path = {self.node_path!r}: must be an absolute path")
         if not self.wake_url.startswith(("http://", "https://")):
-            raise ValueError(f"wake_url = {self.wake_url!r}: write http:// or https://")
+            raise ValueError(f"wake_url = {self.wake_url!r}: must begin with http:// or https://")
         if not self.field_manager or len(self.field_manager) > 128:
-            raise ValueError(f"field_manager = {self.field_manager!r}: 1 to 128 characters")
+            raise ValueError(
+                f"field_manager = {self.field_manager!r}: must have 1 to 128 characters"
+            )
         if self.unschedulable_grace_s < 0:
             raise ValueError(
                 f"unschedulable_grace_s = {self.unschedulable_grace_s}: must not be negative"
@@ -106,8 +116,8 @@ class ClusterSettings:
 def _check_account(name: str, account: str) -> None:
     if not _ACCOUNT.match(account):
         raise ValueError(
-            f"{name} = {account!r}: the name of a service account: a-z, 0-9, - and ., at most 253 "
-            f"characters"
+            f"{name} = {account!r}: the name of a service account has a-z, 0-9, - and ., and at "
+            f"most 253 characters"
         )
 
 
@@ -116,4 +126,6 @@ def _check_networks(cidrs: list[str]) -> None:
         try:
             ipaddress.ip_network(cidr)
         except ValueError as e:
-            raise ValueError(f"egress_cidrs: {cidr!r}: write a network such as 10.20.0.0/16") from e
+            raise ValueError(
+                f"egress_cidrs: {cidr!r}: must be a network such as 10.20.0.0/16"
+            ) from e

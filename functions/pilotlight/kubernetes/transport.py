@@ -1,9 +1,9 @@
-"""Requests to the API server over the official client's two connection pools, each with a deadline
-of its own.
+"""Sends requests to the API server over two connection pools of the official client, each with its
+own deadline.
 
-Calls and streams (watches, logs) have a pool each: a hundred watches never keep a write waiting.
-What the client raises becomes `ClusterUnreachable` here and nowhere else; statuses are `answers`'
-affair."""
+Calls and streams (watches, logs) have separate pools: a hundred watches never delay a write. Only
+this module converts the client's exceptions, to `ClusterUnreachable`; `api_errors` interprets
+statuses."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pilotlight.kubernetes.api_request import ApiRequest
 from pilotlight.kubernetes.credentials import Credentials
 from pilotlight.kubernetes.errors import ClusterUnreachable
 
-_CALLS = 32  # at once; the API server's own queues do the rest
+_CALLS = 32  # concurrent; beyond that the API server queues
 # watches and followed logs: the reconciler has a watch of Secrets in each tenant's namespace
 _STREAMS = 8192
 _CONNECT_S = 5.0
@@ -32,7 +32,7 @@ _MOST_BYTES = 64 * 1024 * 1024  # of one answer; a page of 500 pods is some 10 M
 
 
 class Transport:
-    """Owner: one event loop. Close it."""
+    """The connections to one API server. Owner: one event loop. Close it."""
 
     def __init__(self, credentials: Credentials, *, knative_namespace: str) -> None:
         self.credentials = credentials
@@ -56,10 +56,10 @@ class Transport:
         content_type: str = "application/json",
         timeout_s: float,
     ) -> ApiResponse:
-        """One request, whole.
+        """Send one request and read the whole response.
 
         Raises:
-            ClusterUnreachable: no connection, or no whole answer within `timeout_s`.
+            ClusterUnreachable: no connection, or no complete response within `timeout_s`.
             BadCredentials: the kubeconfig's plugin failed.
         """
         with _translated(deed, self.host, timeout_s):
@@ -83,11 +83,11 @@ class Transport:
     async def stream(
         self, deed: ApiRequest, *, query: Mapping[str, str], open_s: float, silence_s: float | None
     ) -> AsyncIterator[tuple[ApiResponse, AsyncIterator[bytes]]]:
-        """A GET whose answer is read as it comes. `ApiResponse.body` is filled only for refusals.
+        """Send a GET and stream its response. `ApiResponse.body` is filled only for refusals.
 
         Args:
-            open_s: until the head of the answer.
-            silence_s: between two pieces of it; None = any.
+            open_s: timeout of the response's head.
+            silence_s: timeout between two pieces of its body; None = unlimited.
         """
         timeout = aiohttp.ClientTimeout(
             total=None, sock_connect=min(_CONNECT_S, open_s), sock_read=silence_s
@@ -107,7 +107,7 @@ class Transport:
             )
             yield answer, self._pieces(response, deed, silence_s)
         finally:
-            response.close()  # not released: what is left of a stream is not worth reading
+            response.close()  # not released, which would read the rest of the stream
 
     async def _pieces(
         self, response: aiohttp.ClientResponse, deed: ApiRequest, silence_s: float | None
@@ -125,7 +125,7 @@ class Transport:
         protocols: Sequence[str],
         open_s: float,
     ) -> AsyncIterator[AsyncIterator[bytes]]:
-        """A WebSocket, of which we read only: its messages as they come.
+        """Open a WebSocket for reading; yields its messages.
 
         Raises:
             ClusterError: it was refused.
@@ -145,7 +145,7 @@ class Transport:
                         url, params=list(query), headers=headers, protocols=protocols, **where
                     )
             except aiohttp.WSServerHandshakeError as error:
-                # its body, with the reason, is lost on the way
+                # aiohttp drops the response's body, which has the reason
                 status = {
                     "code": error.status,
                     "message": error.message,
@@ -192,7 +192,7 @@ async def _request(
 
 
 def _client(configuration: Any, connections: int) -> Any:
-    own = copy.copy(configuration)  # shares the token with the other pool, not the bound
+    own = copy.copy(configuration)  # shares the token with the other pool, but not its size
     own.connection_pool_maxsize = connections
     client = ApiClient(own)
     client.user_agent = "pilotlight"
@@ -205,7 +205,7 @@ async def _read_all(response: aiohttp.ClientResponse, deed: ApiRequest) -> bytes
         data += piece
         if len(data) > _MOST_BYTES:
             raise ClusterUnreachable(
-                f"cannot {deed}: the answer is above {_MOST_BYTES} bytes", deed=deed
+                f"cannot {deed}: the response exceeds {_MOST_BYTES} bytes", deed=deed
             )
     return bytes(data)
 
@@ -235,8 +235,8 @@ def _translated(deed: ApiRequest, host: str, timeout_s: float) -> Iterator[None]
         raise ClusterUnreachable(said, sent=sent, deed=deed) from error
     except aiohttp.ClientConnectorError as error:
         said = (
-            f"cannot {deed}: no connection to the API server {host}: {error}. Is it up, and is "
-            f"the kubeconfig's server right?"
+            f"cannot {deed}: no connection to the API server {host}: {error}. Check that it is up "
+            f"and that the kubeconfig's server is right"
         )
         raise ClusterUnreachable(said, sent=False, deed=deed) from error
     except (aiohttp.ClientError, OSError) as error:
@@ -259,4 +259,4 @@ def _seconds(text: str | None) -> float | None:
     try:
         return max(0.0, float(text)) if text is not None else None
     except ValueError:
-        return None  # a date: no API server sends one
+        return None  # a date, which API servers do not send

@@ -1,8 +1,8 @@
-"""What a watch says, as differences to what is known. Pure.
+"""Converts watch events and listings to changes relative to the known state. Pure.
 
-The rule: a consumer that applies every change in order has, after each SYNCED, exactly the objects
-of the cluster; no change comes twice, whatever was cut, listed anew or delivered again. Identity is
-(namespace, name); a new uid under an old name is a DELETED and an ADDED."""
+Invariant: a consumer that applies every change in order has, after each SYNCED, exactly the objects
+of the cluster; no change is delivered twice, even after reconnects, new listings and repeated
+events. Identity is (namespace, name); a new uid under an old name is a DELETED and an ADDED."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ ChangeType = Literal["SYNCED", "ADDED", "MODIFIED", "DELETED"]
 
 @dataclass(frozen=True, slots=True)
 class WatchChange:
-    """One change. `object` is what is there now, for DELETED what was there last, for SYNCED (a
-    listing is complete) empty."""
+    """One change. `object`: the current object; for DELETED the last one, for SYNCED (the listing
+    is complete) empty."""
 
     type: ChangeType
     object: Object
@@ -41,12 +41,12 @@ def key_of(item: Mapping[str, Any]) -> Key:
 
 
 def version_of(item: Mapping[str, Any]) -> str:
-    """Its resourceVersion, or ""."""
+    """The object's resourceVersion, or ""."""
     return str((item.get("metadata") or {}).get("resourceVersion") or "")
 
 
 class ResourceVersions:
-    """What a watcher has seen. Owner: one watch; no lock needed."""
+    """The objects that a watch has seen. Owner: one watch; no lock needed."""
 
     def __init__(self) -> None:
         self._objects: dict[Key, Object] = {}
@@ -55,7 +55,7 @@ class ResourceVersions:
         return f"<ResourceVersions {len(self._objects)}>"
 
     def listed(self, items: Iterable[Object]) -> list[WatchChange]:
-        """The differences that a whole listing brings; what it lacks is gone."""
+        """The changes of a complete listing; objects missing from it are DELETED."""
         fresh = {key_of(item): item for item in items}
         gone = [
             WatchChange("DELETED", item) for key, item in self._objects.items() if key not in fresh
@@ -65,7 +65,7 @@ class ResourceVersions:
         return changes
 
     def happened(self, type: str, item: Object) -> list[WatchChange]:
-        """The differences that one event brings: none if it is known already."""
+        """The changes of one event; none if the object is already known."""
         key = key_of(item)
         if type == "DELETED":
             known = self._objects.pop(key, None)
@@ -86,24 +86,24 @@ class ResourceVersions:
 
 
 class JsonLines:
-    """Bytes in, JSON documents out, one per line; what a cut leaves of a line is never
+    """Splits a byte stream into JSON documents, one per line; an incomplete line is never
     delivered."""
 
     def __init__(self, *, most_bytes: int = 32 * 1024 * 1024) -> None:
-        """`most_bytes`: of one line; etcd itself takes objects of 1.5 MiB."""
+        """`most_bytes`: limit of one line; etcd's limit of an object is 1.5 MiB."""
         self._rest = bytearray()
         self._most_bytes = most_bytes
 
     def feed(self, piece: bytes) -> Iterator[Object]:
-        """Documents that are whole now.
+        """Yield the documents that are now complete.
 
         Raises:
-            ValueError: a line is no JSON object, or too long.
+            ValueError: a line is not a JSON object, or too long.
         """
         self._rest += piece
         if b"\n" not in piece:
             if len(self._rest) > self._most_bytes:
-                raise ValueError(f"a line of a watch is above {self._most_bytes} bytes")
+                raise ValueError(f"a line of a watch exceeds {self._most_bytes} bytes")
             return
         *whole, rest = bytes(self._rest).split(b"\n")
         self._rest = bytearray(rest)
@@ -111,7 +111,7 @@ class JsonLines:
             if line.strip():
                 value = json.loads(line)
                 if not isinstance(value, dict):
-                    raise ValueError("a line of a watch is no JSON object")
+                    raise ValueError("a line of a watch is not a JSON object")
                 yield value
 
 
@@ -121,7 +121,7 @@ def _uid(item: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
-    """Objects of one kind, as of one moment (`resource_version`), from which a watch can go on."""
+    """A consistent listing of one kind; a watch can continue from `resource_version`."""
 
     items: tuple[Object, ...]
     resource_version: str

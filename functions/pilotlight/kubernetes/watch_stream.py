@@ -1,9 +1,9 @@
-"""A watch that does not end: list once, then go on from the newest resourceVersion however often
-the connection is cut.
+"""An endless watch: lists once, then resumes from the newest resourceVersion whenever the
+connection breaks.
 
-A cut costs a new request, not a new listing: the server continues behind the last event or
-bookmark. Only a version that is too old (410, as a status or inside the stream) or that the server
-does not understand makes us list anew, and then the difference is what comes out."""
+A broken connection costs a new request, not a new listing: the server continues after the last
+event or bookmark. Only a version that is too old (410, as a status or inside the stream) or that
+the server rejects requires a new listing, of which only the differences are delivered."""
 
 from __future__ import annotations
 
@@ -37,17 +37,15 @@ from pilotlight.kubernetes.watch_events import (
 
 logger = logging.getLogger(__name__)
 
-# a connection that lived so long, or brought anything, was worth having: the next attempt comes
-# soon
+# a connection that lasted this long, or delivered anything, was healthy: retry without backoff
 _HEALTHY_S = 1.0
-# in a row, after which a new listing is tried: whatever the server has against our version, it is
-# not lost that way
+# consecutive failures after which a new listing is tried, in case the server rejects our version
 _REFUSALS = 5
-_HOPELESS = (Forbidden, KindMissing, BadCredentials)  # nothing to wait for until somebody acts
+_HOPELESS = (Forbidden, KindMissing, BadCredentials)  # retries cannot succeed without a change
 
 
 class WatchSource(Protocol):
-    """What a watch needs of the API server's client."""
+    """The methods of the API server's client that a watch needs."""
 
     @property
     def patience(self) -> CallDeadlines:
@@ -56,7 +54,7 @@ class WatchSource(Protocol):
     async def list(
         self, kind: Kind, namespace: str | None = None, selector: str = "", *, fields: str = ""
     ) -> Listing:
-        """All objects of a kind, as of one moment."""
+        """A consistent listing of all objects of a kind."""
 
     def changes(
         self,
@@ -67,11 +65,11 @@ class WatchSource(Protocol):
         selector: str = "",
         fields: str = "",
     ) -> AsyncGenerator[bytes, None]:
-        """One watch from a resourceVersion on, as raw bytes, until it ends or breaks."""
+        """One watch starting at a resourceVersion, as raw bytes, until it ends or breaks."""
 
 
 class _Pace:
-    """How soon to try again."""
+    """Counts consecutive failures, which determine the backoff."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -83,7 +81,7 @@ class _Pace:
         self._began = self._clock()
 
     def heard(self) -> None:
-        """Something arrived."""
+        """The connection delivered something."""
         self.failures = 0
 
     def ended(self) -> None:
@@ -102,11 +100,11 @@ async def watch_forever(
     clock: Callable[[], float],
     sleep: Callable[[float], Awaitable[None]],
 ) -> AsyncGenerator[WatchChange, None]:
-    """Changes for ever, the first listing as ADDED, a SYNCED behind every listing.
+    """Yield changes endlessly: the first listing as ADDED, and a SYNCED after every listing.
 
     Raises:
-        Forbidden, KindMissing, BadCredentials: at the first listing only; later they are waited out
-        like everything else.
+        Forbidden, KindMissing, BadCredentials: at the first listing only; later they are retried
+            like all other errors.
     """
     known, pace = ResourceVersions(), _Pace(clock)
     deed = ApiRequest(verb="watch", kind=kind, namespace=namespace)
@@ -171,11 +169,11 @@ async def _events(
 
 
 def _wants_listing(error: ClusterError, failures: int) -> bool:
-    """Whether going on from our resourceVersion has no future."""
+    """Whether the watch cannot resume from our resourceVersion and must list again."""
     if isinstance(error, (Gone, Invalid, NotFound, KindMissing)):
         return True
-    # 504 "Too large resource version" is a server that lags behind the others; it catches up,
-    # unless it was restored from a backup.
+    # 504 "Too large resource version" comes from a server that lags behind the others; it catches
+    # up, unless it was restored from a backup.
     return (
         not isinstance(error, ClusterUnreachable)
         and error.status not in (429, 503)

@@ -1,7 +1,7 @@
-"""What Knative's webhook says, and what to do about it.
+"""Translates messages of Knative's webhook into field problems with fixes.
 
 Messages of knative/serving after v1.23 (k8s_validation.go, route_validation.go,
-annotation_validation.go). A message that is not here is passed on as it is."""
+annotation_validation.go). An unknown message is passed on unchanged."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ _SCALING = f"{_TEMPLATE}.metadata.annotations.autoscaling.knative.dev"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rule:
-    """A message, the field it is about, what it means, and what helps: a sentence, or a key of one
-    of Knative's ConfigMaps.
+    """A message pattern with its field, its meaning and its fix: a sentence, or a key of one of
+    Knative's ConfigMaps.
 
-    Named groups of `pattern` are filled into the texts.
+    Named groups of `pattern` are inserted into the texts.
     """
 
     pattern: str
@@ -63,48 +63,48 @@ _RULES = (
     _Rule(
         pattern=r"=0 not allowed by cluster",
         field=f"{_SCALING}/initial-scale",
-        said="a revision that begins at zero is not allowed in this cluster; otherwise each "
-        "deploy needs a free GPU",
+        said="this cluster does not allow an initial scale of zero, without which each deploy "
+        "needs a free GPU",
         config=("config-autoscaler", "allow-zero-initial-scale", "true"),
     ),
     _Rule(
         pattern=r"expected \d+ <= (?P<value>\d+) <= (?P<most>\d+): "
         r"(?P<field>[\w.\[\]]*timeoutSeconds)",
         field="{field}",
-        said="{value} s is above the cluster's bound of {most} s (max-revision-timeout-seconds)",
+        said="{value} s exceeds the cluster's limit of {most} s (max-revision-timeout-seconds)",
         config=("config-defaults", "max-revision-timeout-seconds", "{value}"),
     ),
     _Rule(
         pattern=r"expected \d+ <= (?P<value>\d+) <= (?P<most>\d+): "
         r"(?P<field>[\w.\[\]]*containerConcurrency)",
         field="{field}",
-        said="{value} is above the cluster's bound of {most} (container-concurrency-max-limit)",
+        said="{value} exceeds the cluster's limit of {most} (container-concurrency-max-limit)",
         config=("config-defaults", "container-concurrency-max-limit", "{value}"),
     ),
     _Rule(
         pattern=r"traffic targets sum to (?P<sum>-?\d+), want 100",
         field="spec.traffic",
         said="percents add up to {sum}, must be exactly 100",
-        fix="set weights that add up: pilotlight traffic set",
+        fix="set weights that add up to 100: pilotlight traffic set",
     ),
     _Rule(
         pattern=r"autoscaling annotations must be put under",
         field="metadata.annotations",
-        said="autoscaling annotations only count on the revision's template",
+        said="autoscaling annotations only take effect on the revision's template",
         fix=f"move them to {_TEMPLATE}.metadata.annotations",
     ),
     _Rule(
         pattern=rf"volume mount should be readOnly for this type of volume(?:: "
         rf"(?P<field>{_PATH}))?",
         field=f"{_TEMPLATE}.spec.containers[0].volumeMounts",
-        said="Knative mounts this type of volume read-only, always",
-        fix="set readOnly: true; only the node agent writes there",
+        said="Knative always mounts this type of volume read-only",
+        fix="set readOnly: true; only the node agent writes to it",
     ),
     _Rule(
         pattern=r"saw the following changes without a name change",
         field=f"{_TEMPLATE}.metadata.name",
         said="the template changed but its revision's name did not: revisions are immutable",
-        fix="deploy again, which gives it a new name",
+        fix="deploy again, which creates a new name",
     ),
     _Rule(
         pattern=r"(?P<text>[^\n]*max-?scale[^\n]*max-scale-limit[^\n]*)",
@@ -117,7 +117,7 @@ _RULES = (
 
 
 def webhook_problems(why: str, *, knative_namespace: str) -> list[FieldProblem]:
-    """What is wrong and what to do, for the text behind `denied the request:`, line by line."""
+    """The field problems of the text after `denied the request:`, line by line."""
     problems: list[FieldProblem] = []
     for line in _HEAD.sub("", why.strip()).splitlines():
         problems += _of_line(line.strip(), knative_namespace)
@@ -166,7 +166,7 @@ def _masked(path: str, namespace: str) -> FieldProblem:
 
 
 def _switched_off(path: str, feature: Feature, namespace: str, *, what: str = "") -> FieldProblem:
-    said = f"switched off in this cluster ({feature.flag})"
+    said = f"disabled in this cluster ({feature.flag})"
     return FieldProblem(
         path, f"{what}: {said}" if what else said, switch_on(feature, knative_namespace=namespace)
     )

@@ -1,10 +1,9 @@
-"""First code of a worker, executed by path: `<python> -I -S -B boot.py <launch.json>`.
+"""Entry point of a worker, executed by path: `<python> -I -S -B boot.py <launch.json>`.
 
-It builds the module search path by hand, so that user code sees its own folder first, then the
-standard library, then the site directories of its image, and of our runtime directories nothing but
-our own packages, whatever else lies there. Only then is the rest of the worker imported, and all of
-it before the user's folder is on the path: a user's `functions.py`, `helpers.py` or `json.py`
-shadows nothing of ours."""
+It builds the module search path by hand: the user's folder first, then the standard library, then
+the site directories of the image; of our runtime directories, only our own packages are importable.
+The worker is imported completely before the user's folder is added to the path, so that a user's
+`functions.py`, `helpers.py` or `json.py` cannot shadow our modules."""
 
 from __future__ import annotations
 
@@ -25,12 +24,12 @@ ONE_THREAD = {
     "RAYON_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
-"""Set until the worker is an instance: each of these would start a thread pool, and a process with
-threads cannot be forked."""
+"""Set until the worker becomes an instance: these libraries would otherwise start thread pools, and
+a process with threads cannot be forked."""
 
 
 class RuntimeFinder:
-    """Finds our packages in the runtime directories, and nothing else there."""
+    """Finds only our own packages in the runtime directories."""
 
     def __init__(self, directories: Sequence[str]) -> None:
         self.directories = list(directories)
@@ -41,14 +40,14 @@ class RuntimeFinder:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: Any = None
     ) -> ModuleSpec | None:
-        """See importlib.abc.MetaPathFinder; submodules are found through their package's own
-        path."""
+        """Find a top-level package of ours (importlib.abc.MetaPathFinder); submodules are found
+        through their package's path."""
         return PathFinder.find_spec(name, self.directories) if name in OUR_PACKAGES else None
 
 
 def set_environment(*, env: Mapping[str, str], work: str) -> tuple[str, ...]:
-    """Apply the launch environment, HOME and the working directory; the names of ONE_THREAD that
-    the user did not set are returned."""
+    """Apply the launch environment, HOME and the working directory; returns the names of ONE_THREAD
+    that the user did not set."""
     os.environ.update(env)
     if "HOME" not in env:
         os.environ["HOME"] = work
@@ -61,8 +60,8 @@ def set_environment(*, env: Mapping[str, str], work: str) -> tuple[str, ...]:
 def set_path(*, runtime: Sequence[str], site_directories: Sequence[str]) -> None:
     """Make our packages and the image's site directories (with their .pth files) importable.
 
-    An editable installation of the platform leaves a .pth that names our source tree: such entries
-    are dropped again."""
+    Entries that contain our packages are removed: an editable installation of the platform leaves a
+    .pth file that names our source tree."""
     import site
 
     sys.meta_path.insert(0, RuntimeFinder(runtime))
@@ -70,7 +69,7 @@ def set_path(*, runtime: Sequence[str], site_directories: Sequence[str]) -> None
         site.addsitedir(directory)
     keep = {os.path.abspath(d) for d in site_directories}
     sys.path[:] = [p for p in sys.path if os.path.abspath(p) in keep or not _holds_our_packages(p)]
-    # `exit()` and `help()` exist in user code as in any Python, although -S was given
+    # -S omits `exit()` and `help()`, which user code may use
     site.setquit()
     site.sethelper()
 
@@ -80,12 +79,12 @@ def _holds_our_packages(directory: str) -> bool:
 
 
 def main(launch_path: str, *, interpreter_ms: float, started: float) -> None:
-    """Boot the worker described by the launch file; returns only by leaving the process.
+    """Boot the worker described by the launch file; never returns.
 
     Args:
         launch_path: the launch file (`docs/internals.md`, "The slot").
-        interpreter_ms: what the interpreter's own start cost before this file ran.
-        started: monotonic seconds when this file began.
+        interpreter_ms: duration of the interpreter's start, before this file ran.
+        started: monotonic seconds at which this file began.
     """
     with open(launch_path, "rb") as f:
         document = json.load(f)

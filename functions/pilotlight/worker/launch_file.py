@@ -1,4 +1,4 @@
-"""The launch file: what the shim hands to a worker."""
+"""The launch file, by which the shim passes its parameters to a worker."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ class Launch:
     """A parsed launch file.
 
     Attributes:
-        spec: the function to run. revision: the revision's platform-wide key. code: directory of
-        the unpacked bundle. weights: name → directory of mounted weights. work: the working
-        directory, which is writable and travels with a snapshot. secret_variables: environment
-        variables that are set only when an instance wakes. control_fd: our end of the
-        SOCK_SEQPACKET pair with the shim. chosen_threads: names of the one-thread variables that we
-        set and the user did not: raised when it becomes an instance.
+        spec: the function to run.
+        revision: the revision's platform-wide key.
+        code: directory of the unpacked bundle.
+        weights: name → directory of mounted weights.
+        work: the working directory, which is writable and part of a snapshot.
+        secret_variables: environment variables that are set only when an instance wakes.
+        control_fd: the worker's end of the SOCK_SEQPACKET pair with the shim.
+        chosen_threads: names of the one-thread variables that the worker set, not the user; raised
+            when it becomes an instance.
     """
 
     spec: FunctionSpec
@@ -33,7 +36,7 @@ class Launch:
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any], *, chosen_threads: tuple[str, ...] = ()) -> Self:
-        """Parse the document. Raises KeyError or InvalidInput when it is broken."""
+        """Parse the document. Raises KeyError or InvalidInput if it is invalid."""
         return cls(
             spec=from_json(FunctionSpec, body["entry"], "entry"),
             revision=str(body["revision"]),

@@ -1,5 +1,5 @@
-"""What an instance says of itself to whoever asks at WORKER_STATUS: who it is, how it came up, and
-what that took."""
+"""The status of an instance, served at WORKER_STATUS: its id, how it started, and the durations of
+the start's phases."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from pilotlight.worker.snapshot.quiesce import FROZEN_VARIABLE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceStatus:
-    """Made when the instance wakes.
+    """Status of an instance, created when it wakes.
 
     Attributes:
-        instance: its id; in a cluster the name of its pod. start_kind: `COLD`, `FORK` or `RESTORE`
-        (`snapshotter.types.StartKind`). before_ms, own_ms: the parts of its start, in order: before
-        the instance was ordered, and since; the latter grow until it is ready.
+        instance: its id; in a cluster the name of its pod.
+        start_kind: `COLD`, `FORK` or `RESTORE` (`snapshotter.types.StartKind`).
+        before_ms, own_ms: the phases of its start, in order: before the instance was ordered, and
+            since; the latter grow until it is ready.
     """
 
     instance: str = ""
@@ -32,11 +33,11 @@ class InstanceStatus:
     def of(
         cls, order: ShimOrder, *, booted_ms: Mapping[str, float], woken_ms: Mapping[str, float]
     ) -> Self:
-        """The instance of an order. `booted_ms`: until the snapshot point, which is part of a COLD
-        start only; `woken_ms`: since the order.
+        """The status of an order's instance. `booted_ms`: phases until the snapshot point, which
+        only a COLD start includes; `woken_ms`: phases since the order.
 
-        A launcher that starts exactly one worker says itself what came before; a slot's shim has no
-        part in it."""
+        A launcher that starts exactly one worker passes the earlier phases itself; a slot's shim
+        does not."""
         if order.start:
             return cls(
                 instance=order.instance,
@@ -51,7 +52,7 @@ class InstanceStatus:
         return cls(instance=order.instance, start_kind="COLD", before_ms=booted_ms, own_ms=woken_ms)
 
     def as_json(self, *, running: int) -> bytes:
-        """The answer's body. `running`: calls at this moment."""
+        """The response body. `running`: number of running calls."""
         body: dict[str, Any] = {
             "instance": self.instance,
             "running": running,

@@ -1,9 +1,9 @@
-"""A worker's life in order: import, enter, warm up, snapshot point; then, as an instance, wake and
+"""Lifecycle of a worker: import, enter, warm up, snapshot point; then, as an instance, wake and
 serve. Every phase is timed.
 
-A fork may be parked between the snapshot point and its wake: it then does ahead what needs neither
-an identity nor user code. A fork, or the worker itself, may also be told to stand still for a
-snapshot on disk; a restored copy of it is at its snapshot point again."""
+A fork may be parked between the snapshot point and its wake; it then prepares everything that needs
+neither an identity nor user code. A fork, or the worker itself, may also quiesce for a snapshot on
+disk; a restored copy continues at the snapshot point."""
 
 from __future__ import annotations
 
@@ -44,19 +44,18 @@ from pilotlight.worker.user_code.source_locations import SocketOrigins, UserSour
 from pilotlight.worker.user_code.target import Method, Target, make_target
 
 WORKER_VARIABLE = "PILOTLIGHT_WORKER"
-"""Set to 1: the SDK in user code then takes weights and secrets from the platform and looks for no
-local files."""
+"""Set to 1 in workers: the SDK then takes weights and secrets from the platform, not from local
+files."""
 WEIGHTS_VARIABLE = "PILOTLIGHT_WEIGHTS"
-"""JSON object: name of weights → directory; how `pilotlight.Weights(...).path` finds them inside a
-worker."""
+"""JSON object: name of weights → directory. `pilotlight.Weights(...).path` reads it in a worker."""
 HOOK_SHARE = 0.9
-"""Of the startup clock, for what runs before the snapshot: the hook that hangs is named before the
-node agent's clock ends us."""
+"""Share of the startup clock for the hooks before the snapshot: a hook that hangs is reported by
+name before the node agent's clock kills the worker."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worker:
-    """What stands at the snapshot point, and what its forks become instances with."""
+    """State of a worker at the snapshot point, inherited by its forks."""
 
     launch: Launch
     control: ShimChannel
@@ -70,11 +69,11 @@ class Worker:
 
 
 def run(launch: Launch, *, boot_ms: float) -> None:
-    """Run the worker; leaves the process when it is done.
+    """Run the worker, then exit the process.
 
     Args:
-        launch: what to run.
-        boot_ms: from the interpreter's first instruction to here.
+        launch: the parsed launch file.
+        boot_ms: time since the interpreter's first instruction.
     """
     output.install()
     faulthandler.enable(2)
@@ -121,7 +120,7 @@ def run(launch: Launch, *, boot_ms: float) -> None:
 
 
 def _obey(worker: Worker, *, threads: tuple[str, ...]) -> NoReturn:
-    """Be the Template until the shim is gone."""
+    """Run as the Template until the shim disconnects."""
     become, suspend = functools.partial(_become, worker), functools.partial(_suspend, worker)
     Template(worker.control, become, suspend, threads=threads).run()
     output.finish()
@@ -131,8 +130,8 @@ def _obey(worker: Worker, *, threads: tuple[str, ...]) -> NoReturn:
 def _warm_up(
     target: Target, server: Server
 ) -> tuple[TouchedPages, dict[str, example_check.ExpectedAnswer]]:
-    """Every example once, and our own part of a call; what they touch is remembered where the
-    process can be forked at all."""
+    """Run every example and our own part of a call once; record the pages they touch if the process
+    can be forked."""
     touched, known = TouchedPages(), {}
 
     def rehearse() -> None:
@@ -162,7 +161,7 @@ def _reach_snapshot_point(
 
 
 def _become(worker: Worker, order: ShimOrder, started: float) -> NoReturn:
-    """What a forked child, or the worker itself, does with its order."""
+    """Execute an order in a forked child or in the worker itself."""
     if order.op == "checkpoint":
         _stand_still(worker, order)
     if order.op == "prove":
@@ -199,8 +198,8 @@ def _become(worker: Worker, order: ShimOrder, started: float) -> NoReturn:
 
 
 def _wait_parked(worker: Worker, order: ShimOrder) -> ShimOrder:
-    """Do all that needs no identity and runs no user code, say so, and wait for the assignment. A
-    parked fork nobody wants leaves."""
+    """Prepare everything that needs no identity and no user code, report it, and wait for the
+    assignment. Exits if the shim closes the channel first."""
     channel, go, *_ = order.descriptors
     desk = ShimChannel(channel)
     _wait_go(go)
@@ -212,7 +211,7 @@ def _wait_parked(worker: Worker, order: ShimOrder) -> ShimOrder:
     assignment = desk.receive()
     if assignment is None:
         os._exit(0)
-    with contextlib.suppress(OSError):  # a shim that does not listen for it
+    with contextlib.suppress(OSError):  # the shim does not read the confirmation
         desk.send({"event": "assigned"})
     desk.close()
     connect_output(assignment)
@@ -220,21 +219,21 @@ def _wait_parked(worker: Worker, order: ShimOrder) -> ShimOrder:
 
 
 def _stand_still(worker: Worker, order: ShimOrder) -> NoReturn:
-    """A fork that is to be a snapshot; from its restored copy on it is a Template."""
+    """Quiesce a fork for a snapshot; its restored copy is a Template."""
     *descriptors, go = order.descriptors[:3]
     _wait_go(go)
     quiesce.release_output()
     try:
         quiesce.quiesce_process(worker.control, descriptors, scene=worker.scene, in_place=False)
     except quiesce.SnapshotBlocked:
-        os._exit(0)  # the shim has been told
+        os._exit(0)  # quiesce_process has reported it to the shim
     _obey(worker, threads=())
 
 
 def _suspend(worker: Worker, order: ShimOrder) -> None:
-    """The worker itself, with its threads and processes, is to be a snapshot. Its output stays what
-    it is."""
-    # the shim has been told; we wait for other orders
+    """Quiesce the worker itself, with its threads and processes, for a snapshot. Its output streams
+    stay open."""
+    # if blocked, quiesce_process has reported it to the shim; wait for further orders
     with contextlib.suppress(quiesce.SnapshotBlocked):
         quiesce.quiesce_process(
             worker.control, order.descriptors, scene=worker.scene, in_place=True
@@ -242,8 +241,8 @@ def _suspend(worker: Worker, order: ShimOrder) -> None:
 
 
 def _prove(worker: Worker, order: ShimOrder, started: float) -> NoReturn:
-    """Answer the examples again, and leave. With one thread, as before the snapshot: more of them
-    add up in another order."""
+    """Answer the examples again and exit. Uses one thread, as before the snapshot: several threads
+    add numbers in another order."""
     gc.enable()
     resume.reseed()
     answered: dict[str, float] = {}
@@ -258,7 +257,7 @@ def _prove(worker: Worker, order: ShimOrder, started: float) -> NoReturn:
 
         try:
             notes = example_check.compare(worker.target.examples, worker.known, answer_example)
-        except BaseException as e:  # noqa: BLE001  # user code may raise anything; it is reported as data and ends us
+        except BaseException as e:  # noqa: BLE001  # user code may raise anything; it is reported as data and ends the process
             user_errors.report(e)
             error = user_errors.as_data(e)
     output.finish()
@@ -277,16 +276,16 @@ def _prove(worker: Worker, order: ShimOrder, started: float) -> NoReturn:
 
 def _wait_go(go: int) -> None:
     if not os.read(go, 1):
-        os._exit(0)  # whoever ordered the instance gave it up
+        os._exit(0)  # the shim cancelled the instance
     os.close(go)
 
 
 def _leave(status: int) -> NoReturn:
-    """Run atexit functions, then leave without finalising: tearing a copied heap down would only
-    copy its pages first."""
+    """Run atexit functions, then exit without finalizing the interpreter, which would copy the
+    shared heap's pages."""
     import atexit
 
-    # what the interpreter itself would call
+    # the function that the interpreter itself calls
     run_functions: Any = getattr(atexit, "_run_exitfuncs", lambda: None)
     run_functions()
     output.finish()

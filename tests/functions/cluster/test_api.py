@@ -313,6 +313,6 @@ async def test_no_connection_is_left_open(api_server: ApiServer, tmp_path: Path)
 
 
 def test_an_unknown_kind_is_told_before_anything_is_sent() -> None:
-    with pytest.raises(ValueError, match="not a kind"):
+    with pytest.raises(ValueError, match="does not know this kind"):
         kind_of({"apiVersion": "v2", "kind": "Pod"})
     assert issubclass(ManifestWarned, ClusterError)

@@ -37,7 +37,7 @@ def calls(proxy: Proxy) -> ApiCalls:
 
 async def test_a_proxys_page_is_no_success_of_a_write() -> None:
     proxy = Proxy(times=1000)
-    with pytest.raises(ClusterUnreachable, match="no answer of an API server"):
+    with pytest.raises(ClusterUnreachable, match="not from an API server"):
         await calls(proxy).call(
             ApiRequest(verb="update", kind=LEASE, namespace="pilotlight", name="a"), "PUT", body={}
         )

@@ -111,5 +111,5 @@ def test_lines_are_whole_however_the_bytes_come(documents: list[dict[str, int]],
 def test_a_line_without_an_end_is_refused() -> None:
     lines = JsonLines(most_bytes=100)
     list(lines.feed(b"x" * 99))
-    with pytest.raises(ValueError, match="above 100 bytes"):
+    with pytest.raises(ValueError, match="exceeds 100 bytes"):
         list(lines.feed(b"xx"))

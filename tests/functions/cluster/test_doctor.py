@@ -87,7 +87,7 @@ def test_the_report_of_a_cluster_where_everything_is_missing() -> None:
     "version, state, piece",
     [
         ("v1.26.9", BROKEN, "at least 1.27"),
-        ("v1.28.0", NOTE, "outside of what is known"),
+        ("v1.28.0", NOTE, "outside of the known versions"),
         ("v1.99.0-eks", NOTE, "outside"),
         ("x", NOTE, "read"),
     ],
@@ -473,7 +473,10 @@ async def test_activators_that_scale_need_the_autoscalers_rights_too(
         )
         return next(one.detail for one in found if one.what == "rights of activator")
 
-    assert await rights("kpa") == "complete, but for those in tenants' namespaces: none was seen"
+    assert (
+        await rights("kpa")
+        == "complete, except that those in tenants' namespaces were not checked: there is none"
+    )
     assert "may not watch podautoscalers" in await rights("pilotlight")
 
 

@@ -270,5 +270,5 @@ async def test_two_candidates_on_a_server(cluster: Cluster, api_server: ApiServe
 
 
 def test_terms_that_would_make_two_leaders_are_refused() -> None:
-    with pytest.raises(ValueError, match="must be above"):
+    with pytest.raises(ValueError, match="must be greater"):
         LeaseTerms(lease_s=10, renew_s=10, retry_s=2)

@@ -361,7 +361,7 @@ def test_an_exported_image_is_found_by_the_beginning_of_its_digest() -> None:
 
 
 def test_an_image_without_a_digest_is_refused_by_the_settings() -> None:
-    with pytest.raises(ValueError, match="name it by digest"):
+    with pytest.raises(ValueError, match="must be referenced by digest"):
         ClusterSettings(runtime_image="registry.example/runtime:latest")
     with pytest.raises(ValueError, match=r"images\.vllm"):
         ClusterSettings(images={"vllm": "registry.example/vllm"})
@@ -378,7 +378,7 @@ def test_a_tenant_without_a_uid_has_no_pods() -> None:
 
 def test_a_description_that_is_too_large_is_refused() -> None:
     huge = spec(methods=(MethodSpec(example=["x" * (1 << 20)]),))
-    with pytest.raises(InvalidInput, match="a ConfigMap holds"):
+    with pytest.raises(InvalidInput, match="a ConfigMap can hold only"):
         function_manifests(route(huge), TENANCY)
 
 

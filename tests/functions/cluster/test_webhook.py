@@ -134,7 +134,7 @@ REFUSED: list[tuple[str, Callable[[Json], Any], str, str]] = [
         "a port that is none",
         lambda made: container(made)["ports"][0].update(containerPort=70_000),
         ".containerPort",
-        "no port",
+        "not a valid port",
     ),
     (
         "a port's name",
@@ -146,7 +146,7 @@ REFUSED: list[tuple[str, Callable[[Json], Any], str, str]] = [
         "two ports",
         lambda made: container(made)["ports"].append({"containerPort": 8081}),
         ".ports",
-        "a revision has one",
+        "a revision has only one",
     ),
     (
         "a host port",
@@ -164,13 +164,13 @@ REFUSED: list[tuple[str, Callable[[Json], Any], str, str]] = [
         "no variable's name",
         lambda made: container(made)["env"].append({"name": "A B", "value": "x"}),
         ".name",
-        "no name of a variable",
+        "not a valid variable name",
     ),
     (
         "a reserved container",
         lambda made: container(made).update(name="queue-proxy"),
         ".name",
-        "Knative's own",
+        "reserved by Knative",
     ),
     (
         "privileges",
@@ -191,7 +191,7 @@ REFUSED: list[tuple[str, Callable[[Json], Any], str, str]] = [
         "a token",
         lambda made: pod(made).update(automountServiceAccountToken=True),
         ".automountServiceAccountToken",
-        "only false",
+        "must be false",
     ),
     (
         "root",
@@ -215,7 +215,7 @@ REFUSED: list[tuple[str, Callable[[Json], Any], str, str]] = [
         "the root as a mount",
         lambda made: container(made)["volumeMounts"][2].update(mountPath="/"),
         ".mountPath",
-        "cannot be mounted",
+        "cannot be a mount path",
     ),
     (
         "one place twice",
@@ -233,7 +233,7 @@ REFUSED: list[tuple[str, Callable[[Json], Any], str, str]] = [
         "an idle volume",
         lambda made: pod(made)["volumes"].append({"name": "y", "emptyDir": {}}),
         ".volumes",
-        "mounted by nobody",
+        "no container mounts",
     ),
     (
         "a foreign volume",
@@ -242,7 +242,7 @@ REFUSED: list[tuple[str, Callable[[Json], Any], str, str]] = [
             or pod(made)["volumes"][2].pop("emptyDir")
         ),
         ".nfs",
-        "no such volume",
+        "does not support this type",
     ),
     (
         "a period",
@@ -266,7 +266,7 @@ REFUSED: list[tuple[str, Callable[[Json], Any], str, str]] = [
         "no quantity",
         lambda made: container(made)["resources"]["limits"].update(memory="2 GB"),
         ".resources.limits[memory]",
-        "no quantity",
+        "not a valid quantity",
     ),
     (
         "a short window",
@@ -280,7 +280,12 @@ REFUSED: list[tuple[str, Callable[[Json], Any], str, str]] = [
         "[autoscaling.knative.dev/window]",
         "whole seconds",
     ),
-    ("a number", annotate("max-scale", 4), "[autoscaling.knative.dev/max-scale]", "not text"),
+    (
+        "a number",
+        annotate("max-scale", 4),
+        "[autoscaling.knative.dev/max-scale]",
+        "must be strings",
+    ),
     (
         "min above max",
         annotate("min-scale", "9"),
@@ -309,7 +314,7 @@ REFUSED: list[tuple[str, Callable[[Json], Any], str, str]] = [
         "a metric",
         annotate("metric", "cpu"),
         "[autoscaling.knative.dev/metric]",
-        "concurrency or rps",
+        "concurrency and rps",
     ),
 ]
 

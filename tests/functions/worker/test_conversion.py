@@ -154,7 +154,7 @@ def test_what_json_carries_as_it_is_costs_nothing(hint: Any) -> None:
             ("children", "0"),
             "at most 3 bytes",
         ),
-        (tuple[int, bytes], [1], (), "1 items where 2"),
+        (tuple[int, bytes], [1], (), "has 1 items, expected 2"),
         (Point | None, {"z": 1}, ("z",), "no field"),
         (dt.date, "tomorrow", (), "is not a date"),
         (Colour, "blue", (), "is not a Colour"),

@@ -239,7 +239,7 @@ def test_a_file_open_for_writing_outside_the_writable_tree(look: Look, tmp_path:
             log.fileno(),
             f"{tmp_path}/log, open for writing",
         )
-        assert f"which holds {tmp_path}/work" in one.message
+        assert f"which contains only {tmp_path}/work" in one.message
 
 
 def test_a_deleted_file_only_when_it_is_too_large(look: Look, tmp_path: Path) -> None:

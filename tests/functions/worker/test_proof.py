@@ -136,8 +136,8 @@ def test_the_same_answer_proves_it() -> None:
 def test_a_function_that_never_repeats_itself_is_compared_by_type_and_that_is_said() -> None:
     assert asked(method(random.random)) == [
         (
-            "m never gives the same answer to its example twice: only its type was compared. Give "
-            "check= to prove more"
+            "m never gives the same answer to its example twice: only its type was compared. "
+            "Declare check= to compare more"
         )
     ]
 
@@ -146,7 +146,7 @@ def test_a_steady_answer_that_is_another_one_fails() -> None:
     answers = iter([1.0, 1.5, 1.5])
     with pytest.raises(
         ProofFailed,
-        match=r"m answers its example with 1.5, before the snapshot it was 1.0\. If such",
+        match=r"m answers its example with 1.5; before the snapshot it answered 1.0\. If both",
     ):
         asked(method(lambda: next(answers)))
 
@@ -169,7 +169,8 @@ def test_check_decides_where_it_is_given() -> None:
     )
     answers = iter([1.0, 2.0])
     with pytest.raises(
-        ProofFailed, match=r"check= of m rejects the answer 2\.0, expected like 1\.0"
+        ProofFailed,
+        match=r"check= of m rejects the answer 2\.0; before the snapshot it answered 1\.0",
     ):
         asked(
             method(
@@ -248,7 +249,7 @@ def test_a_copy_that_answers_otherwise_says_which_method_and_how() -> None:
         proved = shim.prove()
         assert not proved["ok"]
         assert (
-            "plain answers its example with 15, before the snapshot it was 6"
+            "plain answers its example with 15; before the snapshot it answered 6"
             in proved["error"]["message"]
         )
 

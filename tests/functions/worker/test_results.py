@@ -64,7 +64,7 @@ def test_json_carries_what_models_return(value: object, as_json: object) -> None
 @pytest.mark.parametrize(
     "value, says",
     [
-        (object(), "holds a object"),
+        (object(), "contains a object"),
         (b"raw", "base64"),
         (threading.Lock(), "lock"),
         (int, "type"),

@@ -47,7 +47,7 @@ def test_every_way_to_read_one_is_refused_by_name(
 ) -> None:
     with pytest.raises(
         SecretTooEarly,
-        match=r"app.py:1 reads TOKEN, which is a secret.* @enter\(snap=False\), or in the call",
+        match=r"app.py:1 reads the secret TOKEN, .* @enter\(snap=False\), or in the call",
     ):
         run_as_user(tmp_path, read)
 
@@ -134,7 +134,7 @@ def test_a_start_fails_with_the_name_of_the_secret(place: str, phase: str) -> No
     with FreezingShim({"app.py": code}, spec, secret_variables=["API_KEY"]) as shim:
         failed = shim._receive()
         assert (failed["event"], failed["phase"]) == ("failed", phase)
-        assert failed["error"]["message"].startswith("app.py:5 reads API_KEY, which is a secret")
+        assert failed["error"]["message"].startswith("app.py:5 reads the secret API_KEY")
 
 
 def test_a_secret_reaches_the_instance_and_no_earlier_life() -> None:

@@ -1,2 +1,2 @@
-"""Looks at a cluster: is everything there that this platform needs, set as it needs it? Facts are
-fetched once; every check is pure."""
+"""Checks whether a cluster has everything that the platform needs, with the required settings.
+Facts are fetched once; every check is pure."""

@@ -1,4 +1,4 @@
-"""All checks, in the order in which one would repair."""
+"""Runs all checks, in the order of repair."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pilotlight.kubernetes.settings import ClusterSettings
 
 
 def run_checks(facts: Facts, settings: ClusterSettings) -> list[Finding]:
-    """What the facts mean. Pure."""
+    """Evaluate the facts. Pure."""
     found = [Finding(what="API server", state="ok", detail=facts.host)]
     for check in (knative.check, knative_config.check, gpus.check, platform.check):
         found += check(facts, settings)
@@ -20,7 +20,7 @@ def run_checks(facts: Facts, settings: ClusterSettings) -> list[Finding]:
 
 
 async def examine_cluster(settings: ClusterSettings, *, role: Role) -> list[Finding]:
-    """Look at a cluster. One that cannot be asked is a finding, too."""
+    """Check a cluster. An unreachable one is a finding, too."""
     try:
         async with await Cluster.connect(settings) as cluster:
             return run_checks(await gather(cluster, role=role), settings)

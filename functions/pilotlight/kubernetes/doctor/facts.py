@@ -1,4 +1,4 @@
-"""What is fetched from a cluster before it is judged. A read that is refused is a fact, too."""
+"""Fetches the facts about a cluster that the checks evaluate. A refused read is a fact, too."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CONFIGS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """A cluster at one moment.
+    """A snapshot of a cluster's state.
 
     Attributes:
         host: the API server's URL.
@@ -37,11 +37,12 @@ class Facts:
         config: Knative's ConfigMaps by name, their data; None = it is absent.
         knative: Deployments of Knative's namespace, by name.
         parts: Deployments and StatefulSets of the platform.
-        agents: DaemonSets of the platform's node agents; `agent_pods`: their pods.
+        agents: DaemonSets of the platform's node agents.
+        agent_pods: pods of the node agents.
         namespace: the platform's own; None = it does not exist.
         tenants: namespaces of tenants.
-        lacking: verbs that the asking credentials lack, of the role that was asked about.
-        troubles: what could not be read, and why.
+        lacking: verbs of `role` that the current credentials lack.
+        troubles: fields that could not be read, and why.
     """
 
     host: str
@@ -62,26 +63,26 @@ class Facts:
     troubles: Mapping[str, ClusterError] = field(default_factory=dict)
 
     def is_known(self, name: str) -> bool:
-        """Whether a field was read."""
+        """Whether a field could be read."""
         return name not in self.troubles
 
 
 PART_SELECTOR = "app.kubernetes.io/part-of=pilotlight"
-"""Label of the platform's own things, as the chart sets it."""
+"""Label that the chart sets on the platform's objects."""
 AGENT_SELECTOR = f"{PART_SELECTOR},app.kubernetes.io/component=node"
-"""Of the node agents' DaemonSet and pods."""
+"""Labels of the node agents' DaemonSet and pods."""
 
 
 class _Reading:
-    """Reads one thing after another; what cannot be read is noted in `troubles` by the field that
-    lacks it."""
+    """Reads fields; a failed read is recorded in `troubles` under the field's name."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self.troubles: dict[str, ClusterError] = {}
 
     async def read(self, name: str, work: Awaitable[T], absent: T) -> T:
-        """What comes of `work`, or `absent`. Raises ClusterUnreachable, BadCredentials."""
+        """The result of `work`, or `absent` if it fails. Raises ClusterUnreachable,
+        BadCredentials."""
         try:
             return await work
         except (ClusterUnreachable, BadCredentials):
@@ -102,13 +103,13 @@ class _Reading:
 
 
 async def gather(cluster: Cluster, *, role: Role) -> Facts:
-    """Read everything, at once.
+    """Read everything concurrently.
 
     Args:
-        role: whose rights the asking credentials should have.
+        role: the role whose rights the credentials should have.
 
     Raises:
-        ClusterUnreachable, BadCredentials: there is nobody to ask.
+        ClusterUnreachable, BadCredentials: the cluster cannot be queried.
     """
     version, settings, reading = await cluster.version(), cluster.settings, _Reading(cluster)
     read, listed = reading.read, reading.listed
@@ -168,8 +169,8 @@ async def _config(cluster: Cluster, namespace: str) -> Mapping[str, Mapping[str,
 async def _lacking(
     cluster: Cluster, role: Role, tenants: Iterable[Object]
 ) -> Mapping[RbacRule, tuple[str, ...]]:
-    """Rights in tenants' namespaces are asked about in the first that is not being deleted; without
-    one they are not asked about."""
+    """Missing rights of a role. Rights in tenants' namespaces are checked in the first one that is
+    not being deleted; without one they are skipped."""
     settings = cluster.settings
     staying = sorted(
         str(one["metadata"]["name"])

@@ -1,4 +1,4 @@
-"""What one look found."""
+"""Results of the checks."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ BROKEN: State = "broken"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing that was looked at.
+    """Result of one check.
 
     Attributes:
         state: `ok`; `note`: works, but worth knowing; `broken`: functions cannot be deployed,
-        started or scaled like this. way_out: what would help, in words. commands: what would help,
-        to be pasted into a shell; "" where only words do.
+            started or scaled.
+        way_out: the fix, in words.
+        commands: the fix, as shell commands; () if there is none.
     """
 
     what: str

@@ -1,4 +1,4 @@
-"""Nodes with GPUs: drivers, labels, taints, runtime classes."""
+"""Checks nodes with GPUs: drivers, labels, taints, runtime classes."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _PRESENT = "nvidia.com/gpu.present"
 
 
 def gpu_nodes(facts: Facts, settings: ClusterSettings) -> list[Object]:
-    """Nodes on which a pod can be given a GPU."""
+    """Nodes with allocatable GPUs."""
     return [node for node in facts.nodes if _gpus(node, settings) > 0]
 
 
 def check(facts: Facts, settings: ClusterSettings) -> Iterator[Finding]:
     """Findings about GPUs and runtime classes."""
     if not facts.is_known("nodes"):
-        yield Finding(what="nodes", state=NOTE, detail=f"not looked at: {facts.troubles['nodes']}")
+        yield Finding(what="nodes", state=NOTE, detail=f"not checked: {facts.troubles['nodes']}")
         return
     yield _ready(facts)
     found = gpu_nodes(facts, settings)
@@ -51,7 +51,7 @@ def check(facts: Facts, settings: ClusterSettings) -> Iterator[Finding]:
 def _ready(facts: Facts) -> Finding:
     away = [node for node in facts.nodes if not _is_ready(node)]
     if not facts.nodes:
-        return Finding(what="nodes", state=BROKEN, detail="there are none")
+        return Finding(what="nodes", state=BROKEN, detail="the cluster has none")
     if away:
         commands = tuple(f"kubectl describe node {_name(node)}" for node in away)
         return Finding(
@@ -61,7 +61,7 @@ def _ready(facts: Facts) -> Finding:
 
 
 def _drivers(facts: Facts, settings: ClusterSettings) -> Iterator[Finding]:
-    """A node with GPUs in it that offers none: the driver or the device plugin is not there."""
+    """Nodes labelled as having GPUs that offer none: the driver or device plugin is missing."""
     silent = [
         node for node in facts.nodes if _has_gpu_label(node, settings) and not _gpus(node, settings)
     ]
@@ -70,7 +70,7 @@ def _drivers(facts: Facts, settings: ClusterSettings) -> Iterator[Finding]:
             f"{_named(silent)}: labelled as having a GPU, but {settings.gpu_resource} is not "
             f"allocatable"
         )
-        way_out = "The driver or the device plugin does not run there."
+        way_out = "Check that the driver and the device plugin run on these nodes."
         commands = tuple(
             f"kubectl get pods -A -o wide --field-selector spec.nodeName={_name(node)}"
             for node in silent
@@ -84,13 +84,13 @@ def _labels(found: Sequence[Object], settings: ClusterSettings) -> Iterator[Find
     bare = [node for node in found if settings.gpu_label not in _labels_of(node)]
     if bare:
         detail = (
-            f"{_named(bare)}: without the label {settings.gpu_label}, by which functions ask "
-            f"for a GPU"
+            f"{_named(bare)}: without the label {settings.gpu_label}, by which functions select "
+            f"a GPU"
         )
         commands = tuple(
             f"kubectl label node {_name(node)} {settings.gpu_label}=PRODUCT" for node in bare
         )
-        way_out = "gpu-feature-discovery sets it; or name another label with cluster.gpu_label."
+        way_out = "Run gpu-feature-discovery, which sets it, or set cluster.gpu_label."
         yield Finding(
             what="GPU labels", state=BROKEN, detail=detail, way_out=way_out, commands=commands
         )
@@ -106,7 +106,7 @@ def _labels(found: Sequence[Object], settings: ClusterSettings) -> Iterator[Find
     }
     if unknown:
         listed = ", ".join(f"{name}: {product}" for name, product in sorted(unknown.items()))
-        detail = f"no node has what cluster.gpu_products names: {listed}"
+        detail = f"no node has these products of cluster.gpu_products: {listed}"
         yield Finding(
             what="GPU names",
             state=NOTE,
@@ -123,7 +123,7 @@ def _versions(found: Sequence[Object]) -> Iterator[Finding]:
     if len(drivers) > 1:
         detail = (
             f"several: {', '.join(sorted(drivers))}. A snapshot with a GPU is restored only "
-            f"where the driver is the same"
+            f"on nodes with the same driver"
         )
         yield Finding(what="GPU driver versions", state=NOTE, detail=detail)
     elif drivers:
@@ -155,7 +155,7 @@ def _runtimes(facts: Facts, settings: ClusterSettings, *, has_gpus: bool) -> Ite
         yield Finding(
             what="runtime classes",
             state=NOTE,
-            detail=f"not looked at: {facts.troubles['runtime_classes']}",
+            detail=f"not checked: {facts.troubles['runtime_classes']}",
         )
         return
     wanted = [("cluster.gpu_runtime_class", settings.gpu_runtime_class)] if has_gpus else []
@@ -164,7 +164,7 @@ def _runtimes(facts: Facts, settings: ClusterSettings, *, has_gpus: bool) -> Ite
         if name is None:
             continue
         if name in facts.runtime_classes:
-            yield Finding(what=f"runtime class {name}", state=OK, detail=f"of {setting}")
+            yield Finding(what=f"runtime class {name}", state=OK, detail=f"set by {setting}")
             continue
         body = {
             "apiVersion": "node.k8s.io/v1",
@@ -172,9 +172,9 @@ def _runtimes(facts: Facts, settings: ClusterSettings, *, has_gpus: bool) -> Ite
             "metadata": {"name": name},
             "handler": name,
         }
-        detail = f"{setting} names it, and it does not exist: no such pod can be made"
+        detail = f"{setting} names it, but it does not exist: its pods cannot be created"
         way_out = (
-            f"Make it, if the nodes' container runtime has a handler {name}; else write "
+            f"Create it if the nodes' container runtime has a handler {name}; otherwise set "
             f"{setting.split('.')[1]}: null."
         )
         yield Finding(

@@ -1,4 +1,4 @@
-"""Versions and parts: Kubernetes, Knative Serving, its kinds, its webhook, its processes."""
+"""Checks versions and components: Kubernetes, Knative Serving, its kinds, webhook and processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LEAST_KUBERNETES: Version = (1, 27)  # strict field validation is final
 KNOWN_KUBERNETES: tuple[Version, Version] = ((1, 30), (1, 36))
 LEAST_KNATIVE: Version = (1, 17)  # podspec-volumes-hostpath
 KNOWN_KNATIVE: tuple[Version, Version] = ((1, 17), (1, 23))
-"""What was read of its source; nothing of this was seen on a real cluster yet."""
+"""Versions whose source was reviewed; none was tested on a real cluster yet."""
 
 _NEEDED = (
     kinds.SERVICE,
@@ -33,7 +33,7 @@ _VERSION_LABEL = "app.kubernetes.io/version"
 
 
 def check(facts: Facts, settings: ClusterSettings) -> Iterator[Finding]:
-    """Findings about versions and parts."""
+    """Findings about versions and components."""
     yield _kubernetes(facts)
     yield _definitions(facts)
     yield _knative(facts)
@@ -64,7 +64,7 @@ def _knative(facts: Facts) -> Finding:
             way_out=_capital(install_hint(kinds.SERVICE.group)),
         )
     if len(versions) > 1:
-        detail = f"parts of several versions: {', '.join(sorted(versions))}"
+        detail = f"components of several versions: {', '.join(sorted(versions))}"
         return Finding(
             what="Knative Serving",
             state=NOTE,
@@ -85,18 +85,18 @@ def _judged(
 ) -> Finding:
     version = _parse(text)
     if version is None:
-        return Finding(what=what, state=NOTE, detail=f"version {text!r} cannot be read")
+        return Finding(what=what, state=NOTE, detail=f"version {text!r} cannot be parsed")
     if version < least:
         return Finding(
             what=what,
             state=BROKEN,
-            detail=f"{text}: at least {_show(least)} is needed",
+            detail=f"{text}: at least {_show(least)} is required",
             way_out=way_out,
         )
     if not known[0] <= version <= known[1]:
-        detail = f"{text}: outside of what is known, {_show(known[0])} to {_show(known[1])}"
+        detail = f"{text}: outside of the known versions, {_show(known[0])} to {_show(known[1])}"
         return Finding(
-            what=what, state=NOTE, detail=detail, way_out="Try a function before you rely on it."
+            what=what, state=NOTE, detail=detail, way_out="Test a function before relying on it."
         )
     return Finding(what=what, state=OK, detail=text)
 
@@ -105,7 +105,7 @@ def _definitions(facts: Facts) -> Finding:
     what = "kinds"
     if not facts.is_known("definitions"):
         return Finding(
-            what=what, state=NOTE, detail=f"not looked at: {facts.troubles['definitions']}"
+            what=what, state=NOTE, detail=f"not checked: {facts.troubles['definitions']}"
         )
     missing = [kind for kind in _NEEDED if kind.resource not in facts.definitions]
     if missing:
@@ -113,7 +113,7 @@ def _definitions(facts: Facts) -> Finding:
         return Finding(
             what=what,
             state=BROKEN,
-            detail=f"not there: {listed}",
+            detail=f"missing: {listed}",
             way_out=_capital(install_hint(missing[0].group)),
         )
     return Finding(what=what, state=OK, detail=f"{len(_NEEDED)} of Knative Serving")
@@ -122,9 +122,9 @@ def _definitions(facts: Facts) -> Finding:
 def _webhook(facts: Facts) -> Finding:
     what = "Knative's webhook"
     if not facts.is_known("webhooks"):
-        return Finding(what=what, state=NOTE, detail=f"not looked at: {facts.troubles['webhooks']}")
+        return Finding(what=what, state=NOTE, detail=f"not checked: {facts.troubles['webhooks']}")
     if _WEBHOOK not in facts.webhooks:
-        way_out = "Without it nothing checks or completes a Service. " + _capital(
+        way_out = "Without it Services are neither validated nor defaulted. " + _capital(
             install_hint(kinds.SERVICE.group)
         )
         return Finding(
@@ -136,7 +136,7 @@ def _webhook(facts: Facts) -> Finding:
 def _processes(facts: Facts, settings: ClusterSettings) -> Finding:
     what, namespace = "Knative's processes", settings.knative_namespace
     if not facts.is_known("knative"):
-        return Finding(what=what, state=NOTE, detail=f"not looked at: {facts.troubles['knative']}")
+        return Finding(what=what, state=NOTE, detail=f"not checked: {facts.troubles['knative']}")
     away = [
         name
         for name in _PROCESSES
@@ -146,7 +146,7 @@ def _processes(facts: Facts, settings: ClusterSettings) -> Finding:
         return Finding(what=what, state=OK, detail=", ".join(_PROCESSES))
     commands = tuple(f"kubectl describe deployment/{name} -n {namespace}" for name in away)
     detail = f"not available in {namespace}: {', '.join(away)}"
-    way_out = "Look why; cluster.knative_namespace of platform.yaml names another namespace."
+    way_out = "If Knative is in another namespace, set cluster.knative_namespace of platform.yaml."
     return Finding(what=what, state=BROKEN, detail=detail, way_out=way_out, commands=commands)
 
 

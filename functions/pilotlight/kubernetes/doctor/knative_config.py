@@ -1,4 +1,4 @@
-"""Knative's ConfigMaps: the flags and bounds on which our manifests depend."""
+"""Checks Knative's ConfigMaps: the flags and limits on which our manifests depend."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _DEFAULT_TIMEOUT_S = 600
 _DEFAULT_CONCURRENCY = 1000
 _DEFAULT_NON_ACTIVE = 1000
 _MANY_NON_ACTIVE = 100
-"""Each revision that is kept has a Deployment, a launch document, and a place in every watch."""
+"""Each retained revision has a Deployment, a launch document, and an entry in every watch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """A field of our pods: why it is there, and whether a function without it is possible."""
+    """A field of our pods, its purpose, and whether only functions with GPUs need it."""
 
     field: str
     why: str
@@ -28,10 +28,10 @@ class Need:
 
 
 def needs(settings: ClusterSettings) -> list[Need]:
-    """Fields behind a flag that the manifests have with these settings
+    """Fields of our manifests that require a flag with these settings
     (pilotlight/kubernetes/manifests)."""
     found = [
-        Need("hostPath", "the node agent shows code and weights in it"),
+        Need("hostPath", "the node agent provides code and weights in it"),
         Need("affinity", "pods go to nodes that hold the weights"),
         Need("topologySpreadConstraints", "instances of a function go to several zones"),
         Need("nodeSelector", "pods with a GPU go to nodes that have it", is_for_gpus=True),
@@ -56,7 +56,7 @@ def check(facts: Facts, settings: ClusterSettings) -> Iterator[Finding]:
         yield Finding(
             what="Knative's settings",
             state=NOTE,
-            detail=f"not looked at: {facts.troubles['config']}",
+            detail=f"not checked: {facts.troubles['config']}",
         )
         return
     if absent := [name for name, data in facts.config.items() if data is None]:
@@ -113,7 +113,7 @@ def _autoscaler(data: Mapping[str, str], settings: ClusterSettings) -> Iterator[
         yield Finding(what=what, state=OK, detail="allow-zero-initial-scale is true")
     else:
         detail = (
-            "allow-zero-initial-scale is false: every deploy would be refused, or need a free GPU"
+            "allow-zero-initial-scale is false: every deploy would be refused or need a free GPU"
         )
         yield Finding(
             what=what,
@@ -159,10 +159,10 @@ def _defaults(
             f"max-revision-timeout-seconds is {bound}, cluster.max_timeout_s only "
             f"{settings.max_timeout_s}"
         )
-        way_out = f"Write max_timeout_s: {bound} in section cluster of platform.yaml to use it."
+        way_out = f"To use it, set max_timeout_s: {bound} in section cluster of platform.yaml."
         yield Finding(what=what, state=NOTE, detail=detail, way_out=way_out)
     else:
-        yield Finding(what=what, state=OK, detail=f"{bound} s, start included")
+        yield Finding(what=what, state=OK, detail=f"{bound} s, including the start")
     yield from _drain(bound, facts, namespace)
     most = _number(data, "container-concurrency-max-limit", default=_DEFAULT_CONCURRENCY)
     if most < _DEFAULT_CONCURRENCY:
@@ -176,7 +176,7 @@ def _defaults(
 
 
 def _drain(bound_s: int, facts: Facts, namespace: str) -> Iterator[Finding]:
-    """Knative's activator ends with requests in it after its grace period: it must be as long as a
+    """Knative's activator drops pending requests after its grace period, which must be as long as a
     request may take."""
     activator = facts.knative.get("activator")
     if activator is None:
@@ -187,8 +187,8 @@ def _drain(bound_s: int, facts: Facts, namespace: str) -> Iterator[Finding]:
         return
     body = f'{{"spec":{{"template":{{"spec":{{"terminationGracePeriodSeconds":{bound_s}}}}}}}}}'
     detail = (
-        f"Knative's activator gives requests {grace_s} s when it ends, a start may take "
-        f"{bound_s} s: an upgrade would cut starts"
+        f"Knative's activator has a grace period of {grace_s} s, but a start may take "
+        f"{bound_s} s: an upgrade would abort starts"
     )
     command = f"kubectl patch deployment/activator -n {namespace} --type merge -p '{body}'"
     yield Finding(
@@ -206,7 +206,7 @@ def _deployment(data: Mapping[str, str], settings: ClusterSettings) -> Iterator[
 
     if not _is_true(data, "pod-is-always-schedulable", default=False):
         detail = (
-            "pod-is-always-schedulable is false: where nodes are added on demand, a pod that "
+            "pod-is-always-schedulable is false: if nodes are added on demand, a pod that "
             "waits for one fails its revision"
         )
         yield Finding(
@@ -219,7 +219,7 @@ def _deployment(data: Mapping[str, str], settings: ClusterSettings) -> Iterator[
     if kind != "none":
         detail = (
             f"default-affinity-type is {kind}: functions without weights are spread over "
-            f"nodes, and start cold on each"
+            f"nodes and start cold on each"
         )
         yield Finding(
             what="default affinity",
@@ -233,10 +233,10 @@ def _garbage(data: Mapping[str, str], settings: ClusterSettings) -> Finding:
     text = data.get("max-non-active-revisions", str(_DEFAULT_NON_ACTIVE))
     what = "old revisions"
     if text.isdigit() and int(text) <= _MANY_NON_ACTIVE:
-        return Finding(what=what, state=OK, detail=f"at most {text} of a function are kept")
+        return Finding(what=what, state=OK, detail=f"at most {text} per function are kept")
     wanted = {"max-non-active-revisions": "20", "min-non-active-revisions": "5"}
     detail = (
-        f"max-non-active-revisions is {text}: each function keeps so many, with a Deployment each"
+        f"max-non-active-revisions is {text}: each function keeps as many, with a Deployment each"
     )
     command = patch_config("config-gc", wanted, knative_namespace=settings.knative_namespace)
     return Finding(what=what, state=NOTE, detail=detail, commands=(command,))

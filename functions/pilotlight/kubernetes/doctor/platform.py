@@ -1,4 +1,4 @@
-"""The platform itself in a cluster: namespaces, node agents, rights."""
+"""Checks the platform's own objects in a cluster: namespaces, node agents, rights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _COMPONENT = "app.kubernetes.io/component"
 
 
 def check(facts: Facts, settings: ClusterSettings) -> Iterator[Finding]:
-    """Findings about our own things."""
+    """Findings about the platform's own objects."""
     yield from _namespaces(facts, settings)
     yield from _parts(facts, settings)
     yield from _agents(facts, settings)
@@ -27,8 +27,7 @@ def check(facts: Facts, settings: ClusterSettings) -> Iterator[Finding]:
             "(docs/kubernetes.md)."
         )
         detail = (
-            "cluster.runtime_image is null: functions without an image of their own cannot "
-            "be deployed"
+            "cluster.runtime_image is null: functions without their own image cannot be deployed"
         )
         yield Finding(what="runtime image", state=NOTE, detail=detail, way_out=way_out)
 
@@ -36,7 +35,7 @@ def check(facts: Facts, settings: ClusterSettings) -> Iterator[Finding]:
 def _namespaces(facts: Facts, settings: ClusterSettings) -> Iterator[Finding]:
     if not facts.is_known("namespace"):
         yield Finding(
-            what="namespace", state=NOTE, detail=f"not looked at: {facts.troubles['namespace']}"
+            what="namespace", state=NOTE, detail=f"not checked: {facts.troubles['namespace']}"
         )
     elif facts.namespace is None:
         command = f"kubectl create namespace {settings.namespace}"
@@ -60,7 +59,7 @@ def _namespaces(facts: Facts, settings: ClusterSettings) -> Iterator[Finding]:
             f"kubectl get namespace {name} -o jsonpath='{{.status.conditions}}'" for name in ending
         )
         detail = (
-            f"being deleted: {', '.join(ending)}. Nothing can be deployed there until they are gone"
+            f"being deleted: {', '.join(ending)}. Deploys to them fail until they are recreated"
         )
         yield Finding(what="tenants' namespaces", state=NOTE, detail=detail, commands=commands)
     elif facts.tenants:
@@ -68,11 +67,9 @@ def _namespaces(facts: Facts, settings: ClusterSettings) -> Iterator[Finding]:
 
 
 def _parts(facts: Facts, settings: ClusterSettings) -> Iterator[Finding]:
-    """The controller and the activators."""
+    """Findings about the controller and the activators."""
     if not facts.is_known("parts"):
-        yield Finding(
-            what="platform", state=NOTE, detail=f"not looked at: {facts.troubles['parts']}"
-        )
+        yield Finding(what="platform", state=NOTE, detail=f"not checked: {facts.troubles['parts']}")
         return
     for component in ("controller", "activator"):
         found = [
@@ -110,12 +107,12 @@ def _agents(facts: Facts, settings: ClusterSettings) -> Iterator[Finding]:
     what = "node agents"
     for name in ("agents", "agent_pods", "nodes"):
         if not facts.is_known(name):
-            yield Finding(what=what, state=NOTE, detail=f"not looked at: {facts.troubles[name]}")
+            yield Finding(what=what, state=NOTE, detail=f"not checked: {facts.troubles[name]}")
             return
     if not facts.agents:
         detail = (
-            f"no DaemonSet {AGENT_SELECTOR} in {settings.namespace}: pods get neither code "
-            f"nor weights"
+            f"no DaemonSet with labels {AGENT_SELECTOR} in {settings.namespace}: pods get neither "
+            f"code nor weights"
         )
         yield Finding(
             what=what,
@@ -139,16 +136,16 @@ def _agents(facts: Facts, settings: ClusterSettings) -> Iterator[Finding]:
     has_gpu = {str(node["metadata"]["name"]) for node in gpu_nodes(facts, settings)}
     state = BROKEN if has_gpu & set(without) or not running else NOTE
     detail = (
-        f"none that is ready on "
-        f"{', '.join(without[:5])}{' and more' if len(without) > 5 else ''}: pods there "
-        f"wait in vain"
+        f"none is ready on "
+        f"{', '.join(without[:5])}{' and more' if len(without) > 5 else ''}: pods on these "
+        f"nodes cannot start"
     )
     commands = (f"kubectl get pods -n {settings.namespace} -l {AGENT_SELECTOR} -o wide",)
     yield Finding(
         what=what,
         state=state,
         detail=detail,
-        way_out="Tolerations of the DaemonSet are values of the chart.",
+        way_out="If taints keep the pods away, set the tolerations in the chart's values.",
         commands=commands,
     )
 
@@ -156,14 +153,14 @@ def _agents(facts: Facts, settings: ClusterSettings) -> Iterator[Finding]:
 def _rights(facts: Facts, settings: ClusterSettings) -> Iterator[Finding]:
     what = f"rights of {facts.role}"
     if not facts.is_known("lacking"):
-        yield Finding(what=what, state=NOTE, detail=f"not looked at: {facts.troubles['lacking']}")
+        yield Finding(what=what, state=NOTE, detail=f"not checked: {facts.troubles['lacking']}")
         return
     if not facts.lacking:
         asks_tenants = any(
             right.scope == "tenant" for right in rules_of_account(facts.role, settings)
         )
         detail = (
-            "complete, but for those in tenants' namespaces: none was seen"
+            "complete, except that those in tenants' namespaces were not checked: there is none"
             if asks_tenants and not facts.tenants
             else "complete"
         )
@@ -177,7 +174,7 @@ def _rights(facts: Facts, settings: ClusterSettings) -> Iterator[Finding]:
         detail = f"may not {', '.join(verbs)} {resource}: {right.why}"
         state = NOTE if facts.role == "operator" else BROKEN
         way_out = (
-            "The chart makes the ClusterRole, the controller the RoleBinding."
+            "The chart creates the ClusterRole, the controller the RoleBinding."
             if right.scope == "tenant"
             else ""
         )
@@ -186,7 +183,7 @@ def _rights(facts: Facts, settings: ClusterSettings) -> Iterator[Finding]:
 
 
 def _account(role: Role, settings: ClusterSettings) -> str | None:
-    """The service account of a role; an operator has none of ours."""
+    """The service account of a role; None for an operator."""
     return {"controller": settings.controller_account, "operator": None}.get(
         role, settings.activator_account
     )
@@ -195,8 +192,8 @@ def _account(role: Role, settings: ClusterSettings) -> str | None:
 def _grant(
     role: Role, right: RbacRule, verbs: tuple[str, ...], settings: ClusterSettings, *, index: int
 ) -> tuple[str, str]:
-    """Commands that grant verbs, in the scope that the right has; of a tenant's namespace, those
-    that show what should grant them."""
+    """Commands that grant verbs in the right's scope; for a tenant's namespace, commands that show
+    the objects that should grant them."""
     name = f"pilotlight-{role}-{right.kind.plural}-{index}"
     account = _account(role, settings)
     if right.scope == "tenant" and account is not None:
@@ -228,6 +225,6 @@ def _is_ready(pod: Object) -> bool:
 
 
 def _is_closed(node: Object) -> bool:
-    """Control planes take no function pods."""
+    """Whether a node is part of the control plane, which runs no function pods."""
     taints = (node.get("spec") or {}).get("taints") or ()
     return any(str(taint.get("key", "")).startswith("node-role.kubernetes.io/") for taint in taints)

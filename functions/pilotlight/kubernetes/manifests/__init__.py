@@ -1,5 +1,5 @@
-"""Manifests: what a tenant and its functions are in a cluster, as JSON values. Pure: records in,
-objects out, the same order every time.
+"""Builds the manifests of a tenant and its functions, as JSON values. Pure: records in, objects
+out, in a stable order.
 
-`render` prints them, the reconciler applies them; both call the same functions.
+`render` prints them and the reconciler applies them, with the same functions.
 """

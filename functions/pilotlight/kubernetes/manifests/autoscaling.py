@@ -1,16 +1,16 @@
-"""A revision's annotations for the autoscaler, from what the function says of its scaling. Keys:
+"""Autoscaling annotations of a revision, from the function's scaling settings. Keys:
 knative/serving pkg/apis/autoscaling.
 
-`kpa.autoscaling.knative.dev` counts what queue-proxies report. Its target burst capacity is 0: with
--1 only Knative's own activators would be counted, and calls do not pass them. Its utilisation is
-100 %: activators never give an instance more than `max_inputs`, and 70 % of 1 would keep two
-instances for one call; the calls that wait show as wakes, which Knative's activator counts
+`kpa.autoscaling.knative.dev` uses the queue-proxies' reports. Its target burst capacity is 0: with
+-1 only Knative's own activators would be counted, which calls do not pass. Its target utilization
+is 100 %: activators never send an instance more than `max_inputs`, and 70 % of 1 would keep two
+instances for one call; waiting calls appear as wakes, which Knative's activator counts
 (activator/knative).
 
-A last instance ends after the stable window and the retention period, others after the window and
-the scale-down delay: what exceeds the window of `scaledown_window_s` is put into both, as far as
-Knative's bounds go (one hour each). It knows nothing of pauses: what is "auto" elsewhere is
-Knative's own minute here."""
+The last instance ends after the stable window and the retention period, others after the window and
+the scale-down delay: the part of `scaledown_window_s` that exceeds the window is added to both, up
+to Knative's limits (one hour each). It has no idle-time prediction: "auto" means Knative's default
+of one minute."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ PILOTLIGHT = "pilotlight.dev"
 _AUTOSCALING = "autoscaling.knative.dev"
 _MIN_WINDOW_S, _WINDOW_S, _MAX_DELAY_S = 6, 60, 3600
 MAX_CONCURRENCY = 1000
-"""config-defaults, container-concurrency-max-limit: a function that takes more has no bound there;
-activators keep to `max_inputs`."""
+"""config-defaults, container-concurrency-max-limit: a function with more has no limit in Knative;
+activators enforce `max_inputs`."""
 _PROGRESS_MARGIN_S = 60
-"""For pulling the image, which the start's own clock does not count."""
+"""Time to pull the image, which the startup clock does not include."""
 
 
 def annotations_of(spec: FunctionSpec, settings: ClusterSettings) -> dict[str, str]:
-    """Of a revision's template."""
+    """Annotations of a revision's template."""
     scaling = spec.scaling
     common = {
         "min-scale": str(scaling.min_instances),
@@ -51,7 +51,7 @@ def annotations_of(spec: FunctionSpec, settings: ClusterSettings) -> dict[str, s
 
 
 def concurrency(spec: FunctionSpec) -> int:
-    """`containerConcurrency`: the queue-proxy's own bound, 0 for none."""
+    """`containerConcurrency`, the queue-proxy's limit; 0 for none."""
     return spec.scaling.max_inputs if spec.scaling.max_inputs <= MAX_CONCURRENCY else 0
 
 

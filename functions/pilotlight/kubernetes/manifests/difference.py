@@ -1,5 +1,5 @@
-"""Whether an object in the cluster is what was wanted. Whatever the API server and its webhooks
-added is none of our business."""
+"""Compares an object in the cluster with its manifest, ignoring fields that the API server and its
+webhooks added."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 
 def differences(wanted: Any, there: Any, path: str = "") -> Iterator[str]:
-    """Paths of what is wanted and not so: missing keys and other values. Lists are equal in length,
-    and are compared place by place."""
+    """Paths of wanted fields that are missing or have other values. Lists must have the same length
+    and are compared element by element."""
     if isinstance(wanted, Mapping):
         if not isinstance(there, Mapping):
             yield path
@@ -18,7 +18,7 @@ def differences(wanted: Any, there: Any, path: str = "") -> Iterator[str]:
             where = f"{path}.{key}" if path else str(key)
             if key in there:
                 yield from differences(value, there[key], where)
-            elif value not in ({}, [], None, ""):  # empty ones are left out on the way
+            elif value not in ({}, [], None, ""):  # the API server omits empty ones
                 yield where
     elif isinstance(wanted, list):
         if not isinstance(there, list) or len(there) != len(wanted):
@@ -31,5 +31,5 @@ def differences(wanted: Any, there: Any, path: str = "") -> Iterator[str]:
 
 
 def is_as_wanted(wanted: Mapping[str, Any], there: Mapping[str, Any]) -> bool:
-    """Whether nothing of it has to be written."""
+    """Whether the object needs no update."""
     return next(differences(wanted, there), None) is None

@@ -1,4 +1,4 @@
-"""A function in a cluster: its revisions' launch documents, its disruption budget, its Knative
+"""Manifests of a function: its revisions' launch documents, its disruption budget, its Knative
 Service."""
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from pilotlight.protocol import FunctionRoute
 
 
 def function_manifests(route: FunctionRoute, tenancy: Tenancy) -> list[Manifest]:
-    """Everything that a function is, in the order in which it is applied. Raises InvalidInput for
-    what the cluster cannot run.
+    """All manifests of a function, in the order of application. Raises InvalidInput for a function
+    that the cluster cannot run.
 
-    The Service's template is that of the newest revision; the others, which the traffic names, are
-    there already."""
+    The Service's template is that of the newest revision; the others, which the traffic names,
+    already exist."""
     those = [RevisionOf.of(route, tenancy, name) for name in revision_names(route)]
     last = next(
         one for one in those if one.revision == revisions.newest([each.revision for each in those])
@@ -31,7 +31,7 @@ def function_manifests(route: FunctionRoute, tenancy: Tenancy) -> list[Manifest]
 
 
 def revision_names(route: FunctionRoute) -> list[str]:
-    """The revisions that must be there: by weight, tag, pin or arm, or as the shadow."""
+    """The required revisions: those with a weight, tag, pin or arm, and the shadow."""
     return sorted(traffic.document_of(route).named() & set(route.revisions))
 
 
@@ -42,7 +42,7 @@ def service(
     template: dict[str, Any],
     listed: list[traffic.Target],
 ) -> Manifest:
-    """The Knative Service. Reached only inside the cluster: callers come through the activators."""
+    """The Knative Service. It is cluster-local: callers use the activators."""
     labels = {
         **function_labels(route, tenancy),
         "networking.knative.dev/visibility": "cluster-local",
@@ -58,8 +58,8 @@ def service(
 
 
 def disruption_budget(route: FunctionRoute, tenancy: Tenancy) -> Manifest:
-    """A drained node ends one pod of a function at a time; one that never came up does not hold the
-    drain up."""
+    """The disruption budget: a node drain evicts one pod of a function at a time; pods that are not
+    ready do not block it."""
     spec = {
         "maxUnavailable": 1,
         "selector": {"matchLabels": {names.FUNCTION_ID: route.id}},
@@ -76,5 +76,5 @@ def disruption_budget(route: FunctionRoute, tenancy: Tenancy) -> Manifest:
 
 
 def path_of(route: FunctionRoute) -> str:
-    """`<tenant id>/<environment>/<app>/<function>`, exactly."""
+    """The value of `names.PATH`: `<tenant id>/<environment>/<app>/<function>`."""
     return f"{route.tenant}/{route.environment}/{route.app}/{route.function}"

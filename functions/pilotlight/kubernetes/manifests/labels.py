@@ -1,5 +1,4 @@
-"""What every object of ours carries: labels that say whose it is, and the hash of what was
-applied."""
+"""Metadata of all our objects: ownership labels, and the hash of the applied manifest."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ def object_manifest(
     annotations: Mapping[str, str] | None = None,
     **body: Any,
 ) -> Manifest:
-    """An object, stamped. `body`: what stands beside its metadata."""
+    """A manifest with the hash annotation. `body`: its fields besides metadata."""
     metadata: Manifest = {"name": name}
     if namespace is not None:
         metadata["namespace"] = namespace
@@ -37,15 +36,15 @@ def object_manifest(
 
 
 def ownership_labels(settings: ClusterSettings) -> dict[str, str]:
-    """Labels of whatever this platform applies."""
+    """Labels of all objects that this platform applies."""
     return {_OURS: "pilotlight", names.MANAGED_BY: names.manager_of(settings)}
 
 
 def with_hash(made: Manifest) -> Manifest:
-    """The same object with the hash of what it says as an annotation.
+    """The same manifest with its hash as an annotation.
 
-    A Service's template is left out: it only creates revisions, which never change, and is compared
-    by their names."""
+    Of a Service's template only the name is hashed: it only creates revisions, which are
+    immutable."""
     metadata = made["metadata"]
     annotations = {
         key: value for key, value in metadata["annotations"].items() if key != names.APPLIED

@@ -1,12 +1,12 @@
-"""Who reaches a tenant's pods, and what they reach. Network policies add up, so each allows a part,
-and what none allows is refused.
+"""Network policies of a tenant's pods, for ingress and egress. Network policies are additive: each
+allows some connections, and all others are refused.
 
-- `pilotlight-in`: everything is closed, except that activators reach workers (8080) and
-  queue-proxies (8012), and Knative's activator and autoscaler reach queue-proxies and their metrics
-  (9090). The kubelet's probes come from the node, which no policy can name; networks let their own
-  node through.
-- `pilotlight-out`: pods whose label says `open` reach DNS and the public internet. Not other pods
-  or nodes, whose addresses are private ones, and not the cloud's metadata address, which is
+- `pilotlight-in`: denies everything, except that activators reach workers (8080) and queue-proxies
+  (8012), and Knative's activator and autoscaler reach queue-proxies and their metrics (9090). The
+  kubelet's probes come from the node, which a policy cannot select; network plugins always allow
+  the pod's own node.
+- `pilotlight-out`: pods with the label value `open` reach DNS and the public internet, but not
+  other pods or nodes, whose addresses are private, nor the cloud's metadata address, which is
   link-local. Pods with `none` reach nothing.
 """
 
@@ -28,7 +28,7 @@ _DNS_PORT = 53
 _NAMESPACE_NAME = "kubernetes.io/metadata.name"
 _COMPONENT = "app.kubernetes.io/component"
 _NODE_DNS = "169.254.20.10/32"
-"""Where NodeLocal DNSCache listens (kubernetes.io/docs/tasks/administer-cluster/nodelocaldns)."""
+"""Address of NodeLocal DNSCache (kubernetes.io/docs/tasks/administer-cluster/nodelocaldns)."""
 _NOT_PUBLIC_4 = (
     "0.0.0.0/8",
     "10.0.0.0/8",
@@ -42,20 +42,20 @@ _NOT_PUBLIC_4 = (
     "198.18.0.0/15",
     "224.0.0.0/3",
 )
-"""Special-purpose addresses (RFC 6890, RFC 4193, RFC 6598), metadata services (169.254.169.254,
-192.0.0.192, fd00:ec2::254) among them, and 240.0.0.0/4, of which some clusters give their pods
-addresses. 168.63.129.16 looks public: it is where Azure's machines get what they are started with
+"""Special-purpose addresses (RFC 6890, RFC 4193, RFC 6598), including metadata services
+(169.254.169.254, 192.0.0.192, fd00:ec2::254), and 240.0.0.0/4, which some clusters use for pods.
+168.63.129.16 looks public, but is Azure's platform address, which provisions its machines
 (learn.microsoft.com/azure/virtual-network/what-is-ip-address-168-63-129-16)."""
 _PUBLIC_6 = "2000::/3"
-"""Global unicast (RFC 4291). Outside of it lie loopback, ULA (RFC 4193), link-local and multicast
-addresses, a metadata service (fd00:ec2::254), IPv4 as it is mapped, compatible or translated, and
+"""Global unicast (RFC 4291). It excludes loopback, ULA (RFC 4193), link-local and multicast
+addresses, a metadata service (fd00:ec2::254), mapped, compatible and translated IPv4 addresses, and
 local translators (64:ff9b:1::/48, RFC 8215)."""
 _NOT_PUBLIC_6 = ("2001::/32", "2002::/16")
-"""Tunnels, whose addresses hold one of IPv4: Teredo (RFC 4380) and 6to4 (RFC 7526: not to be
-used)."""
+"""Tunnels, whose addresses contain an IPv4 address: Teredo (RFC 4380) and 6to4 (RFC 7526:
+deprecated)."""
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
-"""By which clusters of IPv6 alone reach the internet of IPv4 (RFC 6052): the address is in the last
-32 bits."""
+"""The prefix by which IPv6-only clusters reach IPv4 addresses (RFC 6052): the address is in the
+last 32 bits."""
 
 
 def network_policies(
@@ -116,7 +116,7 @@ def _egress(settings: ClusterSettings) -> list[dict[str, Any]]:
 
 
 def _translated(cidr: str) -> str:
-    """The same addresses of IPv4 behind a translator."""
+    """The NAT64 addresses of an IPv4 network."""
     four = ipaddress.IPv4Network(cidr)
     address = ipaddress.IPv6Address(int(_NAT64.network_address) + int(four.network_address))
     return f"{address}/{_NAT64.prefixlen + four.prefixlen}"

@@ -1,9 +1,9 @@
-"""Where a revision's pods may run, and where they would rather: GPUs by the node's label, and nodes
-that hold the weights already.
+"""Placement of a revision's pods: required GPUs by the node's label, and preferred nodes that
+already hold the weights.
 
-An affinity of our own also keeps Knative's default away, which spreads a revision's pods over
-nodes: the opposite of what a cache wants. Zones are left to the scheduler, which spreads pods of a
-ReplicaSet over them by itself (PodTopologySpread's defaults)."""
+Our own affinity also replaces Knative's default, which spreads a revision's pods over nodes and
+thereby defeats the cache. The scheduler spreads pods of a ReplicaSet over zones by itself
+(PodTopologySpread's defaults)."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from pilotlight.spec.function import FunctionSpec
 from snapshotter.types import LaunchSpec
 
 _MOST = 100
-"""Greatest weight of a preference."""
+"""Maximum weight of a preference."""
 
 
 def placement(spec: FunctionSpec, launch: LaunchSpec, settings: ClusterSettings) -> dict[str, Any]:
-    """Parts of a pod's spec; what is not needed is left out, for each wants a flag of Knative's."""
+    """Placement fields of a pod's spec; unneeded ones are omitted, since each requires a feature
+    flag of Knative."""
     resources = spec.resources
     products = [settings.gpu_products.get(name, name) for name in resources.gpu]
     has_gpu = bool(resources.gpu_count)
@@ -43,8 +44,7 @@ def _affinity(products: list[str], launch: LaunchSpec, settings: ClusterSettings
     required = (
         {"nodeSelectorTerms": [{"matchExpressions": [_in(label, *products)]}]} if products else None
     )
-    # The order in which GPUs were named is what the user wants; then the node that has most
-    # already.
+    # Prefer GPUs in the user's order, then nodes that already hold most of the weights.
     preferred = [
         (max(1, _MOST - 20 * rank), _in(label, product))
         for rank, product in enumerate(products[:-1])

@@ -1,9 +1,9 @@
-"""The pod of an instance: one container, in which the launcher boots a worker with what the node's
-agent shows it.
+"""The pod of an instance: one container, in which the launcher boots a worker with the files that
+the node agent provides.
 
-Whatever the tenant's code becomes in it: no root, no capability, no new privilege, the runtime's
-seccomp profile, a root file system that cannot be written, no token, and of the node one directory,
-its own tenant's, read-only (a hostPath in a Knative pod is so in any case)."""
+The tenant's code is confined to: no root, no capabilities, no new privileges, the runtime's seccomp
+profile, a read-only root file system, no token, and a single directory of the node, its own
+tenant's, read-only (as a hostPath in a Knative pod always is)."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ LAUNCH_DIRECTORY, LAUNCH_FILE = "/etc/pilotlight", "launch.json"
 NODE_DIRECTORY: Final = "/pilotlight"
 SCRATCH_DIRECTORY: Final = "/scratch"
 SCRATCH_BYTES: Final = 20 << 30
-"""What an instance may write to disk in all; the kubelet evicts a pod that exceeds it."""
+"""Disk limit of an instance; the kubelet evicts a pod that exceeds it."""
 SHARED_BYTES: Final = 16 << 30
-"""At most, of `/dev/shm`: what tensor parallelism (NCCL) and torch's loaders use is far below."""
+"""Maximum size of `/dev/shm`; tensor parallelism (NCCL) and torch's loaders use far less."""
 
 
 def pod_spec(
     spec: FunctionSpec, launch: LaunchSpec, tenancy: Tenancy, *, config_map: str
 ) -> dict[str, Any]:
-    """A revision's `spec`. Raises InvalidInput for what the cluster cannot run."""
+    """A revision's `spec`. Raises InvalidInput for a function that the cluster cannot run."""
     settings = tenancy.settings
     timeout_s = timeout(spec.clocks, settings)
     volumes: list[dict[str, Any]] = [
@@ -70,27 +70,27 @@ def pod_spec(
 
 
 def timeout(clocks: Clocks, settings: ClusterSettings) -> int:
-    """`timeoutSeconds`: a start and an execution, for a wake waits through both, within the
-    cluster's bound. Raises InvalidInput."""
+    """`timeoutSeconds`: a start plus an execution, which a wake both includes, at most the
+    cluster's limit. Raises InvalidInput."""
     if clocks.execution_s > settings.max_timeout_s:
         raise InvalidInput(
             f"timeout = {clocks.execution_s:g}: this cluster ends requests after "
             f"{settings.max_timeout_s} s",
             parameter="timeout",
             hint="Lower timeout= of the function, or raise max-revision-timeout-seconds of "
-            "Knative's config-defaults, and "
-            "cluster.max_timeout_s of platform.yaml with it.",
+            "Knative's config-defaults together with "
+            "cluster.max_timeout_s of platform.yaml.",
         )
     return min(math.ceil(clocks.startup_s + clocks.execution_s), settings.max_timeout_s)
 
 
 def image_of(launch: LaunchSpec, settings: ClusterSettings) -> str:
-    """The reference of what a launch runs in. Raises InvalidInput with the way to one."""
+    """The image reference of a launch. Raises InvalidInput with a hint if there is none."""
     wanted = launch.image or launch.engine
     if wanted is None:
         if settings.runtime_image is None:
             raise InvalidInput(
-                "this cluster has no image for functions without one of their own",
+                "this cluster has no image for functions without their own",
                 parameter="image",
                 hint="Set cluster.runtime_image of platform.yaml to the runtime image, by digest "
                 "(docs/kubernetes.md).",
@@ -105,11 +105,11 @@ def image_of(launch: LaunchSpec, settings: ClusterSettings) -> str:
         raise InvalidInput(
             f"this cluster has no image for engines of environment {wanted!r}",
             parameter="image",
-            hint=f"Set cluster.images.{wanted} of platform.yaml to an image that holds the "
+            hint=f"Set cluster.images.{wanted} of platform.yaml to an image that contains the "
             f"engine, by digest (docs/kubernetes.md).",
         )
     raise InvalidInput(
-        f"its image {wanted[:12]} was described but not exported: pods need it in a registry",
+        f"its image {wanted[:12]} was not exported: pods need it in a registry",
         parameter="image",
         hint=f"Run `pilotlight image export`, push the result, and set "
         f"cluster.images.{wanted[:12]} of platform.yaml to its digest.",
@@ -135,13 +135,13 @@ def _container(spec: FunctionSpec, launch: LaunchSpec, tenancy: Tenancy) -> dict
         ]
     return {
         **out,
-        # Cores are a share, not a pin: what is idle may be used, so there is no limit.
+        # CPU has a request but no limit: idle cores may be used.
         "resources": {
             "requests": {"cpu": quantities.cores(resources.cpu), "memory": memory},
             "limits": limits,
         },
-        # Without periodSeconds the queue-proxy asks every 50 ms; with one the kubelet would, once a
-        # second at best.
+        # Without periodSeconds the queue-proxy probes every 50 ms; with it the kubelet probes, at
+        # most once a second.
         "readinessProbe": {
             "httpGet": {"path": STATUS_PATH, "port": WORKER_PORT},
             "successThreshold": 1,
@@ -170,14 +170,14 @@ def _container(spec: FunctionSpec, launch: LaunchSpec, tenancy: Tenancy) -> dict
 
 
 def _shared_memory(spec: FunctionSpec) -> int:
-    """Bytes of `/dev/shm`, of the pod's own memory, for engines and whoever has several GPUs; 0:
-    the 64 MiB that each container has do."""
+    """Bytes of `/dev/shm`, out of the pod's memory, for engines and functions with several GPUs; 0:
+    a container's default of 64 MiB suffices."""
     wants = spec.kind is FunctionKind.ENGINE or spec.resources.gpu_count > 1
     return min(spec.resources.memory_bytes // 2, SHARED_BYTES) // MIB * MIB if wants else 0
 
 
 def _environment() -> dict[str, str]:
-    """What the launcher reads; the function's own variables are in its launch document."""
+    """Variables for the launcher; the function's own variables are in its launch document."""
     return {
         "PILOTLIGHT_LAUNCH": f"{LAUNCH_DIRECTORY}/{LAUNCH_FILE}",
         "PILOTLIGHT_NODE": NODE_DIRECTORY,

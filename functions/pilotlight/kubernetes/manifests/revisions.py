@@ -1,9 +1,8 @@
-"""A revision in a cluster: the template that creates it, and the launch document that its pods
-read. Neither ever changes.
+"""Manifests of a revision: the template that creates it, and the launch document that its pods
+read. Both are immutable.
 
-What may change of a launch document without a new revision (which variables its secrets set, the
-operator's switch of snapshots) is left out of it, for a pod that starts must find what its siblings
-found."""
+The parts of a launch document that may change without a new revision (the variables of its secrets,
+the operator's switch of snapshots) are left out, so that all pods of a revision read the same."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ from pilotlight.spec.function import FunctionSpec, from_json
 from snapshotter.types import LaunchSpec
 
 MAX_CONFIG_MAP_BYTES = 1 << 20
-"""The API server's bound for the data of one ConfigMap."""
+"""The API server's limit for the data of one ConfigMap."""
 _ORDINAL = re.compile(r"v([0-9]+)-")
 
 
@@ -39,11 +38,11 @@ class RevisionOf:
 
     @classmethod
     def of(cls, route: FunctionRoute, tenancy: Tenancy, revision: str) -> RevisionOf:
-        """From a route. Raises InvalidInput for one that the route does not carry, or that cannot
-        be read."""
+        """Parse a revision of a route. Raises InvalidInput if the route does not have it, or it
+        cannot be read."""
         if revision not in route.revisions:
             raise InvalidInput(
-                f"{route.app}/{route.function}: the route does not carry revision {revision!r}",
+                f"{route.app}/{route.function}: the route does not have revision {revision!r}",
                 parameter="revision",
             )
         body = route.revisions[revision]
@@ -68,12 +67,12 @@ class RevisionOf:
 
     @property
     def name(self) -> str:
-        """The revision's name in the cluster, also of its ConfigMap."""
+        """Name of the revision and of its ConfigMap in the cluster."""
         return names.revision_name(self.service, self.revision)
 
     @property
     def labels(self) -> dict[str, str]:
-        """Of what belongs to this revision; its pods have them."""
+        """Labels of this revision's objects, including its pods."""
         return {**function_labels(self.route, self.tenancy), names.REVISION: self.revision}
 
     @property
@@ -83,7 +82,7 @@ class RevisionOf:
 
 
 def function_labels(route: FunctionRoute, tenancy: Tenancy) -> dict[str, str]:
-    """Of what belongs to a function."""
+    """Labels of a function's objects."""
     return {
         **tenancy.labels,
         names.APP: route.app,
@@ -93,18 +92,18 @@ def function_labels(route: FunctionRoute, tenancy: Tenancy) -> dict[str, str]:
 
 
 def newest(revisions: Collection[str]) -> str:
-    """The one that was made last."""
+    """The most recent revision."""
     return max(revisions, key=age)
 
 
 def age(revision: str) -> tuple[int, str]:
-    """What revisions are sorted by, the oldest first: the number in `v7-3f2a1c`."""
+    """Sort key of revisions, oldest first: the number in `v7-3f2a1c`."""
     return (int(m[1]) if (m := _ORDINAL.match(revision)) else -1, revision)
 
 
 def template(made: RevisionOf) -> dict[str, Any]:
-    """`spec.template` of the function's Service. Raises InvalidInput for what the cluster cannot
-    run."""
+    """`spec.template` of the function's Service. Raises InvalidInput for a revision that the
+    cluster cannot run."""
     label = network_policies.NONE if made.launch.offline else network_policies.OPEN
     annotations = {
         **autoscaling.annotations_of(made.spec, made.tenancy.settings),
@@ -123,8 +122,8 @@ def template(made: RevisionOf) -> dict[str, Any]:
 
 
 def config_map(made: RevisionOf) -> Manifest:
-    """The launch document, under the revision's name. Raises InvalidInput for one that is too
-    large."""
+    """The ConfigMap with the launch document, under the revision's name. Raises InvalidInput if it
+    is too large."""
     lasting = replace(made.launch, secret_variables=(), snapshot=made.spec.snapshot)
     if made.tenancy.grants is not None:
         lasting = made.tenancy.grants.signed(lasting)
@@ -132,9 +131,9 @@ def config_map(made: RevisionOf) -> Manifest:
     if len(text.encode()) > MAX_CONFIG_MAP_BYTES:
         raise InvalidInput(
             f"{made.route.app}/{made.route.function}: its description has {len(text.encode())} "
-            f"bytes, and a ConfigMap holds "
+            f"bytes, but a ConfigMap can hold only "
             f"{MAX_CONFIG_MAP_BYTES}",
-            hint="Shorten examples and schemas of its methods; data belongs in weights or in the "
+            hint="Shorten examples and schemas of its methods; move data to weights or to the "
             "bundle.",
         )
     return object_manifest(

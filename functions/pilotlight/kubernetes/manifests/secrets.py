@@ -1,4 +1,4 @@
-"""A tenant's secret as a Kubernetes Secret: its variables become a pod's environment."""
+"""Manifest of a tenant's secret, whose variables become a pod's environment."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pilotlight.kubernetes.manifests.tenant_namespace import Tenancy
 
 
 def secret_manifest(secret: str, tenancy: Tenancy, *, values: Mapping[str, str] | None) -> Manifest:
-    """With the values that the platform holds; with None, to be looked at, without any."""
+    """The Kubernetes Secret with the given values; with None, without any, for display."""
     data = {
         name: base64.b64encode(value.encode()).decode()
         for name, value in sorted((values or {}).items())

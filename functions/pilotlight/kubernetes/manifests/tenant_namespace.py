@@ -1,10 +1,10 @@
-"""A tenant's namespace in one environment: what stands there before any function does.
+"""Manifests of a tenant's namespace in one environment, which are applied before its functions.
 
 Pod Security: the standards `restricted` and `baseline` refuse every hostPath volume, and a
-function's pod mounts one: the directory of its own tenant on the node, read-only, where the node's
-agent shows it code and weights. So the namespace enforces `privileged`, which is to say nothing,
-and warns and audits by `restricted`, so that anything else that is not as it should be is seen.
-Nobody but Knative and this platform creates pods here; what they may be is in `pod`."""
+function's pod mounts one: its tenant's directory on the node, read-only, in which the node agent
+provides code and weights. The namespace therefore enforces `privileged`, which permits everything,
+and warns and audits by `restricted`, to reveal any other violation. Only Knative and this platform
+create pods in it; `pod` defines them."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from pilotlight.spec.quotas import UNLIMITED, Plan
 from snapshotter.agent.launch_signature import LaunchSigner
 
 RUNNER = "pilotlight-runner"
-"""The service account of function pods: it may do nothing, and no pod gets its token."""
+"""The service account of function pods: it has no rights, and no pod gets its token."""
 QUOTA = LIMITS = "pilotlight"
 CONTROLLER_BINDING = "pilotlight-controller"
 ACTIVATOR_BINDING = "pilotlight-activator"
 PODS_PER_INSTANCE = 2
-"""A pod that ends counts until it is gone, and a new revision comes up beside the old one: the
-exact bound is the activators'."""
+"""A terminating pod counts until it is deleted, and a new revision starts beside the old one; the
+activators enforce the exact limit."""
 _SECURITY = "pod-security.kubernetes.io"
 _WHY = (
     "function pods mount a directory of the node, read-only, which Pod Security's baseline "
@@ -41,9 +41,10 @@ class Tenancy:
     """A tenant in one environment, on a cluster.
 
     Attributes:
-        uid: as which its pods run. given: name of the namespace, in place of the one made of
-        prefix, tenant and environment; None = that. grants: what its launch documents are sealed
-        with; None: they are only looked at, as nodes take none without a seal.
+        uid: user id of its pods.
+        given: name of the namespace; None = made of prefix, tenant and environment.
+        grants: signs its launch documents; None = unsigned, for display only, since nodes reject
+            unsigned ones.
     """
 
     id: str
@@ -57,13 +58,12 @@ class Tenancy:
 
     @classmethod
     def of(cls, tenant: TenantRecord, *, environment: str, settings: ClusterSettings) -> Tenancy:
-        """From what the platform knows. Raises InvalidInput for a tenant without a uid of its
-        own."""
+        """Create from the tenant's record. Raises InvalidInput for a tenant without its own uid."""
         if tenant.uid is None:
             raise InvalidInput(
-                f"tenant {tenant.name!r} has no uid of its own, and pods need one",
-                hint="It was made by a platform with fleet: local and without root; create the "
-                "tenant anew on this platform.",
+                f"tenant {tenant.name!r} has no uid of its own, which pods require",
+                hint="A platform with fleet: local and without root created it; create the tenant "
+                "again on this platform.",
             )
         plan = UNLIMITED.with_overrides(
             {key: value for key, value in tenant.plan.items() if key != "name"}
@@ -79,12 +79,12 @@ class Tenancy:
 
     @property
     def namespace(self) -> str:
-        """Where its functions are."""
+        """Name of the namespace of its functions."""
         return self.given or names.tenant_namespace(self.settings, self.name, self.environment)
 
     @property
     def labels(self) -> dict[str, str]:
-        """Of every object in it."""
+        """Labels of every object in the namespace."""
         return {
             **ownership_labels(self.settings),
             names.TENANT: self.id,
@@ -93,12 +93,12 @@ class Tenancy:
 
     @property
     def path(self) -> str:
-        """`<tenant id>/<environment>`, exactly: by which a name that two share is noticed."""
+        """The value of `names.PATH`: `<tenant id>/<environment>`."""
         return f"{self.id}/{self.environment}"
 
 
 def namespace_manifests(tenancy: Tenancy) -> list[Manifest]:
-    """The namespace and what is in it besides functions, in the order in which it is applied."""
+    """The namespace and its objects other than functions, in the order of application."""
     return [
         _namespace(tenancy),
         *_role_bindings(tenancy),
@@ -126,8 +126,8 @@ def _namespace(tenancy: Tenancy) -> Manifest:
 
 
 def _role_bindings(tenancy: Tenancy) -> list[Manifest]:
-    """What controller and activators may write in this namespace; the controller's own first, as it
-    writes what follows."""
+    """Bindings of the rights of controller and activators in this namespace; the controller's own
+    first, which it needs to write the rest."""
     settings = tenancy.settings
     bound = (
         (CONTROLLER_BINDING, settings.controller_account),
@@ -166,10 +166,10 @@ def _service_account(tenancy: Tenancy) -> Manifest:
 
 
 def _limits(tenancy: Tenancy) -> Manifest:
-    """Requests for containers that name none (Knative's queue-proxy, where its own settings do
-    not), so that the scheduler counts them.
+    """Default requests for containers without any (Knative's queue-proxy, unless its settings have
+    them), so that the scheduler counts them.
 
-    No default limits: they would cut the queue-proxy off, too.
+    There are no default limits: they would also apply to the queue-proxy.
     """
     limit = {
         "type": "Container",
@@ -185,7 +185,8 @@ def _limits(tenancy: Tenancy) -> Manifest:
 
 
 def _quota(tenancy: Tenancy) -> list[Manifest]:
-    """What the plan bounds, of all environments together, is an outer bound of each."""
+    """The quota: the plan's limits, which apply to all environments together, as an upper limit of
+    each."""
     settings, plan = tenancy.settings, tenancy.plan
     hard = {"persistentvolumeclaims": "0", "services.loadbalancers": "0", "services.nodeports": "0"}
     if plan.instances is not None:

@@ -1,8 +1,8 @@
-"""From a function's traffic document to a Service's `spec.traffic`: explicit revisions, whole
-percents, tags for those without a share.
+"""Converts a function's traffic document to a Service's `spec.traffic`: explicit revisions, whole
+percents, and tags for revisions without a share.
 
-Calls do not follow it (activators choose the revision, and send them to its pods): it says which
-revisions are reachable. One that is not loses its pods, whatever its own minimum."""
+It does not route calls (activators choose the revision and send calls to its pods) but determines
+which revisions are reachable. An unreachable revision loses its pods, whatever its own minimum."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Target = dict[str, Any]
 
 
 def document_of(route: FunctionRoute) -> TrafficDocument:
-    """The traffic document, or the weights alone where the route has none. Raises InvalidInput."""
+    """The traffic document, or only the weights if the route has none. Raises InvalidInput."""
     if not route.document:
         return TrafficDocument(weights=dict(route.traffic))
     try:
@@ -29,12 +29,12 @@ def document_of(route: FunctionRoute) -> TrafficDocument:
 
 
 def targets(route: FunctionRoute) -> list[Target]:
-    """`spec.traffic`: the heaviest first, then those that only have a tag. Raises InvalidInput
-    where percents do not add up to 100."""
+    """`spec.traffic`: by weight, largest first, then those with only a tag. Raises InvalidInput if
+    percents do not add up to 100."""
     document = document_of(route)
     if (total := sum(document.weights.values())) != WHOLE:
         raise InvalidInput(
-            f"{route.app}/{route.function}: the weights add up to {total}: they must add up to 100",
+            f"{route.app}/{route.function}: the weights add up to {total}, must be exactly 100",
             parameter="weights",
         )
     rest = sorted((document.named() & set(route.revisions)) - set(document.weights))
@@ -46,7 +46,7 @@ def targets(route: FunctionRoute) -> list[Target]:
 
 
 def target(service: str, revision: str, percent: int) -> Target:
-    """One entry; without a share it has its own name as a tag, which keeps it reachable."""
+    """One entry; without a share it has its name as a tag, which keeps it reachable."""
     out: Target = {
         "revisionName": names.revision_name(service, revision),
         "latestRevision": False,
@@ -56,8 +56,8 @@ def target(service: str, revision: str, percent: int) -> Target:
 
 
 def percents(listed: list[Mapping[str, Any]]) -> dict[str, int]:
-    """Name of a revision in the cluster → percent, of a `spec.traffic`; those without a share are
-    left out."""
+    """Revision's name in the cluster → percent, from a `spec.traffic`; omits those without a
+    share."""
     return {
         str(entry["revisionName"]): int(entry["percent"])
         for entry in listed

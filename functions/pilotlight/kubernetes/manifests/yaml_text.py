@@ -1,4 +1,4 @@
-"""Manifests as YAML documents, the same bytes every time."""
+"""Serializes manifests as YAML documents, deterministically."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import yaml
 
 
 class _Plain(yaml.SafeDumper):
-    """Writes every value out where it stands."""
+    """Writes every value in place, without anchors."""
 
     def ignore_aliases(self, data: Any) -> bool:
-        """Never `&id001`: a manifest is read by people."""
+        """Always True: no `&id001`, which people cannot read easily."""
         return True
 
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
-        """Lists are indented below their key."""
+        """Indent lists below their key."""
         super().increase_indent(flow, False)
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    """Several lines stand as lines."""
+    """Write multi-line text as a block."""
     return dumper.represent_scalar(
         "tag:yaml.org,2002:str", text, style="|" if "\n" in text else None
     )
@@ -31,7 +31,7 @@ _Plain.add_representer(str, _text)
 
 
 def to_yaml(manifests: Iterable[Mapping[str, Any]]) -> str:
-    """Documents, each begun by `---`."""
+    """The documents, each preceded by `---`."""
     return "".join(
         f"---\n{yaml.dump(dict(one), Dumper=_Plain, sort_keys=False, width=160, allow_unicode=True)}"
         for one in manifests

@@ -1,4 +1,4 @@
-"""One container of a revision: image, port, variables, mounts, probes, rights."""
+"""Checks one container of a revision: image, port, variables, mounts, probes, security context."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pilotlight.kubernetes.errors import FieldProblem
 from pilotlight.kubernetes.webhook.knative_config import KnativeConfig
 
 RESERVED_PORTS = frozenset({8008, 8012, 8013, 8022, 8112, 9090, 9091})
-"""The queue-proxy's own."""
+"""Ports of the queue-proxy."""
 RESERVED_ENV = frozenset({"PORT", "K_SERVICE", "K_CONFIGURATION", "K_REVISION"})
 RESERVED_NAMES = frozenset({"queue-proxy"})
 RESERVED_PATHS = frozenset({"/", "/dev", "/dev/log"})
@@ -22,16 +22,16 @@ _HANDLERS = ("exec", "grpc", "httpGet", "tcpSocket")
 def problems(
     container: Mapping[str, Any], path: str, config: KnativeConfig
 ) -> Iterator[FieldProblem]:
-    """What is wrong with a container."""
+    """The problems of a container."""
     if container.get("name") in RESERVED_NAMES:
         yield FieldProblem(
-            f"{path}.name", f"{container['name']!r} is Knative's own", "Name it otherwise."
+            f"{path}.name", f"{container['name']!r} is reserved by Knative", "Use another name."
         )
     if not _DIGEST.match(str(container.get("image") or "")):
         yield FieldProblem(
             f"{path}.image",
-            f"{container.get('image')!r} is not named by digest: what runs could change, and "
-            f"Knative asks the registry at each deploy",
+            f"{container.get('image')!r} is not referenced by digest: the image could change, and "
+            f"Knative queries the registry at each deploy",
             "Write image@sha256:<64 hex digits>.",
         )
     yield from _ports(container.get("ports") or (), path)
@@ -46,20 +46,20 @@ def problems(
 def _ports(ports: Any, path: str) -> Iterator[FieldProblem]:
     if len(ports) > 1:
         yield FieldProblem(
-            f"{path}.ports", f"{len(ports)} ports: a revision has one", "Leave the others out."
+            f"{path}.ports", f"{len(ports)} ports: a revision has only one", "Remove the others."
         )
     for port in ports:
         where = f"{path}.ports[0]"
         if port.get("containerPort") in RESERVED_PORTS:
             yield FieldProblem(
                 f"{where}.containerPort",
-                f"{port['containerPort']} is the queue-proxy's",
+                f"{port['containerPort']} is reserved for the queue-proxy",
                 "Listen on 8080.",
             )
         elif not 0 < int(port.get("containerPort", 0)) < 65536:
             yield FieldProblem(
                 f"{where}.containerPort",
-                f"{port.get('containerPort')} is no port",
+                f"{port.get('containerPort')} is not a valid port",
                 "Listen on 8080.",
             )
         if port.get("name", "") not in ("", "http1", "h2c"):
@@ -67,7 +67,7 @@ def _ports(ports: Any, path: str) -> Iterator[FieldProblem]:
         for key in ("hostPort", "hostIP"):
             if key in port:
                 yield FieldProblem(
-                    f"{where}.{key}", f"must not set the field(s): {where}.{key}", "Leave it out."
+                    f"{where}.{key}", f"must not set the field(s): {where}.{key}", "Remove it."
                 )
 
 
@@ -75,19 +75,21 @@ def _variables(env: Any, path: str, config: KnativeConfig) -> Iterator[FieldProb
     for index, variable in enumerate(env):
         name, where = str(variable.get("name", "")), f"{path}.env[{index}]"
         if name in RESERVED_ENV:
-            yield FieldProblem(f"{where}.name", f"{name} is set by Knative", "Name it otherwise.")
+            yield FieldProblem(f"{where}.name", f"{name} is set by Knative", "Use another name.")
         elif not _ENV.match(name):
             yield FieldProblem(
                 f"{where}.name",
-                f"{name!r} is no name of a variable",
-                "Use letters, digits and _, no digit first.",
+                f"{name!r} is not a valid variable name",
+                "Use letters, digits and _, and start with no digit.",
             )
         source = variable.get("valueFrom") or {}
         if source.keys() & {"fieldRef", "resourceFieldRef"} and (
             feature := config.lacks("kubernetes.podspec-fieldref")
         ):
             yield FieldProblem(
-                f"{where}.valueFrom", f"needs the feature {feature.flag}", config.switch_on(feature)
+                f"{where}.valueFrom",
+                f"requires the feature {feature.flag}",
+                config.switch_on(feature),
             )
 
 
@@ -99,16 +101,16 @@ def _rights(context: Mapping[str, Any], path: str, config: KnativeConfig) -> Ite
     ):
         yield FieldProblem(
             f"{where}.capabilities.add",
-            f"needs the feature {feature.flag}",
+            f"requires the feature {feature.flag}",
             config.switch_on(feature),
         )
     if "all" in (capabilities.get("drop") or ()):
         yield FieldProblem(f"{where}.capabilities.drop", "'all' drops nothing", "Write ALL.")
     for key in ("runAsUser", "runAsGroup"):
         if not 0 <= int(context.get(key, 0)) < 1 << 31:
-            yield FieldProblem(f"{where}.{key}", f"{context[key]} is no id")
+            yield FieldProblem(f"{where}.{key}", f"{context[key]} is not a valid id")
     if context.get("runAsNonRoot") and context.get("runAsUser") == 0:
-        yield FieldProblem(f"{where}.runAsUser", "0 is root, and runAsNonRoot refuses it")
+        yield FieldProblem(f"{where}.runAsUser", "0 is root, which runAsNonRoot forbids")
 
 
 def _resources(resources: Mapping[str, Any], path: str) -> Iterator[FieldProblem]:
@@ -117,7 +119,7 @@ def _resources(resources: Mapping[str, Any], path: str) -> Iterator[FieldProblem
             if not re.match(r"[0-9]+(\.[0-9]+)?([EPTGMk]i?|Ki|m|u|n)?\Z", str(amount)):
                 yield FieldProblem(
                     f"{path}.resources.{kind}[{name}]",
-                    f"{amount!r} is no quantity",
+                    f"{amount!r} is not a valid quantity",
                     "Write 500m, 2 or 4Gi.",
                 )
 
@@ -134,9 +136,9 @@ def _probe(name: str, probe: Mapping[str, Any], ports: Any, path: str) -> Iterat
     if name == "readinessProbe" and probe.get("periodSeconds"):
         yield FieldProblem(
             f"{where}.periodSeconds",
-            f"{probe['periodSeconds']}: the pod would be asked once in so many seconds, and not "
-            f"each 50 ms: a slower start",
-            "Leave it out.",
+            f"{probe['periodSeconds']}: the pod would be probed at this interval in seconds "
+            f"instead of every 50 ms, which slows its start",
+            "Remove it.",
         )
     for key in ("initialDelaySeconds", "timeoutSeconds", "periodSeconds", "failureThreshold"):
         if int(probe.get(key, 0)) < 0:
@@ -152,5 +154,6 @@ def _probe(name: str, probe: Mapping[str, Any], ports: Any, path: str) -> Iterat
     )
     if ports and asked not in known:
         yield FieldProblem(
-            f"{where}.port", f"{asked}: the container listens on {ports[0].get('containerPort')}"
+            f"{where}.port",
+            f"{asked}: the container listens on {ports[0].get('containerPort')} only",
         )

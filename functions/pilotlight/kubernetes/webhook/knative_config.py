@@ -1,4 +1,4 @@
-"""What of Knative's configuration decides on a Service. Without a cluster to ask: Knative's
+"""The part of Knative's configuration that affects a Service. Without a cluster: Knative's
 defaults."""
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ class KnativeConfig:
 
     Attributes:
         features, autoscaler, defaults: data of `config-features`, `config-autoscaler`,
-        `config-defaults`; {} = Knative's own defaults. is_known: they were read from a cluster.
-        namespace: where Knative is, for the commands that we name.
+            `config-defaults`; {} = Knative's own defaults.
+        is_known: whether they were read from a cluster.
+        namespace: Knative's namespace, for the commands in fixes.
     """
 
     features: Mapping[str, str] = field(default_factory=dict)
@@ -30,8 +31,8 @@ class KnativeConfig:
 
     @classmethod
     def unknown(cls, namespace: str = "knative-serving") -> KnativeConfig:
-        """Of a cluster whose configuration cannot be read: what hangs on it is left to the
-        cluster."""
+        """For a cluster whose configuration cannot be read: permits everything, so that the cluster
+        decides."""
         everything = dict.fromkeys(BY_FLAG, "enabled")
         return cls(
             features=everything,
@@ -44,12 +45,12 @@ class KnativeConfig:
         )
 
     def lacks(self, flag: str) -> Feature | None:
-        """The feature behind a flag that is not switched on far enough; None where it is."""
+        """The feature of a flag if it is not sufficiently enabled, else None."""
         feature = BY_FLAG[flag]
         return None if feature.is_on(self.features) else feature
 
     def switch_on(self, feature: Feature) -> str:
-        """The command that does it."""
+        """The command that enables a feature."""
         return switch_on(feature, knative_namespace=self.namespace)
 
     def set_autoscaler(self, key: str, value: str) -> str:
@@ -62,19 +63,19 @@ class KnativeConfig:
 
     @property
     def max_timeout_s(self) -> int:
-        """Bound of `timeoutSeconds`."""
+        """Limit of `timeoutSeconds`."""
         return _number(self.defaults.get("max-revision-timeout-seconds"), DEFAULT_MAX_TIMEOUT_S)
 
     @property
     def max_concurrency(self) -> int:
-        """Bound of `containerConcurrency`."""
+        """Limit of `containerConcurrency`."""
         return _number(
             self.defaults.get("container-concurrency-max-limit"), DEFAULT_MAX_CONCURRENCY
         )
 
     @property
     def allows_zero_initial_scale(self) -> bool:
-        """Whether a revision may be ready without ever having had a pod."""
+        """Whether a revision may become ready without ever having had a pod."""
         return self.autoscaler.get("allow-zero-initial-scale", "false").strip().lower() == "true"
 
 

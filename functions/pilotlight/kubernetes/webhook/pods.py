@@ -1,4 +1,4 @@
-"""A revision's spec: bounds, volumes and their mounts, and the fields that want a feature flag."""
+"""Checks a revision's spec: limits, volumes and mounts, and fields that require a feature flag."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ _POD_FLAGS: Mapping[str, str] = {
 
 
 def problems(spec: Mapping[str, Any], config: KnativeConfig) -> Iterator[FieldProblem]:
-    """What is wrong with a revision's spec."""
+    """The problems of a revision's spec."""
     yield from _bounds(spec, config)
     for field, flag in _POD_FLAGS.items():
         if field in spec and (feature := config.lacks(flag)):
             yield FieldProblem(
-                f"{PATH}.{field}", f"needs the feature {feature.flag}", config.switch_on(feature)
+                f"{PATH}.{field}", f"requires the feature {feature.flag}", config.switch_on(feature)
             )
     if spec.get("automountServiceAccountToken", False):
         yield FieldProblem(
             f"{PATH}.automountServiceAccountToken",
-            "only false may be given",
-            "Leave it out, or write false.",
+            "must be false",
+            "Remove it, or write false.",
         )
     those = spec.get("containers") or ()
     if not those:
-        yield FieldProblem(f"{PATH}.containers", "there is none")
+        yield FieldProblem(f"{PATH}.containers", "has no container")
     for index, container in enumerate(those):
         yield from containers.problems(container, f"{PATH}.containers[{index}]", config)
     yield from _volumes(spec, config)
@@ -66,7 +66,9 @@ def _bounds(spec: Mapping[str, Any], config: KnativeConfig) -> Iterator[FieldPro
         value = int(spec.get(key) or 0)
         if value < 0 or (timeout_s and value > timeout_s):
             yield FieldProblem(
-                f"{PATH}.{key}", f"expected 0 <= {value} <= {timeout_s}", "Make it timeoutSeconds."
+                f"{PATH}.{key}",
+                f"expected 0 <= {value} <= {timeout_s}",
+                "Set it to timeoutSeconds.",
             )
     if (
         not 0
@@ -86,27 +88,29 @@ def _volumes(spec: Mapping[str, Any], config: KnativeConfig) -> Iterator[FieldPr
         name, where = str(volume.get("name", "")), f"{PATH}.volumes[{index}]"
         kind = next((key for key in volume if key != "name"), "")
         if name in kinds:
-            yield FieldProblem(f"{where}.name", f"two volumes are called {name!r}")
+            yield FieldProblem(f"{where}.name", f"two volumes have the name {name!r}")
         kinds[name] = kind
         if kind in _VOLUME_FLAGS:
             if feature := config.lacks(_VOLUME_FLAGS[kind]):
                 said = (
                     f"{kind[0].upper()}{kind[1:]} volume support is disabled, but found volume "
-                    f"{name}: needs the feature {feature.flag}"
+                    f"{name}: requires the feature {feature.flag}"
                 )
                 yield FieldProblem(f"{where}.{kind}", said, config.switch_on(feature))
         elif kind not in _PLAIN_VOLUMES:
             yield FieldProblem(
                 f"{where}.{kind}",
-                "Knative allows no such volume",
-                f"One of {', '.join(sorted({*_PLAIN_VOLUMES, *_VOLUME_FLAGS}))}.",
+                "Knative does not support this type of volume",
+                f"Use one of {', '.join(sorted({*_PLAIN_VOLUMES, *_VOLUME_FLAGS}))}.",
             )
     mounted: set[str] = set()
     for index, container in enumerate(spec.get("containers") or ()):
         yield from _mounts(container, f"{PATH}.containers[{index}]", kinds, mounted)
     for name in sorted(kinds.keys() - mounted):
         yield FieldProblem(
-            f"{PATH}.volumes", f"volume {name!r} is mounted by nobody", "Mount it, or leave it out."
+            f"{PATH}.volumes",
+            f"no container mounts the volume {name!r}",
+            "Mount it, or remove it.",
         )
 
 
@@ -128,8 +132,8 @@ def _mounts(
         if not place.startswith("/") or place in RESERVED_PATHS:
             yield FieldProblem(
                 f"{where}.mountPath",
-                f"{place!r} cannot be mounted on",
-                "Mount it below a directory of its own.",
+                f"{place!r} cannot be a mount path",
+                "Mount it below its own directory.",
             )
         if place in places:
             yield FieldProblem(f"{where}.mountPath", f"{place!r} is mounted twice")

@@ -1,4 +1,4 @@
-"""Annotations of the autoscaler: keys and bounds of knative/serving
+"""Checks autoscaling annotations: keys and limits of knative/serving
 pkg/apis/autoscaling/annotation_validation.go."""
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _DURATION = re.compile(r"([0-9]+h)?([0-9]+m)?([0-9]+s)?\Z")
 
 
 def problems(annotations: Mapping[str, str], config: KnativeConfig) -> Iterator[FieldProblem]:
-    """What is wrong with a template's annotations."""
+    """The problems of a template's annotations."""
     own = {
         key.removeprefix(PREFIX): value
         for key, value in annotations.items()
@@ -37,7 +37,7 @@ def problems(annotations: Mapping[str, str], config: KnativeConfig) -> Iterator[
     }
     for key, value in own.items():
         if not isinstance(value, str):
-            yield _at(key, f"{value!r} is not text: annotations are", f'Write "{value}".')
+            yield _at(key, f"{value!r}: annotations must be strings", f'Write "{value}".')
         elif message := _wrong(key, value):
             yield _at(key, f"{value!r}: {message}")
     yield from _together(
@@ -46,7 +46,7 @@ def problems(annotations: Mapping[str, str], config: KnativeConfig) -> Iterator[
 
 
 def seconds(text: str) -> int | None:
-    """A duration of whole seconds, as Go writes it (`90s`, `1h30m`); None for anything else."""
+    """Parse a duration of whole seconds in Go's format (`90s`, `1h30m`); None if invalid."""
     if not text or not (found := _DURATION.match(text)):
         return None
     return sum(
@@ -79,7 +79,7 @@ def _wrong(key: str, value: str) -> str:
         )
     if key == "class" and value.endswith(".autoscaling.knative.dev") and value not in (_KPA, _HPA):
         return f"must be {_KPA} or {_HPA}, or a class of another domain"
-    return "" if key in _TEXTS else "no such key of the autoscaler's"
+    return "" if key in _TEXTS else "the autoscaler has no such key"
 
 
 def _is_within(text: str, low: float, high: float) -> bool:
@@ -94,7 +94,7 @@ def _together(own: Mapping[str, str], config: KnativeConfig) -> Iterator[FieldPr
         "concurrency",
         "rps",
     ):
-        yield _at("metric", f"{own['metric']!r}: this class counts concurrency or rps")
+        yield _at("metric", f"{own['metric']!r}: this class supports only concurrency and rps")
     least, most = (
         int(own.get(key, "0")) if own.get(key, "0").isdigit() else 0
         for key in ("min-scale", "max-scale")
@@ -104,7 +104,7 @@ def _together(own: Mapping[str, str], config: KnativeConfig) -> Iterator[FieldPr
     if own.get("initial-scale") == "0" and not config.allows_zero_initial_scale:
         yield _at(
             "initial-scale",
-            "0 is not allowed by this cluster",
+            "this cluster does not allow 0",
             config.set_autoscaler("allow-zero-initial-scale", "true"),
         )
 

@@ -1,8 +1,7 @@
-"""Fields that Knative's CRD does not know: the API server drops them before anybody looks, so they
-are refused here.
+"""Checks for fields that Knative's CRD does not know, which the API server drops before validation.
 
 Lists: knative/serving config/core/300-resources/service.yaml. Objects behind a feature flag keep
-whatever is in them."""
+all their fields."""
 
 from __future__ import annotations
 
@@ -91,18 +90,18 @@ TRAFFIC = frozenset(
     {"configurationName", "latestRevision", "percent", "revisionName", "tag", "url"}
 )
 _WHY: Mapping[str, str] = {
-    "terminationGracePeriodSeconds": "Knative makes it timeoutSeconds",
-    "resourceClaims": "Knative knows no claims: ask for GPUs by limits",
+    "terminationGracePeriodSeconds": "Knative sets it to timeoutSeconds",
+    "resourceClaims": "Knative does not support claims: request GPUs by limits",
     "lifecycle": "Knative's own preStop hook drains the pod",
-    "restartPolicy": "Knative pods have no sidecars that restart by themselves",
+    "restartPolicy": "Knative pods have no restartable sidecars",
     "nodeName": "use nodeSelector or affinity",
-    "hostname": "pods of a revision are alike",
-    "privileged": "no function pod is privileged: what needs it belongs into the node's agent",
+    "hostname": "pods of a revision are identical",
+    "privileged": "function pods are never privileged: only the node agent is",
 }
 
 
 def dropped(spec: Mapping[str, Any], path: str = "spec.template.spec") -> Iterator[FieldProblem]:
-    """Fields of a revision's spec that would vanish."""
+    """The fields of a revision's spec that would be dropped."""
     yield from _unknown(spec, POD, path)
     for kind in ("containers", "initContainers"):
         for index, container in enumerate(spec.get(kind) or ()):
@@ -128,6 +127,6 @@ def _unknown(body: Mapping[str, Any], known: frozenset[str], path: str) -> Itera
             reason = _WHY.get(key, "not part of Knative's schema")
             yield FieldProblem(
                 f"{path}.{key}",
-                f"unknown field: it would be dropped without a word ({reason})",
-                "Leave it out.",
+                f"unknown field: it would be dropped silently ({reason})",
+                "Remove it.",
             )

@@ -1,4 +1,4 @@
-"""`check`: everything that Knative would refuse, or lose, of a Service."""
+"""Checks a Service for everything that Knative would refuse or drop (`check`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from pilotlight.kubernetes.webhook.knative_config import KnativeConfig
 
 MAX_NAME = 63
 _DNS_1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?\Z")
-_NAMED_SO = "Use small letters, digits and -, a letter first and no - at the end, at most 63."
+_NAMED_SO = (
+    "Use at most 63 lower-case letters, digits and -, starting with a letter and not ending with -."
+)
 _WHOLE = 100
 
 
@@ -23,10 +25,10 @@ def check(
     *,
     live: Mapping[str, Any] | None = None,
 ) -> list[FieldProblem]:
-    """What would be refused or dropped, in the order of its fields; [] = it would be taken.
+    """The problems of a Service, in the order of its fields; [] = it would be accepted.
 
-    `config`: the cluster's, or Knative's defaults. `live`: the Service that is there, for what may
-    not change."""
+    `config`: the cluster's, or Knative's defaults. `live`: the existing Service, to detect changes
+    of immutable fields."""
     return list(_problems(service, config or KnativeConfig(), live))
 
 
@@ -39,9 +41,7 @@ def _problems(
     yield from _name("metadata.name", name)
     yield from _annotations(metadata.get("annotations") or {})
     yield from (
-        FieldProblem(
-            f"spec.{key}", "unknown field: it would be dropped without a word", "Leave it out."
-        )
+        FieldProblem(f"spec.{key}", "unknown field: it would be dropped silently", "Remove it.")
         for key in spec
         if key not in ("template", "traffic")
     )
@@ -89,11 +89,11 @@ def _revision(
     deadline = annotations.get("serving.knative.dev/progress-deadline")
     if deadline is not None and not scaling.seconds(deadline):
         where = "spec.template.metadata.annotations[serving.knative.dev/progress-deadline]"
-        yield FieldProblem(where, f"{deadline!r}: must be whole seconds, more than none")
+        yield FieldProblem(where, f"{deadline!r}: must be whole seconds, more than 0")
 
 
 def traffic(listed: Sequence[Mapping[str, Any]]) -> Iterator[FieldProblem]:
-    """What is wrong with `spec.traffic`."""
+    """The problems of `spec.traffic`."""
     tags: set[str] = set()
     total = 0
     for index, entry in enumerate(listed):
@@ -122,24 +122,24 @@ def _target(entry: Mapping[str, Any], path: str) -> Iterator[FieldProblem]:
     is_named = bool(entry.get("revisionName"))
     if is_named == bool(entry.get("latestRevision", not is_named)):
         yield FieldProblem(
-            f"{path}.latestRevision", "must be true if, and only if, no revisionName is given"
+            f"{path}.latestRevision", "must be true if and only if no revisionName is set"
         )
     for key in entry:
         if key not in schema.TRAFFIC:
             yield FieldProblem(
                 f"{path}.{key}",
-                "unknown field: it would be dropped without a word",
-                "Leave it out.",
+                "unknown field: it would be dropped silently",
+                "Remove it.",
             )
     for key in ("url", "configurationName"):
         if entry.get(key):
             yield FieldProblem(
-                f"{path}.{key}", f"must not set the field(s): {path}.{key}", "Leave it out."
+                f"{path}.{key}", f"must not set the field(s): {path}.{key}", "Remove it."
             )
 
 
 def _unchanged(template: Mapping[str, Any], live: Mapping[str, Any]) -> Iterator[FieldProblem]:
-    """A revision never changes: another template wants another name."""
+    """Revisions are immutable: a changed template needs another name."""
     name = (template.get("metadata") or {}).get("name")
     if name is None or name != (live.get("metadata") or {}).get("name"):
         return

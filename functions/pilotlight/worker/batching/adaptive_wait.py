@@ -1,40 +1,38 @@
-"""How long it pays to wait for one more call, learnt from what waiting brought.
+"""Learns how long it pays to wait for one more call, from the results of earlier waits.
 
 A batch that runs now costs a·n + b; one more call in it saves the b that it would cost in a batch
-of its own. While it waits, each of the n that are there waits. So a silence pays while n times its
-length is less than b: `worth` = b / n. For a single call that is as long as fixed costs alone would
-fill the machine; for a large batch it is nearly nothing, unless the next call is certain to come at
-once.
+of its own. During a wait each of the n waiting calls is delayed. So a silence pays while n times
+its length is less than b: `worth` = b / n. For a single call that is as long as fixed costs alone
+would fill the machine; for a large batch it is nearly zero, unless the next call is certain to
+arrive at once.
 
-How far away the next call is, is counted by the number that is there already, because it depends on
-that: of eight callers that each wait for their answer, the eighth comes at once and a ninth never.
-While `n` were there, `came` calls joined in `waited_s` seconds of waiting, so the next one is
-expected in `waited_s / came` (the maximum likelihood estimate for a constant rate from observations
-of which some were cut off). Before anything is known it is taken for `PRIOR` of what it is worth.
-Evidence fades, so that now and then waiting is tried again.
+The time until the next call is estimated per number of waiting calls, because it depends on it: of
+eight callers that each wait for their answer, the eighth arrives at once and a ninth never. While
+`n` were waiting, `came` calls joined in `waited_s` seconds, so the next one is expected in
+`waited_s / came` (the maximum likelihood estimate of a constant rate from censored observations).
+Without observations it is assumed to be `PRIOR` times `worth`. Evidence decays, so that waiting is
+occasionally tried again.
 
-A silence never lasts longer than it is worth, whatever was learnt (the ski rental bound of Karlin
-et al. 1988: at most twice the cost of knowing beforehand). `docs/batching.md` has what this did in
-simulations beside other rules."""
+A silence never lasts longer than `worth`, whatever was learned (the ski rental bound of Karlin et
+al. 1988: at most twice the cost of an optimal decision). `docs/batching.md` compares this rule with
+others in simulations."""
 
 from __future__ import annotations
 
 PRIOR = 0.5
-"""What one more call is taken to be away, in units of what it is worth, as if it had been seen
-once."""
+"""Assumed time until the next call, in units of `worth`, weighted like one observation."""
 FADE = 0.98
-"""What evidence counts after each further use of it: a fruitless wait is tried again after some 35
-to 100 batches."""
+"""Decay of evidence per further observation: a fruitless wait is tried again after some 35 to 100
+batches."""
 MAX_CAME = 8.0
-"""Evidence of more calls counts as that of so many: when they stop coming it takes as many
-fruitless waits to believe it."""
+"""Maximum number of calls that evidence counts: after calls stop arriving, about this many
+fruitless waits follow."""
 MAX_SIZES = 64
-"""Sizes that are told apart; larger ones share their evidence."""
+"""Number of sizes with separate evidence; larger ones share theirs."""
 
 
 class AdaptiveWait:
-    """What waiting brought for one kind of call. Pure but for its own memory; owned by the event
-    loop."""
+    """Results of waiting for one batch key. Pure except for its state; owned by the event loop."""
 
     def __init__(self) -> None:
         self._came: dict[int, float] = {}
@@ -48,15 +46,15 @@ class AdaptiveWait:
         return f"<AdaptiveWait {known or 'nothing known'}>"
 
     def seconds(self, size: int, fixed_s: float) -> float:
-        """For how long a batch of `size` may wait in silence, 0 for not at all, where one more call
-        saves `fixed_s`."""
+        """How long a batch of `size` may wait in silence if one more call saves `fixed_s`; 0 for
+        not at all."""
         worth_s, size = fixed_s / size, min(size, MAX_SIZES)
         came, waited_s = self._came.get(size, 0.0), self._waited_s.get(size, 0.0)
         return min(worth_s, max(0.0, worth_s * (came + 1 - PRIOR) - waited_s))
 
     def note(self, size: int, waited_s: float, *, came: bool) -> None:
-        """A batch of `size` waited in silence for so long; then a call came, or none did and it was
-        released."""
+        """Record that a batch of `size` waited in silence for `waited_s`, until a call arrived or
+        the batch was released."""
         size = min(size, MAX_SIZES)
         known = self._came.get(size, 0.0) * FADE + came
         kept = min(1.0, MAX_CAME / known) if known else 1.0

@@ -1,10 +1,10 @@
-"""Which calls may share a batch: those of one method and priority, of about the same length, whose
-arrays have the same shape.
+"""Determines which calls may share a batch: those of one method and priority, of similar length,
+whose arrays have the same shape.
 
-Arrays are what has a `shape` and a `dtype` (numpy, torch, and whatever looks like them), as an
-argument or as a value of a dictionary: a batch of them is stacked, so one odd shape would break it
-for all. Lists are no arrays: to pad them is the body's business, and `buckets` keep those of very
-different lengths apart."""
+Arrays are objects with a `shape` and a `dtype` (numpy, torch and similar), as an argument or as a
+value of a dictionary: a batch of them is stacked, so one different shape would fail the whole
+batch. Lists are not arrays: the body pads them, and `buckets` separate those of very different
+lengths."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from typing import Any, NamedTuple
 from pilotlight.spec.policies import BatchPolicy
 
 PRIORITIES = {"realtime": 0, "standard": 1, "batch": 2}
-"""By the header's word; lower goes first."""
+"""Header value → rank; lower ranks run first."""
 
 Shapes = tuple[tuple[str, str, tuple[int, ...]], ...]
 
 
 class BatchKey(NamedTuple):
-    """What calls of one batch have in common.
+    """Common properties of the calls of one batch.
 
     Attributes:
         method: its name.
-        rank: of the calls' priority.
-        bucket: number of the length bucket, 0 without any.
-        shapes: of the arrays, by the place where they are.
+        rank: rank of the calls' priority.
+        bucket: number of the length bucket; 0 without buckets.
+        shapes: shapes of the arrays, by their position.
     """
 
     method: str
@@ -37,15 +37,15 @@ class BatchKey(NamedTuple):
 
     @property
     def costs_like(self) -> tuple[str, int]:
-        """Kinds with the same of this share what is known of the cost."""
+        """Key of the latency model: batches with the same key share it."""
         return self.method, self.bucket
 
 
 def batch_key_for(
     method: str, policy: BatchPolicy, values: tuple[Any, ...], priority: bytes | None = None
 ) -> BatchKey:
-    """The kind of a call with these values, one for each parameter; `priority` as its header says
-    it."""
+    """The batch key of a call with these values, one per parameter; `priority` is the header's
+    value."""
     rank = PRIORITIES.get(priority.decode("latin-1"), 1) if priority is not None else 1
     bucket = bisect_left(policy.buckets, _length(values[0])) if policy.buckets else 0
     return BatchKey(
@@ -54,7 +54,7 @@ def batch_key_for(
 
 
 def _length(value: Any) -> int:
-    """Of a text, a list, the first axis of an array; 0 where there is none."""
+    """Length of a text, a list, or an array's first axis; 0 if there is none."""
     try:
         return len(value) if isinstance(value, Sized) else 0
     except TypeError:  # an array without axes
@@ -65,7 +65,7 @@ def _shapes(
     values: tuple[Any, ...], *, is_bucketed: bool
 ) -> Iterator[tuple[str, str, tuple[int, ...]]]:
     for i, value in enumerate(values):
-        # lengths within a bucket differ, and are padded by the body
+        # lengths within a bucket differ; the body pads them
         first_axis = 1 if is_bucketed and i == 0 else 0
         if (shape := _shape_of(value)) is not None:
             yield str(i), str(value.dtype), shape[first_axis:]
@@ -76,7 +76,7 @@ def _shapes(
 
 
 def _shape_of(value: Any) -> tuple[int, ...] | None:
-    """Of an array; None for anything else, which may have a `shape` of another kind."""
+    """Shape of an array; None for other objects, whose `shape` may have another meaning."""
     if not (hasattr(value, "shape") and hasattr(value, "dtype")):
         return None
     try:

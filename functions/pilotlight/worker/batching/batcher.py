@@ -1,14 +1,14 @@
-"""Where calls wait for each other: the only part of batching that has a clock, timers and tasks.
+"""Gathers calls into batches: the only part of batching that has a clock, timers and tasks.
 
-Calls gather in groups of one kind. A lane is the right to run a body; without `@concurrent` there
-is one, so that one batch computes while the next one gathers. Whenever a lane is free,
-`rules.decide` is asked about each group, and of those that are due the most urgent goes. A member
-that leaves before its batch goes is taken out of it; one that leaves later is only not answered,
-and a batch that everybody left is stopped. Groups are looked at once per turn of the event loop, so
-that calls which came together go together.
+Calls gather in groups with the same batch key. A lane is the right to run a body; without
+`@concurrent` there is one, so that one batch computes while the next one gathers. Whenever a lane
+is free, `decide_release` evaluates each group, and the most urgent of those that are due is
+released. A member that leaves before the release is removed from its batch; one that leaves later
+is only not answered, and a batch without remaining members is stopped. Groups are evaluated once
+per iteration of the event loop, so that calls which arrive together run together.
 
-Times are `time.monotonic()`: the loop's own clock goes by milliseconds, and stands still within a
-turn."""
+Times are `time.monotonic()`: the loop's own clock has a resolution of milliseconds, and is constant
+within an iteration."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from pilotlight.worker.user_code.spans import BatchSpans
 from pilotlight.worker.user_code.target import Method
 
 MAX_KINDS = 256
-"""Kinds of calls whose patience is remembered; shapes may come in any number, the last used ones
-stay."""
+"""Number of batch keys whose adaptive wait is kept, least recently used evicted: the number of
+shapes is unlimited."""
 
 
 class RunningCalls:
-    """A batch whose body runs."""
+    """A batch whose body is running."""
 
     __slots__ = ("body", "members", "task")
 
@@ -47,7 +47,7 @@ class RunningCalls:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether anybody still waits for it."""
+        """Whether any member still waits for it."""
         return any(member.is_there for member in self.members)
 
 
@@ -93,8 +93,8 @@ class Batcher:
         kwargs: Mapping[str, Any],
         priority: bytes | None,
     ) -> BatchShare:
-        """What a call gets out of a batch. Cancelled, it leaves: at once, or when the batch that it
-        was the last of has ended."""
+        """Run a call in a batch; returns its share. If cancelled, the call leaves: at once, or, as
+        the last member of a running batch, when that has ended."""
         batched = self._methods[name]
         values = batched.lists.values(args, kwargs)
         now = self._clock()
@@ -115,11 +115,11 @@ class Batcher:
             raise
 
     def drain(self) -> None:
-        """No more calls come: nothing waits for them."""
+        """Stop waiting for further calls: none will arrive."""
         self._is_draining = True
         self._look()
 
-    # -- who waits ---------------------------------------------------------------------------------
+    # -- waiting calls -----------------------------------------------------------------------------
     def _join(self, batched: BatchedMethod, member: BatchItem, now: float) -> None:
         group = self._groups.get(member.kind)
         if group is None:
@@ -154,14 +154,14 @@ class Batcher:
             self._known.popitem(last=False)
         return patience
 
-    # -- who goes ----------------------------------------------------------------------------------
+    # -- release -----------------------------------------------------------------------------------
     @property
     def _is_free(self) -> bool:
         return len(self._running) < self._lanes
 
     def _free_clock(self, now: float) -> float:
-        """Seconds for which a lane was free so far: what calls waited of it, they waited for each
-        other."""
+        """Total seconds during which a lane was free: calls that waited in that time waited for
+        other calls."""
         return self._free_s + (now - self._free_since if self._is_free else 0.0)
 
     def _look_soon(self) -> None:
@@ -173,7 +173,7 @@ class Batcher:
         self._timer = timer
 
     def _look(self) -> None:
-        """Let go what is due, and come back when the next one may be."""
+        """Release the groups that are due, and schedule the next evaluation."""
         self._arm(None)
         now = self._clock()
         while self._is_free and self._groups:
@@ -217,17 +217,17 @@ class Batcher:
             self._compute(group, running, release), name="batch"
         )
 
-    # -- what runs ---------------------------------------------------------------------------------
+    # -- running batches ---------------------------------------------------------------------------
     async def _compute(
         self, group: BatchGroup, running: RunningCalls, release: ReleasedBatch
     ) -> None:
         try:
             await self._answer_all(group, running, release)
         except BaseException as e:
-            for member in running.members:  # a mistake of ours: nobody must wait for it for ever
+            for member in running.members:  # a bug of ours: no member may wait for ever
                 if not member.future.done():
                     member.future.set_exception(
-                        RuntimeError(f"the batch ended without an answer: {e!r}")
+                        RuntimeError(f"the batch failed without an answer: {e!r}")
                     )
             raise
         finally:
@@ -284,7 +284,7 @@ class Batcher:
                 is_first = False
 
     async def _answer_each(self, running: RunningCalls, release: ReleasedBatch) -> None:
-        """Each of them alone, once: whose fault it was fails, the others do not."""
+        """Run each call alone, once: only those that raise fail."""
         for member in release.members:
             if member.is_there:
                 began = self._clock()

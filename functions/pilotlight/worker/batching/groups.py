@@ -1,4 +1,4 @@
-"""Calls of one kind that wait, and what is known of the method that they call."""
+"""Waiting calls with the same batch key, and the measured costs of their method."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from pilotlight.worker.batching.release_policy import BatchState
 from pilotlight.worker.user_code.target import Method
 
 AGEING_S = 1.0
-"""A group that has waited so much longer goes like one of the next higher priority: what is least
-urgent must not wait for ever."""
+"""A waiting group moves up one priority rank per this much time, so that low priorities do not
+starve."""
 
 
 class BatchedMethod:
-    """A batched method, with what was measured of it."""
+    """A batched method with its measured costs."""
 
     __slots__ = ("costs", "lists", "method", "policy")
 
@@ -30,16 +30,17 @@ class BatchedMethod:
         self.costs: dict[int, LatencyModel] = {}
 
     def cost(self, bucket: int) -> LatencyModel:
-        """What batches of this bucket cost."""
+        """The latency model of this bucket's batches."""
         return self.costs.setdefault(bucket, LatencyModel())
 
 
 class BatchGroup:
-    """Calls of one kind that wait.
+    """Waiting calls with the same batch key.
 
     Attributes:
-        silent_since: since when a lane is free and nobody came; None while no lane is.
-        is_odd: its first call is of a kind that never came before, beside others that did.
+        silent_since: since when a lane is free and no call arrived; None while no lane is free.
+        is_odd: whether its first call has a new key, while keys that differ only in shapes are
+            known.
     """
 
     __slots__ = ("_deadline_at", "batched", "is_odd", "kind", "members", "patience", "silent_since")
@@ -59,7 +60,7 @@ class BatchGroup:
         return f"<BatchGroup {self.kind} of {len(self.members)}>"
 
     def joined_by(self, member: BatchItem, now: float, *, is_free: bool) -> None:
-        """One more call."""
+        """Add a call."""
         if self.members:
             self.end_silence(now, came=True)
             self.is_odd = False
@@ -68,12 +69,12 @@ class BatchGroup:
         self.silent_since = now if is_free else None
 
     def left_by(self, member: BatchItem) -> None:
-        """One of them is gone."""
+        """Remove a call."""
         self.members.remove(member)
         self._deadline_at = min((one.ends_at for one in self.members), default=math.inf)
 
     def take(self, now: float) -> tuple[BatchItem, ...]:
-        """The first ones, as many as a batch holds; the others stay."""
+        """Remove and return the first calls, at most a batch of them."""
         self.end_silence(now, came=False)
         size = self.batched.policy.max_batch_size
         taken, self.members = tuple(self.members[:size]), self.members[size:]
@@ -82,19 +83,19 @@ class BatchGroup:
         return taken
 
     def end_silence(self, now: float, *, came: bool) -> None:
-        """A silence is over: a call came, or the batch goes."""
+        """Record the end of a silence: a call arrived, or the batch is released."""
         if self.silent_since is not None:
             self.patience.note(len(self.members), now - self.silent_since, came=came)
             self.silent_since = None
 
     def lose_lane(self, now: float) -> None:
-        """There is no lane for it any more: others went."""
+        """Handle the loss of the free lane to other groups."""
         if self.silent_since is not None and now > self.silent_since:
             self.end_silence(now, came=False)
         self.silent_since = None
 
     def seen(self, now: float, *, free_s: float, can_grow: bool, is_draining: bool) -> BatchState:
-        """As the rules see it."""
+        """The group's state, as input of `decide_release`."""
         line, size = self.batched.cost(self.kind.bucket).line, len(self.members)
         patient = line is not None and not self.is_odd
         return BatchState(
@@ -112,6 +113,6 @@ class BatchGroup:
         )
 
     def urgency(self, now: float) -> tuple[int, float]:
-        """The lower goes first: by priority, and by age within it."""
+        """Sort key of release, lowest first: by priority, then by age."""
         oldest_at = self.members[0].came_at
         return self.kind.rank - int((now - oldest_at) / AGEING_S), oldest_at

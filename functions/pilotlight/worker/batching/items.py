@@ -1,5 +1,5 @@
-"""Calls in a batch: one of them, what it gets of its batch, and what the body may know of all of
-them."""
+"""The calls of a batch: a single call, its share of the result, and the context that the body sees
+of all of them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pilotlight.worker.user_code import output
 from pilotlight.worker.user_code.spans import BatchSpans, CallSpans
 
 MAX_MARKED = 16
-"""Ids of members that a line of output carries: each has 36 characters."""
+"""Maximum number of members' ids in the mark of an output line: each has 36 characters."""
 _LINE = (
     HEADER_BATCH.encode()
     + b": size=%d;wait_ms=%.3f;held_ms=%.3f;compute_ms=%.3f;reason=%b;first=%d\r\n"
@@ -30,7 +30,7 @@ _LINE = (
 
 
 class Asking(Protocol):
-    """The call that a member is: `worker.calls.Call`."""
+    """The call of a member: `worker.http.calls.Call`."""
 
     id: str
     spans: CallSpans
@@ -41,10 +41,10 @@ class Asking(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchShare:
-    """What a member gets: its result, or the error that it raised.
+    """A member's share of a batch: its result, or the error that it raised.
 
     Attributes:
-        line: a header line that tells of its batch, with CRLF.
+        line: a header line that describes its batch, with CRLF.
     """
 
     ok: bool
@@ -54,12 +54,13 @@ class BatchShare:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class BatchItem:
-    """One call that waits in a batch, or is in one. Owned by the event loop.
+    """One call that waits for a batch or belongs to a running one. Owned by the event loop.
 
     Attributes:
-        values: one for each parameter of the body.
-        came_at: monotonic seconds when it came. `free_s`: what the lanes' clock said then.
-        context: the context variables of its request, in which it is tried alone.
+        values: one per parameter of the body.
+        came_at: monotonic seconds at which it arrived.
+        free_s: reading of the lanes' clock at that time.
+        context: the context variables of its request, in which it is retried alone.
     """
 
     call: Asking
@@ -72,19 +73,19 @@ class BatchItem:
 
     @property
     def is_there(self) -> bool:
-        """Whether somebody still waits for it."""
+        """Whether its caller still waits for it."""
         return self.call.stopped is None and not self.future.done()
 
     @property
     def ends_at(self) -> float:
-        """When its execution clock runs out, by the loop's clock, which counts from where ours
-        does; infinite without a bound."""
+        """The deadline of its execution clock, in the loop's time, which has the same origin as
+        ours; infinite without a deadline."""
         return self.call.expires_at if self.call.seconds > 0 else math.inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReleasedBatch:
-    """A batch that was let go: when (monotonic seconds), why, and what the lanes' clock said."""
+    """A released batch: when (monotonic seconds), why, and the reading of the lanes' clock."""
 
     members: tuple[BatchItem, ...]
     at: float
@@ -100,8 +101,8 @@ class ReleasedBatch:
         reason: ReleaseReason,
         is_first: bool,
     ) -> bytes:
-        """The header line of one member's answer. Of a batch, one member's says that it is the
-        first: by it batches are counted."""
+        """The header line of one member's response. One member per batch is marked as the first, by
+        which batches are counted."""
         waited_s, held_s = self.at - member.came_at, self.free_s - member.free_s
         return _LINE % (
             size,
@@ -114,7 +115,7 @@ class ReleasedBatch:
 
 
 class RunningBatch:
-    """A batch as `pilotlight.context()` tells of it; a `sdk.context.Running`."""
+    """The running batch that `pilotlight.context()` describes; a `sdk.context.Running`."""
 
     def __init__(self, members: Sequence[BatchItem], spans: BatchSpans) -> None:
         self._members = members
@@ -125,7 +126,7 @@ class RunningBatch:
         return f"<RunningBatch of {len(self._members)}>"
 
     def context(self) -> Context:
-        """What there is to know; the same each time."""
+        """The batch's context; the same object each time."""
         if self._context is None:
             known = [
                 running.context()
@@ -137,8 +138,8 @@ class RunningBatch:
 
 
 def enter(members: Sequence[BatchItem], spans: BatchSpans) -> None:
-    """Let what runs in this context from now on be the batch of these members: its output, its
-    spans, `pilotlight.context()`."""
+    """Make the batch of these members the current call of this context: for output, spans and
+    `pilotlight.context()`."""
     output.CALL.set(mark_of([member.call.id for member in members]))
     CURRENT_RECORDER.set(spans)
     RUNNING.set(RunningBatch(members, spans))
@@ -146,7 +147,7 @@ def enter(members: Sequence[BatchItem], spans: BatchSpans) -> None:
 
 
 def mark_of(ids: Sequence[str]) -> str:
-    """What lines of output are marked with: the ids, as far as there is room for them."""
+    """The mark of output lines: the ids, at most MAX_MARKED."""
     return ",".join(ids[:MAX_MARKED])
 
 

@@ -1,24 +1,24 @@
-"""What a batch costs: seconds = a·n + b, fitted to what batches of n took.
+"""Latency model of a batch: seconds = a·n + b, fitted to measured batches of size n.
 
-Weighted least squares in which each batch counts `DECAY` of the next one, so that the fit follows a
-machine that changes. Where all batches had (nearly) the same size the slope cannot be told from the
-rest: then the last slope that was known stays, and as long as there never was one, all of the cost
-is taken for fixed."""
+Weighted least squares in which each batch has `DECAY` times the weight of the next one, so that the
+fit adapts to changes of the machine. If all batches had (nearly) the same size, the slope cannot be
+determined: then the last known slope is kept, and if there is none, the whole cost counts as
+fixed."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 DECAY = 0.95
-"""The last twenty batches make two thirds of the fit."""
+"""The last twenty batches have two thirds of the weight."""
 MIN_SPREAD = 0.05
-"""Variance of sizes (in items squared) below which they tell nothing of the slope."""
+"""Variance of sizes (in items squared) below which they do not determine the slope."""
 MAX_SURPRISE = 4.0
-"""A batch counts as at most so many times what was expected of it: one that was held up by
-something else must not look like the rule."""
+"""A batch's duration is capped at this multiple of its expected duration, to limit the effect of
+outliers."""
 
 MIN_WEIGHT = 5.0
-"""Batches before which nothing is a surprise."""
+"""Number of batches before durations are capped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,12 +29,12 @@ class LatencyFit:
     fixed_s: float
 
     def seconds(self, size: int) -> float:
-        """What a batch of `size` takes."""
+        """Expected duration of a batch of `size`."""
         return self.per_item_s * size + self.fixed_s
 
 
 class LatencyModel:
-    """The measured cost of one kind of batch. Pure but for its own memory; owned by the event
+    """The measured cost of one kind of batch. Pure except for its state; owned by the event
     loop."""
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class LatencyModel:
         return f"<LatencyModel {slope_ms:.3g} ms · n + {fixed_ms:.3g} ms>"
 
     def note(self, size: int, seconds: float) -> None:
-        """A batch of `size` took `seconds`."""
+        """Record that a batch of `size` took `seconds`."""
         if self.line is not None and self._slope_s is not None and self._weight > MIN_WEIGHT:
             seconds = min(seconds, MAX_SURPRISE * max(self.line.seconds(size), 1e-6))
         self._weight = self._weight * DECAY + 1

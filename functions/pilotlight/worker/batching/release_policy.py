@@ -1,7 +1,6 @@
-"""When a batch that could run is released, and why. Pure: `now` and all times are seconds of one
-clock.
+"""Decides when a batch is released, and why. Pure: `now` and all times are seconds of one clock.
 
-It is asked only while there is a free lane: as long as bodies compute, batches gather for nothing.
+It is evaluated only while a lane is free: while bodies compute, gathering costs nothing.
 """
 
 from __future__ import annotations
@@ -14,21 +13,22 @@ from pilotlight.spec.policies import BatchPolicy
 from pilotlight.worker.batching.latency_model import LatencyFit
 
 SAFETY = 1.25
-"""A batch is taken to need so much more than expected where a member's deadline is at stake."""
+"""Factor on a batch's expected duration when checking members' deadlines."""
 SAFETY_S = 0.002
-"""And so much more for its way back."""
+"""Time added to it for sending the response."""
 SLACK_S = 0.0005
-"""What is due within this is due: the event loop's timers go by milliseconds."""
+"""A batch due within this time is released: the event loop's timers have a resolution of
+milliseconds."""
 
 
 class ReleaseReason(enum.StrEnum):
     """Why a batch was released.
 
-    FULL: it has `max_batch_size` calls. WAITED: its first call was kept waiting for `wait_ms`.
-    ENOUGH: waiting longer does not pay. ALONE: the same for a single call, of which no other came
-    that could share its batch. DEADLINE: a member would come too late otherwise. IDLE: nothing else
-    can come, all slots of the instance are taken by calls that wait. DRAINED: the instance is on
-    its way out. RETRIED: a call by itself after its batch had failed."""
+    FULL: it has `max_batch_size` calls. WAITED: its first call has waited for `wait_ms`. ENOUGH:
+    waiting longer does not pay. ALONE: the same for a single call, which no other call joined.
+    DEADLINE: a member would otherwise exceed its deadline. IDLE: no other call can arrive, since
+    waiting calls use all slots of the instance. DRAINED: the instance is draining. RETRIED: a call
+    by itself after its batch had failed."""
 
     FULL = "full"
     WAITED = "waited"
@@ -42,17 +42,18 @@ class ReleaseReason(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchState:
-    """A batch that gathers, as it is now.
+    """Current state of a gathering batch.
 
     Attributes:
-        size: calls in it, 1 or more.
-        oldest_at: when its first one came. `held_s`: for how long of that it could have run.
-        silent_since: since when it could have run and nobody came.
-        deadline_at: the earliest of its members' ends; infinite without any.
-        cost: of such batches; None = unknown.
+        size: number of calls, 1 or more.
+        oldest_at: when its first call arrived.
+        held_s: how long since then it could have run.
+        silent_since: since when it could have run and no call arrived.
+        deadline_at: the earliest deadline of its members; infinite without any.
+        cost: expected cost of such batches; None = unknown.
         patience_s: how long such a silence pays.
         can_grow: whether the instance has a slot for another call.
-        is_draining: the instance takes no more calls.
+        is_draining: whether the instance accepts no more calls.
     """
 
     size: int
@@ -68,15 +69,15 @@ class BatchState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReleaseDecision:
-    """`reason`: why it is released now; None = it waits, and time alone changes that at
-    `look_again_at`."""
+    """Whether a batch is released. `reason`: why it is released now; None = it waits, at most until
+    the next evaluation at `look_again_at`."""
 
     reason: ReleaseReason | None
     look_again_at: float = math.inf
 
 
 def decide_release(now: float, seen: BatchState, policy: BatchPolicy) -> ReleaseDecision:
-    """Whether the batch is released at `now`."""
+    """Decide whether the batch is released at `now`."""
     if seen.size >= policy.max_batch_size:
         return ReleaseDecision(reason=ReleaseReason.FULL)
     if seen.is_draining:
@@ -92,7 +93,7 @@ def decide_release(now: float, seen: BatchState, policy: BatchPolicy) -> Release
 
 
 def _ends(now: float, seen: BatchState, policy: BatchPolicy) -> list[tuple[float, ReleaseReason]]:
-    """(when, why) its waiting ends; of those at the same time the first counts."""
+    """(time, reason) of each possible end of the wait; of equal times the first counts."""
     needed_s = SAFETY_S + (0.0 if seen.cost is None else SAFETY * seen.cost.seconds(seen.size))
     deadline, wait_s = (seen.deadline_at - needed_s, ReleaseReason.DEADLINE), policy.wait_ms / 1000
     if not policy.adaptive or seen.cost is None:

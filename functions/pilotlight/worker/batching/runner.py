@@ -1,5 +1,5 @@
-"""One run of a batched body: over the calls of a batch, or over one of them alone. It never raises;
-it can be stopped."""
+"""Runs a batched body over the calls of a batch, or over one of them alone. A run never raises, and
+can be stopped."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class BatchRunner:
         )
 
     async def run(self, calls: Sequence[tuple[Any, ...]], context: Context) -> Outcome:
-        """(True, a list of one result for each call), or (False, what was raised); a synchronous
-        body runs in a call thread."""
+        """Run the body, a synchronous one in a call thread; returns (True, one result per call) or
+        (False, exception)."""
         args, kwargs = self._lists.gathered(calls)
         if self._method.style is Style.COROUTINE:
             ok, value = await self._in_task(self._method.call(*args, **kwargs), context)
@@ -44,7 +44,7 @@ class BatchRunner:
         return self._results(value, len(calls)) if ok else (ok, value)
 
     def stop(self) -> None:
-        """Nobody waits for it any more."""
+        """Stop the run: no caller waits for it."""
         if self._thread is not None:
             self._thread.interrupt()
         elif self._task is not None:
@@ -85,8 +85,8 @@ async def _outcome_of(body: Awaitable[Any]) -> Outcome:
 
 
 async def answer_alone(method: Method, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """The method's answer to one call, as a batch of its own, in the caller's thread. Raises what
-    it raises, and WrongResults."""
+    """Run one call as its own batch in the current thread; returns its result. Raises what the
+    method raises, and WrongResults."""
     lists = BatchLists(method.call)
     positional, named = lists.gathered([lists.values(args, kwargs)])
     answer = method.call(*positional, **named)

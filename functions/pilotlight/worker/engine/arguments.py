@@ -1,8 +1,8 @@
-"""The server's command line and environment, from an EngineSpec. Pure.
+"""Builds the server's command line and environment from an EngineSpec. Pure.
 
-Names are those of vLLM's OpenAI server (`vllm serve --help=all`, 0.32). What the user gave comes
-last, so that it wins where the server allows a flag twice; flags that would move the server
-elsewhere are refused."""
+Names are those of vLLM's OpenAI server (`vllm serve --help=all`, 0.32). The user's arguments come
+last, so that they win where the server allows a flag twice; flags that would change the server's
+address or name are refused."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pilotlight.spec.function import FunctionSpec
 
 MODULE = "vllm.entrypoints.openai.api_server"
 KEEP_ALIVE_S = 3600
-"""The activator pools its connections and ends them itself: were the server to do it, a request
+"""The activator pools its connections and closes them itself: if the server closed them, a request
 could meet a closing connection."""
 OURS = frozenset(
     {
@@ -31,7 +31,7 @@ OURS = frozenset(
         "uds",
     }
 )
-"""Flags that say where the server is and what it is called."""
+"""Flags for the server's address and name, which users may not set."""
 _SPREAD = frozenset(
     {"distributed-executor-backend", "pipeline-parallel-size", "tensor-parallel-size"}
 )
@@ -45,16 +45,16 @@ QUIET = {
     "PYTHONNOUSERSITE": "1",
     "PYTHONUNBUFFERED": "1",
 }
-"""Nothing is reported or fetched; packages are read-only, and nothing of a home directory is
-imported."""
+"""Disable telemetry and downloads, bytecode in read-only packages, and imports from the home
+directory."""
 
 
 def command(
     spec: FunctionSpec, *, python: str, weights: Mapping[str, str], socket: str
 ) -> list[str]:
-    """What is executed. `weights`: name → directory; `socket`: where the server shall listen.
+    """The server's command. `weights`: name → directory; `socket`: the path to listen at.
 
-    Raises InvalidInput for arguments that are the platform's own, or weights that are not there.
+    Raises InvalidInput for reserved arguments and for missing weights.
     """
     engine = _engine(spec)
     return [
@@ -71,8 +71,8 @@ def command(
 def environment(
     spec: FunctionSpec, base: Mapping[str, str], *, site: Sequence[str], chosen: Sequence[str]
 ) -> dict[str, str]:
-    """What the server's processes see. `site`: directories of packages; `chosen`: one-thread
-    variables, which are for ours."""
+    """The server's environment. `site`: directories of packages; `chosen`: one-thread variables,
+    which apply to the worker only."""
     threads = str(max(1, int(spec.resources.cpu)))
     kept = {
         name: value
@@ -85,7 +85,7 @@ def environment(
         else {}
     )
     if cpu and _in_one_process(_engine(spec)):
-        # else a CPU refuses to run the model in one process
+        # otherwise vLLM on a CPU refuses to run the model in one process
         cpu["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     sleep = {"VLLM_SERVER_DEV_MODE": "1"} if sleeps(spec) else {}
     ours = {
@@ -98,15 +98,14 @@ def environment(
 
 
 def sleeps(spec: FunctionSpec) -> bool:
-    """Whether the server's memory can be given up and taken back while it lives (vLLM's sleep
-    mode): on a GPU only."""
+    """Whether the running server can release its memory (vLLM's sleep mode): on a GPU only."""
     return bool(spec.resources.gpu)
 
 
 def _engine(spec: FunctionSpec) -> EngineSpec:
     if spec.engine is None:
         raise InvalidInput(
-            f"function {spec.name!r} is of kind engine and says nothing of its engine",
+            f"function {spec.name!r} is of kind engine but has no engine specification",
             parameter="engine",
         )
     return spec.engine
@@ -147,14 +146,14 @@ def _fixed(
         yield "--enable-sleep-mode"
         return
     if "enforce-eager" not in engine.args:
-        yield "--enforce-eager"  # compiling takes minutes on a processor
+        yield "--enforce-eager"  # compiling takes minutes on a CPU
     if _in_one_process(engine):
         yield from ("--distributed-executor-backend", "uni")
 
 
 def _in_one_process(engine: EngineSpec) -> bool:
-    """Whether the model runs in the process that schedules it: one process less to boot, and a
-    third less in the image."""
+    """Whether the model runs in the scheduler's process, which saves one process and a third of the
+    image."""
     return engine.parallel == 1 and not _SPREAD & engine.args.keys()
 
 
@@ -169,7 +168,8 @@ def _path(name: str, weights: Mapping[str, str]) -> str:
     if name not in weights:
         there = ", ".join(sorted(weights)) or "none"
         raise InvalidInput(
-            f"the engine serves weights {name!r}, and the function has {there}", parameter="weights"
+            f"the engine uses weights {name!r}, but the function has only {there}",
+            parameter="weights",
         )
     return weights[name]
 
@@ -177,7 +177,9 @@ def _path(name: str, weights: Mapping[str, str]) -> str:
 def _given(args: Mapping[str, Any]) -> Iterator[str]:
     for name, value in args.items():
         if name in OURS:
-            raise InvalidInput(f"engine argument {name!r} is the platform's own", parameter="args")
+            raise InvalidInput(
+                f"engine argument {name!r} is set by the platform: remove it", parameter="args"
+            )
         if value is None:
             continue
         if isinstance(value, bool):

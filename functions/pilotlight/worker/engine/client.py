@@ -1,7 +1,6 @@
-"""Questions to the engine over its own socket, blocking, each with a deadline: before the snapshot
-and before it serves.
+"""Blocking client for the engine's own socket, used before the snapshot and before it serves.
 
-One connection per question, closed again: none may be open in a snapshot.
+Each request has a deadline and its own connection, since none may be open in a snapshot.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Any
 from pilotlight.worker.engine.errors import EngineHung, EngineRefused
 
 _LOOK_S = 0.05
-"""Between two looks whether it listens: the kernel has no event for that."""
+"""Polling interval until the engine listens, for which the kernel has no event."""
 _MAX_SHOWN = 500
 _CLOSE_S = 2.0
 """Longest wait for the engine to close its end of an answered connection."""
@@ -35,7 +34,7 @@ class _Connection(http.client.HTTPConnection):
 
 
 class EngineClient:
-    """Asks the engine that listens at `path`. Stateless."""
+    """Client of the engine that listens at `path`. Stateless."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -46,17 +45,17 @@ class EngineClient:
     def ask(
         self, method: str, path: str, body: Mapping[str, Any] | None = None, *, within_s: float
     ) -> Any:
-        """The JSON of the answer, None where it has no body. Raises as `read`."""
+        """Send a request; returns the response's JSON, None for an empty body. Raises as `read`."""
         content = self.read(method, path, body, within_s=within_s)
         return json.loads(content) if content else None
 
     def read(
         self, method: str, path: str, body: Mapping[str, Any] | None = None, *, within_s: float
     ) -> bytes:
-        """The whole answer.
+        """Send a request; returns the response's body.
 
-        Raises EngineHung when time is up, EngineRefused for an answer of another status than 2xx,
-        OSError when nobody listens."""
+        Raises EngineHung on timeout, EngineRefused for a status other than 2xx, OSError if the
+        engine does not listen."""
         data = None if body is None else json.dumps(body).encode()
         with contextlib.closing(_Connection(self._path, within_s)) as connection:
             try:
@@ -73,23 +72,26 @@ class EngineClient:
                 ) from e
             except http.client.HTTPException as e:
                 raise EngineRefused(
-                    f"the engine broke off its answer to {method} {path}: {type(e).__name__}"
+                    f"the engine's response to {method} {path} is incomplete or invalid: "
+                    f"{type(e).__name__}"
                 ) from e
         if not 200 <= answer.status < 300:
             told = content[:_MAX_SHOWN].decode(errors="replace")
-            raise EngineRefused(f"the engine answered {method} {path} with {answer.status}: {told}")
+            raise EngineRefused(
+                f"the engine answered {method} {path} with status {answer.status}: {told}"
+            )
         return content
 
     def wait_healthy(self, *, within_s: float, demand_alive: Callable[[], None]) -> None:
-        """Until GET /health is answered. `demand_alive` raises when it is dead; raises EngineHung
-        when time is up."""
+        """Wait until GET /health succeeds. `demand_alive` raises if the engine died; raises
+        EngineHung on timeout."""
         deadline = time.monotonic() + within_s
         while time.monotonic() < deadline:
             demand_alive()
             try:
                 self.ask("GET", "/health", within_s=max(0.1, deadline - time.monotonic()))
                 return
-            except (OSError, EngineRefused):  # not there yet, or not yet healthy
+            except (OSError, EngineRefused):  # not listening or not healthy yet
                 time.sleep(_LOOK_S)
         raise EngineHung(
             f"the engine was not healthy within {within_s:.0f} s: raise startup_timeout=, or take "
@@ -98,8 +100,8 @@ class EngineClient:
 
 
 def _wait_closed(ours: socket.socket) -> None:
-    """Wait until the engine closed its end: a busy engine does that some time after its answer, and
-    until then a snapshot is refused."""
+    """Wait until the engine closes its end, which a busy engine does some time after its answer; an
+    open connection blocks a snapshot."""
     ours.settimeout(_CLOSE_S)
     with contextlib.suppress(OSError):
         while ours.recv(4096):

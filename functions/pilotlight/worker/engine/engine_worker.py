@@ -1,9 +1,9 @@
-"""The life of a worker whose function is an engine: start the tree, warm it up, snapshot point;
-then, as an instance, wake and serve.
+"""Lifecycle of a worker whose function is an engine: start the process tree, warm it up, snapshot
+point; then, as an instance, wake and serve.
 
-It is never forked: it has processes below it, so a snapshot is of the whole tree, and the instance
-is this worker itself. Where it was frozen meanwhile the known prompt is asked again before it
-serves: a copy that answers otherwise fails its start, and is not served from."""
+It is never forked, because it has child processes: a snapshot covers the whole tree, and the
+instance is this worker itself. After a restore it asks the known prompt again before it serves: a
+copy that answers differently fails its start."""
 
 from __future__ import annotations
 
@@ -47,17 +47,17 @@ ENGINE_DIED = 71
 """Exit status of an instance whose engine died under it (EX_OSERR of sysexits.h);
 `snapshotter.slots.exit_reason` has a word for it."""
 START_SHARE = 0.9
-"""Of the startup clock, until the engine is healthy and warm: an engine that hangs is named before
-the node agent's clock ends us."""
+"""Share of the startup clock until the engine is healthy and warm: an engine that hangs is reported
+before the node agent's clock kills the worker."""
 ANSWER_S = 20.0
-"""For the known prompt after a restore: it takes tens of milliseconds, on a node under load
-seconds."""
+"""Timeout of the known prompt after a restore: it takes tens of milliseconds, seconds on a loaded
+node."""
 SNAPSHOT_LEVEL = 2
-"""Of sleep before a snapshot, whatever the function sleeps by between calls: weights have no place
-in an image."""
+"""Sleep level before a snapshot, whichever level the function uses between calls: an image must not
+contain weights."""
 PROOF_TOKENS = 2
-"""Before it serves: a prefill and one step of decoding. The proof of the snapshot itself asks for
-all."""
+"""Tokens of the proof before serving: a prefill and one decoding step. The proof of the snapshot
+itself compares all tokens."""
 _END_S = 5.0
 _SOCKET = "engine.sock"
 
@@ -67,9 +67,9 @@ class Engine:
     """A warm engine. Owner: the worker's main thread.
 
     Attributes:
-        sleeps: it has a sleep mode.
-        is_asleep: it fell asleep for a snapshot.
-        is_proven: it has answered the known prompt since it stood still.
+        sleeps: whether it has a sleep mode.
+        is_asleep: whether it sleeps for a snapshot.
+        is_proven: whether it has answered the known prompt since it was quiesced.
     """
 
     spec: EngineSpec
@@ -83,20 +83,20 @@ class Engine:
     is_proven: bool = True
 
     def fall_asleep(self) -> None:
-        """Off the GPU, where there is one."""
+        """Release the GPU, if there is one."""
         if self.sleeps:
             self.is_asleep = True
             sleep.suspend_engine(self.asker, level=SNAPSHOT_LEVEL)
 
     def awaken(self) -> None:
-        """Back on it. Raises what sleep.wake_up raises."""
+        """Resume on the GPU. Raises what sleep.resume_engine raises."""
         if self.is_asleep:
             sleep.resume_engine(self.asker, level=SNAPSHOT_LEVEL)
         self.is_asleep = False
 
     def prove(self, tokens: int = TOKENS) -> None:
-        """Ask the known prompt for so many tokens. Raises WrongAnswer, EngineHung, EngineRefused,
-        EngineDied."""
+        """Check the answer to the known prompt, up to `tokens`. Raises WrongAnswer, EngineHung,
+        EngineRefused, EngineDied."""
         self.tree.demand_alive()
         self.known.demand_same(
             reference_answer.ask(self.spec, self.name, self.asker, tokens=tokens, within_s=ANSWER_S)
@@ -106,7 +106,7 @@ class Engine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineWorker:
-    """What stands at the snapshot point."""
+    """State of an engine's worker at the snapshot point."""
 
     launch: Launch
     control: ShimChannel
@@ -116,12 +116,12 @@ class EngineWorker:
 
 
 def run(launch: Launch, *, site: list[str], boot_ms: float) -> None:
-    """Run the worker; leaves the process when it is done.
+    """Run the worker, then exit the process.
 
     Args:
-        launch: what to run.
-        site: directories of packages, the engine's among them.
-        boot_ms: from the interpreter's first instruction to here.
+        launch: the parsed launch file.
+        site: directories of packages, including the engine's.
+        boot_ms: time since the interpreter's first instruction.
     """
     output.install()
     faulthandler.enable(2)
@@ -188,7 +188,7 @@ def _reach_snapshot_point(worker: EngineWorker, phases: PhaseTimer) -> tuple[str
     resume.warm_resume_path()
     hooks.drop_caches()
     output.finish()
-    surplus = surplus_threads()  # the engine's output is one; the node names its processes
+    surplus = surplus_threads()  # includes the copier of the engine's output
     found = worker.scene.look(leave_aside={worker.control.fileno()})
     point = {"threads": list(surplus), "phases_ms": phases.ms, "joins": True, **found.to_json()}
     worker.control.send({"event": "snapshot_point", **point})
@@ -206,13 +206,13 @@ def _obey(worker: EngineWorker, *, threads: tuple[str, ...]) -> NoReturn:
 
 
 def _suspend(worker: EngineWorker, order: ShimOrder) -> None:
-    """Stand still with the whole tree; returns in a restored copy, or at once when something is in
-    the way."""
+    """Quiesce the whole process tree; returns in a restored copy, or at once if the snapshot is
+    blocked."""
     engine = worker.engine
     try:
         engine.fall_asleep()
     except (EngineHung, EngineRefused, OSError) as e:
-        message = f"the engine does not fall asleep: {e}"
+        message = f"the engine could not enter sleep mode: {e}"
         quiesce.refuse_snapshot(
             order.descriptors,
             SnapshotBlocker(kind="process", fd=None, what="engine", where=None, message=message),
@@ -224,7 +224,7 @@ def _suspend(worker: EngineWorker, order: ShimOrder) -> None:
         quiesce.quiesce_process(
             worker.control, order.descriptors, scene=worker.scene, in_place=True
         )
-    except quiesce.SnapshotBlocked:  # the shim has been told; we wait for other orders
+    except quiesce.SnapshotBlocked:  # reported to the shim; wait for further orders
         engine.awaken()
         engine.is_proven = True
 
@@ -264,7 +264,7 @@ def _become(worker: EngineWorker, order: ShimOrder, started: float) -> NoReturn:
 
 
 def _prove(worker: EngineWorker, order: ShimOrder, started: float) -> NoReturn:
-    """Answer the known prompt again, and leave."""
+    """Answer the known prompt again and exit."""
     error: dict[str, str] | None = None
     answered: dict[str, float] = {}
     try:
@@ -287,7 +287,7 @@ def _prove(worker: EngineWorker, order: ShimOrder, started: float) -> NoReturn:
 
 
 def _leave(worker: EngineWorker, status: int) -> NoReturn:
-    """The tree first: it must not outlive the instance."""
+    """End the process tree, which must not outlive the instance, then exit."""
     with contextlib.suppress(OSError):
         worker.engine.tree.end(_END_S)
     output.finish()

@@ -1,8 +1,10 @@
-"""The engine's processes: started in a group below the worker, watched, and ended together.
+"""The engine's process tree: started in a process group below the worker, watched, and ended
+together.
 
-The server's stdout and stderr are one pipe that a thread of ours copies line by line to our own, so
-that its lines are the instance's from the moment this worker is one; the last of them explain a
-death. Owner: the worker's main thread; the copying thread appends to `_last` only."""
+The server's stdout and stderr are one pipe, which a thread copies line by line to the worker's
+stdout, so that the lines belong to the instance once the worker has become one; the last lines are
+quoted when the engine dies. Owner: the worker's main thread; the copying thread only appends to
+`_last`."""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ _PIECE = 65536
 
 
 class ProcessTree:
-    """A running engine. `pid` is the server's, whose children are the others."""
+    """A running engine. `pid` is the server's; the other processes are its children."""
 
     def __init__(
         self, command: Sequence[str], environment: Mapping[str, str], *, directory: str
@@ -56,15 +58,15 @@ class ProcessTree:
 
     @property
     def pid(self) -> int:
-        """Of the server."""
+        """Pid of the server."""
         return self._process.pid
 
     def names(self) -> list[str]:
-        """Every process of it, as `name (pid)`; parents first."""
+        """All processes, as `name (pid)`, parents first."""
         return [process_name(pid) for pid in (self.pid, *descendants(self.pid))]
 
     def wait_end(self, within_s: float) -> bool:
-        """Whether the server ends within that time."""
+        """Wait for the server to end; False on timeout."""
         try:
             self._process.wait(within_s)
         except subprocess.TimeoutExpired:
@@ -72,26 +74,26 @@ class ProcessTree:
         return True
 
     def demand_alive(self) -> None:
-        """Raises EngineDied with status and last lines."""
+        """Raise EngineDied, with status and last lines, if the server has ended."""
         if (status := self._process.poll()) is not None:
             self._copying.join(1.0)
             raise EngineDied(f"{self.epitaph(status)}: {self.last_words()}")
 
     def epitaph(self, status: int) -> str:
-        """A sentence about an exit status as subprocess tells it."""
+        """A sentence about an exit status, in subprocess's notation."""
         if status < 0:
             return f"the engine was killed by {signal.Signals(-status).name}"
         return f"the engine ended with exit status {status}"
 
     def last_words(self) -> str:
-        """Its last lines, oldest first."""
+        """The last lines of its output, oldest first."""
         return (
             "\n".join(line.decode(errors="replace") for line in self._last) or "it printed nothing"
         )
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[ExitWatcher]:
-        """Descriptors that become readable when one of the processes that are there now ends."""
+        """Watch the current processes; the watcher becomes readable when one of them ends."""
         deaths = ExitWatcher((self.pid, *descendants(self.pid)))
         try:
             yield deaths
@@ -99,7 +101,7 @@ class ProcessTree:
             deaths.close()
 
     def end(self, grace_s: float) -> None:
-        """SIGTERM to the server, which ends the others; SIGKILL to all that are left."""
+        """Send SIGTERM to the server, which ends the others, then SIGKILL to all that remain."""
         pids = [self.pid, *descendants(self.pid)]
         if self._process.poll() is None:
             self._process.terminate()
@@ -108,7 +110,7 @@ class ProcessTree:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            # whose parent died before is below us no more, and in the group still
+            # orphaned processes are not descendants any longer, but still in the group
             os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()
 
@@ -125,7 +127,7 @@ class ProcessTree:
 
 
 class ExitWatcher:
-    """An epoll over pidfds (pidfd_open(2)). Owner: whoever made it."""
+    """An epoll over pidfds (pidfd_open(2)). Owner: its creator."""
 
     def __init__(self, pids: Sequence[int]) -> None:
         self._epoll = select.epoll()
@@ -140,15 +142,15 @@ class ExitWatcher:
         return f"<ExitWatcher of {len(self._names)}>"
 
     def fileno(self) -> int:
-        """Readable once one is dead."""
+        """The descriptor, which is readable once a process has ended."""
         return self._epoll.fileno()
 
     def names(self) -> list[str]:
-        """Who is dead by now."""
+        """Names of the processes that have ended."""
         return [self._names[fd] for fd, _ in self._epoll.poll(0)]
 
     def close(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
         self._epoll.close()
         for pidfd in self._names:
             os.close(pidfd)
@@ -156,7 +158,7 @@ class ExitWatcher:
 
 
 def _write(data: bytes) -> None:
-    """To stdout, in whole; output that nobody reads any more is dropped."""
+    """Write all of `data` to stdout; dropped if the pipe has no reader."""
     view = memoryview(data)
     with contextlib.suppress(OSError):
         while view:

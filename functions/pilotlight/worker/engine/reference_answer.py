@@ -1,9 +1,9 @@
-"""The known answer: what the engine says to a prompt of ours before the snapshot, and must say
-again after every restore.
+"""The reference answer: the engine's answer to a known prompt before the snapshot, which every
+restored copy must reproduce.
 
-The prompt is token ids, so that nothing depends on a template; the answer is greedy (temperature
-0), as far as the engine gave it twice. A model that embeds is compared by its numbers, up to what
-the order of additions may move."""
+The prompt is token ids, so that it does not depend on a template; the answer is greedy (temperature
+0), truncated to the part that the engine gave twice. Embeddings are compared by their numbers,
+within a tolerance for the order of additions."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ from pilotlight.worker.engine.client import EngineClient
 from pilotlight.worker.engine.errors import WrongAnswer
 
 PROMPT = (1, 2, 3, 5, 8, 13, 21, 34)
-"""Token ids that every vocabulary has."""
+"""Token ids that exist in every vocabulary."""
 TOKENS = 8
 TOLERANCE = 0.01
-"""Of the largest number of an embedding: half precision has three digits, and what was lost is
-farther away."""
+"""Relative to the largest number of an embedding: half precision has three digits, and a corrupted
+answer differs by more."""
 _WARM = 2
-"""Answers before the one that is remembered: the first pays for what is made lazily, and the second
-may read the first one's cache."""
+"""Answers before the recorded one: the first includes lazy initialization, and the second may read
+the first one's cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownAnswer:
-    """What was said. `value`: token ids, or numbers (`is_close`: those are the same within
-    TOLERANCE)."""
+    """The recorded answer. `value`: token ids, or numbers (`is_close`), which are compared within
+    TOLERANCE."""
 
     value: tuple[Any, ...]
     is_close: bool = False
 
     def demand_same(self, other: KnownAnswer) -> None:
-        """One of both may be longer: then the other is how it begins. Raises WrongAnswer."""
+        """Raise WrongAnswer unless the answers are equal, or one is a prefix of the other."""
         if not self._is_same(other):
             raise WrongAnswer(
-                f"the engine answers the known prompt with {_shown(other.value)}, before the "
-                f"snapshot it was {_shown(self.value)}"
+                f"the engine answers the known prompt with {_shown(other.value)}; before the "
+                f"snapshot it answered {_shown(self.value)}"
             )
 
     def also(self, earlier: KnownAnswer) -> KnownAnswer:
-        """What both begin with, where they begin alike; else this one."""
+        """The common prefix of both answers, or this one if they have none."""
         if self.is_close:
             return self
         both = zip(self.value, earlier.value, strict=False)
@@ -64,13 +64,13 @@ class KnownAnswer:
 
 
 def learn(engine: EngineSpec, name: str, asker: EngineClient, *, within_s: float) -> KnownAnswer:
-    """Warm the engine up, which serves the model as `name`, and remember what it says. Raises
+    """Warm up the engine, which serves the model as `name`, and record its answer. Raises
     EngineHung, EngineRefused, OSError."""
     for _ in range(_WARM):
         warm = ask(engine, name, asker, within_s=within_s)
     if engine.task is Task.GENERATE:
         stream = {"model": name, "prompt": list(PROMPT[:1]), "max_tokens": 1, "stream": True}
-        # its own way through the server, made lazily, too
+        # streaming has its own code path in the server, initialized lazily, too
         asker.read("POST", "/v1/completions", stream, within_s=within_s)
     return ask(engine, name, asker, within_s=within_s).also(warm)
 
@@ -78,7 +78,8 @@ def learn(engine: EngineSpec, name: str, asker: EngineClient, *, within_s: float
 def ask(
     engine: EngineSpec, name: str, asker: EngineClient, *, within_s: float, tokens: int = TOKENS
 ) -> KnownAnswer:
-    """What it says now, as many tokens at most. Raises EngineHung, EngineRefused, OSError."""
+    """The engine's current answer, of at most `tokens`. Raises EngineHung, EngineRefused,
+    OSError."""
     if engine.task is Task.EMBED:
         body = asker.ask(
             "POST",

@@ -1,5 +1,5 @@
-"""The instance's listener: each connection is spliced to the engine's own socket. Serves until
-SIGTERM, until the shim is gone, or until a process of the engine dies."""
+"""The server of an engine's instance, which proxies each connection to the engine's own socket. It
+serves until SIGTERM, until the shim disconnects, or until a process of the engine dies."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from pilotlight.worker.http.server import BACKLOG, end_of
 from pilotlight.worker.status import InstanceStatus
 
 QUIET_S = 0.1
-"""A connection on which nothing moved for so long, while the engine runs nothing, carries no
-call."""
+"""A connection that was quiet for this long, while the engine runs no request, carries no call."""
 SILENT_S = 5.0
-"""The same where the engine does not say what it runs: longer than a token takes."""
+"""The same if the engine does not report its requests: longer than a token takes."""
 _LOOK_S = 0.1
-"""While draining: the engine has no event for "nothing runs any more", only a number."""
+"""Polling interval while draining: the engine reports a number of requests, not an event."""
 _IN_FLIGHT = re.compile(
     rb"^vllm:num_requests_(?:running|waiting)\{[^}]*\} ([0-9.e+]+)$", re.MULTILINE
 )
 
 
 class SpliceServer:
-    """Owner: the worker's main thread; `wake` and `run` are called once."""
+    """Server of an engine's instance. Owner: the worker's main thread; `wake` and `run` are called
+    once."""
 
     def __init__(self, path: str, standing: InstanceStatus | None = None) -> None:
-        """`path`: the engine's socket; `standing`: what is said at WORKER_STATUS."""
+        """`path`: the engine's socket; `standing`: the status served at WORKER_STATUS."""
         self._path = path
         self._standing = standing or InstanceStatus()
         self._loop = uvloop.new_event_loop()
@@ -54,12 +54,12 @@ class SpliceServer:
         self._loop.run_until_complete(self._wake(listener))
 
     def run(self, *, on_ready: Callable[[], None], shim: int, deaths: ExitWatcher) -> None:
-        """Serve; returns when it is drained. Raises EngineDied when a process of the engine ended.
+        """Serve; returns when drained. Raises EngineDied if a process of the engine ended.
 
         Args:
             on_ready: called once, when connections are accepted.
-            shim: the control channel; its end means that nobody owns this process any more.
-            deaths: readable when a process of the engine is dead.
+            shim: the control channel; when it closes, this process has no owner and drains.
+            deaths: readable when a process of the engine has ended.
         """
         self._loop.run_until_complete(self._serve(on_ready, shim, deaths))
 
@@ -73,7 +73,7 @@ class SpliceServer:
         return pair.caller
 
     def _status(self) -> bytes:
-        """Calls that run are connections whose caller spoke last."""
+        """The status; a connection whose caller sent the most recent bytes is a running call."""
         return self._standing.as_json(running=sum(pair.is_asking() for pair in self._pairs))
 
     async def _serve(self, on_ready: Callable[[], None], shim: int, deaths: ExitWatcher) -> None:
@@ -89,7 +89,7 @@ class SpliceServer:
             raise EngineDied(f"the engine died: {', '.join(self._dead)} ended")
 
     def _die(self, deaths: ExitWatcher) -> None:
-        """Its callers see their connections end; what was sent before goes out."""
+        """Close all connections after the engine died; pending bytes still go out."""
         self._loop.remove_reader(deaths.fileno())
         self._dead = tuple(deaths.names())
         for pair in list(self._pairs):
@@ -97,10 +97,10 @@ class SpliceServer:
         self._ending.set()
 
     async def _drain(self) -> None:
-        """Accept nothing new, then let what is in flight end. Nobody parses the bytes here: a
-        connection whose caller spoke last is owed an answer, and one that reads slowly the rest of
-        it; of the others, which may be in the middle of one, the engine's own count of requests
-        says when none is."""
+        """Stop accepting, then wait for in-flight requests. The bytes are not parsed: a connection
+        has a request in flight if its caller sent the most recent bytes, or has not read all of the
+        response. The other connections may be in the middle of a response; the engine's own count
+        of requests tells when none is."""
         self._accepting.close()
         while self._pairs and not self._dead:
             if (
@@ -111,16 +111,16 @@ class SpliceServer:
             await asyncio.sleep(_LOOK_S)
         for pair in list(self._pairs):
             pair.close()
-        await asyncio.sleep(0)  # closed transports tell their protocols
+        await asyncio.sleep(0)  # lets closed transports call connection_lost
 
     async def _is_idle(self) -> bool:
-        """Whether the engine runs nothing, and nothing moved for a while."""
+        """Whether the engine runs no request and no bytes have moved for a while."""
         counts = await self._counts()
         quiet_s = time.monotonic() - max((pair.moved_at for pair in self._pairs), default=0.0)
         return not any(counts) and quiet_s > (QUIET_S if counts else SILENT_S)
 
     async def _counts(self) -> list[float]:
-        """Requests that run and wait, as the engine says; none where it says nothing."""
+        """Running and waiting requests as the engine reports them; empty if it does not."""
         try:
             reader, writer = await asyncio.open_unix_connection(self._path)
         except OSError:

@@ -1,13 +1,12 @@
-"""Bytes from a caller's connection to one of the engine's, and back: nothing is parsed, nothing is
-kept.
+"""Proxies bytes between a caller's connection and one to the engine, without parsing or buffering.
 
-One connection of a caller has one connection to the engine for as long as it lives. What the engine
-sends goes out at once. A side that reads slowly pauses the other side's reading, so at most two
-socket buffers and some pieces wait per direction. A caller's end of its direction is passed on as
-that; a side that is gone takes the other along: the engine sees that its caller left, and frees the
+Each caller's connection has its own connection to the engine for its lifetime. The engine's bytes
+are forwarded at once. A side that reads slowly pauses reading from the other side, so at most two
+socket buffers and some pieces wait per direction. A caller's half-close is forwarded; when a side
+disconnects, the other is closed too, so the engine notices that its caller left and frees the
 request. Owner: one event loop.
 
-One question is for us and not for the engine: a connection that begins with it never reaches the
+The worker answers the status request itself: a connection that begins with it never reaches the
 engine (`ProxyCaller`)."""
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ from pilotlight.protocol import WORKER_STATUS
 
 STATUS_QUESTION = b"GET %s HTTP/1.1\r\n" % WORKER_STATUS.encode()
 MAX_HEAD_BYTES = 8192
-"""Of the question with its headers."""
+"""Maximum size of the status request with its headers."""
 _ANSWER = (
     b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: "
     b"close\r\ncontent-length: %d\r\n\r\n"
 )
 HIGH_WATER_BYTES = 256 * 1024
-"""Of a side's unsent bytes, above which the other side is no longer read."""
+"""Number of a side's unsent bytes above which reading from the other side pauses."""
 
 
 class ProxySide(asyncio.Protocol):
@@ -37,25 +36,24 @@ class ProxySide(asyncio.Protocol):
         self._pair = pair
         self._other: Any = None
         self.transport: Any = None
-        """asyncio.Transport, or uvloop's, which is no subclass of it; None until it is
-        connected."""
+        """asyncio.Transport, or uvloop's, which is not a subclass; None until connected."""
         self.has_ended = False
 
     def __repr__(self) -> str:
         return f"<ProxySide of {self._pair!r}>"
 
     def join(self, other: ProxySide) -> None:
-        """From now on what comes goes to the other side."""
+        """Forward received bytes to the other side from now on."""
         self._other = other.transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See asyncio.Protocol."""
+        """Start using the new transport (asyncio.Protocol)."""
         self.transport = transport
         self.transport.set_write_buffer_limits(high=HIGH_WATER_BYTES)
         self._pair.made(self)
 
     def data_received(self, data: bytes) -> None:
-        """On to the other side."""
+        """Forward to the other side."""
         pair = self._pair
         pair.last, pair.moved_at = self, time.monotonic()
         if self._other is None:
@@ -64,38 +62,38 @@ class ProxySide(asyncio.Protocol):
             self._other.write(data)
 
     def eof_received(self) -> bool:
-        """The other side hears of it."""
+        """Forward the half-close to the other side."""
         self.has_ended = True
         return self._pair.ended(self)
 
     def pause_writing(self) -> None:
-        """This side reads slowly."""
+        """Pause reading from the other side: this side reads slowly."""
         if self._other is not None and not self._other.is_closing():
             self._other.pause_reading()
 
     def resume_writing(self) -> None:
-        """It has caught up."""
+        """Resume reading from the other side."""
         self._pair.moved_at = time.monotonic()
         if self._other is not None and not self._other.is_closing():
             self._other.resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The other side goes too."""
+        """Close the other side, too."""
         self._pair.lost(self, exc)
 
 
 class ProxyCaller(ProxySide):
-    """The caller's side: of its first bytes it is seen whether they ask for the instance itself."""
+    """The caller's side, which checks whether the first bytes are the status request."""
 
     def __init__(self, pair: ProxyPair, question: bytes, answer: Callable[[], bytes]) -> None:
         super().__init__(pair)
         self._question = question
         self._answer = answer
         self._head: bytes | None = b""
-        """What came so far, while it may be the question; None once it was seen not to be."""
+        """The bytes so far, while they may be the status request; None once they are not."""
 
     def data_received(self, data: bytes) -> None:
-        """Answer the question, or hand on."""
+        """Answer the status request, or forward."""
         if self._head is None:
             super().data_received(data)
             return
@@ -110,7 +108,7 @@ class ProxyCaller(ProxySide):
             self._pair.close()
 
     def eof_received(self) -> bool:
-        """Less than the question is for the engine to judge."""
+        """Forward an incomplete status request to the engine."""
         if self._head:
             self._go_on()
         return super().eof_received()
@@ -121,12 +119,12 @@ class ProxyCaller(ProxySide):
 
 
 class ProxyPair:
-    """A caller's connection and the engine's. Made when a caller connects; `on_gone` is called
-    once, when both are gone.
+    """A caller's connection and the engine's. Created when a caller connects; `on_gone` is called
+    once, when both are closed.
 
     Attributes:
-        last: the side that the last bytes came from.
-        moved_at: monotonic seconds of that.
+        last: the side that sent the most recent bytes.
+        moved_at: monotonic seconds at which it did.
     """
 
     def __init__(
@@ -136,7 +134,7 @@ class ProxyPair:
         on_gone: Callable[[ProxyPair], None],
         status: Callable[[], bytes] = lambda: b"{}",
     ) -> None:
-        """`status`: what is answered at WORKER_STATUS."""
+        """`status`: returns the response body for WORKER_STATUS."""
         self._path = path
         self._loop = loop
         self._on_gone = on_gone
@@ -149,35 +147,34 @@ class ProxyPair:
         self.moved_at = time.monotonic()
 
     def __repr__(self) -> str:
-        side = "nobody" if self.last is None else "caller" if self.last is self.caller else "engine"
+        side = "none" if self.last is None else "caller" if self.last is self.caller else "engine"
         return f"<ProxyPair open={self._open} last={side}>"
 
     def is_asking(self) -> bool:
-        """Whether the caller spoke last: the engine owes it an answer."""
+        """Whether the caller sent the most recent bytes, so that a response is due."""
         return self.last is self.caller
 
     def is_behind(self) -> bool:
-        """Whether the caller has not taken all that the engine sent: more of it may wait in the
-        engine."""
+        """Whether the caller has not read all that the engine sent; more may wait in the engine."""
         return (
             self.caller.transport is not None and self.caller.transport.get_write_buffer_size() > 0
         )
 
     def made(self, half: ProxySide) -> None:
-        """A side is there. The caller's comes first, and has the engine's made."""
+        """Handle a new side. The caller's comes first and triggers the connection to the engine."""
         self._open += 1
         if half is self.caller:
             self._connecting = self._loop.create_task(self._connect(), name="connect to the engine")
 
     def keep(self, data: bytes) -> None:
-        """What the caller sends before the engine's side is there: one piece, for then its reading
+        """Keep what the caller sends before the engine is connected: one piece, then reading
         pauses."""
         self._early += data
         self.caller.transport.pause_reading()
 
     def ended(self, half: ProxySide) -> bool:
-        """A side sends nothing more. Whether its other direction stays open: of an engine that has
-        ended nobody needs the other one."""
+        """Handle a half-close; returns whether the other direction stays open, which it does not
+        after the engine's half-close."""
         if half is self.engine or self.engine.has_ended:
             return False
         if self._is_joined and self.engine.transport.can_write_eof():
@@ -185,8 +182,8 @@ class ProxyPair:
         return True
 
     def lost(self, half: ProxySide, exc: Exception | None) -> None:
-        """A side is gone. When the caller's is, so is the engine's at once; what the engine had
-        sent before it left still goes out."""
+        """Handle a lost side. A lost caller aborts the engine's side at once; after a lost engine,
+        the bytes that it had sent still go out."""
         self._open -= 1
         if half is self.caller and self._connecting is not None:
             self._connecting.cancel()
@@ -200,7 +197,7 @@ class ProxyPair:
             self._on_gone(self)
 
     def close(self) -> None:
-        """End both sides; what is on its way to the caller still goes out."""
+        """Close both sides; pending bytes to the caller still go out."""
         for half in (self.engine, self.caller):
             if half.transport is not None:
                 half.transport.close()
@@ -208,7 +205,7 @@ class ProxyPair:
     async def _connect(self) -> None:
         try:
             await self._loop.create_unix_connection(lambda: self.engine, self._path)
-        except OSError:  # it died; whoever watches it ends us
+        except OSError:  # the engine died; its ExitWatcher ends this process
             self.close()
             return
         self.caller.join(self.engine)

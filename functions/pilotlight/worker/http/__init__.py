@@ -1,2 +1,2 @@
-"""The HTTP side of an instance: its server, its calls and their deadlines. What a call computes,
-its results and web applications are `user_code`."""
+"""The HTTP side of an instance: its server, its calls and their deadlines. User functions, their
+results and web applications are in `user_code`."""

@@ -1,13 +1,13 @@
-"""`POST /invoke/<method>`: one call from its body to its answer.
+"""`POST /invoke/<method>`: handles one call from its request body to its response.
 
-A caller that sends a pickle runs code here. A pickle is therefore refused, unread, unless the
-activator states that it comes from the function's own tenant (HEADER_TRUSTED_PICKLE).
+Unpickling executes code of the caller. A pickle is therefore refused, unread, unless the activator
+states that it comes from the function's own tenant (HEADER_TRUSTED_PICKLE).
 
-`async def` functions run in the request's own task; synchronous ones in a call thread. A caller
-that leaves, or a deadline that passes, stops the call: the task is cancelled, or CallCancelled is
-raised in the thread. A call counts as running until the function has really ended, whoever still
-waits for it; one more than `max_inputs` is answered 503 with outcome `busy`, which is safe to retry
-elsewhere."""
+`async def` functions run in the request's own task, synchronous ones in a call thread. When the
+caller disconnects or the deadline passes, the call is stopped: the task is cancelled, or
+CallCancelled is raised in the thread. A call counts as running until the function has ended, even
+if its caller has disconnected; calls beyond `max_inputs` are answered 503 with outcome `busy`,
+which is safe to retry elsewhere."""
 
 from __future__ import annotations
 
@@ -72,10 +72,12 @@ class Call:
 
     Attributes:
         speaks_pickle: whether the caller is the SDK of the function's own tenant: it sent
-        cloudpickle, and gets it back. priority: as the activator tells it, for methods whose calls
-        are gathered. seconds: what the execution clock has left; 0 for no bound. expires_at: event
-        loop's time at which it does; set by Deadlines. stopped: None while it is wanted; else why
-        not: `left` or `deadline`. spans: what its own code records of it.
+            cloudpickle, and gets it back.
+        priority: from the activator, for methods whose calls are batched.
+        seconds: remaining time of the execution clock; 0 for no limit.
+        expires_at: the event loop's time at which it expires; set by ExecutionDeadlines.
+        stopped: None, or why it was stopped: `left` or `deadline`.
+        spans: spans that its own code records.
     """
 
     __slots__ = (
@@ -111,15 +113,15 @@ class Call:
         return f"<Call {self.id} {self.stopped or 'running'}>"
 
     def begin(self, task: asyncio.Task[Any] | None) -> None:
-        """The task that a stop cancels; None when the call runs in a thread."""
+        """Set the task that a stop cancels; None if the call runs in a thread."""
         self._task = task
 
     def leave(self) -> None:
-        """The caller is gone."""
+        """Stop the call: the caller has disconnected."""
         self._stop("left")
 
     def expire(self) -> None:
-        """The execution clock ran out."""
+        """Stop the call: its deadline has passed."""
         self._stop("deadline")
 
     def _stop(self, reason: str) -> None:
@@ -137,7 +139,7 @@ class Calls:
     def __init__(
         self, methods: Mapping[str, Method], *, max_inputs: int, slow_s: float = math.inf
     ) -> None:
-        """`slow_s`: what a call that took longer recorded of itself is told without being asked."""
+        """`slow_s`: the spans of a call that takes longer are sent even if it is not sampled."""
         self._methods = methods
         self._slow_s = slow_s
         self._max_inputs = max_inputs
@@ -151,21 +153,21 @@ class Calls:
 
     @property
     def running(self) -> int:
-        """Calls whose function has not ended."""
+        """Number of calls whose function has not ended."""
         return self._running
 
     def drain(self) -> None:
-        """No more calls come."""
+        """Prepare for the end of the instance: no more calls will arrive."""
         self._batches.drain()
 
     def make_thread(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Have one call thread ready before the first call."""
+        """Create a call thread before the first call."""
         self._threads.make_ahead(loop)
 
     async def invoke(
         self, scope: HTTPScope, receive: ASGIReceiveCallable, send: ASGISendCallable
     ) -> None:
-        """Answer one request."""
+        """Handle one request."""
         headers = dict(scope["headers"])
         content_type = headers.get(b"content-type", _JSON)
         speaks_pickle = content_type != _JSON and is_pickle(content_type)
@@ -185,13 +187,13 @@ class Calls:
             await send_problem(
                 send,
                 NotFound(
-                    f"there is no method {scope['path'][_PREFIX:]!r} here, to be called by POST"
+                    f"this function has no method {scope['path'][_PREFIX:]!r} to be called by POST"
                 ),
                 outcome=b"invalid",
             )
         elif self._running >= self._max_inputs:
             full = Unavailable(
-                f"all {self._max_inputs} slots of this instance are taken", retry_after_s=0
+                f"all {self._max_inputs} slots of this instance are in use", retry_after_s=0
             )
             await send_problem(send, full, outcome=b"busy")
         else:
@@ -205,7 +207,7 @@ class Calls:
         output.CALL.set(call.id)
         CURRENT_RECORDER.set(call.spans)
         call.spans.make_current()
-        connection: Any = scope["extensions"]["connection"]  # put there by server.Connection
+        connection: Any = scope["extensions"]["connection"]  # set by server.Connection
         connection.on_leave(call.leave)
         if call.seconds > 0:
             self._deadlines.watch(call, seconds=call.seconds)
@@ -276,8 +278,8 @@ class Calls:
             self._threads.give_back(thread)
 
     async def _stream(self, call: Call, source: Any, send: ASGISendCallable) -> None:
-        """Items as they come; a generator that raises before its first one is answered like any
-        function."""
+        """Send items as they are produced; a generator that raises before its first item is
+        answered like any function."""
         framer = _framer(call)
         items = self._items(call, source)
         try:
@@ -393,13 +395,14 @@ def _framer(call: Call) -> serialization.Framer:
 
 def _untrusted() -> UnsupportedMediaType:
     return UnsupportedMediaType(
-        f"a pickle needs the header {HEADER_TRUSTED_PICKLE}, which only the activator sets: send JSON"
+        f"a pickled body requires the header {HEADER_TRUSTED_PICKLE}, which only the activator "
+        f"sets: send JSON"
     )
 
 
 def _late(call: Call) -> serialization.ExecutionTimeout:
     return serialization.ExecutionTimeout(
-        f"the call ran longer than the {call.seconds:g} s it was given", clock="execution"
+        f"the call exceeded its execution deadline of {call.seconds:g} s", clock="execution"
     )
 
 

@@ -1,5 +1,5 @@
-"""The execution clocks of running calls, behind one timer: most calls end long before theirs, and a
-timer each would cost more."""
+"""The execution deadlines of running calls, behind one timer: most calls end long before their
+deadline, and one timer per call would cost more."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Protocol
 
 
 class TimedCall(Protocol):
-    """What can run out of time."""
+    """A call with a deadline."""
 
     expires_at: float
 
     def expire(self) -> None:
-        """Its time is up."""
+        """Stop the call: its deadline has passed."""
 
 
 class ExecutionDeadlines:
-    """Owned by the event loop: no lock. The timer is armed for the earliest deadline there was; it
-    may fire early and then looks again."""
+    """Deadlines of running calls. Owned by the event loop: no lock. The timer is armed for the
+    earliest deadline so far; it may fire early, and is then armed again."""
 
     def __init__(self) -> None:
         self._watched: set[TimedCall] = set()
@@ -30,7 +30,7 @@ class ExecutionDeadlines:
         return f"<ExecutionDeadlines watching={len(self._watched)}>"
 
     def watch(self, timed: TimedCall, *, seconds: float) -> None:
-        """Expire it after that time, unless it is forgotten before."""
+        """Expire the call after `seconds`, unless it is forgotten before."""
         loop = asyncio.get_running_loop()
         timed.expires_at = loop.time() + seconds
         self._watched.add(timed)
@@ -38,7 +38,7 @@ class ExecutionDeadlines:
             self._arm(timed.expires_at)
 
     def forget(self, timed: TimedCall) -> None:
-        """It has ended."""
+        """Remove a call that has ended."""
         self._watched.discard(timed)
 
     def _arm(self, at: float) -> None:

@@ -1,4 +1,4 @@
-"""Bodies in, answers out: the HTTP side of a call."""
+"""Reads request bodies and sends responses."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PROBLEM = CONTENT_PROBLEM.encode()
 
 
 async def read_body(receive: ASGIReceiveCallable) -> bytes | None:
-    """The request's body, None when the caller left before its end."""
+    """The request's body; None if the caller disconnected before its end."""
     message = await receive()
     if message["type"] == "http.request" and not message.get("more_body"):
         return message["body"]
@@ -42,8 +42,8 @@ async def send_response(
     *,
     lines: bytes = b"",
 ) -> None:
-    """One whole answer; `lines`: further header lines, each ending in CRLF, that our own server
-    writes as they are."""
+    """Send a complete response. `lines`: further header lines, each ending in CRLF, which our own
+    server writes unchanged."""
     cycle = getattr(send, "__self__", None)
     if (
         type(cycle) is RequestResponseCycle
@@ -64,7 +64,7 @@ async def send_response(
 async def send_problem(
     send: ASGISendCallable, error: Any, *, outcome: bytes, call: str = ""
 ) -> None:
-    """Answer one of our own errors; `call` is the id that its document carries."""
+    """Send one of our own errors; its document contains the id `call`."""
     await send_document(send, serialization.problem_of(error), outcome=outcome, call=call)
 
 
@@ -76,7 +76,7 @@ async def send_document(
     call: str = "",
     lines: bytes = b"",
 ) -> None:
-    """Answer a problem document."""
+    """Send a problem document."""
     body = {**document, "instance": call} if call else document
     await send_response(
         send, document["status"], PROBLEM, outcome, json.dumps(body).encode(), lines=lines
@@ -84,7 +84,7 @@ async def send_document(
 
 
 async def start(send: ASGISendCallable, status: int, content_type: bytes, outcome: bytes) -> None:
-    """The head of an answer whose body follows in pieces."""
+    """Send the head of a response whose body follows in pieces."""
     await send(
         {
             "type": "http.response.start",
@@ -95,7 +95,7 @@ async def start(send: ASGISendCallable, status: int, content_type: bytes, outcom
 
 
 async def end(send: ASGISendCallable, body: bytes, lines: bytes = b"") -> None:
-    """The last piece of a body, and trailer lines behind it where it is chunked (RFC 9112
+    """Send the last piece of a body, and trailer lines after it if it is chunked (RFC 9112
     §7.1.2)."""
     cycle = getattr(send, "__self__", None)
     if (
@@ -116,8 +116,8 @@ async def end(send: ASGISendCallable, body: bytes, lines: bytes = b"") -> None:
 
 
 def _write_whole(cycle: RequestResponseCycle, head: bytes, body: bytes, lines: bytes) -> None:
-    """What two ASGI messages would do, in one write and without checking headers that are our own:
-    a quarter of a small call's time."""
+    """Send a response in one write, in place of two ASGI messages, without checking our own
+    headers: this saves a quarter of a small call's time."""
     if cycle.disconnected:
         return
     cycle.response_started = cycle.response_complete = True

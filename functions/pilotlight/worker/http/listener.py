@@ -1,4 +1,4 @@
-"""Accepting on a listener that the process inherited."""
+"""Accepts connections on a listener that the process inherited."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ async def serve_listener(
     *,
     backlog: int,
 ) -> asyncio.Server:
-    """Serve connections to `listener`, a Unix or TCP socket that is bound already.
+    """Serve connections to `listener`, a Unix or TCP socket that is already bound.
 
-    From Python 3.13 an event loop removes the path of a Unix socket when its server is closed, and
-    calls stat(2) on it first. The path is the node agent's: it removes it itself, and a worker may
-    neither reach nor change it."""
+    Since Python 3.13 an event loop removes the path of a Unix socket when its server is closed, and
+    calls stat(2) on it first. This is turned off: the node agent owns and removes the path, and a
+    worker may have no access to it."""
     listener.setblocking(False)
     if listener.family != socket.AF_UNIX:
         return await loop.create_server(protocol_factory, sock=listener, backlog=backlog)

@@ -1,10 +1,10 @@
-"""The instance's HTTP server: uvicorn's protocol on the inherited listener, in a uvloop event loop
-of our own.
+"""The instance's HTTP server: uvicorn's protocol on the inherited listener, in our own uvloop event
+loop.
 
-uvicorn's Config and protocol classes are used, its Server is not: it polls ten times a second and
-handles signals its own way. All that can be made before the snapshot (configuration, route table,
-binders) is made in the constructor; after a fork there is an event loop to make and a listener to
-attach."""
+It uses uvicorn's Config and protocol classes, but not its Server, which polls ten times a second
+and installs its own signal handlers. The constructor creates everything that can exist before the
+snapshot (configuration, route table, binders); after a fork only the event loop is created and the
+listener attached."""
 
 from __future__ import annotations
 
@@ -46,16 +46,16 @@ if TYPE_CHECKING:
     from uvicorn._types import ASGIReceiveCallable, ASGISendCallable
 
 KEEP_ALIVE_S = 3600
-"""The activator pools its connections and ends them itself: were we to do it, a request could meet
-a closing connection."""
+"""The activator pools its connections and closes them itself: if the worker closed them, a request
+could meet a closing connection."""
 BACKLOG = 2048
-"""Connections that wait in the kernel while we start; the activator sends at most `max_inputs` plus
-a few."""
+"""Connections that wait in the kernel during the start; the activator opens at most `max_inputs`
+plus a few."""
 
 
 class Connection(HttpToolsProtocol):
-    """uvicorn's HTTP/1.1 protocol, which tells the running call when its caller is gone, without a
-    task that waits for it."""
+    """uvicorn's HTTP/1.1 protocol, which notifies the running call when its caller disconnects,
+    without a waiting task."""
 
     def __init__(self, *args: Any, on_closed: Callable[[], None], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -64,21 +64,21 @@ class Connection(HttpToolsProtocol):
         self._extensions: dict[str, Any] = {"connection": self}
 
     def on_leave(self, leave: Callable[[], None] | None) -> None:
-        """What to call when the caller leaves during this request; None when it is answered.
+        """Set the callback for a disconnect during this request; None once it is answered.
 
-        Reading is resumed: uvicorn leaves it paused after a large body, and a paused transport
-        notices no end."""
+        Resumes reading, which uvicorn leaves paused after a large body: a paused transport does not
+        notice a disconnect."""
         self._leave = leave
         if leave is not None:
             self.flow.resume_reading()
 
     def on_message_begin(self) -> None:
-        """A request begins: the application finds its connection in the scope."""
+        """Put the connection into the scope of a new request."""
         super().on_message_begin()
         self.scope["extensions"] = self._extensions
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The peer is gone."""
+        """Notify the running call: the peer has disconnected."""
         super().connection_lost(exc)
         self._extensions.clear()
         if self._leave is not None:
@@ -87,8 +87,8 @@ class Connection(HttpToolsProtocol):
 
 
 class Server:
-    """Serves one target. Made before the snapshot; `prepare`, `wake` and `run` are called once, in
-    the instance."""
+    """Serves one target. Created before the snapshot; `prepare`, `wake` and `run` are called once,
+    in the instance."""
 
     def __init__(self, target: Target, spec: FunctionSpec) -> None:
         self._target = target
@@ -110,8 +110,8 @@ class Server:
         return f"<Server connections={len(self._state.connections)} {self._calls!r}>"
 
     def rehearse(self) -> None:
-        """Before the snapshot: an event loop and one request to ourselves, so that what they
-        initialise lazily is in the pages shared."""
+        """Create an event loop and send one request to this server before the snapshot, so that
+        lazily initialized state is in the shared pages."""
         self.prepare()
         try:
             self._running_loop.run_until_complete(self._ask_ourselves())
@@ -134,16 +134,15 @@ class Server:
             await self._changed.wait()
 
     def prepare(self) -> None:
-        """Make the event loop: the part of the wake that needs neither the instance's cgroup nor
+        """Create the event loop: the part of the wake that needs neither the instance's cgroup nor
         its environment."""
         self._loop = uvloop.new_event_loop()
         asyncio.set_event_loop(self._loop)
-        # an event belongs to the loop in which it was first waited for
+        # an event belongs to the loop in which it was first awaited
         self._changed, self._draining = asyncio.Event(), asyncio.Event()
 
     def settle_in(self) -> None:
-        """In a parked fork: what the first call would have to make, as far as no user code is in
-        it."""
+        """Create, in a parked fork, what the first call needs, except user code."""
         self._calls.make_thread(self._running_loop)
         self._running_loop.run_until_complete(self._ask_ourselves())
 
@@ -154,19 +153,19 @@ class Server:
         self._running_loop.run_until_complete(self._wake(listener))
 
     def run(self, *, on_ready: Callable[[], None], shim: int) -> None:
-        """Serve until SIGTERM or until the shim is gone, finish what is in flight, then run the
+        """Serve until SIGTERM or until the shim disconnects, finish in-flight calls, then run the
         exit hooks.
 
         Args:
-            on_ready: called once, when connections are being accepted.
-            shim: the control channel; its end means that nobody owns this process any more.
+            on_ready: called once, when connections are accepted.
+            shim: the control channel; when it closes, this process has no owner and drains.
         """
         self._running_loop.run_until_complete(self._serve(on_ready, shim))
 
     @property
     def _running_loop(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
-            raise RuntimeError("prepare() makes the event loop first")
+            raise RuntimeError("the server has no event loop: call prepare() first")
         return self._loop
 
     async def _wake(self, listener: socket.socket) -> None:
@@ -189,8 +188,8 @@ class Server:
         await self._drain()
 
     async def _drain(self) -> None:
-        """Accept nothing new, then let what is in flight end, then the user's own clean-up: it may
-        be what in-flight calls use."""
+        """Stop accepting, wait for in-flight calls, then run the user's clean-up, which may close
+        what in-flight calls use."""
         for server in self._accepting:
             server.close()
         self._calls.drain()
@@ -202,7 +201,7 @@ class Server:
         for step in (self._shut_down_application, self._run_exit_hooks):
             try:
                 await step()
-            except BaseException as e:  # noqa: BLE001  # user code: its failure to clean up is logged and must not keep us
+            except BaseException as e:  # noqa: BLE001  # user code: a failed clean-up is logged and must not stop the exit
                 user_errors.report(e)
 
     async def _shut_down_application(self) -> None:
@@ -249,7 +248,7 @@ class Server:
             elif scope["type"] == "http":
                 await send_problem(
                     send,
-                    NotFound(f"nothing is served at {path!r} by this function"),
+                    NotFound(f"this function serves nothing at {path!r}"),
                     outcome=b"invalid",
                 )
             else:
@@ -262,7 +261,7 @@ class Server:
                 )
         finally:
             if self._draining.is_set():
-                # after uvicorn has taken this task off its list
+                # after uvicorn has removed this task from its list
                 self._running_loop.call_soon(self._changed.set)
 
     async def _answer_health(self, send: ASGISendCallable) -> None:
@@ -280,7 +279,7 @@ def _config(app: Any, *, websockets: bool) -> Config:
         app,
         http=Connection,
         ws=protocol,
-        lifespan="off",  # ours: it must run once per instance, with errors as data
+        lifespan="off",  # we run it ourselves: once per instance, with errors as data
         interface="asgi3",
         log_config=None,
         access_log=False,
@@ -295,8 +294,8 @@ def _config(app: Any, *, websockets: bool) -> Config:
 
 @contextlib.contextmanager
 def end_of(descriptor: int) -> Any:
-    """A descriptor that becomes readable when the peer of `descriptor` is gone, and not when there
-    is something to read (epoll(7))."""
+    """A descriptor that becomes readable when the peer of `descriptor` closes, and not when data
+    arrives (epoll(7))."""
     epoll = select.epoll()
     try:
         epoll.register(descriptor, select.EPOLLRDHUP)

@@ -1,10 +1,9 @@
-"""Threads for synchronous user functions, made after the fork, reused, and never more than calls
-may run at once.
+"""Threads for synchronous user functions, created after the fork, reused, and at most as many as
+calls may run at once.
 
-A call that nobody waits for any more is interrupted by raising CallCancelled inside it
-(PyThreadState_SetAsyncExc): that happens between two bytecodes, so a call that sits in C code (a
-long `time.sleep`, a matrix product) ends only when that returns. A thread is free again only when
-the function has really ended."""
+An abandoned call is interrupted by raising CallCancelled inside it (PyThreadState_SetAsyncExc). The
+exception takes effect between two bytecodes, so a call inside C code (a long `time.sleep`, a matrix
+product) ends only when that returns. A thread is idle again only when the function has ended."""
 
 from __future__ import annotations
 
@@ -57,9 +56,9 @@ class _Job:
 class CallThread:
     """One thread, one job at a time. Owned by the event loop's thread; only `_work` runs elsewhere.
 
-    The interrupt must hit the job it was meant for and no later one, without a lock that a dying
-    thread could keep: the canceller sets `cancelling` and then looks at `begun` and `finished`; the
-    thread sets each of these and then looks at `cancelling`. Whoever is second sees the other."""
+    The interrupt must hit its own job and no later one, without a lock that a dying thread could
+    hold: the canceller sets `cancelling` and then reads `begun` and `finished`; the thread sets
+    each of these and then reads `cancelling`. The second of the two sees the other's write."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *, number: int) -> None:
         self._loop = loop
@@ -74,14 +73,14 @@ class CallThread:
     def run(
         self, context: Context, function: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]
     ) -> asyncio.Future[Outcome]:
-        """Start a job; the future's result says how it ended, it never raises. One at a time."""
+        """Start a job; the future's result is its outcome, it never raises. One at a time."""
         job = _Job(self._loop.create_future(), context, function, args, kwargs)
         self._current = job
         self._jobs.put(job)
         return job.future
 
     def interrupt(self) -> None:
-        """Raise CallCancelled in the running job, if there is one; later jobs are not touched."""
+        """Raise CallCancelled in the running job, if any; later jobs are not affected."""
         job = self._current
         if job is None or job.cancelling:
             return
@@ -97,14 +96,14 @@ class CallThread:
             try:
                 outcome = _perform(job)
                 _settle(job, self._thread)
-            except CallCancelled as e:  # hit in the few instructions around the job
+            except CallCancelled as e:  # raised in the few instructions around the job
                 outcome = (False, e)
                 _settle(job, self._thread)
             try:
                 self._loop.call_soon_threadsafe(self._finish, job, outcome)
-            except RuntimeError:  # the loop is closed: the process is on its way out
+            except RuntimeError:  # the loop is closed: the process is exiting
                 return
-            del job, outcome  # hold nothing of a caller's while waiting for the next
+            del job, outcome  # keep no reference to a caller's objects while waiting
 
     def _finish(self, job: _Job, outcome: Outcome) -> None:
         self._current = None
@@ -113,7 +112,7 @@ class CallThread:
 
 
 class CallThreads:
-    """The idle threads, last used first. Owned by the event loop's thread."""
+    """The idle threads, most recently used first. Owned by the event loop's thread."""
 
     def __init__(self) -> None:
         self._idle: list[CallThread] = []
@@ -123,11 +122,11 @@ class CallThreads:
         return f"<CallThreads idle={len(self._idle)} made={self._made}>"
 
     def take(self) -> CallThread:
-        """An idle thread, or a new one: the caller bounds how many calls run at once."""
+        """An idle thread, or a new one; the caller limits how many calls run at once."""
         return self._idle.pop() if self._idle else self._make(asyncio.get_running_loop())
 
     def make_ahead(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Have an idle thread before there is a call."""
+        """Create an idle thread before the first call."""
         self._idle.append(self._make(loop))
 
     def _make(self, loop: asyncio.AbstractEventLoop) -> CallThread:
@@ -135,7 +134,7 @@ class CallThreads:
         return CallThread(loop, number=self._made)
 
     def give_back(self, thread: CallThread) -> None:
-        """The thread's job has ended."""
+        """Return a thread whose job has ended."""
         self._idle.append(thread)
 
 
@@ -155,7 +154,7 @@ def _settle(job: _Job, thread: threading.Thread) -> None:
             job.finished = True
             if job.cancelling and job.sent is not None:
                 job.sent.wait()
-                _raise_in(thread, None)  # takes back an interrupt that has not struck yet
+                _raise_in(thread, None)  # revokes an interrupt that has not taken effect yet
             return
         except CallCancelled:
             continue

@@ -1,10 +1,10 @@
-"""Whether other processes of this uid may read and change this process' memory (PR_SET_DUMPABLE,
-prctl(2)).
+"""Controls whether other processes of this uid may read and change this process' memory
+(PR_SET_DUMPABLE, prctl(2)).
 
-Instances run as the uid of their Template and see it in /proc, so one call could write into
-/proc/<pid>/mem of the Template: into all forks to come, and into the snapshot. A process that is
-not dumpable is traced, and its memory is opened, by root alone. A fork inherits that; parked forks
-and those that become a snapshot keep it, an instance gives it up when it gets its identity."""
+Instances run as the uid of their Template and see it in /proc, so a call could write to
+/proc/<pid>/mem of the Template, and thereby into all later forks and the snapshot. Only root can
+trace a process that is not dumpable, or open its memory. A fork inherits this; parked forks and
+those that become a snapshot keep it, an instance gives it up when it gets its identity."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _PR_SET_DUMPABLE = 4
 
 
 def forbid() -> None:
-    """No process of this uid may from now on. Raises OSError."""
+    """Forbid access by processes of this uid. Raises OSError."""
     _set(0)
 
 
 def allow() -> None:
-    """Back to what execve(2) leaves: processes of this uid may. Raises OSError."""
+    """Allow access by processes of this uid, the default after execve(2). Raises OSError."""
     _set(1)
 
 

@@ -1,14 +1,15 @@
-"""Pages that a call will touch, found before the snapshot and brought in while a fork is parked.
+"""Finds the pages that a call will touch before the snapshot, and prefaults them while a fork is
+parked.
 
-A fork pays for its first call twice: file pages (weights, libraries) are not in its page tables
-yet, and anonymous pages that the call writes (reference counts above all) are shared and must be
-copied, one fault each: some 2000 faults, 8 ms, for a MiniLM sentence. Which they are can be seen
-without running user code in the fork. File pages: those that the Template itself has mapped in.
-Written pages: while the warm-up runs, a child holds a copy of everything, so that what is written
-becomes exclusively ours (proc(5), pagemap: bit 56).
+The first call of a fork has two extra costs: file pages (weights, libraries) are not in its page
+tables yet, and anonymous pages that the call writes (mostly reference counts) are shared and must
+be copied, one fault each: some 2000 faults, 8 ms, for a MiniLM sentence. These pages can be found
+without running user code in the fork. File pages: those that the Template has mapped in. Written
+pages: while the warm-up runs, a child holds a copy of everything, so that written pages become
+exclusive to this process (proc(5), pagemap: bit 56).
 
-madvise(2) MADV_POPULATE_READ and MADV_POPULATE_WRITE bring them in (Linux 5.14; where they are
-missing nothing is brought in)."""
+Prefaulting uses madvise(2) with MADV_POPULATE_READ and MADV_POPULATE_WRITE (Linux 5.14; without
+them, pages are not prefaulted)."""
 
 from __future__ import annotations
 
@@ -29,18 +30,19 @@ _POPULATE_READ, _POPULATE_WRITE = 22, 23
 _PRESENT, _FILE, _EXCLUSIVE = 0x80, 0x20, 0x01
 """Bits 63, 61 and 56 of a pagemap entry, in its top byte."""
 _MAX_WRITTEN_BYTES = 64 * 1024**2
-"""A warm-up that writes more than this is not worth a private copy in every parked fork."""
+"""Limit of the pages that a warm-up writes; above it, every parked fork would need too large a
+private copy."""
 
 
 @dataclass(slots=True, kw_only=True)
 class TouchedPages:
-    """What a call touches. Filled before the snapshot, used in parked forks."""
+    """Pages that a call touches. Filled before the snapshot, used in parked forks."""
 
     written: Ranges = field(default_factory=list)
     files: Ranges = field(default_factory=list)
 
     def watch(self, warm_up: Callable[[], None]) -> None:
-        """Run the warm-up and remember the pages that it writes. Raises what it raises."""
+        """Run the warm-up and record the pages that it writes. Raises what it raises."""
         with _copy_of_everything():
             warm_up()
             self.written = _matching(
@@ -52,21 +54,20 @@ class TouchedPages:
             self.written = []
 
     def look(self) -> None:
-        """Remember the file pages that this process has mapped in."""
+        """Record the file pages that this process has mapped in."""
         self.files = _matching(
             _PRESENT | _FILE, _PRESENT | _FILE, lambda path: path.startswith("/")
         )
 
     def bring_in(self) -> None:
-        """Map file pages in, make written pages our own. A page that is not there any more is no
-        error."""
+        """Map file pages in and make written pages private. Ignores pages that no longer exist."""
         _populate(self.files, _POPULATE_READ)
         _populate(self.written, _POPULATE_WRITE)
 
 
 @contextlib.contextmanager
 def _copy_of_everything() -> Iterator[None]:
-    """Hold a forked child that does nothing."""
+    """Keep an idle forked child."""
     waits, ends = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()
     if pid == 0:
@@ -85,8 +86,8 @@ def _copy_of_everything() -> Iterator[None]:
 
 
 def _matching(mask: int, value: int, wanted: Callable[[str], bool]) -> Ranges:
-    """Ranges of mapped pages whose top pagemap byte, masked, has the value; nothing where the
-    kernel does not tell."""
+    """Ranges of mapped pages whose top pagemap byte, masked, has the value; empty if the kernel
+    does not provide a pagemap."""
     table = bytes(1 if top & mask == value else 0 for top in range(256))
     found: Ranges = []
     try:
@@ -116,6 +117,6 @@ def _populate(ranges: Ranges, advice: int) -> None:
     advise = ctypes.CDLL(None, use_errno=True).madvise
     advise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     for start, length in ranges:
-        # the kernel does not know it
+        # the kernel does not support it
         if advise(start, length, advice) and ctypes.get_errno() == errno.EINVAL:
             return

@@ -1,4 +1,4 @@
-"""How long the parts of a start take, and what becomes of a start in which one raises."""
+"""Times the phases of a start, and reports a phase that raises."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class PhaseTimer:
         begun = time.monotonic()
         try:
             yield
-        except BaseException as e:  # noqa: BLE001  # user code may raise anything while starting; it is reported as data and ends us
+        except BaseException as e:  # noqa: BLE001  # user code may raise anything while starting; it is reported as data and ends the process
             self._fail(name, e)
         self.ms[name] = round((time.monotonic() - begun) * 1000, 3)
 
     def _fail(self, name: str, error: BaseException) -> NoReturn:
         user_errors.report(error)
         output.finish()
-        with contextlib.suppress(OSError):  # a shim that is gone cannot be told
+        with contextlib.suppress(OSError):  # the shim has disconnected
             self._control.send(
                 {
                     "event": "failed",

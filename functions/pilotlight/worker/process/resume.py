@@ -1,5 +1,5 @@
-"""What a process must change when it becomes an instance: it was copied, so whatever is to be
-unique is made anew."""
+"""Changes in a process that becomes an instance: it is a copy, so everything unique is created
+anew."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ INSTANCE_VARIABLE = "PILOTLIGHT_INSTANCE"
 
 
 def reseed() -> None:
-    """New entropy for all that keeps its own: random, OpenSSL, temporary names, uuid1,
+    """Reseed every generator with its own state: random, OpenSSL, temporary names, uuid1,
     multiprocessing, numpy, torch (if loaded).
 
-    `os.urandom`, `secrets` and `uuid4` ask the kernel and need nothing. Generators that user code
-    made itself (`numpy.random.default_rng()`, `random.Random()`) are its own: make them in
-    enter(snap=False). The hash seed stays, and so does the pid: after a restore there was no fork
-    of which a module could have noticed anything."""
+    `os.urandom`, `secrets` and `uuid4` ask the kernel and need no reseeding. Generators that user
+    code creates (`numpy.random.default_rng()`, `random.Random()`) are not reseeded: create them in
+    enter(snap=False). The hash seed and, after a restore, the pid stay the same, so modules do not
+    detect a fork."""
     random.seed()
     tempfile._name_sequence = None  # type: ignore[attr-defined]  # the module's own after-fork state; made anew at the next use
     _new_names()
@@ -35,17 +35,17 @@ def reseed() -> None:
 
 
 def _new_names() -> None:
-    """What names hosts, objects and peers: uuid's node (RFC 9562 §6.10), the cached host name,
-    multiprocessing's key and directory."""
+    """Renew identities: uuid's node (RFC 9562 §6.10), the cached host name, multiprocessing's key
+    and directory."""
     uuid: Any = sys.modules.get("uuid")
     platform: Any = sys.modules.get("platform")
     if uuid is not None:
         uuid._node = int.from_bytes(os.urandom(6)) | 1 << 40  # multicast bit: no machine's address
-        # libuuid's clock sequence is a copy, too
+        # libuuid's clock sequence was copied, too
         uuid._last_timestamp = uuid._generate_time_safe = uuid._UuidCreate = None
     if platform is not None:
         platform._uname_cache = None
-    # children know the old key
+    # existing children use the old key
     if (process := sys.modules.get("multiprocessing.process")) and not process._children:
         config = process.current_process()._config
         config["authkey"] = process.AuthenticationString(os.urandom(32))
@@ -55,24 +55,25 @@ def _new_names() -> None:
 
 
 def warm_resume_path() -> None:
-    """Before the snapshot: what reseeding initialises lazily (OpenSSL's generator takes 2 ms) would
+    """Reseed once before the snapshot: its lazy initialization (2 ms for OpenSSL's generator) would
     otherwise be part of every wake."""
     reseed()
 
 
 def take_environment(instance: str, env: Mapping[str, str]) -> None:
-    """The instance's id and its secrets, as environment variables."""
+    """Set the instance's id and its secrets as environment variables."""
     os.environ.update(env)
     os.environ[INSTANCE_VARIABLE] = instance
 
 
 def raise_threads(*, cpu: float, variables: Sequence[str]) -> None:
-    """From one thread, which a snapshot needs, to the whole cores of the instance's share; a share
-    of one changes nothing.
+    """Raise the number of threads from one, which a snapshot needs, to the whole cores of the
+    instance's CPU share.
 
     Args:
-        cpu: the share in cores. variables: the environment variables that we, not the user, set to
-        one: for libraries that are loaded only now.
+        cpu: the share in cores.
+        variables: the environment variables that the platform, not the user, set to one; they apply
+            to libraries that are loaded from now on.
     """
     threads = min(int(cpu), os.cpu_count() or 1)
     if threads <= 1:
@@ -80,6 +81,6 @@ def raise_threads(*, cpu: float, variables: Sequence[str]) -> None:
     for name in variables:
         os.environ[name] = "true" if name == "TOKENIZERS_PARALLELISM" else str(threads)
     torch: Any = sys.modules.get("torch")
-    # one: no pool exists, so none can have been lost in the fork
+    # one thread: no pool exists that the fork could have lost
     if torch is not None and torch.get_num_threads() == 1:
         torch.set_num_threads(threads)

@@ -1,9 +1,9 @@
-"""Secrets are in no snapshot: they are set when an instance wakes. User code that reads one earlier
-is told so, by name.
+"""Keeps secrets out of snapshots: they are set when an instance wakes. User code that reads one
+earlier gets an error that names it.
 
-Until the wake `os.environ` is of a class whose look-ups of those names raise, for the user's own
-code only: a library that looks whether a token happens to be there finds nothing, as it would
-anywhere. At the wake the object gets its own class back, so that it costs nothing."""
+Until the wake, `os.environ` has a class whose look-ups of those names raise, for the user's own
+code only: a library that checks for an optional token finds it unset. At the wake the object gets
+its original class back, so that look-ups then cost nothing extra."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from typing import Any
 from pilotlight.worker.user_code.source_locations import UserSource
 
 _THROUGH = ("/os.py", "<frozen os>", "/_collections_abc.py", "<frozen _collections_abc>")
-"""Files whose frames lie between a reader and the look-up: os.getenv, environ.get, `in`."""
+"""Files whose frames lie between the reader and the look-up: os.getenv, environ.get, `in`."""
 
 
 class SecretTooEarly(RuntimeError):
-    """Raised when user code reads a secret's variable before the instance has it; no KeyError,
-    which `environ.get` would swallow."""
+    """Raised when user code reads a secret's variable before it is set; not a KeyError, which
+    `environ.get` would swallow."""
 
 
 class Secrets:
-    """Guards the names until `lift`. One per process: it acts on os.environ."""
+    """Guards the secrets' names until `lift`. One per process: it acts on os.environ."""
 
     def __init__(self, names: Sequence[str], user: UserSource, *, snapshot: bool) -> None:
         self._names = frozenset(names)
@@ -35,7 +35,7 @@ class Secrets:
         return f"<Secrets {', '.join(sorted(self._names))}>"
 
     def guard(self) -> None:
-        """From now on reading one raises SecretTooEarly in the user's code."""
+        """Make look-ups of the names raise SecretTooEarly in the user's code."""
         if not self._names:
             return
         refuse = self._refuse
@@ -53,7 +53,7 @@ class Secrets:
         os.environ.__class__ = GuardedEnviron
 
     def lift(self) -> None:
-        """The names are to be set: os.environ is plain again. Again and again is no error."""
+        """Restore the original os.environ, before the names are set. Idempotent."""
         if type(os.environ) is not os._Environ:
             os.environ.__class__ = os._Environ
 
@@ -68,11 +68,11 @@ class Secrets:
 
 def _message(name: str, place: str, *, snapshot: bool) -> str:
     when = (
-        "after the snapshot, so that no snapshot holds it"
+        "after the snapshot, so that no snapshot contains it"
         if snapshot
         else "when the instance starts to serve"
     )
     return (
-        f"{place} reads {name}, which is a secret and is set only {when}. Read it in a hook "
-        f"marked @enter(snap=False), or in the call"
+        f"{place} reads the secret {name}, which is set only {when}. Read it in a hook marked "
+        f"@enter(snap=False), or in the call"
     )

@@ -1,5 +1,5 @@
-"""The control channel between a worker and its shim: one JSON object per datagram, descriptors
-beside it (docs/internals.md)."""
+"""The control channel between a worker and its shim: one JSON object per datagram, with
+descriptors attached (docs/internals.md)."""
 
 from __future__ import annotations
 
@@ -12,25 +12,26 @@ from dataclasses import dataclass, field
 from typing import Any
 
 MAX_DESCRIPTORS = 16
-"""Beside one message: four, and one for each cgroup hierarchy of version 1."""
+"""Maximum per message: four, and one for each cgroup hierarchy of version 1."""
 MAX_DATAGRAM_BYTES = 128 * 1024
-"""Bound of the contract; under Linux's default socket buffer (net.core.wmem_default, 208 KiB)."""
+"""Limit of the protocol; below Linux's default socket buffer (net.core.wmem_default, 208 KiB)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShimOrder:
-    """One order of the shim.
+    """One order from the shim.
 
     Attributes:
         op: `fork`, `serve`, `park`, `checkpoint`, `checkpoint_in_place`, `prove` or, to a parked
-        fork, `assign`. instance: the instance to become; for `park` the parked fork's own name.
-        env: the instance's environment, secrets included. Only `assign` brings it along; to `fork`
-        and `serve` it comes on `go`. descriptors: listener, stdout, stderr, go, and ways into
-        cgroups; `assign`: the first three; `park`: channel, go, ways;
-            `checkpoint`: listener, channel, go, ways; `checkpoint_in_place`: listener, channel;
-            `prove`: none.
-        start: what was before the order, where a launcher says it beside the environment: `kind`,
-        `phases_ms`.
+            fork, `assign`.
+        instance: the instance to become; for `park` the parked fork's own name.
+        env: the instance's environment, including secrets. Only `assign` carries it; for `fork` and
+            `serve` it arrives on `go`.
+        descriptors: `fork` and `serve`: listener, stdout, stderr, go, cgroup files; `assign`: the
+            first three; `park`: channel, go, cgroup files; `checkpoint`: listener, channel, go,
+            cgroup files; `checkpoint_in_place`: listener, channel; `prove`: none.
+        start: the part of the start before the order (`kind`, `phases_ms`), if the launcher sends
+            it with the environment.
     """
 
     op: str
@@ -41,8 +42,8 @@ class ShimOrder:
 
 
 class ShimChannel:
-    """Our end of a pair with the shim. Used by one thread of one process at a time; forked children
-    share it to send only."""
+    """The worker's end of the socket pair with the shim. Used by one thread of one process at a
+    time; forked children share it for sending only."""
 
     def __init__(self, descriptor: int) -> None:
         os.set_inheritable(descriptor, False)
@@ -58,7 +59,7 @@ class ShimChannel:
 
     @contextlib.contextmanager
     def shared(self) -> Iterator[None]:
-        """A process forked in this context keeps its copy."""
+        """Let a process that is forked in this context keep its copy of the channel."""
         self._shared = True
         try:
             yield
@@ -66,22 +67,22 @@ class ShimChannel:
             self._shared = False
 
     def leave_fork(self) -> None:
-        """In the child of a fork: one that user code made has no business with the shim, and would
-        tie a snapshot of the tree to it."""
+        """Close the channel in a child that user code forked: it would tie a snapshot of the
+        process tree to the shim."""
         if not self._shared:
             self._socket.close()
 
     def close(self) -> None:
-        """Nothing more is sent or received here."""
+        """Close the channel."""
         self._socket.close()
 
     def replace(self, connection: socket.socket) -> None:
-        """From now on this is the way to the shim: another one's, after a restore."""
+        """Use another connection to a shim, after a restore."""
         self._socket.close()
         self._socket = connection
 
     def send(self, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> None:
-        """Send one event. Raises OSError when the shim is gone."""
+        """Send one event. Raises OSError if the shim has disconnected."""
         data = json.dumps(message, separators=(",", ":")).encode()
         if descriptors:
             socket.send_fds(self._socket, [data], list(descriptors))
@@ -89,8 +90,8 @@ class ShimChannel:
             self._socket.send(data)
 
     def receive(self) -> ShimOrder | None:
-        """The next order, waiting for it; None when the shim is gone. Raises ValueError for a
-        broken one."""
+        """Wait for the next order; None if the shim has disconnected. Raises ValueError for an
+        invalid order."""
         data, descriptors, _, _ = socket.recv_fds(
             self._socket, MAX_DATAGRAM_BYTES, MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
         )
@@ -105,4 +106,4 @@ class ShimChannel:
         except (ValueError, KeyError, TypeError, AttributeError) as e:
             for descriptor in descriptors:
                 os.close(descriptor)
-            raise ValueError(f"the shim sent an order that is not one: {data[:200]!r}") from e
+            raise ValueError(f"the shim sent an invalid order: {data[:200]!r}") from e

@@ -2,11 +2,10 @@
 
 The Template forks a child per `fork` or `park` order and reaps it; a `serve` order turns the
 process itself into the instance. Children are watched through pidfds in the same poll, so no signal
-handler is needed. A Template whose shim is gone ends; its children are not its business any more
-then.
+handler is needed. A Template exits when its shim disconnects, and leaves its children running.
 
 A child enters its cgroups by itself, while it has one thread: writing "0" to a `tasks` file of
-cgroup v1 is free, whereas moving a process by its id takes a lock of the whole machine
+cgroup v1 costs nothing, whereas moving a process by its id takes a machine-wide lock
 (`snapshotter/linux/cgroups.py`)."""
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ from pilotlight.worker.user_code import output
 from pilotlight.worker.user_code.user_errors import as_data
 
 Become = Callable[[ShimOrder, float], NoReturn]
-"""Turns this process into the instance of an order, or parks it (in its own session and cgroups);
-monotonic seconds of the order."""
+"""Turns this process into the instance of an order, or parks it (in its own session and cgroups).
+The number is the order's time of arrival in monotonic seconds."""
 Suspend = Callable[[ShimOrder], None]
-"""Has this process stand still for a snapshot; returns in a restored copy, or at once when
-something is in the way."""
+"""Quiesces this process for a snapshot; returns in a restored copy, or at once if the snapshot is
+blocked."""
 
 DESCRIPTORS = {
     "fork": 4,
@@ -42,22 +41,22 @@ DESCRIPTORS = {
     "checkpoint_in_place": 2,
     "prove": 0,
 }
-"""How many descriptors an order has at least; those beyond, of orders that fork, are ways into
-cgroups."""
+"""Minimum number of descriptors of each order; further ones, of orders that fork, are cgroup
+files."""
 IN_PLACE = ("serve", "prove")
-"""Orders that this process obeys itself and does not return from."""
+"""Orders that this process executes itself, without returning."""
 
 THREAD_GRACE_S = 0.1
-"""A joined thread stays visible in /proc for some microseconds; a pool that is shutting down for
-some milliseconds."""
+"""A joined thread stays visible in /proc for some microseconds, a pool that shuts down for some
+milliseconds."""
 
 
 def surplus_threads() -> tuple[str, ...]:
-    """Names of all threads but this one, Python's and native ones; waits THREAD_GRACE_S for those
-    that are ending."""
+    """Names of all other threads, Python's and native ones; waits THREAD_GRACE_S for threads that
+    are ending."""
     deadline = time.monotonic() + THREAD_GRACE_S
     while (names := _other_threads()) and time.monotonic() < deadline:
-        time.sleep(0.002)  # the kernel has no event for "a thread of mine is gone"
+        time.sleep(0.002)  # the kernel has no event for the end of a thread
     return names
 
 
@@ -76,7 +75,7 @@ def _comm(task: str) -> str:
     try:
         with open(f"/proc/self/task/{task}/comm") as f:
             return f.read().strip() or f"thread {task}"
-    except OSError:  # it ended while we looked
+    except OSError:  # it ended meanwhile
         return ""
 
 
@@ -97,20 +96,20 @@ class Template:
         return f"<Template children={len(self._children)} threads={list(self._threads)}>"
 
     def run(self) -> None:
-        """Obey orders until the shim is gone. In a child, and after `serve`, this does not return.
+        """Execute orders until the shim disconnects. Does not return in a child, nor after `serve`.
 
-        From here on no instance beside reads or changes this process' memory, which every later
-        fork and snapshot copies."""
+        From now on other instances can neither read nor change this process' memory, which every
+        later fork and snapshot copies."""
         memory_access.forbid()
-        gc.disable()  # a collection here would copy the pages that the children share
+        gc.disable()  # a collection would copy the pages that the children share
         self._poll.register(self._control, select.POLLIN)
-        # the shim went before it could be told of a child
+        # the shim disconnected before a child was reported
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             while self._turn():
                 pass
 
     def _turn(self) -> bool:
-        """What has come; False when the shim is gone."""
+        """Handle the events of one poll; False if the shim has disconnected."""
         for descriptor, _ in self._poll.poll():
             if descriptor != self._control.fileno():
                 self._reap(descriptor)
@@ -126,9 +125,7 @@ class Template:
         if len(order.descriptors) < DESCRIPTORS.get(order.op, len(order.descriptors) + 1):
             self._refuse(
                 order,
-                ValueError(
-                    f"order {order.op!r} with {len(order.descriptors)} descriptors is not known here"
-                ),
+                ValueError(f"invalid order {order.op!r} with {len(order.descriptors)} descriptors"),
             )
         elif order.op in IN_PLACE:
             self._become(order, started)
@@ -138,7 +135,7 @@ class Template:
             self._refuse(
                 order,
                 RuntimeError(
-                    f"cannot be forked: threads are running at the snapshot point: "
+                    f"the worker cannot be forked: threads are running at the snapshot point: "
                     f"{', '.join(self._threads)}"
                 ),
             )
@@ -151,8 +148,8 @@ class Template:
             self._refuse(
                 order,
                 RuntimeError(
-                    f"cannot be checkpointed in place: {len(self._children)} forks of it are "
-                    f"running"
+                    f"the worker cannot be checkpointed in place: {len(self._children)} forks of "
+                    f"it are running"
                 ),
             )
             return
@@ -185,7 +182,7 @@ class Template:
             enter_groups(order.descriptors[DESCRIPTORS[order.op] :])
             self._become(order, started)
         finally:
-            # EX_SOFTWARE: `_become` leaves the process itself; the Template's stack must never be
+            # EX_SOFTWARE: `_become` exits the process itself; the Template's stack must never be
             # unwound in a child
             os._exit(70)
 
@@ -210,8 +207,8 @@ class Template:
 
 
 def enter_groups(ways: Sequence[int]) -> None:
-    """Move this process, which has one thread, into the cgroups behind open `tasks` files. Raises
-    OSError: without limits none may run."""
+    """Move this single-threaded process into the cgroups of the open `tasks` files. Raises OSError:
+    it must not run without limits."""
     for descriptor in ways:
         os.write(descriptor, b"0")
         os.close(descriptor)
@@ -228,14 +225,14 @@ def connect_output(order: ShimOrder) -> None:
 
 
 def wait_environment(order: ShimOrder) -> ShimOrder:
-    """Wait until this process may wake; the order with the environment to wake with.
+    """Wait until this process may wake; returns the order with its environment.
 
-    It comes on `go`, which no other process reads: in a Template it would leave traces, which every
-    later fork and snapshot inherits."""
+    The environment arrives on `go`, which no other process reads: in a Template it would leave
+    traces, which every later fork and snapshot would inherit."""
     go = order.descriptors[3]
     body = os.read(go, MAX_DATAGRAM_BYTES)
     if not body:
-        os._exit(0)  # whoever ordered the instance gave it up
+        os._exit(0)  # the shim cancelled the instance
     os.close(go)
     given = json.loads(body)
     return replace(

@@ -1,8 +1,8 @@
-"""Tensors of `pilotlight.weights` in this process, as far as a fork or a snapshot is concerned.
+"""Prepares tensors of `pilotlight.weights` in this process for a fork or a snapshot.
 
-Threads that read ahead end before a fork. Pools that nobody uses are unmapped before a dump; those
-in use are in its way, because it would carry all of them. Whoever never loaded tensors pays for
-none of this: nothing is imported here."""
+Read-ahead threads end before a fork. Unused pools are unmapped before a dump; pools in use block
+it, because the dump would contain all of them. No module is imported, so that a process that never
+loaded tensors pays nothing."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from typing import Any
 
 
 def stop_reading_ahead() -> None:
-    """No thread of ours is left; pages that are missing come when they are touched."""
+    """End our read-ahead threads; missing pages are then read on access."""
     if (ahead := _loaded("prefetch")) is not None:
         ahead.stop_prefetching()
 
 
 def release_pools() -> None:
-    """Unmap what is not in use. A pool maps itself again when something is taken from it."""
+    """Unmap unused pools. A pool maps itself again on its next allocation."""
     if (pool := _loaded("pool")) is not None:
         pool.release_pools()
 
 
 def pools_in_use() -> Iterator[tuple[int, int]]:
-    """Size and used part, in bytes, of each pool that has tensors on it."""
+    """Size and used part, in bytes, of each pool that contains tensors."""
     if (pool := _loaded("pool")) is not None:
         yield from ((one.size_bytes, one.used_bytes) for one in pool.pools_in_use())
 

@@ -1,2 +1,2 @@
-"""What stands between a worker and a snapshot: hooks and the warm-up before it, open connections
-and kernel objects, and how the process is brought to rest."""
+"""Preparation of a worker for a snapshot: hooks and warm-up, detection of open connections and
+kernel objects that block it, and quiescing the process."""

@@ -1,14 +1,14 @@
-"""Hooks and the warm-up, in the order of SnapStart: enter(snap=True), warm up, drop caches …
+"""Runs hooks and the warm-up, in the order of SnapStart: enter(snap=True), warm up, drop caches …
 snapshot … enter(snap=False), serve, exit.
 
-Before the snapshot asynchronous code runs in an event loop of its own that is closed again, since
-none may exist at the snapshot point; whatever an `async def` enter(snap=True) keeps must not be
-bound to that loop. After it, hooks run in the loop that serves.
+Before the snapshot, asynchronous code runs in a temporary event loop, since none may exist at the
+snapshot point; objects that an `async def` enter(snap=True) keeps must not be bound to that loop.
+After the snapshot, hooks run in the serving loop.
 
-Each hook has a deadline: `timeout_s` of its decorator, otherwise what is left of the startup clock
-before the snapshot, and HOOK_S after it. One that overruns is interrupted by SIGALRM
+Each hook has a deadline: `timeout_s` of its decorator, otherwise the rest of the startup clock
+before the snapshot, and HOOK_S after it. A hook that overruns is interrupted by SIGALRM
 (setitimer(2)), in asynchronous code by a cancellation, so that its traceback shows where it hung;
-code that does not come back from C is ended by the node agent's own clock."""
+code that does not return from C is ended by the node agent's clock."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ from pilotlight.worker.user_code.target import Hook, Method, Target, marks_of
 from pilotlight.worker.user_code.user_errors import HOOK_NOTE
 
 HOOK_S = 10.0
-"""Longest time of a hook after the snapshot, and of an exit hook, unless it says otherwise;
-SnapStart's limit for after-restore hooks."""
+"""Default timeout of a hook after the snapshot, and of an exit hook; SnapStart's limit for
+after-restore hooks."""
 _AGAIN_S = 1.0
-"""A hook that swallows the interrupt gets another one that much later."""
+"""Interval at which the interrupt is repeated, for a hook that swallows it."""
 
 
 class HookTimedOut(BaseException):
-    """Raised inside a hook whose time is up. A BaseException, so that `except Exception` in a retry
-    loop does not swallow it."""
+    """Raised inside a hook that exceeded its deadline. A BaseException, so that `except Exception`
+    in a retry loop does not swallow it."""
 
 
 class CheckFailed(Exception):
-    """Raised when a method's `check=` rejects the method's own answer to its example: then it would
-    reject every snapshot."""
+    """Raised when a method's `check=` rejects the method's own answer to its example, since it
+    would then reject every snapshot."""
 
 
 def run_before_snapshot(target: Target, *, within_s: float) -> None:
-    """enter(snap=True), all of them within that time. Raises what a hook raises, and
+    """Run all enter(snap=True) hooks within `within_s`. Raises what a hook raises, and
     HookTimedOut."""
     ends_at = time.monotonic() + within_s
     with asyncio.Runner() as runner:
@@ -62,8 +62,8 @@ def run_before_snapshot(target: Target, *, within_s: float) -> None:
 
 
 def warm_up(target: Target) -> dict[str, ExpectedAnswer]:
-    """Call whatever declares an example, once; its answers, as they are to be compared. Raises what
-    it raises, and CheckFailed."""
+    """Call each method that declares an example once; returns the answers for later comparison.
+    Raises what a method raises, and CheckFailed."""
     known = {}
     with asyncio.Runner() as runner:
         for name, method in target.examples.items():
@@ -74,7 +74,7 @@ def warm_up(target: Target) -> dict[str, ExpectedAnswer]:
 
 
 async def answer_example(method: Method) -> Any:
-    """The method's answer to its example; a generator's items as a list."""
+    """Call the method with its example; returns its answer, a generator's items as a list."""
     CURRENT_CALL.set(example())
     args, kwargs = method.binder.from_document(_document(method.example))
     if method.batch is not None:
@@ -88,7 +88,7 @@ async def answer_example(method: Method) -> Any:
 
 
 async def run_after_wake(hooks: Sequence[Hook], *, each_s: float) -> None:
-    """enter(snap=False) or exit, in the serving loop. Raises what a hook raises, and
+    """Run enter(snap=False) or exit hooks in the serving loop. Raises what a hook raises, and
     HookTimedOut."""
     for hook in hooks:
         with _clock(hook, each_s) as limit_s:
@@ -98,26 +98,24 @@ async def run_after_wake(hooks: Sequence[Hook], *, each_s: float) -> None:
 
 
 def drop_caches() -> None:
-    """Give back what the start left behind, stop threads that only help, and freeze the heap so
-    that forks share its pages."""
+    """Release unused memory, stop helper threads, and freeze the heap so that forks share its
+    pages."""
     stop_helpers()
     linecache.clearcache()
     gc.collect()
     torch: Any = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
-        # a checkpoint copies all that the process has of the GPU, what torch keeps for later
-        # included
+        # a checkpoint copies all GPU memory of the process, including torch's cache
         torch.cuda.empty_cache()
     _trim()
     gc.freeze()
 
 
 def stop_helpers() -> None:
-    """End the threads that libraries start beside the work: a process that has them cannot be
-    forked, and nobody misses them."""
+    """End dispensable helper threads of libraries: a process with threads cannot be forked."""
     tensor_memory.stop_reading_ahead()
     bars = [getattr(sys.modules.get("tqdm"), "tqdm", None)]
-    # every kind of bar has a monitor of its own: transformers' and the hub's are subclasses
+    # every subclass has its own monitor: transformers and huggingface_hub define some
     for bar in bars:
         if bar is not None:
             bar.monitor_interval = 0
@@ -149,7 +147,7 @@ def _check(method: Method, answer: Any) -> None:
     if method.check is not None and method.check(answer, answer) is False:
         name = method.name or getattr(method.call, "__name__", "the function")
         raise CheckFailed(
-            f"check= of {name} says that the answer to its example differs from itself: "
+            f"check= of {name} rejects the answer to its example when compared with itself: "
             f"{answer!r:.200}"
         )
 
@@ -167,7 +165,7 @@ async def _awaited(value: Any, limit_s: float, hook: Hook) -> None:
 
 @contextlib.contextmanager
 def _clock(hook: Hook, default_s: float) -> Iterator[float]:
-    """Interrupt the hook when its time is up; whatever it raises names it. Yields its time in
+    """Interrupt the hook when its time is up; add its name to any exception. Yields its timeout in
     seconds."""
     limit_s = _own_limit_s(hook) or default_s
     grace_s = _AGAIN_S if inspect.iscoroutinefunction(hook) else 0.0  # the cancellation comes first

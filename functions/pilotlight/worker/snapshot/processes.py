@@ -1,5 +1,5 @@
-"""Processes below this one, and what they have open, from /proc (proc(5)). A process that ends
-while we look has nothing open."""
+"""Descendants of a process and their open descriptors, from /proc (proc(5)). A process that ends
+meanwhile has no open descriptors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator
 
 
 def descendants(pid: int) -> list[int]:
-    """All processes below that one, parents first."""
+    """All descendants of the process, parents first."""
     found, look = [], [pid]
     while look:
         below = _children(look.pop())
@@ -29,7 +29,7 @@ def _children(pid: int) -> list[int]:
 
 
 def all_processes() -> Iterator[tuple[int, int, str]]:
-    """(pid, parent, state) of each process that we can see."""
+    """(pid, parent, state) of each visible process."""
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             try:
@@ -41,7 +41,7 @@ def all_processes() -> Iterator[tuple[int, int, str]]:
 
 
 def process_name(pid: int) -> str:
-    """`cat (17)`."""
+    """Name and pid of the process, such as `cat (17)`."""
     try:
         with open(f"/proc/{pid}/comm") as f:
             return f"{f.read().strip()} ({pid})"
@@ -50,7 +50,7 @@ def process_name(pid: int) -> str:
 
 
 def open_links(pid: int, leave_aside: Collection[int]) -> Iterator[tuple[int, str]]:
-    """(descriptor, what it points to), but for those left aside."""
+    """(descriptor, link target) of the process, except those in `leave_aside`."""
     try:
         entries = os.listdir(f"/proc/{pid}/fd")
     except OSError:  # it ended
@@ -59,5 +59,5 @@ def open_links(pid: int, leave_aside: Collection[int]) -> Iterator[tuple[int, st
         if int(entry) not in leave_aside:
             try:
                 yield int(entry), os.readlink(f"/proc/{pid}/fd/{entry}")
-            except OSError:  # the one that the listing itself was made with, or just closed
+            except OSError:  # the descriptor of the listing itself, or one closed meanwhile
                 continue

@@ -1,9 +1,9 @@
-"""Standing still for a snapshot, and coming back from one.
+"""Quiescing a process for a snapshot, and resuming in a restored copy.
 
-A process that is to be dumped lets go of everything that ties it to this slot and waits in accept()
-on a listener that the shim made. The dump consumes it. In a restored copy somebody connects: that
-connection is its control channel from then on, and it is a worker at its snapshot point again.
-Nothing is sent, read or timed between the two, so that the copy has nothing to repeat."""
+A process to be dumped releases everything that ties it to its slot and waits in accept() on a
+listener that the shim created. The dump ends the process. In a restored copy a shim connects to the
+listener: that connection becomes the control channel, and the worker is at its snapshot point
+again. Nothing is sent, read or timed in between, so that the copy has nothing to repeat."""
 
 from __future__ import annotations
 
@@ -20,27 +20,28 @@ from pilotlight.worker.snapshot.snapshot_blockers import BlockerScan, ScanFindin
 from pilotlight.worker.user_code import output
 
 FROZEN_VARIABLE = "PILOTLIGHT_FROZEN_S"
-"""Seconds for which the process was in a snapshot: the wall clock went on, `time.monotonic()` did
-not see them (time_namespaces(7))."""
+"""Seconds that the process spent in a snapshot: the wall clock advanced, `time.monotonic()` did not
+(time_namespaces(7))."""
 
 
 class SnapshotBlocked(Exception):
-    """Raised when something stands in the way; the shim has been told what."""
+    """Raised when the process cannot be dumped; the obstacles have been reported to the shim."""
 
 
 def quiesce_process(
     control: ShimChannel, descriptors: Sequence[int], *, scene: BlockerScan, in_place: bool
 ) -> None:
-    """Tell the shim on the channel, wait, and take the new control channel. Returns in a restored
-    copy only.
+    """Report to the shim, wait, and accept the new control channel. Returns in a restored copy
+    only.
 
     Args:
-        control: let go before the shim is told, replaced by the new connection afterwards;
-        untouched when something is in the way. descriptors: listener and channel, which are used
-        up. scene: where to look for obstacles. in_place: this is the worker itself, with all its
-        processes, and no fork of it.
+        control: closed before the report, and replaced by the new connection after the restore;
+            unchanged if the snapshot is blocked.
+        descriptors: listener and channel, which are consumed.
+        scene: the scan for obstacles.
+        in_place: whether this is the worker itself, with all its processes, not a fork of it.
 
-    Raises SnapshotBlocked, and OSError when the shim is gone.
+    Raises SnapshotBlocked, and OSError if the shim has disconnected.
     """
     begun = time.monotonic()
     listener_fd, channel_fd = descriptors
@@ -68,8 +69,8 @@ def quiesce_process(
 
 
 def refuse_snapshot(descriptors: Sequence[int], obstacle: SnapshotBlocker) -> None:
-    """Tell the shim on the channel what stands in the way; `descriptors` as for `quiesce_process`,
-    which need not be asked then."""
+    """Report an obstacle to the shim, in place of calling `quiesce_process`, with the same
+    `descriptors`."""
     listener_fd, channel_fd = descriptors
     os.close(listener_fd)
     with contextlib.closing(ShimChannel(channel_fd)) as channel:
@@ -79,7 +80,8 @@ def refuse_snapshot(descriptors: Sequence[int], obstacle: SnapshotBlocker) -> No
 
 
 def release_output() -> None:
-    """stdin, stdout and stderr become /dev/null: a fork has its own only as an instance."""
+    """Redirect stdin, stdout and stderr to /dev/null: a fork gets its own when it becomes an
+    instance."""
     output.finish()
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for descriptor in (0, 1, 2):
@@ -96,6 +98,6 @@ def _wait_for_shim(listener: socket.socket) -> socket.socket:
     os.environ[FROZEN_VARIABLE] = f"{max(0.0, frozen):.3f}"
     listener.close()
     if path:
-        with contextlib.suppress(OSError):  # the shim's directory need not be ours to write
+        with contextlib.suppress(OSError):  # the shim's directory may be read-only to this process
             os.unlink(path)
     return connection

@@ -1,11 +1,10 @@
-"""What stands in the way of a snapshot: connections to elsewhere, and kernel objects that CRIU
-cannot take.
+"""Detects what blocks a snapshot: external connections, and kernel objects that CRIU cannot dump.
 
-Found by looking at descriptors and mappings of the process and, for a whole tree, of its
-descendants; CRIU itself notices some of these only when the image is restored. What it can take
-passes: pipes, epoll, eventfd, inotify, memfd, shared memory, semaphores, child processes of a tree,
-connections whose two ends are both inside, listeners (which are named, so that the instance gets a
-network of its own)."""
+The scan reads the descriptors and mappings of the process and of its descendants; CRIU itself
+detects some of these only when the image is restored. Not blockers, since CRIU can dump them:
+pipes, epoll, eventfd, inotify, memfd, shared memory, semaphores, child processes, connections with
+both ends inside the tree, and listeners (which are reported, so that the instance gets its own
+network)."""
 
 from __future__ import annotations
 
@@ -29,31 +28,33 @@ from pilotlight.worker.snapshot.sockets import Socket
 from pilotlight.worker.user_code.source_locations import SocketOrigins
 
 GHOST_BYTES = 64 * 1024**2
-"""Largest deleted file that travels in an image (CRIU's `--ghost-limit`, as dumps here set it)."""
+"""Largest deleted file that an image contains (CRIU's `--ghost-limit`, as our dumps set it)."""
 MAX_NAMED = 20
-"""More obstacles than this help nobody, and the message must fit into a datagram."""
+"""Maximum number of reported obstacles: the message must fit into a datagram."""
 
 _ANONYMOUS = frozenset(
     {"eventfd", "eventpoll", "inotify", "signalfd", "timerfd", "pidfd", "fanotify"}
 )
-"""Anonymous inodes that CRIU takes; it says of all others that they are unsupported."""
+"""Anonymous inodes that CRIU supports; it rejects all others."""
 _HARMLESS = frozenset({"/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"})
 _GPU = "/dev/nvidia"
-"""The agent takes a process off these itself before the dump, and says what it cannot
-(`snapshotter/cuda`)."""
+"""The agent detaches the process from these devices before the dump, and reports those it cannot
+detach (`snapshotter/cuda`)."""
 _SHARED_MEMORY = ("/dev/shm/", "/dev/zero (deleted)", "/memfd:", "/SYSV", "/dev/hugepages/")
 _WAY_OUT = "or open it in @enter(snap=False)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotBlocker:
-    """One thing.
+    """One obstacle to a snapshot.
 
     Attributes:
         kind: `connection`, `socket`, `io_uring`, `descriptor`, `file`, `device`, `tensor_memory` or
-        `process`. fd: the descriptor; None for a mapping or a process. what: as short as `TCP to
-        10.0.0.2:443`. where: the user's `file:line`, where it is known. message: a sentence that
-        names it and the way out.
+            `process`.
+        fd: the descriptor; None for a mapping or a process.
+        what: a short name, such as `TCP to 10.0.0.2:443`.
+        where: the user's `file:line`, if known.
+        message: a sentence that names the obstacle and its remedy.
     """
 
     kind: str
@@ -75,11 +76,12 @@ class SnapshotBlocker:
 
 @dataclass(slots=True, kw_only=True)
 class ScanFindings:
-    """What was found. Filled by `look` only.
+    """Result of a scan. Filled by `look` only.
 
     Attributes:
-        listens: addresses of TCP listeners. connections_inside: TCP connections with both ends in
-        the tree: a dump needs `tcp_established`.
+        listens: addresses of TCP listeners.
+        connections_inside: number of TCP connections with both ends in the tree, for which a dump
+            needs `tcp_established`.
     """
 
     obstacles: list[SnapshotBlocker] = field(default_factory=list)
@@ -87,7 +89,7 @@ class ScanFindings:
     connections_inside: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """The keys of the messages that carry it."""
+        """As JSON values, to be merged into a message."""
         return {
             "obstacles": [one.to_json() for one in self.obstacles[:MAX_NAMED]],
             "listens": sorted(set(self.listens)),
@@ -97,22 +99,23 @@ class ScanFindings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockerScan:
-    """Where to look, and what to leave aside.
+    """A scan for obstacles.
 
     Attributes:
-        writable: directories whose files travel with the snapshot.
-        places: who made which socket.
+        writable: directories whose files are part of the snapshot.
+        places: the source locations that created sockets.
     """
 
     writable: tuple[str, ...]
     places: SocketOrigins
 
     def look(self, *, leave_aside: Collection[int] = (), pairs: bool = True) -> ScanFindings:
-        """Look now, at this process and all below it.
+        """Scan this process and its descendants.
 
         Args:
-            leave_aside: descriptors of ours that will be gone. pairs: whether TCP connections with
-            both ends inside may stay, which only a worker with all its processes can keep.
+            leave_aside: our own descriptors, which will be closed before the dump.
+            pairs: whether TCP connections with both ends inside are allowed; only a dump of a
+                worker with all its processes can keep them.
         """
         found = ScanFindings()
         me = os.getpid()
@@ -170,7 +173,7 @@ class BlockerScan:
             status = os.stat(f"/proc/{pid}/fd/{fd}")
             with open(f"/proc/{pid}/fdinfo/{fd}") as f:
                 info = f.read()
-        except OSError:  # closed while we looked
+        except OSError:  # closed meanwhile
             return
         if not stat.S_ISREG(status.st_mode):
             return
@@ -183,15 +186,15 @@ class BlockerScan:
                 what,
                 fd,
                 owner,
-                f"Deleted files of more than {GHOST_BYTES // 1024**2} MiB are in no snapshot: "
-                f"close it, {_WAY_OUT}",
+                f"A snapshot cannot contain deleted files of more than "
+                f"{GHOST_BYTES // 1024**2} MiB: close it, {_WAY_OUT}",
             )
         flags = re.search(r"^flags:\s*([0-7]+)", info, re.MULTILINE)
         writes = flags is not None and int(flags[1], 8) & os.O_ACCMODE != os.O_RDONLY
         if writes and status.st_nlink > 0 and not _is_under(link, self.writable):
             advice = (
-                f"It is no part of the snapshot, which holds {' and '.join(self.writable)}: "
-                f"close it, {_WAY_OUT}"
+                f"It is not part of the snapshot, which contains only "
+                f"{' and '.join(self.writable)}: close it, {_WAY_OUT}"
             )
             yield _file(f"{link}, open for writing", fd, owner, advice)
 
@@ -213,22 +216,21 @@ def _of_socket(one: Socket, fd: int, owner: str, where: str | None) -> Iterator[
 
 
 def _peer_name(fd: int) -> str:
-    """Of a descriptor of ours: a peer that has not accepted yet is in no table."""
+    """The peer of a descriptor of this process; a peer that has not accepted yet is in no table."""
     try:
         with socket.socket(fileno=os.dup(fd)) as one:
             name = one.getpeername()
-    except OSError:  # none, or closed while we looked
+    except OSError:  # not connected, or closed meanwhile
         return ""
     return os.fsdecode(name) if isinstance(name, bytes | str) else ""
 
 
 def _of_unknown(fd: int, owner: str, where: str | None) -> Iterator[SnapshotBlocker]:
-    """No address and no peer: fine for the usual families, and unknown to a snapshot for the
-    others."""
+    """A socket without address and peer: CRIU supports it in the usual families only."""
     try:
         with socket.socket(fileno=os.dup(fd)) as one:
             family = one.family
-    except OSError:  # closed while we looked
+    except OSError:  # closed meanwhile
         return
     if family not in (socket.AF_INET, socket.AF_INET6, socket.AF_UNIX, socket.AF_NETLINK):
         name = family.name if isinstance(family, socket.AddressFamily) else f"of family {family}"
@@ -241,7 +243,7 @@ def _of_anonymous(name: str, fd: int, owner: str) -> Iterator[SnapshotBlocker]:
     kind = "io_uring" if name == "io_uring" else "descriptor"
     advice = f"Turn it off in the library that uses it, close it, {_WAY_OUT}"
     message = (
-        f"enter() left a descriptor open that no snapshot can hold: descriptor {fd}{owner}, "
+        f"enter() left a descriptor open that a snapshot cannot contain: descriptor {fd}{owner}, "
         f"{name}. {advice}"
     )
     yield SnapshotBlocker(kind=kind, fd=fd, what=name, where=None, message=message)
@@ -256,7 +258,7 @@ def _of_maps(pid: int, owner: str) -> Iterator[SnapshotBlocker]:
     for path in sorted(set(re.findall(r"(?:/dev/|anon_inode:).*$", text, re.MULTILINE))):
         if path == "anon_inode:[io_uring]":
             message = (
-                f"enter() left an io_uring{owner} behind, which no snapshot can hold. Turn "
+                f"enter() left an io_uring{owner} open, which a snapshot cannot contain. Turn "
                 f"it off in the library that uses it, {_WAY_OUT}"
             )
             yield SnapshotBlocker(
@@ -270,16 +272,16 @@ def _of_pools() -> Iterator[SnapshotBlocker]:
     for size_bytes, used_bytes in tensor_memory.pools_in_use():
         what = f"memory pool of {size_bytes // 1024**2} MiB"
         advice = (
-            "A snapshot would carry all of it: load them with mode='mapped' or to a GPU, or "
-            "in @enter(snap=False)"
+            "A snapshot would contain the whole pool: load them with mode='mapped' or to a GPU, "
+            "or in @enter(snap=False)"
         )
         message = f"enter() left {used_bytes // 1024**2} MiB of tensors in a {what}. {advice}"
         yield SnapshotBlocker(kind="memory", fd=None, what=what, where=None, message=message)
 
 
 def _of_orphans(me: int, tree: Collection[int]) -> Iterator[SnapshotBlocker]:
-    """In a slot, whose init is our parent: processes that detached themselves from us are no part
-    of our tree."""
+    """Processes that detached themselves from our tree; checked in a slot only, where init is our
+    parent."""
     if os.getppid() != 1:
         return
     for pid, parent, state in all_processes():
@@ -287,8 +289,8 @@ def _of_orphans(me: int, tree: Collection[int]) -> Iterator[SnapshotBlocker]:
             name = process_name(pid)
             advice = "Start it as a child, or in @enter(snap=False)"
             message = (
-                f"process {name} detached itself from the function's and would not be in a "
-                f"snapshot. {advice}"
+                f"process {name} detached itself from the function's process and would not be part "
+                f"of a snapshot. {advice}"
             )
             yield SnapshotBlocker(kind="process", fd=None, what=name, where=None, message=message)
 

@@ -1,5 +1,5 @@
-"""Sockets as the kernel lists them, by inode: /proc/net for TCP and UDP, sock_diag(7) for Unix
-sockets, whose peers /proc does not tell."""
+"""The kernel's list of sockets, by inode: /proc/net for TCP and UDP, sock_diag(7) for Unix sockets,
+whose peers /proc does not show."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from collections.abc import Collection, Generator, Iterator, Mapping
 from dataclasses import dataclass
 
 _LISTEN, _CLOSE, _ESTABLISHED = 0x0A, 0x07, 0x01
-"""Rows of TCP's states (include/net/tcp_states.h), used by the kernel for Unix and UDP sockets,
-too."""
+"""TCP states (include/net/tcp_states.h), which the kernel also uses for Unix and UDP sockets."""
 _NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY = 4, 20
 _NLM_REQUEST_DUMP = 0x301  # NLM_F_REQUEST | NLM_F_ROOT | NLM_F_MATCH
 _NLMSG_ERROR, _NLMSG_DONE = 2, 3
@@ -25,10 +24,11 @@ class Socket:
     """One socket.
 
     Attributes:
-        kind: `TCP`, `UDP` or `Unix`. local: `127.0.0.1:80`, or a path; "" for none. peer: what it
-        is connected to: an address, for Unix sockets the other's path, "" when it is not connected.
-        peer_inode: the other end, for Unix sockets; 0 for none (or on the other side of a
-        connection to elsewhere). listening: it accepts connections.
+        kind: `TCP`, `UDP` or `Unix`.
+        local: `127.0.0.1:80`, or a path; "" for none.
+        peer: the peer's address, or its path for Unix sockets; "" if not connected.
+        peer_inode: the other end of a Unix socket; 0 for none, or if it is outside.
+        listening: whether it accepts connections.
     """
 
     kind: str
@@ -40,8 +40,8 @@ class Socket:
 
 
 def table() -> dict[int, Socket]:
-    """All sockets of this network namespace that have an address or a peer, by inode. What cannot
-    be listed is missing."""
+    """All sockets of this network namespace that have an address or a peer, by inode. Sockets that
+    cannot be listed are omitted."""
     found: dict[int, Socket] = {}
     for kind, name in (("TCP", "tcp"), ("TCP", "tcp6"), ("UDP", "udp"), ("UDP", "udp6")):
         found.update(_internet(kind, name))
@@ -50,7 +50,7 @@ def table() -> dict[int, Socket]:
 
 
 def is_inside(one: Socket, everything: Mapping[int, Socket], ours: Collection[int]) -> bool:
-    """Whether the other end of a connection is among `ours`, too (inodes)."""
+    """Whether the other end of a connection is among `ours` (inodes), too."""
     if one.kind == "Unix":
         return one.peer_inode in ours
     return any(
@@ -65,7 +65,7 @@ def _internet(kind: str, name: str) -> Iterator[tuple[int, Socket]]:
     try:
         with open(f"/proc/self/net/{name}") as f:
             lines = f.read().splitlines()[1:]
-    except OSError:  # no IPv6 here
+    except OSError:  # no IPv6
         return
     for line in lines:
         _, local, peer, state, _, _, _, _, _, inode, *_ = line.split()
@@ -87,7 +87,7 @@ def _internet(kind: str, name: str) -> Iterator[tuple[int, Socket]]:
 
 def _address(text: str) -> str:
     address, _, port = text.partition(":")
-    # each 32-bit word in the machine's order
+    # each 32-bit word is in the machine's byte order
     words = [bytes.fromhex(address[i : i + 8])[::-1] for i in range(0, len(address), 8)]
     ip = ipaddress.ip_address(b"".join(words))
     if isinstance(ip, ipaddress.IPv6Address):
@@ -139,7 +139,7 @@ def _asked() -> Iterator[tuple[int, int, str, int]]:
 
 
 def _rows(data: bytes) -> Generator[tuple[int, int, str, int], None, bool]:
-    """The rows of one answer; returns whether more answers follow."""
+    """The rows of one response; returns whether more responses follow."""
     at = 0
     while at + 16 <= len(data):
         length, kind = struct.unpack_from("=IH", data, at)

@@ -1,2 +1,2 @@
-"""What the tenant wrote: loading it, its methods, arguments, results, examples, output, spans and
-errors. Everything here runs only in the tenant's own process."""
+"""The tenant's code: loading it, its methods, arguments, results, examples, output, spans and
+errors. This package runs only in the tenant's own process."""

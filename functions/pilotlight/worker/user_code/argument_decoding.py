@@ -1,11 +1,11 @@
-"""From JSON values to what parameters are annotated with: base64 to bytes, objects to dataclasses,
-text to dates, arrays to tuples.
+"""Converts JSON values to the annotated types of parameters: base64 to bytes, objects to
+dataclasses, text to dates, arrays to tuples.
 
-The counterpart of `pilotlight.sdk.schema`, which tells callers what to send. Converters are
-compiled once, before the snapshot; a hint whose values JSON carries as they are (or that is not
-known) has none, and costs a call nothing. A value that already is what is wanted passes as it is:
-examples may hold Python objects. Parameters that hold pydantic models are pydantic's business,
-which is used only where the user's code imported it."""
+The counterpart of `pilotlight.sdk.schema`, which describes the arguments to callers. Converters are
+compiled once, before the snapshot; a hint that JSON represents directly, or that is unknown, has no
+converter and costs a call nothing. A value that already has the type passes unchanged: examples may
+contain Python objects. Pydantic converts parameters that contain its models; it is used only if the
+user's code imported it."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ Convert = Callable[[Any], Any]
 
 
 class ArgumentMismatch(ValueError):
-    """Raised when a value is not one of its hint.
+    """Raised when a value does not match its hint.
 
     Attributes:
-        path: names and positions that lead to it, outermost first.
-        errors: pydantic's own list of errors, where it was asked.
+        path: names and positions that lead to the value, outermost first.
+        errors: pydantic's list of errors, if it converted the value.
     """
 
     def __init__(
@@ -45,13 +45,12 @@ class ArgumentMismatch(ValueError):
 
 
 def converter(hint: Any) -> Convert | None:
-    """What turns a JSON value into one of `hint`; None where nothing is to be done."""
+    """The function that converts a JSON value to `hint`; None if no conversion is needed."""
     return _Compiler().of(hint)
 
 
 class _Compiler:
-    """Compiles one hint. Types that contain themselves are looked up by name when their values
-    come."""
+    """Compiles one hint. Recursive types are looked up when a value is converted."""
 
     def __init__(self) -> None:
         self._records: dict[Any, Convert | None] = {}
@@ -128,7 +127,7 @@ class _Compiler:
 
 # -- hints -----------------------------------------------------------------------------------------
 def _plain(hint: Any) -> Any:
-    """Without what says how a value is used and not what it is: Annotated, Required, NotRequired,
+    """The hint without wrappers that do not affect conversion: Annotated, Required, NotRequired,
     NewType."""
     while True:
         origin = typing.get_origin(hint)
@@ -155,7 +154,7 @@ def _holds_model(hint: Any) -> bool:
 
 
 def _may_be(hint: Any, value: Any) -> bool:
-    """Whether a JSON value may stand for a hint that needs no conversion."""
+    """Whether a JSON value matches a hint that needs no conversion."""
     kind = typing.get_origin(_plain(hint)) or _plain(hint)
     wanted = _JSON_KINDS.get(kind)
     if wanted is None:
@@ -212,7 +211,7 @@ def _first_that_fits(choices: Sequence[tuple[Any, Convert | None]]) -> Convert:
             else:
                 if _may_be(option, value):
                     return value
-        # the option that got furthest is the one that was meant
+        # report the option that matched deepest, which most likely was intended
         raise max(refused, key=lambda e: len(e.path))
 
     return convert
@@ -232,7 +231,7 @@ def _by_position(converters: Sequence[Convert]) -> Convert:
         if not isinstance(value, list):
             return value
         if len(value) != len(converters):
-            raise ArgumentMismatch(f"{len(value)} items where {len(converters)} are expected")
+            raise ArgumentMismatch(f"has {len(value)} items, expected {len(converters)}")
         return tuple(
             _located(str(i), each, item)
             for i, (each, item) in enumerate(zip(converters, value, strict=True))
@@ -273,7 +272,7 @@ def _to_dataclass(kind: type, fields: Mapping[str, Convert | None]) -> Convert:
         parts = {name: _located(name, fields[name] or _same, part) for name, part in value.items()}
         try:
             return kind(**parts)
-        except (TypeError, ValueError) as e:  # a field is missing, or the class checks itself
+        except (TypeError, ValueError) as e:  # a field is missing, or the class validates itself
             raise ArgumentMismatch(f"{kind.__name__}: {e}") from e
 
     return convert
@@ -292,7 +291,7 @@ def _abbreviate(value: Any) -> str:
 
 
 def _utc_z(text: str) -> str:
-    # RFC 3339's Z, unknown to fromisoformat before Python 3.11
+    # RFC 3339's Z, which fromisoformat does not support before Python 3.11
     return text[:-1] + "+00:00" if text.endswith(("Z", "z")) else text
 
 

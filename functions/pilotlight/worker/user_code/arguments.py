@@ -1,7 +1,8 @@
-"""Arguments of a call: from a body to `(args, kwargs)` that fit the callable's signature.
+"""Parses the arguments of a call: from a body to `(args, kwargs)` that match the callable's
+signature.
 
-A Binder is made once per method before the snapshot, so that a call costs two set comparisons.
-Values that JSON has no type for become what their parameters are annotated with: see `conversion`.
+A Binder is created once per method before the snapshot, so that a call costs two set comparisons.
+`argument_decoding` converts values that JSON has no type for to the annotated types.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pilotlight.worker.user_code.argument_decoding import ArgumentMismatch, Conv
 Bound = tuple[tuple[Any, ...], dict[str, Any]]
 
 _SCAN = json.JSONDecoder().scan_once  # type: ignore[attr-defined]  # set in its constructor
-"""The scanner behind json.loads, without its search for white space and for other encodings than
+"""The scanner behind json.loads, without its handling of white space and of encodings other than
 UTF-8 (RFC 8259 §8.1)."""
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -30,7 +31,7 @@ class Binder:
     def __init__(
         self, function: Callable[..., Any], *, hints: Mapping[str, Any] | None = None
     ) -> None:
-        """`hints` stand for the function's own."""
+        """`hints` replace the function's own."""
         self._signature = inspect.signature(function)
         parameters = self._signature.parameters.values()
         self._positional = [p.name for p in parameters if p.kind in _POSITIONAL]
@@ -53,14 +54,14 @@ class Binder:
         return f"<Binder {self._signature}>"
 
     def from_json(self, body: bytes) -> Bound:
-        """A JSON object is keyword arguments, an array positional ones, an empty body none. Raises
-        InvalidInput naming the parameter."""
+        """Arguments from JSON: an object has keyword arguments, an array positional ones, an empty
+        body none. Raises InvalidInput naming the parameter."""
         if not body:
             return self._checked((), {})
         return self.from_document(_parsed(body))
 
     def from_document(self, document: Any) -> Bound:
-        """As `from_json`, for a parsed document. Raises InvalidInput."""
+        """Like `from_json`, for a parsed document. Raises InvalidInput."""
         if isinstance(document, dict):
             args, kwargs = self._checked((), document)
         elif isinstance(document, list):
@@ -73,7 +74,7 @@ class Binder:
         return self._converted(args, kwargs) if self._converters else (args, kwargs)
 
     def from_pickle(self, body: bytes) -> Bound:
-        """cloudpickle bytes of `(args, kwargs)`. Raises InvalidInput."""
+        """Arguments from cloudpickle bytes of `(args, kwargs)`. Raises InvalidInput."""
         try:
             args, kwargs = pickle.loads(body) if body else ((), {})
         except Exception as e:  # classes of the caller may raise anything while unpickling
@@ -91,7 +92,7 @@ class Binder:
             and (names <= self._named or self._takes_any_name)
             and not self._positional_only
         ):
-            return args, kwargs  # the usual case, without a closer look
+            return args, kwargs  # the common case, without further checks
         if self._positional_only and not args:
             args, kwargs = self._move_positional_only(kwargs)
         self._complain(args, kwargs)
@@ -111,12 +112,13 @@ class Binder:
         by_position = self._positional[: len(args)]
         if len(args) > len(self._positional) and not self._takes_any_number:
             raise InvalidInput(
-                f"{len(args)} positional arguments, but the function takes "
+                f"the call has {len(args)} positional arguments, but the function takes "
                 f"{len(self._positional)}: {self._signature}"
             )
         if twice := sorted(kwargs.keys() & set(by_position)):
             raise InvalidInput(
-                f"parameter {twice[0]!r} is given by position and by name", parameter=twice[0]
+                f"parameter {twice[0]!r} is passed both by position and by name: pass it once",
+                parameter=twice[0],
             )
         if missing := [
             name
@@ -124,12 +126,13 @@ class Binder:
             if name in self._required - kwargs.keys() - set(by_position)
         ]:
             raise InvalidInput(
-                f"parameter {missing[0]!r} is missing: the function is called as {self._signature}",
+                f"parameter {missing[0]!r} is missing: the function's signature is "
+                f"{self._signature}",
                 parameter=missing[0],
             )
         if not self._takes_any_name and (unknown := sorted(kwargs.keys() - self._named)):
             raise InvalidInput(
-                f"unknown parameter {unknown[0]!r}: the function is called as {self._signature}",
+                f"unknown parameter {unknown[0]!r}: the function's signature is {self._signature}",
                 parameter=unknown[0],
             )
 
@@ -151,7 +154,7 @@ def _parsed(body: bytes) -> Any:
             document, end = _SCAN(text, 0)
         except StopIteration:
             end = -1
-        # white space around it, or an error to be described
+        # json.loads handles surrounding white space and describes errors
         return document if end == len(text) else json.loads(text)
     except ValueError as e:  # JSONDecodeError, or bytes that are not UTF-8
         raise InvalidInput(f"the body is not JSON: {e}") from e

@@ -1,14 +1,14 @@
 """A function that is a web application: built once after the wake, its lifespan run, and served
 under WORKER_ASGI.
 
-One that declares an example, a path, is built before the snapshot and asked for that path once:
-what building and a first request import and compute is then in the snapshot. It must build without
-secrets and answer without its lifespan, which runs after the wake, in the loop that serves, like
-any enter(snap=False). Without an example only what the module and enter(snap=True) hooks did is in
-the snapshot: threads and processes that those began, too.
+An application that declares an example path is built before the snapshot and that path is requested
+once: the snapshot then contains what building and a first request import and compute. Such an
+application must build without secrets and answer without its lifespan, which runs after the wake,
+in the serving loop, like any enter(snap=False). Without an example the snapshot contains only the
+effects of the module and of enter(snap=True) hooks, including their threads and processes.
 
 The application sees the path that the caller used: `root_path` is the public prefix and `path`
-begins with it (ASGI 3, HTTP connection scope), so that links it makes work outside."""
+begins with it (ASGI 3, HTTP connection scope), so that the links it generates work for callers."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ _OUTCOME = HEADER_OUTCOME.encode()
 
 
 class LifespanFailed(Exception):
-    """Raised when the application's lifespan startup reported a failure."""
+    """Raised when the application's lifespan startup reports a failure."""
 
 
 class ExampleFailed(Exception):
-    """Raised when the application answers its own example with an error of the server."""
+    """Raised when the application answers its own example with a server error."""
 
 
 class WebApplication:
@@ -58,7 +58,7 @@ class WebApplication:
         return f"<WebApplication {'built' if self._app is not None else 'not built'}>"
 
     async def startup(self) -> None:
-        """Build the application, if it is not, and run its lifespan startup. Raises what either
+        """Build the application, if not built yet, and run its lifespan startup. Raises what either
         raises, and LifespanFailed."""
         await self._be_built()
         self._lifespan = asyncio.create_task(self._run_lifespan(), name="lifespan")
@@ -71,7 +71,7 @@ class WebApplication:
             await asyncio.wait([self._lifespan])
 
     async def answer_example(self, path: str) -> dict[str, Any]:
-        """GET that path before there is a server; status and body. Raises what building and the
+        """GET the path without a server; returns status and body. Raises what building and the
         application raise, and ExampleFailed."""
         await self._be_built()
         asked: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
@@ -85,8 +85,8 @@ class WebApplication:
         await self._app(_scope(path, self._state.copy()), asked.get, send)
         if answer["status"] >= 500:
             raise ExampleFailed(
-                f"GET {path}, the application's example, was answered with {answer['status']}: "
-                f"{answer['body'][:200]!r}"
+                f"the application answered its example, GET {path}, with status "
+                f"{answer['status']}: {answer['body'][:200]!r}"
             )
         return answer
 
@@ -105,7 +105,7 @@ class WebApplication:
 
     async def _exchange(self, event: str) -> None:
         if self._lifespan is None or self._lifespan.done():
-            return  # an application that knows no lifespan, which ASGI allows
+            return  # the application does not support lifespan, which ASGI allows
         await self._to_app.put({"type": f"lifespan.{event}"})
         answer = asyncio.ensure_future(self._from_app.get())
         await asyncio.wait([answer, self._lifespan], return_when=asyncio.FIRST_COMPLETED)
@@ -121,7 +121,7 @@ class WebApplication:
         self._lifespan.exception()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Pass one request or WebSocket through."""
+        """Pass one request or WebSocket to the application."""
         headers = dict(scope["headers"])
         root_path = headers.get(_ROOT_PATH, b"").decode("latin-1").rstrip("/")
         call = headers.get(_CALL, b"").decode("latin-1")
@@ -150,7 +150,7 @@ class WebApplication:
 
 
 def _scope(path: str, state: dict[str, Any]) -> dict[str, Any]:
-    """An HTTP connection scope (ASGI 3) as our server would make it."""
+    """An HTTP connection scope (ASGI 3) like those of our server."""
     plain, _, query = path.partition("?")
     return {
         "type": "http",
@@ -171,8 +171,8 @@ def _scope(path: str, state: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Sender:
-    """Adds the outcome header to the head of an answer, and what was recorded of it until then
-    where somebody asks."""
+    """Adds the outcome header to the head of a response, and the spans recorded so far if they are
+    requested."""
 
     def __init__(self, send: Any, spans: CallSpans) -> None:
         self._send = send

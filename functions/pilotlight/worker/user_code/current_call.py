@@ -1,5 +1,5 @@
-"""The call that user code is in, as `pilotlight.context()` tells it. Made for every call, so it
-computes nothing before it is asked."""
+"""The running call that `pilotlight.context()` describes. Created for every call, so everything is
+computed lazily."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ _DEADLINE = HEADER_DEADLINE.encode()
 
 class FunctionIdentity:
     """The function and revision that this process runs. Set once at its start; a Template's forks
-    are of the same revision."""
+    run the same revision."""
 
     function = ""
     revision = ""
 
     @classmethod
     def set(cls, *, function: str, key: str) -> None:
-        """`key`: the revision's platform-wide one, `<function id>@<revision>`."""
+        """Set both. `key`: the revision's platform-wide key, `<function id>@<revision>`."""
         cls.function, cls.revision = function, key.rpartition("@")[2]
 
 
 class RunningCall:
-    """One call; a `sdk.context.Running`."""
+    """One running call; a `sdk.context.Running`."""
 
     __slots__ = ("_began_s", "_context", "_headers", "_spans")
 
@@ -47,7 +47,7 @@ class RunningCall:
         return f"<RunningCall {self._headers.get(_CALL, b'-').decode('latin-1')}>"
 
     def context(self) -> Context:
-        """What there is to know; the same each time."""
+        """The call's context; the same object each time."""
         if self._context is None:
             self._context = self._make()
         return self._context
@@ -72,7 +72,7 @@ class RunningCall:
 
 
 def example() -> RunningCall:
-    """Of a warm-up's example, which nobody called."""
+    """The call of a warm-up's example, which has no caller."""
     return RunningCall({}, CallSpans(""))
 
 

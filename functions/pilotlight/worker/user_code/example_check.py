@@ -1,12 +1,11 @@
-"""The known answers of the warm-up, and whether a restored copy gives them again.
+"""Records the answers of the warm-up and checks that a restored copy reproduces them.
 
-Answers are kept as digests over their values: exact bytes for floats, arrays and tensors, members
-for other objects. That bounds what a snapshot carries and survives that an answer changes later.
-Only where the function declares `check=` the answer itself is kept.
+Answers are stored as digests over their values: exact bytes for floats, arrays and tensors, members
+for other objects. This limits the size of a snapshot and is independent of later changes to an
+answer. The answer itself is stored only if the function declares `check=`.
 
-A function whose answer to one and the same example is never the same twice (a clock, a counter,
-random numbers) cannot be compared; its answer then has to be of the same type, and the proof says
-so."""
+A function that never answers the same example twice alike (a clock, a counter, random numbers)
+cannot be compared; then only the type of its answer is checked, and the proof notes this."""
 
 from __future__ import annotations
 
@@ -20,26 +19,26 @@ from typing import Any, Protocol
 from pilotlight.worker.user_code.target import Method
 
 MAX_SHOWN = 200
-"""Characters of an answer in a message."""
+"""Maximum number of characters of an answer in a message."""
 _MAX_DEPTH = 100
 _MAX_PARTS = 200_000
-"""Values that one digest looks at: some 0.3 s."""
+"""Maximum number of values in one digest: some 0.3 s."""
 
 
 class ProofFailed(Exception):
-    """Raised when a restored copy answers an example otherwise than the function did before."""
+    """Raised when a restored copy answers an example differently than before the snapshot."""
 
 
 class AnswersExample(Protocol):
     """Calls a method with its example."""
 
     def __call__(self, method: Method) -> Any:
-        """Its answer."""
+        """The method's answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedAnswer:
-    """One known answer; `value` is kept for `check=` only."""
+    """One recorded answer; `value` is stored for `check=` only."""
 
     digest: bytes
     type_name: str
@@ -48,7 +47,7 @@ class ExpectedAnswer:
 
     @classmethod
     def of(cls, method: Method, answer: Any) -> ExpectedAnswer:
-        """The answer, reduced to what a comparison needs."""
+        """Record an answer, reduced to what a comparison needs."""
         value = answer if method.check is not None else None
         return cls(
             digest=digest(answer),
@@ -63,8 +62,8 @@ def compare(
     known: Mapping[str, ExpectedAnswer],
     answer_example: AnswersExample,
 ) -> list[str]:
-    """Ask every example again. Returns notes on what could not be compared; raises ProofFailed, and
-    what a method raises."""
+    """Answer every example again and compare. Returns notes on what could not be compared; raises
+    ProofFailed, and what a method raises."""
     notes = []
     for name, expected in known.items():
         method = methods[name]
@@ -72,9 +71,8 @@ def compare(
         if method.check is not None:
             if method.check(answer, expected.value) is False:
                 raise ProofFailed(
-                    f"check= of {_title(method)} rejects the answer {_abbreviate(answer)}, "
-                    f"expected "
-                    f"like {expected.shown}"
+                    f"check= of {_title(method)} rejects the answer {_abbreviate(answer)}; "
+                    f"before the snapshot it answered {expected.shown}"
                 )
         elif digest(answer) != expected.digest:
             notes.append(_nondeterministic(method, answer, expected, answer_example))
@@ -86,14 +84,14 @@ def _nondeterministic(
 ) -> str:
     again = answer_example(method)
     difference = (
-        f"{_title(method)} answers its example with {_abbreviate(answer)}, before the "
-        f"snapshot it was {expected.shown}"
+        f"{_title(method)} answers its example with {_abbreviate(answer)}; before the "
+        f"snapshot it answered {expected.shown}"
     )
     if digest(again) == digest(answer) or type(answer).__qualname__ != expected.type_name:
-        raise ProofFailed(f"{difference}. If such answers are equal to you, say so with check=")
+        raise ProofFailed(f"{difference}. If both answers are acceptable, declare check=")
     return (
         f"{_title(method)} never gives the same answer to its example twice: only its type was "
-        f"compared. Give check= to prove more"
+        f"compared. Declare check= to compare more"
     )
 
 
@@ -110,18 +108,18 @@ def _abbreviate(value: Any) -> str:
 
 
 def digest(value: Any) -> bytes:
-    """A digest over types and values, which equal answers share; of more than _MAX_PARTS values
-    only the first so many count."""
+    """A digest over types and values, equal for equal answers; covers the first _MAX_PARTS values
+    only."""
     walk = _Walk()
     try:
         walk.feed(value, 0)
-    except Exception as e:  # noqa: BLE001  # members of user objects may raise anything when they are looked at
+    except Exception as e:  # noqa: BLE001  # members of user objects may raise anything when they are read
         walk.hashing.update(type(e).__qualname__.encode())
     return walk.hashing.digest()
 
 
 class _Walk:
-    """One walk over a value. References to itself are followed until a bound."""
+    """One walk over a value. Cyclic references are followed up to a limit."""
 
     def __init__(self) -> None:
         self.hashing = hashlib.blake2b(digest_size=16)
@@ -199,8 +197,8 @@ def _array(value: Any) -> bytes | None:
 
 
 def _members(value: Any) -> Any:
-    """What makes another object up: its attributes; of those without any, its repr unless that is
-    but its address."""
+    """The parts of any other object: its attributes; without any, its repr, unless that contains
+    its address."""
     if isinstance(value, type) or callable(value):
         return getattr(value, "__qualname__", "")
     slots = [

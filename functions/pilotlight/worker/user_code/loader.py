@@ -1,5 +1,5 @@
-"""Finds the user's object: imported from the code directory, or unpickled from the bundle, and
-unwrapped to the raw callable or class."""
+"""Loads the user's object: imports it from the code directory, or unpickles it from the bundle, and
+unwraps it to the raw callable or class."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from pilotlight.worker.launch_file import Launch
 
 
 def load(launch: Launch) -> Any:
-    """The undecorated callable or class of the launch's function. Raises whatever the user's module
+    """The undecorated callable or class of the launch's function. Raises what the user's module
     raises.
 
-    The code directory goes first on the path, as a script's own folder would.
+    The code directory becomes the first entry of the path, like a script's own folder.
     """
     sys.path.insert(0, launch.code)
     sys.argv = [launch.spec.name]
@@ -39,8 +39,8 @@ def _attribute(module: Any, qualname: str) -> Any:
         except AttributeError:
             where = getattr(module, "__file__", None)
             raise AttributeError(
-                f"module {module.__name__!r} ({where}) has no {qualname!r}: was it renamed after "
-                f"the deployment?"
+                f"module {module.__name__!r} ({where}) has no attribute {qualname!r}: if it was "
+                f"renamed, deploy again"
             ) from None
     return found
 

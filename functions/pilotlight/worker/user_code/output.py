@@ -1,14 +1,14 @@
 """sys.stdout and sys.stderr of a worker: whole lines, each marked with the call that wrote it.
 
-A line written inside a call begins with `\\x1e<call id>\\x1f`; the shim takes the mark off and
-records it. Which call it is comes from a context variable, so it is right in tasks and in our call
-threads (threads that user code starts itself write unmarked lines).
+A line written inside a call begins with `\\x1e<call id>\\x1f`; the shim strips the mark and records
+it. The call comes from a context variable, so it is correct in tasks and in our call threads
+(threads that user code starts itself write unmarked lines).
 
-Lines are written at once, in pieces of at most PIPE_BUF bytes, which a pipe takes whole: writers
-never mix within a line of usual length and no lock is needed (a cancelled thread could die holding
-one). An unfinished line is held back until its newline, the end of its call, or MAX_PENDING
-characters; of a progress bar redrawn with carriage returns only the last state stays. When the
-pipe's reader is gone, output is dropped: a print must not break user code."""
+Lines are written at once, in pieces of at most PIPE_BUF bytes, which a pipe accepts atomically:
+writers never interleave within a line of usual length and no lock is needed (a cancelled thread
+could die holding one). An unfinished line is held back until its newline, the end of its call, or
+MAX_PENDING characters; of a progress bar redrawn with carriage returns only the last state remains.
+If the pipe has no reader, output is dropped: a print must not break user code."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ CALL: ContextVar[str] = ContextVar("pilotlight_call", default="")
 """Id of the call that runs in this context; empty outside calls."""
 
 PIPE_BUF = 4096
-"""Bytes that Linux writes to a pipe without mixing them with other writers' (pipe(7))."""
+"""Number of bytes that Linux writes to a pipe atomically (pipe(7))."""
 _PENDING: dict[tuple[int, str], str] = {}
 """(descriptor, call) → its unfinished line. One for all streams, so that the end of a call costs
-one look."""
+one look-up."""
 MAX_PENDING = 8192
 """Characters of an unfinished line that are held back."""
 
 
 class LineWriter(io.TextIOBase):
-    """A text stream over a file descriptor. Written to by any thread; safe without a lock, see the
-    module."""
+    """A text stream over a file descriptor. Any thread may write to it; no lock is needed (module
+    docstring)."""
 
     def __init__(self, descriptor: int) -> None:
         super().__init__()
@@ -52,11 +52,11 @@ class LineWriter(io.TextIOBase):
         return self._bytes
 
     def fileno(self) -> int:
-        """The descriptor: 1 or 2, whatever it points to now."""
+        """The descriptor: 1 or 2, whatever it refers to now."""
         return self._descriptor
 
     def writable(self) -> bool:
-        """Always."""
+        """Always True."""
         return True
 
     def write(self, text: str) -> int:
@@ -75,7 +75,7 @@ class LineWriter(io.TextIOBase):
         return len(text)
 
     def end_call(self, call: str) -> None:
-        """Write what the call left unfinished."""
+        """Write the call's unfinished line."""
         if rest := _PENDING.pop((self._descriptor, call), ""):
             self._emit(call, [rest])
 
@@ -133,5 +133,5 @@ def finish() -> None:
     """Write all unfinished lines: before a fork and at the end of the process."""
     for _, call in list(_PENDING):
         end_call(call)
-    sys.stdout.flush()  # they may be the user's own by now
+    sys.stdout.flush()  # user code may have replaced them
     sys.stderr.flush()

@@ -1,8 +1,8 @@
-"""Results of a call: one value as a body, or the frames of a stream.
+"""Serializes the results of a call: one value as a body, or the frames of a stream.
 
-JSON carries what it can: numpy and torch values by `tolist()`, pydantic models, dataclasses, dates,
-enums, sets. Anything else is an error that names the type. NaN and infinity are refused: they are
-not JSON (RFC 8259 §6)."""
+JSON supports numpy and torch values (by `tolist()`), pydantic models, dataclasses, dates, enums and
+sets. Any other type is an error that names it. NaN and infinity are refused: they are not JSON (RFC
+8259 §6)."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from pilotlight.worker.user_code import user_errors
 
 
 class ResultNotSerializable(PilotlightError):
-    """Raised when a result cannot travel in the form that the caller asked for."""
+    """Raised when a result cannot be serialized in the format that the caller requested."""
 
     type = "result-not-serialisable"
     status = 500
 
 
 class ExecutionTimeout(DeadlineExceeded):
-    """Raised when this call's execution clock ran out: our own, where user code may raise a
-    DeadlineExceeded of a call that it made."""
+    """Raised when this call exceeds its execution deadline; distinct from a DeadlineExceeded of a
+    call that user code made."""
 
 
 def as_json(value: Any) -> bytes:
@@ -39,14 +39,14 @@ def as_json(value: Any) -> bytes:
         return "".join(_encode(value, 0)).encode()
     except UnicodeEncodeError as e:
         raise ResultNotSerializable(
-            f"the result holds text with lone surrogates, which UTF-8 cannot carry: {e.reason}"
+            f"the result contains text with lone surrogates, which is not valid UTF-8: {e.reason}"
         ) from e
     except RecursionError as e:
         raise ResultNotSerializable(
-            "the result cannot be written as JSON: it contains itself, or is nested too deeply"
+            "the result cannot be serialized as JSON: it contains itself, or is nested too deeply"
         ) from e
     except (TypeError, ValueError) as e:  # odd keys; NaN
-        raise ResultNotSerializable(f"the result cannot be written as JSON: {e}") from e
+        raise ResultNotSerializable(f"the result cannot be serialized as JSON: {e}") from e
 
 
 def as_pickle(value: Any) -> bytes:
@@ -72,29 +72,29 @@ def problem_of(error: PilotlightError) -> dict[str, Any]:
 
 
 class Framer(Protocol):
-    """How the items of a generator travel."""
+    """Encodes the items of a generator."""
 
     content_type: str
 
     def item(self, value: Any) -> bytes:
-        """One item. Raises ResultNotSerializable."""
+        """Encode one item. Raises ResultNotSerializable."""
 
     def error(self, error: BaseException) -> bytes:
-        """The generator raised; ends the stream."""
+        """Encode the generator's error, which ends the stream."""
 
 
 class SseFrames:
-    """`data: <json>` per item, `event: error` with a problem document last where it failed (HTML
-    standard, server-sent events)."""
+    """Server-sent events (HTML standard): `data: <json>` per item; after a failure, a final `event:
+    error` with a problem document."""
 
     content_type = CONTENT_SSE
 
     def item(self, value: Any) -> bytes:
-        """See Framer."""
+        """Encode one item. Raises ResultNotSerializable."""
         return b"data: " + as_json(value) + b"\n\n"
 
     def error(self, error: BaseException) -> bytes:
-        """See Framer."""
+        """Encode the generator's error, which ends the stream."""
         return b"event: error\ndata: " + as_json(error_document(error)) + b"\n\n"
 
 
@@ -105,33 +105,33 @@ class NdjsonFrames:
     content_type = CONTENT_NDJSON
 
     def item(self, value: Any) -> bytes:
-        """See Framer."""
+        """Encode one item. Raises ResultNotSerializable."""
         return as_json(value) + b"\n"
 
     def error(self, error: BaseException) -> bytes:
-        """See Framer."""
+        """Encode the generator's error, which ends the stream."""
         return as_json(error_document(error)) + b"\n"
 
 
 class PickleFrames:
-    """Length and cloudpickle bytes per item; see CONTENT_PICKLE_STREAM."""
+    """Length and cloudpickle bytes per item (CONTENT_PICKLE_STREAM)."""
 
     content_type = CONTENT_PICKLE_STREAM
     _LENGTH = struct.Struct(">I")
 
     def item(self, value: Any) -> bytes:
-        """See Framer."""
+        """Encode one item. Raises ResultNotSerializable."""
         data = as_pickle(value)
         return self._LENGTH.pack(len(data)) + data
 
     def error(self, error: BaseException) -> bytes:
-        """See Framer."""
+        """Encode the generator's error, which ends the stream."""
         data = user_errors.as_pickle(error)
         return self._LENGTH.pack(0xFFFFFFFF) + self._LENGTH.pack(len(data)) + data
 
 
 def error_document(error: BaseException) -> dict[str, Any]:
-    """The problem document of any error: ours as it is, the user's without internals."""
+    """The problem document of any error: our own unchanged, the user's without internals."""
     return (
         problem_of(error)
         if isinstance(error, ResultNotSerializable | ExecutionTimeout)
@@ -170,8 +170,8 @@ def _unsuitable(value: Any) -> ResultNotSerializable:
         else ""
     )
     return ResultNotSerializable(
-        f"the result holds a {_name(value)}, which JSON cannot carry: return plain data, or call "
-        f"it with the SDK{hint}"
+        f"the result contains a {_name(value)}, which cannot be serialized as JSON: return plain "
+        f"data, or call the function with the SDK{hint}"
     )
 
 
@@ -191,14 +191,14 @@ _CONVERSIONS: tuple[tuple[str, Callable[[Any], Any]], ...] = (
 )
 
 _encode: Callable[[Any, int], Any] = json.encoder.c_make_encoder(  # type: ignore[attr-defined]  # the encoder behind json.dumps
-    None,  # no table of containers: a cycle ends as RecursionError
+    None,  # no table of containers: a cycle raises RecursionError
     _default,
     json.encoder.encode_basestring,  # not ASCII only
     None,
     ":",
     ",",
-    False,  # keys in their own order
-    False,  # a key that is no text, number or None is an error
-    False,  # so is NaN
+    False,  # keys in insertion order
+    False,  # a key that is not a text, number or None is an error
+    False,  # NaN is an error
 )
-"""Made once: json.dumps makes one per call."""
+"""Created once: json.dumps creates an encoder per call."""

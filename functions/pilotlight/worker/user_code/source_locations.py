@@ -1,8 +1,8 @@
-"""Where in the user's own code something happened: `app.py:12`.
+"""Locations in the user's own code: `app.py:12`.
 
-The user's own is what lies in the code directory. A function that travelled by value (a notebook)
-has its files nowhere: there it is whatever is neither the standard library, nor installed, nor
-ours."""
+The user's own files are those in the code directory. A function deployed by value (from a notebook)
+has no files there: its own are all that belong neither to the standard library, nor to installed
+packages, nor to the platform."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from types import FrameType
 from typing import Any
 
 _MAX_FRAMES = 100
-"""How far up a stack the user's frame is looked for."""
+"""Maximum number of frames searched for one of the user's."""
 
 
 class UserSource:
-    """Knows the user's files. Immutable."""
+    """Recognizes the user's files. Immutable."""
 
     def __init__(self, code: str, *, by_value: bool) -> None:
         self._code = os.path.join(os.path.realpath(code), "")
@@ -44,12 +44,11 @@ class UserSource:
         )
 
     def short(self, filename: str) -> str:
-        """The file as the user knows it: relative to the bundle."""
+        """The file's path relative to the bundle."""
         return filename.removeprefix(self._code).removeprefix(self._given)
 
     def innermost(self, frame: FrameType | None) -> str | None:
-        """`file:line` of the innermost frame of the user's on that stack; None when there is
-        none."""
+        """`file:line` of the innermost user frame of the stack; None if there is none."""
         for _ in range(_MAX_FRAMES):
             if frame is None:
                 return None
@@ -60,7 +59,7 @@ class UserSource:
 
 
 def definition_of(function: Any) -> str:
-    """`Service.load (app.py:12)`: a function or bound method, and where it is defined."""
+    """Name and location of a function or bound method, such as `Service.load (app.py:12)`."""
     code = getattr(getattr(function, "__func__", function), "__code__", None)
     name = str(getattr(function, "__qualname__", None) or type(function).__qualname__)
     return (
@@ -74,11 +73,11 @@ def _importable(filename: str) -> str:
 
 
 class SocketOrigins:
-    """Remembers which line of the user's made or connected each socket, until the snapshot point.
+    """Records which user line created or connected each socket, until the snapshot point.
 
-    `socket.socket` is written in Python: two of its methods are replaced for that time and put
-    back, so that an instance pays nothing. An audit hook could not be taken away again. Sockets
-    that C libraries make (libpq, gRPC) are not seen."""
+    `socket.socket` is written in Python: two of its methods are replaced until then and restored,
+    so that an instance has no overhead. An audit hook could not be removed. Sockets that C
+    libraries create (libpq, gRPC) are not recorded."""
 
     def __init__(self, user: UserSource) -> None:
         self._user = user
@@ -93,11 +92,11 @@ class SocketOrigins:
         return descriptor in self._places
 
     def get(self, descriptor: int) -> str | None:
-        """`file:line` of the descriptor's socket, None when it is not known."""
+        """`file:line` of the descriptor's socket; None if unknown."""
         return self._places.get(descriptor)
 
     def watch(self) -> None:
-        """Begin, before user code is imported."""
+        """Start recording, before user code is imported."""
         kind, init, note = self._class, self._init, self._note
 
         def noted_init(this: socket.socket, *args: Any, **kwargs: Any) -> None:
@@ -112,7 +111,7 @@ class SocketOrigins:
         kind.connect = noted_connect  # type: ignore[assignment,method-assign]
 
     def unwatch(self) -> None:
-        """Put everything back. Again and again is no error."""
+        """Restore the original methods. Idempotent."""
         self._class.__init__ = self._init  # type: ignore[method-assign]
         if "connect" in vars(self._class):
             del self._class.connect
@@ -120,6 +119,6 @@ class SocketOrigins:
     def _note(self, descriptor: int) -> None:
         place = self._user.innermost(sys._getframe(1))
         if place is None:
-            self._places.pop(descriptor, None)  # the number is used again, by somebody else
+            self._places.pop(descriptor, None)  # the number is reused by other code
         else:
             self._places[descriptor] = place

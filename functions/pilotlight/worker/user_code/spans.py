@@ -1,13 +1,11 @@
-"""What a call's own code records of itself, and how it reaches the activator: one header, asked for
-by a sampled trace.
+"""Spans that a call's own code records, which reach the activator in one response header.
 
-Spans are kept for every call, because whether its trace is kept is known at its end: they are sent
-for a sampled one, for one that failed, and for one slower than the function's objective. User code
-may do what it likes here, so everything has a bound, and the activator believes none of it.
+Spans are recorded for every call, because the decision to keep its trace is made at its end: they
+are sent for a sampled call, for one that failed, and for one slower than the function's objective.
+User code controls them, so everything is limited, and the activator does not trust them.
 
-Where user code has OpenTelemetry's API loaded, its current span is ours (a remote parent that is
-not recorded), so that spans of its own hang where they belong; without it nothing of it is
-imported."""
+If user code has loaded OpenTelemetry's API, our span is its current span (a remote parent that is
+not recorded), so that its own spans get the right parent; otherwise nothing of it is imported."""
 
 from __future__ import annotations
 
@@ -34,8 +32,8 @@ from pilotlight.sdk.spans import span
 
 MAX_SPANS = 64
 MAX_BYTES = 8192
-"""Of the header's value: heads of 64 KiB are common, and this one must never be what breaks an
-answer."""
+"""Maximum size of the header's value: header limits of 64 KiB are common, and this header must
+never break a response."""
 MAX_ATTRIBUTES = 16
 MAX_CHARS = 256
 _NAME = HEADER_SPANS.encode()
@@ -44,8 +42,8 @@ _OPENTELEMETRY = "opentelemetry.trace"
 
 
 class CallSpans:
-    """The spans of one call; a `sdk.spans.Recorder`. Made for every call, so it computes nothing
-    before it is asked."""
+    """The spans of one call; a `sdk.spans.Recorder`. Created for every call, so everything is
+    computed lazily."""
 
     __slots__ = (
         "_attempt",
@@ -68,8 +66,8 @@ class CallSpans:
         *,
         slow_s: float = math.inf,
     ) -> None:
-        """`format_traceparent` and `attempt`: headers of the request. A call that takes longer than
-        `slow_s` is told of without being asked."""
+        """`traceparent` and `attempt`: headers of the request. The spans of a call that takes
+        longer than `slow_s` are sent even if it is not sampled."""
         self._call = call
         self._traceparent = traceparent
         self._attempt = attempt
@@ -98,7 +96,7 @@ class CallSpans:
 
     # -- sdk.spans.Recorder, from any thread -------------------------------------------------------
     def begin(self, begun: span, parent: span | None) -> str:
-        """The id of a new span; "" when there are too many."""
+        """The id of a new span; "" if there are too many."""
         identity = self._next_id()
         if identity and _OPENTELEMETRY in sys.modules:
             self._foreign[identity] = _enter(
@@ -107,24 +105,24 @@ class CallSpans:
         return identity
 
     def end(self, ended: span) -> None:
-        """A span is over."""
+        """Record a span that has ended."""
         self._ended.append(ended)
         if ended.id in self._foreign:
             _leave(ended.id, self._foreign.pop(ended.id))
 
     def share(self, batch: BatchSpans) -> None:
-        """What its batch recorded belongs to it, too."""
+        """Add the spans that the call's batch recorded."""
         self._shared = batch
 
     # -- the call ----------------------------------------------------------------------------------
     def make_current(self) -> None:
-        """Let OpenTelemetry's API, where user code has loaded it, see the activator's span as the
-        current one of this context."""
+        """Make the activator's span the current one of this context in OpenTelemetry's API, if user
+        code has loaded it."""
         if _OPENTELEMETRY in sys.modules:
             _enter(self.context)
 
     def line(self, status: int) -> bytes:
-        """The header line of an answer, with CRLF; empty for a call that nobody will look at."""
+        """The header line of a response, with CRLF; empty for a call whose spans are not sent."""
         ms = (time.perf_counter_ns() - self._began_ns) / 1e6
         if (
             status >= 500
@@ -135,7 +133,7 @@ class CallSpans:
         return b""
 
     def header(self, status: int) -> list[tuple[bytes, bytes]]:
-        """The same as ASGI has it."""
+        """The same header in ASGI's format."""
         line = self.line(status)
         return [(_NAME, line[len(_LINE) : -2])] if line else []
 
@@ -158,7 +156,7 @@ class CallSpans:
             )
             if len(text) <= MAX_BYTES or not rows:
                 return text
-            half = len(rows) // 2  # the later ones go: what began first is what others hang on
+            half = len(rows) // 2  # drop the later spans: earlier ones are the parents of others
             dropped += len(rows) - half
             rows = rows[:half]
 
@@ -181,11 +179,11 @@ class CallSpans:
 
 
 class BatchSpans(CallSpans):
-    """What a body records while it runs for several calls: one span for the batch, and below it
-    those of the body.
+    """Spans of a body that runs for several calls: one span for the batch, and below it those of
+    the body.
 
-    It runs in the trace of one of them, of one that is sampled if there is one; the others get the
-    same spans under ids of their own."""
+    It runs in the trace of one of the calls, a sampled one if there is any; the others get copies
+    of the spans with their own ids."""
 
     __slots__ = ("_batch", "_leader")
 
@@ -195,23 +193,23 @@ class BatchSpans(CallSpans):
         self._batch = span("batch")
         self._batch.id = self._next_id()
         self._batch.began_ns = self._began_ns
-        # a span that it opens later, alone, has another number than ours
+        # a span that the leader opens later by itself must have a different number
         self._leader._numbers = self._numbers
 
     @property
     def outgoing(self) -> str:
-        """`format_traceparent` for requests that the body makes."""
+        """The traceparent of requests that the body makes."""
         return format_traceparent(
             self.context.trace_id, self._batch.id, is_sampled=self.context.is_sampled
         )
 
     def finish(self, **attributes: Any) -> None:
-        """The body has ended; the attributes describe the batch."""
+        """End the batch's span; the attributes describe the batch."""
         self._batch.ended_ns = time.perf_counter_ns()
         self._batch.set(**attributes)
 
     def as_of(self, member: CallSpans) -> list[span]:
-        """The batch's span and those of the body, as a member has them."""
+        """The batch's span and those of the body, with the member's ids."""
         ours = [self._batch, *self._ended[: MAX_SPANS - 1]]
         if member is self._leader:
             return [
@@ -240,7 +238,8 @@ def _number(attempt: bytes | None) -> int:
 
 
 def _plain(value: Any) -> str | int | float | bool:
-    """An attribute as OpenTelemetry has them. A value whose own text raises is its type's name."""
+    """The attribute as a type of OpenTelemetry's. A value whose `__str__` raises becomes its type's
+    name."""
     if isinstance(value, bool | str):
         return value[:MAX_CHARS] if isinstance(value, str) else value
     if isinstance(value, int) and -(2**63) <= value < 2**63:
@@ -254,8 +253,8 @@ def _plain(value: Any) -> str | int | float | bool:
 
 
 def _enter(parent: TraceParent) -> Any:
-    """Make a span that we do not record OpenTelemetry's current one in this context; returns what
-    was current."""
+    """Make an unrecorded span OpenTelemetry's current one in this context; returns the previous
+    context."""
     from opentelemetry import context, trace
 
     outer = context.get_current()
@@ -270,8 +269,8 @@ def _enter(parent: TraceParent) -> Any:
 
 
 def _leave(identity: str, outer: Any) -> None:
-    """Put back what was current, unless something else is by now (a span ends in another context
-    than it began, or early)."""
+    """Restore the previous context, unless another span is current by now (a span may end in
+    another context than it began, or early)."""
     from opentelemetry import context, trace
 
     if trace.get_current_span().get_span_context().span_id == int(identity, 16):

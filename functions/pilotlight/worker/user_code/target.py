@@ -1,6 +1,6 @@
-"""The user's object, ready to be run: its methods and its hooks.
+"""The user's object, prepared to run: its methods and its hooks.
 
-Marks are what the SDK's decorators leave on plain functions: `_pilotlight_marks`, a dict with
+Marks are set by the SDK's decorators on plain functions: `_pilotlight_marks`, a dict with
 `enter` ({"snap": bool}), `exit` (True), `method` ({"example", "check", …}), `asgi` (True or
 {"example"})."""
 
@@ -23,8 +23,7 @@ Hook = Callable[[], Any]
 
 
 class Style(enum.Enum):
-    """How a callable is run: THREAD and GENERATOR in a call thread, the others in the event
-    loop."""
+    """How a callable runs: THREAD and GENERATOR in a call thread, the others in the event loop."""
 
     COROUTINE = "coroutine"
     THREAD = "thread"
@@ -42,7 +41,7 @@ class Method:
         binder: checks and converts its arguments.
         example: JSON arguments for the warm-up; None for none.
         check: the user's comparison `check(answer, expected)`, or None.
-        batch: how its calls are gathered; its binder is for single ones. None = they are not.
+        batch: how its calls are batched, with a binder for single calls; None = not batched.
     """
 
     name: str
@@ -56,12 +55,12 @@ class Method:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """What runs: methods by name, and the hooks in the order in which they run (of base classes
+    """The object to run: methods by name, and hooks in the order in which they run (base classes
     first).
 
     Attributes:
         web: the web application, for functions of that kind; None for others.
-        web_example: asks it for its example; None without one.
+        web_example: requests the application's example; None without one.
     """
 
     methods: Mapping[str, Method]
@@ -73,7 +72,7 @@ class Target:
 
     @property
     def examples(self) -> Mapping[str, Method]:
-        """What the warm-up calls, by name."""
+        """The methods that the warm-up calls, by name."""
         declared = {
             name: method for name, method in self.methods.items() if method.example is not None
         }
@@ -81,7 +80,7 @@ class Target:
 
 
 def make_target(raw: Any, spec: FunctionSpec) -> Target:
-    """Prepare the raw callable or class. A class is instantiated here.
+    """Prepare the raw callable or class; instantiates a class.
 
     Raises what its constructor raises, and AttributeError for a missing method.
     """
@@ -113,7 +112,7 @@ def make_target(raw: Any, spec: FunctionSpec) -> Target:
 
 
 def marks_of(function: Any) -> Mapping[str, Any]:
-    """The marks on a function or bound method; empty when there are none."""
+    """The marks on a function or bound method; empty if there are none."""
     marks = getattr(function, "_pilotlight_marks", None)
     return marks if isinstance(marks, Mapping) else {}
 

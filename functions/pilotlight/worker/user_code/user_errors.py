@@ -1,9 +1,9 @@
-"""User exceptions as data: for the shim, for JSON callers (no internals), and for the SDK (the same
-exception type).
+"""Converts user exceptions to data: for the shim, for JSON callers (no internals), and for the SDK
+(the same exception type).
 
-`portable(error)` pickles to something that every unpickler with pilotlight turns into an exception:
-the original where its class can be loaded, otherwise a RemoteError with type, message and
-traceback. The remote traceback travels as a note (PEP 678)."""
+`as_pickle(error)` returns bytes that unpickle to an exception wherever pilotlight is installed: the
+original if its class can be loaded, otherwise a RemoteError with type, message and traceback. The
+remote traceback is attached as a note (PEP 678)."""
 
 from __future__ import annotations
 
@@ -21,19 +21,20 @@ from pilotlight.protocol import problem
 
 MAX_MESSAGE = 4096
 MAX_TRACEBACK = 48 * 1024
-"""Characters: the first and the last frames of the deepest recursion are in it."""
+"""In characters: contains the first and the last frames of the deepest recursion."""
 MAX_TRACEBACK_JSON = 64 * 1024
-"""Bytes as JSON, where a character may become twelve; with a message of at most 48 KiB it fits into
-the channel's 128 KiB."""
+"""In bytes as JSON, where a character may become twelve; with a message of at most 48 KiB it fits
+into the channel's 128 KiB."""
 
 HOOK_NOTE = "in the hook "
-"""How a note begins that names the hook in which an error was raised."""
+"""Prefix of a note that names the hook in which an error was raised."""
 
 _OURS = __file__.rsplit("/", 2)[0] + "/"
 
 
 class CallCancelled(BaseException):
-    """Raised inside a running synchronous function whose caller left or whose time is up.
+    """Raised inside a running synchronous function whose caller disconnected or whose deadline
+    passed.
 
     A BaseException like asyncio.CancelledError, so that `except Exception` in user code does not
     swallow it."""
@@ -50,7 +51,7 @@ def type_name(error: BaseException) -> str:
 
 
 def message_of(error: BaseException) -> str:
-    """`str(error)`, bounded; also when the user's `__str__` itself raises."""
+    """`str(error)`, truncated; handles a user's `__str__` that raises."""
     try:
         text = str(error)
     except Exception as e:  # noqa: BLE001  # a user's __str__ may raise anything
@@ -59,8 +60,8 @@ def message_of(error: BaseException) -> str:
 
 
 def traceback_text(error: BaseException) -> str:
-    """The traceback without the frames of the worker and of importlib before the user's first one;
-    the middle cut when too long."""
+    """The traceback without the frames of the worker and of importlib before the user's first; its
+    middle is cut if it is too long."""
     _hide_our_frames(error)
     return _cut("".join(traceback.format_exception(error)), MAX_TRACEBACK)
 
@@ -76,7 +77,7 @@ def _hide_our_frames(error: BaseException) -> None:
     first: TracebackType | None = error.__traceback__
     while first is not None and _is_ours(first.tb_frame.f_code.co_filename):
         first = first.tb_next
-    # a syntax error has no frame of its own; any other such error is a bug of ours
+    # a syntax error has no frame of its own; any other error without user frames is our bug
     if first is not None or isinstance(error, SyntaxError):
         error.__traceback__ = first
 
@@ -122,12 +123,12 @@ def as_problem(error: BaseException) -> dict[str, Any]:
 
 
 def report(error: BaseException) -> None:
-    """The traceback as text on stderr, where the instance's log takes it up."""
+    """Write the traceback to stderr, and thereby to the instance's log."""
     print(traceback_text(error), end="", file=sys.stderr)
 
 
 def as_pickle(error: BaseException) -> bytes:
-    """cloudpickle bytes that load as an exception everywhere; see the module."""
+    """cloudpickle bytes that load as an exception wherever pilotlight is installed."""
     return bytes(cloudpickle.dumps(_Portable(error)))
 
 
@@ -141,8 +142,8 @@ class _Portable:
 
 
 def _pickled_or_none(error: BaseException) -> bytes | None:
-    """Bytes that provably load again: many exceptions pickle but cannot be rebuilt, for want of
-    constructor arguments."""
+    """The pickled error if it can be unpickled again: many exceptions pickle but lack the
+    constructor arguments to be rebuilt."""
     try:
         data = bytes(cloudpickle.dumps(error))
         # our own bytes, in the tenant's own worker
@@ -155,8 +156,8 @@ def _rebuild(data: bytes | None, name: str, message: str, remote_traceback: str)
     error: BaseException | None = None
     if data is not None:
         try:
-            error = pickle.loads(data)  # in the SDK that asked: its own tenant's answer
-        except Exception:  # noqa: BLE001  # the class's module is missing or differs here: fall back to text
+            error = pickle.loads(data)  # in the calling SDK: a response of its own tenant
+        except Exception:  # noqa: BLE001  # the class's module is missing or differs: fall back to text
             error = None
     if not isinstance(error, BaseException):
         error = RemoteError(

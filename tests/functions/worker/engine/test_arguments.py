@@ -177,5 +177,5 @@ def test_sleeping_needs_the_servers_own_switch() -> None:
 
 def test_a_function_without_an_engine_is_refused() -> None:
     plain = replace(function(), kind=FunctionKind.FUNCTION, engine=None)
-    with pytest.raises(InvalidInput, match="nothing of its engine"):
+    with pytest.raises(InvalidInput, match="has no engine specification"):
         command(plain)

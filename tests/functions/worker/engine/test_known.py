@@ -76,7 +76,7 @@ def test_the_beginning_of_the_answer_is_enough_before_serving(running: Running) 
 
 
 def test_another_answer_is_told_with_both() -> None:
-    with pytest.raises(WrongAnswer, match=r"\[7, 8\], before the snapshot it was \[7, 9\]"):
+    with pytest.raises(WrongAnswer, match=r"\[7, 8\]; before the snapshot it answered \[7, 9\]"):
         KnownAnswer(value=(7, 9)).demand_same(KnownAnswer(value=(7, 8)))
 
 
