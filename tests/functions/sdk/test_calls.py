@@ -323,7 +323,7 @@ def test_app_run_deploys_under_a_name_of_its_own_and_deletes_it(
         assert platform.function(run.name, "double").env == {"PILOTLIGHT_APP": f"shop={run.name}"}
         assert shop.double.remote(2) == 4
         assert shop.Till().price.remote(1) == 11
-        with pytest.raises(InvalidInput, match="running already"), shop.app.run():
+        with pytest.raises(InvalidInput, match="already running"), shop.app.run():
             pass
 
     assert platform.apps == {}
@@ -430,7 +430,7 @@ def test_a_function_that_a_tenant_does_not_share_is_not_found_and_says_whose(
 
 
 def test_another_tenants_function_is_warmed_up_by_its_owner(shop: ModuleType) -> None:
-    with pytest.raises(InvalidInput, match="only its owner"):
+    with pytest.raises(InvalidInput, match="only the owner"):
         pilotlight.Function.from_name("shop", "double", tenant=SHARING_TENANT).warmup()
 
 
