@@ -176,7 +176,7 @@ GATHER = "@pilotlight.batched(max_batch_size=4, wait_ms=5)\n"
 
 
 def test_fewer_calls_than_a_batch_holds_are_warned_of(module: Write) -> None:
-    with pytest.warns(PilotlightWarning, match=r"max_inputs=2 lets only 2 calls in at once"):
+    with pytest.warns(PilotlightWarning, match=r"max_inputs=2 admits only 2 calls at once"):
         module(
             f"{HEAD}@app.function()\n@pilotlight.concurrent(max_inputs=2)\n{GATHER}def f(items: "
             f"list[int]) -> list[int]: ...\n"

@@ -155,9 +155,9 @@ def test_embeddings_are_a_task(model: Path) -> None:
 @pytest.mark.parametrize(
     "options, told",
     [
-        ({"max_model_len": 4096}, "was made for 1024 tokens"),
-        ({"max_model_len": 0}, "write a number of tokens"),
-        ({"max_model_len": 12.5}, "write a number of tokens"),
+        ({"max_model_len": 4096}, "supports at most 1024 tokens"),
+        ({"max_model_len": 0}, "must be a number of tokens"),
+        ({"max_model_len": 12.5}, "must be a number of tokens"),
         ({"max_num_seqs": 0}, "max_num_seqs"),
         ({"engine_args": {"--uds": "/x"}}, "uds= is reserved"),
         ({"engine_args": {"served_model_name": "x"}}, "served-model-name= is reserved"),
@@ -208,7 +208,7 @@ def test_something_that_is_no_model_is_refused(tmp_path: Path, model: Path) -> N
     with pytest.raises(InvalidInput, match="not valid JSON"):
         built(tmp_path)
     (tmp_path / "config.json").write_bytes((model / "config.json").read_bytes())
-    with pytest.raises(InvalidInput, match="hold no model"):
+    with pytest.raises(InvalidInput, match="contain no model"):
         built(tmp_path)
 
 
