@@ -167,9 +167,9 @@ def test_the_network_of_a_function_is_declared(
 @pytest.mark.parametrize(
     "network, egress, message",
     [
-        (FunctionNetwork.NONE, ("10.0.0.8",), 'network="none" closes everything'),
-        (FunctionNetwork.EGRESS, ("10.0.0.1/8",), "write IPv4 networks or addresses"),
-        (FunctionNetwork.EGRESS, ("fd00::1",), "write IPv4 networks or addresses"),
+        (FunctionNetwork.NONE, ("10.0.0.8",), 'network="none" blocks all traffic'),
+        (FunctionNetwork.EGRESS, ("10.0.0.1/8",), "must be an IPv4 network or address"),
+        (FunctionNetwork.EGRESS, ("fd00::1",), "must be an IPv4 network or address"),
         (
             FunctionNetwork.EGRESS,
             tuple(f"10.0.0.{n}" for n in range(33)),
