@@ -80,7 +80,7 @@ class App:
         name: name of the app.
         image: default image of its functions; a function with an image of its own uses that.
         secrets, env, tags: added to those of each function, whose values take precedence.
-        description: text shown by the command line and the dashboard."""
+        description: a short text about the app."""
 
     def __init__(
         self,

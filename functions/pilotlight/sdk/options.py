@@ -28,7 +28,8 @@ class FunctionOptions(TypedDict, total=False):
         name: name of the function; by default that of the Python function or class.
         image: environment to run in; by default that of the app.
         weights, secrets, env: model files, secrets and environment variables of instances.
-        network, egress: "egress" or "none", and the networks or addresses that may be reached.
+        network: "egress" (default) for what the operator permits, or "none".
+        egress: IPv4 networks or addresses to permit in addition.
         snapshot: False starts instances without snapshots.
 
     Resources:
@@ -50,7 +51,7 @@ class FunctionOptions(TypedDict, total=False):
     Calls:
         timeout, startup_timeout, queue_timeout: limits of an execution, a start, and waiting.
         result_ttl: how long results of background calls are kept.
-        idempotent: calls may be run more than once.
+        idempotent: the platform may retry a call whose worker died before it answered.
         retries: a number, or `pilotlight.Retries(…)`.
         priority: of calls: "realtime", "standard" or "batch".
         access: "private", "public", or a list of further tenants that may call the function.
