@@ -144,7 +144,7 @@ def test_the_refusal_of_a_draft_names_the_parameter_the_value_and_the_way_out() 
     assert text.startswith(
         "function 'f': schema of 'g': $schema 'http://127.0.0.1:9/x' is not supported"
     )
-    assert f"remove it, or write {DIALECT}" in text
+    assert f"remove it, or use {DIALECT}" in text
     assert refused.value.detail["parameter"] == "function 'f': schema of 'g'"
 
 

@@ -78,7 +78,7 @@ def test_a_submitted_call_is_found_again(hello: PlatformUnderTest) -> None:
     [
         (("call", "hello/hello", "-a", "nme=x"), "nme"),
         (("call", "hello/nobody"), "nobody"),
-        (("call", "hello"), "not a function's address"),
+        (("call", "hello"), "not the address of a function"),
         (("app", "show", "nope"), "nope"),
         (("deploy", "/no/such/file.py"), "no such file"),
         (("instance", "stop", "i-nope"), "no instance"),

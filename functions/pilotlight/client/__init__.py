@@ -1,8 +1,8 @@
-"""The HTTP client of the platform: transport with retries, typed methods, responses and errors as
-Python values. It does not know declarations and handles, which are in `pilotlight.sdk`.
+"""The HTTP client of the platform: transport with retries, typed methods, and responses and errors
+as Python values. Declarations and handles are in `pilotlight.sdk`.
 
-The names below are loaded when they are first used: `pilotlight.client.pickling` alone needs no
-HTTP client."""
+The names below are loaded on first use, because `pilotlight.client.pickling` needs no HTTP
+client."""
 
 from __future__ import annotations
 

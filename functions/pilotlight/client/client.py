@@ -1,9 +1,8 @@
-"""The platform's HTTP API as typed methods: the door through which the SDK, the CLI and other
-programs speak to it.
+"""The HTTP API of the platform as typed methods, for the SDK, the CLI and other programs.
 
-`Client` is synchronous and safe to share between threads; `AsyncClient` has the calls only. Answers
-are JSON as the controller documents them (OpenAPI, `GET /openapi.json`); errors are
-`pilotlight.errors`. httpx is imported by the first client that is made."""
+`Client` is synchronous and thread-safe; `AsyncClient` has only the methods for calls. Responses are
+JSON as documented by the controller (OpenAPI, `GET /openapi.json`); errors are those of
+`pilotlight.errors`. httpx is imported when the first client is created."""
 
 from __future__ import annotations
 
@@ -71,20 +70,19 @@ __all__ = [
 ]
 
 LONG_POLL_S = 20.0
-"""Seconds that one look at an unfinished call asks the server to wait: below the idle limits of
-common proxies (30 to 60 s)."""
+"""Duration of one long poll of an unfinished call: below the idle timeouts of common proxies (30 to
+60 s)."""
 _FILE_PIECE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallResponse:
-    """One call's answer as it came: for programs that want the headers (the CLI shows StartKind,
+    """The raw response of a call, for programs that need the headers (the CLI shows start kind,
     timings and cost).
 
     Attributes:
-        pickles: whether the call was a pickle to a function of our own tenant, so that its answer
-        may be opened as one.
-    """
+        pickles: whether the response may be unpickled, because the call was sent as a pickle to a
+            function of the own tenant."""
 
     status: int
     headers: Mapping[str, str]
@@ -93,20 +91,20 @@ class CallResponse:
 
     @property
     def request_id(self) -> str:
-        """The call's id: names it in logs, bills, traces, and feedback."""
+        """The id of the call in logs, bills, traces and feedback."""
         return self.headers.get(HEADER_REQUEST_ID, "")
 
     def value(self) -> Any:
-        """The result. Raises what the function raised, or the platform's error."""
+        """Return the result. Raises the exception of the function, or the error of the platform."""
         return parse_result(self.status, self.headers, self.body, pickles=self.pickles)
 
 
 class BlobBody(Protocol):
-    """A request body of known length that can be sent again: each iteration begins at its begin."""
+    """A request body of known length that can be sent again: each iteration yields all of it."""
 
     @property
     def size_bytes(self) -> int:
-        """What an iteration yields in all."""
+        """Total size of an iteration."""
         ...
 
     def __iter__(self) -> Iterator[bytes]: ...
@@ -138,7 +136,8 @@ class Client(
     TraceResources,
     AsyncCallResources,
 ):
-    """The platform as one profile sees it. A context manager: closing it closes its connections."""
+    """A synchronous client for one profile. Thread-safe. Close it, or use it as a context
+    manager."""
 
     def __init__(self, profile: Profile, *, retry_budget_s: float = DEFAULT_BUDGET_S) -> None:
         super().__init__(Transport(profile, budget_s=retry_budget_s))
@@ -159,7 +158,7 @@ class Client(
         self.close()
 
     def close(self) -> None:
-        """Close every connection."""
+        """Close all connections."""
         self._transport.close()
 
     # -- calls -------------------------------------------------------------------------------------
@@ -172,11 +171,11 @@ class Client(
         headers: Mapping[str, str] | None = None,
         tenant: str = "",
     ) -> CallResponse:
-        """Call and wait. `function` may be `Class.method`; `headers` say what `body` is.
+        """Call a function, or a method as `Class.method`, and wait for the response.
 
-        Without them it is an SDK call's pickle, or JSON where `tenant` is given. `tenant` is the
-        name of another tenant that shares the function, and takes JSON only; "" = one of our own.
-        """
+        `headers` describe `body`; by default it is a pickle as sent by the SDK, or JSON with
+        `tenant`. `tenant` is the name of another tenant that shares the function, which accepts
+        only JSON; "" = the own tenant."""
         headers = call_headers(streams=False, pickles=not tenant) if headers is None else headers
         path = function_path(app, function, "invoke", tenant=tenant)
         response = self._transport.request(
@@ -192,7 +191,7 @@ class Client(
     def invoke_json(
         self, app: str, function: str, arguments: Any, *, accept: str = CONTENT_JSON
     ) -> CallResponse:
-        """Call with JSON arguments: an object by name, or an array by position."""
+        """Call a function with JSON arguments: an object by name, or an array by position."""
         headers = {"content-type": CONTENT_JSON, "accept": accept}
         return self.invoke(app, function, json.dumps(arguments).encode(), headers=headers)
 
@@ -205,8 +204,8 @@ class Client(
         headers: Mapping[str, str] | None = None,
         tenant: str = "",
     ) -> Iterator[Any]:
-        """Call a generator as `invoke` does; items as they come. Raises what it raises, at its
-        place."""
+        """Call a generator like `invoke` and yield items as they arrive. Raises the exception of
+        the generator after the items before it."""
         path, headers = (
             function_path(app, function, "invoke", tenant=tenant),
             headers or call_headers(streams=True, pickles=not tenant),
@@ -225,7 +224,7 @@ class Client(
             reader.close()
 
     def invoke_lines(self, app: str, function: str, arguments: Any) -> Iterator[Any]:
-        """Call a generator with JSON arguments; its items as JSON values."""
+        """Call a generator with JSON arguments and yield its items as JSON values."""
         headers = {"content-type": CONTENT_JSON, "accept": CONTENT_NDJSON}
         path = function_path(app, function, "invoke")
         with self._transport.stream(
@@ -242,7 +241,7 @@ class Client(
         headers: Mapping[str, str] | None = None,
         tenant: str = "",
     ) -> str:
-        """Start a call that outlives this process, and return its id."""
+        """Start a background call, which continues without this process, and return its id."""
         headers = call_headers(streams=False, pickles=not tenant) if headers is None else headers
         path = function_path(app, function, "submit", tenant=tenant)
         repeatable = _repeatable(headers)
@@ -255,26 +254,26 @@ class Client(
     def submit_json(
         self, app: str, function: str, arguments: Any, *, headers: Mapping[str, str] | None = None
     ) -> str:
-        """`submit` with JSON arguments; the result is JSON too. `headers`: beside those that say
-        so."""
+        """Start a background call with JSON arguments and a JSON result, and return its id.
+        `headers` are added to the content headers."""
         told = {"content-type": CONTENT_JSON, "accept": CONTENT_JSON, **(headers or {})}
         return self.submit(app, function, json.dumps(arguments).encode(), headers=told)
 
     def call(self, call_id: str, *, wait_s: float = 0.0) -> CallRecord:
-        """A submitted call's state. `wait_s` lets the server answer later, as soon as the call is
+        """Return the record of a background call. `wait_s` long-polls until the call is
         finished."""
         return _record(self._transport.request("GET", _call_path(call_id), params=_wait(wait_s)))
 
     def cancel(self, call_id: str) -> None:
-        """Cancel a call, queued or running. A finished one stays as it is."""
+        """Cancel a queued or running call. Has no effect on a finished one."""
         self._transport.request("POST", f"{_call_path(call_id)}:cancel", repeatable=True)
 
     def call_stream(self, call_id: str, *, after: str = "", pickles: bool = True) -> Iterator[Any]:
-        """What a submitted call yields, as it comes, from its beginning or `after` the item of that
-        id. Raises what it raises, at its end.
+        """Yield the items of a background call as they are produced, from the first one or `after`
+        the item with that id. Raises the exception of the call at the end.
 
-        A connection that is lost is made again, and the stream goes on where it was. The items of
-        an attempt that is made again come again."""
+        Lost connections are reestablished, and the stream is resumed. If the call is retried, its
+        items start again from the first."""
         items = CallStreamItems(call_id, after, pickles=pickles)
         for _ in reconnect_attempts(items):
             with self._transport.stream(
@@ -286,8 +285,8 @@ class Client(
                         yield from items.of(event)
 
     def warmup(self, app: str, function: str, *, snapshot: bool = False) -> Json:
-        """Bring one instance up; with `snapshot` wait until its snapshot is proven, too
-        (`activator.autoscaler.autoscaler_loop`: the report)."""
+        """Start one instance and return a report (see `activator.autoscaler.autoscaler_loop`). With
+        `snapshot`, also wait until its snapshot is verified."""
         path, params = (
             function_path(app, function, "warmup"),
             {} if snapshot else {"snapshot": "false"},
@@ -296,17 +295,17 @@ class Client(
         return dict(response.json()) if response.content else {}
 
     def warmup_stages(self, app: str, function: str) -> Iterator[Json]:
-        """The same with a snapshot, as it goes on: `{"stage", "elapsed_ms"}` at least each 10 s,
-        `{"report": {…}}` last."""
+        """Start one instance with a snapshot and yield its progress: `{"stage", "elapsed_ms"}` at
+        least every 10 s, `{"report": {…}}` last."""
         path = function_path(app, function, "warmup")
         with self._transport.stream(
             "POST", path, headers={"accept": CONTENT_NDJSON}, repeatable=True
         ) as response:
             yield from iter_json_objects(response)
 
-    # -- what is uploaded --------------------------------------------------------------------------
+    # -- uploads -----------------------------------------------------------------------------------
     def has_blob(self, digest: str) -> bool:
-        """Whether the platform has the blob of that sha256."""
+        """Whether the platform has the blob with this sha256."""
         return (
             self._transport.request(
                 "HEAD", f"/v1/blobs/{digest}", accept_status=frozenset({404})
@@ -317,11 +316,11 @@ class Client(
     def put_blob(
         self, digest: str, data: bytes | Path | BlobBody, *, chunked: bool = False
     ) -> None:
-        """Upload a blob; the platform checks its digest: a sha256, or (`chunked`: a file of
-        weights) that of its chunks' hashes.
+        """Upload a blob. The platform verifies its digest: a sha256, or with `chunked`, for files
+        of weights, that of the hashes of its chunks.
 
-        Uploading twice is harmless. What is no bytes is streamed; a body that breaks off, or
-        raises, uploads nothing."""
+        Uploading twice is harmless. Files and BlobBody are streamed; a body that raises, or breaks
+        off, stores nothing."""
         params = {"chunked": "true"} if chunked else None
         if isinstance(data, bytes):
             self._transport.request("PUT", f"/v1/blobs/{digest}", content=data, params=params)
@@ -333,7 +332,7 @@ class Client(
         )
 
     def build_image(self, spec: ImageSpec) -> Iterator[Json]:
-        """Build an environment, or find it built: `{"step", "text", …}` while it goes on,
+        """Build an image unless it exists, and yield its progress: `{"step", "text", …}`, and
         `{"image": digest}` last."""
         with self._transport.stream(
             "POST", "/v1/images", json=to_json(spec), repeatable=True
@@ -341,16 +340,17 @@ class Client(
             yield from iter_json_objects(response)
 
     def images(self) -> list[Json]:
-        """Images that this tenant has built: digest, size, and the functions that need them."""
+        """List the images that this tenant has built: digest, size, and the functions that use
+        them."""
         return self._list("/v1/images", "images")
 
     def delete_image(self, digest: str) -> None:
-        """Delete an image. Raises NotFound, or Conflict while a revision needs it."""
+        """Delete an image. Raises NotFound, or Conflict while a revision uses it."""
         self._transport.request("DELETE", f"/v1/images/{quote(digest, safe='')}")
 
     def prune_app(self, app: str, *, keep: int = 10, dry_run: bool = False) -> Json:
-        """Give up old revisions of an app: all but the newest `keep` of each function and those
-        that can be called."""
+        """Delete old revisions of an app: all but the newest `keep` of each function and those that
+        can be called."""
         body = {"keep": keep, "dry_run": dry_run}
         return dict(
             self._transport.request(
@@ -361,14 +361,15 @@ class Client(
     def collect_storage(
         self, *, unused_s: float | None = None, dry_run: bool = False, all_tenants: bool = False
     ) -> Json:
-        """Free blobs to which nothing refers. Needs a key of scope admin."""
+        """Delete unreferenced blobs. Requires a key with scope admin."""
         body = {"unused_s": unused_s, "dry_run": dry_run, "all_tenants": all_tenants}
         return dict(self._transport.request("POST", "/v1/storage:collect", json=body).json())
 
 
 class AsyncClient:
-    """The calls, for one event loop, which owns it. Cancelling an awaited call closes its
-    connection: its slot is free at once."""
+    """An asynchronous client with the methods for calls, for one event loop.
+
+    Cancelling an awaited call closes its connection, which frees its slot immediately."""
 
     def __init__(self, profile: Profile, *, retry_budget_s: float = DEFAULT_BUDGET_S) -> None:
         self.profile = profile
@@ -386,7 +387,7 @@ class AsyncClient:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Close every connection."""
+        """Close all connections."""
         await self._transport.aclose()
 
     async def invoke(
@@ -398,7 +399,7 @@ class AsyncClient:
         headers: Mapping[str, str] | None = None,
         tenant: str = "",
     ) -> CallResponse:
-        """As `Client.invoke`."""
+        """Asynchronous form of `Client.invoke`."""
         headers = call_headers(streams=False, pickles=not tenant) if headers is None else headers
         path = function_path(app, function, "invoke", tenant=tenant)
         response = await self._transport.request(
@@ -420,7 +421,7 @@ class AsyncClient:
         headers: Mapping[str, str] | None = None,
         tenant: str = "",
     ) -> AsyncIterator[Any]:
-        """As `Client.invoke_stream`."""
+        """Asynchronous form of `Client.invoke_stream`."""
         path, headers = (
             function_path(app, function, "invoke", tenant=tenant),
             headers or call_headers(streams=True, pickles=not tenant),
@@ -448,7 +449,7 @@ class AsyncClient:
         headers: Mapping[str, str] | None = None,
         tenant: str = "",
     ) -> str:
-        """As `Client.submit`."""
+        """Asynchronous form of `Client.submit`."""
         path = function_path(app, function, "submit", tenant=tenant)
         headers = call_headers(streams=False, pickles=not tenant) if headers is None else headers
         response = await self._transport.request(
@@ -457,7 +458,7 @@ class AsyncClient:
         return str(response.json()["id"])
 
     async def call(self, call_id: str, *, wait_s: float = 0.0) -> CallRecord:
-        """As `Client.call`."""
+        """Asynchronous form of `Client.call`."""
         return _record(
             await self._transport.request("GET", _call_path(call_id), params=_wait(wait_s))
         )
@@ -465,7 +466,7 @@ class AsyncClient:
     async def call_stream(
         self, call_id: str, *, after: str = "", pickles: bool = True
     ) -> AsyncIterator[Any]:
-        """As `Client.call_stream`."""
+        """Asynchronous form of `Client.call_stream`."""
         items = CallStreamItems(call_id, after, pickles=pickles)
         for _ in reconnect_attempts(items):
             async with self._transport.stream(
@@ -478,7 +479,7 @@ class AsyncClient:
                             yield item
 
     async def cancel(self, call_id: str) -> None:
-        """As `Client.cancel`."""
+        """Asynchronous form of `Client.cancel`."""
         await self._transport.request("POST", f"{_call_path(call_id)}:cancel", repeatable=True)
 
     async def feedback(
@@ -488,7 +489,7 @@ class AsyncClient:
         label: str | None = None,
         metrics: Mapping[str, float] | None = None,
     ) -> Json:
-        """As `Client.feedback`."""
+        """Asynchronous form of `Client.feedback`."""
         body = feedback_body(request_id, label=label, metrics=metrics)
         return dict(
             (
@@ -498,8 +499,8 @@ class AsyncClient:
 
 
 def _repeatable(headers: Mapping[str, str]) -> bool | None:
-    """A request under an idempotency key may be sent again, though the connection was lost under
-    way."""
+    """Return True for a request with an idempotency key, which may be sent again after its
+    connection was lost; otherwise None."""
     return True if HEADER_IDEMPOTENCY_KEY in headers else None
 
 

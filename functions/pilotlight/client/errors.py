@@ -1,4 +1,4 @@
-"""Answers that are not results, turned into exceptions: problem documents (RFC 9457) and pickled
+"""Conversion of error responses to exceptions: problem documents (RFC 9457) and pickled
 exceptions."""
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from pilotlight.protocol import PROBLEM_BASE
 
 _STANDARD_MEMBERS = frozenset({"type", "title", "status", "detail", "instance"})
 _LONGEST_TEXT = 300
-"""Characters of a foreign error page that are quoted: enough to recognise a proxy, short enough for
-a terminal."""
+"""Characters quoted from an error page that is not the platform's: enough to recognise a proxy,
+short enough for a terminal."""
 
 
 def _tree(root: type[PilotlightError]) -> dict[str, type[PilotlightError]]:
@@ -34,8 +34,8 @@ _BY_STATUS = {
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """The Retry-After header in seconds, None when absent or not a number (RFC 9110 §10.2.3; we
-    never send dates)."""
+    """Return the Retry-After header in seconds, None if absent or not a number (RFC 9110 §10.2.3;
+    the platform never sends dates)."""
     try:
         return max(0.0, float(headers["retry-after"]))
     except (KeyError, ValueError):
@@ -43,7 +43,7 @@ def retry_after_s(headers: Mapping[str, str]) -> float | None:
 
 
 def error_from_response(status: int, headers: Mapping[str, str], body: bytes) -> PilotlightError:
-    """The exception for an answer with an error status, whatever its body is."""
+    """Return the exception for a response with an error status and any body."""
     try:
         document = json.loads(body)
     except ValueError:
@@ -56,7 +56,8 @@ def error_from_response(status: int, headers: Mapping[str, str], body: bytes) ->
 def error_from_problem(
     document: Mapping[str, Any], *, retry_after: float | None = None
 ) -> PilotlightError:
-    """The exception that a problem document describes; its further members become `detail`."""
+    """Return the exception that a problem document describes. Its extension members become
+    `detail`."""
     slug = str(document.get("type", "")).removeprefix(PROBLEM_BASE)
     status = int(document.get("status", 500))
     kind = _BY_TYPE.get(slug) or _BY_STATUS.get(status, PilotlightError)
@@ -79,27 +80,27 @@ def _foreign(status: int, headers: Mapping[str, str], body: bytes) -> Pilotlight
     kind = _BY_STATUS.get(status, PilotlightError)
     text = body[:_LONGEST_TEXT].decode(errors="replace").strip()
     return kind(
-        f"the server answered {status} without a problem document: {text!r}",
+        f"the server returned status {status} without a problem document: {text!r}",
         retry_after_s=retry_after_s(headers),
     )
 
 
 def remote_exception(pickled: bytes) -> BaseException:
-    """The exception that user code raised remotely, of its own type where that can be loaded here.
+    """Return the exception that user code raised remotely, with its original type if that can be
+    loaded.
 
-    The worker has put the remote traceback into the exception's notes (PEP 678), which travel with
-    it."""
+    The notes of the exception (PEP 678) contain the remote traceback, added by the worker."""
     from pilotlight.client.pickling import UnpicklingFailed, loads
 
     try:
         value = loads(pickled)
     except UnpicklingFailed as e:
         return RemoteError(
-            f"the function raised an exception whose class cannot be loaded here: {e}"
+            f"the function raised an exception whose class cannot be loaded in this process: {e}"
         )
     if isinstance(value, BaseException):
         return value
     return RemoteError(
-        f"the function raised, and what came back is {type(value).__name__}, not an exception: "
-        f"{value!r}"
+        f"the function raised an object of type {type(value).__name__}, which is not an "
+        f"exception: {value!r}"
     )

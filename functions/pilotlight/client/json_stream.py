@@ -1,4 +1,4 @@
-"""JSON values of a streamed (NDJSON) response."""
+"""Parsing of streamed NDJSON responses."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ Json = dict[str, Any]
 
 
 def iter_json_lines(response: httpx.Response) -> Iterator[Any]:
-    """The JSON values of an NDJSON answer, as they come."""
+    """Yield the JSON values of an NDJSON response as they arrive."""
     for line in response.iter_lines():
         if line.strip():
             yield json.loads(line)
 
 
 def iter_json_objects(response: httpx.Response) -> Iterator[Json]:
-    """The same where each is an object; `{"error": problem}` is raised."""
+    """Yield the JSON objects of an NDJSON response as they arrive. Raises the exception of an
+    `{"error": problem}`."""
     for part in iter_json_lines(response):
         if (
             isinstance(part, dict)
@@ -32,10 +33,10 @@ def iter_json_objects(response: httpx.Response) -> Iterator[Json]:
         ):
             raise error_from_problem(part["error"])
         if not isinstance(part, dict):
-            raise PilotlightError(f"the platform streamed {part!r} where an object was expected")
+            raise PilotlightError(f"the platform streamed {part!r}, expected an object")
         yield part
 
 
 def without_none(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Those that are not None."""
+    """Return the entries whose value is not None."""
     return {key: value for key, value in values.items() if value is not None}

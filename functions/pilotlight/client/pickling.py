@@ -1,5 +1,5 @@
-"""Arguments out, results in, with errors that name the argument: cloudpickle, or JSON for another
-tenant's function."""
+"""Serialization of arguments and results, with errors that name the argument: cloudpickle, or JSON
+for functions of other tenants."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _PICKLING_ERRORS = (
     NotImplementedError,
     RuntimeError,
 )
-"""What `__reduce__` implementations are known to raise when a thing cannot travel (sockets:
-TypeError, torch: RuntimeError, …)."""
+"""Exceptions that `__reduce__` implementations are known to raise for values that cannot be pickled
+(sockets: TypeError, torch: RuntimeError, …)."""
 _UNPICKLING_ERRORS = (
     *_PICKLING_ERRORS,
     pickle.UnpicklingError,
@@ -34,16 +34,17 @@ _UNPICKLING_ERRORS = (
 
 
 def _cloudpickle() -> Any:
-    return importlib.import_module("cloudpickle")  # untyped, and not needed before the first call
+    return importlib.import_module("cloudpickle")  # untyped; not needed before the first call
 
 
 class UnpicklingFailed(Exception):
-    """Raised when bytes cannot be unpickled in this process: mostly a class or a package that is
-    missing here."""
+    """Raised when bytes cannot be unpickled in this process, mostly because a class or package is
+    missing."""
 
 
 def dumps(value: Any) -> bytes:
-    """cloudpickle bytes, in the protocol that every supported Python reads. Raises InvalidInput."""
+    """Pickle a value with cloudpickle, in a protocol that every supported Python can read. Raises
+    InvalidInput."""
     try:
         return bytes(_cloudpickle().dumps(value, protocol=pickle.DEFAULT_PROTOCOL))
     except _PICKLING_ERRORS as e:
@@ -53,43 +54,43 @@ def dumps(value: Any) -> bytes:
 
 
 def loads(data: bytes) -> Any:
-    """The reverse of `dumps`; only for bytes of this tenant's own worker. Raises UnpicklingFailed."""
+    """Unpickle a value. Only for bytes from workers of the own tenant. Raises UnpicklingFailed."""
     try:
         return _cloudpickle().loads(data)
     except _UNPICKLING_ERRORS as e:
         python = f"{sys.version_info.major}.{sys.version_info.minor}"
         raise UnpicklingFailed(
-            f"{type(e).__name__}: {e} (this is Python {python}; the same classes must be "
-            f"importable here and there)"
+            f"{type(e).__name__}: {e} (this process runs Python {python}; the class must be "
+            f"importable both in it and in the sender)"
         ) from e
 
 
 def dump_arguments(
     what: str, parameters: Sequence[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> bytes:
-    """`(args, kwargs)` as bytes. Raises InvalidInput naming the first argument of `what` that
-    cannot travel."""
+    """Pickle `(args, kwargs)`. Raises InvalidInput naming the first argument of `what` that cannot
+    be pickled."""
     try:
         return bytes(_cloudpickle().dumps((args, dict(kwargs)), protocol=pickle.DEFAULT_PROTOCOL))
     except _PICKLING_ERRORS as e:
         name, value = _culprit(parameters, args, kwargs)
         raise InvalidInput(
             f"{what}: argument {name!r} of type {type(value).__name__} cannot be serialised: {e}. "
-            "Send plain data instead, and open files, connections and locks inside the function.",
+            "Pass plain data, and create files, connections and locks inside the function.",
             parameter=name,
         ) from e
 
 
 def dump_json_arguments(what: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
-    """Arguments for another tenant's function: an object by name, or an array by position.
+    """Encode the arguments of a call to a function of another tenant: an object by name, or an
+    array by position.
 
-    Raises InvalidInput where both are given, and naming the first argument of `what` that is no
-    JSON value."""
+    Raises InvalidInput if both are given, or naming the first argument of `what` that is not a JSON
+    value."""
     if args and kwargs:
         raise InvalidInput(
-            f"{what}: arguments by position and by name together cannot be sent to another "
-            f"tenant's function, which is called with JSON: "
-            "write all of them by name, or all by position"
+            f"{what}: functions of other tenants are called with JSON, which cannot mix arguments "
+            "by position and by name: pass all by name, or all by position"
         )
     try:
         return json.dumps(kwargs or list(args), allow_nan=False).encode()
@@ -98,9 +99,9 @@ def dump_json_arguments(what: str, args: tuple[Any, ...], kwargs: Mapping[str, A
             [(f"#{i + 1}", value) for i, value in enumerate(args)] + list(kwargs.items())
         )
         raise InvalidInput(
-            f"{what}: argument {name!r} of type {type(value).__name__} is no JSON value: {e}. "
-            f"Another tenant's function is called with "
-            "JSON: send None, booleans, numbers, strings, lists, and dictionaries with strings as keys.",
+            f"{what}: argument {name!r} of type {type(value).__name__} is not a JSON value: {e}. "
+            "Functions of other tenants are called with JSON: pass None, booleans, numbers, "
+            "strings, lists, and dictionaries with string keys.",
             parameter=name,
         ) from e
 

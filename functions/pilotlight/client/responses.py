@@ -1,9 +1,9 @@
-"""One call's wire form: the request's headers and body, and the value or exception in the answer.
+"""The wire format of calls: headers and bodies of requests, and values or exceptions in responses.
 No I/O.
 
-A pickle in an answer runs code of its sender. Pickles are therefore opened only in answers to calls
-that were sent as pickles, which go to functions of our own tenant; calls to another tenant's
-function, and their answers, are JSON."""
+Unpickling runs code of the sender. Therefore only responses to calls that were sent as pickles are
+unpickled; those go to functions of the own tenant. Calls to functions of other tenants, and their
+responses, are JSON."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from pilotlight.protocol import (
 )
 
 RAISED_STATUS = frozenset({500})
-"""A status whose body may be a pickled exception: the transport hands it over instead of
+"""Statuses whose body may be a pickled exception, which the transport returns instead of
 raising."""
 _LENGTH = struct.Struct(">I")
 _EXCEPTION_FOLLOWS = 0xFFFFFFFF
@@ -48,8 +48,8 @@ _FINISHED = frozenset({"SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED"})
 
 
 def function_path(app: str, function: str, verb: str, *, tenant: str = "") -> str:
-    """`/v1/functions/{app}/{function}:{verb}`; `function` may be `Class.method`. Another tenant's
-    lies below its name."""
+    """Return `/v1/functions/{app}/{function}:{verb}`, prefixed with the path of `tenant` if given.
+    `function` may be `Class.method`."""
     owner = f"{TENANT_PATH}{quote(tenant, safe='')}" if tenant else ""
     return f"{owner}/v1/functions/{quote(app, safe='')}/{quote(function, safe='.')}:{verb}"
 
@@ -63,12 +63,15 @@ def call_headers(
     webhook: str = "",
     idempotency_key: str = "",
 ) -> dict[str, str]:
-    """Headers of an SDK call: pickle in, pickle (or a stream of pickles) out. `priority` "" leaves
-    it to the function.
+    """Return the headers of an SDK call, with pickled arguments and a pickle, or a stream of
+    pickles, as response.
 
-    `pickles` False, for another tenant's function: JSON in, JSON (or lines of it) out. `webhook`:
-    name of who is told when a submitted call ends. `idempotency_key`: a repeat with it is the same
-    call."""
+    Args:
+        pickles: False for a function of another tenant: JSON arguments, and JSON, or lines of JSON,
+            as response.
+        priority: "" = that of the function.
+        webhook: name of the webhook to notify when a background call ends.
+        idempotency_key: requests with the same key are the same call."""
     if pickles:
         accept = CONTENT_PICKLE_STREAM if streams else CONTENT_PICKLE
         headers = {"content-type": CONTENT_PICKLE, "accept": f"{accept}, {CONTENT_JSON};q=0.5"}
@@ -89,14 +92,14 @@ def call_headers(
 
 
 def may_unpickle(headers: Mapping[str, str], tenant: str) -> bool:
-    """Whether the answer to a call with these headers may be unpickled; `tenant` names another one
-    whose function it is, "" = our own."""
+    """Whether the response to a call with these headers may be unpickled. `tenant` is the name of
+    another tenant that owns the function; "" = the own tenant."""
     return not tenant and headers.get("content-type") == CONTENT_PICKLE
 
 
 def parse_result(status: int, headers: Mapping[str, str], body: bytes, *, pickles: bool) -> Any:
-    """What the function returned. Raises what it raised, or the platform's error. `pickles`:
-    whether pickles may be opened."""
+    """Return the result of a function. Raises its exception, or the error of the platform.
+    `pickles`: whether the response may be unpickled."""
     content_type = headers.get("content-type", "").partition(";")[0].strip()
     if pickles and headers.get(HEADER_OUTCOME) == "raised" and content_type == CONTENT_PICKLE:
         raise remote_exception(body)
@@ -106,8 +109,8 @@ def parse_result(status: int, headers: Mapping[str, str], body: bytes, *, pickle
 
 
 def decode_result(content_type: str, body: bytes, *, pickles: bool) -> Any:
-    """A result's value by its content type; text and bytes for the types that are neither pickle
-    nor JSON. Raises RemoteError."""
+    """Decode a result by its content type; types other than pickle and JSON become str or bytes.
+    Raises RemoteError."""
     import json
 
     if content_type == CONTENT_PICKLE and not pickles:
@@ -117,7 +120,7 @@ def decode_result(content_type: str, body: bytes, *, pickles: bool) -> Any:
             return loads(body)
         except UnpicklingFailed as e:
             raise RemoteError(
-                f"the function returned something that cannot be loaded here: {e}"
+                f"the result of the function cannot be loaded in this process: {e}"
             ) from e
     if content_type == CONTENT_JSON:
         return json.loads(body)
@@ -126,26 +129,27 @@ def decode_result(content_type: str, body: bytes, *, pickles: bool) -> Any:
 
 def _unasked() -> RemoteError:
     return RemoteError(
-        "the answer is a pickle, which the call did not ask for: it is not opened, because that "
-        "runs code of its sender"
+        "the response is a pickle, which the call did not accept: it was not opened, because "
+        "unpickling runs code of the sender"
     )
 
 
 class ItemReader(Protocol):
-    """Cuts a stream of results into items. Fed with bytes as they come; owned by one call."""
+    """An incremental parser of the items of a stream of results, for one call."""
 
     def feed(self, data: bytes) -> Iterator[Any]:
-        """The items completed by `data`. Raises what the generator raised, at its place."""
+        """Yield the items completed by `data`. Raises the exception of the generator after the
+        items before it."""
         ...
 
     def close(self) -> None:
-        """The stream ended. Raises RemoteError when it ended in the middle of an item."""
+        """End the stream. Raises RemoteError if it ended in the middle of an item."""
         ...
 
 
 def item_reader_for(content_type: str, *, pickles: bool) -> ItemReader:
-    """What reads a stream with this content type. Raises InvalidInput for an answer that is a
-    single value, RemoteError for a pickle."""
+    """Return a reader for a stream of this content type. Raises InvalidInput for a single value,
+    RemoteError for a pickle that was not accepted."""
     if pickles:
         return PickleItemReader()
     kind = content_type.partition(";")[0].strip()
@@ -154,19 +158,20 @@ def item_reader_for(content_type: str, *, pickles: bool) -> ItemReader:
     if kind in (CONTENT_PICKLE, CONTENT_PICKLE_STREAM):
         raise _unasked()
     raise InvalidInput(
-        f"the function answered with one value ({kind or 'of no type'}), not with a stream: call "
-        f"it with .remote(…)"
+        f"the function returned a single value (content type {kind or 'missing'}), not a stream: "
+        f"call it with .remote(…)"
     )
 
 
 class NdjsonItemReader:
-    """Cuts lines of JSON (`CONTENT_NDJSON`) into items. See PickleItemReader."""
+    """An incremental parser of lines of JSON (`CONTENT_NDJSON`), for one call."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Any]:
-        """See PickleItemReader."""
+        """Yield the items completed by `data`. Raises the exception of the generator after the
+        items before it."""
         import json
 
         self._buffer += data
@@ -182,22 +187,21 @@ class NdjsonItemReader:
                 yield item
 
     def close(self) -> None:
-        """See PickleItemReader."""
+        """End the stream. Raises RemoteError if it ended in the middle of an item."""
         if self._buffer.strip():
             raise _cut_off()
 
 
 class PickleItemReader:
-    """Cuts a stream of pickles (`CONTENT_PICKLE_STREAM`) into items. Fed with bytes as they come;
-    owned by one call."""
+    """An incremental parser of a stream of pickles (`CONTENT_PICKLE_STREAM`), for one call."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
         self._exception_follows = False
 
     def feed(self, data: bytes) -> Iterator[Any]:
-        """The items completed by `data`. Raises the exception that the generator raised, at its
-        place."""
+        """Yield the items completed by `data`. Raises the exception of the generator after the
+        items before it."""
         self._buffer += data
         while len(self._buffer) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._buffer)
@@ -214,20 +218,20 @@ class PickleItemReader:
             yield decode_result(CONTENT_PICKLE, body, pickles=True)
 
     def close(self) -> None:
-        """The stream ended. Raises RemoteError when it ended in the middle of an item."""
+        """End the stream. Raises RemoteError if it ended in the middle of an item."""
         if self._buffer or self._exception_follows:
             raise _cut_off()
 
 
 def _cut_off() -> RemoteError:
     return RemoteError(
-        "the stream of results ended in the middle of an item: the instance or the connection "
-        "went away"
+        "the stream of results ended in the middle of an item: the instance crashed or the "
+        "connection was lost"
     )
 
 
 def is_problem(item: Any) -> bool:
-    """Whether an item of a stream of JSON is a problem document: what the generator raised."""
+    """Whether an item of a JSON stream is a problem document, the exception of the generator."""
     return (
         isinstance(item, dict)
         and str(item.get("type", "")).startswith(PROBLEM_BASE)
@@ -236,7 +240,8 @@ def is_problem(item: Any) -> bool:
 
 
 def parse_items(content_type: str, body: bytes, *, pickles: bool) -> list[Any]:
-    """All items of a generator's whole result. Raises what it raised in the middle."""
+    """Parse the complete result of a generator to a list of items. Raises the exception of the
+    generator."""
     import json
 
     if content_type == CONTENT_PICKLE_STREAM:
@@ -254,24 +259,23 @@ def parse_items(content_type: str, body: bytes, *, pickles: bool) -> list[Any]:
 
 
 def is_finished(record: CallRecord) -> bool:
-    """Whether the call will not change any more."""
+    """Whether the call is in a final state."""
     return record.state in _FINISHED
 
 
 def parse_record_result(record: CallRecord, *, pickles: bool = True) -> Any:
-    """The result of a finished call, of a generator the list of its items. `pickles` False: the
-    call was sent as JSON.
+    """Return the result of a finished call; of a generator, the list of its items.
 
-    Of a call that is only known by its id pickles are opened: the platform keeps them as the
-    results of our own functions only. Raises what it raised, ClientClosedRequest when cancelled,
-    DeadlineExceeded when expired."""
+    `pickles` is False if the call was sent as JSON. For a call known only by its id it is True: the
+    platform stores pickles only as results of functions of the own tenant. Raises the exception of
+    the call, ClientClosedRequest if it was cancelled, DeadlineExceeded if it expired."""
     if record.state == "CANCELLED":
         raise ClientClosedRequest(f"call {record.id} was cancelled")
     body = base64.b64decode(record.result)
     if record.state == "EXPIRED":
         raise DeadlineExceeded(
-            f"call {record.id} expired: it ran out of time, or its result was kept only until its "
-            f"time to live ended"
+            f"call {record.id} expired: it exceeded its timeout, or its result was deleted after "
+            f"its time to live"
         )
     if record.content_type.partition(";")[0].strip() in _STREAMS:
         return parse_items(record.content_type, body, pickles=pickles)

@@ -1,9 +1,8 @@
-"""The clients behind the handles: one per process and profile, one per event loop, and a loop in a
-thread for synchronous maps.
+"""Shared clients for handles: a synchronous one per process and profile, an asynchronous one per
+event loop, and a background loop for synchronous maps.
 
-Module state, on purpose: handles are module-level objects that any thread, loop or forked process
-may use. A fork starts afresh (keys carry the pid), so no connection is ever shared between
-processes."""
+The state is global on purpose: handles are module-level objects that any thread, loop or forked
+process may use. A forked process starts with new state, so processes never share connections."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ _CLOSE_TIMEOUT_S = 2.0
 
 @dataclass(slots=True)
 class _State:
-    """Owned by one process; `lock` guards every field, which threads share."""
+    """State of one process, shared between threads. `lock` guards every field."""
 
     pid: int = field(default_factory=os.getpid)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -49,15 +48,15 @@ def _here() -> _State:
 
 
 def current_profile() -> Profile:
-    """The profile that handles use: the one set by `use_profile`, else the one in force
+    """Return the profile that handles use: the one set by `use_profile`, otherwise the active one
     (`pilotlight.profile.load`)."""
     return _here().chosen or profiles.load()
 
 
 @contextlib.contextmanager
 def use_profile(profile: Profile) -> Iterator[None]:
-    """Let every handle of this process use `profile` for a while: for the command line's `-e`, and
-    for tests."""
+    """Make all handles of this process use `profile` in a `with` block: for the option `-e` of the
+    command line, and for tests."""
     state = _here()
     before, state.chosen = state.chosen, profile
     try:
@@ -67,7 +66,7 @@ def use_profile(profile: Profile) -> Iterator[None]:
 
 
 def client() -> Client:
-    """The shared synchronous client of the current profile."""
+    """Return the shared synchronous client of the current profile."""
     state, profile = _here(), current_profile()
     with state.lock:
         if profile not in state.clients:
@@ -76,8 +75,8 @@ def client() -> Client:
 
 
 async def async_client() -> AsyncClient:
-    """The running loop's client of the current profile; closed when the loop shuts its asynchronous
-    generators down."""
+    """Return the client of the current profile for the running loop. It is closed when the loop
+    shuts down its asynchronous generators."""
     clients = _by_loop.setdefault(asyncio.get_running_loop(), {})
     profile = current_profile()
     if profile not in clients:
@@ -89,8 +88,8 @@ async def async_client() -> AsyncClient:
 
 
 async def _keep(client: AsyncClient) -> AsyncGenerator[None]:
-    # asyncio.run() closes every generator that was started in its loop before it closes the loop:
-    # the one hook that lets a cached client end with its loop instead of leaking sockets.
+    # asyncio.run() closes all generators of its loop before the loop: the only hook to close a
+    # cached client with its loop instead of leaking sockets.
     try:
         yield
     finally:
@@ -98,7 +97,7 @@ async def _keep(client: AsyncClient) -> AsyncGenerator[None]:
 
 
 def background_loop() -> asyncio.AbstractEventLoop:
-    """An event loop in a daemon thread, for synchronous callers that want many calls in flight."""
+    """Return an event loop in a daemon thread, for many parallel calls of synchronous callers."""
     state = _here()
     with state.lock:
         if state.loop is None:
@@ -111,8 +110,8 @@ def background_loop() -> asyncio.AbstractEventLoop:
 
 
 def close() -> None:
-    """Close every connection of this process that handles opened, and end the thread. They are made
-    again when needed."""
+    """Close all connections of handles in this process, and end the background thread. They are
+    created again when needed."""
     state = _here()
     with state.lock:
         open_clients, state.clients = list(state.clients.values()), {}

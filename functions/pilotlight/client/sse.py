@@ -1,5 +1,5 @@
-"""Server-sent events as they are read (WHATWG HTML §9.2), and what the stream of a submitted call
-means. No I/O."""
+"""Parser of server-sent events (WHATWG HTML §9.2), and interpretation of the stream of a background
+call. No I/O."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from pilotlight.errors import ClientClosedRequest, PilotlightError, RemoteError
 from pilotlight.protocol import CONTENT_PICKLE, CallRecord
 
 _DONE = "[DONE]"
-"""What OpenAI's streams have where others have an end."""
+"""The data that ends streams of the OpenAI protocol."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSentEvent:
-    """One event. `name` "" = it has none; `id` is the last one that the stream gave, of this event
-    or of one before."""
+    """One event. `name` is "" if absent; `id` is the last id in the stream, of this event or an
+    earlier one."""
 
     name: str
     data: str
@@ -29,7 +29,7 @@ class ServerSentEvent:
 
 
 class SseParser:
-    """Cuts bytes into events. Fed as they come; owned by one stream."""
+    """An incremental parser of events, for one stream."""
 
     def __init__(self, last_id: str = "") -> None:
         self._begun: list[bytes] = []
@@ -38,7 +38,7 @@ class SseParser:
         self._id = last_id
 
     def feed(self, data: bytes) -> Iterator[ServerSentEvent]:
-        """The events that `data` completes. An event that the stream ends within is none."""
+        """Yield the events completed by `data`. An incomplete event at the end is discarded."""
         self._begun.append(data)
         if b"\n" not in data:
             return
@@ -65,13 +65,12 @@ class SseParser:
 
 
 class CallStreamItems:
-    """What a submitted call has made, from the events of its stream. Owned by one reader. `pickles`
-    False: the call was sent as JSON.
+    """Converts the events of the stream of a background call to items, for one reader. `pickles` is
+    False if the call was sent as JSON.
 
     Attributes:
-        after: id of the last item that was read: where a stream that broke off goes on.
-        is_over: the call has ended, and all was read.
-    """
+        after: id of the last item read, from which a broken stream is resumed.
+        is_over: the call has ended and everything was read."""
 
     def __init__(self, call_id: str, after: str = "", *, pickles: bool = True) -> None:
         self._pickles = pickles
@@ -81,8 +80,8 @@ class CallStreamItems:
         self.is_over = False
 
     def of(self, event: ServerSentEvent) -> Iterator[Any]:
-        """The item of an event, if it is one. Raises what the call raised, at its end;
-        ClientClosedRequest where it was cancelled."""
+        """Yield the item of an event, if it has one. At the end, raises the exception of the call;
+        ClientClosedRequest if it was cancelled."""
         self.after = event.id
         if event.name == "":
             if event.data != _DONE:
@@ -91,7 +90,7 @@ class CallStreamItems:
             yield decode_result(CONTENT_PICKLE, base64.b64decode(event.data), pickles=self._pickles)
         elif event.name == "exception" and not self._pickles:
             self._failure = RemoteError(
-                "the function raised a pickled exception, which the call did not ask for: it is "
+                "the function raised a pickled exception, which the call did not accept: it was "
                 "not opened"
             )
         elif event.name == "exception":
@@ -99,7 +98,7 @@ class CallStreamItems:
         elif event.name == "error":
             self._failure = error_from_problem(json.loads(event.data))
         elif event.name == "state":
-            self._failure = None  # of an attempt that is made again
+            self._failure = None  # that of an attempt that is retried
         elif event.name == "result":
             yield parse_record_result(
                 CallRecord.from_json(json.loads(event.data)), pickles=self._pickles

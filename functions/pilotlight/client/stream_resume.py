@@ -1,5 +1,4 @@
-"""Streams that go on where they broke off: how often they are asked for again, and what counts as
-broken."""
+"""Resumption of broken streams over new connections, with a limit of attempts."""
 
 from __future__ import annotations
 
@@ -9,20 +8,20 @@ from typing import Protocol
 from pilotlight.errors import Unavailable
 
 MAX_DISCONNECTS = 20
-"""In a row, without anything new between them. Before each a connection was made, for which the
-transport has its own patience."""
+"""Maximum consecutive disconnects without new data. Failed connection attempts do not count: the
+transport retries them."""
 
 
 class ResumableStream(Protocol):
-    """What is read over several connections."""
+    """A stream that is read over several connections."""
 
     after: str
     is_over: bool
 
 
 def reconnect_attempts(items: ResumableStream) -> Iterator[None]:
-    """One turn for each connection, until all was read. Raises Unavailable when one after the other
-    brings nothing."""
+    """Yield once per connection attempt until everything is read. Raises Unavailable after too many
+    disconnects without new data."""
     breaks, before = 0, items.after
     while not items.is_over:
         yield
@@ -30,12 +29,13 @@ def reconnect_attempts(items: ResumableStream) -> Iterator[None]:
         before = items.after
         if breaks > MAX_DISCONNECTS and not items.is_over:
             raise Unavailable(
-                f"the stream broke off {breaks} times without anything new", reason="connection"
+                f"the stream broke off {breaks} times in a row without new data",
+                reason="connection",
             )
 
 
 def read_until_disconnect(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """The pieces of a body, as far as the connection holds."""
+    """Yield the pieces of a body, until its end or until the connection is lost."""
     import httpx
 
     try:
@@ -45,7 +45,7 @@ def read_until_disconnect(pieces: Iterator[bytes]) -> Iterator[bytes]:
 
 
 async def read_until_disconnect_async(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The same."""
+    """Asynchronous form of `read_until_disconnect`."""
     import httpx
 
     try:

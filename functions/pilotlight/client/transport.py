@@ -1,9 +1,8 @@
-"""HTTP with the right patience: what may be sent again, after how long, and for how long in all.
+"""HTTP transport with retries: which requests are retried, after which delay, and for how long.
 
-The rule (`retry_delay_s`, pure): a connection that was never made, and an answer 429 or 503, did
-not run anything, so they may always be tried again; a connection lost under way may only when the
-request changes nothing or says the same thing twice (GET, HEAD, PUT, DELETE). All waiting of one
-request together stays within `budget_s`."""
+The rule (`retry_delay_s`, pure): after a failed connection attempt, and after status 429 or 503,
+nothing has run, so every request may be retried. After a lost connection, only idempotent requests
+may be (GET, HEAD, PUT, DELETE). The total delay of one request stays within `budget_s`."""
 
 from __future__ import annotations
 
@@ -23,8 +22,8 @@ if TYPE_CHECKING:
     import httpx
 
 DEFAULT_BUDGET_S = 60.0
-"""Seconds one request may spend waiting between attempts: longer than a cold start's usual
-Retry-After, shorter than a coffee."""
+"""Seconds that one request may wait between attempts in total: longer than the usual Retry-After of
+a cold start, short enough for an interactive user."""
 _FIRST_DELAY_S = 0.1
 _LONGEST_DELAY_S = 5.0
 _CONNECT_TIMEOUT_S = 10.0
@@ -32,14 +31,14 @@ _WRITE_TIMEOUT_S = 120.0
 _MAX_CONNECTIONS = 512
 _REPEATABLE = frozenset({"GET", "HEAD", "PUT", "DELETE"})
 _REFUSED = frozenset({429, 503})
-"""Statuses that say: nothing was run, come again."""
+"""Statuses of requests that have not run and may be retried."""
 
 
 def retry_delay_s(
     *, attempt: int, waited_s: float, budget_s: float, may_repeat: bool, retry_after: float | None
 ) -> float | None:
-    """Seconds to wait before the next attempt, None to give up. `attempt` counts from 0;
-    `retry_after` is the server's wish."""
+    """Return the seconds to wait before the next attempt, None to give up. `attempt` counts from 0;
+    `retry_after` is that of the server."""
     if not may_repeat:
         return None
     delay = (
@@ -49,7 +48,7 @@ def retry_delay_s(
 
 
 class _Patience:
-    """One request's attempts. Owned by the call that made it."""
+    """The retry state of one request."""
 
     def __init__(self, method: str, budget_s: float, repeatable: bool | None) -> None:
         self._repeatable = method in _REPEATABLE if repeatable is None else repeatable
@@ -82,8 +81,8 @@ def _httpx_options(profile: Profile) -> dict[str, Any]:
     headers = {HEADER_ENVIRONMENT: profile.environment, "user-agent": "pilotlight-sdk"}
     if profile.api_key:
         headers["authorization"] = f"Bearer {profile.api_key}"
-    # No read timeout: the function's own clocks bound the wait, and TCP keep-alive finds a server
-    # that is gone.
+    # No read timeout: the timeouts of the function limit the wait, and TCP keep-alive detects a
+    # dead server.
     timeout = httpx.Timeout(
         connect=_CONNECT_TIMEOUT_S, read=None, write=_WRITE_TIMEOUT_S, pool=None
     )
@@ -95,8 +94,7 @@ def _transport_options(profile: Profile) -> dict[str, Any]:
 
     import httpx
 
-    # Reading the certificates that the machine trusts takes 30 ms: only where a certificate will be
-    # seen.
+    # Reading the trusted certificates of the system takes 30 ms: only for https.
     verify = (
         True
         if profile.url.lower().startswith("https:")
@@ -121,9 +119,11 @@ def _was_sent(error: httpx.HTTPError) -> bool:
 
 
 def _lost(profile: Profile, method: str, path: str, error: httpx.HTTPError) -> Unavailable:
-    what = "was lost before the answer came" if _was_sent(error) else "could not be made"
+    what = "was lost before the response arrived" if _was_sent(error) else "failed"
     hint = (
-        "" if _was_sent(error) else "; is the platform up (pilotlight up), is PILOTLIGHT_URL right?"
+        ""
+        if _was_sent(error)
+        else "; check that the platform is running (pilotlight up) and that PILOTLIGHT_URL is right"
     )
     return Unavailable(
         f"{method} {path}: the connection to {profile.url} {what}: {error}{hint}",
@@ -136,15 +136,15 @@ def _refused(
 ) -> PilotlightError:
     if status == 401 and not profile.api_key:
         return Unauthenticated(
-            f"{profile.url} wants an API key and none is set: run 'pilotlight up' on this "
+            f"{profile.url} requires an API key, but none is set: run 'pilotlight up' on this "
             f"machine, or set PILOTLIGHT_API_KEY"
         )
     return error_from_response(status, headers, body)
 
 
 class Transport:
-    """A pooled synchronous client for one profile; safe to share between threads (httpx's pool
-    locks). Closed by its owner."""
+    """A synchronous HTTP client with a connection pool for one profile. Thread-safe, like the pool
+    of httpx. Closed by its owner."""
 
     def __init__(self, profile: Profile, *, budget_s: float = DEFAULT_BUDGET_S) -> None:
         import httpx
@@ -160,7 +160,7 @@ class Transport:
         )
 
     def close(self) -> None:
-        """Close every connection."""
+        """Close all connections."""
         self._http.close()
 
     def request(
@@ -172,8 +172,8 @@ class Transport:
         accept_status: frozenset[int] = frozenset(),
         **options: Any,
     ) -> httpx.Response:
-        """The answer, fully read. Raises the PilotlightError of its problem document, except for a
-        status in `accept_status`."""
+        """Send a request and return the response, fully read. Raises the PilotlightError of its
+        problem document, except for a status in `accept_status`."""
         with self.stream(
             method, path, repeatable=repeatable, accept_status=accept_status, **options
         ) as response:
@@ -190,7 +190,8 @@ class Transport:
         accept_status: frozenset[int] = frozenset(),
         **options: Any,
     ) -> Iterator[httpx.Response]:
-        """The answer while it arrives, headers only so far. Raises as `request` does."""
+        """Send a request and yield the response once its headers have arrived. Raises like
+        `request`."""
         patience = _Patience(method, self._budget_s, repeatable)
         while True:
             response, delay = self._attempt(method, path, patience, accept_status, options)
@@ -231,7 +232,7 @@ class Transport:
 
 
 class AsyncTransport:
-    """The same for one event loop, which owns it."""
+    """An asynchronous HTTP client with a connection pool for one profile and event loop."""
 
     def __init__(self, profile: Profile, *, budget_s: float = DEFAULT_BUDGET_S) -> None:
         import httpx
@@ -247,7 +248,7 @@ class AsyncTransport:
         )
 
     async def aclose(self) -> None:
-        """Close every connection."""
+        """Close all connections."""
         await self._http.aclose()
 
     async def request(
@@ -259,8 +260,8 @@ class AsyncTransport:
         accept_status: frozenset[int] = frozenset(),
         **options: Any,
     ) -> httpx.Response:
-        """As `Transport.request`. Cancelling it closes its connection, which frees the call's
-        slot."""
+        """Asynchronous form of `Transport.request`. Cancelling it closes its connection, which
+        frees the slot of the call."""
         async with self.stream(
             method, path, repeatable=repeatable, accept_status=accept_status, **options
         ) as response:
@@ -277,7 +278,7 @@ class AsyncTransport:
         accept_status: frozenset[int] = frozenset(),
         **options: Any,
     ) -> AsyncIterator[httpx.Response]:
-        """As `Transport.stream`."""
+        """Asynchronous form of `Transport.stream`."""
         patience = _Patience(method, self._budget_s, repeatable)
         while True:
             response, delay = await self._attempt(method, path, patience, accept_status, options)

@@ -1,2 +1,2 @@
-"""From declarations to what is uploaded: source archives, pickled functions, weights, and the specs
-that name them by digest."""
+"""Packaging of apps for upload: source archives, pickled functions, weights, and the specs that
+refer to them by digest."""

@@ -1,4 +1,4 @@
-"""From what people type to an App: `app.py`, `app.py::name`, `package.module`,
+"""Loading of an App by reference: `app.py`, `app.py::name`, `package.module`,
 `package.module::name`."""
 
 from __future__ import annotations
@@ -17,15 +17,14 @@ from pilotlight.sdk.app import App
 def load_app(reference: str) -> App:
     """Import the module that `reference` names and return its app.
 
-    Raises NotFound or InvalidInput; what the user's module raises comes through as it is.
-    """
+    Raises NotFound or InvalidInput. Exceptions of the user's module are not wrapped."""
     target, _, name = reference.partition("::")
     return find_app(load_module(target), name)
 
 
 def load_module(target: str) -> ModuleType:
-    """Import a file (under the name that a worker will use) or a dotted module, with its directory
-    first on `sys.path`."""
+    """Import a file (under the name that workers use) or a dotted module, with its directory first
+    on `sys.path`."""
     if not (target.endswith(".py") or os.sep in target):
         return _import(target, Path.cwd())
     file = Path(target).resolve()
@@ -34,7 +33,7 @@ def load_module(target: str) -> ModuleType:
     if not file.is_file():
         raise NotFound(
             f"{target}: no such file",
-            hint="Name the file that holds the app: `pilotlight deploy FILE`.",
+            hint="Specify the file that defines the app: `pilotlight deploy FILE`.",
         )
     parts = [file.stem]
     root = file.parent
@@ -47,13 +46,13 @@ def load_module(target: str) -> ModuleType:
 
 
 def find_app(module: ModuleType, name: str = "") -> App:
-    """The app of a module: the one called `name`, else the one called `app`, else the only one.
-    Raises NotFound or InvalidInput."""
+    """Return the app of a module: the one in the variable `name`, otherwise in `app`, otherwise the
+    only one. Raises NotFound or InvalidInput."""
     apps = {key: value for key, value in vars(module).items() if isinstance(value, App)}
     if name:
         if name not in apps:
             raise NotFound(
-                f"{module.__name__} has no App called {name!r}; it has: {', '.join(apps) or 'none'}"
+                f"{module.__name__} has no App named {name!r}; it has: {', '.join(apps) or 'none'}"
             )
         return apps[name]
     if "app" in apps:
@@ -61,7 +60,7 @@ def find_app(module: ModuleType, name: str = "") -> App:
     distinct = {id(app): app for app in apps.values()}
     if len(distinct) != 1:
         hint = (
-            f"name one: {module.__name__}::{next(iter(apps))}"
+            f"specify one: {module.__name__}::{next(iter(apps))}"
             if apps
             else 'declare one: app = pilotlight.App("name")'
         )
@@ -74,8 +73,8 @@ def find_app(module: ModuleType, name: str = "") -> App:
 def _import(name: str, root: Path, file: Path | None = None) -> ModuleType:
     if file is not None and name in {*sys.stdlib_module_names, "pilotlight"}:
         raise InvalidInput(
-            f"{file}: a module called {name!r} would hide the one of that name that others "
-            f"import: rename the file"
+            f"{file}: the module {name!r} would shadow an existing module of that name: rename the "
+            f"file"
         )
     if str(root) not in sys.path:
         sys.path.insert(0, str(root))
@@ -85,10 +84,10 @@ def _import(name: str, root: Path, file: Path | None = None) -> ModuleType:
         and file is not None
         and Path(getattr(there, "__file__", None) or "").resolve() != file
     ):
-        # another file of that name was loaded before: this one is meant
+        # another file with this module name was loaded earlier
         return _import_file(name, file)
     if importlib.util.find_spec(name.partition(".")[0]) is None:
-        raise NotFound(f"there is no module {name!r} in {root}")
+        raise NotFound(f"module {name!r} was not found in {root}")
     module = importlib.import_module(name)
     if file is not None and Path(module.__file__ or "").resolve() != file:
         return _import_file(name, file)

@@ -1,9 +1,9 @@
-"""Deterministic archives: the same files give the same bytes, so that the hash of an archive is its
-identity.
+"""Deterministic archives: the same files result in the same bytes, so the hash of an archive
+identifies its content.
 
-A `.tar.gz` whose entries are sorted by name and carry no time, no owner, and one of two modes; the
-gzip header carries no time and no name. Links that stay inside are kept, others become what they
-point to."""
+A `.tar.gz` with entries sorted by name, without times and owners, and with one of two modes; the
+gzip header has no time and no name. Links that point inside are kept, others are replaced by their
+target."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from pilotlight.errors import InvalidInput, TooLarge
 from pilotlight.packaging.ignore import IgnoreRules
 
 DEFAULT_LIMIT_BYTES = 100 * 1024**2
-"""Bound of all files together, the same number as the controller's bundle_max_bytes, which bounds
-them packed."""
+"""Limit of the total size of files, equal to bundle_max_bytes of the controller, which limits the
+packed size."""
 _COMPRESSION = 6
 _LARGEST_SHOWN = 5
 
@@ -52,11 +52,11 @@ def pack_tree(
     respect_ignore: bool = True,
     limit_bytes: int = DEFAULT_LIMIT_BYTES,
 ) -> Archive:
-    """Pack the directory `root`, and `extra` (name → content) on top.
+    """Pack the directory `root`, and `extra` (name → content).
 
-    Directories in `exclude` stay out, and what the ignore files say, unless `respect_ignore` is
-    False. Raises TooLarge, naming the largest files, or InvalidInput when something cannot be read.
-    """
+    Directories in `exclude` are skipped, and what the ignore files exclude, unless `respect_ignore`
+    is False. Raises TooLarge, naming the largest files, or InvalidInput if a file cannot be
+    read."""
     ignore = IgnoreRules.at_root(root) if respect_ignore else None
     try:
         entries = dict(
@@ -73,8 +73,7 @@ def pack_files(
     extra: Mapping[str, bytes] | None = None,
     limit_bytes: int = DEFAULT_LIMIT_BYTES,
 ) -> Archive:
-    """Pack these files (name in the archive → path here) and nothing else. Raises as
-    `pack_tree`."""
+    """Pack the given files (name in the archive → local path). Raises like `pack_tree`."""
     try:
         entries = {name: _file_entry(path) for name, path in files.items()}
         return _pack(entries, extra or {}, limit_bytes, None)
@@ -84,7 +83,7 @@ def pack_files(
 
 @dataclass(frozen=True, slots=True)
 class _Walk:
-    """One pass over a tree: `root` bounds links, directories in `exclude` stay out."""
+    """A walk over a tree: links outside `root` are followed, directories in `exclude` skipped."""
 
     root: Path
     exclude: frozenset[Path]
@@ -92,11 +91,10 @@ class _Walk:
     def files(
         self, directory: Path, prefix: str, ignore: IgnoreRules | None, above: frozenset[Path]
     ) -> Iterator[tuple[str, _Entry]]:
-        """(name, entry) of everything to pack, sorted; `above` are the directories on the way
-        here."""
+        """Yield (name, entry) of everything to pack, sorted. `above`: the parent directories."""
         here = directory.resolve()
         if here in above:
-            return  # a link back up
+            return  # a link to a parent directory
         for item in sorted(os.scandir(directory), key=lambda i: i.name):
             path, name, is_directory = Path(item.path), prefix + item.name, item.is_dir()
             if ignore is not None and ignore.excludes(path, is_directory=is_directory):
@@ -111,7 +109,7 @@ class _Walk:
 
 
 def _link_inside(path: Path, root: Path) -> str | None:
-    """The link's relative target when it stays inside the root and does not dangle."""
+    """Return the relative target of a link if it is inside the root and exists."""
     target = Path(os.readlink(path))
     if target.is_absolute() or not path.exists() or not path.resolve().is_relative_to(root):
         return None
@@ -160,7 +158,7 @@ def _pack(
 
 
 def _add(tar: tarfile.TarFile, name: str, content: bytes, *, is_executable: bool) -> None:
-    info = tarfile.TarInfo(name)  # time, owner and group are 0 in a fresh TarInfo
+    info = tarfile.TarInfo(name)  # time, owner and group default to 0
     info.size, info.mode = len(content), 0o755 if is_executable else 0o644
     tar.addfile(info, io.BytesIO(content))
 
@@ -172,5 +170,5 @@ def _too_large(total: int, limit: int, sizes: Mapping[str, int], root: Path | No
     return (
         f"the source{where} has {total / 1024**2:.1f} MiB, the limit is {limit / 1024**2:.1f} "
         f"MiB. The largest files:\n{listing}\n"
-        "Name what is not source in .pilotlightignore; declare model files as Weights."
+        "List files that are not source in .pilotlightignore; declare model files as Weights."
     )

@@ -1,9 +1,8 @@
-"""`build`: an App becomes records to send: blobs by digest, images to build, secrets to store, and
-the FunctionSpecs that name them.
+"""`build`: converts an App to the records of a deploy: blobs by digest, images to build, secrets to
+store, and the FunctionSpecs that refer to them.
 
-No network here, except to read weights that lie elsewhere. What is built is deterministic for
-functions of modules: the same source gives the same specs, so deploying twice creates no revision.
-"""
+It uses the network only to read remote weights. For functions in modules it is deterministic: the
+same source results in the same specs, so deploying twice creates no revision."""
 
 from __future__ import annotations
 
@@ -43,25 +42,25 @@ if TYPE_CHECKING:
     from weight_cache.sources import Source as Origin
 
 Named = Callable[[str], str]
-"""The digest of the manifest that the platform has under a name. Raises NotFound."""
+"""Returns the digest of the manifest that the platform has under a name. Raises NotFound."""
 Unread = Callable[[str, InvalidInput], str]
-"""What stands for the manifest of weights that cannot be read, where a build is only looked at:
-name, why → digest."""
+"""Returns a placeholder digest for the manifest of weights that cannot be read, for builds that are
+not deployed: name, error → digest."""
 
 _PICKLES = ".pilotlight"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Build:
-    """Everything that a deploy sends. A context manager: closing it closes the sources of weights.
+    """Everything that a deploy sends. A context manager that closes the sources of weights.
 
     Attributes:
-        app: name to deploy under. functions: the specs; they name images and blobs by digest and
-        secrets by name. images: digest → description of each environment to build, before the
-        deploy. blobs: digest → content of bundles, or of files of weights and (after them) of their
-        manifests. sources: where these files are read. secrets: name → variables of the secrets
-        whose values the app itself brings.
-    """
+        app: name to deploy under.
+        functions: the specs, which refer to images and blobs by digest and to secrets by name.
+        images: digest → description of each environment to build before the deploy.
+        blobs: digest → content of bundles, and of files of weights followed by their manifests.
+        sources: open sources of the weights.
+        secrets: name → variables of secrets whose values are part of the app."""
 
     app: str
     functions: tuple[FunctionSpec, ...]
@@ -93,14 +92,16 @@ def build(
     remote: BlobReader | None = None,
     unread: Unread | None = None,
 ) -> Build:
-    """Package `app`, to be deployed as `name` (default: its own). Raises InvalidInput, NotFound or
+    """Package `app`, to be deployed as `name` (default: its name). Raises InvalidInput, NotFound or
     TooLarge.
 
-    `say` hears about hashing, `named` finds what `Weights.named` names, `remote` has its files.
-    Without `unread`, weights that cannot be read are an error."""
+    Args:
+        say: callback for the progress of hashing.
+        named, remote: look up the manifests of `Weights.named`, and their files.
+        unread: handles weights that cannot be read; None = an error."""
     if not app.declarations:
         raise InvalidInput(
-            f"app {app.name!r} declares nothing: decorate a function with @app.function() or a "
+            f"app {app.name!r} has no functions: decorate a function with @app.function() or a "
             f"class with @app.cls()"
         )
     builder = _Builder(app, name or app.name, limit_bytes, say, named, remote, unread)
@@ -121,8 +122,8 @@ def build(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packed:
-    """One function's code and environment: its bundle, and the description of its image (None: it
-    has none) with its digest."""
+    """The code and environment of one function: its bundle, and the description of its image with
+    its digest (None: no image)."""
 
     bundle: bytes
     bundle_digest: str
@@ -133,12 +134,11 @@ class Packed:
 def pack_function(
     app: App, declaration: Declaration, *, limit_bytes: int = DEFAULT_LIMIT_BYTES
 ) -> Packed:
-    """What a deploy of `app` would send for one of its functions, weights aside. Raises
-    InvalidInput or TooLarge."""
+    """Package one function of `app` as for a deploy, without weights. Raises InvalidInput or
+    TooLarge."""
     if isinstance(declaration, EngineDeclaration):
         raise InvalidInput(
-            f"{declaration.name} is a language model: it runs a stock engine and has no code of "
-            f"its own",
+            f"{declaration.name} is a language model: it runs a stock engine and has no user code",
             hint="Build deploy/kubernetes/docker/runtime-vllm.Dockerfile, and set "
             "cluster.images.vllm to the result.",
         )
@@ -151,7 +151,7 @@ def pack_function(
 
 @dataclass(slots=True)
 class _Builder:
-    """Collects what the specs name. Owned by one `build`; each source, image and model is packed
+    """Collects what the specs refer to, for one `build`. Each source, image and model is packed
     once."""
 
     app: App
@@ -171,12 +171,12 @@ class _Builder:
     )
 
     def close(self) -> None:
-        """Close the sources of weights, where nobody else will."""
+        """Close the sources of weights after a failed build."""
         for source in self.sources:
             source.close()
 
     def function(self, declaration: Declaration) -> FunctionSpec:
-        """The spec of one declaration; what it names is collected on the way."""
+        """Return the spec of one declaration, and collect what it refers to."""
         if isinstance(declaration, EngineDeclaration):
             return self._language_model(declaration)
         source = find_source_tree(declaration)
@@ -193,8 +193,8 @@ class _Builder:
         )
 
     def _language_model(self, declaration: EngineDeclaration) -> FunctionSpec:
-        """It has no code of the user's: its revision changes with what is declared of it, not with
-        the file that declares it."""
+        """Return the spec of a language model. Without user code, its revision depends on its
+        declaration, not on the declaring file."""
         weights = self._weights(declaration)
         names = {name: w.name for name, w in declaration.adapters.items()}
         manifests = {w.name: self._manifest_of(w.manifest) for w in weights}
@@ -243,8 +243,8 @@ class _Builder:
             return found
         if self.remote is None:
             raise InvalidInput(
-                "a language model that lies on the platform is deployed with a client that can "
-                "ask it",
+                "the weights of the language model are on the platform: deploy with a client that "
+                "is connected to it",
                 parameter="weights",
             )
         return fetch_manifest(self.remote, digest)
@@ -291,7 +291,7 @@ class _Builder:
             elif path.is_file():
                 archive = pack_files({name: path}, limit_bytes=self.limit_bytes)
             else:
-                raise InvalidInput(f"Image.copy: there is nothing at {path}", parameter="source")
+                raise InvalidInput(f"Image.copy: {path} does not exist", parameter="source")
             self.blobs[archive.digest] = archive.data
             return archive.digest
 
@@ -305,7 +305,7 @@ class _Builder:
         if len(set(names)) != len(names):
             raise InvalidInput(
                 f"{declaration.name}: two of its weights are named "
-                f"{max(names, key=names.count)!r}: give one a name="
+                f"{max(names, key=names.count)!r}: pass name= to one"
             )
         return tuple(
             WeightsSpec(name=w.name, manifest=self._manifest(w)) for w in declaration.weights
@@ -315,8 +315,8 @@ class _Builder:
         if weights.registered is not None:
             if self.named is None:
                 raise InvalidInput(
-                    f"weights {weights.name!r} are on the platform: deploy with a client that can "
-                    f"ask it",
+                    f"weights {weights.name!r} are on the platform: deploy with a client that is "
+                    f"connected to it",
                     parameter="weights",
                 )
             return self.named(weights.registered)
@@ -375,8 +375,8 @@ def _pickled(declaration: Declaration) -> bytes:
         return dumps(declaration.raw)
     except InvalidInput as e:
         raise InvalidInput(
-            f"{declaration.name} is defined in a script or notebook, so it travels by value, and "
-            f"something that it uses cannot: {e}. "
-            "Make that thing inside the function, or move the function into a module.",
+            f"{declaration.name} is defined in a script or notebook, so it is deployed by value, "
+            f"but it uses an object that cannot be serialised: {e}. Create the object inside the "
+            "function, or move the function to a module.",
             parameter=declaration.name,
         ) from e

@@ -1,5 +1,5 @@
-"""`deploy`: build an app, send what the platform lacks, and make it live. The order is what makes
-it safe: the last step is the only one that changes what callers see, and it is one request."""
+"""`deploy`: builds an app, uploads what the platform lacks, and releases it. Only the last step, a
+single request, changes what callers see."""
 
 from __future__ import annotations
 
@@ -40,11 +40,10 @@ def deploy(
     progress: Progress | None = None,
     limit_bytes: int = DEFAULT_LIMIT_BYTES,
 ) -> Deployment:
-    """Deploy `app` as `name` (default: its own) to `client`'s environment. Raises PilotlightError;
-    nothing is live unless it returns.
+    """Deploy `app` as `name` (default: its name) to the environment of `client`. Raises
+    PilotlightError; nothing is released unless it returns.
 
-    `terms`: how it is released; its lineage is completed from the git checkout that the app lies
-    in."""
+    `terms`: how it is released; its lineage is completed from the git checkout of the app."""
     report = progress or ignore_progress
     report(ProgressEvent(stage=PACKAGE, text=f"packaging {app.name}"))
 
@@ -81,11 +80,11 @@ def _build_image(client: Client, digest: str, spec: ImageSpec, report: Progress)
             report(ProgressEvent(stage=IMAGE, text=str(part["text"])))
     if finished is None:
         raise PilotlightError(
-            f"the build of image {digest[:12]} broke off: its stream ended without a result; "
+            f"the build of image {digest[:12]} was interrupted: its stream ended without a result; "
             f"deploy again"
         )
     if finished != digest:
         raise PilotlightError(
-            f"the platform built image {finished[:12]} where {digest[:12]} was described: client "
-            f"and platform differ"
+            f"the platform built image {finished[:12]}, expected {digest[:12]}: use the same "
+            f"version of pilotlight on client and platform"
         )

@@ -1,5 +1,5 @@
-"""Where what is deployed comes from: the git checkout around its source, if there is one. Never a
-reason not to deploy."""
+"""Provenance of a deploy: the git checkout of its source, if any. Failures never prevent a
+deploy."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from pilotlight.packaging.source import find_source_tree
 from pilotlight.sdk.declaration import Declaration
 
 TIMEOUT_S = 5.0
-"""Of one question to git: a checkout on a slow disk must not hold up a deploy."""
+"""Timeout of one git command: a checkout on a slow disk must not delay a deploy."""
 _COMMIT = re.compile(r"[0-9a-f]{40,64}\Z")
 
 
 def read_provenance(declarations: list[Declaration]) -> dict[str, str]:
-    """The lineage of the checkout that holds the first of these declarations that lies in one."""
+    """Return the provenance of the first declaration that is in a git checkout, {} if none is."""
     for declaration in declarations:
         try:
             root = find_source_tree(declaration).root
         except InvalidInput:
-            continue  # packaging will say it better
+            continue  # packaging raises a better error
         if found := read_checkout_provenance(root or Path.cwd()):
             return found
     return {}
 
 
 def read_checkout_provenance(directory: Path) -> dict[str, str]:
-    """`git.commit`, `git.dirty` (whether tracked files differ from it) and `git.remote` (without
-    credentials); {} outside of a checkout."""
+    """Return `git.commit`, `git.dirty` (whether tracked files have changes) and `git.remote`
+    (without credentials); {} outside a checkout."""
     commit = _git(directory, "rev-parse", "--verify", "HEAD")
     if commit is None or not _COMMIT.match(commit):
         return {}
@@ -46,8 +46,8 @@ def read_checkout_provenance(directory: Path) -> dict[str, str]:
 
 
 def without_credentials(url: str) -> str:
-    """A remote's address without user, password and query, where tokens are found; "" for one that
-    cannot be read."""
+    """Strip user, password and query, which may contain tokens, from the URL of a remote; "" for an
+    invalid URL."""
     if "://" not in url:
         return url.rpartition("@")[2]  # host:path, or a directory
     try:
@@ -59,7 +59,7 @@ def without_credentials(url: str) -> str:
 
 
 def _git(directory: Path, *words: str) -> str | None:
-    """What git says; None when it is not there, does not know, or takes too long."""
+    """Return the output of a git command; None if git is not installed, fails, or times out."""
     argv = ["git", "-C", str(directory), *words]
     environ = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0"}
     try:

@@ -1,9 +1,9 @@
-"""What stays out of a source archive: what always does, and what `.gitignore` and
-`.pilotlightignore` name.
+"""Rules for files excluded from source archives: built-in ones, and those of `.gitignore` and
+`.pilotlightignore`.
 
-Patterns follow gitignore(5): files deeper in the tree win over higher ones, `.pilotlightignore`
-over `.gitignore` beside it, the last matching line within a file. Above the root, files up to the
-top of the git work tree count too."""
+Patterns follow gitignore(5). Precedence: files deeper in the tree over higher ones,
+`.pilotlightignore` over `.gitignore` in the same directory, the last matching line within a file.
+Files between the root and the top of its git work tree apply too."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ALWAYS_DIRECTORIES = frozenset(
     | {".ipynb_checkpoints", ".idea", ".vscode", ".pilotlight"}
 )
 _ALWAYS_FILES = frozenset({".DS_Store", ".env"})
-"""`.env` holds secrets by convention: they travel as `Secret.from_dotenv()`, not as source."""
+"""`.env` contains secrets by convention: they are deployed with `Secret.from_dotenv()`."""
 _ALWAYS_SUFFIXES = (".pyc", ".pyo")
 
 
@@ -41,16 +41,16 @@ class _Level:
 
 
 class IgnoreRules:
-    """The ignore files that apply in one directory, from the top down. Immutable: `within` gives a
-    subdirectory's."""
+    """The ignore files that apply in one directory, from the top down. Immutable: `within` returns
+    the rules of a subdirectory."""
 
     def __init__(self, levels: tuple[_Level, ...] = ()) -> None:
         self._levels = levels
 
     @classmethod
     def at_root(cls, root: Path) -> IgnoreRules:
-        """For the root of an archive: its own ignore files, and those above it inside the same git
-        work tree."""
+        """Return the rules for the root of an archive: its ignore files, and those above it in the
+        same git work tree."""
         above: list[Path] = []
         if any((directory / ".git").exists() for directory in (root, *root.parents)):
             for directory in (root, *root.parents):
@@ -63,7 +63,7 @@ class IgnoreRules:
         return found
 
     def within(self, directory: Path) -> IgnoreRules:
-        """With the ignore files of `directory` added."""
+        """Return the rules with the ignore files of `directory` added."""
         lines = [line for name in IGNORE_FILES for line in _lines(directory / name)]
         if not lines:
             return self
@@ -71,7 +71,7 @@ class IgnoreRules:
         return IgnoreRules((*self._levels, _Level(directory, patterns)))
 
     def excludes(self, path: Path, *, is_directory: bool) -> bool:
-        """Whether `path` (below the directory that this is for) stays out."""
+        """Whether `path`, below the directory of these rules, is excluded."""
         if path.name in (
             _ALWAYS_DIRECTORIES if is_directory else _ALWAYS_FILES
         ) or path.name.endswith(_ALWAYS_SUFFIXES):

@@ -1,9 +1,9 @@
-"""Manifests of sources that did not change since, kept in the user's cache so that nothing is
-hashed, or fetched, twice.
+"""Cache of manifests of unchanged sources in the user's cache directory, so that nothing is hashed
+or fetched twice.
 
-An entry is a file named by the source and the versions of its files; it begins with the sha256 of
-the rest. It is written beside and renamed; one that is damaged counts as absent. The cache is a
-convenience: where it cannot be written, nothing is kept."""
+An entry is a file keyed by the source and the versions of its files; it begins with the sha256 of
+the rest. It is written to a temporary file and renamed; a corrupt entry counts as absent. If the
+cache cannot be written, nothing is stored."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from weight_cache.sources import SourceFile
 
 _FORMAT = "pilotlight manifest 2"
-"""Part of every key: bump it when the same source would give another manifest."""
+"""Part of every key. Increment it when the same source would result in another manifest."""
 _MAX_ENTRIES = 256
 _MAX_BYTES = 256 * 1024 * 1024
 _MAX_LENGTH = 65 * 1024 * 1024
-"""Of one entry: the longest manifest, and what stands before it."""
+"""Maximum size of one entry: the largest manifest and its header."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManifestCache:
-    """The directory of entries, which other processes may use at the same time."""
+    """A directory of entries, which several processes may use concurrently."""
 
     directory: Path
     max_entries: int = _MAX_ENTRIES
@@ -39,12 +39,13 @@ class ManifestCache:
 
     @classmethod
     def of_user(cls, environ: Mapping[str, str]) -> ManifestCache:
-        """The user's own, below `$XDG_CACHE_HOME` (XDG base directory specification)."""
+        """Return the cache of the user, below `$XDG_CACHE_HOME` (XDG base directory
+        specification)."""
         base = environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME", "/root")) / ".cache"
         return cls(directory=Path(base) / "pilotlight" / "manifests")
 
     def get(self, source: str, files: Sequence[SourceFile]) -> Manifest | None:
-        """The manifest of these very files, None when it is not here."""
+        """Return the manifest of exactly these files, None if not cached."""
         from weight_cache.errors import ManifestInvalid
         from weight_cache.manifest import parse
 
@@ -62,12 +63,12 @@ class ManifestCache:
         return manifest if described == [(f.path, f.size_bytes) for f in files] else None
 
     def put(self, source: str, files: Sequence[SourceFile], manifest: Manifest) -> None:
-        """Keep it, where all files have versions that last; drop what was used least recently when
-        there is too much."""
+        """Store a manifest if all files have lasting versions, and evict the least recently used
+        entries beyond the limits."""
         if not all(f.is_lasting for f in files):
             return
         raw = manifest.to_bytes()
-        with contextlib.suppress(OSError):  # a cache that cannot be written is none
+        with contextlib.suppress(OSError):  # the cache is optional
             self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             _write(
                 self._path(source, files), hashlib.sha256(raw).hexdigest().encode() + b"\n" + raw
@@ -75,7 +76,7 @@ class ManifestCache:
             self._shrink()
 
     def forget(self, source: str, files: Sequence[SourceFile]) -> None:
-        """Drop what turned out to be wrong."""
+        """Delete an entry that turned out to be wrong."""
         with contextlib.suppress(OSError):
             self._path(source, files).unlink(missing_ok=True)
 
@@ -86,7 +87,7 @@ class ManifestCache:
     def _shrink(self) -> None:
         entries = []
         for path in self.directory.iterdir():
-            with contextlib.suppress(FileNotFoundError):  # another process shrinks it, too
+            with contextlib.suppress(FileNotFoundError):  # evicted by another process
                 info = path.stat()
                 entries.append((info.st_mtime_ns, info.st_size, path))
         room, kept_bytes = self.max_entries, 0

@@ -1,11 +1,10 @@
-"""Whether a language model fits: its weights, the KV cache of what it promises, and the memory that
-it is given. Pure arithmetic.
+"""Estimate of whether a language model fits into memory: its weights, its KV cache, and the
+available memory. Pure arithmetic.
 
-The KV cache of a token holds a key and a value for each layer and each KV head (Vaswani et al.
-2017; grouped heads: Ainslie et al. 2023), or one compressed vector for each layer where the model
-has latent attention (DeepSeek-V2 2024, §2.1). Layers with a sliding window keep no more than the
-window. The engine hands the cache out in blocks (Kwon et al. 2023), so a sequence takes whole
-blocks."""
+The KV cache of a token holds a key and a value per layer and KV head (Vaswani et al. 2017; grouped
+heads: Ainslie et al. 2023), or one compressed vector per layer for models with latent attention
+(DeepSeek-V2 2024, §2.1). Layers with a sliding window keep at most the window. The engine allocates
+the cache in blocks (Kwon et al. 2023), so a sequence takes whole blocks."""
 
 from __future__ import annotations
 
@@ -38,16 +37,17 @@ GPU_BYTES: Mapping[str, int] = {
     "H200": 141 * GIB,
     "B200": 180 * GIB,
 }
-"""What the makers state for one card. One that is not here is not checked."""
+"""Memory of one card as stated by its maker. Other cards are not checked."""
 GPU_SHARE = 0.9
-"""The part of a card that the engine takes, its own default (`--gpu-memory-utilization`)."""
+"""Share of a card that the engine uses by default (`--gpu-memory-utilization`)."""
 GPU_OVERHEAD_BYTES = 2 * GIB
-"""On each card beside weights and cache: the context, activations, graphs. An estimate; large
+"""Memory per card besides weights and cache: context, activations, graphs. An estimate; large
 batches need more."""
 CPU_OVERHEAD_BYTES = 3 * GIB
-"""The engine's own processes on a CPU: 2.1 to 2.6 GiB measured for vLLM 0.32 with a tiny model."""
+"""Memory of the engine processes on a CPU: 2.1 to 2.6 GiB measured for vLLM 0.32 with a tiny
+model."""
 BLOCK_TOKENS = {"cpu": 128, "gpu": 16}
-"""Tokens of a block of the cache, where nothing else is said."""
+"""Default size of a cache block, in tokens."""
 _MODEL_FILES = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 _DTYPE_BYTES = {
     "float32": 4,
@@ -65,15 +65,15 @@ _DEFAULT_DTYPE_BYTES = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """What of a model's `config.json` decides how much memory its cache takes.
+    """The dimensions of a model, from its `config.json`, that determine the size of its cache.
 
     Attributes:
-        max_position: longest sequence that it was made for; None = not said. layers: with
-        attention; `sliding_layers` of them look back no further than `window` tokens.
-        values_per_token: numbers that one layer keeps of one token. dtype: of weights and cache, as
-        the configuration names it. is_known: whether the cache can be computed; models that mix in
-        other kinds of layers are not.
-    """
+        max_position: maximum sequence length; None = not stated.
+        layers: number of attention layers, of which `sliding_layers` look back at most `window`
+            tokens.
+        values_per_token: numbers that one layer stores per token.
+        dtype: type of weights and cache, as in the configuration.
+        is_known: whether the cache can be computed; not for models with other kinds of layers."""
 
     max_position: int | None
     layers: int
@@ -85,15 +85,15 @@ class ModelShape:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """From the model's configuration; of one with several parts (vision, text) the text's.
-        Raises InvalidInput."""
+        """Read the configuration of a model; for one with several parts (vision, text), that of the
+        text part. Raises InvalidInput."""
         text = config.get("text_config")
         body: Mapping[str, Any] = {**config, **text} if isinstance(text, Mapping) else config
         try:
             return cls._from(body)
         except (KeyError, TypeError, ValueError, ArithmeticError) as e:
             raise InvalidInput(
-                f"config.json of the model says nothing usable of its shape: {type(e).__name__}: {e}",
+                f"config.json of the model does not define its dimensions: {type(e).__name__}: {e}",
                 parameter="weights",
             ) from e
 
@@ -120,7 +120,7 @@ class ModelShape:
             values = 2 * int(body.get("num_key_value_heads") or heads) * head
         longest = body.get("max_position_embeddings")
         if min(layers, values, int(longest or 1)) < 1 or window < 0:
-            raise ValueError("a number below one")
+            raise ValueError("a dimension is less than 1")
         dtype = str(body.get("dtype") or body.get("torch_dtype") or "bfloat16").removeprefix(
             "torch."
         )
@@ -135,7 +135,7 @@ class ModelShape:
         )
 
     def kv_bytes(self, tokens: int, *, cache_dtype: str = "auto", block_tokens: int = 16) -> int:
-        """Memory of the cache of one sequence of so many tokens."""
+        """Return the size of the cache of one sequence of `tokens` tokens."""
         size = _DTYPE_BYTES.get(
             self.dtype if cache_dtype == "auto" else cache_dtype, _DEFAULT_DTYPE_BYTES
         )
@@ -149,8 +149,8 @@ class ModelShape:
 
 
 def weights_bytes(files: Iterable[tuple[str, int]]) -> int:
-    """Of a model's files as (path, bytes), those that are its weights; of two formats side by side
-    the larger."""
+    """Return the total size of the weights among the files of a model, given as (path, bytes). If
+    there are several formats, that of the largest."""
     by_format: dict[str, int] = {}
     for path, size in files:
         suffix = next((s for s in _MODEL_FILES if path.endswith(s)), None)
@@ -161,11 +161,11 @@ def weights_bytes(files: Iterable[tuple[str, int]]) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryEstimate:
-    """What a function of one model needs, in bytes, all GPUs together. `room`: what there is; None
-    = not known.
+    """The memory that a model needs, in bytes for all GPUs together.
 
-    `overhead`: what the engine takes beside both.
-    """
+    Attributes:
+        overhead: memory of the engine besides weights and cache.
+        room: available memory; None = unknown."""
 
     weights: int
     kv: int
@@ -174,7 +174,7 @@ class MemoryEstimate:
 
     @property
     def needed(self) -> int:
-        """Everything together."""
+        """The total."""
         return self.weights + self.kv + self.overhead
 
     def demand(
@@ -187,7 +187,7 @@ class MemoryEstimate:
         max_num_seqs: int,
         block_tokens: int,
     ) -> None:
-        """Raises InvalidInput with the numbers and the ways out where it does not fit."""
+        """Raise InvalidInput with the numbers and possible solutions if the model does not fit."""
         if self.room is None or self.needed <= self.room:
             return
         left = self.room - self.weights - self.overhead
@@ -197,25 +197,26 @@ class MemoryEstimate:
             left > 0
             and (tokens := _longest(shape, left // max_num_seqs, block_tokens)) >= block_tokens
         ):
-            ways.append(f"shorter: max_model_len={tokens}")
+            ways.append(f"shorter sequences: max_model_len={tokens}")
         if left > 0 and (seqs := left // max(one, 1)) >= 1:
-            ways.append(f"fewer at once: max_num_seqs={seqs}")
+            ways.append(f"fewer concurrent sequences: max_num_seqs={seqs}")
         if left > 0:
-            ways.append('a cache of half the size: engine_args={"kv-cache-dtype": "fp8"}')
+            ways.append('half the cache size: engine_args={"kv-cache-dtype": "fp8"}')
         ways.append(
-            f"quantised weights, or a smaller model: the weights alone take {format_gib(self.weights)}"
+            f"quantised weights or a smaller model: the weights alone take "
+            f"{format_gib(self.weights)}"
         )
         if where.startswith("a CPU"):
             ways.append(f'more memory: memory="{format_gib(self.needed, whole=True)}"')
         else:
-            ways.append('a larger GPU, or several: gpu="H100:2"')
-            ways.append('part of the weights in DRAM: engine_args={"cpu-offload-gb": 8}, slower')
+            ways.append('a larger GPU or several: gpu="H100:2"')
+            ways.append('part of the weights in DRAM (slower): engine_args={"cpu-offload-gb": 8}')
         raise InvalidInput(
             f"{name} does not fit on {where}: weights {format_gib(self.weights)} + KV cache "
-            f"{format_gib(self.kv)} (max_num_seqs={max_num_seqs} sequences "
-            f"of max_model_len={max_model_len} tokens, {format_gib(one)} each) + the engine's own "
+            f"{format_gib(self.kv)} (max_num_seqs={max_num_seqs} sequences of "
+            f"max_model_len={max_model_len} tokens, {format_gib(one)} each) + engine "
             f"{format_gib(self.overhead)} = {format_gib(self.needed)}, "
-            f"and there are {format_gib(self.room)}. Ways out: {'; '.join(ways)}.",
+            f"but {format_gib(self.room)} are available. Possible solutions: {'; '.join(ways)}.",
             parameter="max_model_len",
             needed_bytes=self.needed,
             room_bytes=self.room,
@@ -223,7 +224,7 @@ class MemoryEstimate:
 
 
 def _longest(shape: ModelShape, room: int, block_tokens: int) -> int:
-    """The longest sequence whose cache fits into `room`, in whole blocks."""
+    """Return the longest sequence, in whole blocks, whose cache fits into `room`."""
     low, high = 0, (shape.max_position or 1 << 22) // block_tokens
     while low < high:
         middle = (low + high + 1) // 2
@@ -236,7 +237,7 @@ def _longest(shape: ModelShape, room: int, block_tokens: int) -> int:
 
 
 def format_gib(size: int, *, whole: bool = False) -> str:
-    """A size for people."""
+    """Format a size for display."""
     if whole:
         return f"{math.ceil(size / GIB)}GiB"
     return f"{size / GIB:.1f} GiB" if size >= GIB else f"{size / MIB:.0f} MiB"

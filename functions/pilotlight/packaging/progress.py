@@ -1,4 +1,4 @@
-"""What a deploy or a push tells while it goes on."""
+"""Progress events of a deploy or push."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ PACKAGE, IMAGE, UPLOAD, DEPLOY = "package", "image", "upload", "deploy"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgressEvent:
-    """One step forward.
+    """One step of progress.
 
     Attributes:
         stage: `package`, `image`, `upload` or `deploy`.
-        text: what is being done, or a line of a build's output.
-        done_bytes, total_bytes: of the stage; 0 where it has no size.
-    """
+        text: current activity, or a line of build output.
+        done_bytes, total_bytes: bytes of the stage; 0 if it has no size."""
 
     stage: str
     text: str
@@ -26,8 +25,8 @@ class ProgressEvent:
 
 
 Progress = Callable[[ProgressEvent], None]
-"""Told about every step, one at a time; about uploads not always from the same thread."""
+"""Callback for every step, one call at a time; for uploads from changing threads."""
 
 
 def ignore_progress(_: ProgressEvent) -> None:
-    """Where nobody listens."""
+    """Do nothing."""

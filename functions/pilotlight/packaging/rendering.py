@@ -1,7 +1,6 @@
-"""`render`: an app as the manifests that a cluster would get, without a platform and without
-sending anything.
+"""Rendering of an app to the Kubernetes manifests of its first deploy, without a platform.
 
-What only a platform knows is made up, always the same, and said so: a tenant's id and uid, the
+Values that only a platform knows have fixed placeholders: the id and uid of the tenant, and the
 number of the next revision."""
 
 from __future__ import annotations
@@ -19,20 +18,21 @@ from pilotlight.spec.function import FunctionSpec
 from pilotlight.spec.traffic import single_revision_traffic
 
 UNKNOWN_TENANT = "t-000000000000"
-"""The id of a tenant that only the platform knows."""
+"""Placeholder for the id of a tenant, which only the platform knows."""
 _DIGITS = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RenderedFunction:
-    """The manifests of one function: `name` of the function."""
+    """The manifests of the function `name`."""
 
     name: str
     manifests: tuple[Manifest, ...]
 
 
 def render_namespace(tenancy: Tenancy, specs: Sequence[FunctionSpec]) -> list[Manifest]:
-    """The tenant's namespace, with the secrets that the functions name; without their values."""
+    """Return the namespace of the tenant, with the secrets that the functions use but without their
+    values."""
     names = sorted({secret for spec in specs for secret in spec.secrets})
     return [
         *namespace_manifests(tenancy),
@@ -41,8 +41,8 @@ def render_namespace(tenancy: Tenancy, specs: Sequence[FunctionSpec]) -> list[Ma
 
 
 def render_function(app: str, spec: FunctionSpec, tenancy: Tenancy) -> RenderedFunction:
-    """One function, as a first deploy makes it. Raises InvalidInput for what the cluster cannot
-    run."""
+    """Render one function as in a first deploy. Raises InvalidInput if the cluster cannot run
+    it."""
     revision = f"v1-{spec.digest()[:_DIGITS]}"
     document = launch_spec.function_route(
         tenant=tenancy.id,

@@ -1,5 +1,5 @@
-"""Where a declaration's source is: the directory that goes into the bundle, and the name by which a
-worker imports the module."""
+"""Location of the source of a declaration: the directory to bundle, and the module name that
+workers import."""
 
 from __future__ import annotations
 
@@ -18,16 +18,15 @@ class SourceTree:
     """One directory to pack.
 
     Attributes:
-        root: the directory; None for a notebook, which has only what it imported.
-        module: module to import inside it; "" for what travels by value.
-    """
+        root: the directory; None for a notebook, of which only imported modules are packed.
+        module: module to import in it; "" for functions deployed by value."""
 
     root: Path | None
     module: str
 
 
 def find_source_tree(declaration: Declaration) -> SourceTree:
-    """The source of one declaration. Raises InvalidInput when its module is not a file."""
+    """Return the source of a declaration. Raises InvalidInput if its module is not a file."""
     file = declaration.file
     if declaration.by_value:
         return SourceTree(root=file.parent if file else None, module="")
@@ -41,8 +40,8 @@ def find_source_tree(declaration: Declaration) -> SourceTree:
 
 
 def module_parts(module: str, file: Path) -> list[str]:
-    """The dotted name as a list, if the file lies where that name says; else the file's own
-    name."""
+    """Return the parts of the dotted module name if it matches the path of the file, otherwise the
+    name of the file. Raises InvalidInput."""
     parts = module.split(".")
     tail = [*file.with_suffix("").parts]
     if tail[-1] == "__init__":
@@ -51,21 +50,21 @@ def module_parts(module: str, file: Path) -> list[str]:
         return parts
     if "." in file.stem:
         raise InvalidInput(
-            f"{file}: a module's file name has no dots besides its ending: rename it"
+            f"{file}: the name of a module file cannot contain further dots: rename it"
         )
     return [file.stem]
 
 
 def import_root(file: Path, parts: Sequence[str]) -> Path:
-    """The directory from which `parts` are importable: for a module of a package, the directory
-    that holds the package."""
+    """Return the directory from which `parts` can be imported: for a module of a package, the
+    parent of the package."""
     start = file.parent if file.stem == "__init__" else file
     return start.parents[len(parts) - 1]
 
 
 def notebook_files(directory: Path) -> dict[str, Path]:
-    """Modules below `directory` that this process has imported, by their name in an archive;
-    installed packages are left out."""
+    """Return the modules below `directory` that this process has imported, except installed
+    packages, by their name in an archive."""
     installed = {
         Path(sysconfig.get_paths()[kind]).resolve() for kind in ("purelib", "platlib", "stdlib")
     }

@@ -1,5 +1,5 @@
-"""What a declared language model lacks until its files are known: how long it may be, how large its
-cache is, what memory it needs."""
+"""Completion of a declared language model from its files: maximum length, cache size, and
+memory."""
 
 from __future__ import annotations
 
@@ -29,21 +29,20 @@ if TYPE_CHECKING:
     from weight_cache.manifest import Manifest, ManifestFile
 
 Read = Callable[["ManifestFile"], bytes]
-"""The content of one of the model's files."""
+"""Function that returns the content of a file of the model."""
 CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
 _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-"""What the engine takes as `--max-lora-rank`."""
+"""Values that the engine accepts for `--max-lora-rank`."""
 _MOST_AT_ONCE = 8
-"""Adapters in one batch: each takes memory of its own; others are swapped in from the machine's
-memory."""
+"""Maximum adapters in one batch: each needs GPU memory; others are swapped in from main memory."""
 _MAX_CONFIG_BYTES = 16 * MIB
 _GPU_MEMORY_BYTES = 8 * GIB
-"""Of the machine, for an engine on GPUs, beside what its weights take on their way."""
+"""Main memory of an engine on GPUs, besides that for loading weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedEngine:
-    """A declaration's engine and resources, and what was found out on the way, for people."""
+    """The engine and resources of a declaration, and notes for the user."""
 
     engine: EngineSpec
     resources: Resources
@@ -53,8 +52,8 @@ class ResolvedEngine:
 def resolve_engine(
     declaration: EngineDeclaration, manifest: Manifest, read: Read, adapters: Mapping[str, Manifest]
 ) -> ResolvedEngine:
-    """The record that is deployed. Raises InvalidInput for a model that cannot be served, or does
-    not fit, with the numbers."""
+    """Return the record to deploy. Raises InvalidInput if the model cannot be served, or, with the
+    numbers, if it does not fit into memory."""
     shape = _shape(declaration, manifest, read)
     longest = _length(declaration, shape)
     where = "gpu" if declaration.resources.gpu else "cpu"
@@ -71,7 +70,7 @@ def resolve_engine(
     )
     if not weights:
         raise InvalidInput(
-            f"weights {declaration.model.name!r} hold no model: expected *.safetensors beside "
+            f"weights {declaration.model.name!r} contain no model: expected *.safetensors next to "
             f"{CONFIG}",
             parameter="weights",
         )
@@ -97,7 +96,7 @@ def resolve_engine(
 
 
 def _shape(declaration: EngineDeclaration, manifest: Manifest, read: Read) -> ModelShape:
-    lacking = "give the directory of a Hugging Face model, with its tokenizer"
+    lacking = "pass the directory of a Hugging Face model with its tokenizer"
     config = _document(declaration.model.name, manifest, CONFIG, read, lacking=lacking)
     shape = ModelShape.from_config(config)
     dtype = str(declaration.arguments.get("dtype", "auto"))
@@ -107,7 +106,7 @@ def _shape(declaration: EngineDeclaration, manifest: Manifest, read: Read) -> Mo
 def _document(
     name: str, manifest: Manifest, path: str, read: Read, *, lacking: str
 ) -> dict[str, Any]:
-    """A JSON object among a model's files. Raises InvalidInput."""
+    """Return the JSON object in a file of a model. Raises InvalidInput."""
     file = next((f for f in manifest.files if f.path == path), None)
     if file is None or file.size_bytes > _MAX_CONFIG_BYTES:
         raise InvalidInput(f"weights {name!r} have no {path}: {lacking}", parameter="weights")
@@ -118,22 +117,22 @@ def _document(
             f"{path} of weights {name!r} is not valid JSON: {e}", parameter="weights"
         ) from e
     if not isinstance(found, dict):
-        raise InvalidInput(f"{path} of weights {name!r} holds no object", parameter="weights")
+        raise InvalidInput(f"{path} of weights {name!r} is not a JSON object", parameter="weights")
     return found
 
 
 def _for_adapters(
     declaration: EngineDeclaration, adapters: Mapping[str, Manifest], read: Read
 ) -> dict[str, int]:
-    """Room for all of them at once and for the largest of their ranks: by itself the engine keeps
-    one at a time, of rank 16 at most."""
+    """Return engine arguments with room for all adapters at once and for their largest rank. The
+    defaults of the engine are one adapter, of rank 16 at most."""
     ranks = [
         _document(
             declaration.adapters[name].name,
             manifest,
             ADAPTER_CONFIG,
             read,
-            lacking="give the directory of a LoRA adapter",
+            lacking="pass the directory of a LoRA adapter",
         ).get("r")
         for name, manifest in adapters.items()
     ]
@@ -152,14 +151,15 @@ def _length(declaration: EngineDeclaration, shape: ModelShape) -> int:
     if asked is None:
         if shape.max_position is None:
             raise InvalidInput(
-                f"{declaration.name}: the model does not say how long it may be: give "
+                f"{declaration.name}: the model does not state its maximum length: pass "
                 f"max_model_len=",
                 parameter="max_model_len",
             )
         return shape.max_position
     if isinstance(asked, bool) or not isinstance(asked, int) or asked < 1:
         raise InvalidInput(
-            f"max_model_len = {asked!r}: write a number of tokens", parameter="max_model_len"
+            f"max_model_len = {asked!r}: must be a number of tokens, at least 1",
+            parameter="max_model_len",
         )
     if (
         shape.max_position is not None
@@ -167,7 +167,7 @@ def _length(declaration: EngineDeclaration, shape: ModelShape) -> int:
         and "hf-overrides" not in declaration.arguments
     ):
         raise InvalidInput(
-            f"max_model_len = {asked}: the model was made for {shape.max_position} tokens "
+            f"max_model_len = {asked}: the model supports at most {shape.max_position} tokens "
             f"(max_position_embeddings)",
             parameter="max_model_len",
         )
@@ -177,14 +177,14 @@ def _length(declaration: EngineDeclaration, shape: ModelShape) -> int:
 def _on_gpus(
     declaration: EngineDeclaration, weights: int, kv: int, size: Mapping[str, Any]
 ) -> tuple[str, ...]:
-    """Refuse what fits on none of the acceptable kinds. What is not known is not checked, and that
-    is said."""
+    """Raise InvalidInput if the model fits on none of the acceptable GPU types. Unknown types or
+    models are not checked; the returned notes say so."""
     count, kinds = declaration.resources.gpu_count, declaration.resources.gpu
     share = _number(declaration, "gpu-memory-utilization", GPU_SHARE, most=1.0)
     unknown = [kind for kind in kinds if kind not in GPU_BYTES]
     if unknown or not size["shape"].is_known:
-        what = f"the memory of {unknown[0]}" if unknown else "the cache of such a model"
-        return (f"{declaration.name}: whether it fits was not checked: {what} is not known here",)
+        what = f"the memory of {unknown[0]}" if unknown else "the cache size of such a model"
+        return (f"{declaration.name}: memory use was not checked, because {what} is unknown",)
     offloaded = int(_number(declaration, "cpu-offload-gb", 0.0, most=1e6) * GIB) * count
     need = {
         "weights": max(0, weights - offloaded),
@@ -210,7 +210,7 @@ def _number(declaration: EngineDeclaration, name: str, default: float, *, most: 
         number = math.nan
     if not 0 <= number <= most:
         raise InvalidInput(
-            f"engine_args: {name} = {given!r}: write a number between 0 and {most:g}",
+            f"engine_args: {name} = {given!r}: must be a number between 0 and {most:g}",
             parameter="engine_args",
         )
     return number
@@ -219,8 +219,8 @@ def _number(declaration: EngineDeclaration, name: str, default: float, *, most: 
 def _memory_on_cpu(
     declaration: EngineDeclaration, weights: int, kv_bytes: int, size: Mapping[str, Any]
 ) -> int:
-    """What one instance gets. On a CPU the engine copies the weights into its own memory, and the
-    cache is made at its start."""
+    """Return the memory of one instance. On a CPU the engine copies the weights into its memory,
+    and allocates the cache at its start."""
     fit = MemoryEstimate(
         weights=weights, kv=kv_bytes, overhead=CPU_OVERHEAD_BYTES, room=declaration.memory_bytes
     )

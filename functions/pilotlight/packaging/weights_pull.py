@@ -1,10 +1,10 @@
-"""Weights back from the platform: from a manifest to a directory, every chunk verified.
+"""Download of weights from the platform to a directory, with verification of every chunk.
 
-Files come into a staging directory, in chunks, several at once. A chunk that is there and has its
-hash is not fetched again, so a pull that was cut off goes on where it was, whatever cut it off. A
-target that does not exist is made by one rename, of the staging directory beside it, when all are
-whole and on disk. A target that exists may be a disk of its own, or a link: the staging directory
-is in it, and each file is renamed by itself."""
+Files are downloaded to a staging directory, several chunks in parallel. A chunk that is present
+with the right hash is not fetched again, so an interrupted pull resumes. A new target is created by
+one rename of the staging directory next to it, once all files are complete and on disk. An existing
+target may be a mount point or a link: then the staging directory is inside it, and files are
+renamed one by one."""
 
 from __future__ import annotations
 
@@ -28,33 +28,33 @@ from weight_cache.manifest import CHUNK_BYTES, Manifest, ManifestFile, parse
 from weight_cache.types import Chunk
 
 CHUNKS_AT_ONCE = 8
-"""Of 16 MiB each: 128 MiB of memory."""
+"""Parallel chunks of 16 MiB each: 128 MiB of memory."""
 ATTEMPTS = 3
-"""How often a chunk whose bytes are wrong is asked for: a damaged answer is rare, a damaged blob
-stays damaged."""
+"""Attempts to fetch a chunk with the right hash: corrupt responses are rare, a corrupt blob stays
+corrupt."""
 
 _DAMAGED = (
-    "The platform's copy is damaged: have whoever runs it remove that blob from its store, "
+    "The copy on the platform is corrupt: ask its operator to delete the blob from the blob store, "
     "then push the weights again."
 )
 _STAGING = re.compile(r"\.(.*\.)?[0-9a-f]{12}\.part")
 Progress = Callable[[int, int], None]
-"""Told (bytes that are here and verified, bytes in all), one call at a time, from any thread."""
+"""Callback (bytes present and verified, total bytes), one call at a time, from any thread."""
 
 
 class BlobReader(Protocol):
-    """Where blobs come from: a `pilotlight.client.client.Client`."""
+    """A source of blobs, such as `pilotlight.client.client.Client`."""
 
     def read_blob(
         self, digest: str, *, offset_bytes: int = 0, length_bytes: int | None = None
     ) -> bytes:
-        """A blob, or a range of it."""
+        """Return a blob or a range of it."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullResult:
-    """What a pull did. `fetched_bytes`: what had to come; the rest was there already."""
+    """The result of a pull. `fetched_bytes`: bytes downloaded; the rest was present."""
 
     directory: Path
     manifest: str
@@ -64,37 +64,36 @@ class PullResult:
 
 
 def fetch_manifest(blobs: BlobReader, digest: str) -> Manifest:
-    """The manifest of that digest. Raises NotFound, or PilotlightError when its bytes are not what
-    it names."""
+    """Fetch a manifest by its digest. Raises NotFound, InvalidInput for an invalid manifest, or
+    PilotlightError if its content does not match the digest."""
     raw = blobs.read_blob(digest)
     if hashlib.sha256(raw).hexdigest() != digest:
         raise PilotlightError(
-            f"manifest {digest[:12]} came with other bytes than its hash names", hint=_DAMAGED
+            f"the content of manifest {digest[:12]} does not match its digest", hint=_DAMAGED
         )
     try:
         return parse(raw)
     except ManifestInvalid as e:
-        raise InvalidInput(f"{digest[:12]} is no manifest: {e}", parameter="manifest") from e
+        raise InvalidInput(
+            f"{digest[:12]} is not a valid manifest: {e}", parameter="manifest"
+        ) from e
 
 
 def is_pull_target_empty(directory: Path) -> bool:
-    """Whether nothing is there: no such path, or a directory without entries, but for a pull that
-    was cut off.
-
-    Raises InvalidInput for something else.
-    """
+    """Whether the target does not exist, or is a directory that is empty except for an interrupted
+    pull. Raises InvalidInput if it is not a directory."""
     if not directory.exists():
         return True
     if not directory.is_dir():
         raise InvalidInput(
             f"{directory} is not a directory",
-            hint="Name a directory; it is made when it is not there.",
+            hint="Specify a directory; it is created if it does not exist.",
         )
     return all(_STAGING.fullmatch(path.name) for path in directory.iterdir())
 
 
 def free_disk_bytes(directory: Path) -> int:
-    """Bytes that can still be written below `directory`."""
+    """Return the free disk space below `directory`."""
     return shutil.disk_usage(directory).free
 
 
@@ -106,18 +105,18 @@ def pull_weights(
     progress: Progress | None = None,
     free_bytes: Callable[[Path], int] = free_disk_bytes,
 ) -> PullResult:
-    """Bring the model of manifest `digest` to `directory`. Files of the same names are replaced,
-    others stay.
+    """Download the model of manifest `digest` to `directory`. Existing files of the same names are
+    replaced, others are kept.
 
-    Raises NotFound, Conflict (another pull is at it), StorageFull, PilotlightError (damaged on the
-    platform), OSError."""
+    Raises NotFound, Conflict (another pull is running), StorageFull, PilotlightError (corrupt on
+    the platform), OSError."""
     target = directory.absolute()
     manifest = fetch_manifest(blobs, digest)
     is_fresh = not os.path.lexists(target)
     part = f"{digest[:12]}.part"
     staging = target.with_name(f".{target.name}.{part}") if is_fresh else target / f".{part}"
     if not is_fresh:
-        is_pull_target_empty(target)  # is it a directory?
+        is_pull_target_empty(target)  # raises if it is not a directory
     staging.mkdir(parents=True, exist_ok=True)
     with _alone(staging):
         task = _Pull(blobs, manifest, staging, here=None if is_fresh else target, progress=progress)
@@ -139,10 +138,10 @@ def pull_weights(
 
 
 class _Pull:
-    """One pull's work. Its chunks are fetched by several threads; the lock keeps the count and the
-    reports in order.
+    """One pull, with several threads that fetch chunks. The lock guards counts and the order of
+    reports.
 
-    `missing`: the files that the target did not have; after `run` they are in the staging
+    `missing`: files that the target did not have; after `run` they are in the staging
     directory."""
 
     def __init__(
@@ -166,8 +165,8 @@ class _Pull:
         self._stopped = threading.Event()
 
     def run(self, free_bytes: Callable[[Path], int]) -> int:
-        """Bring every file to the staging directory, except those that the target has already;
-        returns the bytes fetched."""
+        """Download all files that the target does not have to the staging directory, and return the
+        bytes fetched."""
         files = self.missing = [file for file in self._manifest.files if not self._is_here(file)]
         self._check_room(files, free_bytes(self._staging))
         small = [file for file in files if file.size_bytes <= CHUNK_BYTES]
@@ -182,7 +181,7 @@ class _Pull:
         return self._fetched
 
     def _is_here(self, file: ManifestFile) -> bool:
-        """Whether the target's own file is the model's, chunk by chunk."""
+        """Whether the file in the target has the content of the model, chunk by chunk."""
         path = None if self._here is None else self._here / file.path
         if (
             path is None
@@ -204,12 +203,14 @@ class _Pull:
         needed = sum(file.size_bytes for file in files) - there
         if needed > free:
             message = (
-                f"{needed} bytes are missing here and {self._staging.parent} has room for {free}"
+                f"{needed} bytes must be downloaded, but {self._staging.parent} has only {free} "
+                "bytes free"
             )
-            raise StorageFull(message, hint="Free some space, or name another disk.")
+            raise StorageFull(message, hint="Free disk space, or choose another disk.")
 
     def _file(self, file: ManifestFile, pool: ThreadPoolExecutor | None) -> None:
-        """One file, whole and on disk; its chunks side by side where there is a pool for them."""
+        """Complete one file and sync it to disk; fetch its chunks in parallel if there is a
+        `pool`."""
         if self._stopped.is_set():
             return
         path = self._staging / file.path
@@ -229,13 +230,13 @@ class _Pull:
             os.close(descriptor)
 
     def _all(self, jobs: Sequence[Future[None]]) -> None:
-        """Wait for all; after the first failure none begins, and none is still writing when it is
+        """Wait for all jobs. After the first failure no other begins, and all have ended when it is
         raised."""
         try:
             done, _ = wait(jobs, return_when=FIRST_EXCEPTION)
             if any(job.exception() for job in done):
                 self._stopped.set()
-        except BaseException:  # Ctrl-C comes to the thread that waits
+        except BaseException:  # Ctrl-C arrives in the waiting thread
             self._stopped.set()
             raise
         finally:
@@ -261,7 +262,7 @@ class _Pull:
                 return data
         raise PilotlightError(
             f"{file.path}: bytes {chunk.offset_bytes} to "
-            f"{chunk.offset_bytes + chunk.length_bytes} came {ATTEMPTS} times with a wrong hash",
+            f"{chunk.offset_bytes + chunk.length_bytes} had a wrong hash in {ATTEMPTS} attempts",
             hint=_DAMAGED,
         )
 
@@ -274,15 +275,14 @@ class _Pull:
 
 
 def _merge(files: Sequence[ManifestFile], staging: Path, target: Path) -> None:
-    """Put the files that came into a directory that may hold other things, each whole or not at
-    all."""
+    """Move the downloaded files to an existing directory, each one atomically."""
     folders = {target}
     for file in files:
         place = target / file.path
         if place.is_dir() and not place.is_symlink():
             raise Conflict(
-                f"{place} is a directory, and the model has a file of that name",
-                hint="Name another directory.",
+                f"{place} is a directory, but the model has a file of that name",
+                hint="Choose another directory.",
             )
         place.parent.mkdir(parents=True, exist_ok=True)
         (staging / file.path).rename(place)
@@ -298,7 +298,7 @@ def _alone(staging: Path) -> Iterator[None]:
         if not _is_ours(descriptor, staging):
             raise Conflict(
                 f"another pull is writing to {staging}",
-                hint="Wait for it, or name another directory.",
+                hint="Wait for it, or choose another directory.",
             )
         yield
     finally:
@@ -306,7 +306,8 @@ def _alone(staging: Path) -> Iterator[None]:
 
 
 def _is_ours(descriptor: int, staging: Path) -> bool:
-    """Take the lock; False when another has it, or had it and moved the directory to its place."""
+    """Try to lock the directory; False if another pull has the lock, or had it and renamed the
+    directory."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return os.path.samestat(os.fstat(descriptor), staging.stat())
@@ -324,13 +325,13 @@ def _write(descriptor: int, data: bytes, offset: int) -> None:
         if e.errno in (errno.ENOSPC, errno.EDQUOT):
             raise StorageFull(
                 f"the disk is full: {e.strerror}",
-                hint="Free some space and pull again: what came stays.",
+                hint="Free disk space and pull again: the pull resumes.",
             ) from e
         raise
 
 
 def _allocated(path: Path) -> int:
-    """Bytes that a file takes on disk: a sparse one less than its size."""
+    """Return the allocated size of a file, less than its size if it is sparse."""
     return path.stat().st_blocks * 512 if path.is_file() else 0
 
 

@@ -1,8 +1,8 @@
-"""Weights on their way to the platform: from a source to a manifest, and from the source, chunk by
-chunk, to the blob store.
+"""Upload of weights: builds the manifest of a source, and sends its files, chunk by chunk, to the
+blob store.
 
-A source is read once to hash it and once to send what the platform lacks; nothing is copied to this
-machine's disk."""
+A source is read once to hash it and once to send what the platform lacks. Nothing is copied to the
+local disk."""
 
 from __future__ import annotations
 
@@ -27,27 +27,26 @@ if TYPE_CHECKING:
     from weight_cache.sources import Source, SourceFile
 
 HashProgress = Callable[[str, int, int], None]
-"""Told (what, bytes done, bytes in all) while weights are hashed."""
+"""Callback (what, bytes done, total bytes) while weights are hashed."""
 
 _PIECE_BYTES = 1 << 20
-"""What is handed to a connection at once: it copies what one send(2) did not take."""
+"""Size of pieces given to a connection, which copies what one send(2) did not accept."""
 _SMALL_AT_ONCE = 8
 _LARGE_AT_ONCE = 2
-"""Uploads side by side. Small ones wait for answers, large ones for bandwidth; either way 128 MiB
-of chunks are in memory at most."""
+"""Parallel uploads. Small ones wait for responses, large ones for bandwidth; either way at most 128
+MiB of chunks are in memory."""
 _AHEAD = 4
-"""Chunks of one file that are read while earlier ones are sent."""
+"""Chunks of one file that are read ahead while earlier ones are sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PushResult:
-    """What a push made.
+    """The result of a push.
 
     Attributes:
-        manifest: digest that names the model.
-        size_bytes, files: of the model.
-        uploaded_bytes: of these (and of the manifest), what the platform did not have.
-    """
+        manifest: digest of the manifest, which identifies the model.
+        size_bytes, files: size and number of files of the model.
+        uploaded_bytes: bytes of files and manifest that the platform did not have."""
 
     manifest: str
     size_bytes: int
@@ -57,16 +56,16 @@ class PushResult:
 
 @dataclass(frozen=True, slots=True)
 class SourceBody:
-    """One file of a source as a request body: each attempt to send it reads it from the begin."""
+    """One file of a source as a request body. Each attempt to send it reads it from the start."""
 
     source: Source
     file: SourceFile
     forget: Callable[[], None] = field(compare=False)
-    """Called when the platform finds that the file is not what its manifest says."""
+    """Called when the platform finds that the file does not match its manifest."""
 
     @property
     def size_bytes(self) -> int:
-        """Of the file."""
+        """Size of the file."""
         return self.file.size_bytes
 
     def __str__(self) -> str:
@@ -78,7 +77,7 @@ class SourceBody:
                 yield chunk[begin : begin + _PIECE_BYTES]
 
     def _chunks(self) -> Iterator[bytes]:
-        """The file's chunks in order, later ones read ahead where that is possible."""
+        """Yield the chunks of the file in order, with read-ahead if the source supports it."""
         from weight_cache.manifest import CHUNK_BYTES
 
         offsets = iter(range(0, self.size_bytes, CHUNK_BYTES))
@@ -108,8 +107,8 @@ Blob = bytes | SourceBody
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedWeights:
-    """A source and what is in it. `blobs`: digest → content of its files and of its manifest, which
-    comes last."""
+    """A source with its manifest. `blobs`: digest → content of its files, and of the manifest
+    last."""
 
     manifest: Manifest
     digest: str
@@ -125,12 +124,12 @@ def push_weights(
     token: str | None = None,
     progress: Progress | None = None,
 ) -> PushResult:
-    """Send the model at `source` (as `Weights(source)`; a directory relative to the working
-    directory) to the platform.
+    """Upload the model at `source` (as in `Weights(source)`, but a directory is relative to the
+    working directory) to the platform.
 
-    `name` is what progress calls it; recording it under that name is the caller's. `include`: as
-    `Weights(include=)`. `token`: of the model hub or the web server. Raises InvalidInput for a
-    source that cannot be read or is no model, and what the client raises."""
+    `name` is used in progress events; the caller registers the model under it. `include`: as in
+    `Weights(include=)`. `token`: for the model hub or web server. Raises InvalidInput for a source
+    that cannot be read or is not a model, and the exceptions of the client."""
     from weight_cache.sources import open_source
 
     report = progress or ignore_progress
@@ -157,7 +156,7 @@ def prepare_weights(
     say: HashProgress | None = None,
     cache: ManifestCache | None = None,
 ) -> PreparedWeights:
-    """Hash the source, or remember what it hashed to. Raises InvalidInput."""
+    """Hash a source, unless its manifest is cached. Raises InvalidInput."""
     from weight_cache.sources.manifest_builder import build_manifest
 
     kept = cache or ManifestCache.of_user(os.environ)
@@ -185,8 +184,8 @@ def prepare_weights(
 def upload_blobs(
     client: Client, blobs: Mapping[str, Blob], *, report: Progress = ignore_progress
 ) -> int:
-    """Send the blobs that the platform lacks; returns their bytes. Raises InvalidInput when a file
-    is not what it was."""
+    """Upload the blobs that the platform lacks, and return their size. Raises InvalidInput if a
+    file has changed."""
     from weight_cache.manifest import CHUNK_BYTES
 
     digests = list(blobs)
@@ -204,18 +203,18 @@ def upload_blobs(
     sending.send(
         [d for d, body in files.items() if body.size_bytes > CHUNK_BYTES], at_once=_LARGE_AT_ONCE
     )
-    # a manifest comes after its files
+    # a manifest must be uploaded after its files
     sending.send([d for d in missing if d not in files], at_once=1)
     return sending.total_bytes
 
 
 class _BrokenOff(Exception):
-    """Raised in an upload because another one failed."""
+    """Raised in an upload to stop it because another one failed."""
 
 
 class _Sending:
-    """Uploads of one deploy or push, by several threads; the lock keeps counts and reports in
-    order."""
+    """The uploads of one deploy or push, by several threads. The lock guards counts and the order
+    of reports."""
 
     def __init__(self, client: Client, blobs: Mapping[str, Blob], report: Progress) -> None:
         self.total_bytes = sum(blob_size(blob) for blob in blobs.values())
@@ -228,7 +227,7 @@ class _Sending:
         self._lock = threading.Lock()
 
     def send(self, digests: Sequence[str], *, at_once: int) -> None:
-        """All of these, or the first error; then the others break off."""
+        """Upload all of these. Raises the first error, which stops the others."""
         with ThreadPoolExecutor(at_once, "upload") as pool:
             jobs = [pool.submit(self._send, digest) for digest in digests]
             try:
@@ -254,7 +253,7 @@ class _Sending:
                 raise
             blob.forget()
             raise InvalidInput(
-                f"{blob} is not the file that was hashed before: deploy or push again",
+                f"{blob} has changed since it was hashed: deploy or push again",
                 parameter="weights",
             ) from e
         self._tell(digest, str(blob), blob.size_bytes)
@@ -277,7 +276,7 @@ class _Sending:
 
 @dataclass(frozen=True, slots=True)
 class _Counted:
-    """A body that tells how much of it was taken, in this attempt."""
+    """A body that reports how much of it was sent in this attempt."""
 
     body: SourceBody
     taken: Callable[[int], None]
@@ -295,13 +294,13 @@ class _Counted:
 
 
 def blob_size(blob: Blob) -> int:
-    """Bytes to send."""
+    """Return the size of a blob."""
     return len(blob) if isinstance(blob, bytes) else blob.size_bytes
 
 
 @contextmanager
 def source_errors_as_invalid_input(name: str) -> Iterator[None]:
-    """Turn what a source raises into InvalidInput that names the weights."""
+    """Convert exceptions of a source to InvalidInput that names the weights."""
     from weight_cache.errors import ManifestInvalid, SourceInvalid, TensorsInvalid
 
     try:
@@ -311,12 +310,12 @@ def source_errors_as_invalid_input(name: str) -> Iterator[None]:
 
 
 def hashing_event(what: str, done: int, total: int) -> ProgressEvent:
-    """The event for bytes that were hashed."""
+    """Return the progress event for hashing."""
     return ProgressEvent(stage=PACKAGE, text=what, done_bytes=done, total_bytes=total)
 
 
 def _is_worth_keeping(source: Source, manifest: Manifest) -> bool:
-    """Whether hashing it again would take long."""
+    """Whether hashing the source again would take long."""
     from weight_cache.manifest import CHUNK_BYTES
     from weight_cache.sources import is_remote
 

@@ -1,5 +1,4 @@
-"""What users write with: declarations, handles, calls.
+"""The Python SDK: declarations of apps and functions, handles, and calls.
 
-Everything here imports the standard library only until it is used: httpx, cloudpickle and pydantic
-are loaded by the call that needs them, because this package is imported in user processes and in
-workers before their snapshot point."""
+The modules import only the standard library. httpx, cloudpickle and pydantic are loaded on first
+use, because this package is imported in user processes and in workers before their snapshot."""

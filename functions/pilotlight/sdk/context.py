@@ -1,9 +1,9 @@
-"""`pilotlight.context()`: what user code may know of the call that it runs in.
+"""`pilotlight.context()`: information about the current call, for user code.
 
-It follows context variables, so it is right in `async` code and its tasks, in call threads, in
-`asyncio.to_thread`, across the items of a generator and in a web application. A thread that user
-code starts itself has a context of its own (before Python 3.14): run it in
-`contextvars.copy_context()`, or pass what it needs."""
+It uses a context variable, so it works in `async` code and its tasks, in call threads, in
+`asyncio.to_thread`, across the items of a generator and in a web application. Before Python 3.14, a
+thread that user code starts has an empty context: run it in `contextvars.copy_context()`, or pass
+the values it needs."""
 
 from __future__ import annotations
 
@@ -18,20 +18,23 @@ from pilotlight.errors import InvalidInput
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """One call.
+    """The current call.
 
     Attributes:
-        call_id: as the caller has it in `X-Request-Id`; "" in a warm-up's example. attempt: which
-        attempt of the call this is, from 1. Above 1 an earlier one may have done part of its work,
-        or all of it. deadline: when the execution clock runs out, in UTC; None without a bound. Cut
-        to the caller's own deadline. arm: of the experiment that the caller is in; "" for none.
-        revision: of the function that runs, such as `v7-3f2a91`. function: its name. traceparent:
-        W3C header for requests that this call makes, so that their spans hang below it. members: in
-        the body of a `@batched` function, the ids of the calls in this batch, in the order of its
-        lists; then `call_id`,
-            `traceparent` are those of one of them, `attempt` is the highest, `deadline` the
-            earliest, and `arm` the one that all share.
-    """
+        call_id: id of the call, which the caller gets as `X-Request-Id`; "" for the example call of
+            a warm-up.
+        attempt: number of this attempt, from 1. Above 1, an earlier attempt may have done all or
+            part of its work.
+        deadline: end of the execution timeout in UTC, or the deadline of the caller if that is
+            earlier; None without a limit.
+        arm: arm of the experiment that the caller is assigned to; "" for none.
+        revision: revision of the running function, such as `v7-3f2a91`.
+        function: name of the function.
+        traceparent: W3C header for outgoing requests, which makes their spans children of this
+            call.
+        members: in the body of a `@batched` function, the ids of the calls in this batch, in the
+            order of its lists. `call_id` and `traceparent` are then those of one member, `attempt`
+            is the highest, `deadline` the earliest, and `arm` the one that all share."""
 
     call_id: str
     attempt: int
@@ -44,15 +47,15 @@ class Context:
     _ends_at: float = float("inf")
 
     def remaining_s(self) -> float:
-        """Seconds left, 0 when none are; infinite without a bound."""
+        """Return the seconds until the deadline, at least 0; infinite without a limit."""
         return max(0.0, self._ends_at - time.monotonic())
 
 
 class ContextProvider(Protocol):
-    """A call that knows itself."""
+    """A running call that provides its context."""
 
     def context(self) -> Context:
-        """What there is to know; the same each time."""
+        """Return the context, always the same."""
         ...
 
 
@@ -63,13 +66,12 @@ CURRENT_CALL: ContextVar[ContextProvider | None] = ContextVar(
 
 
 def context() -> Context:
-    """The call that this code runs in: its id, attempt, deadline, arm, revision. Raises
-    InvalidInput outside of calls."""
+    """Return the context of the current call: its id, attempt, deadline, arm and revision. Raises
+    InvalidInput outside a call."""
     running = CURRENT_CALL.get()
     if running is None:
         raise InvalidInput(
-            "pilotlight.context() is for code that runs in a call of a deployed function: there "
-            "is none here. A thread of your own "
-            "needs contextvars.copy_context().run(…)"
+            "pilotlight.context() was called outside a call of a deployed function; in a thread of "
+            "your own, use contextvars.copy_context().run(…)"
         )
     return running.context()

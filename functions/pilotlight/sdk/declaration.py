@@ -1,5 +1,4 @@
-"""`Declaration`: what a decorator was told about one function or class, before anything is
-packaged."""
+"""`Declaration`: the options of one decorated function or class, before packaging."""
 
 from __future__ import annotations
 
@@ -28,10 +27,11 @@ class Declaration:
     """One declared function, class or web application.
 
     Attributes:
-        app: name of the app that declared it. name: its name in the app. raw: the undecorated
-        callable or class. policies: fields of `pilotlight.spec.function.FunctionSpec` that are
-        records of `pilotlight.spec.policies`.
-    """
+        app: name of the app that declares it.
+        name: its name in the app.
+        raw: the undecorated callable or class.
+        policies: fields of `pilotlight.spec.function.FunctionSpec` that are records of
+            `pilotlight.spec.policies`."""
 
     app: str
     name: str
@@ -54,23 +54,23 @@ class Declaration:
 
     @property
     def module(self) -> str:
-        """Name of the module that holds it."""
+        """Name of the module that defines it."""
         return str(self.raw.__module__)
 
     @property
     def by_value(self) -> bool:
-        """Whether it travels as a pickle: a script's or a notebook's own functions cannot be
-        imported elsewhere."""
+        """Whether it is deployed as a pickle: functions of a script or notebook cannot be imported
+        by a worker."""
         return self.module == _MAIN
 
     @property
     def file(self) -> Path | None:
-        """The file that holds it; None in a notebook or an interactive session."""
+        """The file that defines it; None in a notebook or an interactive session."""
         file = getattr(sys.modules.get(self.module), "__file__", None)
         return Path(file).resolve() if file else None
 
     def method_names(self) -> tuple[str, ...]:
-        """Names of the callables: of the marked methods, or "" alone."""
+        """Names of the callables: of a class, its marked methods; otherwise only ""."""
         return (
             tuple(name for name, marks, _ in members(self.raw) if is_entry(marks))
             if self.kind is FunctionKind.CLASS
@@ -78,8 +78,7 @@ class Declaration:
         )
 
     def methods(self) -> tuple[MethodSpec, ...]:
-        """The callables with their schemas. Raises InvalidInput when one uses what is not supported
-        yet."""
+        """The callables with their schemas. Raises InvalidInput for an unsupported feature."""
         if self.kind is FunctionKind.ASGI:
             return (MethodSpec(),)
         if self.kind is FunctionKind.FUNCTION:
@@ -91,13 +90,13 @@ class Declaration:
         )
 
     def is_generator(self, method: str) -> bool:
-        """Whether that callable yields."""
+        """Whether the callable is a generator."""
         return _is_generator(getattr(self.raw, method) if method else self.raw)
 
 
 def members(kind: type) -> Iterator[tuple[str, Mapping[str, Any], Callable[..., Any]]]:
-    """(name, marks, function) of every marked method, of base classes first, each at the place of
-    its first definition."""
+    """Yield (name, marks, function) of every marked method, those of base classes first, each in
+    the position of its first definition."""
     for name in dict.fromkeys(name for base in reversed(kind.__mro__) for name in vars(base)):
         found = inspect.getattr_static(kind, name, None)
         if inspect.isfunction(found) and (marks := metadata_of(found)):
@@ -105,34 +104,31 @@ def members(kind: type) -> Iterator[tuple[str, Mapping[str, Any], Callable[..., 
 
 
 def is_entry(marks: Mapping[str, Any]) -> bool:
-    """Whether a method with these marks can be called from outside."""
+    """Whether a method with these marks can be called remotely."""
     return "method" in marks or "batched" in marks
 
 
 def check_function(raw: Any, decorator: str) -> None:
     """Raise InvalidInput unless `raw` is a function that can be deployed."""
     if hasattr(raw, "__pilotlight__"):
-        raise InvalidInput(f"{raw!r} is declared already: one @{decorator}() is enough")
+        raise InvalidInput(f"{raw!r} is already declared: remove one @{decorator}()")
     if inspect.isclass(raw):
         raise InvalidInput(
-            f"@{decorator}() goes on a function; {describe_target(raw)} is a class: write "
-            f"@app.cls()"
+            f"@{decorator}() decorates functions; {describe_target(raw)} is a class: use @app.cls()"
         )
     if isinstance(raw, staticmethod | classmethod) or not inspect.isfunction(raw):
         raise InvalidInput(
-            f"@{decorator}() goes on a function, not on {type(raw).__name__} {describe_target(raw)}"
+            f"@{decorator}() decorates functions; {describe_target(raw)} is a {type(raw).__name__}"
         )
     if "enter" in metadata_of(raw) or "exit" in metadata_of(raw):
         raise InvalidInput(
-            f"{describe_target(raw)} is a function: @enter and @exit belong to the methods of a "
-            f"class "
-            f"with @app.cls()"
+            f"{describe_target(raw)} is a function: use @enter and @exit only on methods of an "
+            "@app.cls() class"
         )
     if "method" in metadata_of(raw):
         raise InvalidInput(
-            f"{describe_target(raw)}: @method() is for methods of a class; give example= and "
-            f"check= to "
-            f"@{decorator}() itself"
+            f"{describe_target(raw)} is a function: @method() is for methods of a class; pass "
+            f"example= and check= to @{decorator}()"
         )
     if "batched" in metadata_of(raw):
         check_batched(raw, is_method=False)
@@ -140,15 +136,14 @@ def check_function(raw: Any, decorator: str) -> None:
 
 
 def check_class(raw: Any, decorator: str) -> None:
-    """Raise InvalidInput unless `raw` is a class that can be deployed: importable, made without
-    arguments, with something to call."""
+    """Raise InvalidInput unless `raw` is a class that can be deployed: importable, constructible
+    without arguments, with a callable method."""
     if hasattr(raw, "__pilotlight__") and not inspect.isclass(raw):
-        raise InvalidInput(f"{raw!r} is declared already: one @{decorator}() is enough")
+        raise InvalidInput(f"{raw!r} is already declared: remove one @{decorator}()")
     if not inspect.isclass(raw):
         raise InvalidInput(
-            f"@{decorator}() goes on a class; {describe_target(raw)} is a {type(raw).__name__}: "
-            f"write "
-            f"@app.function()"
+            f"@{decorator}() decorates classes; {describe_target(raw)} is a {type(raw).__name__}: "
+            "use @app.function()"
         )
     for function in (function for _, marks, function in members(raw) if "batched" in marks):
         check_batched(function, is_method=True)
@@ -156,40 +151,38 @@ def check_class(raw: Any, decorator: str) -> None:
     has_methods, web = any(map(is_entry, marks)), sum("asgi" in m for m in marks)
     if not has_methods and not web:
         raise InvalidInput(
-            f"class {raw.__qualname__} has nothing to call: mark its methods with "
+            f"class {raw.__qualname__} has no callable method: mark its methods with "
             f"@pilotlight.method()"
         )
     if web > 1 or (web and has_methods):
         raise InvalidInput(
-            f"class {raw.__qualname__} is a web application (@asgi_app) and can have no other "
-            f"entry: split it into two classes"
+            f"class {raw.__qualname__} is a web application (@asgi_app) and cannot have other "
+            f"methods to call: split it into two classes"
         )
     if needed := _required_arguments(raw):
         raise InvalidInput(
-            f"class {raw.__qualname__}: instances are made without arguments, but __init__ needs "
-            f"{', '.join(needed)}: give them defaults, "
-            "read them from env= or secrets=, or load things in @pilotlight.enter()"
+            f"class {raw.__qualname__}: instances are constructed without arguments, but __init__ "
+            f"requires {', '.join(needed)}: add defaults, read the values from env= or secrets=, "
+            "or load them in @pilotlight.enter()"
         )
     check_place(raw)
 
 
 def check_place(raw: Any) -> None:
-    """Raise InvalidInput when a function or class could not be found again by importing its
-    module."""
+    """Raise InvalidInput unless a worker can import the function or class from its module."""
     if raw.__name__ == "<lambda>":
         raise InvalidInput(
-            f"{describe_target(raw)}: a lambda has no name to deploy it under: write a def"
+            f"{describe_target(raw)}: a lambda has no name to be deployed under: use def"
         )
     if "<locals>" in raw.__qualname__ and raw.__module__ != _MAIN:
         raise InvalidInput(
-            f"{describe_target(raw)} is defined inside a function, so a worker cannot import it: "
-            f"move it "
-            f"to the top level of its module"
+            f"{describe_target(raw)} is defined inside a function, so workers cannot import it: "
+            "move it to the top level of its module"
         )
 
 
 def check_declared_name(raw: Any, name: str | None) -> str:
-    """The deployed name: the given one, or the object's own. Raises InvalidInput."""
+    """Return the name to deploy under: `name`, or that of the object. Raises InvalidInput."""
     try:
         return check_name(
             "function", name or raw.__qualname__.rpartition("<locals>.")[2].replace(".", "-")
@@ -202,7 +195,7 @@ def _required_arguments(kind: type) -> list[str]:
     try:
         parameters = inspect.signature(kind).parameters.values()
     except ValueError:
-        return []  # a class made in C without a signature
+        return []  # an extension class without a signature
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return [p.name for p in parameters if p.default is p.empty and p.kind not in variable]
 

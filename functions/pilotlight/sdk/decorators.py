@@ -1,9 +1,8 @@
-"""Decorators that mark what they are put on, and change nothing: `enter, exit, method, concurrent,
-batched, asgi_app`.
+"""Decorators that mark functions and classes: `enter, exit, method, concurrent, batched, asgi_app`.
 
-A mark is an entry in the dictionary `_pilotlight_marks` of the function (or class) itself;
-`@app.function()` and `@app.cls()` read the marks when they declare, the worker reads them when it
-runs. None of them wraps: a marked function is called as before."""
+A mark is an entry in the dictionary `_pilotlight_marks` of the function or class itself.
+`@app.function()` and `@app.cls()` read marks at declaration, the worker reads them at run time. No
+decorator wraps its target: a marked function is called as before."""
 
 from __future__ import annotations
 
@@ -30,17 +29,17 @@ _REMOTE_VERBS = ("remote", "remote_gen", "map", "starmap", "for_each", "spawn", 
 
 
 class PilotlightWarning(UserWarning):
-    """Warned when something was accepted and has no effect here."""
+    """Warns of an option that is accepted but has no effect."""
 
 
 def metadata_of(target: Any) -> Mapping[str, Any]:
-    """The marks put on a function or class itself; a class does not show its bases' marks."""
+    """Return the marks of a function or class itself, without those of base classes."""
     found = vars(target).get(METADATA_ATTRIBUTE, {}) if hasattr(target, "__dict__") else {}
     return found if isinstance(found, Mapping) else {}
 
 
 def set_metadata(target: Any, key: str, value: Any) -> None:
-    """Put one mark on `target`. Raises InvalidInput when it is there already."""
+    """Add one mark to `target`. Raises InvalidInput if `target` already has it."""
     marks = dict(metadata_of(target))
     if key in marks:
         raise InvalidInput(f"{describe_target(target)} is marked @{key} twice: remove one")
@@ -48,15 +47,15 @@ def set_metadata(target: Any, key: str, value: Any) -> None:
 
 
 def describe_target(target: Any) -> str:
-    """`name (file:line)` of a function or class, as far as known; for error messages."""
+    """Return `name (file:line)` of a function or class, as far as known, for error messages."""
     name = getattr(target, "__qualname__", None) or repr(target)
     code = getattr(target, "__code__", None)
     return f"{name} ({code.co_filename}:{code.co_firstlineno})" if code is not None else str(name)
 
 
 def refuse_bare(decorator: str, target: Any) -> None:
-    """Raise InvalidInput when a decorator was used without its parentheses, which makes `target`
-    what it decorates."""
+    """Raise InvalidInput if a decorator was used without parentheses, which passes the decorated
+    object as `target`."""
     if target is not None:
         raise InvalidInput(
             f"@{decorator} was written without parentheses on {describe_target(target)}: write "
@@ -67,13 +66,13 @@ def refuse_bare(decorator: str, target: Any) -> None:
 def _function(decorator: str, target: Any) -> Any:
     if hasattr(target, "__pilotlight__"):
         raise InvalidInput(
-            f"@{decorator} must stand below @app.function() or @app.cls(), nearer to the "
-            f"definition, on {target!r}"
+            f"@{decorator} must be placed below @app.function() or @app.cls(), closer to the "
+            f"definition of {target!r}"
         )
     if not inspect.isfunction(target):
         raise InvalidInput(
-            f"@{decorator} goes on a function or method, not on {type(target).__name__} "
-            f"{describe_target(target)}"
+            f"@{decorator} decorates functions and methods; {describe_target(target)} is a "
+            f"{type(target).__name__}"
         )
     return target
 
@@ -81,15 +80,15 @@ def _function(decorator: str, target: Any) -> Any:
 def enter(
     func: None = None, /, *, snap: bool = True, timeout_s: float | None = None
 ) -> Callable[[F], F]:
-    """Run this method when an instance comes up, before it takes calls.
+    """Run this method when an instance starts, before it receives calls.
 
-    With `snap=True` (the default) it runs before the snapshot, once: imports, loading, warming up.
-    With `snap=False` it runs after every fork or restore: connections, credentials, anything that
-    must not be shared.
-
-    `timeout_s` bounds it; None: what is left of the startup timeout before the snapshot, 10 s after
-    it (with `snapshot=False` the startup timeout). One that overruns fails the start with an error
-    that names it."""
+    Args:
+        snap: True (the default): run once, before the snapshot; for imports, model loading and
+            warm-up. False: run after every fork or restore; for connections, credentials and
+            everything else that instances must not share.
+        timeout_s: time limit of the method. None: before the snapshot, the rest of the startup
+            timeout; after it, 10 s (with `snapshot=False`, the startup timeout). A method that
+            exceeds its limit fails the start with an error that names it."""
     refuse_bare("pilotlight.enter", func)
     options = {"snap": bool(snap), **_limit("pilotlight.enter", timeout_s)}
 
@@ -101,8 +100,10 @@ def enter(
 
 
 def exit(func: None = None, /, *, timeout_s: float | None = None) -> Callable[[F], F]:  # noqa: A001 - the word that users know
-    """Run this method when an instance goes away in good order, for at most `timeout_s` (None: 10
-    s), never beyond the stop's own grace."""
+    """Run this method when an instance shuts down gracefully.
+
+    It may run for `timeout_s` (None: 10 s), but not beyond the grace period of the shutdown. It
+    does not run when an instance is killed or crashes."""
     refuse_bare("pilotlight.exit", func)
     options = _limit("pilotlight.exit", timeout_s) or True
 
@@ -136,17 +137,20 @@ def method(
     check: Callable[[Any, Any], bool] | None = None,
     is_generator: bool | None = None,
 ) -> Callable[[Callable[Concatenate[Any, P], R]], Function[P, R]]:
-    """Make this method callable from outside.
+    """Make this method of an `@app.cls()` class remotely callable: `Class().name.remote(…)`.
 
-    Type checkers see the handle that `Class().name` is, because they do not follow class
-    decorators; at run time the plain function stays.
+    Type checkers see a `Function`, because they do not follow class decorators; at run time the
+    method remains a plain function.
 
-    `example` (a list of positional arguments, or an object by name, JSON values) warms each
-    instance up and proves snapshots; `check(answer, expected) -> bool` compares its answers where
-    equality is too strict. `is_generator` is found out, not told."""
+    Args:
+        example: JSON arguments of an example call, as a list (by position) or a dict (by name). It
+            warms up each instance and verifies snapshots.
+        check: `check(answer, expected) -> bool` compares the answers to the example where equality
+            is too strict.
+        is_generator: ignored; detected from the method."""
     refuse_bare("pilotlight.method", func)
     if is_generator is not None:
-        warn_ignored("is_generator", "the function itself says whether it yields")
+        warn_ignored("is_generator", "it is detected from the function")
     options = method_metadata(example=example, check=check)
 
     def mark(method: Callable[Concatenate[Any, P], R]) -> Function[P, R]:
@@ -159,10 +163,10 @@ def method(
 
 
 def method_metadata(*, example: Any, check: Callable[[Any, Any], bool] | None) -> dict[str, Any]:
-    """The mark of a callable: its example and check, validated. Raises InvalidInput."""
+    """Validate the example and check of a callable and return its mark. Raises InvalidInput."""
     if example is not None and not isinstance(example, list | tuple | dict):
         raise InvalidInput(
-            f"example = {example!r}: write the arguments as a list, example=[{example!r}], or by "
+            f"example = {example!r}: pass the arguments as a list, example=[{example!r}], or by "
             f"name as a dict",
             parameter="example",
         )
@@ -170,7 +174,7 @@ def method_metadata(*, example: Any, check: Callable[[Any, Any], bool] | None) -
         json.dumps(example)
     except (TypeError, ValueError) as e:
         raise InvalidInput(
-            f"example = {example!r} is not made of JSON values: {e}", parameter="example"
+            f"example = {example!r} cannot be encoded as JSON: {e}", parameter="example"
         ) from e
     if check is not None and not callable(check):
         raise InvalidInput(
@@ -179,14 +183,14 @@ def method_metadata(*, example: Any, check: Callable[[Any, Any], bool] | None) -
         )
     if check is not None and example is None:
         raise InvalidInput(
-            "check= compares answers to the example: give example= as well", parameter="check"
+            "check= compares answers to the example: pass example= as well", parameter="check"
         )
     return {"example": list(example) if isinstance(example, tuple) else example, "check": check}
 
 
 class _Undeclared:
-    """Stands where a handle's verb would be, on a method that was looked up on a plain object; says
-    so when used."""
+    """Stands in for a verb such as `.remote` on a marked method of a plain object; raises
+    InvalidInput when called."""
 
     def __init__(self, verb: str, method: Callable[..., Any]) -> None:
         self._verb = verb
@@ -196,25 +200,23 @@ class _Undeclared:
         owner, _, name = self._method.rpartition(".")
         owner = owner.rpartition(".")[2] or "Class"
         raise InvalidInput(
-            f"{self._method}.{self._verb}(…) was called on a plain {owner} object. From outside: "
-            f"decorate the class with @app.cls() and "
-            f"write {owner}().{name}.{self._verb}(…). Inside the class itself: call "
-            f"self.{name}(…), it runs in the same instance."
+            f"{self._method}.{self._verb}(…) was called on a plain {owner} object. Outside the "
+            f"class: decorate it with @app.cls() and call {owner}().{name}.{self._verb}(…). Inside "
+            f"the class: call self.{name}(…), which runs in the same instance."
         )
 
     def aio(self, *args: Any, **kwargs: Any) -> Any:
-        """The same refusal."""
+        """Raise InvalidInput."""
         return self(*args, **kwargs)
 
 
 def concurrent(
     func: None = None, /, *, max_inputs: int, target_inputs: int | None = None
 ) -> Callable[[T], T]:
-    """Let one instance take up to `max_inputs` calls at once; the autoscaler aims at
-    `target_inputs` (None: max_inputs).
+    """Let one instance process up to `max_inputs` calls concurrently.
 
-    Goes on a class or a function, below @app.cls() or @app.function().
-    """
+    The autoscaler aims at `target_inputs` calls per instance (None: `max_inputs`). Place the
+    decorator on a class or function, below `@app.cls()` or `@app.function()`."""
     refuse_bare("pilotlight.concurrent", func)
 
     def mark(target: T) -> T:
@@ -229,7 +231,7 @@ def concurrent(
 
 
 class BatchedDecorator(Protocol):
-    """What `@batched(…)` does to the types: a body over lists is called with single values."""
+    """The type of `@batched(…)`: a body that takes lists becomes callable with single values."""
 
     @overload
     def __call__(
@@ -251,20 +253,22 @@ def batched(
     adaptive: bool = True,
     retry_alone: bool = True,
 ) -> BatchedDecorator:
-    """Gather single calls into one: callers send one value for each parameter, the body gets lists
-    and returns a list, in their order.
+    """Combine single calls into batches (dynamic batching).
 
-    An item that failed is an exception in its place. Goes on a function below @app.function(), or
-    on a method (with or without @method()).
+    Each caller passes one value per parameter and gets one result. The body receives a list per
+    parameter and returns a list of results in the same order; an exception in the list fails only
+    the call in its position. Place the decorator on a function below `@app.function()`, or on a
+    method (with or without `@method()`).
 
     Args:
-        max_batch_size: calls in one batch at most. wait_ms: how long the first of a batch waits for
-        others at most, where it could run. buckets: lengths up to which calls share a batch,
-        rising, such as (64, 256); of the first argument, where that has a length. adaptive: wait
-        only where the measured cost of batches says that it pays; False: as long as `wait_ms` says.
-        retry_alone: when the body raises, each of its calls is tried once more alone; False: the
-        error is everybody's.
-    """
+        max_batch_size: maximum number of calls in one batch.
+        wait_ms: how long the first call of a batch waits for others at most, when it could run.
+        buckets: ascending length limits, such as (64, 256). Only calls of the same bucket share a
+            batch. The length of a call is that of its first argument, if it has one.
+        adaptive: wait only if, by the measured cost of batches, waiting pays off. False: always
+            wait up to `wait_ms`.
+        retry_alone: when the body raises, retry each call of the batch once, alone. False: every
+            call of the batch fails with the error."""
     refuse_bare("pilotlight.batched", func)
     try:
         policy = BatchPolicy(
@@ -275,7 +279,9 @@ def batched(
             retry_alone=retry_alone,
         )
     except (TypeError, ValueError) as e:
-        raise InvalidInput(f"batched: max_batch_size, wait_ms and buckets are numbers: {e}") from e
+        raise InvalidInput(
+            f"batched: max_batch_size, wait_ms and buckets must be numbers: {e}"
+        ) from e
     options = {**dataclasses.asdict(policy), "buckets": list(policy.buckets)}
 
     def mark(method: Any) -> Any:
@@ -288,16 +294,18 @@ def batched(
 def asgi_app(
     func: None = None, /, *, example: str | None = None, **ignored_options: Any
 ) -> Callable[[F], F]:
-    """The function returns an ASGI application (FastAPI, Starlette, …), served under
+    """Serve the ASGI application (FastAPI, Starlette, …) that this function returns, under
     `/fn/{app}/{function}/`.
 
-    `example` (a path, "/health") has it built before the snapshot and asked for that path, so that
-    neither is part of a start; it then must build without secrets and answer that path before its
-    lifespan ran. None: it is built anew at every start."""
+    `example` is a path of the application, such as "/health". With it, the application is created
+    and the path requested before the snapshot, which makes starts faster; the application must then
+    work without secrets and answer the path before its lifespan startup. None: the application is
+    created at every start."""
     refuse_bare("pilotlight.asgi_app", func)
     if example is not None and (not isinstance(example, str) or not example.startswith("/")):
         raise InvalidInput(
-            f"@pilotlight.asgi_app(example={example!r}): must be a path of the application, like '/'",
+            f"@pilotlight.asgi_app(example={example!r}): must be a path of the application, such "
+            "as '/'",
             parameter="example",
         )
     for name in ignored_options:
@@ -315,7 +323,7 @@ def asgi_app(
 
 
 def warn_ignored(name: str, why: str, *, stacklevel: int = 3) -> None:
-    """Warn that an option was accepted and does nothing."""
+    """Warn that an option is accepted but has no effect."""
     warnings.warn(
         f"{name}= has no effect on pilotlight: {why}", PilotlightWarning, stacklevel=stacklevel
     )

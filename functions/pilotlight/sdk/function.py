@@ -1,5 +1,5 @@
-"""`Function`: the handle that a declared function, a method, or a name becomes. Its verbs call it,
-here or there."""
+"""`Function`: the handle of a declared or deployed function or method, and its ways to be
+called."""
 
 from __future__ import annotations
 
@@ -32,11 +32,15 @@ R = TypeVar("R")
 
 
 class Function(Generic[P, R]):
-    """One callable of the platform: a function, or a method of a class.
+    """The handle of a function on the platform, or of a method of a class.
 
-    `.remote(…)` runs it there and waits; `.local(…)` runs it here; `.map/.starmap/.for_each` make
-    many calls; `.spawn(…)` starts one and returns a FunctionCall; `.remote_gen(…)` iterates over
-    what a generator yields. Each has an asynchronous twin: `.remote.aio(…)`."""
+    - `.remote(…)` runs it on the platform and waits for the result.
+    - `.local(…)` runs it in this process.
+    - `.remote_gen(…)` runs a generator on the platform and iterates over its items.
+    - `.map(…)`, `.starmap(…)` and `.for_each(…)` make many calls in parallel.
+    - `.spawn(…)` starts a call in the background and returns a `FunctionCall`.
+
+    Each of them except `.local` has an asynchronous form: `await f.remote.aio(…)`."""
 
     def __init__(
         self,
@@ -85,15 +89,15 @@ class Function(Generic[P, R]):
     def from_name(
         cls, app: str, name: str, *, tenant: str | None = None, environment_name: str | None = None
     ) -> Function[..., Any]:
-        """The handle of a deployed function, or of `Class.method`. Nothing is asked before it is
-        called.
+        """Return the handle of a deployed function, or of a method as `Class.method`. Makes no
+        request; a wrong name fails when called.
 
-        `tenant` names another tenant that shares the function with ours, or with everybody. It is
-        called with JSON: arguments and results are JSON values, arguments all by name or all by
-        position, and what it raises is a FunctionRaised."""
+        `tenant` names another tenant that shares the function. Such calls use JSON: arguments and
+        results are JSON values, arguments are all by name or all by position, and an exception of
+        the function is raised as FunctionRaised. Raises InvalidInput for an invalid name."""
         if environment_name is not None:
             raise InvalidInput(
-                "environment_name= is not supported here: set PILOTLIGHT_ENVIRONMENT, or use "
+                "environment_name= is not supported: set PILOTLIGHT_ENVIRONMENT, or use "
                 "'pilotlight -e'"
             )
         function, _, method = name.partition(".")
@@ -111,16 +115,16 @@ class Function(Generic[P, R]):
         webhook: str | None = None,
         idempotency_key: str | None = None,
     ) -> Function[P, R]:
-        """The same function, whose calls go out otherwise; what is not given stays as it is.
+        """Return a handle of the same function with other call options. Options not given keep
+        their values.
 
         Args:
-            priority: "realtime", "standard" or "batch"; at most what the plan allows. webhook: name
-            of the webhook (`pilotlight webhook set`) that is told when a call begun with `.spawn()`
-            ends. idempotency_key: names one call of yours: `.remote()` and `.spawn()` with the same
-            key and arguments are the same call, and
-                answered the same, so they may be repeated after a lost connection. Another call
-                needs another key.
-        """
+            priority: "realtime", "standard" or "batch", at most the highest that the plan allows.
+            webhook: name of the webhook (`pilotlight webhook set`) that is notified when a call
+                started with `.spawn()` ends.
+            idempotency_key: key that identifies one call. `.remote()` and `.spawn()` with the same
+                key and arguments are the same call and return the same result, so they can be
+                retried after a lost connection. Use a new key for each further call."""
         return Function(
             app=self._app,
             name=self._name,
@@ -134,62 +138,73 @@ class Function(Generic[P, R]):
         )
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Refused: it would not be clear where it runs."""
+        """Raise InvalidInput: choose `.remote(…)` or `.local(…)`."""
         raise InvalidInput(
-            f"{self._path}(…) was called directly: write {self._path}.remote(…) to run it on the "
-            f"platform, or .local(…) here"
+            f"{self._path}(…) was called directly: call {self._path}.remote(…) to run it on the "
+            f"platform, or {self._path}.local(…) to run it in this process"
         )
 
     @property
     def local(self) -> Callable[P, R]:
-        """The undecorated function: runs here, in this process."""
+        """The undecorated function, which runs in this process."""
         if self._body is None:
             raise InvalidInput(
-                f"{self!r} was looked up by name: its code is not here; use .remote(…)"
+                f"{self!r} was looked up by name: its code is not available locally; use .remote(…)"
             )
         return self._body
 
     @property
     def remote(self) -> SyncAsyncMethod[P, R, Awaitable[R]]:
-        """Run it on the platform and wait for the result. Raises what it raises, as the same
-        exception type (see `from_name`)."""
+        """Run the function on the platform and wait for the result.
+
+        Takes the arguments of the function. Raises the exception of the function with its original
+        type, or FunctionRaised for a function of another tenant."""
         return SyncAsyncMethod(self._remote, self._remote_aio)
 
     @property
     def remote_gen(self) -> SyncAsyncMethod[P, Iterator[Any], AsyncIterator[Any]]:
-        """Run a generator on the platform; items as they are yielded. Leaving the loop early ends
-        it there."""
+        """Run a generator on the platform and iterate over its items as they are yielded.
+
+        Leaving the loop early ends the generator on the platform."""
         return SyncAsyncMethod(self._remote_gen, self._remote_gen_aio)
 
     @property
     def spawn(self) -> SyncAsyncMethod[P, FunctionCall[R], Awaitable[FunctionCall[R]]]:
-        """Start a call and return at once. The call lives on without this process.
+        """Start a call in the background and return a `FunctionCall` immediately. The call
+        continues without this process.
 
-        It runs at least once: where an instance, or the platform, dies under it, or the function's
-        `retries` say so, it is made again (`pilotlight.context().attempt` says which one it is).
-        `.with_options(webhook="name").spawn(…)` has its end told to a webhook."""
+        The call runs at least once: it is retried if its instance or the platform crashes, and as
+        the `retries` of the function say (`pilotlight.context().attempt` is the number of the
+        attempt). `.with_options(webhook="name").spawn(…)` notifies a webhook when the call ends."""
         return SyncAsyncMethod(self._spawn, self._spawn_aio)
 
     @property
     def map(self) -> SyncAsyncMethod[..., Iterator[R], AsyncIterator[R]]:
-        """Call it once per element of the iterables (zipped), `concurrency` at a time; see `_map`
-        for the keywords."""
+        """Call the function once per element of the iterables (zipped) and iterate over the
+        results: `list(f.map([1, 2, 3]))`.
+
+        Keywords:
+            kwargs: keyword arguments of every call.
+            order_outputs: False yields results as they complete, not in the order of inputs.
+            return_exceptions: yield exceptions in place of results, instead of raising.
+            concurrency: maximum number of calls in flight (default 64)."""
         return SyncAsyncMethod(self._map, self._map_aio)
 
     @property
     def starmap(self) -> SyncAsyncMethod[..., Iterator[R], AsyncIterator[R]]:
-        """`map` over tuples of arguments."""
+        """Like `map`, over tuples of arguments: `f.starmap([(1, 2), (3, 4)])`."""
         return SyncAsyncMethod(self._starmap, self._starmap_aio)
 
     @property
     def for_each(self) -> SyncAsyncMethod[..., None, Awaitable[None]]:
-        """`map` for the effect: waits for all, returns nothing."""
+        """Like `map` for side effects: wait for all calls and return None. With
+        `ignore_exceptions=True` failed calls do not raise."""
         return SyncAsyncMethod(self._for_each, self._for_each_aio)
 
     def warmup(self) -> None:
-        """Bring one instance up. Another tenant's function is warmed up by its owner."""
+        """Start one instance. Raises InvalidInput for a function of another tenant."""
         if self._tenant:
-            raise InvalidInput(f"{self!r} belongs to another tenant: only its owner can warm it up")
+            raise InvalidInput(f"{self!r} belongs to another tenant: only the owner can warm it up")
         sessions.client().warmup(self._target[0], self._target[1])
 
     @property
@@ -201,7 +216,7 @@ class Function(Generic[P, R]):
         return (self._app if self._tenant else active_app.deployed_name(self._app)), self._path
 
     def _ways(self, *, streams: bool) -> dict[str, Any]:
-        """How a call goes out: to whose function, and with which headers."""
+        """Return the tenant and headers of a call."""
         headers = call_headers(
             streams=streams,
             pickles=not self._tenant,
@@ -223,8 +238,8 @@ class Function(Generic[P, R]):
     def _check_single(self, verb: str) -> None:
         if self._declaration is not None and self._declaration.is_generator(self._method):
             raise InvalidInput(
-                f"{self._path} yields many items: iterate over {self._path}.remote_gen(…) instead "
-                f"of .{verb}(…)"
+                f"{self._path} is a generator: iterate over {self._path}.remote_gen(…) instead of "
+                f".{verb}(…)"
             )
 
     def _not_there(self, error: NotFound) -> NotFound:
@@ -296,7 +311,7 @@ class Function(Generic[P, R]):
         return_exceptions: bool = False,
         concurrency: int = DEFAULT_CONCURRENCY,
     ) -> Iterator[R]:
-        """`kwargs` go with every call; `order_outputs=False` yields results as they come."""
+        """`kwargs` are passed to every call; `order_outputs=False` yields results as completed."""
         options = MapOptions(
             concurrency=concurrency, ordered=order_outputs, return_exceptions=return_exceptions
         )

@@ -1,13 +1,16 @@
-"""`Image`: an environment described step by step, content-addressed, built once by the platform.
+"""`Image`: the environment of a function as a list of build steps, content-addressed and built once
+by the platform.
 
-Steps are records `{"op": …}`, the same that the builder reads
-(`pilotlight.spec.function.ImageSpec`):
+Steps are records `{"op": …}`, in the format of the builder (`pilotlight.spec.function.ImageSpec`):
 
-    {"op": "pip", "packages": [...], "options": [...]}     {"op": "apt", "packages": [...]}     {"op": "run", "commands": [...]}
-    {"op": "env", "values": {...}}                         {"op": "copy", "blob": sha256, "target": "path"}
+    {"op": "pip", "packages": [...], "options": [...]}
+    {"op": "apt", "packages": [...]}
+    {"op": "run", "commands": [...]}
+    {"op": "env", "values": {...}}
+    {"op": "copy", "blob": sha256, "target": "path"}
 
-A copied file or directory is packed and uploaded when the image is deployed; until then its step
-holds the local path."""
+A copied file or directory is packed and uploaded at deploy time; until then its step holds the
+local path."""
 
 from __future__ import annotations
 
@@ -26,13 +29,16 @@ from pilotlight.spec.function import ImageSpec
 
 _VERSION = re.compile(r"3\.(\d{1,2})\Z")
 _OLDEST_MINOR = 11
-"""The worker's own code needs Python 3.11."""
+"""The worker needs Python 3.11."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalCopy:
-    """A copy step before its source is packed: `source` here, `target` in the environment, relative
-    to its files."""
+    """A copy step whose source is not packed yet.
+
+    Attributes:
+        source: local path.
+        target: path in the environment, relative to its files directory."""
 
     source: Path
     target: str
@@ -40,10 +46,10 @@ class LocalCopy:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """An environment. Immutable: each method returns a new one with a step more.
+    """The environment in which a function runs.
 
-    Start with `Image.python("3.11")`.
-    """
+    Start with `Image.python("3.11")` and chain methods. An image is immutable: each method returns
+    a new image with one more step."""
 
     python_version: str
     steps: tuple[Mapping[str, Any] | LocalCopy, ...] = ()
@@ -53,12 +59,12 @@ class Image:
 
     @classmethod
     def python(cls, version: str | None = None) -> Image:
-        """An empty environment of that Python ("3.11"; None: the version that runs this)."""
+        """Create an empty environment with a Python version ("3.11"; None = the running one)."""
         chosen = version or f"{sys.version_info.major}.{sys.version_info.minor}"
         match = _VERSION.match(str(chosen))
         if match is None or int(match[1]) < _OLDEST_MINOR:
             raise InvalidInput(
-                f"python version {chosen!r}: write a text like '3.11', not older than "
+                f"python version {chosen!r} is invalid: pass a string like '3.11', at least "
                 f"3.{_OLDEST_MINOR}",
                 parameter="version",
             )
@@ -66,12 +72,12 @@ class Image:
 
     @classmethod
     def debian_slim(cls, python_version: str | None = None, **_: Any) -> Image:
-        """Modal's name for `Image.python`."""
+        """Alias of `Image.python`, for compatibility with Modal."""
         return cls.python(python_version)
 
     @classmethod
     def from_registry(cls, *_: Any, **__: Any) -> NoReturn:
-        """Refused: container images run on a cluster, which this release does not drive."""
+        """Raise InvalidInput: container images as a base are not supported yet."""
         raise InvalidInput(
             "Image.from_registry is not supported yet: start with Image.python('3.11') and add "
             ".pip_install(…)"
@@ -89,7 +95,10 @@ class Image:
         extra_options: str = "",
         **_: Any,
     ) -> Image:
-        """Install Python packages ("torch==2.13.0", several or lists of them)."""
+        """Install Python packages, given as requirements ("torch==2.13.0") or lists of them.
+
+        `index_url`, `extra_index_url`, `find_links` and `pre` are the pip options of that name;
+        `extra_options` takes further ones as on a command line."""
         names = _flat("pip_install", packages)
         for name in names:
             if name.startswith("-"):
@@ -107,8 +116,8 @@ class Image:
     def pip_install_from_requirements(
         self, requirements_txt: str | os.PathLike[str], **options: Any
     ) -> Image:
-        """Install what a requirements file lists; the file is read now, so that a change of it is a
-        new image."""
+        """Install the packages in a requirements file. The file is read immediately, so changing it
+        changes the image. Raises NotFound."""
         path = Path(requirements_txt)
         try:
             lines = path.read_text(encoding="utf-8").splitlines()
@@ -122,11 +131,11 @@ class Image:
         return self.pip_install(*wanted, **options)
 
     def apt_install(self, *packages: str | list[str]) -> Image:
-        """Install packages of the node's Debian or Ubuntu, by plain names ("ffmpeg", "libgl1").
+        """Install packages of the node's Debian or Ubuntu release by name ("ffmpeg", "libgl1").
 
-        The image has a root file system of its own then, in which its later `run` steps are root,
-        too. Where the node can make none (without root, or without debootstrap) packages that are
-        installed on it will do, and others are refused when the image is built."""
+        This gives the image its own root file system, in which later `run` steps run as root. If
+        the node cannot create one (it needs root and debootstrap), packages already installed on
+        the node are accepted, and the build fails for others."""
         from pilotlight.core.debian_packages import check_debian_package_name
 
         names = _flat("apt_install", packages)
@@ -138,30 +147,30 @@ class Image:
         return self._with({"op": "apt", "packages": names})
 
     def run(self, *commands: str | list[str]) -> Image:
-        """Run shell commands in the environment, in order, once."""
+        """Run shell commands in the environment, in order, once at build time."""
         return self._with({"op": "run", "commands": _flat("run", commands)})
 
     run_commands = run
 
     def env(self, variables: Mapping[str, str]) -> Image:
-        """Set environment variables, for the later steps and for instances."""
+        """Set environment variables for later steps and for instances."""
         for key, value in variables.items():
             if not isinstance(value, str):
-                raise InvalidInput(
-                    f"Image.env: {key} = {value!r}: environment variables are text", parameter=key
-                )
+                raise InvalidInput(f"Image.env: {key} = {value!r}: must be a string", parameter=key)
         return self._with({"op": "env", "values": dict(variables)})
 
     def copy(self, source: str | os.PathLike[str], to: str | None = None) -> Image:
-        """Copy a local file or directory into the environment, under the relative path `to`
-        (default: its own name)."""
+        """Copy a local file or directory into the environment, to the relative path `to` (default:
+        its name).
+
+        Copied files are in the working directory of later `run` steps, and on `sys.path` in
+        instances."""
         path = Path(source).expanduser().absolute()
         target = to or path.name
         if Path(target).is_absolute() or ".." in Path(target).parts:
             raise InvalidInput(
-                f"Image.copy: the target {target!r} must be a path inside the environment, "
-                f"relative and without '..': copied files are the "
-                "working directory of run() steps, and on sys.path in instances",
+                f"Image.copy: the target {target!r} must be a relative path inside the "
+                "environment, without '..'",
                 parameter="to",
             )
         return self._with(LocalCopy(source=path, target=target))
@@ -169,24 +178,26 @@ class Image:
     def add_local_file(
         self, local_path: str | os.PathLike[str], remote_path: str, *, copy: bool = False
     ) -> Image:
-        """Modal's name for `copy` of a file; a target that ends in '/' is a directory."""
+        """Alias of `copy` for a file, for compatibility with Modal. A target that ends in '/' is a
+        directory."""
         target = remote_path + Path(local_path).name if remote_path.endswith("/") else remote_path
         return self.copy(local_path, target)
 
     def add_local_dir(
         self, local_path: str | os.PathLike[str], remote_path: str, *, copy: bool = False
     ) -> Image:
-        """Modal's name for `copy` of a directory."""
+        """Alias of `copy` for a directory, for compatibility with Modal."""
         return self.copy(local_path, remote_path)
 
     def add_local_python_source(self, *modules: str, **_: Any) -> Image:
-        """Nothing to do: the source beside the app is packaged with it."""
+        """Do nothing, for compatibility with Modal: source next to the app is always packaged."""
         return self
 
     @contextlib.contextmanager
     def imports(self) -> Iterator[None]:
-        """Around imports of packages that only the image has: a missing one is passed over here,
-        and fails in a worker."""
+        """Guard imports of packages that only the image has: `with image.imports(): import torch`.
+
+        A missing package is ignored on the local machine and raises ImportError in a worker."""
         try:
             yield
         except ImportError:
@@ -195,7 +206,7 @@ class Image:
 
     @property
     def variables(self) -> dict[str, str]:
-        """All `env` steps together: instances start with them."""
+        """The merged variables of all `env` steps, which are set in instances."""
         merged: dict[str, str] = {}
         for step in self.steps:
             if isinstance(step, Mapping) and step["op"] == "env":
@@ -203,8 +214,8 @@ class Image:
         return merged
 
     def spec(self, pack: Callable[[Path, str], str]) -> ImageSpec:
-        """The record to build. `pack(path, name)` packs a directory's content, or a file under
-        `name`, and returns the blob's digest."""
+        """Return the record for the builder. `pack(path, name)` packs a directory's content, or a
+        file under `name`, and returns the digest of the blob."""
         return ImageSpec(
             python=self.python_version,
             steps=tuple(_packed(s, pack) if isinstance(s, LocalCopy) else s for s in self.steps),
@@ -217,8 +228,7 @@ class Image:
 
 
 def _packed(step: LocalCopy, pack: Callable[[Path, str], str]) -> Mapping[str, Any]:
-    # The builder unpacks a blob into the directory `target`, so a file's target is the directory
-    # that will hold it.
+    # The builder unpacks a blob into the directory `target`, so a file needs its parent directory.
     target = PurePosixPath(step.target)
     directory = target if step.source.is_dir() else target.parent
     return {"op": "copy", "blob": pack(step.source, target.name), "target": str(directory)}
@@ -230,7 +240,7 @@ def _flat(method: str, items: tuple[str | list[str], ...]) -> list[str]:
         flat += list(item) if isinstance(item, list | tuple) else [item]
     for text in flat:
         if not str(text).strip():
-            raise InvalidInput(f"Image.{method}: an empty text among its arguments")
+            raise InvalidInput(f"Image.{method}: an argument is an empty string")
     return flat
 
 

@@ -1,8 +1,8 @@
-"""`app.vllm(…)`: a language model becomes a function. What is declared here is completed when the
-app is built, from the model's own files.
+"""`app.vllm(…)`: declares a language model as a function. The build completes the declaration from
+the files of the model.
 
-The function runs the stock vLLM OpenAI server; this module knows its command line's names and
-nothing of its inside."""
+The function runs the stock vLLM OpenAI server. This module depends only on the option names of its
+command line."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ OWN_ARGUMENTS = frozenset(
         "uds",
     }
 )
-"""Arguments of the server that the platform sets by itself."""
+"""Arguments of the server that are reserved for the platform."""
 _PARALLEL = ("tensor-parallel-size", "pipeline-parallel-size")
 _KV_BYTES = "kv-cache-memory-bytes"
 
 
 class EngineOptions(TypedDict, total=False):
-    """Keywords of `app.vllm()` beside its own; they mean what they mean to `@app.function()`
+    """Further keywords of `app.vllm()`, with the same meaning as in `@app.function()`
     (`pilotlight.sdk.options.FunctionOptions`)."""
 
     image: Image | None
@@ -94,15 +94,14 @@ class EngineOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EngineDeclaration(Declaration):
-    """A declared language model. `raw` is only the place of its declaration.
+    """A declared language model. `raw` is a `DeclarationSite`, since there is no user code.
 
     Attributes:
         model: the weights that it serves.
-        adapters: name → weights.
-        max_model_len: None = as long as the model was made for.
-        memory_bytes: of one instance; None = what it needs.
-        arguments: further arguments of the server, without dashes.
-    """
+        adapters: LoRA adapters, name → weights.
+        max_model_len: None = the maximum of the model.
+        memory_bytes: memory of one instance; None = as needed.
+        arguments: further arguments of the server, without dashes."""
 
     model: Weights
     adapters: Mapping[str, Weights] = field(default_factory=dict)
@@ -116,26 +115,26 @@ class EngineDeclaration(Declaration):
 
     @property
     def by_value(self) -> bool:
-        """Nothing of it travels: it has no code of the user's."""
+        """Always False: it has no user code."""
         return False
 
     def methods(self) -> tuple[MethodSpec, ...]:
-        """The server itself."""
+        """One callable: the server."""
         return (MethodSpec(),)
 
     def method_names(self) -> tuple[str, ...]:
-        """The server itself."""
+        """One name: that of the server, ""."""
         return ("",)
 
     def is_generator(self, method: str) -> bool:
-        """Its streams are server-sent events of its own protocol."""
+        """Always False: the server streams server-sent events of its own protocol."""
         return False
 
     def engine(
         self, *, max_model_len: int, kv_bytes: int | None, more: Mapping[str, Any]
     ) -> EngineSpec:
-        """The record, once the model's own numbers are known; `more`: arguments that follow from
-        them, unless they were given."""
+        """Return the record, given the dimensions of the model. `more`: arguments derived from the
+        model, which explicit arguments override."""
         return EngineSpec(
             model=self.model.name,
             max_model_len=max_model_len,
@@ -150,7 +149,7 @@ class EngineDeclaration(Declaration):
 
 
 class DeclarationSite:
-    """Where `app.vllm(…)` was called: what a declaration has in place of a function."""
+    """The call site of `app.vllm(…)`, which replaces the function in a declaration."""
 
     def __init__(self, name: str, module: str, doc: str) -> None:
         self.__name__ = self.__qualname__ = name
@@ -162,8 +161,10 @@ class DeclarationSite:
 
 
 class Engine:
-    """The handle of a language model: its name for OpenAI's clients, and a client that is ready to
-    use."""
+    """The handle of a language model: its name for OpenAI clients, and configured clients.
+
+    With `llm = app.vllm("chat", weights=…)`:
+    `llm.client().chat.completions.create(model=llm.model, messages=[…])`."""
 
     def __init__(
         self, *, app: str, name: str, declaration: EngineDeclaration | None = None
@@ -179,22 +180,24 @@ class Engine:
 
     @classmethod
     def from_name(cls, app: str, name: str) -> Engine:
-        """The handle of a deployed one. Nothing is asked before it is called."""
+        """Return the handle of a deployed model. Makes no request; a wrong name fails when
+        called."""
         return cls(app=app, name=name)
 
     @property
     def model(self) -> str:
-        """What an application writes as `model`: `app/function`; an adapter is
-        `app/function:adapter`."""
+        """The value of `model` in requests: `app/function`. Append `:adapter` for a LoRA
+        adapter."""
         return f"{active_app.deployed_name(self._app)}/{self._name}"
 
     def client(self, **options: Any) -> Any:
-        """`openai.OpenAI`, with this platform's address and key. Raises InvalidInput when the
-        package is not installed."""
+        """Return an `openai.OpenAI` configured with the address and API key of the platform.
+        `options` are passed to its constructor. Raises InvalidInput if `openai` is not
+        installed."""
         return _client("OpenAI", options)
 
     def async_client(self, **options: Any) -> Any:
-        """`openai.AsyncOpenAI`, the same way."""
+        """Return an `openai.AsyncOpenAI`, configured like `client`."""
         return _client("AsyncOpenAI", options)
 
 
@@ -203,7 +206,7 @@ def _client(kind: str, options: Mapping[str, Any]) -> Any:
         import openai
     except ImportError as e:
         raise InvalidInput(
-            "the package `openai` is not installed here: pip install openai, or call the HTTP API "
+            "the package `openai` is not installed: run `pip install openai`, or call the HTTP API "
             "at /v1"
         ) from e
     profile = sessions.client().profile
@@ -217,7 +220,7 @@ def _client(kind: str, options: Mapping[str, Any]) -> Any:
 
 
 def _over_socket(kind: str, path: str) -> Any:
-    """The HTTP client of an OpenAI client that connects to a Unix socket."""
+    """Return an HTTP client for an OpenAI client that connects to a Unix socket."""
     import httpx
 
     from pilotlight.core.cookies import no_cookies
@@ -230,15 +233,15 @@ def _over_socket(kind: str, path: str) -> Any:
 
 
 _DEFAULTS: Mapping[str, Any] = {"cpu": 2.0, "startup_timeout": 600.0, "timeout": 600.0}
-"""Of options that are not given: an engine boots for tens of seconds, and its answers are long."""
+"""Defaults of options: an engine takes tens of seconds to boot, and its answers take long."""
 _NOT_HERE = {
-    "name": "the first argument is the name",
-    "example": "a known answer proves each snapshot by itself",
-    "check": "a known answer proves each snapshot by itself",
-    "allow_concurrent_inputs": "max_num_seqs= says it",
+    "name": "pass the name as the first argument",
+    "example": "the platform verifies each snapshot with a known answer",
+    "check": "the platform verifies each snapshot with a known answer",
+    "allow_concurrent_inputs": "use max_num_seqs=",
     "schedule": "schedule a function that calls the model",
-    "secrets": "the engine runs offline, and is started and kept in a snapshot before any secret "
-    "is handed out",
+    "secrets": "the engine runs offline, and is started and snapshotted before secrets are "
+    "available",
 }
 
 
@@ -260,11 +263,9 @@ def engine_declaration(
     env: Mapping[str, str],
     tags: Mapping[str, str],
 ) -> EngineDeclaration:
-    """The record of one `app.vllm(…)`. Raises InvalidInput naming the keyword."""
+    """Return the declaration of one `app.vllm(…)`. Raises InvalidInput naming the keyword."""
     for key in _NOT_HERE.keys() & options.keys():
-        raise InvalidInput(
-            f"app.vllm: {key}= does not belong here: {_NOT_HERE[key]}", parameter=key
-        )
+        raise InvalidInput(f"app.vllm: {key}= is not supported: {_NOT_HERE[key]}", parameter=key)
     if not isinstance(weights, Weights):
         raise InvalidInput(
             f"app.vllm: weights = {weights!r}: expected pilotlight.Weights(…)", parameter="weights"
@@ -319,17 +320,17 @@ def _task(task: str) -> Task:
 
 
 def _adapters(lora: Mapping[str, Weights] | None, *, function: str) -> dict[str, Weights]:
-    """Adapters as they are kept; to the engine they and the function are names of models. Raises
-    InvalidInput."""
+    """Check the adapters. The engine serves them and the function as models, so names must differ.
+    Raises InvalidInput."""
     for name, weights in (lora or {}).items():
         if name == function:
             raise InvalidInput(
-                f"lora: the adapter {name!r} is called as the function is: give it another name",
+                f"lora: the adapter {name!r} has the name of the function: rename it",
                 parameter="lora",
             )
         if not isinstance(name, str) or not isinstance(weights, Weights):
             raise InvalidInput(
-                f'lora[{name!r}] = {weights!r}: write {{"name": pilotlight.Weights(…)}}',
+                f'lora[{name!r}] = {weights!r}: expected {{"name": pilotlight.Weights(…)}}',
                 parameter="lora",
             )
     return dict(lora or {})
@@ -338,21 +339,22 @@ def _adapters(lora: Mapping[str, Weights] | None, *, function: str) -> dict[str,
 def parse_engine_arguments(
     given: Mapping[str, Any] | None, *, gpus: int
 ) -> tuple[dict[str, Any], int | None]:
-    """The server's arguments without dashes in front, `_` as `-`, and what they say of the cache's
-    size. Raises InvalidInput."""
+    """Return the arguments of the server with normalized names (no leading dashes, `-` for `_`) and
+    the size of the KV cache in bytes, if set. Raises InvalidInput."""
     found: dict[str, Any] = {}
     for key, value in (given or {}).items():
         name = str(key).lstrip("-").replace("_", "-")
         if name in OWN_ARGUMENTS:
             raise InvalidInput(
-                f"engine_args: {name}= is set by the platform, or by a keyword of app.vllm()",
+                f"engine_args: {name}= is reserved: the platform or a keyword of app.vllm() sets "
+                "it",
                 parameter="engine_args",
             )
         if name in found:
-            raise InvalidInput(f"engine_args: {name}= is there twice", parameter="engine_args")
+            raise InvalidInput(f"engine_args: {name}= is given twice", parameter="engine_args")
         if value is not None and not isinstance(value, str | int | float | bool | list | dict):
             raise InvalidInput(
-                f"engine_args: {name} = {value!r}: write text, a number, true or false, or JSON",
+                f"engine_args: {name} = {value!r}: must be a string, number, boolean, list or dict",
                 parameter="engine_args",
             )
         found[name] = value
@@ -361,9 +363,8 @@ def parse_engine_arguments(
         product *= parse_whole_number(name, found.get(name, 1))
     if any(name in found for name in _PARALLEL) and product != max(1, gpus):
         raise InvalidInput(
-            f"engine_args: {' times '.join(n for n in _PARALLEL if n in found)} makes {product}, "
-            f"and gpu= asks for {gpus} GPU"
-            f"{'' if gpus == 1 else 's'}: they must be the same",
+            f"engine_args: {' times '.join(n for n in _PARALLEL if n in found)} is {product}, but "
+            f"gpu= requests {gpus} GPU{'' if gpus == 1 else 's'}: they must be equal",
             parameter="engine_args",
         )
     cache = found.pop(_KV_BYTES, None)
@@ -373,21 +374,21 @@ def parse_engine_arguments(
 
 
 def parse_whole_number(name: str, value: Any) -> int:
-    """A number among the server's arguments. Raises InvalidInput."""
+    """Parse a positive integer among the arguments of the server. Raises InvalidInput."""
     try:
         number = int(value)
     except (TypeError, ValueError, OverflowError):
         number = 0
     if number < 1:
         raise InvalidInput(
-            f"engine_args: {name} = {value!r}: write a whole number, at least 1",
+            f"engine_args: {name} = {value!r}: must be an integer, at least 1",
             parameter="engine_args",
         )
     return number
 
 
 def _limits(limits: TokenLimits | None) -> TokenLimits | None:
-    """Raises InvalidInput for something else."""
+    """Check the type. Raises InvalidInput."""
     if limits is not None and not isinstance(limits, TokenLimits):
         raise InvalidInput(
             f"limits = {limits!r}: expected pilotlight.TokenLimits(…)", parameter="limits"

@@ -1,5 +1,5 @@
-"""The keywords of `@app.function()` and `@app.cls()`, and what they mean: parsed once into the
-records of `pilotlight.spec.function`."""
+"""The keywords of `@app.function()` and `@app.cls()`, and their conversion to the records of
+`pilotlight.spec.function`."""
 
 from __future__ import annotations
 
@@ -22,22 +22,54 @@ from pilotlight.spec.policies import Fallback, ModelCard, Objectives, RetryPolic
 
 
 class FunctionOptions(TypedDict, total=False):
-    """Keywords of a declaration; every one may be left out.
+    """Keywords of a declaration, all optional. Times are in seconds.
 
-    Times are seconds. `memory` is a limit: "2GiB", "2Gi", "512MiB", or a whole number of MiB; `gpu`
-    "H100", "H100:2", "any", or a list of acceptable ones, best first. `access` is "private",
-    "public", or a list of tenants that may call it, too; `priority` is that of its calls,
-    "realtime", "standard" or "batch"; bills can be grouped by `tags`. `retries` is a number or
-    `pilotlight.Retries(…)`; `schedule` one or several of `pilotlight.Cron("0 6 * * *")` and
-    `pilotlight.Period(hours=1)`; `fallback` and `variants` name what may answer in its place; with
-    `scaledown_window="auto"` idle instances stay as long as the pauses between calls say that it
-    pays, where a caller's second of waiting is worth `waiting_cost` (10) idle ones; `keep_asleep`
-    is how long an idle instance sleeps before it goes; `objectives` is `pilotlight.Objectives(…)`;
-    `require` bounds on the numbers of an offline evaluation, {"accuracy": ">= 0.91"}; `card` is
-    `pilotlight.ModelCard(…)`. `rollout_strategy`, "surge", "wait" or "swap", says what is done
-    where there is no room for a new revision beside the one that serves, `keep_previous` how long
-    that one stays warm. The second block holds Modal's names for the same things, the third those
-    that are accepted and ignored with a warning."""
+    Environment:
+        name: name of the function; by default that of the Python function or class.
+        image: environment to run in; by default that of the app.
+        weights, secrets, env: model files, secrets and environment variables of instances.
+        network: "egress" (default) for what the operator permits, or "none".
+        egress: IPv4 networks or addresses to permit in addition.
+        snapshot: False starts instances without snapshots.
+
+    Resources:
+        cpu: number of cores.
+        memory: limit: "2GiB", "2Gi", "512MiB", or an integer in MiB.
+        gpu: "H100", "H100:2", "any", or a list of acceptable types, best first.
+
+    Scaling:
+        min_instances, max_instances: bounds of the number of instances.
+        buffer_instances: spare instances while there are calls: a number, or a share of the busy
+            ones such as "15%".
+        scaledown_window: how long an idle instance is kept. With "auto" it is kept as long as the
+            intervals between calls justify, where one second of a waiting caller is worth
+            `waiting_cost` (default 10) seconds of an idle instance.
+        keep_asleep: how long an idle instance sleeps before it is removed.
+        max_queued: maximum number of waiting calls.
+        latency_objective: a call that waits longer triggers a scale-up.
+
+    Calls:
+        timeout, startup_timeout, queue_timeout: limits of an execution, a start, and waiting.
+        result_ttl: how long results of background calls are kept.
+        idempotent: the platform may retry a call whose worker died before it answered.
+        retries: a number, or `pilotlight.Retries(…)`.
+        priority: of calls: "realtime", "standard" or "batch".
+        access: "private", "public", or a list of further tenants that may call the function.
+        schedule: one or more of `pilotlight.Cron("0 6 * * *")` and `pilotlight.Period(hours=1)`.
+        fallback, variants: what may answer in place of the function.
+        example, check: as for `@pilotlight.method()`.
+
+    Releases:
+        description, tags: for display; bills can be grouped by tags.
+        objectives: `pilotlight.Objectives(…)`.
+        require: bounds on metrics of an offline evaluation, such as {"accuracy": ">= 0.91"}.
+        card: `pilotlight.ModelCard(…)`.
+        rollout_strategy: "surge", "wait" or "swap": what to do if there is no capacity for a new
+            revision next to the serving one.
+        keep_previous: how long the previous revision stays warm.
+
+    The second block below holds Modal's names for the same options, the third options of Modal that
+    are ignored with a warning."""
 
     name: str
     image: Image | None
@@ -113,22 +145,21 @@ _ALIASES = {
     "enable_memory_snapshot": "snapshot",
 }
 _IGNORED = {
-    "region": "the platform runs where it was installed",
-    "cloud": "the platform runs where it was installed",
-    "routing_region": "the platform runs where it was installed",
-    "ephemeral_disk": "instances use the node's disk",
+    "region": "the platform runs where it is installed",
+    "cloud": "the platform runs where it is installed",
+    "routing_region": "the platform runs where it is installed",
+    "ephemeral_disk": "instances use the disk of the node",
     "experimental_options": "there are none",
-    "include_source": "the source beside the app is always packaged; see .pilotlightignore",
-    "is_generator": "the function itself says whether it yields",
-    "mounts": "the source beside the app is always packaged",
+    "include_source": "source next to the app is always packaged; see .pilotlightignore",
+    "is_generator": "it is detected from the function",
+    "mounts": "source next to the app is always packaged",
     "nonpreemptible": "instances are not preempted",
-    "serialized": "functions of __main__ and notebooks travel by value, others as source",
-    "single_use_containers": "instances serve until they are idle",
+    "serialized": "functions of __main__ and notebooks are deployed by value, others as source",
+    "single_use_containers": "instances serve calls until they are idle",
 }
 _REFUSED = {
-    "volumes": "there are no volumes: model files belong in Weights, other data in an object store",
-    "network_file_systems": "there are no network file systems: model files belong in Weights, "
-    "other data in an object store",
+    "volumes": "use Weights for model files, an object store for other data",
+    "network_file_systems": "use Weights for model files, an object store for other data",
     "proxy": "there are no proxies",
 }
 _CLOCKS = {
@@ -139,9 +170,9 @@ _CLOCKS = {
 }
 AUTO = "auto"
 LONGEST_AUTO_WINDOW_S = 3600.0
-"""Whatever the pauses are like, an instance that idles for an hour goes."""
+"""With "auto", an instance that is idle for this long is removed in any case."""
 WAITING_COST = 10.0
-"""Of a caller's waiting against an idle instance, unless a function says otherwise."""
+"""Default cost of a second of a waiting caller, in seconds of an idle instance."""
 _SCALING = {
     "min_instances": "min_instances",
     "max_instances": "max_instances",
@@ -155,7 +186,7 @@ _SCALING = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedOptions:
-    """Options after parsing: complete and checked. `policies` are the fields of that kind of
+    """Parsed and checked options. `policies` are the policy fields of
     `pilotlight.spec.function.FunctionSpec`."""
 
     name: str | None
@@ -181,12 +212,12 @@ class ResolvedOptions:
 def resolve_options(
     options: Mapping[str, Any], *, concurrent: Mapping[str, Any] | None, batched: Any = None
 ) -> ResolvedOptions:
-    """Parse a declaration's keywords. Raises InvalidInput naming the keyword.
+    """Parse the keywords of a declaration. Raises InvalidInput naming the keyword.
 
     Args:
-        concurrent: the mark of that name. batched: the function or class that is declared: its
-        batches say how many calls it takes where nothing else does.
-    """
+        concurrent: the mark of `@concurrent`.
+        batched: the declared function or class, whose batches determine the default
+            concurrency."""
     values = _resolve_aliases(options)
     inputs = inputs_for_batches(batched, _inputs(values, concurrent))
     scaling = {
@@ -226,7 +257,7 @@ def _resolve_aliases(options: Mapping[str, Any]) -> dict[str, Any]:
         if given not in known:
             near = difflib.get_close_matches(given, known, n=1)
             hint = f"; did you mean {near[0]}=?" if near else ""
-            raise InvalidInput(f"there is no option {given}={hint}", parameter=given)
+            raise InvalidInput(f"unknown option {given}={hint}", parameter=given)
         if given in _IGNORED:
             warn_ignored(given, _IGNORED[given], stacklevel=5)
             continue
@@ -235,7 +266,7 @@ def _resolve_aliases(options: Mapping[str, Any]) -> dict[str, Any]:
             name, value = "network", FunctionNetwork.NONE if value else FunctionNetwork.EGRESS
         if name in values:
             raise InvalidInput(
-                f"{given}= and another option both set {name}=: keep one", parameter=given
+                f"{given}= and another option both set {name}=: remove one", parameter=given
             )
         values[name] = value
     return values
@@ -245,7 +276,7 @@ def _inputs(values: Mapping[str, Any], concurrent: Mapping[str, Any] | None) -> 
     allowed = values.get("allow_concurrent_inputs")
     if allowed is not None and concurrent:
         raise InvalidInput(
-            "allow_concurrent_inputs= and @concurrent() both set max_inputs: keep @concurrent()"
+            "allow_concurrent_inputs= and @concurrent() both set max_inputs: use only @concurrent()"
         )
     if allowed is not None:
         return {"max_inputs": allowed}
@@ -253,7 +284,7 @@ def _inputs(values: Mapping[str, Any], concurrent: Mapping[str, Any] | None) -> 
 
 
 def _window(values: Mapping[str, Any]) -> dict[str, Any]:
-    """`scaledown_window="auto"`, and what it weighs a caller's waiting by."""
+    """Parse `scaledown_window="auto"` and `waiting_cost`."""
     window, cost = values.get("scaledown_window"), values.get("waiting_cost")
     if window == AUTO:
         return {
@@ -262,13 +293,12 @@ def _window(values: Mapping[str, Any]) -> dict[str, Any]:
         }
     if isinstance(window, str):
         raise InvalidInput(
-            f'scaledown_window = {window!r}: write seconds, or "{AUTO}"',
+            f'scaledown_window = {window!r}: must be a number of seconds, or "{AUTO}"',
             parameter="scaledown_window",
         )
     if cost is not None:
         raise InvalidInput(
-            f'waiting_cost says what scaledown_window="{AUTO}" weighs: without that it says '
-            f"nothing",
+            f'waiting_cost requires scaledown_window="{AUTO}"',
             parameter="waiting_cost",
         )
     return {}
@@ -294,14 +324,14 @@ _DECIMAL = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
 
 def parse_memory(memory: Any) -> int:
-    """Bytes of "2GiB", "2Gi", "1.5 GiB", "2G" and "2GB" (decimal), or of a whole number of MiB.
+    """Parse "2GiB", "2Gi", "1.5 GiB", "2G" and "2GB" (decimal), or an integer in MiB, to bytes.
     Raises InvalidInput."""
     if isinstance(memory, int) and not isinstance(memory, bool):
         return memory * MIB
     match = _MEMORY.match(memory) if isinstance(memory, str) else None
     if match is None:
         raise InvalidInput(
-            f"memory = {memory!r}: write '2GiB', '512MiB', or a whole number of MiB",
+            f"memory = {memory!r}: must be a size such as '2GiB' or '512MiB', or an integer in MiB",
             parameter="memory",
         )
     number, unit = float(match[1]), match[2].lower()
@@ -314,8 +344,8 @@ _GPU = re.compile(r"([A-Za-z][A-Za-z0-9_.-]*)(?::([1-9][0-9]?))?\Z")
 
 
 def parse_gpu(gpu: Any) -> tuple[tuple[str, ...], int]:
-    """(acceptable types, how many) of None, "H100", "H100:2", "any", or a list of those with equal
-    counts. Raises InvalidInput."""
+    """Parse None, "H100", "H100:2", "any", or a list of those with equal counts, to (acceptable
+    types, count). Raises InvalidInput."""
     if gpu is None or gpu == []:
         return (), 0
     kinds: list[str] = []
@@ -324,14 +354,14 @@ def parse_gpu(gpu: Any) -> tuple[tuple[str, ...], int]:
         match = _GPU.match(wanted) if isinstance(wanted, str) else None
         if match is None:
             raise InvalidInput(
-                f"gpu = {wanted!r}: write 'H100', 'H100:2', 'any', or a list of those",
+                f"gpu = {wanted!r}: must be 'H100', 'H100:2', 'any', or a list of those",
                 parameter="gpu",
             )
         kinds.append("any" if match[1].lower() == "any" else match[1].upper())
         counts.add(int(match[2] or 1))
     if len(counts) > 1:
         raise InvalidInput(
-            f"gpu = {gpu!r}: all alternatives must ask for the same number", parameter="gpu"
+            f"gpu = {gpu!r}: all alternatives must have the same count", parameter="gpu"
         )
     return tuple(kinds), counts.pop()
 
@@ -340,27 +370,27 @@ _ACCESS = {"private": (), "public": (PUBLIC,)}
 
 
 def parse_access(access: Any) -> tuple[str, ...]:
-    """What `FunctionSpec.access` holds, of None, "private", "public", or a list of tenants' names.
-    Raises InvalidInput."""
+    """Convert None, "private", "public", or a list of tenant names to `FunctionSpec.access`. Raises
+    InvalidInput."""
     if access is None:
         return ()
     if isinstance(access, str):
         if access in _ACCESS:
             return _ACCESS[access]
         raise InvalidInput(
-            f'access = {access!r}: write "private", "public", or a list of tenants as [{access!r}]',
+            f'access = {access!r}: must be "private", "public", or a list such as [{access!r}]',
             parameter="access",
         )
     if not isinstance(access, Sequence) or not all(isinstance(name, str) for name in access):
         raise InvalidInput(
-            f'access = {access!r}: write "private", "public", or a list of tenants\' names',
+            f'access = {access!r}: must be "private", "public", or a list of tenant names',
             parameter="access",
         )
     return tuple(dict.fromkeys(access))
 
 
 def parse_priority(priority: Any) -> Priority | None:
-    """The priority of that name, None for None. Raises InvalidInput."""
+    """Parse the name of a priority; None returns None. Raises InvalidInput."""
     if priority is None:
         return None
     try:
@@ -372,13 +402,15 @@ def parse_priority(priority: Any) -> Priority | None:
 
 
 def parse_tags(tags: Any) -> dict[str, str]:
-    """Tags as they are kept. Raises InvalidInput: names and values are text."""
+    """Check that names and values of tags are strings. Raises InvalidInput."""
     if not isinstance(tags or {}, Mapping):
-        raise InvalidInput(f'tags = {tags!r}: write {{"team": "search"}}', parameter="tags")
+        raise InvalidInput(
+            f'tags = {tags!r}: must be a dict such as {{"team": "search"}}', parameter="tags"
+        )
     for name, value in (tags or {}).items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise InvalidInput(
-                f"tags[{name!r}] = {value!r}: names and values are text", parameter="tags"
+                f"tags[{name!r}] = {value!r}: names and values must be strings", parameter="tags"
             )
     return dict(tags or {})
 
@@ -404,7 +436,5 @@ def _many(values: Mapping[str, Any], key: str, kind: type) -> tuple[Any, ...]:
 def _environment(env: Mapping[str, Any]) -> dict[str, str]:
     for key, value in env.items():
         if not isinstance(value, str):
-            raise InvalidInput(
-                f"env[{key!r}] = {value!r}: environment variables are text", parameter="env"
-            )
+            raise InvalidInput(f"env[{key!r}] = {value!r}: must be a string", parameter="env")
     return dict(env)

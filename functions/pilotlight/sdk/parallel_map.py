@@ -1,8 +1,8 @@
-"""Many calls at once, a bounded number in flight, results in order or as they come. Leaving early
-cancels what is in flight.
+"""Parallel calls with bounded concurrency, with results in order or as completed. Leaving the
+iteration early cancels the calls in flight.
 
-`run_async` owns tasks of the running loop. `run_sync` is the same for synchronous callers: the
-calls live in the background loop, the inputs are drawn in the caller's own thread."""
+`run_async` uses tasks of the running loop. `run_sync` is for synchronous callers: the calls run in
+the background loop, and the inputs are read in the thread of the caller."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from typing import Any
 from pilotlight.errors import InvalidInput
 
 DEFAULT_CONCURRENCY = 64
-"""Calls in flight of one map: enough to wake several instances, far below the platform's default
-queue of 1000."""
+"""Default calls in flight of one map: enough to start several instances, far below the default
+queue limit of 1000."""
 
 Input = tuple[tuple[Any, ...], dict[str, Any]]
 AsyncCallable = Callable[..., Coroutine[Any, Any, Any]]
@@ -25,8 +25,12 @@ AsyncCallable = Callable[..., Coroutine[Any, Any, Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MapOptions:
-    """How a map runs: `concurrency` calls in flight; ordered, or as they finish; exceptions raised,
-    or yielded in place."""
+    """Options of a map.
+
+    Attributes:
+        concurrency: maximum calls in flight.
+        ordered: yield results in the order of inputs, not as they complete.
+        return_exceptions: yield exceptions in place of results, instead of raising."""
 
     concurrency: int = DEFAULT_CONCURRENCY
     ordered: bool = True
@@ -45,8 +49,8 @@ def run_sync(
     options: MapOptions,
     loop: asyncio.AbstractEventLoop,
 ) -> Iterator[Any]:
-    """Results of `call(*args, **kwargs)` for every input; the calls run in `loop`, which another
-    thread drives."""
+    """Yield the results of `call(*args, **kwargs)` for every input. The calls run in `loop`, which
+    runs in another thread."""
     pending: deque[concurrent.futures.Future[Any]] = deque()
     source = iter(inputs)
     exhausted = False
@@ -76,7 +80,8 @@ def run_sync(
 async def run_async(
     call: AsyncCallable, inputs: Iterable[Input] | AsyncIterable[Input], options: MapOptions
 ) -> AsyncIterator[Any]:
-    """The same in the running loop; `inputs` may be asynchronous."""
+    """Yield the results of `call(*args, **kwargs)` for every input, in the running loop. `inputs`
+    may be asynchronous."""
     pending: deque[asyncio.Task[Any]] = deque()
     source = aiter(inputs) if isinstance(inputs, AsyncIterable) else _as_async(inputs)
     exhausted = False
@@ -107,8 +112,8 @@ async def run_async(
 
 @dataclass(frozen=True, slots=True)
 class _Failed:
-    """An exception as a value, so that a failed call nobody waits for any more leaves no 'never
-    retrieved' complaint."""
+    """An exception as a value, so that a failed call that is no longer awaited causes no "exception
+    was never retrieved" warning."""
 
     error: Exception
 
@@ -117,7 +122,7 @@ async def _outcome(call: AsyncCallable, item: Input) -> Any:
     args, kwargs = item
     try:
         return await call(*args, **kwargs)
-    except Exception as e:  # noqa: BLE001 - whatever the remote function raised is a result here; _settle raises or returns it
+    except Exception as e:  # noqa: BLE001 - errors of the call are results; _settle handles them
         return _Failed(e)
 
 

@@ -1,5 +1,5 @@
-"""What users write for retries, schedules, fallbacks and variants, and how it becomes the records
-of `pilotlight.spec.policies`."""
+"""Options for retries, schedules, fallbacks and variants, and their conversion to the records of
+`pilotlight.spec.policies`."""
 
 from __future__ import annotations
 
@@ -32,10 +32,15 @@ def Retries(  # noqa: N802  # a name that users of Modal know
     max_delay: float = 60.0,
     jitter: float = 1.0,
 ) -> RetryPolicy:
-    """Try a failed call again, up to `max_retries` times; delays are seconds. Raises InvalidInput.
+    """Retry failed calls with exponential backoff: `@app.function(retries=pilotlight.Retries(3))`.
 
-    `jitter` is the part of a delay that is drawn at random: 1 is "full jitter", 0 none.
-    """
+    Args:
+        max_retries: maximum number of attempts after the first one.
+        backoff_coefficient: factor by which each delay exceeds the previous one.
+        initial_delay, max_delay: first and longest delay, in seconds.
+        jitter: share of a delay that is random: 1 is "full jitter", 0 none.
+
+    Raises InvalidInput for a value out of range."""
     return RetryPolicy(
         max_retries=max_retries,
         backoff_coefficient=backoff_coefficient,
@@ -53,8 +58,15 @@ def Cron(  # noqa: N802  # a name that users of Modal know
     method: str = "",
     arguments: Any = None,
 ) -> Schedule:
-    """At the times of a cron expression, five fields. `missed` times are skipped, or made up for by
-    one call ("catch_up")."""
+    """Call the function on a cron schedule: `schedule=pilotlight.Cron("0 6 * * *")`.
+
+    Args:
+        cron: expression with five fields: minute, hour, day of month, month, day of week.
+        timezone: IANA name of the time zone of the expression.
+        missed: for runs missed while the platform was down: "skip" them, or "catch_up" with one
+            call for all.
+        method: method to call; only for a class.
+        arguments: JSON arguments of each call."""
     return Schedule(
         cron=cron, timezone=timezone, missed=_missed(missed), method=method, arguments=arguments
     )
@@ -70,7 +82,10 @@ def Period(  # noqa: N802  # a name that users of Modal know
     method: str = "",
     arguments: Any = None,
 ) -> Schedule:
-    """Each so many days, hours, minutes and seconds together, counted from the deploy."""
+    """Call the function at a fixed interval, counted from the deploy: `pilotlight.Period(hours=1)`.
+
+    The interval is the sum of `days`, `hours`, `minutes` and `seconds`. `missed`, `method` and
+    `arguments` are as in `Cron`."""
     period_s = days * 86_400 + hours * 3600 + minutes * 60 + seconds
     return Schedule(
         period_s=float(period_s), missed=_missed(missed), method=method, arguments=arguments
@@ -78,19 +93,19 @@ def Period(  # noqa: N802  # a name that users of Modal know
 
 
 def cached_answer(*, max_age: float = 3600.0) -> Fallback:
-    """Fall back to the function's last good answer to the same arguments, if it is not older than
-    `max_age` seconds."""
+    """Fall back to the last successful answer to the same arguments, if it is at most `max_age`
+    seconds old."""
     return Fallback(kind="cached", max_age_s=max_age)
 
 
 def static_answer(body: Any, *, status: int = 200) -> Fallback:
-    """Fall back to this answer."""
+    """Fall back to a fixed answer: `body` as JSON, with HTTP status `status`."""
     return Fallback(kind="static", body=body, status=status)
 
 
 def resolve_policies(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The policies among a declaration's keywords, as fields of a FunctionSpec. Raises InvalidInput
-    naming the keyword."""
+    """Convert the policies among the keywords of a declaration to fields of a FunctionSpec. Raises
+    InvalidInput naming the keyword."""
     retries = values.get("retries")
     if isinstance(retries, int) and not isinstance(retries, bool):
         retries = Retries(retries)
@@ -186,6 +201,7 @@ def _require(value: Any) -> dict[str, str]:
         isinstance(k, str) and isinstance(v, str) for k, v in value.items()
     ):
         raise InvalidInput(
-            f'require = {value!r}: write {{"accuracy": ">= 0.91"}}', parameter="require"
+            f'require = {value!r}: expected a dict such as {{"accuracy": ">= 0.91"}}',
+            parameter="require",
         )
     return dict(value)

@@ -1,8 +1,8 @@
-"""JSON Schema (draft 2020-12) of a callable's arguments and of its answer, from its signature and
+"""JSON Schema (draft 2020-12) of the arguments and results of a callable, from its signature and
 type hints.
 
-A hint that JSON cannot express, or that cannot be evaluated, becomes `{}`: anything. A call is
-refused early only for what is certainly wrong."""
+A hint that JSON cannot express, or that cannot be evaluated, becomes `{}` (any value): a call must
+only be rejected early for arguments that are certainly wrong."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ _STREAMS = (
     collections.abc.AsyncIterable,
 )
 MAX_RETURNS_BYTES = 65_536
-"""A larger schema of an answer is left out: it is a promise that nobody reads."""
+"""Larger schemas of results are omitted: they help no reader."""
 _BOUNDS = {
     "ge": "minimum",
     "gt": "exclusiveMinimum",
@@ -76,10 +76,11 @@ _BY_POSITION = frozenset(
 def arguments_schema(
     function: Callable[..., Any], *, is_method: bool = False, hints: Mapping[str, Any] | None = None
 ) -> tuple[Schema | None, tuple[str, ...]]:
-    """(schema of the arguments as one object, parameter names in positional order) of `function`.
+    """Return the schema of the arguments of `function` as one object, and the names of its
+    positional parameters in order.
 
-    With `is_method` the first parameter is left out. The schema is None where `*args` make an
-    object useless. `hints` stand for its own."""
+    With `is_method` the first parameter is omitted. The schema is None for a function with `*args`,
+    whose arguments an object cannot express. `hints` replace the hints of the function."""
     parameters = list(inspect.signature(function).parameters.values())
     if is_method and parameters and parameters[0].kind in _BY_POSITION:
         parameters = parameters[1:]
@@ -114,8 +115,8 @@ def returns_schema(
     is_generator: bool = False,
     hints: Mapping[str, Any] | None = None,
 ) -> Schema | None:
-    """Schema of the JSON that `function` answers, of one item with `is_generator`; None for
-    "anything", and where the hint says nothing."""
+    """Return the schema of the JSON result of `function`, or of one item with `is_generator`; None
+    for any value or without a usable hint."""
     hint = (hints_of(function) if hints is None else hints).get("return", Any)
     if is_generator:
         args = typing.get_args(hint)
@@ -131,7 +132,7 @@ def returns_schema(
 
 
 def parameter_names(function: Callable[..., Any]) -> tuple[str, ...]:
-    """Names of the positional parameters, in order; none when the signature is not known."""
+    """Return the names of the positional parameters in order, () if the signature is unknown."""
     try:
         return tuple(
             p.name
@@ -143,7 +144,7 @@ def parameter_names(function: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def hints_of(function: Callable[..., Any]) -> dict[str, Any]:
-    """Evaluated annotations; those that cannot be evaluated here are missing."""
+    """Return the evaluated annotations, without those that cannot be evaluated at run time."""
     namespace = getattr(inspect.unwrap(function), "__globals__", {})
     found: dict[str, Any] = {}
     for name, annotation in getattr(function, "__annotations__", {}).items():
@@ -151,14 +152,14 @@ def hints_of(function: Callable[..., Any]) -> dict[str, Any]:
         try:
             found |= typing.get_type_hints(holder, globalns=namespace, include_extras=True)
         except (NameError, TypeError, SyntaxError, AttributeError, ImportError):
-            # a hint for type checkers only (TYPE_CHECKING imports, stubs): it says nothing here
+            # a hint for type checkers only (TYPE_CHECKING imports, stubs)
             continue
     return found
 
 
 class _Builder:
-    """Collects `$defs` while it translates hints. Owned by one schema; with `is_output` what is
-    written is meant, not what is read."""
+    """Translates hints and collects `$defs`, for one schema. With `is_output` it describes values
+    as serialized, otherwise as parsed."""
 
     def __init__(self, hints: Mapping[str, Any], *, is_output: bool = False) -> None:
         self._is_output = is_output
@@ -167,7 +168,7 @@ class _Builder:
         self._hints = hints
 
     def of_parameter(self, parameter: inspect.Parameter) -> Schema:
-        """One parameter's schema, with its default where JSON has it."""
+        """Return the schema of a parameter, with its default if that is a JSON value."""
         schema = self.of(self._hints.get(parameter.name, Any))
         default = parameter.default
         if default is inspect.Parameter.empty or not schema:
@@ -177,7 +178,7 @@ class _Builder:
         return {**schema, "default": default} if _is_json(default) else schema
 
     def of(self, hint: Any) -> Schema:
-        """The schema of a type hint; {} for what is not known."""
+        """Return the schema of a type hint; {} if unknown."""
         try:
             if hint in _PLAIN:
                 return dict(_PLAIN[hint])
@@ -288,8 +289,7 @@ class _Builder:
         try:
             body = model.model_json_schema(ref_template=f"#/$defs/{name}.{{model}}", **how)
         except RuntimeError:
-            # a field of a type that JSON does not have (pydantic's PydanticInvalidForJsonSchema is
-            # one)
+            # a field of a type without a JSON form (raises PydanticInvalidForJsonSchema)
             body = {}
         for inner, definition in body.pop("$defs", {}).items():
             self.definitions[f"{name}.{inner}"] = definition
@@ -311,8 +311,8 @@ def _array(items: Schema) -> Schema:
 
 @functools.cache
 def _writes_all() -> type:
-    """A generator of pydantic's for which a field with a default is there all the same: it is
-    written."""
+    """Return a pydantic schema generator that requires fields with a default too, because they are
+    always serialized."""
     from pydantic.json_schema import GenerateJsonSchema
 
     class Written(GenerateJsonSchema):
@@ -327,7 +327,7 @@ def _writes_all() -> type:
 
 
 def _read_fields(kind: Any) -> dict[str, bool]:
-    """Fields that a dataclass is made from, and whether it needs them."""
+    """Map each field that a dataclass is constructed from to whether it is required."""
     fields = [f for f in dataclasses.fields(kind) if f.init]
     return {
         f.name: f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
@@ -336,21 +336,21 @@ def _read_fields(kind: Any) -> dict[str, bool]:
 
 
 def _written_fields(kind: Any) -> dict[str, bool]:
-    """Fields that a dataclass is written with: all, always."""
+    """Map each field that a dataclass is serialized with to True: all are always present."""
     return {f.name: True for f in dataclasses.fields(kind)}
 
 
 def hints_of_class(kind: type) -> dict[str, Any]:
-    """Evaluated annotations of a class; none when one of them cannot be evaluated here."""
+    """Return the evaluated annotations of a class, {} if one of them cannot be evaluated."""
     try:
         return typing.get_type_hints(kind, include_extras=True)
     except (NameError, TypeError, SyntaxError, AttributeError):
-        return {}  # one of its hints is for type checkers only
+        return {}  # a hint is for type checkers only
 
 
 def _typed_dict_keys(kind: Any) -> dict[str, bool]:
-    """Keys and whether they are required. With postponed annotations `__required_keys__` does not
-    know of `NotRequired[…]`."""
+    """Map each key to whether it is required. With postponed annotations `__required_keys__`
+    ignores `NotRequired[…]`."""
     hints = hints_of_class(kind)
     required: frozenset[str] = getattr(kind, "__required_keys__", frozenset())
     origins = {key: typing.get_origin(hints.get(key)) for key in kind.__annotations__}
@@ -361,8 +361,7 @@ def _typed_dict_keys(kind: Any) -> dict[str, bool]:
 
 
 def _bare(hint: Any) -> Any:
-    """Without `Required[…]` and `NotRequired[…]`, which say how a key is used and not what it
-    holds."""
+    """Strip `Required[…]` and `NotRequired[…]` from the type of a key."""
     return (
         typing.get_args(hint)[0]
         if typing.get_origin(hint) in (typing.Required, typing.NotRequired)

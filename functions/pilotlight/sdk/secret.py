@@ -1,4 +1,5 @@
-"""`Secret`: environment variables that are kept sealed and reach instances after every start."""
+"""`Secret`: environment variables that are stored encrypted and delivered to instances after every
+start."""
 
 from __future__ import annotations
 
@@ -15,8 +16,10 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 
 class Secret:
-    """A named secret of the platform, or one whose values come with the deploy. Values never appear
-    in `repr` or in a spec."""
+    """Environment variables for instances, stored by name on the platform or uploaded with the
+    deploy.
+
+    Values never appear in `repr` or in a spec."""
 
     def __init__(self, *, name: str | None, values: Mapping[str, str] | None) -> None:
         self._name = name
@@ -31,8 +34,8 @@ class Secret:
 
     @classmethod
     def from_name(cls, name: str, **_: object) -> Secret:
-        """A secret made before with `pilotlight secret`. Modal's further keywords are accepted and
-        change nothing."""
+        """Refer to a secret created with `pilotlight secret`. Further keywords are ignored, for
+        compatibility with Modal."""
         try:
             return cls(name=check_name("secret", name), values=None)
         except ValueError as e:
@@ -40,13 +43,14 @@ class Secret:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, str | None]) -> Secret:
-        """Values given here; they are stored as a secret of the app when it is deployed. None
-        entries are left out."""
+        """Create a secret from values, which are stored on the platform when the app is deployed.
+        Entries with value None are omitted."""
         kept = {key: value for key, value in values.items() if value is not None}
         for key, value in kept.items():
             if not _VARIABLE.match(key) or not isinstance(value, str):
                 raise InvalidInput(
-                    f"secret variable {key!r}: names are letters, digits and '_', values are text",
+                    f"secret variable {key!r}: the name must consist of letters, digits and '_', "
+                    "and the value must be a string",
                     parameter=key,
                 )
         return cls(name=None, values=kept)
@@ -55,22 +59,23 @@ class Secret:
     def from_dotenv(
         cls, path: str | os.PathLike[str] | None = None, *, filename: str = ".env"
     ) -> Secret:
-        """Values of a `.env` file: `KEY=value` lines, `#` comments, optional quotes and `export`.
-        Raises NotFound.
+        """Create a secret from a `.env` file: `KEY=value` lines, `#` comments, optional quotes and
+        `export`.
 
-        `path` is the file or its directory; None searches the working directory and upwards. In a
-        worker the values come from the platform, and no file is read."""
+        `path` is the file or its directory; None searches the working directory and its parents. In
+        a worker no file is read, because the values come from the platform. Raises NotFound without
+        a file, InvalidInput for an invalid line."""
         if os.environ.get("PILOTLIGHT_WORKER") == "1":
             return cls(name=None, values={})
         file = _find(Path(path) if path is not None else None, filename)
         return cls.from_dict(parse_dotenv(file.read_text(encoding="utf-8"), str(file)))
 
     def stored_name(self, app: str) -> str:
-        """The name under which the platform keeps it: its own, or one made of the app and the
-        variables' names.
+        """Return the name under which the platform stores it: its own, or one derived from the app
+        and the variable names.
 
-        Not of the values: a name is not secret, and new values must reach running functions without
-        a new revision."""
+        It is not derived from the values, because names are not secret and new values must reach
+        functions without a new revision."""
         if self._name:
             return self._name
         keys = hashlib.sha256("\n".join(sorted(self.values or {})).encode()).hexdigest()[:10]
@@ -78,7 +83,7 @@ class Secret:
 
 
 def parse_dotenv(text: str, where: str) -> dict[str, str]:
-    """The variables of a dotenv text. Raises InvalidInput naming the line."""
+    """Parse the variables of a dotenv file. Raises InvalidInput naming the line."""
     values: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), start=1):
         stripped = line.strip().removeprefix("export ").strip()

@@ -1,9 +1,9 @@
-"""`with pilotlight.span("tokenise", tokens=12):` a part of a call that has a name in its trace.
-Outside a worker's call it does nothing.
+"""`with pilotlight.span("tokenise", tokens=12):` records a named part of a call in its trace.
+Outside a call in a worker it does nothing.
 
-Spans nest by context variable, so they are right in `async` code, in call threads, in
-`asyncio.to_thread` and across the items of a generator. A thread that user code starts itself has a
-context of its own (before Python 3.14): run it in `contextvars.copy_context()`."""
+Spans nest by context variable, so nesting is correct in `async` code, in call threads, in
+`asyncio.to_thread` and across the items of a generator. Before Python 3.14, a thread that user code
+starts has an empty context: run it in `contextvars.copy_context()`."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class SpanRecorder(Protocol):
-    """Who keeps the spans of one call; safe from any thread."""
+    """Records the spans of one call. Thread-safe."""
 
     def begin(self, begun: span, parent: span | None) -> str:
-        """The id of a new span; "" when no more are kept."""
+        """Return the id of a new span; "" if the call has reached its limit of spans."""
         ...
 
     def end(self, ended: span) -> None:
-        """A span is over."""
+        """Record the end of a span."""
         ...
 
 
@@ -34,12 +34,11 @@ class span:  # noqa: N801 - it reads as a statement
     """A named part of a call, as a context manager (`with` and `async with`) or a decorator.
 
     Attributes:
-        id: 16 hex digits; "" while it is not recorded.
-        parent: id of the span around it; "" = the call itself.
+        id: 16 hex digits; "" while not recorded.
+        parent: id of the enclosing span; "" = the call itself.
         began_ns, ended_ns: `time.perf_counter_ns()`.
         error: type of the exception that ended it; "" = none.
-        attributes: texts, numbers and booleans; `set` adds some.
-    """
+        attributes: strings, numbers and booleans; `set` adds more."""
 
     __slots__ = (
         "_outer",
@@ -71,7 +70,7 @@ class span:  # noqa: N801 - it reads as a statement
         )
 
     def set(self, /, **attributes: Any) -> Self:
-        """Add attributes to it."""
+        """Add attributes to the span."""
         self.attributes.update(attributes)
         return self
 
@@ -102,13 +101,14 @@ class span:  # noqa: N801 - it reads as a statement
             kind, GeneratorExit | StopIteration | StopAsyncIteration
         ):
             self.error = kind.__qualname__
-        # else it ends in another context, or before one inside it: nothing to put back here
+        # otherwise it ends in another context or before an inner span: nothing to restore
         if CURRENT_RECORDER.get() is self:
             CURRENT_RECORDER.set(self._open_outer())
         self._recorder.end(self)
 
     def _open_outer(self) -> Current:
-        """What was around it, passing over what ended before it did, as spans of generators may."""
+        """The innermost enclosing span that is open: spans of generators may end before inner
+        ones."""
         outer = self._outer
         while isinstance(outer, span) and outer.ended_ns:
             outer = outer._outer
@@ -126,11 +126,12 @@ class span:  # noqa: N801 - it reads as a statement
         self.__exit__(kind, error, traceback)
 
     def __call__(self, function: _Function) -> _Function:
-        """As a decorator: each call of the function is a span."""
+        """Decorate a function so that each call of it is a span."""
         name, attributes = self.name, dict(self.attributes)
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise TypeError(
-                f"{function.__qualname__} is a generator: write `with pilotlight.span({name!r}):` in it"
+                f"{function.__qualname__} is a generator: use `with pilotlight.span({name!r}):` "
+                "inside it"
             )
         if inspect.iscoroutinefunction(function):
 
@@ -151,4 +152,4 @@ class span:  # noqa: N801 - it reads as a statement
 
 Current = span | SpanRecorder | None
 CURRENT_RECORDER: ContextVar[Current] = ContextVar("pilotlight_span", default=None)
-"""The innermost span that is open here, the call's recorder where none is, None outside calls."""
+"""The innermost open span; without one, the recorder of the call; None outside calls."""

@@ -1,5 +1,4 @@
-"""`SyncAsyncMethod`: one operation in two forms: `f(…)` blocks, `f.aio(…)` is its asynchronous
-twin."""
+"""`SyncAsyncMethod`: one operation in two forms, blocking `f(…)` and asynchronous `f.aio(…)`."""
 
 from __future__ import annotations
 
@@ -12,7 +11,8 @@ A_co = TypeVar("A_co", covariant=True)
 
 
 class SyncAsyncMethod(Generic[P, S_co, A_co]):
-    """Call it for the result, or call `.aio` for what `await` or `async for` takes."""
+    """A blocking callable whose attribute `aio` is its asynchronous counterpart, for `await` or
+    `async for`."""
 
     def __init__(self, blocking: Callable[P, S_co], aio: Callable[P, A_co]) -> None:
         self._blocking = blocking

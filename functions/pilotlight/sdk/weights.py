@@ -1,4 +1,4 @@
-"""`Weights`: model files by reference, at the same expression everywhere."""
+"""`Weights`: model files by reference, with the same `path` expression locally and in workers."""
 
 from __future__ import annotations
 
@@ -16,25 +16,26 @@ from pilotlight.sdk.secret import Secret
 from pilotlight.spec.identifiers import MAX_NAME_LENGTH, check_name
 
 WEIGHTS_VARIABLE = "PILOTLIGHT_WEIGHTS"
-"""In a worker: a JSON object, mount name → directory."""
+"""Variable in workers with a JSON object, mount name → directory."""
 _WEB = ("http://", "https://")
 _ADDRESSES = (*_WEB, "s3://", "hf://")
 
 
 class Weights:
-    """Model files that instances map instead of carrying along.
+    """Model files that are mounted into instances, instead of being part of the deployed source.
 
-    `source`: a directory (absolute, or relative to the file that declares it, or else to the
-    working directory), `s3://bucket/prefix`, `hf://org/name@revision`, or the `http(s)://` address
-    of a file or a list of them. It is read where the app is deployed, with the credentials there,
-    or those of `secret`: a token of the hub or the web server, or a Secret whose variables are the
-    ones that such a client looks for (`HF_TOKEN`, `AWS_ACCESS_KEY_ID`, …).
+    `path` is the directory with the files, both locally and in a worker.
 
-    `include` names the files that are wanted, as in `["*.safetensors", "*.json"]` (`*` also stands
-    for `/`); without it, all are.
-
-    `path` is the directory here, and the mounted one in a worker. `name` names the mount; it
-    defaults to the last part of the source."""
+    Args:
+        source: a directory (absolute, or relative to the declaring file or the working directory),
+            `s3://bucket/prefix`, `hf://org/name@revision`, or the `http(s)://` URL of a file or a
+            list of such URLs. It is read on the machine that deploys the app.
+        name: name of the mount; by default the last part of the source.
+        include: patterns of the files to use, such as `["*.safetensors", "*.json"]`, where `*` also
+            matches `/`; by default all files.
+        secret: credentials for the source, instead of those of the deploying machine: a token for
+            the hub or web server, or a Secret with the variables of the client (`HF_TOKEN`,
+            `AWS_ACCESS_KEY_ID`, …)."""
 
     def __init__(
         self,
@@ -53,11 +54,10 @@ class Weights:
 
     @classmethod
     def named(cls, name: str, *, mount: str | None = None) -> Weights:
-        """Weights that `pilotlight weights push` or a deploy left on the platform under `name`; the
-        files are not needed here.
+        """Refer to weights that are on the platform as `name`, stored by `pilotlight weights push`
+        or a deploy. The files are not needed locally.
 
-        `mount` names the mount; it defaults to `name`.
-        """
+        `mount` names the mount (default: `name`). Raises InvalidInput for an invalid name."""
         try:
             weights = cls(check_name("weights", name), name=mount or name)
         except ValueError as e:
@@ -69,19 +69,18 @@ class Weights:
     def from_package(
         cls, package: str, subdirectory: str = "", *, name: str | None = None
     ) -> Weights:
-        """Files that an installed package carries; the package is found, not imported, and is not
-        needed in a worker.
+        """Use files of an installed package. The package is located without importing it, and is
+        not needed in a worker.
 
-        Raises NotFound when it is not installed here.
-        """
+        Raises NotFound if the package is not installed."""
         mount = name or _mount_name(subdirectory or package)
         if os.environ.get("PILOTLIGHT_WORKER") == "1":
-            # `path` finds it among the mounts, or says that the function did not declare it
+            # `path` finds it among the mounts, or raises NotFound
             return cls(package, name=mount)
         spec = importlib.util.find_spec(package)
         if spec is None or not spec.submodule_search_locations:
             raise NotFound(
-                f"Weights.from_package({package!r}): no such package is installed here",
+                f"Weights.from_package({package!r}): the package is not installed",
                 parameter="package",
             )
         return cls(Path(next(iter(spec.submodule_search_locations))) / subdirectory, name=mount)
@@ -90,45 +89,44 @@ class Weights:
         return f"<Weights {self.name} from {self.source}>"
 
     def __getstate__(self) -> dict[str, object]:
-        """What travels with a pickled function: not the secret, which only the deploy needs."""
+        """The state for pickling with a function, without the secret, which only deploys need."""
         return {**self.__dict__, "secret": None}
 
     @property
     def source(self) -> str:
-        """What it was declared with, to be shown; without what may be a key in an address."""
+        """The declared source for display, without parts of URLs that may be secret."""
         if self.registered is not None:
             return f"the platform's {self.registered}"
         return ", ".join(_shown(source) for source in self.sources)
 
     @property
     def is_directory(self) -> bool:
-        """Whether the files are in a directory of the machine that deploys."""
+        """Whether the files are in a directory of the deploying machine."""
         return self.registered is None and not self.sources[0].startswith(_ADDRESSES)
 
     @property
     def path(self) -> Path:
-        """The directory with the files. In a worker, raises NotFound when the function did not
-        declare these weights."""
+        """The directory with the files: the mount in a worker, otherwise the local directory.
+        Raises NotFound, in a worker if the function does not declare these weights."""
         mounted = _mounted()
         if self.name in mounted:
             return Path(mounted[self.name])
         if os.environ.get("PILOTLIGHT_WORKER") == "1":
             raise NotFound(
-                f"weights {self.name!r} are not mounted in this worker: declare them, as in "
-                f"@app.cls(weights=…); "
-                f"mounted are: {', '.join(sorted(mounted)) or 'none'}"
+                f"weights {self.name!r} are not mounted in this worker: declare them with "
+                f"@app.cls(weights=…); mounted weights: {', '.join(sorted(mounted)) or 'none'}"
             )
         return self.directory()
 
     def directory(self) -> Path:
-        """The local directory. Raises NotFound, naming where it was looked for, or how to get the
-        files of a remote source."""
+        """Return the local directory. Raises NotFound, with the searched paths or, for a remote
+        source, how to fetch the files."""
         if not self.is_directory:
             pulled = json.dumps({self.name: f"./{self.name}"})
             raise NotFound(
-                f"weights {self.name!r} from {self.source} are not on this machine: fetch them with "
-                f"`pilotlight weights pull {self.registered or self.name} ./{self.name}`, and set "
-                f"{WEIGHTS_VARIABLE}='{pulled}'"
+                f"weights {self.name!r} from {self.source} are not on this machine: fetch them "
+                f"with `pilotlight weights pull {self.registered or self.name} ./{self.name}`, and "
+                f"set {WEIGHTS_VARIABLE}='{pulled}'"
             )
         source = Path(self.sources[0]).expanduser()
         candidates = (
@@ -141,8 +139,8 @@ class Weights:
         raise NotFound(f"weights {self.name!r}: no directory at {looked}")
 
     def token(self) -> str | None:
-        """The secret as one text, where it is one. Raises InvalidInput for a secret whose values
-        only the platform has."""
+        """Return the secret as a single token, None if it is not one. Raises InvalidInput for a
+        secret whose values only the platform has."""
         if self.secret is None or isinstance(self.secret, str):
             return self.secret
         values = self._values(self.secret)
@@ -153,7 +151,8 @@ class Weights:
         )
 
     def variables(self, environ: Mapping[str, str]) -> Mapping[str, str]:
-        """`environ` with the secret's variables on top. Raises as `token`."""
+        """Return `environ` updated with the variables of the secret. Raises InvalidInput like
+        `token`."""
         return (
             {**environ, **self._values(self.secret)} if isinstance(self.secret, Secret) else environ
         )
@@ -161,46 +160,46 @@ class Weights:
     def _values(self, secret: Secret) -> Mapping[str, str]:
         if secret.values is None:
             raise InvalidInput(
-                f"weights {self.name!r}: {secret!r} is on the platform, but weights are read "
-                f"here, when the app is deployed: "
-                "use Secret.from_dotenv() or Secret.from_dict(), or set the variables in this shell",
+                f"weights {self.name!r}: the values of {secret!r} are only on the platform, but "
+                "weights are read on this machine at deploy time: use Secret.from_dotenv() or "
+                "Secret.from_dict(), or set the variables in this shell",
                 parameter="secret",
             )
         return secret.values
 
 
 def _sources(source: str | os.PathLike[str] | Sequence[str]) -> tuple[str, ...]:
-    """Raises InvalidInput for what can never be read."""
+    """Check and normalize the source. Raises InvalidInput."""
     if isinstance(source, str | os.PathLike):
         text = os.fspath(source)
         if "://" in text and not text.startswith(_ADDRESSES):
             raise InvalidInput(
-                f"Weights({text!r}): name a directory, s3://…, hf://… or http(s)://…",
+                f"Weights({text!r}): must be a directory, s3://…, hf://… or http(s)://…",
                 parameter="source",
             )
         return (_address(text),) if text.startswith(_ADDRESSES) else (text,)
     sources = tuple(source)
     if not sources or not all(isinstance(s, str) and s.startswith(_WEB) for s in sources):
         raise InvalidInput(
-            f"Weights({list(sources)!r}): a list names files by http(s):// address, one each",
+            f"Weights({list(sources)!r}): a list must consist of http(s):// URLs of files",
             parameter="source",
         )
     return tuple(map(_address, sources))
 
 
 def _address(text: str) -> str:
-    """`text`, which has the parts of an address. Raises InvalidInput without showing it: it may
-    hold a key."""
+    """Return `text` if it is a valid URL. Raises InvalidInput without showing it, since it may
+    contain a key."""
     try:
         urlsplit(text)
     except ValueError as e:
-        raise InvalidInput(f"Weights(…): an address that is none: {e}", parameter="source") from e
+        raise InvalidInput(f"Weights(…): invalid URL: {e}", parameter="source") from e
     return text
 
 
 def _last_part(sources: tuple[str, ...]) -> str:
-    """Of a directory, a prefix, a repository, a file on the web, or the folder that several of
-    these are in."""
+    """Return the last part of a directory, prefix, repository or URL; of several URLs, that of
+    their folder."""
     address = urlsplit(sources[0])
     if not sources[0].startswith(_ADDRESSES):
         return Path(sources[0]).name or Path(sources[0]).resolve().name
@@ -210,7 +209,7 @@ def _last_part(sources: tuple[str, ...]) -> str:
 
 
 def _shown(source: str) -> str:
-    """Addresses without user, password and query: any of these may be a key."""
+    """Strip user, password, query and fragment from a URL: they may be secret."""
     if not source.startswith(_WEB):
         return source
     address = urlsplit(source)

@@ -1,8 +1,8 @@
-"""What a function that is a language model's stock inference server is made of, and the bounds of
-those who call it.
+"""Specification of functions that are language models on a stock inference server, and limits of
+their calls.
 
-Records of a `FunctionSpec`, so of its revision. Frozen, standard library only; broken bounds raise
-InvalidInput naming key, value and bound."""
+The records are part of a `FunctionSpec`, and so of its revision. Frozen, standard library only;
+values out of range raise InvalidInput naming key, value and bound."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from pilotlight.spec.policies import require_in_range
 MAX_TOKENS = 100_000_000
 MAX_ADAPTERS = 64
 FINISH_REASONS = ("stop", "length", "content_filter", "tool_calls", "cancelled", "error")
-"""How a stream ends: the engine's own words, `cancelled` when its caller left, `error` when it
-broke."""
+"""Reasons for the end of a stream: those of the engine, `cancelled` if the caller disconnected,
+`error` if it broke."""
 
 
 class Task(enum.StrEnum):
-    """What the model does: GENERATE text, or EMBED it."""
+    """The task of a model: GENERATE text, or EMBED it."""
 
     GENERATE = "generate"
     EMBED = "embed"
@@ -31,19 +31,20 @@ class Task(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSpec:
-    """A stock vLLM OpenAI server, run as a process tree of its own behind the instance's socket.
+    """A stock vLLM OpenAI server, run as a separate process tree behind the socket of the instance.
 
     Attributes:
-        model: name of the weights that it serves, one of the function's. max_model_len: tokens of
-        prompt and answer together. max_num_seqs: sequences that run at once; what is beyond waits
-        in the engine. lora: adapter's name → name of the weights that hold it. args: further
-        arguments of the server, by name without the dashes; true for a flag, false for `--no-…`.
-        parallel: GPUs that it is spread over; more than one is never checkpointed (CUDA's
-        checkpoint is single-GPU). kv_bytes: memory of its KV cache; None = what the engine takes of
-        a GPU by itself. sleep_level: of vLLM's sleep mode: 1 keeps the weights in DRAM, 2 drops
-        them. environment: engine environment of the node that it runs in, where the function has no
-        image of its own.
-    """
+        model: name of the weights that it serves, among those of the function.
+        max_model_len: maximum tokens of prompt and answer together.
+        max_num_seqs: concurrent sequences; further ones wait in the engine.
+        lora: name of adapter → name of its weights.
+        args: further arguments of the server, by name without dashes; true for a flag, false for
+            `--no-…`.
+        parallel: number of GPUs; an engine on more than one is never checkpointed (CUDA checkpoints
+            support a single GPU).
+        kv_bytes: size of the KV cache; None = the default of the engine on a GPU.
+        sleep_level: level of vLLM's sleep mode: 1 keeps the weights in DRAM, 2 discards them.
+        environment: engine environment of the node to run in, if the function has no image."""
 
     model: str
     max_model_len: int
@@ -76,19 +77,20 @@ class EngineSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLimits:
-    """What a call of a language model, and all calls of one tenant together, may take. None = no
-    bound but the model's own.
+    """Limits of the calls of a language model. None = only the limit of the model.
 
     Attributes:
-        max_input_tokens, max_output_tokens: of one call; more is refused with 400.
-        default_output_tokens: of a call that does not say; None = what the model's length leaves.
-        max_streams: calls at once, of the function, all tenants and instances together; more wait
-        in the queue. max_streams_per_tenant: calls of one tenant at once; more are refused with
-        429. pressured_output_tokens: under pressure (calls are waiting) answers are cut to this
-        many tokens, and marked degraded;
-            None = never.
-        pressured_above: how many calls must wait for that.
-    """
+        max_input_tokens, max_output_tokens: tokens of one call; calls beyond are rejected with
+            status 400.
+        default_output_tokens: output limit of calls without one; None = up to the maximum length of
+            the model.
+        max_streams: concurrent calls of the function over all tenants and instances; further calls
+            are queued.
+        max_streams_per_tenant: concurrent calls of one tenant; further calls are rejected with
+            status 429.
+        pressured_output_tokens: output limit under pressure (while calls wait); such answers are
+            marked degraded. None = none.
+        pressured_above: number of waiting calls from which there is pressure."""
 
     max_input_tokens: int | None = None
     max_output_tokens: int | None = None

@@ -1,8 +1,9 @@
-"""What a function *is*: the record that the SDK writes, the controller keeps, the activator routes
-by and the worker runs.
+"""`FunctionSpec`: the definition of a function, written by the SDK, stored by the controller, and
+used by the activator for routing and by the worker for execution.
 
-Frozen, standard library only (it is imported in user processes). JSON keys are the field names;
-unknown keys, wrong types and broken bounds raise InvalidInput naming key, value and bound."""
+Frozen, standard library only, since it is imported in user processes. JSON keys are the field
+names; unknown keys, wrong types and values out of range raise InvalidInput naming key, value and
+bound."""
 
 from __future__ import annotations
 
@@ -39,19 +40,19 @@ T = typing.TypeVar("T")
 MIB = 1024**2
 GIB = 1024**3
 PUBLIC = "*"
-"""In `access`: everybody, with or without a key."""
+"""In `access`: everyone, with or without a key."""
 MAX_SHARED = 100
 MAX_DEPTH = 150
-"""Of JSON values that are kept, whatever is in them; schemas have a lower bound of their own.
-Readers take stack for each level."""
+"""Maximum nesting of stored JSON values, since parsers use stack per level. Schemas have a lower
+limit."""
 MAX_EGRESS = 32
 MAX_TAGS = 16
 MAX_TAG_CHARS = 128
 
 
 class FunctionKind(enum.StrEnum):
-    """FUNCTION: one callable. CLASS: methods over shared state. ASGI: a web application built by
-    the callable. ENGINE: a stock server."""
+    """The kind of a function. FUNCTION: one callable. CLASS: methods with shared state. ASGI: a web
+    application that the callable returns. ENGINE: a stock server."""
 
     FUNCTION = "function"
     CLASS = "class"
@@ -60,8 +61,8 @@ class FunctionKind(enum.StrEnum):
 
 
 class FunctionNetwork(enum.StrEnum):
-    """EGRESS: what the operator opens to all functions, the internet as a rule. NONE: nothing, the
-    platform included."""
+    """The network access of a function. EGRESS: what the operator permits for all functions,
+    normally the internet. NONE: nothing, including the platform."""
 
     EGRESS = "egress"
     NONE = "none"
@@ -72,14 +73,15 @@ class MethodSpec:
     """One callable of a function.
 
     Attributes:
-        name: "" for a plain function or an ASGI app, else the method's name. is_generator: its
-        results stream. schema: JSON Schema (2020-12) of the arguments as one object, or None for
-        "anything". parameters: names in positional order, so that a JSON array can be matched.
-        example: JSON arguments for warm-up and proof (array of positional, or object); None for
-        none. has_check: a `check=` comparison exists in the user's code. returns: JSON Schema of
-        its answer (of one item, for a generator), or None for "anything". batch: how calls are
-        gathered; the schemas are those of one call. None = they are not.
-    """
+        name: "" for a plain function or an ASGI app, otherwise the name of the method.
+        is_generator: whether its results are streamed.
+        schema: JSON Schema (2020-12) of the arguments as one object; None for any.
+        parameters: names of positional parameters in order, to match JSON arrays.
+        example: JSON arguments for warm-up and verification (array by position, or object by name);
+            None for none.
+        has_check: whether user code has a `check=` comparison.
+        returns: JSON Schema of the result, or of one item of a generator; None for any.
+        batch: batching of calls; the schemas are those of one call. None = no batching."""
 
     name: str = ""
     is_generator: bool = False
@@ -93,8 +95,8 @@ class MethodSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
-    """What one instance may use. `cpu` in cores, `memory_bytes` is a limit, `gpu` acceptable types,
-    best first."""
+    """Resources of one instance: `cpu` in cores, `memory_bytes` as a limit, `gpu` as acceptable
+    types, best first."""
 
     cpu: float = 1.0
     memory_bytes: int = 1 * GIB
@@ -108,22 +110,23 @@ class Resources:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scaling:
-    """How many instances, and for how long.
+    """Number and lifetime of instances.
 
     Attributes:
-        max_inputs: hard limit of calls at once on one instance. target_inputs: calls per instance
-        the autoscaler aims at; None means max_inputs. min_instances, max_instances: floor and
-        ceiling. buffer_instances: spare instances while active: a number, or a share of the busy
-        ones as "15%". scaledown_window_s: idle time before an instance goes; the last one too. With
-        a `waiting_cost`: the most that may be. waiting_cost: given, an instance stays idle as long
-        as the pauses between the function's calls say that it pays
-            (`scaledown_window="auto"`): how many idle seconds one second of a caller's waiting is
-            worth. None = it is a fixed time.
-        keep_asleep_s: how long an instance that would go sleeps first, to be woken by the next call
-        (WAKE); 0 = not at all. max_queued: calls that may wait for an instance; one more is
-        answered 429. latency_objective_s: a call waiting longer than this is a signal to scale of
-        its own; None switches it off.
-    """
+        max_inputs: hard limit of concurrent calls on one instance.
+        target_inputs: calls per instance that the autoscaler aims at; None means max_inputs.
+        min_instances, max_instances: bounds of the number of instances.
+        buffer_instances: spare instances while active: a number, or a share of the busy ones such
+            as "15%".
+        scaledown_window_s: idle time before an instance is removed, including the last one. With a
+            `waiting_cost`, the maximum of that time.
+        waiting_cost: if set, the idle time is derived from the intervals between calls
+            (`scaledown_window="auto"`): how many idle seconds of an instance one second of a
+            waiting caller is worth. None = a fixed time.
+        keep_asleep_s: how long an idle instance sleeps before it is removed, to be woken by the
+            next call (WAKE); 0 = not at all.
+        max_queued: calls that may wait for an instance; further ones get status 429.
+        latency_objective_s: a call that waits longer triggers a scale-up; None = off."""
 
     max_inputs: int = 1
     target_inputs: int | None = None
@@ -152,14 +155,13 @@ class Scaling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clocks:
-    """The separate clocks, in seconds: a caller's own deadline is cut to the smallest that applies.
+    """Timeouts in seconds. The deadline of a caller is reduced to the smallest that applies.
 
     Attributes:
-        queue_s: waiting for a slot, a start included.
+        queue_s: waiting for a slot, including a start.
         startup_s: one start.
         execution_s: from dispatch to the last byte.
-        result_ttl_s: how long the result of a submitted call is kept.
-    """
+        result_ttl_s: how long the result of a background call is kept."""
 
     queue_s: float = 600.0
     startup_s: float = 300.0
@@ -173,7 +175,7 @@ class Clocks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightsSpec:
-    """Weights by reference: `name` is the mount's name, `manifest` the sha256 of the manifest in
+    """Weights by reference: `name` is that of the mount, `manifest` the sha256 of the manifest in
     the blob store."""
 
     name: str
@@ -182,29 +184,38 @@ class WeightsSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionSpec:
-    """A declared function, complete: what the content hash of a revision covers.
+    """The complete definition of a function, which the content hash of a revision covers.
 
     Attributes:
-        name: deployed name (`function` in its address). module: importable module inside the
-        bundle; "" when `pickled` is set. qualname: the callable or class in that module. pickled:
-        path inside the bundle of the cloudpickled object, for functions of `__main__` or a
-        notebook; opened in the worker only. bundle: sha256 of the source archive. image: digest of
-        the image, None for the platform's interpreter. secrets: names of secrets, injected as
-        environment variables after every start. env: plain environment variables. snapshot: False
-        forbids Templates and snapshots. idempotent: the platform may retry a call whose worker died
-        before it answered. access: tenants that may call it besides its own, by name; "*" makes it
-        public. priority: of its calls, unless they say otherwise; None = the plan's. tags: by which
-        bills can be grouped, such as {"team": "search"}. retries: of its calls; None = the
-        platform's own rule alone (once, if no byte reached a worker). schedules: when it calls
-        itself. fallback: what answers when it cannot, in order. variants: functions that may answer
-        in its place when there is no room for it, in order. objectives: what it promises; None =
-        the defaults of `Objectives`. require: bounds on its offline evaluation without which it
-        takes no traffic, such as {"accuracy": ">= 0.91"}. card: what its model is. engine: the
-        server that it is, for functions of that kind. limits: of tokens and streams, for a language
-        model. rollout: how it takes over from the revision before. network: what it reaches
-        (`FunctionNetwork`). egress: IPv4 networks and addresses that it reaches beside what all do,
-        as far as the operator lets functions ask for them.
-    """
+        name: deployed name (`function` in its address).
+        module: importable module in the bundle; "" if `pickled` is set.
+        qualname: the callable or class in that module.
+        pickled: path in the bundle of the cloudpickled object, for functions of `__main__` or a
+            notebook; unpickled only in the worker.
+        bundle: sha256 of the source archive.
+        image: digest of the image; None for the interpreter of the platform.
+        secrets: names of secrets, injected as environment variables after every start.
+        env: plain environment variables.
+        snapshot: False forbids templates and snapshots.
+        idempotent: whether the platform may retry a call whose worker died before it answered.
+        access: names of further tenants that may call it; "*" makes it public.
+        priority: default priority of its calls; None = that of the plan.
+        tags: for grouping of bills, such as {"team": "search"}.
+        retries: retries of its calls; None = only those of the platform (one, if no byte reached a
+            worker).
+        schedules: when the platform calls it.
+        fallback: what answers when it cannot, in order.
+        variants: functions that may answer when it has no capacity, in order.
+        objectives: service level objectives; None = the defaults of `Objectives`.
+        require: bounds on its offline evaluation, required for traffic, such as
+            {"accuracy": ">= 0.91"}.
+        card: description of its model.
+        engine: the server, for functions of kind ENGINE.
+        limits: limits of tokens and streams, for a language model.
+        rollout: how it replaces the previous revision.
+        network: its network access.
+        egress: IPv4 networks and addresses that it may reach in addition, if the operator lets
+            functions request them."""
 
     name: str
     kind: FunctionKind = FunctionKind.FUNCTION
@@ -253,7 +264,7 @@ class FunctionSpec:
         ):
             if len(getattr(self, name)) > most:
                 raise InvalidInput(
-                    f"{name}: {len(getattr(self, name))} of them, at most {most}", parameter=name
+                    f"{name}: {len(getattr(self, name))} entries, at most {most}", parameter=name
                 )
         for metric, text in self.require.items():
             parse_gate(metric, text)
@@ -266,44 +277,43 @@ class FunctionSpec:
             )
 
     def method(self, name: str) -> MethodSpec | None:
-        """The method of that name, or None."""
+        """Return the method with this name, or None."""
         return next((m for m in self.methods if m.name == name), None)
 
     def digest(self) -> str:
-        """sha256 (hex) of the canonical JSON: the revision's identity."""
+        """Return the sha256 (hex) of the canonical JSON, the identity of a revision."""
         return hashlib.sha256(canonical_json(to_json(self))).hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageSpec:
-    """An environment to build once: steps run in order, each `{"op":
+    """An environment to build once. Steps run in order, each `{"op":
     "pip"|"apt"|"run"|"copy"|"env", …}`.
 
     Attributes:
-        python: "3.11"; an interpreter of that version must be on the node.
-        steps: canonical step records; a "copy" step names a blob digest.
-    """
+        python: such as "3.11"; the node must have an interpreter of this version.
+        steps: canonical step records; a "copy" step contains the digest of a blob."""
 
     python: str
     steps: tuple[Mapping[str, Any], ...] = ()
 
     def digest(self) -> str:
-        """sha256 (hex) of the canonical JSON: the image's name."""
+        """Return the sha256 (hex) of the canonical JSON, the name of the image."""
         return hashlib.sha256(canonical_json(to_json(self))).hexdigest()
 
 
 def _check_engine(spec: FunctionSpec) -> None:
     if (spec.engine is not None) != (spec.kind is FunctionKind.ENGINE):
         raise InvalidInput(
-            f"function {spec.name!r} of kind {spec.kind.value!r}: an engine belongs to kind "
-            f"'engine', and to it only"
+            f"function {spec.name!r} of kind {spec.kind.value!r}: engine must be set for kind "
+            f"'engine', and only for it"
         )
     if spec.engine is not None:
         known = {weights.name for weights in spec.weights}
         for name in (spec.engine.model, *spec.engine.lora.values()):
             if name not in known:
                 raise InvalidInput(
-                    f"engine: weights {name!r} are none of the function's: "
+                    f"engine: weights {name!r} are not among those of the function: "
                     f"{', '.join(sorted(known))}",
                     parameter="weights",
                 )
@@ -318,15 +328,15 @@ def _check_egress(spec: FunctionSpec) -> None:
         why = (
             "an engine runs offline"
             if spec.engine is not None
-            else 'network="none" closes everything'
+            else 'network="none" blocks all traffic'
         )
-        raise InvalidInput(f"egress: {why}: leave it out", parameter="egress")
+        raise InvalidInput(f"egress: {why}: remove egress", parameter="egress")
     for text in spec.egress:
         try:
             ipaddress.IPv4Network(text)
         except ValueError as e:
             message = (
-                f"egress: {text[:80]!r}: {e}; write IPv4 networks or addresses, like "
+                f"egress: {text[:80]!r}: {e}; must be an IPv4 network or address, such as "
                 f"10.1.0.0/16 or 192.168.1.10"
             )
             raise InvalidInput(message, parameter="egress") from e
@@ -343,24 +353,25 @@ def _check_access(access: tuple[str, ...]) -> None:
                 check_name("tenant", name)
         except ValueError as e:
             raise InvalidInput(
-                f"access: {e}; or {PUBLIC!r} for everybody", parameter="access"
+                f"access: {e}; or {PUBLIC!r} for everyone", parameter="access"
             ) from e
 
 
 def _check_tags(tags: Mapping[str, str]) -> None:
     if len(tags) > MAX_TAGS:
-        raise InvalidInput(f"tags: {len(tags)} of them, at most {MAX_TAGS}", parameter="tags")
+        raise InvalidInput(f"tags: {len(tags)} entries, at most {MAX_TAGS}", parameter="tags")
     for name, value in tags.items():
         if not name or len(name) > MAX_TAG_CHARS or len(value) > MAX_TAG_CHARS:
             raise InvalidInput(
-                f"tags: {name[:80]!r}: names and values have 1 to {MAX_TAG_CHARS} characters",
+                f"tags: {name[:80]!r}: names must have 1 to {MAX_TAG_CHARS} characters, values at "
+                f"most {MAX_TAG_CHARS}",
                 parameter="tags",
             )
 
 
 def buffer_count(buffer: int | str, *, busy: int) -> int:
-    """Spare instances for `busy` busy ones: a plain number, or a share such as "15%" rounded up.
-    Raises InvalidInput."""
+    """Return the number of spare instances for `busy` busy ones: a number, or a share such as "15%"
+    rounded up. Raises InvalidInput."""
     if isinstance(buffer, int) and not isinstance(buffer, bool):
         _bound("buffer_instances", buffer, 0, 1000)
         return buffer
@@ -371,19 +382,20 @@ def buffer_count(buffer: int | str, *, busy: int) -> int:
         percent = -1.0
     if not text.endswith("%") or not 0 <= percent <= 1000:
         raise InvalidInput(
-            f"buffer_instances = {buffer!r}: write a number, or a share of 0% to 1000% like '15%'"
+            f"buffer_instances = {buffer!r}: must be a number, or a share from 0% to 1000% such as "
+            f"'15%'"
         )
     return -int(-busy * percent // 100)
 
 
 def canonical_json(value: Any) -> bytes:
-    """JSON with sorted keys and no spaces: equal values have equal bytes, so hashes can name
-    them."""
+    """Encode JSON with sorted keys and no spaces, so that equal values have equal bytes and
+    hashes."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def to_json(record: Any) -> Any:
-    """A record of this module as JSON values, recursively."""
+    """Convert a record of this module to JSON values, recursively."""
     if is_dataclass(record) and not isinstance(record, type):
         return {f.name: to_json(getattr(record, f.name)) for f in fields(record)}
     if isinstance(record, Mapping):
@@ -394,8 +406,8 @@ def to_json(record: Any) -> Any:
 
 
 def check_plain(value: Any, where: str) -> None:
-    """Raise InvalidInput for a JSON value that cannot be written again: nested deeper than
-    MAX_DEPTH, or with half of a character in it."""
+    """Raise InvalidInput for a JSON value that cannot be encoded again: nested deeper than
+    MAX_DEPTH, or with a lone surrogate."""
     ahead = [(value, 0)]
     while ahead:
         one, depth = ahead.pop()
@@ -406,9 +418,9 @@ def check_plain(value: Any, where: str) -> None:
         if isinstance(one, str):
             try:
                 one.encode()
-            except UnicodeEncodeError as e:  # half a surrogate pair, which JSON can spell
+            except UnicodeEncodeError as e:  # a lone surrogate, which JSON escapes can express
                 raise InvalidInput(
-                    f"{where}: {one[e.start]!a} is half of a character: write UTF-8",
+                    f"{where}: {one[e.start]!a} is half of a surrogate pair: use UTF-8",
                     parameter=where,
                 ) from e
         elif isinstance(one, Mapping):
@@ -418,8 +430,8 @@ def check_plain(value: Any, where: str) -> None:
 
 
 def from_json(kind: type[T], body: Any, where: str = "") -> T:
-    """Parse JSON values into the record `kind`. Raises InvalidInput naming the key, what it was and
-    what was expected."""
+    """Parse JSON values to the record `kind`. Raises InvalidInput naming the key, its value and the
+    expected type."""
     check_plain(body, where or kind.__name__)
     return _record(kind, body, where)
 
@@ -431,7 +443,7 @@ def _record(kind: type[T], body: Any, where: str) -> T:
             f"{where}: expected an object, got {type(body).__name__}", parameter=where
         )
     hints = _HINTS.get(kind)
-    # resolving annotations takes longer than parsing a record: once for each of a dozen types
+    # cached, since resolving annotations takes longer than parsing a record
     if hints is None:
         hints = _HINTS[kind] = typing.get_type_hints(kind)
     known = {f.name: f for f in fields(kind)}  # type: ignore[arg-type]

@@ -1,8 +1,7 @@
-"""What calls looked like, counted per revision, arm and minute: the evidence of canaries,
-experiments and objectives.
+"""Statistics of calls per revision, arm and minute, for canaries, experiments and objectives.
 
-Activators count, and post what is new each second; the controller adds up. Not money: a `kill -9`
-may cost the last second of it. Every finished call is in exactly one of `answered`, `failed`,
+Activators count and post new counts every second; the controller adds them up. Unlike billing, a
+`kill -9` may lose the last second. Every finished call is in exactly one of `answered`, `failed`,
 `refused` and `cancelled`."""
 
 from __future__ import annotations
@@ -13,9 +12,9 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 
 SHADOW_ARM = "~shadow"
-"""Stands where an arm's name would: the copies that a shadow answered."""
+"""The arm of copies answered by a shadow."""
 GROWTH = 1.1
-"""Latency buckets grow by a tenth: bucket b holds up to GROWTH**b milliseconds."""
+"""Latency buckets grow by a tenth: bucket b covers up to GROWTH**b milliseconds."""
 CLOCKS = (
     "warm",
     "cold",
@@ -29,11 +28,11 @@ CLOCKS = (
     "start",
     "exec",
 )
-"""`warm`: a whole call that neither streamed nor waited for a start; `first_byte`: of a stream that
-did not wait for one; `cold`: a call that did wait for one, whole or to its first byte; `ttft`: to a
-language model's first token, of those that waited for no start; `itl`: between two pieces of its
-answer; `kv`, whose buckets are percent: how much of an engine's cache was in use, at each look; and
-the stages."""
+"""Measured latencies. `warm`: a complete call without streaming or waiting for a start;
+`first_byte`: first byte of a stream that did not wait for a start; `cold`: a call that waited for a
+start, complete or to its first byte; `ttft`: time to first token of a language model, without a
+start; `itl`: inter-token latency; `kv`: samples of the cache usage of an engine, with percentages
+as buckets; and the stages."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -41,23 +40,28 @@ class Observation:
     """Counts of one revision, arm and minute.
 
     Attributes:
-        minute: whole minutes since the epoch, of the call's end. arm: of an experiment; "" for
-        none, SHADOW_ARM for copies. answered: a success, degraded ones included. failed: what the
-        platform or the function did not manage: status 500 and above. refused: intentional: status
-        400 to 498, and answers of the function's own making that say 501 or 503 with an outcome
-        `ok`. cancelled: the caller left. degraded: of those answered: by a variant or a fallback.
-        cold: of those answered: waited for a start. raised, invalid, crashed, late: of those
-        failed: user code raised; the answer broke its schema; the instance died; a clock ran out.
-        starts, starts_failed: of instances. streams, streams_completed: of those answered: they
-        streamed, and of these the ones that ended by themselves; a stream that broke
-            after it had begun is answered and not completed.
-        out_of_memory: of those crashed: their instance ran out of memory. calls_billed, cost_picos,
-        tokens_in, tokens_out, tokens_cached, exec_ms: sums over the records that were closed.
-        compared, matched: of a shadow: copies whose answer was compared, and was the same. skipped:
-        of a shadow: copies that were not made, because of its cap or for want of room. overruns:
-        stage → calls that took longer in it than its budget. latency: clock → bucket → calls; of
-        calls answered and not degraded. Each is in one of `cold`, `first_byte` and `warm`.
-    """
+        minute: minutes since the epoch, of the end of the call.
+        arm: arm of an experiment; "" for none, SHADOW_ARM for copies.
+        answered: successes, including degraded answers.
+        failed: failures of the platform or the function: status 500 and above.
+        refused: intentional rejections: status 400 to 498, and answers of the function with 501 or
+            503 and outcome `ok`.
+        cancelled: the caller disconnected.
+        degraded: answered by a variant or a fallback (part of `answered`).
+        cold: waited for a start (part of `answered`).
+        raised, invalid, crashed, late: parts of `failed`: user code raised; the answer violated its
+            schema; the instance died; a timeout expired.
+        starts, starts_failed: starts of instances.
+        streams, streams_completed: parts of `answered`: streams, and those that ended normally. A
+            stream that broke after it had begun is answered but not completed.
+        out_of_memory: the instance ran out of memory (part of `crashed`).
+        calls_billed, cost_picos, tokens_in, tokens_out, tokens_cached, exec_ms: sums over closed
+            usage records.
+        compared, matched: for a shadow: copies whose answer was compared, and was equal.
+        skipped: for a shadow: copies not made, because of its cap or lack of capacity.
+        overruns: stage → calls that exceeded its budget.
+        latency: clock → bucket → calls, of answered calls that are not degraded. Each is in one of
+            `cold`, `first_byte` and `warm`."""
 
     tenant: str
     function_id: str
@@ -92,7 +96,7 @@ class Observation:
     latency: dict[str, dict[int, int]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values; zeros are left out."""
+        """Convert to JSON values, without zeros."""
         return {
             f.name: value
             for f in fields(self)
@@ -101,8 +105,8 @@ class Observation:
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Self:
-        """The reverse of `to_json`. Raises KeyError, TypeError or ValueError when the document is
-        broken."""
+        """Parse the output of `to_json`. Raises KeyError, TypeError or ValueError if it is
+        invalid."""
         latency = {
             clock: {int(bucket): int(n) for bucket, n in buckets.items()}
             for clock, buckets in body.get("latency", {}).items()
@@ -117,17 +121,17 @@ COUNTS = tuple(
     for f in fields(Observation)
     if f.name not in _KEY and f.name not in ("overruns", "latency")
 )
-"""Names of the plain counts, in their order."""
+"""Names of the plain counts, in order."""
 
 
 def latency_bucket(ms: float) -> int:
-    """The latency bucket of so many milliseconds; never below 0."""
+    """Return the latency bucket of a duration in milliseconds, at least 0."""
     return 0 if ms <= 1 else math.ceil(math.log(ms, GROWTH) - 1e-9)
 
 
 def latency_quantile_ms(buckets: Mapping[int, int], share: float) -> float | None:
-    """Milliseconds below which `share` of the calls are, by the upper end of their bucket; None
-    without any."""
+    """Return the latency quantile `share` in milliseconds, as the upper end of its bucket; None
+    without calls."""
     total = sum(buckets.values())
     if not total:
         return None
@@ -140,25 +144,26 @@ def latency_quantile_ms(buckets: Mapping[int, int], share: float) -> float | Non
 
 
 def count_slower_than(buckets: Mapping[int, int], seconds: float) -> int:
-    """Calls in buckets above the one that `seconds` falls into: those certainly, to a tenth,
-    slower."""
+    """Count the calls in buckets above that of `seconds`, which are certainly slower (to within a
+    tenth)."""
     bound = latency_bucket(seconds * 1000)
     return sum(count for bucket, count in buckets.items() if bucket > bound)
 
 
 def count_eligible(observation: Observation) -> int:
-    """Calls that somebody answers for: those answered and those that failed; not those refused on
-    purpose, nor left by their callers."""
+    """Count the calls that are judged: answered or failed, but not intentionally rejected or
+    abandoned by the caller."""
     return observation.answered + observation.failed
 
 
 def count_errors(observation: Observation) -> int:
-    """Of those judged: failed, or a stream that broke after it had begun."""
+    """Count the judged calls that failed, or whose stream broke after it had begun."""
     return observation.failed + observation.streams - observation.streams_completed
 
 
 def sum_observations(observations: Iterable[Observation]) -> Observation | None:
-    """The sum of several, under the key of the first and the earliest minute; None without any."""
+    """Add up observations, under the key of the first and the earliest minute; None without
+    any."""
     total: Observation | None = None
     for one in observations:
         if total is None:
@@ -173,7 +178,7 @@ def sum_observations(observations: Iterable[Observation]) -> Observation | None:
 
 
 def add_observation(total: Observation, one: Observation) -> None:
-    """Add the counts of `one`."""
+    """Add the counts of `one` to `total`."""
     total.minute = min(total.minute, one.minute)
     for name in COUNTS:
         if count := getattr(one, name):

@@ -1,8 +1,8 @@
-"""What a function promises and asks for beyond its code: retries, schedules, fallbacks, variants,
-objectives, and what its model is.
+"""Policies of a function: retries, batching, schedules, fallbacks, variants, objectives, model card
+and rollout.
 
-Records of a `FunctionSpec`, so of its revision. Frozen, standard library only; broken bounds raise
-InvalidInput naming key, value and bound."""
+The records are part of a `FunctionSpec`, and so of its revision. Frozen, standard library only;
+values out of range raise InvalidInput naming key, value and bound."""
 
 from __future__ import annotations
 
@@ -17,29 +17,30 @@ from pilotlight.spec.identifiers import Priority
 
 MAX_SCHEDULES = 16
 MAX_FALLBACKS = 8
-"""Of fallbacks, and of variants: each rung costs the caller time."""
+"""Maximum fallbacks, and variants, of a function: each one costs the caller time."""
 STAGES = ("route", "admit", "queue", "start", "exec")
-"""The stages of a request's life that have budgets of their own; they add up to its latency."""
+"""The stages of a request, which have separate latency budgets and add up to its latency."""
 MIN_STAGE_S = 0.0001
-"""The least budget of a stage."""
+"""The smallest budget of a stage."""
 MIN_LEFT = 0.1
-"""The part of `warm_latency_s` that stages without a budget of their own share at least, however
-much the others were given."""
+"""The minimum share of `warm_latency_s` for stages without an explicit budget, regardless of the
+explicit ones."""
 _STAGE_SHARES = {"route": 0.05, "admit": 0.05, "queue": 0.2, "exec": 0.7}
-"""Of a warm call's time, where nothing else is said: most of it is the function's own."""
+"""Default shares of the time of a warm call: most of it belongs to the function."""
 _GATE = re.compile(r"\s*(>=|<=|>|<|==)\s*(-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*\Z")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """How often and how soon a failed call is tried again; never after its first streamed byte, and
-    never past its deadline.
+    """Retries of a failed call, with exponential backoff. A call is never retried after its first
+    streamed byte, nor beyond its deadline.
 
     Attributes:
-        max_retries: attempts after the first one. initial_delay_s: before the first retry; each
-        further delay is `backoff_coefficient` times the one before, at most `max_delay_s`. jitter:
-        share of a delay that is drawn at random, 0 to 1 (1 = "full jitter").
-    """
+        max_retries: maximum attempts after the first one.
+        initial_delay_s: delay before the first retry.
+        backoff_coefficient: factor by which each delay exceeds the previous one.
+        max_delay_s: longest delay.
+        jitter: share of a delay that is random, 0 to 1 (1 = "full jitter")."""
 
     max_retries: int = 3
     initial_delay_s: float = 1.0
@@ -57,18 +58,18 @@ class RetryPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPolicy:
-    """How single calls of one method are gathered into one, inside an instance.
+    """Dynamic batching: how single calls of one method are combined to batches in an instance.
 
     Attributes:
-        max_batch_size: calls in one batch at most. wait_ms: how long the first of a batch waits for
-        others at most. buckets: lengths up to which calls share a batch, rising; the length of a
-        call is that of its first argument where that has one.
-            () = all lengths together.
-        adaptive: wait less than `wait_ms` where the measured cost of a batch, a·n + b, says that
-        waiting does not pay. retry_alone: when the body raises for several calls, each is tried
-        once more alone, so that only the guilty one fails. False: the
-            body must not see a call twice; its error is everybody's.
-    """
+        max_batch_size: maximum calls in one batch.
+        wait_ms: how long the first call of a batch waits for others at most.
+        buckets: ascending length limits; only calls of the same bucket share a batch. The length of
+            a call is that of its first argument, if it has one. () = no buckets.
+        adaptive: wait less than `wait_ms` if, by the measured cost of a batch, a·n + b, waiting
+            does not pay off.
+        retry_alone: when the body raises for several calls, retry each of them once, alone, so that
+            only the faulty one fails. False: for bodies that must not see a call twice; all calls
+            of the batch fail."""
 
     max_batch_size: int
     wait_ms: float
@@ -85,14 +86,15 @@ class BatchPolicy:
             or list(self.buckets) != sorted(set(self.buckets))
         ):
             raise InvalidInput(
-                f"buckets = {list(self.buckets)!r}: write up to 64 rising lengths, like (64, 256)",
+                f"buckets = {list(self.buckets)!r}: must be up to 64 ascending lengths, such as "
+                f"(64, 256)",
                 parameter="buckets",
             )
 
 
 class MissedRunPolicy(enum.StrEnum):
-    """What becomes of a schedule's times that passed while nobody was there: SKIP all, or CATCH_UP
-    with one call for all of them."""
+    """Treatment of scheduled runs missed while the platform was down: SKIP all, or CATCH_UP with
+    one call for all of them."""
 
     SKIP = "skip"
     CATCH_UP = "catch_up"
@@ -100,15 +102,13 @@ class MissedRunPolicy(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """When a function calls itself: at the times of a cron expression, or each `period_s` seconds.
-    One of the two.
+    """Schedule of a function: either a cron expression or an interval of `period_s` seconds.
 
     Attributes:
         cron: five fields, `minute hour day-of-month month day-of-week` (crontab(5)).
-        timezone: an IANA name, in which cron's fields are read.
-        method: of a class; "" for a function.
-        arguments: JSON arguments of each call.
-    """
+        timezone: IANA name of the time zone of the cron expression.
+        method: method to call; "" for a function.
+        arguments: JSON arguments of each call."""
 
     cron: str = ""
     period_s: float | None = None
@@ -120,26 +120,29 @@ class Schedule:
     def __post_init__(self) -> None:
         if bool(self.cron) == (self.period_s is not None):
             raise InvalidInput(
-                "schedule: give a cron expression or a period, one of them", parameter="schedule"
+                "schedule: pass either a cron expression or a period", parameter="schedule"
             )
         if self.period_s is not None:
             require_in_range("period_s", self.period_s, 1, 366 * 86_400)
         elif len(self.cron.split()) != 5:
-            text = "write five fields, minute hour day-of-month month day-of-week, as '0 6 * * 1'"
+            text = (
+                "must have five fields, minute hour day-of-month month day-of-week, such as "
+                "'0 6 * * 1'"
+            )
             raise InvalidInput(f"schedule: cron = {self.cron!r}: {text}", parameter="schedule")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fallback:
-    """One rung of what answers when a function cannot: another `function`, its last `cached`
-    answer, or a `static` one.
+    """A fallback for when a function cannot answer: another `function`, its last `cached` answer,
+    or a `static` one.
 
     Attributes:
-        kind: `function`, `cached` or `static`. function: of kind `function`: its name in the same
-        app, or `app/function`; it gets the same arguments. max_age_s: of kind `cached`: the oldest
-        answer to the same arguments that will do. status, body: of kind `static`: the answer, as
-        JSON.
-    """
+        kind: `function`, `cached` or `static`.
+        function: for kind `function`: its name in the same app, or `app/function`. It gets the same
+            arguments.
+        max_age_s: for kind `cached`: maximum age of the answer to the same arguments.
+        status, body: for kind `static`: the answer, as JSON."""
 
     kind: str
     function: str = ""
@@ -155,7 +158,7 @@ class Fallback:
             )
         if (self.kind == "function") != bool(self.function):
             raise InvalidInput(
-                "fallback: a function is named by kind 'function', and by it only",
+                "fallback: function must be set for kind 'function', and only for it",
                 parameter="fallback",
             )
         require_in_range("max_age_s", self.max_age_s, 1, 30 * 86_400)
@@ -164,13 +167,12 @@ class Fallback:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """Another function that may answer in place of this one when there is no room for it: smaller,
-    quantised, on a CPU.
+    """Another function that may answer when this one has no capacity, for example a smaller or
+    quantised model, or one on a CPU.
 
     Attributes:
         function: its name in the same app; it takes the same arguments.
-        priorities: calls of these priorities may be answered by it.
-    """
+        priorities: priorities of calls that it may answer."""
 
     function: str
     priorities: tuple[Priority, ...] = (Priority.STANDARD, Priority.BATCH)
@@ -178,7 +180,7 @@ class Variant:
     def __post_init__(self) -> None:
         if not self.function or not self.priorities:
             raise InvalidInput(
-                "variants: name a function, and the priorities it is acceptable for",
+                "variants: set a function, and the priorities for which it is acceptable",
                 parameter="variants",
             )
 
@@ -188,15 +190,15 @@ class Objectives:
     """Service level objectives of a function over `window_days`. Their indicators do not overlap.
 
     Attributes:
-        availability: share of the calls that are answered, of those that were not refused on
-        purpose. warm_latency_s, warm_ratio: this share of the calls that waited for no start is
-        answered within so long. first_token_s, first_token_ratio: the same for the first byte of
-        streams. cold_latency_s, cold_ratio: the same for calls that waited for a start.
-        completion_ratio: share of the streams that end by themselves. degraded_ratio: share of the
-        calls that may be answered by a fallback or a variant. stages_s: budgets of single stages
-        (`STAGES`), in seconds of a call's latency. freeze: while the error budget of the window is
-        spent, nothing is released.
-    """
+        availability: share of calls that succeed, without those intentionally rejected.
+        warm_latency_s, warm_ratio: latency of calls that wait for no start, and the share of calls
+            within it.
+        first_token_s, first_token_ratio: the same for the first byte of streams.
+        cold_latency_s, cold_ratio: the same for calls that wait for a start.
+        completion_ratio: share of streams that end normally.
+        degraded_ratio: share of calls that may be answered by a fallback or a variant.
+        stages_s: latency budgets of single stages (`STAGES`), in seconds.
+        freeze: block releases while the error budget of the window is exhausted."""
 
     availability: float = 0.999
     warm_latency_s: float = 0.1
@@ -227,17 +229,17 @@ class Objectives:
         for stage, seconds in self.stages_s.items():
             if stage not in STAGES:
                 raise InvalidInput(
-                    f"objectives: there is no stage {stage!r}; there are {', '.join(STAGES)}",
+                    f"objectives: unknown stage {stage!r}: must be one of {', '.join(STAGES)}",
                     parameter="objectives",
                 )
             require_in_range(f"stages_s.{stage}", seconds, MIN_STAGE_S, 86_400)
 
     def budgets_s(self) -> dict[str, float]:
-        """The budget of each stage in seconds: those given, and of the others a share of what they
-        leave.
+        """Return the budget of each stage in seconds: explicit ones, and for the others a share of
+        the rest.
 
-        Without any given, the four stages of a warm call add up to `warm_latency_s`, and all five
-        to `cold_latency_s`."""
+        Without explicit ones, the four stages of a warm call add up to `warm_latency_s`, and all
+        five to `cold_latency_s`."""
         given_s = sum(seconds for stage, seconds in self.stages_s.items() if stage != "start")
         left_s = max(self.warm_latency_s - given_s, self.warm_latency_s * MIN_LEFT)
         shares = {
@@ -253,15 +255,14 @@ class Objectives:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCard:
-    """What the model behind a function is: told, not interpreted.
+    """Description of the model behind a function, for display only.
 
     Attributes:
-        task: its type, such as `text-embedding` or `tabular-classification`.
-        owner: who answers for it.
-        tokenizer: by name or digest.
-        sampling: defaults of its sampling, such as {"temperature": 0}.
-        safety: its safety policy.
-    """
+        task: type of model, such as `text-embedding` or `tabular-classification`.
+        owner: person or team responsible for it.
+        tokenizer: its name or digest.
+        sampling: default sampling parameters, such as {"temperature": 0}.
+        safety: its safety policy."""
 
     task: str = ""
     owner: str = ""
@@ -271,12 +272,12 @@ class ModelCard:
 
 
 class RolloutStrategy(enum.StrEnum):
-    """How a new revision comes to its first instance where there is no room for it beside the one
-    that serves.
+    """How a new revision gets its first instance if there is no capacity next to the serving one.
 
-    SURGE: beside it, as soon as there is room; when its startup clock has run out without any, the
-    old one makes room. WAIT: beside it, whenever there is room; until then the old one serves.
-    SWAP: the old one makes room at once, instance by instance; calls wait in between."""
+    SURGE: start it as soon as there is capacity; if there is none until the startup timeout, stop
+    an instance of the old revision. WAIT: start it whenever there is capacity; until then the old
+    revision serves. SWAP: replace the old revision immediately, instance by instance; calls wait in
+    between."""
 
     SURGE = "surge"
     WAIT = "wait"
@@ -285,14 +286,12 @@ class RolloutStrategy(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutTerms:
-    """How a revision takes over from the one that serves.
+    """How a revision replaces the serving one.
 
     Attributes:
-        strategy: what is done where there is no room for both. keep_previous_s: how long the
-        revision before keeps an instance for the way back, unless somebody needs its room; it is
-        billed like
-            any idle one.
-    """
+        strategy: what to do if there is no capacity for both.
+        keep_previous_s: how long the previous revision keeps an instance for a rollback, unless its
+            capacity is needed. It is billed like any idle instance."""
 
     strategy: RolloutStrategy = RolloutStrategy.SURGE
     keep_previous_s: float = 0.0
@@ -303,14 +302,14 @@ class RolloutTerms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gate:
-    """A bound on one number of an offline evaluation."""
+    """A bound on one metric of an offline evaluation."""
 
     metric: str
     operator: str
     bound: float
 
     def passes(self, value: float) -> bool:
-        """Whether the number is good enough; NaN never is."""
+        """Whether a value satisfies the bound; NaN never does."""
         match self.operator:
             case ">=":
                 return value >= self.bound
@@ -327,11 +326,12 @@ class Gate:
 
 
 def parse_gate(metric: str, text: str) -> Gate:
-    """A gate from its text, as `>= 0.91`. Raises InvalidInput."""
+    """Parse a gate such as `>= 0.91`. Raises InvalidInput."""
     match = _GATE.match(text)
     if not metric or match is None:
         raise InvalidInput(
-            f"require[{metric!r}] = {text!r}: write a comparison with a number, as '>= 0.91'",
+            f"require[{metric!r}] = {text!r}: must be a comparison with a number, such as "
+            f"'>= 0.91'",
             parameter="require",
         )
     return Gate(metric=metric, operator=match[1], bound=float(match[2]))
@@ -346,5 +346,5 @@ def require_in_range(key: str, value: float, low: float, high: float) -> None:
 
 
 DEFAULT_OBJECTIVES = Objectives()
-"""Of functions that declare none: what is shown of them. Nobody is called for a latency that was
-never promised."""
+"""Objectives of functions that declare none. They are displayed, but latencies that were not
+promised raise no alerts."""

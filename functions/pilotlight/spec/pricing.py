@@ -1,6 +1,6 @@
-"""What a call costs: rates, and a pure function from measured use to money.
+"""Pricing of calls: rates, and pure functions from measured usage to money.
 
-Money is `Decimal` and never rounded on the way: a price is rate times whole units, exact in 28
+Money is `Decimal` and never rounded in between: a price is rate times whole units, exact in 28
 digits, and is stored with its record, so a bill is the plain sum of its records."""
 
 from __future__ import annotations
@@ -18,34 +18,37 @@ GIB = 1024**3
 _NS_PER_S = Decimal(10**9)
 _NS_PER_MS = 10**6
 COST_QUANTUM = Decimal("1e-12")
-"""Costs are kept to the picounit: a millisecond of a hundredth of a core costs some 1e-9, a
-thousand times more."""
+"""Costs are stored in picounits: a millisecond of a hundredth of a core costs some 1e-9, a thousand
+times more."""
 BUSY = "busy"
-"""Outcome of an attempt whose worker still finished another call: nothing of it ran, so it owes no
-minimum and no request's price."""
+"""Outcome of an attempt whose worker was still finishing another call: nothing ran, so no minimum
+and no request price is charged."""
 _EXACT_DIGITS = 100
-"""More than rate (28) times nanoseconds (17) can have, so that a price is rounded once, at its
-end."""
+"""More than the digits of rate (28) times nanoseconds (17), so that a price is rounded only once,
+at the end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """Prices of one version, in `currency`.
+    """A price list, in `currency`.
 
     Attributes:
-        version: names these prices in every record that used them. cpu_core_s, memory_gib_s: per
-        second of one core, of one GiB. gpu_s: per second of one accelerator, by its name. request:
-        per call. token_in, token_out: per token of a language model. start_factor: share of the
-        execution rate charged for the time that an instance needs to start; 0 = cold starts are not
-        billed. idle_factor: the same while an instance idles beyond the platform's own
-        scaledown_window. reserved_factor: the same while `min_instances` holds it idle. cpu_factor:
-        share of `cpu_core_s` charged for each second of CPU time that an instance uses while no
-        call runs on it. build_factor: the same of each second of CPU time that the build of an
-        image uses. snapshot_gib_month, weights_gib_month: storage, per GiB and 30 days. minimum_ms:
-        a call is billed for at least this much of its instance. rounding_ms: and for a whole
-        multiple of this; 0 = to the nanosecond, so that the calls of an instance add up to its busy
-        time.
-    """
+        version: version of the list, stored in every record priced by it.
+        cpu_core_s, memory_gib_s: price per second of one core, and of one GiB.
+        gpu_s: price per second of one accelerator, by its name.
+        request: price per call.
+        token_in, token_out: price per token of a language model.
+        start_factor: share of the execution rate charged while an instance starts; 0 = cold starts
+            are not billed.
+        idle_factor: the same while an instance is idle beyond the default scaledown_window.
+        reserved_factor: the same while `min_instances` keeps it idle.
+        cpu_factor: share of `cpu_core_s` charged per second of CPU time that an instance uses while
+            no call runs on it.
+        build_factor: the same per second of CPU time of an image build.
+        snapshot_gib_month, weights_gib_month: price of storage per GiB and 30 days.
+        minimum_ms: minimum duration billed for a call.
+        rounding_ms: durations are rounded up to a multiple of this; 0 = billed to the nanosecond,
+            so that the calls of an instance add up to its busy time."""
 
     version: str
     currency: str = "USD"
@@ -66,7 +69,7 @@ class Rates:
     rounding_ms: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values, decimals as text."""
+        """Convert to JSON values, with decimals as strings."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         values["gpu_s"] = {gpu: str(rate) for gpu, rate in self.gpu_s.items()}
         return {
@@ -77,7 +80,7 @@ class Rates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footprint:
-    """What one instance occupies: cores, bytes, accelerators by name."""
+    """The resources of one instance: cores, bytes, accelerators by name."""
 
     cpu: float
     memory_bytes: int
@@ -94,14 +97,14 @@ GPU_S = {
     "L4": "0.000222",
     "T4": "0.000164",
 }
-"""Of a second of one GPU, unless platform.yaml says otherwise. A type without a price cannot be
-asked for."""
+"""Default prices of a second of one GPU; platform.yaml overrides them. A type without a price
+cannot be requested."""
 ONE_CORE = Footprint(cpu=1.0, memory_bytes=0)
-"""Of CPU and BUILD records, whose time is CPU time: one second of it is one core's."""
+"""Footprint of CPU and BUILD records, which measure CPU time: one second of it is one core's."""
 
 
 def rate_per_s(footprint: Footprint, rates: Rates) -> Decimal:
-    """Price of one second of the whole instance. Raises KeyError when its accelerator has no
+    """Return the price of one second of an instance. Raises KeyError if its accelerator has no
     price."""
     cpu = Decimal(str(footprint.cpu)) * rates.cpu_core_s
     memory = Decimal(footprint.memory_bytes) / GIB * rates.memory_gib_s
@@ -110,26 +113,27 @@ def rate_per_s(footprint: Footprint, rates: Rates) -> Decimal:
 
 
 def price_duration(billed_ns: int, per_s: Decimal, per_request: Decimal = Decimal(0)) -> Decimal:
-    """Price of `billed_ns` nanoseconds at `per_s`, plus a call's own price, to the picounit
-    (COST_QUANTUM), half to even."""
+    """Return the price of `billed_ns` nanoseconds at `per_s` plus `per_request`, rounded to
+    picounits (COST_QUANTUM), half to even."""
     with localcontext(prec=_EXACT_DIGITS):
         return (per_s * billed_ns / _NS_PER_S + per_request).quantize(COST_QUANTUM)
 
 
 def billable_ns(billed_ns: int, rates: Rates) -> int:
-    """What a call of `billed_ns` is charged for: at least the minimum, rounded up to the step."""
+    """Return the duration charged for a call of `billed_ns`: at least the minimum, and rounded
+    up."""
     return charged_ns(billed_ns, minimum_ms=rates.minimum_ms, rounding_ms=rates.rounding_ms)
 
 
 def charged_ns(billed_ns: int, *, minimum_ms: int, rounding_ms: int) -> int:
-    """`billable_ns` for who has the two numbers and not the list."""
+    """Return the duration charged for a call, like `billable_ns`, given the two numbers."""
     ns = max(billed_ns, minimum_ms * _NS_PER_MS)
     step = rounding_ms * _NS_PER_MS
     return -(-ns // step) * step if step else ns
 
 
 def kind_factor(kind: str, rates: Rates) -> Decimal:
-    """What part of the execution rate a second of this kind of record costs: 1 for a CALL, 0 for a
+    """Return the share of the execution rate that this kind of record costs: 1 for a CALL, 0 for a
     SHADOW."""
     factors = {
         "IDLE": rates.idle_factor,
@@ -143,11 +147,11 @@ def kind_factor(kind: str, rates: Rates) -> Decimal:
 
 
 def price_usage(record: UsageRecord, rates: Rates) -> Decimal:
-    """What the record must cost by `rates`, the list of its `price_version`: computed from what it
-    measured, not from what it says.
+    """Compute the cost of a record from its measurements, by `rates`, the list of its
+    `price_version`.
 
-    STORAGE is priced by the rate that the record carries (what was stored is not in it), an
-    ADJUSTMENT is what it says. Raises KeyError when the accelerator has no price."""
+    STORAGE is priced by the rate in the record, which does not contain the stored size; an
+    ADJUSTMENT by its stated cost. Raises KeyError if the accelerator has no price."""
     if record.kind == "ADJUSTMENT":
         return Decimal(record.cost)
     if record.kind == "STORAGE":
@@ -179,14 +183,11 @@ _is_currency = re.compile(r"[A-Za-z0-9]{1,16}").fullmatch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PriceSettings:
-    """Section `prices` of platform.yaml: decimals as text, so that nothing passes through binary
-    floating point.
+    """Section `prices` of platform.yaml. Decimals are strings, to avoid binary floating point.
 
     Attributes:
-        others: further price lists by their version, for plans that name one; each has the keys of
-        this section but `version` and
-            `others`, and what it does not say is as here.
-    """
+        others: further price lists by version, for plans that refer to one. They have the keys of
+            this section except `version` and `others`, and inherit its values."""
 
     version: str = "2026-11-26"
     currency: str = "USD"
@@ -209,11 +210,11 @@ class PriceSettings:
 
     def __post_init__(self) -> None:
         if not self.version or len(self.version) > 64:
-            raise ValueError(f"version = {self.version!r}: write 1 to 64 characters")
+            raise ValueError(f"version = {self.version!r}: must have 1 to 64 characters")
         if not _is_currency(self.currency):
             raise ValueError(
-                f"currency = {self.currency!r}: write 1 to 16 letters or digits, like USD: files "
-                f"are named after it"
+                f"currency = {self.currency!r}: must be 1 to 16 letters or digits, such as USD, "
+                f"because it is part of file names"
             )
         for name in _AMOUNTS:
             _decimal(name, getattr(self, name))
@@ -234,13 +235,13 @@ class PriceSettings:
         changes = self.others[version]
         known = {f.name for f in fields(self)} - {"version", "others"}
         if not isinstance(changes, Mapping):
-            raise ValueError(f"others.{version} = {changes!r}: write keys and values")
+            raise ValueError(f"others.{version} = {changes!r}: must be a mapping")
         if unknown := sorted(set(changes) - known):
             raise ValueError(
                 f"others.{version}.{unknown[0]}: unknown key; known: {', '.join(sorted(known))}"
             )
         if version == self.version:
-            raise ValueError(f"others.{version}: is the version of the list above it")
+            raise ValueError(f"others.{version}: is already the version of the default list")
         own = {name: getattr(self, name) for name in known}
         try:
             return PriceSettings(**{**own, **changes, "version": version})
@@ -248,14 +249,14 @@ class PriceSettings:
             raise ValueError(f"others.{version}.{e}") from e
 
     def rates(self) -> Rates:
-        """The platform's own list, as the record that prices calls."""
+        """Return the default price list."""
         values = {name: Decimal(getattr(self, name)) for name in _AMOUNTS}
         gpu_s = {gpu: Decimal(rate) for gpu, rate in self.gpu_s.items()}
         whole = {"minimum_ms": self.minimum_ms, "rounding_ms": self.rounding_ms}
         return Rates(version=self.version, currency=self.currency, gpu_s=gpu_s, **values, **whole)  # type: ignore[arg-type]
 
     def lists(self) -> dict[str, Rates]:
-        """Every price list by its version, the platform's own first."""
+        """Return all price lists by version, the default one first."""
         return {
             self.version: self.rates(),
             **{version: self._other(version).rates() for version in self.others},
@@ -267,7 +268,7 @@ def _decimal(key: str, text: str) -> None:
         value = Decimal(text)
     except (InvalidOperation, TypeError, ValueError) as e:
         raise ValueError(
-            f'{key} = {text!r}: write a decimal number in quotes, like "0.0000131"'
+            f'{key} = {text!r}: must be a decimal number in quotes, such as "0.0000131"'
         ) from e
     if not value.is_finite() or value < 0:
         raise ValueError(f"{key} = {text!r}: must be 0 or more")

@@ -1,8 +1,7 @@
-"""What a tenant may use and how it is treated: quotas, and the plans that bundle them. Pure records
-with their bounds.
+"""Quotas, and plans that bundle quotas and terms of service. Pure records with their bounds.
 
-A tenant has one plan, and overrides of single keys of it. Section `plans` of platform.yaml adds
-plans and changes those that are here."""
+A tenant has one plan, and overrides of single keys. Section `plans` of platform.yaml adds plans and
+changes the built-in ones."""
 
 from __future__ import annotations
 
@@ -22,26 +21,28 @@ def _bound(key: str, value: float | None, low: float, high: float, *, whole: boo
         return
     if whole and isinstance(value, float):
         raise ValueError(
-            f"{key} = {value!r}: must be a whole number between {low:g} and {high:g}, or null for "
-            f"no bound"
+            f"{key} = {value!r}: must be an integer between {low:g} and {high:g}, or null for no "
+            f"limit"
         )
     if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
         raise ValueError(
-            f"{key} = {value!r}: must be between {low:g} and {high:g}, or null for no bound"
+            f"{key} = {value!r}: must be between {low:g} and {high:g}, or null for no limit"
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quotas:
-    """Bounds of a tenant, a key or a function; None = no bound.
+    """Limits of a tenant, a key or a function; None = no limit.
 
     Attributes:
-        requests_per_s: calls per second, a token bucket (Turner 1986); `burst` is its depth, None =
-        one second's worth, at least 1. concurrent: calls at once, from admission to the last byte.
-        queued: calls that may wait for a slot. instances, gpus: running and starting, all functions
-        together. Of a key they mean nothing and are refused. body_bytes: of one request.
-        tokens_per_min: of language models, in and out; reserved before a call and settled after it.
-    """
+        requests_per_s: calls per second, enforced by a token bucket (Turner 1986).
+        burst: depth of the bucket; None = the calls of one second, at least 1.
+        concurrent: concurrent calls, from admission to the last byte.
+        queued: calls that may wait for a slot.
+        instances, gpus: running and starting ones, of all functions together. Not valid for a key.
+        body_bytes: size of a request body.
+        tokens_per_min: input and output tokens of language models; reserved before a call and
+            settled after it."""
 
     requests_per_s: float | None = None
     burst: int | None = None
@@ -61,17 +62,17 @@ class Quotas:
         _bound("tokens_per_min", self.tokens_per_min, 1, 1_000_000_000)
         if self.burst is not None and self.requests_per_s is None:
             raise ValueError(
-                f"burst = {self.burst}: needs requests_per_s, whose bucket it is the depth of"
+                f"burst = {self.burst}: requires requests_per_s, the rate of the token bucket"
             )
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is bounded."""
+        """Whether nothing is limited."""
         return all(getattr(self, f.name) is None for f in fields(self))
 
     @property
     def depth(self) -> float:
-        """Tokens that the bucket of requests holds; 0 without one."""
+        """The depth of the token bucket for requests; 0 without one."""
         if self.requests_per_s is None:
             return 0.0
         return float(self.burst) if self.burst is not None else max(1.0, self.requests_per_s)
@@ -85,28 +86,30 @@ STORAGE_KEYS = (
     "functions",
     "result_bytes",
 )
-"""Keys of a plan that bound what a tenant keeps and builds: of a key or a function they mean
-nothing and are refused."""
+"""Keys of a plan that limit what a tenant stores and builds. Not valid for a key or function."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan(Quotas):
-    """A bundle of quotas and terms.
+    """A bundle of quotas and terms of service.
 
     Attributes:
-        name: "" until it is known. weight: share of what several tenants want at once; 4 gets four
-        times of what 1 gets. priority: the highest that its calls may have; calls that do not say
-        have STANDARD, or this where it is lower. isolation: whose machines; RESERVED keeps
-        `reserved_memory_bytes` of a node's instance memory free for this tenant. latency_p99_ms,
-        availability, utilisation: objectives that its dashboard compares with; None = none. prices:
-        version of the price list; None = the platform's own. stored_bytes: of uploaded blobs and
-        built images together; a blob that several tenants uploaded counts whole for each.
-        builds_at_once: image builds that run at the same time. pinned_bytes: of weights that are
-        pinned on a node. log_bytes: of logs on one node; the oldest go first. functions: that are
-        deployed, in all environments together; of revisions and entries of histories 100 times as
-        many are kept. result_bytes: of kept submitted calls with their results and dead letters, as
-        the database has them; the oldest go first.
-    """
+        name: "" until known.
+        weight: weight in fair sharing between tenants; 4 gets four times the share of 1.
+        priority: highest priority of calls. The default of calls is STANDARD, or this if lower.
+        isolation: machines to run on; RESERVED keeps `reserved_memory_bytes` of the instance memory
+            of a node free for this tenant.
+        latency_p99_ms, availability, utilisation: objectives shown on the dashboard; None = none.
+        prices: version of the price list; None = the default one.
+        stored_bytes: total size of uploaded blobs and built images; a blob uploaded by several
+            tenants counts fully for each.
+        builds_at_once: concurrent image builds.
+        pinned_bytes: size of weights pinned on a node.
+        log_bytes: size of logs on one node; the oldest are deleted.
+        functions: deployed functions in all environments together. Up to 100 times as many
+            revisions and history entries are kept.
+        result_bytes: size of stored background calls with their results and dead letters, as in the
+            database; the oldest are deleted."""
 
     name: str = ""
     weight: int = 1
@@ -139,8 +142,8 @@ class Plan(Quotas):
             raise ValueError("weight, reserved_memory_bytes = null: must be a number")
         if self.prices is not None and not isinstance(self.prices, str):
             raise ValueError(
-                f"prices = {self.prices!r}: write the version of a price list, or null for the "
-                f"platform's own"
+                f"prices = {self.prices!r}: must be the version of a price list, or null for the "
+                f"default one"
             )
         for name, kind in (("priority", Priority), ("isolation", Isolation)):
             try:
@@ -151,22 +154,24 @@ class Plan(Quotas):
                 ) from e
         if self.reserved_memory_bytes and self.isolation is not Isolation.RESERVED:
             raise ValueError(
-                f"reserved_memory_bytes = {self.reserved_memory_bytes}: needs isolation 'reserved'"
+                f"reserved_memory_bytes = {self.reserved_memory_bytes}: requires isolation "
+                f"'reserved'"
             )
 
     def quotas(self) -> Quotas:
-        """The bounds alone."""
+        """Return only the quotas."""
         return Quotas(**{f.name: getattr(self, f.name) for f in fields(Quotas)})
 
     def with_overrides(self, overrides: Mapping[str, Any]) -> Plan:
-        """The same plan with single keys changed. Raises ValueError naming key, value and bound."""
+        """Return the plan with single keys changed. Raises ValueError naming key, value and
+        bound."""
         known = {f.name for f in fields(Plan)} - {"name"}
         if unknown := sorted(set(overrides) - known):
             raise ValueError(f"{unknown[0]}: unknown key; known: {', '.join(sorted(known))}")
         return replace(self, **overrides)
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Convert to JSON values."""
         return {
             name: str(value) if isinstance(value, Priority | Isolation) else value
             for name, value in asdict(self).items()
@@ -174,7 +179,7 @@ class Plan(Quotas):
 
 
 UNLIMITED = Plan(name="unlimited", priority=Priority.REALTIME)
-"""What applies where nothing else is said: no bound of its own."""
+"""The default plan, without limits."""
 _MIB, _GIB = 1 << 20, 1 << 30
 BUILT_IN_PLANS: Mapping[str, Plan] = {
     "free": Plan(
@@ -217,7 +222,7 @@ BUILT_IN_PLANS: Mapping[str, Plan] = {
 
 
 def parse_quotas(body: Mapping[str, Any]) -> Quotas:
-    """Quotas from JSON values. Raises ValueError naming key, value and bound."""
+    """Parse quotas from JSON values. Raises ValueError naming key, value and bound."""
     known = {f.name for f in fields(Quotas)}
     if unknown := sorted(set(body) - known):
         raise ValueError(f"{unknown[0]}: unknown quota; known: {', '.join(sorted(known))}")

@@ -1,10 +1,10 @@
-"""Service level indicators: which calls count for which objective, and which of them were bad.
-Pure, for both planes.
+"""Service level indicators: which calls count for which objective, and which of them are bad. Pure,
+for both planes.
 
-The indicators do not overlap: a failure spends availability alone, a slow success its latency alone
-(cold, first token or warm, by what kind of call it was), a stream that broke completion alone, and
-a degraded answer its own budget alone. What was refused on purpose, or left by its caller, counts
-for none."""
+The indicators do not overlap. A failure spends only the budget of availability, a slow success only
+that of its latency (cold, first token or warm, by kind of call), a broken stream only that of
+completion, and a degraded answer only its own. Calls that were intentionally rejected, or abandoned
+by their caller, count for none."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pilotlight.spec.policies import Objectives
 
 
 class Sli(enum.StrEnum):
-    """Indicators; the value stands in addresses, alerts and rules."""
+    """Indicators. The values appear in URLs, alerts and rules."""
 
     AVAILABILITY = "availability"
     WARM_LATENCY = "warm_latency"
@@ -28,17 +28,15 @@ class Sli(enum.StrEnum):
 
 
 MEASURED = frozenset({Sli.AVAILABILITY, Sli.COMPLETION})
-"""What every function promises, also one that declares no objectives: of the rest nobody is told
-who promised nothing."""
+"""Indicators that raise alerts even for functions without declared objectives."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetSpend:
-    """Calls that count for an indicator, those of them that were bad, and the share that may be.
+    """Calls that count for an indicator, how many of them were bad, and the share that may be.
 
     Attributes:
-        budget: 1 - target; 0: none may be bad.
-    """
+        budget: 1 - target; 0: none may be bad."""
 
     bad: int
     total: int
@@ -46,12 +44,12 @@ class BudgetSpend:
 
     @property
     def ratio(self) -> float | None:
-        """The bad share; None without any call."""
+        """The share of bad calls; None without calls."""
         return self.bad / self.total if self.total else None
 
     @property
     def burn(self) -> float | None:
-        """The burn rate; None without any call: no data is neither good nor bad."""
+        """The burn rate; None without calls, since no data is neither good nor bad."""
         if not self.total:
             return None
         if not self.budget:
@@ -60,8 +58,8 @@ class BudgetSpend:
 
     @property
     def left(self) -> float | None:
-        """The share of the budget that is left, of the calls that there were; below 0 when it is
-        overspent. None without any call."""
+        """The remaining share of the budget, given the calls so far; negative if overspent. None
+        without calls."""
         burn = self.burn
         return None if burn is None else 1 - burn
 
@@ -74,7 +72,7 @@ class BudgetSpend:
 def compute_budget_spend(
     observation: Observation | None, objectives: Objectives, sli: Sli | str = Sli.AVAILABILITY
 ) -> BudgetSpend:
-    """What these calls spent of one budget; nothing without an observation."""
+    """Return what these calls spent of one budget; nothing without an observation."""
     budget = error_budget_ratio(objectives, sli)
     if observation is None:
         return BudgetSpend(bad=0, total=0, budget=budget)
@@ -101,7 +99,7 @@ def compute_budget_spend(
 
 
 def error_budget_ratio(objectives: Objectives, sli: Sli | str) -> float:
-    """The share of the calls that may be bad."""
+    """Return the share of calls that may be bad."""
     match Sli(sli):
         case Sli.AVAILABILITY:
             target = objectives.availability

@@ -1,11 +1,10 @@
-"""Who is answered by which revision: the traffic document of a function, and the pure rules by
-which it is changed and read.
+"""Traffic splitting: the traffic document of a function, and the pure rules to change and evaluate
+it.
 
-The weights are percents of *units*: of the callers when traffic is sticky, of single requests when
-it is not. A unit is hashed to a point from 0 to 100, and `segments` say whose each part of that
-range is. A change of weights moves only the parts that it must (what one revision loses goes to
-those that gain, and nothing else changes hands), so raising a canary from 5 to 10 moves nobody
-back."""
+Weights are percentages of *units*: callers if traffic is sticky, otherwise requests. A unit is
+hashed to a point from 0 to 100, and `segments` assign each part of that range to a revision. A
+change of weights reassigns only the necessary parts (what one revision loses goes to those that
+gain), so raising a canary from 5 to 10 moves no unit back."""
 
 from __future__ import annotations
 
@@ -19,15 +18,16 @@ from typing import Any, Final
 from pilotlight.errors import InvalidInput
 
 WHOLE = 100
-"""Percent: weights and segments add up to it."""
+"""The sum of weights and of segments, in percent."""
 PER_REQUEST, BY_KEY, BY_TENANT = "request", "key", "tenant"
 BY_HEADER = "header:"
-"""`header:<name>`: the value of that request header; a request without it is a unit of its own."""
+"""Prefix of `header:<name>`: units are values of that request header; a request without it is a
+unit of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """The units whose point is in [`begin`, `end`), percents, are `revision`'s."""
+    """Assigns the units whose point is in [`begin`, `end`), in percent, to `revision`."""
 
     revision: str
     begin: float
@@ -36,8 +36,8 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
-    """One side of an experiment: `share` percent of its units are answered by `revision`. The first
-    arm is what others are compared to."""
+    """An arm of an experiment: `revision` answers `share` percent of its units. The first arm is
+    the control."""
 
     name: str
     revision: str
@@ -46,14 +46,13 @@ class Arm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExperimentTraffic:
-    """An experiment that runs: `percent` of all units are in it, by their own hash, the rest follow
+    """A running experiment: `percent` of all units take part, by their own hash, the rest follow
     the weights.
 
     Attributes:
-        id: names it in records.
-        unit: as `TrafficDocument.sticky`; must not be `request` where exposures count.
-        arms: shares add up to 100.
-    """
+        id: its id in records.
+        unit: unit of assignment, as in `TrafficDocument.sticky`, but not `request`.
+        arms: the arms, whose shares add up to 100."""
 
     id: str
     salt: str
@@ -64,13 +63,12 @@ class ExperimentTraffic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shadow:
-    """A revision that gets copies of calls, whose answers are compared and thrown away. It answers
-    no callers but those that ask for it.
+    """A revision that gets copies of calls, whose answers are compared and discarded. It answers
+    callers only if they request it explicitly.
 
     Attributes:
-        percent: of the calls.
-        max_compute: the greatest share of the function's execution time that copies may take.
-    """
+        percent: percentage of calls to copy.
+        max_compute: maximum execution time of copies, as a share of that of the function."""
 
     revision: str
     percent: float = 100.0
@@ -79,21 +77,24 @@ class Shadow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrafficDocument:
-    """All that decides which revision answers.
+    """Everything that decides which revision answers a call.
 
     Attributes:
-        generation: rises with every change; a change names the one that it was made from. weights:
-        revision → whole percent; they add up to 100. segments: the same, cut into parts of the
-        range of units; keeps units where they are. tags: name → revision: addressed as
-        `app/function@tag`, with the header `Pilotlight-Tag`, or `?tag=`. sticky: what a unit is:
-        `request`, `key`, `tenant`, or `header:<name>`. salt: of the hash; set once per function.
-        pins: tenant's name → the revision that answers it, whatever the weights. max_candidate:
-        blast radius: the greatest weight, in percent, of all revisions but the heaviest together;
-        100 = no bound. experiment, shadow: None = there is none. stable: while a rollout runs, the
-        revision that keeps room for all traffic and one instance warm; "" = there is none. at_once:
-        the last change went back: who answered before is not good enough to answer while who
-        answers now comes up.
-    """
+        generation: increases with every change; a change states the one it is based on.
+        weights: revision → integer percentage; they add up to 100.
+        segments: the weights as parts of the range of units, which keeps units in place.
+        tags: name → revision, addressed as `app/function@tag`, with the header `Pilotlight-Tag`, or
+            `?tag=`.
+        sticky: what a unit is: `request`, `key`, `tenant`, or `header:<name>`.
+        salt: salt of the hash; set once per function.
+        pins: name of tenant → revision that answers it, regardless of weights.
+        max_candidate: blast radius: maximum total weight, in percent, of all revisions except the
+            heaviest; 100 = no limit.
+        experiment, shadow: None = none.
+        stable: during a rollout, the revision that keeps capacity for all traffic and one instance
+            warm; "" = none.
+        at_once: the last change was a rollback: the previous revision must not answer while
+            instances of the new one start."""
 
     generation: int = 0
     weights: Mapping[str, int] = field(default_factory=dict)
@@ -109,8 +110,8 @@ class TrafficDocument:
     at_once: bool = False
 
     def named(self) -> frozenset[str]:
-        """Every revision that can be called: by weight, tag, pin or arm, as the shadow, or because
-        it is the way back."""
+        """Return all revisions that can be called: by weight, tag, pin or arm, as the shadow, or as
+        `stable`."""
         more = [self.shadow.revision] if self.shadow is not None else []
         arms = [arm.revision for arm in self.experiment.arms] if self.experiment is not None else []
         return frozenset(
@@ -119,7 +120,7 @@ class TrafficDocument:
         )
 
     def answering(self) -> frozenset[str]:
-        """Those that answer callers who did not ask for a revision: by weight, pin or arm."""
+        """Return the revisions that answer callers that request none: by weight, pin or arm."""
         arms = (
             [arm.revision for arm in self.experiment.arms if arm.share]
             if self.experiment is not None
@@ -128,58 +129,58 @@ class TrafficDocument:
         return frozenset({*self.weights, *self.pins.values(), *arms})
 
     def heaviest(self) -> str:
-        """The revision with the greatest weight; of equal ones the first by name. "" where there
-        are no weights."""
+        """Return the revision with the greatest weight; of equal ones the first by name. "" without
+        weights."""
         return min(self.weights, key=lambda name: (-self.weights[name], name), default="")
 
 
 MAX_NAMES: Final = 256
-"""Tags, and pins, of one function: an activator holds each named revision parsed."""
+"""Maximum tags, and pins, of one function: an activator holds each named revision in memory."""
 MAX_ARMS: Final = 16
 _NAME = re.compile(r"[a-z0-9]([a-z0-9_-]{0,61}[a-z0-9])?\Z")
 _HEADER = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]{1,64}\Z")
 _NO_UNITS = frozenset({"authorization", "cookie", "proxy-authorization"})
 _HASH_BYTES = 8
 _EXACT_BITS = 53
-"""A float holds so many bits: a point is made of no more, so that it stays below 100."""
+"""Precision of a float: a point has no more bits, so that it stays below 100."""
 
 
 def single_revision_traffic(revision: str, *, salt: str) -> TrafficDocument:
-    """A function's first document: all of it is answered by one revision."""
+    """Return the first document of a function, with all traffic on one revision."""
     return with_weights(TrafficDocument(salt=salt), {revision: WHOLE})
 
 
 def hash_unit(salt: str, unit: str | bytes) -> bytes:
-    """8 bytes that stand for a unit, and cannot be turned back to it without the salt (BLAKE2b, RFC
-    7693, keyed)."""
+    """Hash a unit to 8 bytes, which cannot be reversed without the salt (keyed BLAKE2b, RFC
+    7693)."""
     value = unit if isinstance(unit, bytes) else unit.encode()
     return hashlib.blake2b(value, key=salt.encode()[:64], digest_size=_HASH_BYTES).digest()
 
 
 def point_from_hash(eight: bytes) -> float:
-    """From a digest's 8 bytes to a point in [0, 100)."""
+    """Convert a hash of 8 bytes to a point in [0, 100)."""
     return (int.from_bytes(eight, "big") >> (8 * _HASH_BYTES - _EXACT_BITS)) * (
         WHOLE / (1 << _EXACT_BITS)
     )
 
 
 def unit_point(salt: str, unit: str | bytes) -> float:
-    """Where a unit stands from 0 (included) to 100 (not included); always the same for the same
-    salt."""
+    """Return the point of a unit in [0, 100), always the same for the same salt."""
     return point_from_hash(hash_unit(salt, unit))
 
 
 def revision_at(segments: Sequence[Segment], point: float) -> str:
-    """Whose the point is; segments are in order and without holes (`validate_document`)."""
+    """Return the revision of a point. Segments are in order and without gaps
+    (`validate_document`)."""
     return segments[bisect_right([segment.end for segment in segments], point)].revision
 
 
 def with_weights(document: TrafficDocument, weights: Mapping[str, int]) -> TrafficDocument:
-    """The document with other weights; no unit changes hands but those that must. Zeros are left
-    out. Raises InvalidInput.
+    """Return the document with other weights, with as few units reassigned as possible. Zeros are
+    omitted. Raises InvalidInput.
 
-    What a revision loses are its highest points, and who gains takes them in order; so exactly half
-    of the sum of all differences moves."""
+    A revision loses its highest points, and those that gain take them in order, so exactly half of
+    the sum of all differences moves."""
     wanted = {name: weight for name, weight in weights.items() if weight or _is_no_weight(weight)}
     _check_weights(wanted)
     kept, free = _cut(_whole_segments(document), wanted)
@@ -213,7 +214,7 @@ def _whole_segments(document: TrafficDocument) -> Sequence[Segment]:
 def _cut(
     segments: Sequence[Segment], wanted: Mapping[str, int]
 ) -> tuple[_Parts, list[tuple[float, float]]]:
-    """What each revision keeps of its segments, and what nobody has any more."""
+    """Return what each revision keeps of its segments, and the freed parts."""
     kept: _Parts = {}
     free: list[tuple[float, float]] = [(0.0, float(WHOLE))] if not segments else []
     left = {name: float(weight) for name, weight in wanted.items()}
@@ -228,7 +229,7 @@ def _cut(
 
 
 def _joined(parts: _Parts) -> tuple[Segment, ...]:
-    """In order, neighbours of one revision made one."""
+    """Return the parts as segments in order, with adjacent parts of a revision merged."""
     out: list[Segment] = []
     for begin, end, name in sorted(
         (begin, end, name) for name, those in parts.items() for begin, end in those
@@ -241,8 +242,8 @@ def _joined(parts: _Parts) -> tuple[Segment, ...]:
 
 
 def exposed_percent(document: TrafficDocument) -> float:
-    """Percent of the units that are answered by another revision than the heaviest: the blast
-    radius."""
+    """Return the blast radius: the percentage of units answered by revisions other than the
+    heaviest."""
     heaviest = document.heaviest()
     by_weight = sum(weight for name, weight in document.weights.items() if name != heaviest)
     if (experiment := document.experiment) is None:
@@ -252,8 +253,7 @@ def exposed_percent(document: TrafficDocument) -> float:
 
 
 def validate_document(document: TrafficDocument, *, revisions: Collection[str]) -> TrafficDocument:
-    """The document, once it is sure that it can be followed. Raises InvalidInput naming what is
-    wrong."""
+    """Return the document if it is valid. Raises InvalidInput naming the problem."""
     _check_weights(document.weights)
     _check_segments(document)
     _check_unit("sticky", document.sticky)
@@ -262,7 +262,7 @@ def validate_document(document: TrafficDocument, *, revisions: Collection[str]) 
         document.max_candidate
     ):
         raise InvalidInput(
-            f"max_candidate = {document.max_candidate!r}: a whole percent, 0 to 100",
+            f"max_candidate = {document.max_candidate!r}: must be an integer percentage, 0 to 100",
             parameter="max_candidate",
         )
     if (experiment := document.experiment) is not None:
@@ -270,7 +270,7 @@ def validate_document(document: TrafficDocument, *, revisions: Collection[str]) 
     if (shadow := document.shadow) is not None:
         if shadow.revision in document.answering():
             raise InvalidInput(
-                f"{shadow.revision} answers callers: it cannot be a shadow beside that",
+                f"{shadow.revision} answers callers, so it cannot be a shadow",
                 parameter="shadow",
             )
         for name in ("percent", "max_compute"):
@@ -285,15 +285,15 @@ def validate_document(document: TrafficDocument, *, revisions: Collection[str]) 
                 )
     if unknown := sorted(document.named() - set(revisions)):
         raise InvalidInput(
-            f"there is no revision {unknown[0]!r} of this function",
+            f"this function has no revision {unknown[0]!r}",
             parameter="revision",
             unknown=unknown,
         )
     if (out := exposed_percent(document)) > document.max_candidate + _DUST:
         raise InvalidInput(
-            f"{out:g} % of the traffic would be on other revisions than {document.heaviest()}: "
-            f"max_candidate allows "
-            f"{document.max_candidate} %; raise it first, or move all traffic at once",
+            f"{out:g} % of the traffic would go to other revisions than {document.heaviest()}, but "
+            f"max_candidate allows {document.max_candidate} %: raise it first, or move all traffic "
+            f"at once",
             parameter="max_candidate",
         )
     return document
@@ -311,11 +311,12 @@ def _check_weights(weights: Mapping[str, int]) -> None:
     for name, weight in weights.items():
         if _is_no_weight(weight) or not 0 < weight <= WHOLE:
             raise InvalidInput(
-                f"weight of {name!r} = {weight!r}: a whole percent, 1 to 100", parameter="weights"
+                f"weight of {name!r} = {weight!r}: must be an integer percentage, 1 to 100",
+                parameter="weights",
             )
     if (total := sum(weights.values())) != WHOLE:
         raise InvalidInput(
-            f"the weights add up to {total}: they must add up to 100", parameter="weights"
+            f"the weights add up to {total}, but must add up to 100", parameter="weights"
         )
 
 
@@ -328,13 +329,13 @@ def _check_segments(document: TrafficDocument) -> None:
             or segment.end <= segment.begin
         ):
             raise InvalidInput(
-                "the segments do not follow each other, or name a revision without a weight",
+                "the segments are not contiguous, or refer to a revision without a weight",
                 parameter="segments",
             )
         sums[segment.revision] += segment.end - segment.begin
         at = segment.end
     if any(abs(sums[name] - weight) > 1e-6 for name, weight in document.weights.items()):
-        raise InvalidInput("the segments are not what the weights say", parameter="segments")
+        raise InvalidInput("the segments do not match the weights", parameter="segments")
 
 
 def _check_unit(key: str, unit: str, *, may_be_request: bool = True) -> None:
@@ -344,7 +345,7 @@ def _check_unit(key: str, unit: str, *, may_be_request: bool = True) -> None:
     if not unit.startswith(BY_HEADER) or not _HEADER.match(header) or header in _NO_UNITS:
         kinds = "'request', " if may_be_request else ""
         raise InvalidInput(
-            f"{key} = {unit!r}: write {kinds}'key', 'tenant' or 'header:<name>' in small letters",
+            f"{key} = {unit!r}: must be {kinds}'key', 'tenant' or 'header:<name>' in lower case",
             parameter=key,
         )
 
@@ -356,7 +357,8 @@ def _check_names(document: TrafficDocument) -> None:
         for name in names:
             if not _NAME.match(name):
                 raise InvalidInput(
-                    f"{kind}: {name!r} is no name: small letters, digits, - and _, at most 63",
+                    f"{kind}: {name!r} is not valid: use at most 63 lower-case letters, digits, - "
+                    f"and _",
                     parameter=kind,
                 )
     for tag in document.tags:
@@ -368,38 +370,39 @@ def _check_experiment(experiment: ExperimentTraffic) -> None:
     _check_unit("experiment.unit", experiment.unit)
     if not experiment.id or not experiment.salt or not _is_percent(experiment.percent):
         raise InvalidInput(
-            "an experiment has an id, a salt, and a percent from 0 to 100", parameter="experiment"
+            "an experiment must have an id, a salt, and a percent from 0 to 100",
+            parameter="experiment",
         )
     arms = experiment.arms
-    # A stopped arm's part goes to another in its place, so that nobody else changes sides: one arm
-    # may have several parts.
+    # The share of a stopped arm is given to another arm in place, so that no other unit changes its
+    # arm: one arm may have several parts.
     if not 1 <= len(arms) <= MAX_ARMS or len({arm.name for arm in arms}) != len(
         {(arm.name, arm.revision) for arm in arms}
     ):
         raise InvalidInput(
-            f"an experiment has 1 to {MAX_ARMS} arms with names and revisions of their own",
+            f"an experiment must have 1 to {MAX_ARMS} arms with different names and revisions",
             parameter="experiment",
         )
     for arm in arms:
         if not _NAME.match(arm.name) or not _is_percent(arm.share):
             raise InvalidInput(
-                f"arm {arm.name!r}: a name in small letters, and a share from 0 to 100",
+                f"arm {arm.name!r}: must have a lower-case name, and a share from 0 to 100",
                 parameter="experiment",
             )
     if abs(sum(arm.share for arm in arms) - WHOLE) > 1e-6:
         raise InvalidInput(
-            "the shares of an experiment's arms must add up to 100", parameter="experiment"
+            "the shares of the arms of an experiment must add up to 100", parameter="experiment"
         )
 
 
 def to_json(document: TrafficDocument) -> dict[str, Any]:
-    """As JSON values."""
+    """Convert to JSON values."""
     return asdict(document)
 
 
 def from_json(body: Mapping[str, Any]) -> TrafficDocument:
-    """The reverse of `to_json`; its values are looked at by `validate_document`. Raises KeyError,
-    TypeError or ValueError when it is broken."""
+    """Parse the output of `to_json`; `validate_document` checks the values. Raises KeyError,
+    TypeError or ValueError for a wrong structure."""
     experiment, shadow = body.get("experiment"), body.get("shadow")
     if experiment is not None:
         experiment = ExperimentTraffic(

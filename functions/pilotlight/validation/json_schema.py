@@ -1,10 +1,10 @@
-"""Validators of the JSON Schemas that tenants write. All are built here: building or using one
-opens no connection and reads no file.
+"""Validators for JSON Schemas from tenants. All are created by this module, which ensures that
+creating or using one opens no connection and reads no file.
 
-The library fetches what a schema names and it does not know: a custom metaschema (`$schema`, of the
-document or of a part of it) and references to other documents, over HTTP or from a file. Here the
-draft is passed explicitly, a `$schema` that names no draft below is refused, and a retriever that
-always fails answers all that remains, `$id` included."""
+By default the library fetches unknown documents that a schema refers to, over HTTP or from a file:
+custom metaschemas (`$schema`, of the document or a part of it) and external references. Therefore
+the draft is passed explicitly, a `$schema` other than the drafts below is rejected, and a retriever
+that always fails handles everything else, including `$id`."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ import jsonschema_rs
 from pilotlight.errors import InvalidInput
 
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
-"""What the SDK writes, and what a schema without `$schema` is read as."""
+"""The dialect of schemas from the SDK, and of schemas without `$schema`."""
 MAX_SHOWN = 200
 MAX_PROBLEM = 500
-"""Characters of an address, and of the library's message, that an error repeats: a tenant chose how
-long they are."""
+"""Maximum characters of a URL, and of a message of the library, in an error: a tenant controls
+their length."""
 _DRAFTS: Final[Mapping[str, type[jsonschema_rs.Validator]]] = {
     "json-schema.org/draft/2020-12/schema": jsonschema_rs.Draft202012Validator,
     "json-schema.org/draft/2019-09/schema": jsonschema_rs.Draft201909Validator,
@@ -33,27 +33,28 @@ _SUPPORTED: Final = (
     f"{DIALECT} (or the metaschema of draft 2019-09, draft-07, draft-06 or draft-04)"
 )
 _DATA: Final = frozenset({"const", "default", "enum", "examples"})
-"""Keywords whose values are no schemas: a `$schema` inside them is data of the tenant's."""
+"""Keywords whose values are not schemas: a `$schema` inside them is data."""
 _BY_NAME: Final = frozenset(
     {"$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"}
 )
-"""Keywords whose values are schemas by a name that the tenant chose: such a name is no keyword."""
+"""Keywords whose values map names chosen by the tenant to schemas: such names are not keywords."""
 
 
 def build_validator(schema: Mapping[str, Any], where: str) -> jsonschema_rs.Validator:
-    """The compiled form of a tenant's schema. Raises InvalidInput, naming `where`, for an
-    unsupported `$schema` or an invalid schema."""
+    """Compile the schema of a tenant. Raises InvalidInput, naming `where`, for an unsupported
+    `$schema` or an invalid schema."""
     return compile_schema(schema, where)[0]
 
 
 def compile_schema(schema: Mapping[str, Any], where: str) -> tuple[jsonschema_rs.Validator, bool]:
-    """`build_validator`, and whether all its patterns match in linear time.
+    """Compile the schema of a tenant, like `build_validator`, and return also whether all its
+    patterns match in linear time.
 
-    Patterns with look-around or back-references do not: the engine that knows these backtracks.
-    """
+    Patterns with look-around or back-references do not, because they need a backtracking
+    engine."""
     if (unsupported := _unsupported_draft(schema)) is not None:
         problem = f"$schema {unsupported[:MAX_SHOWN]!r} is not supported and is never fetched"
-        raise InvalidInput(f"{where}: {problem}: remove it, or write {_SUPPORTED}", parameter=where)
+        raise InvalidInput(f"{where}: {problem}: remove it, or use {_SUPPORTED}", parameter=where)
     declared = schema.get("$schema")
     draft = (
         _draft(declared) if isinstance(declared, str) else None
@@ -70,10 +71,9 @@ def compile_schema(schema: Mapping[str, Any], where: str) -> tuple[jsonschema_rs
 
 
 def check_schema(schema: Mapping[str, Any]) -> None:
-    """Check a schema that only others compile against its draft's metaschema. Raises ValueError.
+    """Check a schema against the metaschema of its draft, without compiling it. Raises ValueError.
 
-    A `$schema` that names no supported draft is read as 2020-12; those before draft 2019-09 as
-    draft-07."""
+    An unsupported `$schema` is treated as 2020-12, drafts before 2019-09 as draft-07."""
     (_OLDER if "draft-0" in str(schema.get("$schema", "")) else _NEWEST).validate(schema)
 
 
@@ -86,17 +86,17 @@ def _unsupported_draft(schema: Mapping[str, Any]) -> str | None:
 
 
 def _draft(declared: str) -> type[jsonschema_rs.Validator] | None:
-    """The scheme and an empty fragment make no difference: both forms are in use for each draft."""
+    """Return the validator class of a `$schema`, None if unsupported. The scheme and an empty
+    fragment are ignored, since all forms are in use."""
     scheme, _, name = declared.removesuffix("#").partition("://")
     return _DRAFTS.get(name) if scheme in ("http", "https") else None
 
 
 def _schemas(schema: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """The schema and every part of it that may be read as one, those under unknown keywords
-    included.
+    """Yield the schema and every part of it that may be read as a schema, including those under
+    unknown keywords.
 
-    A loop, not a recursion: a tenant chose the depth.
-    """
+    A loop instead of recursion, because a tenant controls the depth."""
     pending: list[tuple[Any, bool]] = [(schema, False)]
     while pending:
         node, is_by_name = pending.pop()
@@ -113,7 +113,7 @@ def _schemas(schema: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def _refuse(uri: str) -> NoReturn:
-    raise ValueError(f"{uri[:MAX_SHOWN]!r} is outside the schema, and is never fetched")
+    raise ValueError(f"{uri[:MAX_SHOWN]!r} is outside the schema and is never fetched")
 
 
 _NEWEST: Final = jsonschema_rs.Draft202012Validator({"$ref": DIALECT}, retriever=_refuse)

@@ -1,8 +1,8 @@
-"""How much there is in JSON, counted before it is read: what decoding takes depends on its values
-far more than on its bytes.
+"""Count of the values in JSON before it is decoded: the cost of decoding depends on values far more
+than on bytes.
 
-Counting takes a few milliseconds for 10 MB. Text that stands inside strings does not count, so a
-long prompt is one value."""
+Counting takes a few milliseconds for 10 MB. Text inside strings does not count, so a long prompt is
+one value."""
 
 from __future__ import annotations
 
@@ -11,16 +11,14 @@ from typing import Final
 from pilotlight import errors
 
 LIST_WEIGHT: Final = 6
-"""A list or an object takes as long as so many numbers: measured, 0.3 to 1 microseconds against
-0.15."""
+"""Cost of a list or object, in numbers: measured, 0.3 to 1 microseconds against 0.15."""
 
 
 def require_few_values(data: bytes, most: int, hint: str) -> None:
-    """Raises TooLarge, naming the bound, for JSON of more than `most` values; a list or an object
-    counts as LIST_WEIGHT of them.
+    """Raise TooLarge, naming the limit, for JSON with more than `most` values. A list or object
+    counts as LIST_WEIGHT values.
 
-    `data`: UTF-8. `hint`: what to do about it.
-    """
+    `data`: UTF-8. `hint`: what the caller can do."""
     if (
         len(data) * LIST_WEIGHT > most
         and _weight(data) > most
@@ -30,7 +28,8 @@ def require_few_values(data: bytes, most: int, hint: str) -> None:
 
 
 class ValueCounter:
-    """The same for JSON that comes in pieces, each counted as it comes. Owner: whoever reads it."""
+    """An incremental form of `require_few_values` for JSON that arrives in pieces, for one
+    reader."""
 
     def __init__(self, most: int, hint: str) -> None:
         self._most = most
@@ -43,12 +42,12 @@ class ValueCounter:
         return f"<ValueCounter {self._count}/{self._most}>"
 
     def add(self, piece: bytes) -> None:
-        """Count one more piece. Raises TooLarge, and InvalidInput for another encoding than UTF-8,
+        """Count one more piece. Raises TooLarge, or InvalidInput for encodings other than UTF-8,
         which cannot be counted."""
         if b"\0" in piece:
-            raise errors.InvalidInput("the body is no JSON in UTF-8 (RFC 8259)")
+            raise errors.InvalidInput("the body is not JSON in UTF-8 (RFC 8259)")
         data = self._rest + piece
-        # what is escaped comes with the next piece
+        # the escaped character is in the next piece
         is_cut = (len(data) - len(data.rstrip(b"\\"))) % 2 == 1
         self._rest, data = (b"\\", data[:-1]) if is_cut else (b"", data)
         parts = data.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"', 2 * (self._most + 1))
@@ -62,8 +61,7 @@ class ValueCounter:
 
 def _too_large(most: int, hint: str) -> errors.TooLarge:
     text = (
-        f"the JSON has more than {most} values (a list or an object counts as {LIST_WEIGHT}): "
-        f"{hint}"
+        f"the JSON has more than {most} values (a list or object counts as {LIST_WEIGHT}): {hint}"
     )
     return errors.TooLarge(text, limit_values=most)
 
@@ -77,6 +75,7 @@ def _weight(data: bytes) -> int:
 
 
 def _outside_strings(data: bytes, most: int) -> bytes:
-    """What is left without the insides of strings; all where there are more strings than `most`."""
+    """Return the JSON without the contents of strings; unchanged if there are more strings than
+    `most`."""
     plain = data.replace(b"\\\\", b"").replace(b'\\"', b"")
     return plain if plain.count(b'"') // 2 > most else b'""'.join(plain.split(b'"')[::2])

@@ -1,10 +1,10 @@
-"""Estimates of what a check of arguments against a tenant's JSON Schema costs, made without
+"""Estimates of the cost of validating arguments against a JSON Schema of a tenant, made without
 compiling the schema.
 
-A validator visits each part of a schema, with its references followed, at most once for each value
-that it is applied to; a regular expression costs its size for each byte of text. Both are estimated
-from above, so that an inexpensive estimate can be relied on. What cannot be estimated (recursion
-deeper than MAX_DEPTH, very large schemas) counts as UNBOUNDED."""
+A validator visits each part of a schema, following references, at most once per value that it
+applies to; a regular expression costs its size per byte of text. Both estimates are upper bounds,
+so a low estimate is reliable. What cannot be estimated (recursion deeper than MAX_DEPTH, very large
+schemas) counts as UNBOUNDED."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from urllib.parse import unquote
 
 UNBOUNDED: Final = 10**9
 MAX_NODES: Final = 4_000
-"""Larger schemas are not estimated: the estimate itself would take long."""
+"""Maximum size of a schema to estimate: for larger ones the estimate itself would take long."""
 MAX_DEPTH: Final = 32
-"""Values nested deeper count as UNBOUNDED where the schema refers to itself."""
+"""Values nested deeper count as UNBOUNDED for a recursive schema."""
 FORMAT_WEIGHT: Final = 20
-"""Of `format`, in the unit of patterns: the library's own checks are linear."""
+"""Cost of `format`, in the unit of patterns: the checks of the library are linear."""
 UNIQUE_WEIGHT: Final = 10
 UNEVALUATED_FACTOR: Final = 3
-"""`unevaluated…` evaluates its neighbours again; nested, each level multiplies."""
+"""`unevaluated…` evaluates its sibling keywords again; nested levels multiply."""
 _BELOW: Final = frozenset(
     {
         "additionalItems",
@@ -37,24 +37,24 @@ _BELOW: Final = frozenset(
         "unevaluatedProperties",
     }
 )
-"""Keywords whose schemas apply to parts of a value; those of all others apply to the value
+"""Keywords whose schemas apply to parts of a value; those of other keywords apply to the value
 itself."""
 _DEFINITIONS: Final = frozenset({"$defs", "definitions"})
 _REFERENCES: Final = ("$ref", "$dynamicRef", "$recursiveRef")
 _CLASS_WEIGHT: Final = 20
-"""Of a class such as `\\w`: its automaton over UTF-8 has many states."""
+"""Cost of a character class such as `\\w`: its automaton over UTF-8 has many states."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaCost:
-    """What checks against one schema cost.
+    """The cost of validating against one schema.
 
     Attributes:
-        by_depth: for values nested n deep at most, entry n (of deeper ones the last): visits for
-        each value. is_recursive: the last entry of `by_depth` bounds values of that depth only.
-        per_byte: of the patterns and formats, for each byte of text. compile_weight: of the
-        patterns, what compiling them costs.
-    """
+        by_depth: entry n is the number of visits per value for values nested at most n deep (the
+            last entry also for deeper ones).
+        is_recursive: the last entry of `by_depth` applies to values of that depth only.
+        per_byte: cost of patterns and formats per byte of text.
+        compile_weight: cost of compiling the patterns."""
 
     by_depth: tuple[int, ...]
     is_recursive: bool
@@ -63,7 +63,7 @@ class SchemaCost:
 
 
 def estimate_schema_cost(schema: Mapping[str, Any]) -> SchemaCost:
-    """The estimate for one schema."""
+    """Estimate the cost of one schema."""
     nodes, compile_weight = _counted(schema)
     if nodes > MAX_NODES:
         return SchemaCost(
@@ -87,13 +87,13 @@ def estimate_schema_cost(schema: Mapping[str, Any]) -> SchemaCost:
 
 
 def pattern_weights(schema: Mapping[str, Any]) -> int:
-    """What compiling a schema's patterns costs, in states of their automata, roughly."""
+    """Estimate the cost of compiling the patterns of a schema, in states of their automata."""
     return _counted(schema)[1]
 
 
 def pattern_weight(pattern: str) -> int:
-    """About the number of states of a regular expression's automaton: counted repetitions multiply
-    what they repeat."""
+    """Estimate the number of states of the automaton of a regular expression. Counted repetitions
+    multiply what they repeat."""
     groups, last, at, size = [0], 0, 0, len(pattern)
     while at < size:
         char = pattern[at]
@@ -137,7 +137,7 @@ def _class_end(pattern: str, at: int) -> int:
 
 
 def _counted(schema: Mapping[str, Any]) -> tuple[int, int]:
-    """Nodes of the schema as it is written, and what compiling its patterns costs."""
+    """Return the number of nodes of a schema as written, and the cost of compiling its patterns."""
     nodes = compiled = 0
     pending: list[Any] = [schema]
     while pending:
@@ -170,11 +170,11 @@ def _text_weight(node: Any) -> int:
 
 
 class _Walk:
-    """Adds up the weights of the nodes that one value meets. `is_cut`: one was left out, because
-    the value is not nested that deep."""
+    """Adds up the weights of the nodes that apply to one value. `is_cut`: nodes were omitted,
+    because the value is not nested deep enough."""
 
     def __init__(self, schema: Mapping[str, Any], own: Callable[[Any], int]) -> None:
-        """`own`: the weight of one node."""
+        """`own` returns the weight of one node."""
         self._schema = schema
         self._own = own
         self._known: dict[tuple[int, int], int] = {}
@@ -183,7 +183,7 @@ class _Walk:
         self.is_cut = False
 
     def of_value(self, depth: int) -> int:
-        """The whole schema, for a value nested `depth` deep; at most UNBOUNDED."""
+        """Return the weight of the schema for a value nested `depth` deep, at most UNBOUNDED."""
         try:
             return self._weight(self._schema, depth)
         except RecursionError:
@@ -193,14 +193,14 @@ class _Walk:
         if not isinstance(node, Mapping | list | tuple):
             return self._own(node)
         if id(node) not in self._recursive:
-            depth = 0  # no matter
+            depth = 0  # irrelevant for nodes without recursion
         elif depth < 0:
             self.is_cut = True
             return self._own(node)
         name = (id(node), depth)
         if (known := self._known.get(name)) is not None:
             return known
-        if name in self._open:  # a cycle that stays at one value: the library breaks it
+        if name in self._open:  # a cycle at the same value, which the library breaks
             return self._own(node)
         self._open.add(name)
         total = self._sum(node, depth)
@@ -225,7 +225,7 @@ class _Walk:
 
 
 def _recursive_nodes(schema: Mapping[str, Any]) -> frozenset[int]:
-    """The nodes from which a cycle of references can be reached, by id."""
+    """Return the ids of nodes from which a cycle of references can be reached."""
     edges: dict[int, list[int]] = {}
     pending: list[Any] = [schema]
     while pending:
@@ -244,7 +244,7 @@ def _recursive_nodes(schema: Mapping[str, Any]) -> frozenset[int]:
         below = [child for child in below if isinstance(child, Mapping | list | tuple)]
         edges[id(node)] = [id(child) for child in below]
         pending += below
-    # Kahn's algorithm from the leaves: what remains reaches a cycle.
+    # Kahn's algorithm from the leaves: the remaining nodes reach a cycle.
     parents: dict[int, list[int]] = {name: [] for name in edges}
     left = {name: len(below) for name, below in edges.items()}
     for name, below in edges.items():
@@ -262,8 +262,8 @@ def _recursive_nodes(schema: Mapping[str, Any]) -> frozenset[int]:
 
 
 def reference_target(schema: Mapping[str, Any], reference: str) -> Any:
-    """What a local reference names; the root for anchors, and for what is not there, which the
-    compiler refuses."""
+    """Return the target of a local reference; the root for anchors, and for missing targets, which
+    the compiler rejects."""
     at: Any = schema
     for word in unquote(reference[1:]).split("/")[1:]:
         word = word.replace("~1", "/").replace("~0", "~")

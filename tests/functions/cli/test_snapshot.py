@@ -166,7 +166,7 @@ def test_switching_off_asks_deletes_and_is_undone_by_enable(shell: Shell) -> Non
     assert shell.json("snapshot", "enable", "search/embed")["enabled"] is True
     assert shell.platform.snapshots_off == set()
     assert "off" not in shell.run("app", "show", "search").stdout
-    assert "not a function's address" in shell.run("snapshot", "enable", "search").output
+    assert "not the address of a function" in shell.run("snapshot", "enable", "search").output
 
 
 def test_one_or_all_of_a_function_are_deleted(shell: Shell) -> None:

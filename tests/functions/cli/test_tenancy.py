@@ -208,7 +208,7 @@ def test_quotas_of_a_key_and_of_a_tenant(shell: Shell) -> None:
             "only one of tenant, function and key",
         ),
         (("set", "concurrent", "--function", "a/f"), "quota 'concurrent' is not key=value"),
-        (("set", "concurrent=1", "--function", "embed"), "write app/function"),
+        (("set", "concurrent=1", "--function", "embed"), "use app/function"),
         (
             ("set", "concurrent=-1", "--function", "a/f"),
             "concurrent = -1: must be between 0 and 1e+06",

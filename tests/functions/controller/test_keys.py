@@ -252,7 +252,7 @@ async def test_another_tenants_keys_do_not_exist(controller: Controller) -> None
             {"quotas": {"requests_per_s": -5}},
             "requests_per_s = -5: must be between 0.001 and 1e+06",
         ),
-        ({"quotas": {"burst": 5}}, "burst = 5: needs requests_per_s"),
+        ({"quotas": {"burst": 5}}, "burst = 5: requires requests_per_s"),
         ({"quotas": {"concurrent": 1 << 70}}, "concurrent = "),
         ({"quotas": {"wheels": 4}}, "wheels: unknown quota; known: "),
         ({"quotas": {"gpus": 1}}, "gpus = 1: limits a tenant or a function, not a key"),

@@ -66,8 +66,8 @@ async def test_environments_have_their_own_and_take_them_along(controller: Contr
     [
         ({"requests_per_s": -1}, "requests_per_s = -1: must be between 0.001 and 1e+06"),
         ({"body_bytes": 1 << 60}, "body_bytes = 1152921504606846976: must be between 0 and"),
-        ({"concurrent": 0.5}, "concurrent = 0.5: must be a whole number"),
-        ({"burst": 3}, "burst = 3: needs requests_per_s"),
+        ({"concurrent": 0.5}, "concurrent = 0.5: must be an integer"),
+        ({"burst": 3}, "burst = 3: requires requests_per_s"),
         ({"tokens_per_min": 0}, "tokens_per_min = 0: must be between 1 and 1e+09"),
         ({"weight": 3}, "weight: unknown quota; known: body_bytes"),
         ([1], "body"),

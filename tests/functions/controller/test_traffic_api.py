@@ -144,7 +144,7 @@ async def test_who_did_not_see_the_newest_is_told(controller: Controller) -> Non
         ({"weights": {"stable": 101}}, 400, "1 to 100"),
         ({"weights": {"nobody": 100}}, 404, "has no revision"),
         ({"tags": {"next": "nobody"}}, 404, "has no revision"),
-        ({"tags": {"No Name": "stable"}}, 400, "is no name"),
+        ({"tags": {"No Name": "stable"}}, 400, "is not valid"),
         ({"pins": {"nobody": "stable"}}, 400, "there is no tenant"),
         ({"sticky": "cookie"}, 400, "sticky"),
         ({"sticky": None}, 400, "cannot be null"),

@@ -217,7 +217,7 @@ def test_too_much_source_is_refused_before_anything_is_sent(
 @pytest.mark.parametrize(
     "source, message",
     [
-        ("import pilotlight\napp = pilotlight.App('empty')", "declares nothing"),
+        ("import pilotlight\napp = pilotlight.App('empty')", "has no functions"),
         ("x = 1", "0 apps"),
         ("import pilotlight\na = pilotlight.App('a')\nb = pilotlight.App('b')", "2 apps"),
         (

@@ -96,7 +96,7 @@ def test_models_with_other_kinds_of_layers_are_known_to_be_unknown() -> None:
     ],
 )
 def test_a_configuration_without_a_shape_is_refused(broken: dict[str, Any]) -> None:
-    with pytest.raises(InvalidInput, match="nothing usable of its shape"):
+    with pytest.raises(InvalidInput, match="does not define its dimensions"):
         ModelShape.from_config(broken)
 
 
@@ -140,7 +140,7 @@ def test_a_refusal_has_the_numbers_and_ways_out_that_fit() -> None:
 
     message = str(refused.value)
     assert "weights 15.0 GiB + KV cache 64.0 GiB" in message
-    assert "= 81.0 GiB, and there are 22.0 GiB" in message
+    assert "= 81.0 GiB, but 22.0 GiB are available" in message
     assert "max_num_seqs=5" in message  # 5 GiB of 1 GiB each
     assert "max_model_len=640" in message  # 5 GiB / 64 / 128 KiB
     assert 'gpu="H100:2"' in message
@@ -150,7 +150,7 @@ def test_weights_that_do_not_fit_alone_leave_no_shorter_way() -> None:
     with pytest.raises(InvalidInput) as refused:
         demand(MemoryEstimate(weights=30 * GIB, kv=MIB, overhead=2 * GIB, room=22 * GIB))
 
-    assert "max_model_len=" not in str(refused.value).partition("Ways out")[2]
+    assert "max_model_len=" not in str(refused.value).partition("Possible solutions")[2]
     assert "quantised" in str(refused.value)
 
 

@@ -286,7 +286,7 @@ def test_a_secret_of_the_platform_cannot_be_read_here(tmp_path: Path) -> None:
     file = app_with(
         tmp_path, "pilotlight.Weights('hf://org/name', secret=pilotlight.Secret.from_name('hub'))"
     )
-    with pytest.raises(InvalidInput, match="weights are read here"):
+    with pytest.raises(InvalidInput, match="weights are read on this machine"):
         build(load_app(str(file)))
 
 

@@ -151,8 +151,7 @@ def test_a_parameter_that_is_no_list_is_refused(hint: Any) -> None:
 
     with pytest.raises(
         InvalidInput,
-        match=r"parameter 'x' is .*: its body gets and gives a list of such values, annotate it "
-        r"as list\[…\]",
+        match=r"parameter 'x' is .*: it must be a list of such values, annotate it as list\[…\]",
     ):
         item_hints(f)
 
@@ -177,7 +176,7 @@ GATHER = "@pilotlight.batched(max_batch_size=4, wait_ms=5)\n"
 
 
 def test_fewer_calls_than_a_batch_holds_are_warned_of(module: Write) -> None:
-    with pytest.warns(PilotlightWarning, match=r"max_inputs=2 lets only 2 calls in at once"):
+    with pytest.warns(PilotlightWarning, match=r"max_inputs=2 admits only 2 calls at once"):
         module(
             f"{HEAD}@app.function()\n@pilotlight.concurrent(max_inputs=2)\n{GATHER}def f(items: "
             f"list[int]) -> list[int]: ...\n"
@@ -189,12 +188,12 @@ def test_fewer_calls_than_a_batch_holds_are_warned_of(module: Write) -> None:
     [
         (
             "def f(items: list[int]):\n    yield 1",
-            "and yields: a batch has one result for each item",
+            "but is a generator: streams cannot be batched",
         ),
-        ("async def f(items: list[int]):\n    yield 1", "and yields"),
-        ("def f(*items): ...", r"and takes \*items: write out its parameters"),
-        ("def f(a: list[int], **more): ...", r"and takes \*\*more"),
-        ("def f(): ...", "takes nothing that could be a list"),
+        ("async def f(items: list[int]):\n    yield 1", "but is a generator"),
+        ("def f(*items): ...", r"but takes \*items: declare each parameter"),
+        ("def f(a: list[int], **more): ...", r"but takes \*\*more"),
+        ("def f(): ...", "has no parameters"),
         ("def f(a: int): ...", "parameter 'a' is int"),
         ("def f(a: list[int]) -> None: ...", "returns NoneType|returns None"),
         ("def f(a: list[int]) -> dict[str, int]: ...", r"returns dict\[str, int\]"),
@@ -218,7 +217,9 @@ def test_methods_beside_batched_ones_need_to_know_how_many_calls_may_run(module:
         f"    {GATHER}    def f(self, a: list[int]) -> list[int]: ...\n    "
         f"@pilotlight.method()\n    def g(self): ...\n"
     )
-    with pytest.raises(InvalidInput, match=r"and g, which is not: say with @pilotlight.concurrent"):
+    with pytest.raises(
+        InvalidInput, match=r"unbatched method g: set the number of concurrent calls"
+    ):
         module(f"{HEAD}@app.cls()\nclass C:\n{members}")
 
     found = module(f"{HEAD}@app.cls()\n@pilotlight.concurrent(max_inputs=8)\nclass C:\n{members}")
@@ -233,8 +234,8 @@ def test_methods_beside_batched_ones_need_to_know_how_many_calls_may_run(module:
         ({"wait_ms": 60_001}, "wait_ms"),
         ({"buckets": (5, 3)}, "buckets"),
         ({"buckets": (0,)}, "buckets"),
-        ({"buckets": 5}, "are numbers"),
-        ({"wait_ms": "soon"}, "are numbers|could not convert"),
+        ({"buckets": 5}, "must be numbers"),
+        ({"wait_ms": "soon"}, "must be numbers|could not convert"),
     ],
 )
 def test_knobs_out_of_bounds_are_named(more: dict[str, Any], says: str) -> None:

@@ -323,7 +323,7 @@ def test_app_run_deploys_under_a_name_of_its_own_and_deletes_it(
         assert platform.function(run.name, "double").env == {"PILOTLIGHT_APP": f"shop={run.name}"}
         assert shop.double.remote(2) == 4
         assert shop.Till().price.remote(1) == 11
-        with pytest.raises(InvalidInput, match="running already"), shop.app.run():
+        with pytest.raises(InvalidInput, match="already running"), shop.app.run():
             pass
 
     assert platform.apps == {}
@@ -361,12 +361,12 @@ def test_another_tenants_function_is_called_with_json_and_raises_what_json_tells
 ) -> None:
     double = pilotlight.Function.from_name("shop", "double", tenant=SHARING_TENANT)
     assert (double.remote(n=4, plus=1), double.remote(4, 1)) == (9, 9)
-    with pytest.raises(InvalidInput, match="write all of them by name, or all by position"):
+    with pytest.raises(InvalidInput, match="pass all by name, or all by position"):
         double.remote(4, plus=1)
     for value in ({1, 2}, object(), float("nan"), b"x"):
-        with pytest.raises(InvalidInput, match=r"argument 'plus' of type \w+ is no JSON value"):
+        with pytest.raises(InvalidInput, match=r"argument 'plus' of type \w+ is not a JSON value"):
             double.remote(n=4, plus=value)
-        with pytest.raises(InvalidInput, match=r"argument '#2' of type \w+ is no JSON value"):
+        with pytest.raises(InvalidInput, match=r"argument '#2' of type \w+ is not a JSON value"):
             double.remote(4, value)
 
     buy = pilotlight.Function.from_name("shop", "buy", tenant=SHARING_TENANT)
@@ -385,7 +385,7 @@ def test_a_stream_of_another_tenants_is_lines_and_ends_with_what_was_raised(
     assert [next(items) for _ in range(3)] == [0, 1, 2]
     with pytest.raises(FunctionRaised, match="after three"):
         next(items)
-    with pytest.raises(InvalidInput, match="one value"):
+    with pytest.raises(InvalidInput, match="single value"):
         list(pilotlight.Function.from_name("shop", "double", tenant=SHARING_TENANT).remote_gen(2))
 
 
@@ -430,7 +430,7 @@ def test_a_function_that_a_tenant_does_not_share_is_not_found_and_says_whose(
 
 
 def test_another_tenants_function_is_warmed_up_by_its_owner(shop: ModuleType) -> None:
-    with pytest.raises(InvalidInput, match="only its owner"):
+    with pytest.raises(InvalidInput, match="only the owner"):
         pilotlight.Function.from_name("shop", "double", tenant=SHARING_TENANT).warmup()
 
 

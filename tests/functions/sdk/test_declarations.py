@@ -124,14 +124,14 @@ def test_an_option_without_effect_is_named_in_a_warning() -> None:
         ({"min_instance": 1}, "did you mean min_instances="),
         ({"volumes": {}}, "volumes= is not supported"),
         ({"memory": "2 pounds"}, "memory = '2 pounds'"),
-        ({"gpu": ["H100", "A100:2"]}, "the same number"),
+        ({"gpu": ["H100", "A100:2"]}, "the same count"),
         ({"gpu": "8xH100"}, "gpu = '8xH100'"),
-        ({"min_instances": 1, "keep_warm": 2}, "keep one"),
+        ({"min_instances": 1, "keep_warm": 2}, "remove one"),
         ({"secrets": ["token"]}, "expected pilotlight.Secret"),
-        ({"env": {"A": 1}}, "environment variables are text"),
-        ({"example": 3}, "write the arguments as a list"),
-        ({"check": close_to}, "give example= as well"),
-        ({"example": [object()]}, "not made of JSON values"),
+        ({"env": {"A": 1}}, r"env\['A'\] = 1: must be a string"),
+        ({"example": 3}, "pass the arguments as a list"),
+        ({"check": close_to}, "pass example= as well"),
+        ({"example": [object()]}, "cannot be encoded as JSON"),
         ({"name": "9lives"}, "is not valid"),
         ({"max_instances": 100_000}, "max_instances"),
         ({"network": "host"}, "network = 'host': must be one of egress, none"),
@@ -167,9 +167,9 @@ def test_the_network_of_a_function_is_declared(
 @pytest.mark.parametrize(
     "network, egress, message",
     [
-        (FunctionNetwork.NONE, ("10.0.0.8",), 'network="none" closes everything'),
-        (FunctionNetwork.EGRESS, ("10.0.0.1/8",), "write IPv4 networks or addresses"),
-        (FunctionNetwork.EGRESS, ("fd00::1",), "write IPv4 networks or addresses"),
+        (FunctionNetwork.NONE, ("10.0.0.8",), 'network="none" blocks all traffic'),
+        (FunctionNetwork.EGRESS, ("10.0.0.1/8",), "must be an IPv4 network or address"),
+        (FunctionNetwork.EGRESS, ("fd00::1",), "must be an IPv4 network or address"),
         (
             FunctionNetwork.EGRESS,
             tuple(f"10.0.0.{n}" for n in range(33)),
@@ -211,15 +211,15 @@ def test_a_forgotten_parenthesis_is_named() -> None:
 def test_a_decorator_on_the_wrong_thing_names_the_right_one() -> None:
     class Plain: ...
 
-    with pytest.raises(InvalidInput, match=r"write @app.cls\(\)"):
+    with pytest.raises(InvalidInput, match=r"use @app.cls\(\)"):
         app.function()(Plain)
-    with pytest.raises(InvalidInput, match=r"write @app.function\(\)"):
+    with pytest.raises(InvalidInput, match=r"use @app.function\(\)"):
         app.cls()(lambda_free)  # type: ignore[arg-type]
-    with pytest.raises(InvalidInput, match="nothing to call"):
+    with pytest.raises(InvalidInput, match="no callable method"):
         app.cls()(Plain)
-    with pytest.raises(InvalidInput, match="nearer to the definition"):
+    with pytest.raises(InvalidInput, match="closer to the definition"):
         pilotlight.concurrent(max_inputs=2)(scored)
-    with pytest.raises(InvalidInput, match="declared already"):
+    with pytest.raises(InvalidInput, match="already declared"):
         app.function()(scored)
 
 
@@ -266,9 +266,9 @@ def test_calling_a_handle_directly_names_the_two_ways() -> None:
 
 
 def test_a_method_on_a_plain_object_has_no_remote_and_says_why() -> None:
-    with pytest.raises(InvalidInput, match=r"decorate the class with @app.cls\(\)"):
+    with pytest.raises(InvalidInput, match=r"decorate it with @app.cls\(\)"):
         declared(Model).raw().run.remote("x")
-    with pytest.raises(InvalidInput, match=r"make an object first"):
+    with pytest.raises(InvalidInput, match=r"create an object first"):
         _ = Model.run
     with pytest.raises(AttributeError, match="no method or attribute 'nothing'"):
         _ = Model().nothing  # type: ignore[attr-defined]
@@ -391,13 +391,13 @@ def test_what_is_deployed_says_who_may_call_it_and_what_it_is_tagged_with(
     [
         (
             {"access": "acme"},
-            r"access = 'acme': write \"private\", \"public\", or a list of tenants as \['acme'\]",
+            r"access = 'acme': must be \"private\", \"public\", or a list such as \['acme'\]",
         ),
-        ({"access": {"acme": 1}}, "or a list of tenants' names"),
-        ({"access": [1]}, "or a list of tenants' names"),
+        ({"access": {"acme": 1}}, "or a list of tenant names"),
+        ({"access": [1]}, "or a list of tenant names"),
         ({"priority": "urgent"}, "must be one of realtime, standard, batch"),
-        ({"tags": {"team": 1}}, r"tags\['team'\] = 1: names and values are text"),
-        ({"tags": "search"}, "tags = 'search': write"),
+        ({"tags": {"team": 1}}, r"tags\['team'\] = 1: names and values must be strings"),
+        ({"tags": "search"}, "tags = 'search': must be a dict"),
     ],
 )
 def test_wrong_access_priority_or_tags_are_refused_by_name(
@@ -412,7 +412,7 @@ def module_level() -> None:
 
 
 def test_tags_of_an_app_are_checked() -> None:
-    with pytest.raises(InvalidInput, match="names and values are text"):
+    with pytest.raises(InvalidInput, match="names and values must be strings"):
         pilotlight.App("x", tags={"team": None})  # type: ignore[dict-item]
 
 
@@ -431,8 +431,11 @@ def test_an_automatic_window_has_a_longest_and_a_cost_of_waiting() -> None:
 @pytest.mark.parametrize(
     "options, told",
     [
-        ({"scaledown_window": "soon"}, 'write seconds, or "auto"'),
-        ({"scaledown_window": 5, "waiting_cost": 2}, "without that it says nothing"),
+        ({"scaledown_window": "soon"}, 'must be a number of seconds, or "auto"'),
+        (
+            {"scaledown_window": 5, "waiting_cost": 2},
+            'waiting_cost requires scaledown_window="auto"',
+        ),
         ({"scaledown_window": "auto", "waiting_cost": -1}, "waiting_cost"),
     ],
 )

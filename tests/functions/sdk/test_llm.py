@@ -155,19 +155,19 @@ def test_embeddings_are_a_task(model: Path) -> None:
 @pytest.mark.parametrize(
     "options, told",
     [
-        ({"max_model_len": 4096}, "was made for 1024 tokens"),
-        ({"max_model_len": 0}, "write a number of tokens"),
-        ({"max_model_len": 12.5}, "write a number of tokens"),
+        ({"max_model_len": 4096}, "supports at most 1024 tokens"),
+        ({"max_model_len": 0}, "must be a number of tokens"),
+        ({"max_model_len": 12.5}, "must be a number of tokens"),
         ({"max_num_seqs": 0}, "max_num_seqs"),
-        ({"engine_args": {"--uds": "/x"}}, "set by the platform"),
-        ({"engine_args": {"served_model_name": "x"}}, "set by the platform"),
-        ({"engine_args": {"disable_log_stats": True}}, "set by the platform"),
-        ({"engine_args": {"dtype": object()}}, "write text, a number"),
-        ({"engine_args": {"seed": 1, "--seed": 2}}, "there twice"),
-        ({"gpu": "H100:4", "engine_args": {"tensor-parallel-size": 2}}, "must be the same"),
+        ({"engine_args": {"--uds": "/x"}}, "uds= is reserved"),
+        ({"engine_args": {"served_model_name": "x"}}, "served-model-name= is reserved"),
+        ({"engine_args": {"disable_log_stats": True}}, "disable-log-stats= is reserved"),
+        ({"engine_args": {"dtype": object()}}, "must be a string, number"),
+        ({"engine_args": {"seed": 1, "--seed": 2}}, "given twice"),
+        ({"gpu": "H100:4", "engine_args": {"tensor-parallel-size": 2}}, "must be equal"),
         (
             {"engine_args": {"tensor-parallel-size": "x"}},
-            "tensor-parallel-size = 'x': write a whole number",
+            "tensor-parallel-size = 'x': must be an integer",
         ),
         ({"engine_args": {"kv-cache-memory-bytes": -5}}, "kv-cache-memory-bytes = -5"),
         ({"engine_args": {"kv-cache-memory-bytes": [1]}}, "kv-cache-memory-bytes"),
@@ -184,12 +184,12 @@ def test_embeddings_are_a_task(model: Path) -> None:
         ({"lora": {"poet": "somewhere"}}, "lora"),
         (
             {"lora": {"assistant": pilotlight.Weights("/poet")}},
-            "the adapter 'assistant' is called as the function is",
+            "the adapter 'assistant' has the name of the function",
         ),
         ({"limits": {"max_output_tokens": 1}}, "TokenLimits"),
-        ({"example": ["hello"]}, "does not belong here"),
-        ({"secrets": [pilotlight.Secret.from_name("hf")]}, "secrets= does not belong here"),
-        ({"schedule": pilotlight.Period(hours=1)}, "does not belong here"),
+        ({"example": ["hello"]}, "example= is not supported"),
+        ({"secrets": [pilotlight.Secret.from_name("hf")]}, "secrets= is not supported"),
+        ({"schedule": pilotlight.Period(hours=1)}, "schedule= is not supported"),
         ({"sleep_level": 3}, "sleep_level"),
         ({"keep_asleep": -1}, "keep_asleep"),
         ({"speed": "fast"}, "no option speed="),
@@ -208,7 +208,7 @@ def test_something_that_is_no_model_is_refused(tmp_path: Path, model: Path) -> N
     with pytest.raises(InvalidInput, match="not valid JSON"):
         built(tmp_path)
     (tmp_path / "config.json").write_bytes((model / "config.json").read_bytes())
-    with pytest.raises(InvalidInput, match="hold no model"):
+    with pytest.raises(InvalidInput, match="contain no model"):
         built(tmp_path)
 
 

@@ -57,7 +57,7 @@ def test_a_platform_that_is_not_there_is_named(platform: FakePlatform) -> None:
 
     with (
         Client(nobody, retry_budget_s=0) as client,
-        pytest.raises(errors.Unavailable, match=r"127\.0\.0\.1:1 could not be made"),
+        pytest.raises(errors.Unavailable, match=r"127\.0\.0\.1:1 failed"),
     ):
         client.apps()
 

@@ -92,7 +92,7 @@ def test_a_copied_file_lands_in_its_targets_directory_and_a_directory_at_its_tar
         (lambda: Image.python("3.11").copy("x", "../x"), "relative"),
         (
             lambda: Image.python("3.11").env({"A": 1}),  # type: ignore[dict-item]
-            "environment variables are text",
+            "A = 1: must be a string",
         ),
         (lambda: Image.from_registry("debian"), "not supported yet"),
     ],
@@ -136,9 +136,9 @@ def test_weights_are_named_after_their_directory() -> None:
 def test_missing_weights_say_where_they_were_looked_for(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match=str(tmp_path / "nothing")):
         _ = Weights(tmp_path / "nothing").path
-    with pytest.raises(InvalidInput, match="name a directory"):
+    with pytest.raises(InvalidInput, match="must be a directory"):
         Weights("gs://bucket/model")
-    with pytest.raises(NotFound, match="no such package"):
+    with pytest.raises(NotFound, match="the package is not installed"):
         Weights.from_package("no_such_package_at_all")
 
 

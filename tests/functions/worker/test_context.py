@@ -170,7 +170,7 @@ async def test_an_example_of_a_warm_up_has_a_context_too(instance: FakeInstance)
 
 
 def test_outside_of_calls_there_is_none() -> None:
-    with pytest.raises(InvalidInput, match="for code that runs in a call"):
+    with pytest.raises(InvalidInput, match="outside a call of a deployed function"):
         pilotlight.context()
 
 

@@ -1,2 +1,2 @@
-"""The control API as typed methods, one module for each resource. Calls, transport and the parsing
-of responses are in `pilotlight.client`."""
+"""Client methods for the control API, one module per resource. Calls, transport and the parsing of
+responses are in `pilotlight.client`."""

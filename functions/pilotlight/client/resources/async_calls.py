@@ -1,5 +1,4 @@
-"""What goes on without a caller, as typed methods of the client: submitted calls in lists, dead
-letters, schedules, named webhooks."""
+"""Client methods for asynchronous work: background calls, dead letters, schedules and webhooks."""
 
 from __future__ import annotations
 
@@ -13,9 +12,9 @@ from pilotlight.protocol import CallRecord
 
 
 class AsyncCallResources(NodeResources):
-    """Part of `pilotlight.client.client.Client`, which owns the transport."""
+    """Methods of `pilotlight.client.client.Client` for background calls, schedules and webhooks."""
 
-    # -- submitted calls ---------------------------------------------------------------------------
+    # -- background calls --------------------------------------------------------------------------
     def calls(
         self,
         *,
@@ -26,8 +25,8 @@ class AsyncCallResources(NodeResources):
         before: float | None = None,
         limit: int = 100,
     ) -> list[CallRecord]:
-        """Submitted calls, newest first, without results. `state` "DEAD": failed after the last
-        attempt. `before`: the next page."""
+        """List background calls, newest first, without results. State "DEAD" means failed after the
+        last attempt. `before` selects the next page."""
         params: dict[str, Any] = {
             "state": state,
             "app": app,
@@ -41,12 +40,12 @@ class AsyncCallResources(NodeResources):
         ]
 
     def redrive(self, call_id: str) -> None:
-        """Send a dead letter again, under its id. Raises Conflict when it is none."""
+        """Run a dead-lettered call again, under its id. Raises Conflict for other calls."""
         self._transport.request("POST", f"/v1/calls/{_quoted(call_id)}:redrive")
 
     def redrive_all(self, *, app: str | None = None, function: str | None = None) -> list[str]:
-        """Send all dead letters of the environment, of an app, or of a function again; their
-        ids."""
+        """Run all dead-lettered calls of the environment, an app, or a function again, and return
+        their ids."""
         sent: list[str] = []
         while True:
             body = self._transport.request(
@@ -58,11 +57,11 @@ class AsyncCallResources(NodeResources):
 
     # -- schedules ---------------------------------------------------------------------------------
     def schedules(self, *, app: str | None = None, function: str | None = None) -> list[Json]:
-        """Schedules of deployed functions, with their next times."""
+        """List the schedules of deployed functions, with their next run times."""
         return self._list("/v1/schedules", "schedules", app=app, function=function)
 
     def pause_schedule(self, app: str, function: str, number: int = 0) -> Json:
-        """Call no more until it is resumed, whatever is deployed meanwhile."""
+        """Pause a schedule until it is resumed. Deploys do not resume it."""
         return dict(
             self._transport.request(
                 "POST", f"{_schedule(app, function, number)}:pause", repeatable=True
@@ -70,7 +69,7 @@ class AsyncCallResources(NodeResources):
         )
 
     def resume_schedule(self, app: str, function: str, number: int = 0) -> Json:
-        """Go on with the next time."""
+        """Resume a schedule, from its next run time."""
         return dict(
             self._transport.request(
                 "POST", f"{_schedule(app, function, number)}:resume", repeatable=True
@@ -78,38 +77,36 @@ class AsyncCallResources(NodeResources):
         )
 
     def run_schedule(self, app: str, function: str, number: int = 0) -> str:
-        """Make its call at once, beside the plan; the call's id."""
+        """Start an extra call of a schedule immediately, and return the id of the call."""
         return str(
             self._transport.request("POST", f"{_schedule(app, function, number)}:run").json()["id"]
         )
 
     # -- named webhooks ----------------------------------------------------------------------------
     def webhooks(self) -> list[Json]:
-        """The environment's webhooks."""
+        """List the webhooks of the environment."""
         return self._list("/v1/webhooks", "webhooks")
 
     def set_webhook(
         self, name: str, url: str, *, events: Sequence[str] = (), new_secret: bool = False
     ) -> Json:
-        """Make or change a webhook. `events`: "call.finished", "rollout.*", "*", …; none = only the
-        calls that name it.
+        """Create or change a webhook. `events`: "call.finished", "rollout.*", "*", …; empty = only
+        calls that name the webhook.
 
-        `secret` in the answer signs its messages; it is shown this one time, None = it is as it
-        was."""
+        `secret` in the response signs the messages. It is shown only once; None = unchanged."""
         body = {"url": url, "events": list(events), "new_secret": new_secret}
         return dict(self._transport.request("PUT", _webhook(name), json=body).json())
 
     def delete_webhook(self, name: str) -> None:
-        """Remove a webhook; what it was not told yet it is not told any more."""
+        """Delete a webhook. Pending deliveries are dropped."""
         self._transport.request("DELETE", _webhook(name))
 
     def test_webhook(self, name: str) -> Json:
-        """Post a signed example, once; what was sent and what became of it."""
+        """Send a signed example once, and return the message and the outcome."""
         return dict(self._transport.request("POST", f"{_webhook(name)}:test").json())
 
     def deliveries(self, name: str, *, failed: bool | None = None, limit: int = 100) -> list[Json]:
-        """What a webhook was told or could not be, newest first. `failed`: only what was given
-        up."""
+        """List the deliveries of a webhook, newest first. `failed`: only those given up."""
         return self._list(f"{_webhook(name)}/deliveries", "deliveries", failed=failed, limit=limit)
 
 

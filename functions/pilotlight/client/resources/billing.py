@@ -1,5 +1,4 @@
-"""What was used and what it cost, as typed methods of the client: reports, prices, invoices,
-corrections, records."""
+"""Client methods for billing: reports, prices, invoices, corrections and usage records."""
 
 from __future__ import annotations
 
@@ -14,27 +13,26 @@ _PATH = "/v1/billing"
 
 
 class BillingResources(NodeResources):
-    """Part of `pilotlight.client.client.Client`, which owns the transport."""
+    """Methods of `pilotlight.client.client.Client` for billing."""
 
     def billing_report(self, **filters: str | float | None) -> Json:
-        """What was used and what it cost; `filters`: `by`, `since`, `until`, `environment`, `app`,
-        `function`, and `tenant`, another one by name (operator)."""
+        """Return usage and its cost. `filters`: `by`, `since`, `until`, `environment`, `app`,
+        `function`, and for operators `tenant`, the name of another tenant."""
         return self._get(f"{_PATH}/report", **filters)
 
     def billing_rates(self) -> Json:
-        """The prices that apply now (`current`), and every list that priced something before
-        (`lists`)."""
+        """Return the current prices (`current`), and all price lists used so far (`lists`)."""
         return self._get(f"{_PATH}/rates")
 
     def invoices(self, *, tenant: str | None = None) -> list[Json]:
-        """Invoices, newest month first; months that are open have a draft. `tenant`: another one's,
-        by name (operator)."""
+        """List invoices, newest month first; an open month has a draft. `tenant`: name of another
+        tenant, for operators."""
         return self._list(f"{_PATH}/invoices", "invoices", tenant=tenant)
 
     def invoice(
         self, invoice: str, *, currency: str | None = None, tenant: str | None = None
     ) -> Json:
-        """An invoice by its id, or that of a month such as `2026-11`. Raises NotFound."""
+        """Return an invoice by its id or month, such as `2026-11`. Raises NotFound."""
         return self._get(_invoice(invoice), currency=currency, tenant=tenant)
 
     def invoice_file(
@@ -45,23 +43,23 @@ class BillingResources(NodeResources):
         currency: str | None = None,
         tenant: str | None = None,
     ) -> bytes:
-        """The same as a file: `csv` or `json`."""
+        """Return an invoice as a file, in format `csv` or `json`."""
         params = without_none({"format": format, "currency": currency, "tenant": tenant})
         return bytes(self._transport.request("GET", _invoice(invoice), params=params).content)
 
     def issue_invoices(self, month: str, *, tenant: str | None = None) -> list[Json]:
-        """Issue the invoices of a month that is over, of one tenant or of all (operator); returns
-        those that were not issued before."""
+        """Issue the invoices of a past month, for one tenant or all, and return those not issued
+        before. For operators."""
         body = without_none({"month": month, "tenant": tenant})
         return list(
             self._transport.request("POST", f"{_PATH}/invoices", json=body).json()["invoices"]
         )
 
     def correct(self, record: str, amount: str, *, note: str) -> Json:
-        """Add `amount` (a decimal; negative gives back) to what a record costs (operator); returns
-        the record that does."""
+        """Add `amount` (a decimal; negative refunds) to the cost of a record, and return the
+        correcting record. For operators."""
         body = {"record": record, "amount": amount, "note": note}
-        # what makes it safe to send again: the same request is the same correction
+        # makes a retry safe: requests with the same id are the same correction
         headers = {HEADER_REQUEST_ID: new_call_id()}
         return dict(
             self._transport.request(
@@ -81,8 +79,8 @@ class BillingResources(NodeResources):
         limit: int | None = None,
         tenant: str | None = None,
     ) -> Iterator[bytes]:
-        """Usage records by time, as they arrive; `cursor` is the id of the last record that one has
-        already."""
+        """Yield usage records in order of time, as pieces of a file. `cursor` is the id of the last
+        record already exported."""
         asked = {
             "since": since,
             "until": until,
@@ -98,12 +96,12 @@ class BillingResources(NodeResources):
             yield from response.iter_bytes()
 
     def verify_ledger(self) -> Json:
-        """Compare the sums that reports read with the records: `differences` is empty when they
+        """Compare the sums used by reports with the records: `differences` is empty if they
         agree."""
         return self._get(f"{_PATH}/verification")
 
     def rebuild_rollups(self) -> Json:
-        """Make those sums of all tenants anew from the records (operator)."""
+        """Rebuild the sums used by reports from the records, for all tenants. For operators."""
         return dict(
             self._transport.request("POST", f"{_PATH}/rollups:rebuild", repeatable=True).json()
         )

@@ -1,4 +1,4 @@
-"""Budgets, as typed methods of the client."""
+"""Client methods for budgets."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ _PATH = "/v1/budgets"
 
 
 class BudgetResources(NodeResources):
-    """Part of `pilotlight.client.client.Client`, which owns the transport."""
+    """Methods of `pilotlight.client.client.Client` for budgets."""
 
     def budgets(self) -> list[Json]:
-        """Budgets with what was spent, the forecast and the alerts of the period that runs."""
+        """List budgets with the spending, forecast and alerts of the current period."""
         return self._list(_PATH, "budgets")
 
     def budget(self, budget: str) -> Json:
-        """One budget by its id. Raises NotFound."""
+        """Return a budget by its id. Raises NotFound."""
         return self._get(_path(budget))
 
     def budget_alerts(self, budget: str) -> list[Json]:
-        """Its alerts of all periods, newest first."""
+        """List the alerts of a budget in all periods, newest first."""
         return self._list(f"{_path(budget)}/alerts", "alerts")
 
     def set_budget(
@@ -40,10 +40,10 @@ class BudgetResources(NodeResources):
         webhook: str | None = None,
         new_secret: bool = False,
     ) -> Json:
-        """Make or change the budget of that environment, app, function ("" = all), period and
-        currency, whole.
+        """Create or replace the budget of an environment, app, function ("" = all), period and
+        currency.
 
-        `amount` is a decimal as text. `webhook_secret` in the answer is shown this one time. Raises
+        `amount` is a decimal string. `webhook_secret` in the response is shown only once. Raises
         InvalidInput."""
         body = {
             "amount": amount,
@@ -64,12 +64,12 @@ class BudgetResources(NodeResources):
         return dict(self._transport.request("PUT", _PATH, json=body).json())
 
     def delete_budget(self, budget: str) -> None:
-        """Remove a budget and its alerts. Raises NotFound."""
+        """Delete a budget and its alerts. Raises NotFound."""
         self._transport.request("DELETE", _path(budget))
 
     def test_budget(self, budget: str) -> Json:
-        """Post a signed example to its webhook: `{"status", "error", "url", "headers", "body",
-        "elapsed_ms"}`. Raises Conflict."""
+        """Send a signed example to the webhook of a budget and return the outcome: `{"status",
+        "error", "url", "headers", "body", "elapsed_ms"}`. Raises Conflict."""
         return dict(self._transport.request("POST", f"{_path(budget)}:test").json())
 
 

@@ -1,4 +1,4 @@
-"""Language models and what they did, as typed methods of the client."""
+"""Client methods for language models and their statistics."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _PATH = "/v1/engines"
 
 
 class EngineResources(NodeResources):
-    """Part of `pilotlight.client.client.Client`, which owns the transport."""
+    """Methods of `pilotlight.client.client.Client` for language models."""
 
     def engines(self, *, app: str | None = None, function: str | None = None) -> list[Json]:
-        """The language models of the environment, and what they did in the last 24 hours, by
-        name."""
+        """List the language models of the environment by name, with statistics of the last 24
+        hours."""
         return self._list(_PATH, "engines", app=app, function=function)
 
     def engine(self, app: str, function: str) -> Json:
-        """One of them. Raises NotFound."""
+        """Return one language model. Raises NotFound."""
         return self._get(f"{_PATH}/{quote(app, safe='')}/{quote(function, safe='')}")

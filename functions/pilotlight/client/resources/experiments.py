@@ -1,4 +1,4 @@
-"""Experiments and feedback, as typed methods of the client."""
+"""Client methods for experiments and feedback."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PATH = "/v1/experiments"
 
 
 class ExperimentResources(NodeResources):
-    """Part of `pilotlight.client.client.Client`, which owns the transport."""
+    """Methods of `pilotlight.client.client.Client` for experiments and feedback."""
 
     def feedback(
         self,
@@ -23,11 +23,12 @@ class ExperimentResources(NodeResources):
         label: str | None = None,
         metrics: Mapping[str, float] | None = None,
     ) -> Json:
-        """Tell the outcome of a call: `{"request_id", "replayed", "waiting"}`.
+        """Report the outcome of a call; returns `{"request_id", "replayed", "waiting"}`.
 
-        `request_id` is the X-Request-Id of its answer, or the id of a submitted call. Each metric,
-        and the label, counts once per call: the same again is harmless. Raises NotFound (unknown,
-        or not a call of yours), Conflict (told otherwise before, or too late)."""
+        `request_id` is the X-Request-Id of its response, or the id of a background call. Each
+        metric, and the label, counts once per call; repeating it is harmless. Raises NotFound
+        (unknown, or a call of someone else), Conflict (a different value was reported before, or it
+        is too late)."""
         body = feedback_body(request_id, label=label, metrics=metrics)
         return dict(
             self._transport.request("POST", FEEDBACK_PATH, json=body, repeatable=True).json()
@@ -45,12 +46,17 @@ class ExperimentResources(NodeResources):
         guardrails: Sequence[str] | None = None,
         start: bool = False,
     ) -> Json:
-        """Plan an experiment; `start` lets units in at once.
+        """Create an experiment.
 
-        `arms`: `{"name", "revision", "share"}` each, the first one is what the others are compared
-        with; shares add up to 100. `unit`: what meets one arm only: `key`, `tenant` or
-        `header:<name>`. `guardrails`: such as `"error_ratio +0.02"`, `"latency_p99 +20%"`. Raises
-        InvalidInput, NotFound, Conflict."""
+        Args:
+            arms: `{"name", "revision", "share"}` each; the first is the control, and shares add up
+                to 100.
+            unit: unit of assignment, which sees only one arm: `key`, `tenant` or `header:<name>`.
+            percent: share of units that take part.
+            guardrails: such as `"error_ratio +0.02"`, `"latency_p99 +20%"`.
+            start: start it immediately.
+
+        Raises InvalidInput, NotFound, Conflict."""
         body = {
             "app": app,
             "function": function,
@@ -64,35 +70,35 @@ class ExperimentResources(NodeResources):
         return dict(self._transport.request("POST", _PATH, json=body).json())
 
     def experiments(self, *, app: str | None = None, function: str | None = None) -> list[Json]:
-        """Experiments of the environment, newest first."""
+        """List the experiments of the environment, newest first."""
         return self._list(_PATH, "experiments", app=app, function=function)
 
     def experiment(self, experiment: str) -> Json:
-        """One by its id. Raises NotFound."""
+        """Return an experiment by its id. Raises NotFound."""
         return self._get(_path(experiment))
 
     def experiment_report(self, experiment: str) -> Json:
-        """What it shows by now: `valid` and `problems` first, then `arms`, `comparisons`,
-        `sample_ratio`, `guardrails`."""
+        """Return the current results of an experiment: `valid` and `problems` first, then `arms`,
+        `comparisons`, `sample_ratio`, `guardrails`."""
         return self._get(f"{_path(experiment)}/report")
 
     def start_experiment(self, experiment: str) -> Json:
-        """Let units in. Raises Conflict when it is not a DRAFT, or something else runs on the
-        function."""
+        """Start assigning units. Raises Conflict if the experiment is not a DRAFT, or if the
+        function has another experiment or a rollout."""
         return self._steer_experiment(experiment, "start")
 
     def stop_experiment(
         self, experiment: str, *, reason: str | None = None, arm: str | None = None
     ) -> Json:
-        """The kill switch: everybody follows the weights again; with `arm`, its share goes to the
-        first arm. Raises Conflict."""
+        """Stop an experiment, so that all units follow the traffic weights again; with `arm`, stop
+        only that arm and give its share to the control. Raises Conflict."""
         return self._steer_experiment(
             experiment, "stop", **without_none({"reason": reason, "arm": arm})
         )
 
     def conclude_experiment(self, experiment: str, arm: str, *, force: bool = False) -> Json:
-        """End it: the arm's revision gets all traffic. Raises Conflict for an invalid report,
-        unless forced."""
+        """End an experiment and give the revision of `arm` all traffic. Raises Conflict for an
+        invalid report, unless `force`."""
         return self._steer_experiment(experiment, "conclude", arm=arm, force=force)
 
     def _steer_experiment(self, experiment: str, verb: str, **body: Any) -> Json:
@@ -104,7 +110,7 @@ class ExperimentResources(NodeResources):
 def feedback_body(
     request_id: str, *, label: str | None, metrics: Mapping[str, float] | None
 ) -> Json:
-    """What is posted."""
+    """Return the request body of feedback."""
     return {
         "request_id": request_id,
         "metrics": dict(metrics or {}),

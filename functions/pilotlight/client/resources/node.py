@@ -1,8 +1,5 @@
-"""What runs on the node and lies on its disk, as typed methods of the client: instances, Templates,
-snapshots, logs.
-
-And what all of the client's methods read answers with.
-"""
+"""Client methods for nodes: instances, logs, templates and snapshots. Also the base class of all
+resources, with helpers to read responses."""
 
 from __future__ import annotations
 
@@ -18,14 +15,14 @@ if TYPE_CHECKING:
 
 
 class NodeResources:
-    """Part of `pilotlight.client.client.Client`, which owns the transport."""
+    """Methods of `pilotlight.client.client.Client` for nodes, and the base of all resources."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
 
     # -- instances and logs ------------------------------------------------------------------------
     def instances(self, *, app: str | None = None) -> list[Json]:
-        """Live instances of this tenant."""
+        """List the running instances of this tenant."""
         return self._list("/v1/instances", "instances", app=app)
 
     def stop_instance(self, instance: str) -> None:
@@ -33,8 +30,8 @@ class NodeResources:
         self._transport.request("POST", f"/v1/instances/{_quoted(instance)}:stop", repeatable=True)
 
     def exec_instance(self, instance: str, argv: Sequence[str]) -> Iterator[Json]:
-        """Run a command beside an instance: `{"stream", "text"}` while it runs, `{"exit_status"}`
-        last."""
+        """Run a command next to an instance: yields `{"stream", "text"}` while it runs,
+        `{"exit_status"}` last."""
         with self._transport.stream(
             "POST", f"/v1/instances/{_quoted(instance)}:exec", json={"argv": list(argv)}
         ) as response:
@@ -51,11 +48,10 @@ class NodeResources:
         tail: int | None = None,
         follow: bool = False,
     ) -> Iterator[Json]:
-        """Log lines `{"time", "instance", "stream", "call", "text"}`, oldest first. Raises NotFound
-        for a name that never was.
+        """Yield log lines `{"time", "instance", "stream", "call", "text"}`, oldest first.
 
-        `since` is wall-clock seconds; with `follow` it does not end.
-        """
+        `since` is wall-clock seconds; with `follow` the stream does not end. Raises NotFound for an
+        unknown name."""
         wanted = {
             "app": app,
             "function": function,
@@ -70,28 +66,28 @@ class NodeResources:
 
     # -- Templates and snapshots -------------------------------------------------------------------
     def templates(self) -> list[Json]:
-        """Resident Templates of this tenant."""
+        """List the resident templates of this tenant."""
         return self._list("/v1/templates", "templates")
 
     def drop_template(self, revision: str) -> None:
-        """Give up the memory of a Template; `revision` is its whole key. Raises NotFound."""
+        """Free the memory of a template; `revision` is its full key. Raises NotFound."""
         self._transport.request("DELETE", f"/v1/templates/{_quoted(revision)}")
 
     def snapshots(self, *, app: str | None = None, function: str | None = None) -> list[Json]:
-        """Snapshots on the node, older revisions' too."""
+        """List the snapshots on the node, including those of older revisions."""
         return self._list("/v1/snapshots", "snapshots", app=app, function=function)
 
     def nodes(self) -> list[Json]:
-        """The cluster's nodes as they last reported; for the platform's operator. Raises
+        """List the nodes of the cluster with their last reports. For operators; raises
         Forbidden."""
         return self._list("/v1/nodes", "nodes")
 
     def snapshot(self, snapshot: str) -> Json:
-        """One snapshot. Raises NotFound."""
+        """Return a snapshot. Raises NotFound."""
         return self._get(f"/v1/snapshots/{_quoted(snapshot)}")
 
     def prove_snapshot(self, snapshot: str) -> Json:
-        """Restore it once and have it answer its example; as it is after that."""
+        """Verify a snapshot by restoring it once and calling its example; returns its new state."""
         return dict(
             self._transport.request(
                 "POST", f"/v1/snapshots/{_quoted(snapshot)}:prove", repeatable=True
@@ -99,7 +95,7 @@ class NodeResources:
         )
 
     def delete_snapshot(self, snapshot: str) -> int:
-        """Remove one; how many went."""
+        """Delete a snapshot and return the number of deleted ones."""
         return int(
             self._transport.request("DELETE", f"/v1/snapshots/{_quoted(snapshot)}").json()[
                 "deleted"
@@ -107,19 +103,19 @@ class NodeResources:
         )
 
     def delete_snapshots(self, app: str, function: str) -> int:
-        """Remove those of all revisions of a function; how many went."""
+        """Delete the snapshots of all revisions of a function and return their number."""
         return int(self._transport.request("DELETE", _switch_path(app, function)).json()["deleted"])
 
     def switch_snapshots(self, app: str, function: str, *, enabled: bool) -> Json:
-        """Allow or forbid snapshots of a function: `{"enabled", "deleted", …}`. It outlives
-        deploys."""
+        """Allow or forbid snapshots of a function, also for later deploys; returns `{"enabled",
+        "deleted", …}`."""
         return dict(
             self._transport.request(
                 "PUT", _switch_path(app, function), json={"enabled": enabled}
             ).json()
         )
 
-    # -- answers -----------------------------------------------------------------------------------
+    # -- responses ---------------------------------------------------------------------------------
     def _get(self, path: str, **params: Any) -> Json:
         return dict(self._transport.request("GET", path, params=without_none(params)).json())
 

@@ -1,5 +1,4 @@
-"""What is deployed and how it is released, as typed methods of the client: apps, revisions,
-aliases, approvals, rollbacks."""
+"""Client methods for releases: apps, deploys, revisions, approvals, rollbacks and aliases."""
 
 from __future__ import annotations
 
@@ -18,12 +17,11 @@ from pilotlight.spec.function import FunctionSpec, to_json
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeployedFunction:
-    """One function of a deployment: its new or unchanged revision, and what became of it.
+    """One function of a deployment: its new or unchanged revision, and the stage of its release.
 
     Attributes:
-        stage: `live`; `waiting` for `approvals` more approvals; `no_traffic`, as it was asked for;
-        or `rollout`, whose id is in `rollout`.
-    """
+        stage: `live`; `waiting` for `approvals` more approvals; `no_traffic`, as requested; or
+            `rollout`, whose id is in `rollout`."""
 
     function: str
     revision: str
@@ -34,7 +32,7 @@ class DeployedFunction:
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Self:
-        """Parse a part of the controller's answer."""
+        """Parse a part of the response of the controller."""
         return cls(
             function=str(body["function"]),
             revision=str(body["revision"]),
@@ -47,7 +45,7 @@ class DeployedFunction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
-    """What a deploy made: `version` counts the entries of the app's history from 1."""
+    """The result of a deploy. `version` counts the entries in the history of the app from 1."""
 
     app: str
     environment: str
@@ -56,7 +54,7 @@ class Deployment:
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Self:
-        """Parse the controller's answer."""
+        """Parse the response of the controller."""
         functions = tuple(DeployedFunction.from_json(f) for f in body["functions"])
         return cls(
             app=str(body["app"]),
@@ -67,7 +65,7 @@ class Deployment:
 
 
 class ReleaseOptions(TypedDict, total=False):
-    """How a deploy is released: keywords of `ReleaseResources.deploy`."""
+    """Options for the release of a deploy: keywords of `ReleaseResources.deploy`."""
 
     meta: Mapping[str, str]
     evaluation: Mapping[str, float]
@@ -79,11 +77,10 @@ class ReleaseOptions(TypedDict, total=False):
 
 
 class ReleaseResources(NodeResources):
-    """Part of `pilotlight.client.client.Client`, which owns the transport. `function` None: the
-    only one of the app.
+    """Methods of `pilotlight.client.client.Client` for releases.
 
-    A revision is named by its name, as `v6`, or by an alias or a tag.
-    """
+    `function` None means the only function of the app. A revision is given by its name, such as
+    `v6`, or by an alias or tag."""
 
     # -- apps --------------------------------------------------------------------------------------
     def deploy(
@@ -101,12 +98,16 @@ class ReleaseResources(NodeResources):
         allow_breaking: bool = False,
         override_freeze: bool = False,
     ) -> Deployment:
-        """Make these the app's functions. Deploying the same specs again creates no revision.
+        """Replace the functions of an app. Deploying identical specs creates no revision.
 
-        `meta`: lineage of the new revisions, `evaluation` numbers of theirs; `rollout`: take over
-        step by step, as {"steps": [5, 100]}; `no_traffic`: leave the traffic as it is; `tag`: by
-        which they can be called. Raises Incompatible, GateFailed, ReleaseFrozen; then nothing has
-        changed."""
+        Args:
+            meta: lineage of the new revisions.
+            evaluation: metrics of their offline evaluation.
+            rollout: release step by step, such as {"steps": [5, 100]}.
+            no_traffic: leave the traffic unchanged.
+            tag: tag by which the new revisions can be called.
+
+        Raises Incompatible, GateFailed, ReleaseFrozen; nothing has changed then."""
         told = {
             "message": message,
             "labels": dict(labels or {}),
@@ -132,39 +133,39 @@ class ReleaseResources(NodeResources):
         )
 
     def apps(self) -> list[Json]:
-        """The environment's apps."""
+        """List the apps of the environment."""
         return self._list("/v1/apps", "apps")
 
     def app(self, app: str) -> Json:
-        """One app: its functions, revisions and traffic."""
+        """Return an app: its functions, revisions and traffic."""
         return self._get(_app_path(app))
 
     def history(self, app: str, *, limit: int | None = None) -> list[Json]:
-        """What changed in an app, newest first."""
+        """List the changes of an app, newest first."""
         return self._list(f"{_app_path(app)}/history", "history", limit=limit)
 
     def stop_app(self, app: str) -> None:
-        """Stop its instances and refuse its calls until it is deployed again."""
+        """Stop the instances of an app and reject its calls until it is deployed again."""
         self._transport.request("POST", f"{_app_path(app)}:stop", repeatable=True)
 
     def delete_app(self, app: str) -> None:
-        """Remove the app. Its usage records stay."""
+        """Delete an app. Its usage records are kept."""
         self._transport.request("DELETE", _app_path(app))
 
     def protect_app(self, app: str, *, approvals: int) -> Json:
-        """Let new revisions of the app need so many approvals before they take traffic; 0 = none.
-        Needs scope admin."""
+        """Set how many approvals new revisions of the app need before they get traffic; 0 = none.
+        Requires scope admin."""
         return self._send("PUT", f"{_app_path(app)}/policy", {"approvals": approvals})
 
     def app_policy(self, app: str) -> Json:
-        """How the app's releases are guarded."""
+        """Return the release policy of an app."""
         return self._get(f"{_app_path(app)}/policy")
 
     def promote_app(
         self, app: str, *, from_environment: str, to_environment: str, **options: Any
     ) -> Deployment:
-        """Deploy in one environment what serves in another: the same specs. `options`: function,
-        message, rollout, allow_breaking."""
+        """Deploy the specs that serve in one environment to another. `options`: function, message,
+        rollout, allow_breaking."""
         body = {
             "from_environment": from_environment,
             "to_environment": to_environment,
@@ -174,16 +175,16 @@ class ReleaseResources(NodeResources):
 
     # -- revisions ---------------------------------------------------------------------------------
     def revisions(self, app: str, *, function: str | None = None) -> list[Json]:
-        """A function's revisions, newest first."""
+        """List the revisions of a function, newest first."""
         return self._list(f"{self._function(app, function)}/revisions", "revisions")
 
     def revision(self, app: str, revision: str, *, function: str | None = None) -> Json:
-        """Its manifest: all that it pins, and all that was told of it. Raises NotFound."""
+        """Return the manifest of a revision: everything that it pins, and its metadata. Raises
+        NotFound."""
         return self._get(f"{self._function(app, function)}/revisions/{_quoted(revision)}")
 
     def diff(self, app: str, before: str, after: str, *, function: str | None = None) -> Json:
-        """What differs between two revisions: `{"changes": [{"what", "from", "to"}], "breaks":
-        […]}`."""
+        """Compare two revisions: `{"changes": [{"what", "from", "to"}], "breaks": […]}`."""
         return self._get(
             f"{self._function(app, function)}/revisions:diff", **{"from": before, "to": after}
         )
@@ -200,7 +201,7 @@ class ReleaseResources(NodeResources):
         allow_breaking: bool = False,
         override_freeze: bool = False,
     ) -> Json:
-        """Let a revision serve: at once, or by `rollout`. Raises ApprovalRequired, Incompatible,
+        """Release a revision, immediately or by `rollout`. Raises ApprovalRequired, Incompatible,
         GateFailed, ReleaseFrozen."""
         switches = {"allow_breaking": allow_breaking, "override_freeze": override_freeze}
         body = {
@@ -214,8 +215,8 @@ class ReleaseResources(NodeResources):
     def rollback(
         self, app: str, *, function: str | None = None, to: str | None = None, message: str = ""
     ) -> Json:
-        """All traffic to a revision at once; None: the one that served before. Ends a rollout and
-        an experiment of the function."""
+        """Move all traffic to the revision `to` immediately; None: the one that served before. Ends
+        a rollout and an experiment of the function."""
         return self._send(
             "POST",
             f"{self._function(app, function)}:rollback",
@@ -225,8 +226,8 @@ class ReleaseResources(NodeResources):
     def pin(
         self, app: str, tenant: str, revision: str | None, *, function: str | None = None
     ) -> Json:
-        """Let a revision answer a tenant's callers, whatever the weights; None takes the pin
-        away."""
+        """Direct the calls of a tenant to a revision, regardless of weights; None removes the
+        pin."""
         return self._send(
             "POST", f"{self._function(app, function)}:pin", {"tenant": tenant, "revision": revision}
         )
@@ -234,26 +235,26 @@ class ReleaseResources(NodeResources):
     def approve(
         self, app: str, revision: str, *, function: str | None = None, note: str = ""
     ) -> Json:
-        """Agree with a revision; `{"missing": n}` says how many approvals it still needs. Raises
-        Conflict for who deployed it."""
+        """Approve a revision; returns `{"missing": n}`, how many approvals it still needs. Raises
+        Conflict if this client deployed it."""
         path = f"{self._function(app, function)}/revisions/{_quoted(revision)}:approve"
         return self._send("POST", path, {"note": note})
 
     # -- aliases -----------------------------------------------------------------------------------
     def aliases(self, app: str, *, function: str | None = None) -> dict[str, str]:
-        """A function's aliases: name → revision; `stable` and `candidate` are kept by the
-        platform."""
+        """Return the aliases of a function, name → revision. The platform maintains `stable` and
+        `candidate`."""
         return dict(self._get(f"{self._function(app, function)}/aliases")["aliases"])
 
     def set_alias(
         self, app: str, alias: str, revision: str, *, function: str | None = None
     ) -> dict[str, str]:
-        """Let an alias stand for a revision; all aliases then."""
+        """Set an alias of a revision, and return all aliases."""
         path = f"{self._function(app, function)}/aliases/{_quoted(alias)}"
         return dict(self._send("PUT", path, {"revision": revision})["aliases"])
 
     def delete_alias(self, app: str, alias: str, *, function: str | None = None) -> None:
-        """Take an alias away. Raises NotFound."""
+        """Delete an alias. Raises NotFound."""
         self._transport.request(
             "DELETE", f"{self._function(app, function)}/aliases/{_quoted(alias)}"
         )
@@ -267,8 +268,8 @@ class ReleaseResources(NodeResources):
         resources: Mapping[str, Any] | None = None,
         policy: str | Mapping[str, Any] = "all_at_once",
     ) -> Json:
-        """`POST /v1/deployments`: a version (revision, alias or tag) of a model (`app/function`)
-        serves, with other resources if given."""
+        """Release a version (revision, alias or tag) of a model (`app/function`), with other
+        resources if given: `POST /v1/deployments`."""
         body = {
             "modelId": model_id,
             "version": version,
@@ -278,7 +279,7 @@ class ReleaseResources(NodeResources):
         return self._send("POST", "/v1/deployments", body)
 
     def _send(self, method: str, path: str, body: Mapping[str, Any]) -> Json:
-        # The key makes a repeat the same change: two rollbacks in a row would go back two steps.
+        # The key makes a retry the same change: two rollbacks would go back two steps.
         key = {HEADER_IDEMPOTENCY_KEY: secrets.token_hex(16)}
         return dict(
             self._transport.request(method, path, json=body, headers=key, repeatable=True).json()
@@ -288,7 +289,7 @@ class ReleaseResources(NodeResources):
         if function is None:
             names = [str(one["name"]) for one in self.app(app)["functions"]]
             if len(names) != 1:
-                hint = f"Name one: {app}/{names[0]}" if names else "Deploy it first."
+                hint = f"Specify one: {app}/{names[0]}" if names else "Deploy it first."
                 raise InvalidInput(
                     f"{app} has {len(names)} functions: {', '.join(names) or 'none'}", hint=hint
                 )

@@ -1,4 +1,4 @@
-"""Rollouts, as typed methods of the client."""
+"""Client methods for rollouts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _PATH = "/v1/rollouts"
 
 
 class RolloutResources(NodeResources):
-    """Part of `pilotlight.client.client.Client`, which owns the transport."""
+    """Methods of `pilotlight.client.client.Client` for rollouts."""
 
     def rollouts(
         self,
@@ -21,29 +21,30 @@ class RolloutResources(NodeResources):
         state: str | None = None,
         limit: int | None = None,
     ) -> list[Json]:
-        """Rollouts of the environment, newest first. `state`: `active`, or one of its states."""
+        """List the rollouts of the environment, newest first. `state`: `active`, or a state."""
         return self._list(_PATH, "rollouts", app=app, function=function, state=state, limit=limit)
 
     def rollout(self, rollout: str, *, limit: int | None = None) -> Json:
-        """One rollout: its plan, what would be decided `now`, and up to `limit` decisions, newest
-        first. Raises NotFound."""
+        """Return a rollout: its plan, the decision that would be made `now`, and up to `limit`
+        decisions, newest first. Raises NotFound."""
         return self._get(_of(rollout), limit=limit)
 
     def pause_rollout(self, rollout: str) -> Json:
-        """Keep it at its step; what is bad still takes it back. Raises Conflict when it is over."""
+        """Hold a rollout at its step; failed gates still abort it. Raises Conflict if it has
+        ended."""
         return self._act(rollout, "pause")
 
     def resume_rollout(self, rollout: str) -> Json:
-        """Let a paused one go on. Raises Conflict when it is over."""
+        """Resume a paused rollout. Raises Conflict if it has ended."""
         return self._act(rollout, "resume")
 
     def promote_rollout(self, rollout: str) -> Json:
-        """All traffic to the candidate now, whatever its gates say. Raises Conflict when it is
-        over."""
+        """Move all traffic to the candidate now, regardless of its gates. Raises Conflict if the
+        rollout has ended."""
         return self._act(rollout, "promote")
 
     def abort_rollout(self, rollout: str) -> Json:
-        """All traffic back to stable now. Raises Conflict when it is over."""
+        """Move all traffic back to stable now. Raises Conflict if the rollout has ended."""
         return self._act(rollout, "abort")
 
     def _act(self, rollout: str, verb: str) -> Json:

@@ -1,4 +1,4 @@
-"""Objectives, as typed methods of the client."""
+"""Client methods for service level objectives."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _PATH = "/v1/slos"
 
 
 class SloResources(NodeResources):
-    """Part of `pilotlight.client.client.Client`, which owns the transport."""
+    """Methods of `pilotlight.client.client.Client` for service level objectives."""
 
     def slos(self, *, app: str | None = None, function: str | None = None) -> list[Json]:
-        """How the functions of the environment stand against their objectives, by name."""
+        """List the functions of the environment by name, with the state of their objectives."""
         return self._list(_PATH, "slos", app=app, function=function)
 
     def slo(self, app: str, function: str) -> Json:
-        """One function: its indicators with burn rates by window, its stages, its alarms. Raises
-        NotFound."""
+        """Return the indicators of a function with burn rates by window, its stages and its alerts.
+        Raises NotFound."""
         return self._get(f"{_PATH}/{quote(app, safe='')}/{quote(function, safe='')}")

@@ -1,5 +1,5 @@
-"""Who may do what, and how much of it, as typed methods of the client: keys, secrets, environments,
-tenants, plans, quotas, audit log."""
+"""Client methods for access and limits: secrets, keys, environments, plans, tenants, quotas and the
+audit log."""
 
 from __future__ import annotations
 
@@ -13,46 +13,46 @@ from pilotlight.client.resources.weights import WeightsResources
 from pilotlight.errors import Conflict, NotFound
 
 AUDIT_PAGE = 500
-"""Entries asked for at once: some hundred KiB."""
+"""Entries per page: some hundred KiB."""
 
 
 class TenantResources(WeightsResources):
-    """Part of `pilotlight.client.client.Client`."""
+    """Methods of `pilotlight.client.client.Client` for access and limits."""
 
     # -- secrets -----------------------------------------------------------------------------------
     def secrets(self) -> list[Json]:
-        """The environment's secrets: names and variable names, never values."""
+        """List the secrets of the environment: names and variable names, never values."""
         return self._list("/v1/secrets", "secrets")
 
     def secret(self, name: str) -> Json:
-        """One secret's description, without values. Raises NotFound."""
+        """Return the description of a secret, without values. Raises NotFound."""
         for found in self.secrets():
             if found["name"] == name:
                 return found
         raise NotFound(f"there is no secret {name!r} in this environment")
 
     def put_secret(self, name: str, values: Mapping[str, str]) -> None:
-        """Create or replace a secret: environment variables that instances see after their next
+        """Create or replace a secret: environment variables that instances get at their next
         start."""
         self._transport.request(
             "PUT", f"/v1/secrets/{_quoted(name)}", json={"values": dict(values)}
         )
 
     def delete_secret(self, name: str) -> None:
-        """Remove a secret."""
+        """Delete a secret."""
         self._transport.request("DELETE", f"/v1/secrets/{_quoted(name)}")
 
     # -- keys --------------------------------------------------------------------------------------
     def whoami(self) -> Json:
-        """The key that asks: its tenant, scope, and what it is bound to."""
+        """Return the key of this client: its tenant, scope and restrictions."""
         return self._get("/v1/whoami")
 
     def keys(self) -> list[Json]:
-        """API keys: ids, scopes, reach and dates, never the secrets."""
+        """List API keys: ids, scopes, restrictions and dates, never the secrets."""
         return self._list("/v1/keys", "keys")
 
     def key(self, key_id: str) -> Json:
-        """One of them. Raises NotFound."""
+        """Return an API key by its id. Raises NotFound."""
         return self._get(_key_path(key_id))
 
     def create_key(
@@ -67,12 +67,11 @@ class TenantResources(WeightsResources):
         ttl_s: float | None = None,
         tenant: str | None = None,
     ) -> Json:
-        """A new API key; `secret` in the answer is its text, shown this one time. `ttl_s` None: it
-        never expires.
+        """Create an API key. `secret` in the response is the key, shown only once.
 
-        `environment`, `app` and `function` bind it to one of them; `quotas` bound what is called
-        with it. `tenant`: another one's, which lost its last; for administrators of the platform.
-        """
+        `ttl_s` None means no expiry. `environment`, `app` and `function` restrict the key to one of
+        them; `quotas` limit calls made with it. `tenant`: create it for another tenant, which lost
+        its last key; for operators."""
         path = "/v1/keys" if tenant is None else f"/v1/tenants/{_quoted(tenant)}/keys"
         reach = {
             "environment": environment,
@@ -84,22 +83,22 @@ class TenantResources(WeightsResources):
         return self._change("POST", path, {"scope": scope, "name": name, **without_none(reach)})
 
     def set_key_quotas(self, key_id: str, quotas: Mapping[str, Any]) -> Json:
-        """Let these be a key's quotas; {} takes them away."""
+        """Replace the quotas of a key; {} removes them."""
         return self._change("PATCH", _key_path(key_id), {"quotas": dict(quotas)})
 
     def set_key_expiry(self, key_id: str, *, ttl_s: float | None, force: bool = False) -> Json:
-        """Let a key expire `ttl_s` seconds from now; None: never. Raises Conflict for the last
-        admin key of a tenant, unless `force`."""
+        """Let a key expire in `ttl_s` seconds; None: never. Raises Conflict for the last admin key
+        of a tenant, unless `force`."""
         path = f"{_key_path(key_id)}?force=true" if force else _key_path(key_id)
         return self._change("PATCH", path, {"expires_in_s": ttl_s})
 
     def rotate_key(self, key_id: str, *, grace_s: float = 0.0) -> Json:
-        """A new key of the same reach, as `create_key` answers; the old one ends after `grace_s`, 0
-        = now. Raises Conflict."""
+        """Create a key with the same restrictions, and return it like `create_key`. The old key
+        expires after `grace_s`; 0 = now. Raises Conflict."""
         return self._change("POST", f"{_key_path(key_id)}:rotate", {"grace_s": grace_s})
 
     def revoke_key(self, key_id: str, *, force: bool = False) -> None:
-        """Revoke an API key at once. Raises Conflict for the last admin key of a tenant, unless
+        """Revoke an API key immediately. Raises Conflict for the last admin key of a tenant, unless
         `force`."""
         self._transport.request(
             "DELETE", _key_path(key_id), params={"force": "true"} if force else None
@@ -107,11 +106,11 @@ class TenantResources(WeightsResources):
 
     # -- environments ------------------------------------------------------------------------------
     def environments(self) -> list[Json]:
-        """This tenant's environments."""
+        """List the environments of this tenant."""
         return self._list("/v1/environments", "environments")
 
     def create_environment(self, name: str) -> None:
-        """Create an environment; harmless when it is there."""
+        """Create an environment unless it exists."""
         with contextlib.suppress(Conflict):
             self._transport.request(
                 "POST", "/v1/environments", json={"name": name}, repeatable=True
@@ -123,25 +122,25 @@ class TenantResources(WeightsResources):
 
     # -- plans and tenants -------------------------------------------------------------------------
     def plans(self) -> Json:
-        """`{"plans": [Plan…], "default": name}`."""
+        """Return all plans: `{"plans": [Plan…], "default": name}`."""
         return self._get("/v1/plans")
 
     def own_tenant(self) -> Json:
-        """This key's tenant: its plan, what that means for it (`terms`), and what it uses."""
+        """Return the tenant of this client: its plan, the effective `terms`, and its usage."""
         return self._get("/v1/tenant")
 
     def tenants(self) -> list[Json]:
-        """Every tenant, for administrators of the platform."""
+        """List all tenants. For operators."""
         return self._list("/v1/tenants", "tenants")
 
     def tenant(self, name: str) -> Json:
-        """One tenant and its terms, for administrators of the platform. Raises NotFound."""
+        """Return a tenant and its terms. For operators. Raises NotFound."""
         return self._get(f"/v1/tenants/{_quoted(name)}")
 
     def create_tenant(
         self, name: str, *, plan: str | None = None, overrides: Mapping[str, Any] | None = None
     ) -> Json:
-        """A new tenant; `key.secret` in the answer is its first admin key, shown this one time.
+        """Create a tenant. `key.secret` in the response is its first admin key, shown only once.
         Raises Conflict."""
         body = {"name": name, **without_none({"plan": plan}), "overrides": dict(overrides or {})}
         return self._change("POST", "/v1/tenants", body)
@@ -155,8 +154,8 @@ class TenantResources(WeightsResources):
         clear: Sequence[str] | Literal["all"] = (),
         suspended: bool | None = None,
     ) -> Json:
-        """Another plan, overrides of single keys of it, `clear` of some, or suspended; what is not
-        named stays as it is."""
+        """Change the plan of a tenant, override single keys of the plan, `clear` overrides, or
+        suspend it. What is not given stays unchanged."""
         given = clear if clear == "all" else list(clear)
         body = {
             **without_none({"plan": plan, "suspended": suspended}),
@@ -167,25 +166,24 @@ class TenantResources(WeightsResources):
 
     # -- quotas ------------------------------------------------------------------------------------
     def quotas(self) -> Json:
-        """`{"tenant": Quotas, "plan": name, "functions": […], "keys": […]}`: what bounds this
-        tenant, and what it bounds itself."""
+        """Return the quotas of this tenant, and those that it sets on its functions and keys:
+        `{"tenant": Quotas, "plan": name, "functions": […], "keys": […]}`."""
         return self._get("/v1/quotas")
 
     def function_quotas(self, app: str, function: str) -> Json:
-        """A function's own quotas."""
+        """Return the quotas of a function."""
         return dict(self._get(_function_path(app, function))["quotas"])
 
     def set_function_quotas(self, app: str, function: str, quotas: Mapping[str, Any]) -> Json:
-        """Let these be a function's own quotas; {} takes them away."""
+        """Replace the quotas of a function; {} removes them."""
         return self._change("PUT", _function_path(app, function), dict(quotas))
 
     # -- audit log ---------------------------------------------------------------------------------
     def audit(self, *, limit: int | None = None, **filters: str | float | None) -> Iterator[Json]:
-        """Who changed what, newest first, page by page; at most `limit`.
+        """Yield entries of the audit log, newest first, at most `limit`.
 
-        `filters`: actor, action (`key.*`: all that begin so), subject, address, since and until
-        (seconds since the epoch), and for administrators of the platform tenant (a name, `*` =
-        all)."""
+        `filters`: actor, action (`key.*` matches a prefix), subject, address, since and until
+        (seconds since the epoch), and for operators tenant (a name, `*` = all)."""
         before_id, left = None, limit
         while left is None or left > 0:
             page = self._get(

@@ -1,4 +1,4 @@
-"""Traces that were kept, as typed methods of the client."""
+"""Client methods for stored traces."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ _PAGE = 500
 
 
 class TraceResources(NodeResources):
-    """Part of `pilotlight.client.client.Client`, which owns the transport."""
+    """Methods of `pilotlight.client.client.Client` for traces."""
 
     def traces(
         self, *, limit: int | None = None, **filters: str | float | bool | None
     ) -> Iterator[Json]:
-        """Traces without their spans, newest first; `limit`: at most so many, None = all that are
-        kept.
+        """Yield traces without spans, newest first; at most `limit`, None = all stored ones.
 
         `filters`: `app`, `function`, `revision`, `arm`, `call`, `kept_for` (`asked, drawn, error,
         cold, slow, shadow`), `start_kind`, `failed`, `min_ms`, `since`, `until` (seconds since the
@@ -38,6 +37,6 @@ class TraceResources(NodeResources):
             limit = None if limit is None else limit - len(page["traces"])
 
     def trace(self, trace: str) -> Json:
-        """A trace by its id, or by that of a call in it: `calls`, and `spans` with times in ms from
-        `at`. Raises NotFound."""
+        """Return a trace by its id or that of a call in it: `calls`, and `spans` with times in ms
+        relative to `at`. Raises NotFound."""
         return self._get(f"{_PATH}/{quote(trace, safe='')}")

@@ -1,4 +1,4 @@
-"""Who is answered by which revision, as typed methods of the client."""
+"""Client methods for traffic: which revisions answer which calls."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pilotlight.client.resources.node import NodeResources
 
 
 class _Unchanged:
-    """Stands for what is not given, where None means something."""
+    """Default of an argument for which None has a meaning."""
 
     def __repr__(self) -> str:
         return "UNCHANGED"
@@ -21,16 +21,16 @@ UNCHANGED: Final = _Unchanged()
 
 
 class TrafficResources(NodeResources):
-    """Part of `pilotlight.client.client.Client`, which owns the transport."""
+    """Methods of `pilotlight.client.client.Client` for traffic."""
 
     def traffic(self, app: str, function: str) -> Json:
-        """A function's traffic: weights, tags, aliases, unit, pins, bounds, shadow, and the
-        `generation` of all that. Raises NotFound."""
+        """Return the traffic of a function: weights, tags, aliases, unit, pins, bounds, shadow, and
+        its `generation`. Raises NotFound."""
         return self._get(_path(app, function))
 
     def put_traffic(self, app: str, function: str, document: Mapping[str, Any]) -> Json:
-        """Let a function's traffic be so. Raises Conflict when the `generation` that it names, the
-        one that was seen, is not the newest."""
+        """Replace the traffic of a function. `generation` in the document is that of the traffic it
+        is based on. Raises Conflict if that is not the newest."""
         answer: Json = self._transport.request(
             "PUT", _path(app, function), json=dict(document)
         ).json()
@@ -52,14 +52,18 @@ class TrafficResources(NodeResources):
         allow_breaking: bool = False,
         override_freeze: bool = False,
     ) -> Json:
-        """Change what is given, at once; the rest stays. A revision may be named by an alias or a
-        tag.
+        """Change the given parts of the traffic of a function, immediately and atomically.
+        Revisions may be given by alias or tag.
 
-        `tags`, `pins`: None as a value takes one away. `shadow`: `{"revision", "percent",
-        "max_compute"}`, None takes it away. `generation`: of the traffic that the change was made
-        for. `allow_breaking`, `override_freeze` (scope admin): as of a deploy, for revisions that
-        never had traffic. Raises Incompatible, GateFailed, ReleaseFrozen; Conflict when it is
-        another generation by now, InvalidInput, NotFound."""
+        Args:
+            tags, pins: None as a value removes one.
+            shadow: `{"revision", "percent", "max_compute"}`; None removes it.
+            generation: that of the traffic on which the change is based.
+            allow_breaking, override_freeze: as for a deploy, for revisions that never had traffic.
+                Require scope admin.
+
+        Raises Incompatible, GateFailed, ReleaseFrozen, InvalidInput and NotFound; Conflict if
+        `generation` is not the newest."""
         body = without_none(
             {
                 "weights": dict(weights) if weights is not None else None,

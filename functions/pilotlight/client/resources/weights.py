@@ -1,5 +1,4 @@
-"""Weights by name, as typed methods of the client: what was pushed or deployed, and what the node
-does with it."""
+"""Client methods for weights: names, manifests, and their state on the node."""
 
 from __future__ import annotations
 
@@ -16,18 +15,17 @@ from pilotlight.errors import PilotlightError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightsInfo:
-    """What a name means. What only the node knows is None while it does not answer.
+    """The weights behind a name. Values known only to the node are None while it is unreachable.
 
     Attributes:
-        manifest: sha256 (hex) of the manifest, which names all files.
-        size_bytes, files: of the whole model.
-        source: where it came from, for people.
-        app: whose deploy brought it; None: it was pushed.
-        is_pinned: whether the node keeps it whoever needs room.
-        tier: where most of its bytes are: `origin`, `nvme` or `dram`.
-        expected_s: what a start would wait for them, predicted.
-        instances: running instances of this environment that map it.
-    """
+        manifest: sha256 (hex) of the manifest, which lists all files.
+        size_bytes, files: total size and number of files.
+        source: origin of the files, for display.
+        app: app whose deploy uploaded them; None: they were pushed.
+        is_pinned: whether the node never evicts them.
+        tier: where most of their bytes are: `origin`, `nvme` or `dram`.
+        expected_s: predicted time that a start waits for them.
+        instances: running instances of this environment that map them."""
 
     name: str
     manifest: str
@@ -44,13 +42,13 @@ class WeightsInfo:
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Self:
-        """Parse the controller's answer; members of newer servers are ignored."""
+        """Parse the response of the controller. Unknown members, of newer servers, are ignored."""
         return cls(**{f.name: body[f.name] for f in dataclasses.fields(cls) if f.name in body})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightsProgress:
-    """How far the node is; `info` comes with the last step, bytes where they are known."""
+    """Progress of the node. `info` is set in the last step; bytes are set where known."""
 
     elapsed_s: float = 0.0
     done_bytes: int = 0
@@ -60,37 +58,37 @@ class WeightsProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightsVerification:
-    """What reading the node's copy again found: whether there is one, and paths of files that were
-    damaged (they are fetched anew)."""
+    """Result of a verification of the copy on the node: whether there is one, and the paths of
+    corrupt files, which are fetched again."""
 
     is_here: bool
     corrupt: tuple[str, ...]
 
 
 class WeightsResources(NodeResources):
-    """Part of `pilotlight.client.client.Client`."""
+    """Methods of `pilotlight.client.client.Client` for weights."""
 
     # -- weights -----------------------------------------------------------------------------------
     def list_weights(self) -> list[WeightsInfo]:
-        """The environment's weights, by name."""
+        """List the weights of the environment by name."""
         return [WeightsInfo.from_json(body) for body in self._list("/v1/weights", "weights")]
 
     def get_weights(self, name: str) -> WeightsInfo:
-        """What `name` means. Raises NotFound."""
+        """Return the weights `name`. Raises NotFound."""
         return WeightsInfo.from_json(self._get(_path(name)))
 
     def put_weights(self, name: str, *, manifest: str, source: str = "") -> WeightsInfo:
-        """Let `name` mean a manifest that was uploaded with its files
+        """Assign `name` to a manifest that was uploaded with its files
         (`pilotlight.packaging.weights_push.push_weights`)."""
         body = {"manifest": manifest, "source": source}
         return WeightsInfo.from_json(self._transport.request("PUT", _path(name), json=body).json())
 
     def delete_weights(self, name: str) -> None:
-        """Forget a name. Raises NotFound, or Conflict while it is pinned or in use."""
+        """Delete a name. Raises NotFound, or Conflict while it is pinned or in use."""
         self._transport.request("DELETE", _path(name))
 
     def verify_weights(self, name: str) -> Iterator[WeightsProgress | WeightsVerification]:
-        """Have the node read its copy again: steps while it does, what it found last."""
+        """Make the node verify its copy: yields its progress, and the result last."""
         for part in self._follow(name, "verify"):
             if "corrupt" in part:
                 yield WeightsVerification(
@@ -100,15 +98,16 @@ class WeightsResources(NodeResources):
                 yield _step(part)
 
     def prefetch_weights(self, name: str) -> Iterator[WeightsProgress]:
-        """Bring it to the node's disk; leaving the loop ends that."""
+        """Fetch weights to the disk of the node; yields its progress. Leaving the loop stops it."""
         yield from map(_step, self._follow(name, "prefetch"))
 
     def pin_weights(self, name: str) -> Iterator[WeightsProgress]:
-        """Bring it and keep it there whoever needs room. Needs a key of scope admin."""
+        """Fetch weights to the node and protect them from eviction; yields its progress. Requires a
+        key with scope admin."""
         yield from map(_step, self._follow(name, "pin"))
 
     def unpin_weights(self, name: str) -> WeightsInfo:
-        """Let the node evict it again. Needs a key of scope admin."""
+        """Allow the node to evict weights again. Requires a key with scope admin."""
         return WeightsInfo.from_json(
             self._transport.request("POST", f"{_path(name)}/unpin", repeatable=True).json()
         )
@@ -116,8 +115,8 @@ class WeightsResources(NodeResources):
     def read_blob(
         self, digest: str, *, offset_bytes: int = 0, length_bytes: int | None = None
     ) -> bytes:
-        """A blob of this tenant, or a range of it, which is shorter only at its end. The caller
-        verifies what it says. Raises NotFound."""
+        """Return a blob of this tenant, or a range of it, which is shorter only at the end of the
+        blob. The caller verifies the content. Raises NotFound."""
         if length_bytes == 0:
             return b""
         end = "" if length_bytes is None else str(offset_bytes + length_bytes - 1)
@@ -126,8 +125,8 @@ class WeightsResources(NodeResources):
         response = self._transport.request("GET", f"/v1/blobs/{digest}", headers=headers)
         if not whole and response.status_code != 206:
             raise PilotlightError(
-                f"blob {digest[:12]}: the platform answered {response.status_code} where a range "
-                f"was asked for"
+                f"blob {digest[:12]}: the platform returned status {response.status_code} to a "
+                f"range request, expected 206"
             )
         return response.content
 
@@ -139,7 +138,8 @@ class WeightsResources(NodeResources):
                 yield part
         if not ended:
             raise PilotlightError(
-                f"{verb} of weights {name!r} broke off: its stream ended without a result; try again"
+                f"{verb} of weights {name!r} was interrupted: its stream ended without a result; "
+                "try again"
             )
 
 

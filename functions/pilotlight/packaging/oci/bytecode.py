@@ -1,9 +1,9 @@
-"""Compiled modules for a file system that nobody writes to: without them each start would compile
-the standard library anew.
+"""Precompiled bytecode for images, whose file system is read-only: without it each start would
+compile the standard library.
 
-They are never compared with their source (PEP 552, unchecked hash): an image's files do not change.
-What a compiler leaves behind depends on what its process did before (references to interned texts),
-so one fresh process compiles everything in one order."""
+The files are never compared with their source (PEP 552, unchecked hash), since files of an image do
+not change. The bytes of a compiled module depend on the history of the process (references to
+interned strings), so a new process compiles all modules in a fixed order."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ print(sys.implementation.cache_tag)
 
 @contextmanager
 def with_bytecode(contents: LayerContents, *, python: Path) -> Iterator[LayerContents]:
-    """`contents` with a compiled module beside each module that compiles; they lie in a directory
-    that ends with the context."""
+    """Yield `contents` with a compiled module added for each module that compiles. The compiled
+    files are deleted at the end of the context."""
     modules = [
         (name, entry)
         for name, entry in sorted(contents.entries.items())
@@ -80,5 +80,5 @@ def _compile(python: Path, orders: list[str]) -> str:
             timeout=_TIMEOUT_S,
         )
     except (subprocess.SubprocessError, OSError) as e:
-        raise InvalidInput(f"{python} could not compile the image's modules: {e}") from e
+        raise InvalidInput(f"{python} could not compile the modules of the image: {e}") from e
     return done.stdout.decode().strip()

@@ -1,4 +1,4 @@
-"""What goes into a layer: names in the image, and what is there."""
+"""The contents of a layer: names in the image and their entries."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 Leave = Callable[[str], bool]
-"""Told a name (relative, with slashes): True leaves it out, and all that is below it."""
+"""Predicate on a relative name with slashes: True excludes it and everything below."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerEntry:
-    """One name. Exactly one of `source` (a file here), `content`, `link` (what it points to); none
-    of them: a directory."""
+    """One entry. At most one of `source` (a local file), `content` and `link` (target of a link) is
+    set; with none it is a directory."""
 
     mode: int = 0o644
     source: Path | None = None
@@ -25,54 +25,55 @@ class LayerEntry:
 
     @property
     def is_directory(self) -> bool:
-        """Whether it is one."""
+        """Whether the entry is a directory."""
         return self.source is None and self.content is None and self.link is None
 
 
 @dataclass(slots=True)
 class LayerContents:
-    """Names (absolute in the image, without the first slash) and their entries; later ones replace
+    """Entries by their absolute names in the image, without the leading slash. Later ones replace
     earlier ones."""
 
     entries: dict[str, LayerEntry] = field(default_factory=dict)
 
     def file(self, name: str, source: Path, *, executable: bool = False) -> None:
-        """A file as it is here."""
+        """Add a local file."""
         self.entries[_plain(name)] = LayerEntry(source=source, mode=0o755 if executable else 0o644)
 
     def text(self, name: str, content: bytes | str) -> None:
-        """A file with this content."""
+        """Add a file with this content."""
         self.entries[_plain(name)] = LayerEntry(
             content=content.encode() if isinstance(content, str) else content
         )
 
     def link(self, name: str, target: str) -> None:
-        """A symbolic link."""
+        """Add a symbolic link."""
         self.entries[_plain(name)] = LayerEntry(link=target, mode=0o777)
 
     def directory(self, name: str, *, mode: int = 0o755) -> None:
-        """A directory, empty unless more is put into it."""
+        """Add a directory, empty unless entries below it are added."""
         self.entries[_plain(name)] = LayerEntry(mode=mode)
 
     def opaque(self, name: str) -> None:
-        """A directory of which layers below show nothing (layer.md, "Opaque Whiteout")."""
+        """Add a directory that hides its contents in lower layers (layer.md, "Opaque
+        Whiteout")."""
         self.directory(name)
         self.text(f"{name}/.wh..wh..opq", b"")
 
     def tree(
         self, name: str, root: Path, *, leave: Leave = lambda _: False, follow: bool = True
     ) -> None:
-        """Everything below `root`, links kept where they stay inside it, and followed where they do
-        not. Raises OSError.
+        """Add everything below `root`. Links are kept if they point inside it, otherwise followed.
+        Raises OSError.
 
-        Without `follow` no link is: for what a tenant made, whose links may name any file of this
-        machine."""
+        With `follow` False no link is followed: for files of a tenant, whose links may point to any
+        file of this machine."""
         bound = root.resolve()
 
         def walk(below: str, above: tuple[Path, ...]) -> None:
             here = (root / below).resolve()
             if here in above:
-                return  # a link back up
+                return  # a link to a parent directory
             for item in sorted(os.scandir(root / below), key=lambda i: i.name):
                 relative, path = posixpath.join(below, item.name), Path(item.path)
                 if leave(relative):
@@ -93,7 +94,7 @@ class LayerContents:
         walk("", ())
 
     def ordered(self) -> Iterator[tuple[str, LayerEntry]]:
-        """Every name, and every directory above one, in the order of their bytes."""
+        """Yield all entries and their parent directories, in byte order of names."""
         found = dict(self.entries)
         for name in self.entries:
             for parent in _parents(name):

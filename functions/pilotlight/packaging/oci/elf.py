@@ -1,5 +1,4 @@
-"""What an ELF file says that it needs at run time: its loader, its libraries by name, and where to
-look for them."""
+"""Parser of the run-time dependencies of ELF files: loader, libraries, and search paths."""
 
 from __future__ import annotations
 
@@ -14,13 +13,13 @@ _PT_LOAD, _PT_DYNAMIC, _PT_INTERP = 1, 2, 3
 _DT_NULL, _DT_NEEDED, _DT_STRTAB, _DT_SONAME, _DT_RPATH, _DT_RUNPATH = 0, 1, 5, 14, 15, 29
 _MOST_SEGMENTS = 256
 _MOST_BYTES = 1 << 20
-"""Of one table: a dynamic section has some dozen entries."""
+"""Maximum size of one table: a dynamic section has some dozen entries."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Elf:
-    """A dynamic executable or library. `search`: its RUNPATH, or RPATH, `$ORIGIN` not replaced
-    yet."""
+    """A dynamic executable or library. `search`: its RUNPATH or RPATH, with `$ORIGIN` not
+    expanded."""
 
     interpreter: str | None = None
     soname: str | None = None
@@ -38,8 +37,7 @@ class _Segment:
 
 
 def read_elf(path: Path) -> Elf | None:
-    """What `path` needs; None where it is no 64-bit little-endian ELF file, or is broken. Raises
-    OSError."""
+    """Parse `path`; None if it is not a valid 64-bit little-endian ELF file. Raises OSError."""
     with path.open("rb") as file:
         head = file.read(64)
         if len(head) < 64 or head[:4] != MAGIC or head[4:6] != b"\x02\x01":
@@ -53,7 +51,7 @@ def read_elf(path: Path) -> Elf | None:
 def _parse(file: BinaryIO, head: bytes) -> Elf:
     def at(offset: int, size: int) -> bytes:
         if not 0 <= size <= _MOST_BYTES:
-            raise ValueError("a table of that size is none")
+            raise ValueError("a table is too large")
         file.seek(offset)
         return file.read(size)
 
@@ -63,7 +61,7 @@ def _parse(file: BinaryIO, head: bytes) -> Elf:
         *struct.unpack_from("<HH", head, 54),
     )
     if count > _MOST_SEGMENTS or entry_bytes < 56:
-        raise ValueError("no program headers that make sense")
+        raise ValueError("invalid program headers")
     raw = at(table, entry_bytes * count)
     segments = [_segment(raw, i * entry_bytes) for i in range(count)]
     interpreter = next(
@@ -107,4 +105,4 @@ def _offset_of(address: int, segments: list[_Segment]) -> int:
     for s in segments:
         if s.kind == _PT_LOAD and s.address <= address < s.address + s.size:
             return s.offset + address - s.address
-    raise ValueError("its strings are in no segment")
+    raise ValueError("the string table is in no segment")

@@ -1,10 +1,10 @@
-"""What a function runs in, as contents of an image: the interpreter, its packages, our runtime; all
-of it below /opt/pilotlight.
+"""The environment of a function as contents of an image, below /opt/pilotlight.
 
-/opt/pilotlight/python    the interpreter and its standard library (relocated: it finds itself by its own path)
-/opt/pilotlight/site      packages; /opt/pilotlight/files: what `Image.copy` put there
+/opt/pilotlight/python    interpreter and standard library (relocated: it locates itself by path)
+/opt/pilotlight/site      packages
+/opt/pilotlight/files     files of `Image.copy`
 /opt/pilotlight/runtime   pilotlight, snapshotter, weight_cache
-/opt/pilotlight/code      the function's code, and bundle.sha256 beside it
+/opt/pilotlight/code      code of the function, with bundle.sha256 next to it
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from pilotlight.packaging.oci.contents import LayerContents
 ROOT = "opt/pilotlight"
 RUNTIME = ("pilotlight", "snapshotter", "weight_cache")
 WORKER_NEEDS = ("cloudpickle", "uvicorn", "httptools", "uvloop", "wsproto")
-"""What a worker imports: the extra `worker` in pyproject.toml."""
+"""Packages that a worker imports: the extra `worker` in pyproject.toml."""
 _SERVERS_ONLY = ("pilotlight/cli", "pilotlight/controller", "pilotlight/loadtest")
-"""Of our own packages what no worker imports."""
+"""Packages of the platform that no worker imports."""
 _NOT_AT_RUN_TIME = (
     "test",
     "idlelib",
@@ -40,7 +40,7 @@ _NOT_AT_RUN_TIME = (
     "site-packages",
 )
 LEFT_OUT = ("_tkinter", "_test", "_xxtestfuzz", "xxlimited")
-"""Extension modules of these parts."""
+"""Extension modules of the excluded parts."""
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 
 
@@ -49,11 +49,14 @@ class Environment:
     """An interpreter and packages on this machine.
 
     Attributes:
-        version: as "3.11". prefix, python: the interpreter's installation and its executable. site:
-        directories of packages; empty: those that a worker needs, of the interpreter that runs
-        this. files: what `Image.copy` put there; None for nothing. variables: of the image.
-        is_built: the platform built it for a tenant: its links may name any file of this machine.
-    """
+        version: such as "3.11".
+        prefix, python: installation and executable of the interpreter.
+        site: directories of packages; empty = those that a worker needs, from the running
+            interpreter.
+        files: directory of files of `Image.copy`; None for none.
+        variables: environment variables of the image.
+        is_built: the platform built it for a tenant, so its links may point to any file of this
+            machine."""
 
     version: str
     prefix: Path
@@ -64,35 +67,35 @@ class Environment:
     is_built: bool = False
 
     def library(self) -> Path:
-        """The standard library's directory."""
+        """Return the directory of the standard library."""
         return self.prefix / "lib" / f"python{self.version}"
 
 
 def own_environment() -> Environment:
-    """The interpreter that runs this, with the packages that a worker needs and no others."""
+    """Return the running interpreter with only the packages that a worker needs."""
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     prefix = Path(sys.base_prefix)
     return Environment(version=version, prefix=prefix, python=prefix / "bin" / f"python{version}")
 
 
 def built_environment(home: Path, digest: str) -> Environment:
-    """The image of that description that the platform at `home` has built. Raises NotFound,
-    InvalidInput."""
+    """Return the environment with this digest that the platform at `home` has built. Raises
+    NotFound, InvalidInput."""
     images = home / "node" / "images"
     found = [images / digest, *sorted(images.glob(f"{digest}-*"))] if _DIGEST.match(digest) else []
     found = [folder for folder in found if (folder / "image.json").is_file()]
     if len(found) > 1:
         raise InvalidInput(
-            f"several tenants built the environment {digest[:12]}: "
+            f"several tenants have built the environment {digest[:12]}: "
             f"{', '.join(folder.name[64:] or 'shared' for folder in found)}",
-            hint=f"Remove from {images} those that are not yours, or name a venv with --venv.",
+            hint=f"Remove those of others from {images}, or specify a venv with --venv.",
         )
     folder = found[0] if found else images / digest
     if not found:
         raise NotFound(
-            f"the environment {digest[:12]} was not built here: there is no {folder}",
-            hint="`pilotlight deploy` the app to a platform on this machine first (it builds it), "
-            "or name a venv with --venv.",
+            f"the environment {digest[:12]} was not built on this machine: {folder} does not exist",
+            hint="Deploy the app to a platform on this machine first, which builds it "
+            "(`pilotlight deploy`), or specify a venv with --venv.",
         )
     try:
         body = json.loads((folder / "image.json").read_bytes())
@@ -106,7 +109,7 @@ def built_environment(home: Path, digest: str) -> Environment:
         variables = {str(key): str(value) for key, value in body["env"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
         raise InvalidInput(
-            f"{folder}/image.json cannot be used: {e!r}. Deploy the app again to build it anew"
+            f"{folder}/image.json is invalid: {e!r}. Deploy the app again to rebuild it"
         ) from e
     files = folder / "files"
     return Environment(
@@ -121,12 +124,12 @@ def built_environment(home: Path, digest: str) -> Environment:
 
 
 def virtual_environment(folder: Path) -> Environment:
-    """A venv. Raises InvalidInput."""
+    """Return the environment of a venv. Raises InvalidInput."""
     try:
         lines = (folder / "pyvenv.cfg").read_text().splitlines()
     except OSError as e:
         raise InvalidInput(
-            f"--venv {folder} is no virtual environment: {e.strerror or e}", parameter="venv"
+            f"--venv {folder} is not a virtual environment: {e.strerror or e}", parameter="venv"
         ) from e
     told = {key.strip(): value.strip() for key, _, value in (line.partition("=") for line in lines)}
     version = ".".join(told.get("version", told.get("version_info", "")).split(".")[:2])
@@ -137,20 +140,21 @@ def virtual_environment(folder: Path) -> Environment:
     )
     if not site.is_dir() or not python.is_file():
         raise InvalidInput(
-            f"--venv {folder}: there is no {site if python.is_file() else python}", parameter="venv"
+            f"--venv {folder}: {site if python.is_file() else python} does not exist",
+            parameter="venv",
         )
     missing = [name for name in WORKER_NEEDS if not list(site.glob(f"{name}-*.dist-info"))]
     if missing:
         raise InvalidInput(
-            f"--venv {folder} lacks {', '.join(missing)}, which a worker needs: pip install "
-            f"'pilotlight[worker]' there",
+            f"--venv {folder} lacks {', '.join(missing)}, which a worker needs: run pip install "
+            f"'pilotlight[worker]' in it",
             parameter="venv",
         )
     return Environment(version=version, prefix=prefix, python=python, site=(site,))
 
 
 def add_interpreter(contents: LayerContents, environment: Environment) -> None:
-    """The executable and the standard library, without what is only for developing. Raises
+    """Add the interpreter and the standard library, without modules for development only. Raises
     OSError."""
     version, library = environment.version, environment.library()
     contents.file(
@@ -172,7 +176,7 @@ def add_interpreter(contents: LayerContents, environment: Environment) -> None:
 
 
 def add_packages(contents: LayerContents, environment: Environment) -> None:
-    """The packages, and what was copied beside them. Raises InvalidInput, OSError."""
+    """Add the packages and the copied files. Raises InvalidInput, OSError."""
     for name in ("site", "files"):
         contents.opaque(f"{ROOT}/{name}")
     for folder in environment.site:
@@ -190,13 +194,13 @@ def add_packages(contents: LayerContents, environment: Environment) -> None:
 
 
 def add_runtime(contents: LayerContents) -> None:
-    """Our own packages. Raises InvalidInput, OSError."""
+    """Add the packages of the platform. Raises InvalidInput, OSError."""
     contents.opaque(f"{ROOT}/runtime")
     for package in RUNTIME:
         spec = importlib.util.find_spec(package)
         if spec is None or not spec.submodule_search_locations:
             raise InvalidInput(
-                f"package {package} is not installed here: pip install 'pilotlight[all]'"
+                f"package {package} is not installed: run pip install 'pilotlight[all]'"
             )
 
         def leave(name: str, package: str = package) -> bool:
@@ -208,7 +212,7 @@ def add_runtime(contents: LayerContents) -> None:
 
 
 def package_trees(environment: Environment) -> tuple[Path, ...]:
-    """Directories in which extension modules lie that go into the image."""
+    """Return the directories with extension modules that are copied to the image."""
     own = tuple(dict.fromkeys(Path(sysconfig.get_path(name)) for name in ("purelib", "platlib")))
     modules = environment.library() / "lib-dynload"
     if environment.site:
@@ -225,8 +229,8 @@ def package_trees(environment: Environment) -> tuple[Path, ...]:
 
 
 def needed_files(names: Iterable[str]) -> Iterator[tuple[str, Path]]:
-    """The files of these distributions and of all that they require, as (name below site-packages,
-    path). Raises InvalidInput."""
+    """Yield the files of these distributions and all their dependencies, as (name below
+    site-packages, path). Raises InvalidInput."""
     waiting, seen = list(names), set[str]()
     while waiting:
         name = waiting.pop()
@@ -237,7 +241,7 @@ def needed_files(names: Iterable[str]) -> Iterator[tuple[str, Path]]:
             distribution = importlib.metadata.distribution(name)
         except importlib.metadata.PackageNotFoundError as e:
             raise InvalidInput(
-                f"package {name} is not installed here: pip install 'pilotlight[worker]'"
+                f"package {name} is not installed: run pip install 'pilotlight[worker]'"
             ) from e
         waiting += [
             match[0]
@@ -258,7 +262,7 @@ def _is_waste(name: str) -> bool:
 
 
 def _is_ours(name: str) -> bool:
-    """An installation of the platform itself, editable or not: the runtime layer has it."""
+    """Whether `name` belongs to an installation of the platform, which is in the runtime layer."""
     first = name.partition("/")[0]
     return first in RUNTIME or first.startswith(
         ("_pilotlight", "pilotlight-", "_editable_impl_pilotlight")

@@ -1,8 +1,8 @@
-"""One function as an image: layers for what changes together, the launcher as entrypoint, an
-unprivileged user.
+"""Export of a function as a container image: layers by rate of change, the launcher as entrypoint,
+an unprivileged user.
 
-From nothing, the image brings its own interpreter and every shared library down to the loader. On a
-base, the base brings them, and an interpreter of the same version."""
+Without a base, the image contains the interpreter and all shared libraries including the loader.
+With a base, these come from the base, which needs an interpreter of the same version."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ from pilotlight.packaging.oci.libraries import (
 )
 
 USER = 65532
-"""Nobody in particular; pods run as their tenant's user, whatever the image says."""
+"""An unprivileged user. Pods override it with the user of their tenant."""
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 _CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 _MOUNT_POINTS = ("dev", "proc", "sys", "scratch", "pilotlight", "etc/pilotlight")
-"""What a pod mounts: the root is read-only, so that the directories must be there."""
+"""Mount points of a pod, which must exist because the root is read-only."""
 _PYTHON = re.compile(r"(?:usr/local|usr|opt/[\w./-]+)/bin/python(3\.\d+)\Z")
 
 MessageCallback = Callable[[str], None]
@@ -49,7 +49,8 @@ MessageCallback = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionCode:
-    """A function's code: the bundle's archive and its digest (hex), and how it is called."""
+    """The code of a function: the archive of the bundle, its digest (hex), and the names of app and
+    function."""
 
     bundle: bytes
     digest: str
@@ -59,7 +60,7 @@ class FunctionCode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportResult:
-    """What was written. `digest`: of the image (`sha256:…`), as a registry will name it. `missing`:
+    """The result of an export. `digest`: that of the image in a registry (`sha256:…`). `missing`:
     libraries that were not found."""
 
     digest: str
@@ -69,7 +70,7 @@ class ExportResult:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the layers, packed."""
+        """Compressed size of the layers."""
         return sum(layer.size_bytes for layer in self.layers)
 
 
@@ -83,11 +84,12 @@ def export_image(
     epoch_s: int,
     say: MessageCallback = lambda _: None,
 ) -> ExportResult:
-    """Write the image as a layout into `output`. Raises InvalidInput."""
+    """Write the image as an OCI layout to `output`. Raises InvalidInput."""
     architecture = _ARCHITECTURES.get(platform.machine())
     if architecture is None:
         raise InvalidInput(
-            f"machines of type {platform.machine()} are not supported: {', '.join(_ARCHITECTURES)}"
+            f"machines of type {platform.machine()} are not supported, only "
+            f"{', '.join(_ARCHITECTURES)}"
         )
     found = read_base(base, architecture=architecture) if base is not None else BaseImage()
     python = (
@@ -182,7 +184,7 @@ def _add_code(contents: LayerContents, code: FunctionCode) -> None:
         for member in bundle:
             name = f"{ROOT}/code/{member.name}"
             if ".." in PurePosixPath(member.name).parts or member.name.startswith("/"):
-                raise ValueError(f"{member.name!r} leaves the bundle")
+                raise ValueError(f"{member.name!r} is outside the bundle")
             if member.issym():
                 contents.link(name, member.linkname)
             elif (file := bundle.extractfile(member)) is not None:
@@ -191,7 +193,8 @@ def _add_code(contents: LayerContents, code: FunctionCode) -> None:
 
 
 def _python_of(base: BaseImage, version: str) -> str:
-    """Where the base has an interpreter of that version, from the last layer that says so."""
+    """Return the path of the interpreter of this version in the base, from the last layer that has
+    one."""
     others: set[str] = set()
     for layer in reversed(base.layers):
         assert base.blobs is not None
@@ -210,7 +213,7 @@ def _python_of(base: BaseImage, version: str) -> str:
         others |= set(found.values())
     has = f"it has {', '.join(sorted(others))}" if others else "it has none"
     raise InvalidInput(
-        f"--base has no Python {version}, which the function's environment is made for: {has}",
+        f"--base has no Python {version}, which the environment of the function requires: {has}",
         parameter="base",
     )
 
@@ -270,11 +273,11 @@ def _configuration(
 
 
 def source_date_epoch(environ: Mapping[str, str]) -> int:
-    """SOURCE_DATE_EPOCH, or 0. Raises InvalidInput."""
+    """Return SOURCE_DATE_EPOCH, or 0 if not set. Raises InvalidInput."""
     text = environ.get("SOURCE_DATE_EPOCH", "0")
     if not text.isdigit() or int(text) > 253402300799:
         raise InvalidInput(
-            f"SOURCE_DATE_EPOCH = {text!r}: expected whole seconds since 1970",
+            f"SOURCE_DATE_EPOCH = {text!r}: must be an integer, the seconds since 1970",
             parameter="SOURCE_DATE_EPOCH",
         )
     return int(text)

@@ -1,9 +1,9 @@
-"""A layer: a tar archive of sorted names, whose bytes depend on nothing but what is in it.
+"""Layers of images: tar archives with sorted names, whose bytes depend only on their contents.
 
-Owner 0:0, one modification time for all (SOURCE_DATE_EPOCH,
-reproducible-builds.org/specs/source-date-epoch, or 0), gzip without a time or a name in its header.
-A layer has two digests: of the archive (`diff_id`, in the image's configuration) and of what it is
-packed into."""
+Owner 0:0, one modification time for all entries (SOURCE_DATE_EPOCH,
+reproducible-builds.org/specs/source-date-epoch, or 0), gzip without a time or name in its header. A
+layer has two digests: of the archive (`diff_id`, in the configuration of the image) and of its
+compressed form."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from pilotlight.packaging.oci.contents import LayerContents, LayerEntry
 
 GZIP = "application/vnd.oci.image.layer.v1.tar+gzip"
 MAX_ENTRIES = 1_000_000
-"""Of one layer of a base: twice the files that an image of ours may have."""
+"""Maximum entries of one layer of a base: twice the maximum of an exported image."""
 MAX_UNPACKED_BYTES = 64 * 1024**3
-"""Of one layer of a base: several times the largest that frameworks for GPUs come with."""
+"""Maximum unpacked size of one layer of a base: several times the largest of GPU frameworks."""
 _GZIP_MAGIC = b"\x1f\x8b"
 _COMPRESSION = 6
 _BLOCK_BYTES = 1024 * 1024
@@ -35,8 +35,8 @@ _BLOCK_BYTES = 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """A layer that lies in a layout's blobs. `digest`, `diff_id`: `sha256:<hex>`. `title`: for the
-    image's history."""
+    """A layer among the blobs of a layout. `digest`, `diff_id`: `sha256:<hex>`. `title`: for the
+    history of the image."""
 
     title: str
     media_type: str
@@ -45,12 +45,13 @@ class Layer:
     diff_id: str
 
     def descriptor(self) -> dict[str, Any]:
-        """As a manifest names it."""
+        """Return the descriptor for a manifest."""
         return {"mediaType": self.media_type, "digest": self.digest, "size": self.size_bytes}
 
 
 def write_layer(contents: LayerContents, blobs: Path, *, title: str, epoch_s: int) -> Layer:
-    """Pack `contents` into the directory `blobs` (`blobs/sha256` of a layout). Raises OSError."""
+    """Pack `contents` to a blob in the directory `blobs` (`blobs/sha256` of a layout). Raises
+    OSError."""
     temporary = blobs / f".layer-{os.getpid()}"
     try:
         with temporary.open("wb") as file:
@@ -77,7 +78,7 @@ def write_layer(contents: LayerContents, blobs: Path, *, title: str, epoch_s: in
 
 
 class _Hashing(io.RawIOBase):
-    """Passes on what is written, and hashes it."""
+    """A writer that hashes and forwards data."""
 
     def __init__(self, target: IO[bytes] | gzip.GzipFile) -> None:
         self._target = target
@@ -99,7 +100,7 @@ class _Hashing(io.RawIOBase):
 
 
 def _add(tar: tarfile.TarFile, name: str, entry: LayerEntry, epoch_s: int) -> None:
-    info = tarfile.TarInfo(name)  # owner and group are 0 in a fresh one
+    info = tarfile.TarInfo(name)  # owner and group default to 0
     info.mtime, info.mode = epoch_s, entry.mode
     if entry.is_directory:
         info.type = tarfile.DIRTYPE
@@ -117,14 +118,14 @@ def _add(tar: tarfile.TarFile, name: str, entry: LayerEntry, epoch_s: int) -> No
 
 
 def unpack_names(blob: Path, media_type: str, like: re.Pattern[str]) -> set[str]:
-    """The names in a layer that match `like`, without their first slash. Nothing is written, and no
-    link is followed.
+    """Return the names in a layer that match `like`, without a leading slash. Nothing is written,
+    and links are not followed.
 
-    Raises ValueError for a packing that this does not read, and for a layer beyond MAX_ENTRIES or
+    Raises ValueError for an unsupported compression, or a layer beyond MAX_ENTRIES or
     MAX_UNPACKED_BYTES; OSError."""
     if media_type.endswith("+zstd"):
         raise ValueError(
-            f"{media_type}: only tar and tar+gzip are read here; copy the base with gzip layers"
+            f"{media_type}: only tar and tar+gzip are supported; copy the base with gzip layers"
         )
     found: set[str] = set()
     with blob.open("rb") as file:
@@ -141,12 +142,12 @@ def unpack_names(blob: Path, media_type: str, like: re.Pattern[str]) -> set[str]
                     if like.match(name):
                         found.add(name)
             except (tarfile.TarError, zlib.error, EOFError, gzip.BadGzipFile) as e:
-                raise ValueError(f"{blob.name[:12]} is no layer: {e}") from e
+                raise ValueError(f"{blob.name[:12]} is not a valid layer: {e}") from e
     return found
 
 
 class _Bounded:
-    """Reads from `source` up to MAX_UNPACKED_BYTES; raises ValueError beyond."""
+    """A reader of `source` that raises ValueError after MAX_UNPACKED_BYTES."""
 
     def __init__(self, source: ReadableStream) -> None:
         self._source = source
@@ -157,14 +158,14 @@ class _Bounded:
         self._left -= len(data)
         if self._left < 0:
             raise ValueError(
-                f"it has more than {MAX_UNPACKED_BYTES} bytes unpacked: choose a smaller base"
+                f"it has more than {MAX_UNPACKED_BYTES} unpacked bytes: choose a smaller base"
             )
         return data
 
 
 def copy_blob(digest: str, source: Path, target: Path) -> None:
-    """One blob of a layout into another, hashed on the way. Raises ValueError when it is not what
-    its name says, OSError."""
+    """Copy a blob from one layout to another and verify its digest. Raises ValueError if that
+    differs, OSError."""
     name = digest.removeprefix("sha256:")
     temporary = target / f".copy-{os.getpid()}"
     try:

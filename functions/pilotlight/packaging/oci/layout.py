@@ -1,5 +1,5 @@
-"""An OCI image layout: a directory with one image in it, that `skopeo`, `crane` and `oras` copy to
-a registry as it is."""
+"""OCI image layouts: directories with one image, which `skopeo`, `crane` and `oras` can copy to a
+registry."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MAX_DOCUMENT_BYTES = 4 * 1024**2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaseImage:
-    """An image that others build on: its layers, oldest first, and its configuration."""
+    """A base image: its layers, oldest first, and its configuration."""
 
     layers: tuple[Layer, ...] = ()
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -31,11 +31,11 @@ class BaseImage:
 
 
 def create_layout(directory: Path) -> Path:
-    """Make an empty layout; its directory of blobs is returned. Raises InvalidInput for a directory
-    that holds something else."""
+    """Create an empty layout and return its directory of blobs. Raises InvalidInput for a directory
+    with other content."""
     if directory.exists() and any(directory.iterdir()) and not (directory / "oci-layout").is_file():
         raise InvalidInput(
-            f"{directory} is not empty, and no OCI layout: name another directory",
+            f"{directory} is not empty and not an OCI layout: choose another directory",
             parameter="output",
         )
     blobs = directory / "blobs" / "sha256"
@@ -47,8 +47,8 @@ def create_layout(directory: Path) -> Path:
 def write_image(
     directory: Path, layers: Sequence[Layer], *, config: Mapping[str, Any], tag: str
 ) -> str:
-    """Put the documents around layers that lie there already; the image's digest. What else lies in
-    `blobs` is removed."""
+    """Write the documents of an image for layers that are in the layout, and return the digest of
+    the image. Other blobs are deleted."""
     blobs = directory / "blobs" / "sha256"
     described = _keep(blobs, CONFIG, config)
     manifest = {
@@ -74,8 +74,8 @@ def write_image(
 
 
 def read_base(directory: Path, *, architecture: str) -> BaseImage:
-    """The one image for `architecture` in a layout. Raises InvalidInput, naming what is missing or
-    does not fit."""
+    """Read the image for `architecture` in a layout. Raises InvalidInput with the reason if there
+    is none."""
     try:
         blobs = directory / "blobs" / "sha256"
         entries = _load(directory / "index.json")["manifests"]
@@ -83,7 +83,7 @@ def read_base(directory: Path, *, architecture: str) -> BaseImage:
         config = _document(blobs, manifest["config"]["digest"])
         if (config.get("os"), config.get("architecture")) != ("linux", architecture):
             raise ValueError(
-                f"it is for {config.get('os')}/{config.get('architecture')}, this machine for "
+                f"it is for {config.get('os')}/{config.get('architecture')}, but this machine is "
                 f"linux/{architecture}"
             )
         diff_ids = config["rootfs"]["diff_ids"]
@@ -99,13 +99,13 @@ def read_base(directory: Path, *, architecture: str) -> BaseImage:
         )
     except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as e:
         raise InvalidInput(
-            f"--base {directory} is no OCI layout that can be built on: {e!r}", parameter="base"
+            f"--base {directory} is not an OCI layout with a usable image: {e!r}", parameter="base"
         ) from e
     return BaseImage(layers=layers, config=config, blobs=blobs)
 
 
 def copy_base_layers(base: BaseImage, blobs: Path) -> None:
-    """The base's layers into another layout. Raises InvalidInput."""
+    """Copy the layers of a base to another layout. Raises InvalidInput."""
     for layer in base.layers:
         try:
             if base.blobs is not None:
@@ -125,7 +125,7 @@ def _image_in(
         if e.get("platform", {}).get("architecture", architecture) == architecture
     ]
     if len(fitting) != 1:
-        raise ValueError(f"{len(fitting)} images for {architecture}: a base has one")
+        raise ValueError(f"it has {len(fitting)} images for {architecture}, expected 1")
     found = _document(blobs, fitting[0]["digest"])
     return (
         _image_in(found["manifests"], blobs, architecture)
@@ -151,16 +151,16 @@ def _document(blobs: Path, digest: str) -> Mapping[str, Any]:
 
 def _load(path: Path) -> Mapping[str, Any]:
     if path.stat().st_size > _MAX_DOCUMENT_BYTES:
-        raise ValueError(f"{path.name} is too long for a document")
+        raise ValueError(f"{path.name} is too large for a document")
     found = json.loads(path.read_bytes())
     if not isinstance(found, dict):
-        raise ValueError(f"{path.name} is no JSON object")
+        raise ValueError(f"{path.name} is not a JSON object")
     return found
 
 
 def _checked(digest: str) -> str:
     if not _DIGEST.match(str(digest)):
-        raise ValueError(f"{digest!r} is no sha256 digest")
+        raise ValueError(f"{digest!r} is not a sha256 digest")
     return digest
 
 

@@ -1,4 +1,4 @@
-"""Which shared libraries ELF files need, all the way down, and where they are on this machine."""
+"""Resolution of the shared libraries that ELF files need, transitively, on this machine."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 from pilotlight.packaging.oci.elf import MAGIC, Elf, read_elf
 
 ALSO = ("libgcc_s.so.1", "libnss_files.so.2", "libnss_dns.so.2", "libresolv.so.2")
-"""What glibc opens by name when it is needed (thread cancellation, names of hosts) and no header
-mentions; where it is there."""
+"""Libraries that glibc opens by name on demand (thread cancellation, host names), which no ELF
+header lists. Included if present."""
 _LIBC = "libc.so.6"
 _DEFAULT = ("/lib/{triplet}", "/usr/lib/{triplet}", "/lib64", "/usr/lib64", "/lib", "/usr/lib")
 _TRIPLETS = {62: "x86_64-linux-gnu", 183: "aarch64-linux-gnu"}
@@ -18,16 +18,18 @@ _TRIPLETS = {62: "x86_64-linux-gnu", 183: "aarch64-linux-gnu"}
 
 
 class LibrariesMissing(Exception):
-    """Raised when what is to run cannot: no loader, no C library."""
+    """Raised when an executable cannot run, for lack of its loader or a library."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LibraryClosure:
-    """Libraries by the name that they are asked for, the loader at its own path, and what was asked
-    for and is not on this machine.
+    """All libraries that an executable needs, and its loader.
 
-    `folder`: where the loader looks without being told: the C library's own directory.
-    """
+    Attributes:
+        loader: path at which executables expect the loader.
+        folder: default directory of the loader, which is that of the C library.
+        files: libraries, requested name → path.
+        missing: libraries that were not found, requested name → file that needs it."""
 
     loader: str
     loader_file: Path
@@ -38,8 +40,8 @@ class LibraryClosure:
 
 @dataclass(slots=True)
 class _Search:
-    """One walk. `inside`: trees that go into the image as they are; what is found there needs no
-    second copy."""
+    """The state of one resolution. `inside`: trees that are copied to the image anyway, so that
+    libraries in them need no second copy."""
 
     folders: tuple[Path, ...]
     inside: tuple[Path, ...]
@@ -49,7 +51,8 @@ class _Search:
     seen: set[Path] = field(default_factory=set)
 
     def follow(self, path: Path, elf: Elf, inherited: tuple[str, ...]) -> None:
-        """`inherited`: RPATHs of whoever loads it."""
+        """Resolve the libraries that `path` needs. `inherited`: RPATHs of the files that load
+        it."""
         real = path.resolve()
         if real in self.seen:
             return
@@ -69,7 +72,7 @@ class _Search:
             self.follow(where, what, (*search, *inherited))
 
     def find(self, name: str, search: Iterable[str]) -> tuple[Path, Elf] | None:
-        """The first library of that name for this machine."""
+        """Return the first library of this name for this machine."""
         for folder in (*map(Path, search), *self.folders):
             path = folder / name
             if (
@@ -84,24 +87,27 @@ class _Search:
 def find_library_closure(
     executable: Path, *, trees: Iterable[Path] = (), without: Collection[str] = ()
 ) -> LibraryClosure:
-    """What `executable` and every ELF file below `trees` need, but for those whose names begin as
-    one of `without` does.
+    """Resolve the libraries of `executable` and all ELF files below `trees`, except files whose
+    names begin with one of `without`.
 
-    Raises LibrariesMissing, OSError.
-    """
+    Raises LibrariesMissing, OSError."""
     program = read_elf(executable)
     if program is None or program.interpreter is None:
-        raise LibrariesMissing(f"{executable} is no dynamic executable of this machine")
+        raise LibrariesMissing(f"{executable} is not a dynamic executable for this machine")
     loader = Path(program.interpreter)
     if not loader.is_file():
-        raise LibrariesMissing(f"{executable} asks for the loader {loader}, which is not here")
+        raise LibrariesMissing(f"{executable} needs the loader {loader}, which does not exist")
     roots = tuple(tree.resolve() for tree in trees)
     search = _Search(folders=_folders(program.machine), inside=roots, machine=program.machine)
     search.follow(executable, program, ())
     if _LIBC not in search.files:
-        raise LibrariesMissing(f"{executable} needs no {_LIBC}: only glibc systems can be exported")
+        raise LibrariesMissing(
+            f"{executable} does not use {_LIBC}: only glibc systems can be exported"
+        )
     if lost := [name for name, by in search.missing.items() if by == executable.name]:
-        raise LibrariesMissing(f"{executable} needs {', '.join(lost)}, not on this machine")
+        raise LibrariesMissing(
+            f"{executable} needs {', '.join(lost)}, which were not found on this machine"
+        )
     for root in roots:
         for path in sorted(root.rglob("*")):
             if (
@@ -116,7 +122,7 @@ def find_library_closure(
             search.files.setdefault(name, found[0])
             search.follow(*found, ())
     files = {name: path for name, path in sorted(search.files.items()) if name != loader.name}
-    # loaded by their package before who needs them
+    # a package loads its own libraries before those that need them
     by_tree = {path.name for root in roots for path in root.rglob("*.so*")}
     return LibraryClosure(
         loader=str(loader),
@@ -138,7 +144,7 @@ def _folders(machine: int) -> tuple[Path, ...]:
 
 
 def _configured(file: Path) -> list[Path]:
-    """Directories that ldconfig(8) is told of."""
+    """Return the directories in the configuration of ldconfig(8)."""
     found: list[Path] = []
     try:
         lines = file.read_text(errors="replace").splitlines()

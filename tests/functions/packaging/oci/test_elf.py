@@ -60,5 +60,5 @@ def test_the_closure_holds_the_c_library_and_not_the_loader() -> None:
 
 def test_what_is_not_executable_cannot_be_exported(tmp_path: Path) -> None:
     (tmp_path / "python").write_text("#!/bin/sh\n")
-    with pytest.raises(LibrariesMissing, match="no dynamic executable"):
+    with pytest.raises(LibrariesMissing, match="not a dynamic executable"):
         find_library_closure(tmp_path / "python")

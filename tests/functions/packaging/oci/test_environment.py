@@ -53,7 +53,7 @@ def test_what_the_platform_built_goes_in_with_its_files_and_variables(tmp_path: 
     names = {name for name, entry in contents.entries.items() if entry.source is not None}
     assert names == {"opt/pilotlight/site/numpy/__init__.py", "opt/pilotlight/files/data/words.txt"}
     (folder / "image.json").write_text("{}")
-    with pytest.raises(InvalidInput, match=r"image\.json cannot be used"):
+    with pytest.raises(InvalidInput, match=r"image\.json is invalid"):
         built_environment(tmp_path, DIGEST)
 
 
@@ -83,7 +83,7 @@ def test_links_of_a_built_image_bring_no_file_of_this_machine(tmp_path: Path) ->
 
 @pytest.mark.parametrize("digest", [DIGEST, "../../etc"])
 def test_what_was_not_built_here_says_how_to_build_it(tmp_path: Path, digest: str) -> None:
-    with pytest.raises(NotFound, match="was not built here") as refused:
+    with pytest.raises(NotFound, match="was not built on this machine") as refused:
         built_environment(tmp_path, digest)
     assert "pilotlight deploy" in str(refused.value.detail["hint"])
 

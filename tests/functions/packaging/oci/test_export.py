@@ -190,9 +190,9 @@ def test_what_cannot_be_exported_says_what_to_do(
         ),
         ([], "Name one with --function"),
         (["--function", "three"], "has no function 'three'"),
-        (["--function", "one"], "was not built here"),
+        (["--function", "one"], "was not built on this machine"),
         (["--function", "two"], "only a base image can provide"),
-        (["--function", "one", "--venv", str(tmp_path)], "is no virtual environment"),
+        (["--function", "one", "--venv", str(tmp_path)], "is not a virtual environment"),
     ):
         assert run_cli(*words, *more) == 1
         assert said in capsys.readouterr().err

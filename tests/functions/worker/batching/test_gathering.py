@@ -238,7 +238,7 @@ async def test_a_body_that_wants_out_is_not_asked_again(error: BaseException) ->
     [
         ([1, 2], "2 results for a batch of 3 items"),
         ([1, 2, 3, 4], "4 results for a batch of 3 items"),
-        (None, "returned NoneType: return a list with one result for each of its 3 items"),
+        (None, "returned NoneType: return a list with one result for each of the 3 items"),
         ("abc", "returned str"),
         ({1: 2}, "returned dict"),
         (np.zeros(()), "0 results for a batch of 3 items"),
