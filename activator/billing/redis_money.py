@@ -22,12 +22,12 @@ GRACE_S = 2.0
 """For this long after a loss of data nothing is granted: four rounds, in which every living member
 states its claims again."""
 KEPT_MS = 2 * 86_400_000
-"""How long the numbers of a period are kept after its end: a member whose clock is behind may still
-use them."""
+"""How long the numbers of a period are kept after its end, and after each claim: a member whose
+clock is behind still uses them. A claim that expired would free money that is still claimed."""
 
 CLAIM = """
 -- Returns what is granted (-1: this claim, or a later one, was processed already), base, milliseconds to wait, epoch.
--- KEYS: epoch, the budget's hash. ARGV: me, life, n, amount, base, held, need, want, grace_ms, kept until (ms).
+-- KEYS: epoch, the budget's hash. ARGV: me, life, n, amount, base, held, need, want, grace_ms, kept until (ms), kept at least (ms).
 local t = redis.call('TIME'); local now = t[1] * 1000 + math.floor(t[2] / 1000)
 redis.call('SET', KEYS[1], now, 'NX')
 local epoch = tonumber(redis.call('GET', KEYS[1]))
@@ -55,7 +55,8 @@ if want > 0 and wait == 0 and room >= need then
 end
 redis.call('HSET', KEYS[2], 'base', string.format('%.0f', base), 'h:' .. me, string.format('%.0f', held + granted),
            's:' .. me, ARGV[2] .. ':' .. ARGV[3])
-redis.call('PEXPIREAT', KEYS[2], ARGV[10])
+-- at least as long as KEPT_MS from now by the server's clock: members' clocks may be wrong
+redis.call('PEXPIREAT', KEYS[2], math.max(tonumber(ARGV[10]), now + ARGV[11]))
 return {string.format('%.0f', granted), string.format('%.0f', base), wait, tostring(epoch)}
 """
 
@@ -89,6 +90,7 @@ class RedisMoney:
             claim.want,
             self._grace_ms,
             until_ms,
+            KEPT_MS,
         )
         try:
             granted, base, wait_ms, epoch = await self._claim(

@@ -83,6 +83,7 @@ def claim(
     base: int = 0,
     amount: int = 1000,
     period: str = "2026-11",
+    ends_ns: int = ENDS_NS,
 ) -> BudgetClaim:
     return BudgetClaim(
         budget="b-1",
@@ -92,7 +93,7 @@ def claim(
         held=held,
         need=need,
         want=need if want is None else want,
-        ends_ns=ENDS_NS,
+        ends_ns=ends_ns,
     )
 
 
@@ -203,3 +204,11 @@ async def test_a_redis_that_is_away_is_said_without_its_password() -> None:
         await money.claim(claim())
     assert "secret" not in str(away.value)
     await money.aclose()
+
+
+async def test_a_claim_counts_although_the_clock_of_its_member_is_years_behind(
+    store: Store,
+) -> None:
+    one, two = await ready(store, "a-0", "a-1")
+    await one.claim(claim(held=990, ends_ns=1))
+    assert (await two.claim(claim(need=20, ends_ns=1))).granted == 0
