@@ -62,6 +62,6 @@ def _socket_of(redis_url: str | None) -> str | None:
         return None
     from redis import connection
 
-    parts: Mapping[str, Any] = connection.parse_url(redis_url)  # type: ignore[no-untyped-call]
+    parts: Mapping[str, Any] = connection.parse_url(redis_url)
     path = parts.get("path")
     return str(path) if path else None

@@ -1,5 +1,5 @@
 """No HTTP client of the platform keeps cookies: each is made with `cookies=no_cookies()`
-(`pilotlight.core.cookies`)."""
+(`pilotlight.core.transport.cookies`)."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_every_client_of_the_platform_is_made_without_cookies() -> None:
 def test_the_clients_of_the_platform_are_seen() -> None:
     seen = [path.name for path in sources() if "no_cookies()" in path.read_text()]
 
-    assert {"control_plane_proxy.py", "peers.py", "transport.py", "webhook_sender.py"} <= set(seen)
+    assert {"activation_requests.py", "http_client.py", "transport.py", "webhook_sender.py"} <= set(seen)
 
 
 @pytest.mark.parametrize(

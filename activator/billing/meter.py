@@ -97,7 +97,7 @@ class InstanceMeter:
             self._advance(now_ns, len(calls))
         else:
             self._cut_idle(now_ns)
-            if now_ns > self._last:  # noqa: PLR1730 - here and below: `max` takes three times as long, and each call comes here
+            if now_ns > self._last:
                 self._last = now_ns
         calls[call_id] = self._virtual
         return self._virtual
@@ -154,10 +154,10 @@ class InstanceMeter:
 
     def _cut_idle(self, now_ns: int) -> None:
         free_until = self._idle_from if self._is_reserved else self._idle_from + self._free_ns
-        started = free_until if free_until > self._billed_to else self._billed_to  # noqa: FURB136
+        started = free_until if free_until > self._billed_to else self._billed_to
         if now_ns > started:
             kind = IdleKind.RESERVED if self._is_reserved else IdleKind.IDLE
             first, billed = self._spans.get(kind, (started, 0))
             self._spans[kind] = (first, billed + now_ns - started)
-        if now_ns > self._billed_to:  # noqa: PLR1730
+        if now_ns > self._billed_to:
             self._billed_to = now_ns

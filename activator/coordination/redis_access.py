@@ -23,7 +23,7 @@ def require_protected(url: str) -> None:
     password is needed. A Unix socket needs one only where other users may connect to it. A socket
     that does not exist yet is not checked."""
     try:
-        parts: Mapping[str, Any] = connection.parse_url(url)  # type: ignore[no-untyped-call]
+        parts: Mapping[str, Any] = connection.parse_url(url)
     except ValueError as e:
         raise SettingsInvalid(f"activator.redis_url = ***: {e}") from e
     if parts.get("password"):

@@ -209,8 +209,9 @@ class Gateway:
     async def _answer(self, request: Request, work: Coroutine[Any, Any, None]) -> None:
         """Answer one request. Errors are converted to problem documents only here."""
         connection = request.scope.get("connection")
-        if connection is not None:
-            connection.on_gone = asyncio.current_task().cancel  # type: ignore[union-attr]
+        task = asyncio.current_task()
+        if connection is not None and task is not None:
+            connection.on_gone = task.cancel
         try:
             await work
         except errors.PilotlightError as e:

@@ -58,7 +58,7 @@ class RateLimitHeaders:
                 numbers += (left, (depth - left) * each_s + _NEARLY_ONE)
             if kinds & _HELD:
                 free = concurrent - meter.held - meter.others
-                numbers.append(free if free > 0 else 0)  # noqa: FURB136 - `max` takes twice as long
+                numbers.append(free if free > 0 else 0)  # `max` takes twice as long
             if kinds & _TOKENS:
                 left = meter.tokens
                 numbers += (

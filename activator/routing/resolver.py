@@ -27,7 +27,7 @@ from pilotlight.spec.identifiers import (
 
 RAW = "/fn/"
 TAG = b"pilotlight-tag"
-NOBODY = "-"
+NO_TENANT = "-"
 """Placeholder for the id of a tenant that does not exist."""
 
 
@@ -88,7 +88,7 @@ class RequestResolver:
             raise errors.NotFound(str(e)) from e
         environment = self.environment_of(request, caller)
         caller.check_reach(environment=environment, app=app, function=function)
-        tenant = caller.tenant if owner is None else self._table.tenant_named(owner) or NOBODY
+        tenant = caller.tenant if owner is None else self._table.tenant_named(owner) or NO_TENANT
         address = FunctionAddress(
             tenant=TenantId(tenant),
             environment=environment,

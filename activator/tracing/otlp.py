@@ -91,7 +91,7 @@ class OtlpExport:
         """Export the queue, if the collector accepts it at once, and end."""
         self._stopping.set()
         self._thread.join(CLOSE_S)
-        self._exporter.shutdown()  # type: ignore[no-untyped-call]  # of the SDK
+        self._exporter.shutdown()
         self._thread.join(CLOSE_S)
         self.dropped += self._held.qsize()
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
-from typing import Final, Protocol
+from typing import Final, Protocol, cast
 
 import httptools
 
@@ -179,7 +179,8 @@ class WorkerConnection(asyncio.Protocol):
         self._streaming = False
         self._sent = True
         self._unanswered = 0
-        self._transport.write(data)  # type: ignore[union-attr]
+        assert self._transport is not None
+        self._transport.write(data)
 
     async def write(self, data: bytes) -> None:
         """Send more of a request's body; waits while the worker does not read. Raises
@@ -239,7 +240,7 @@ class WorkerConnection(asyncio.Protocol):
 
     # -- asyncio.Protocol --------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport  # type: ignore[assignment]
+        self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
         if self._ended:  # no request was sent

@@ -448,4 +448,4 @@ def _checked(digest: str) -> str:
 
 
 def _sha256(file: IO[bytes]) -> str:
-    return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]  # BinaryIO has all that it needs
+    return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]

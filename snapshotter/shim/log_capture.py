@@ -8,6 +8,7 @@ import errno
 import os
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from snapshotter.shim.event_loop import Poller
 from snapshotter.shim.log_pipe import LogFile, LogPipe
@@ -75,11 +76,14 @@ class LogCapture:
             pipes.append(pipe)
             self._poller.watch(
                 readable,
-                lambda _, pipe=pipe: self._on_output(pipe, log),  # type: ignore[misc]
+                partial(self._on_readable, pipe, log),
                 paced=True,
             )
             ends.append(writable)
         return ends
+
+    def _on_readable(self, pipe: LogPipe, log: LogFile, _events: int) -> None:
+        self._on_output(pipe, log)
 
     def finish(self, log: LogFile, pipes: Sequence[LogPipe]) -> None:
         """Read the remaining output, then close pipes and file."""

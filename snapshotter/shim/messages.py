@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -141,7 +142,7 @@ def _obstacle(report: object) -> dict[str, Any]:
     if fd is not None and (type(fd) is not int or not 0 <= fd < 2**31):
         raise ValueError("an obstacle's fd must be a descriptor or null")
     texts = {
-        name: _or_none(report.get(name), lambda text, most=most: _text(text, most))  # type: ignore[misc]
+        name: _or_none(report.get(name), partial(_text, most=most))
         for name, most in _OBSTACLE_TEXTS.items()
     }
     return {**texts, "fd": fd}

@@ -26,7 +26,7 @@ blocks others no further."""
 MOST_S: Final = 20.0
 """How long a slower boot keeps its permit while all processors are busy: another boot would only
 delay both."""
-NOBODY: Final = TenantShare()
+NO_SHARE: Final = TenantShare()
 """Share of background work without a caller: one tenant of weight 1."""
 
 
@@ -129,7 +129,7 @@ class BootLimiter:
         return cls(PER_PROCESSOR * len(os.sched_getaffinity(0)), is_busy=processors_are_busy)
 
     @contextlib.asynccontextmanager
-    async def acquire(self, share: TenantShare = NOBODY) -> AsyncIterator[float]:
+    async def acquire(self, share: TenantShare = NO_SHARE) -> AsyncIterator[float]:
         """Hold a permit while the context lasts, or for about `hold_s`; yields the time waited for
         it, in ms."""
         began = time.perf_counter()

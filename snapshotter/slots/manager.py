@@ -27,7 +27,7 @@ from snapshotter.linux.slot_network import Network
 from snapshotter.shim import cpu_priority
 from snapshotter.slots import exit_reason, launch_plan
 from snapshotter.slots import slot as slots
-from snapshotter.slots.boot_limiter import NOBODY, BootLimiter
+from snapshotter.slots.boot_limiter import NO_SHARE, BootLimiter
 from snapshotter.slots.instance_process import SlotListener
 from snapshotter.slots.launch_plan import BundleStore, ImageStore, Sources, WeightSource
 from snapshotter.slots.logs import Logs
@@ -505,7 +505,7 @@ class StartPhase:
     before_ms: dict[str, float] = field(default_factory=dict)
     patience: PausableDeadline = field(default_factory=PausableDeadline)
     is_background: bool = False
-    share: TenantShare = NOBODY
+    share: TenantShare = NO_SHARE
     cpu_ns: int = 0
     attempt_ns: Callable[[], int] = int
 

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 from types import TracebackType
 from typing import Self
 
-from snapshotter.slots.boot_limiter import NOBODY, FairSemaphore
+from snapshotter.slots.boot_limiter import NO_SHARE, FairSemaphore
 from snapshotter.types import TenantShare
 
 
@@ -17,7 +17,7 @@ class YieldableSlot:
     """A semaphore permit that can be released temporarily; `share`: whose turn it uses. Owner: one
     task."""
 
-    def __init__(self, gate: FairSemaphore, share: TenantShare = NOBODY) -> None:
+    def __init__(self, gate: FairSemaphore, share: TenantShare = NO_SHARE) -> None:
         self._gate = gate
         self._share = share
         self._held = False

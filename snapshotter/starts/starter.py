@@ -25,7 +25,7 @@ from snapshotter.errors import (
 from snapshotter.linux import proc
 from snapshotter.metrics import Metrics
 from snapshotter.slots import slot as slots
-from snapshotter.slots.boot_limiter import NOBODY
+from snapshotter.slots.boot_limiter import NO_SHARE
 from snapshotter.slots.instances import Instance, Instances
 from snapshotter.slots.logs import Logs
 from snapshotter.slots.manager import SlotAllocator, StartPhase
@@ -140,7 +140,7 @@ class InstanceStarter:
             template = self._templates.get(launch.revision)
             if template is not None:
                 return template.info()
-            await self._template_booter.ensure(launch, restoring=True, share=share or NOBODY)
+            await self._template_booter.ensure(launch, restoring=True, share=share or NO_SHARE)
         raise StartFailed(
             f"revision {launch.revision}: its Template exits as soon as it is ready",
             {"log_tail": []},
@@ -203,7 +203,7 @@ class InstanceStarter:
     async def _start(self, request: StartRequest) -> InstanceInfo:
         began, phase, timeout_s = (
             time.perf_counter(),
-            StartPhase(share=request.share or NOBODY),
+            StartPhase(share=request.share or NO_SHARE),
             request.launch.startup_timeout_s,
         )
         previous = self._instances.get(request.instance_id)

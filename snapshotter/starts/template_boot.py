@@ -15,7 +15,7 @@ from snapshotter.errors import StartFailed, StartTimeout
 from snapshotter.events import Events
 from snapshotter.linux import proc
 from snapshotter.slots import slot as slots
-from snapshotter.slots.boot_limiter import NOBODY
+from snapshotter.slots.boot_limiter import NO_SHARE
 from snapshotter.slots.logs import Logs
 from snapshotter.slots.manager import OccupiedSlot, SlotAllocator, StartPhase
 from snapshotter.snapshots.selector import SnapshotSelector
@@ -61,7 +61,7 @@ class TemplateBooter:
         return f"<TemplateBooter {len(self._flights)} in flight>"
 
     async def ensure(
-        self, launch: LaunchSpec, *, restoring: bool = False, share: TenantShare = NOBODY
+        self, launch: LaunchSpec, *, restoring: bool = False, share: TenantShare = NO_SHARE
     ) -> None:
         """Boot a Template, or wait for the boot in progress. Raises the errors of `boot`, and
         StartTimeout.

@@ -77,7 +77,7 @@ def take_away(edge: Edge) -> None:
     """Redis does not answer this activator any more."""
     assert isinstance(edge.quotas, RedisQuotas)
     edge.quotas._redis.connection_pool.connection_kwargs["path"] = "/nowhere/r.sock"
-    edge.quotas._redis.connection_pool.reset()  # type: ignore[no-untyped-call]
+    edge.quotas._redis.connection_pool.reset()
 
 
 async def test_both_activators_grant_the_quota_together_and_say_so(

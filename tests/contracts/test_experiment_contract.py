@@ -212,7 +212,11 @@ def test_feedback_is_joined_summed_and_windowed(
         assert feedback.join_to_calls(write) == 1
     with store.read() as sql:
         evidence = ExperimentEvidence(sql, experiment, DESIGN)
-        assert evidence.told() == ["feedback:rating", "feedback:label=bad", "feedback:label=good"]
+        assert evidence.feedback_metrics() == [
+            "feedback:rating",
+            "feedback:label=bad",
+            "feedback:label=good",
+        ]
         assert evidence.estimates("feedback:rating")["bold"].value == 5.0
         assert evidence.estimates("feedback:label=good")["control"].value == 0.0
         joined = feedback.window(

@@ -65,7 +65,7 @@ def test_a_release_waits_is_approved_serves_and_goes_back(store: Store, place: A
         store,
         place,
         2,
-        told=RevisionMetadata(lineage={"git.commit": "a"}, evaluation={"accuracy": 0.5}),
+        metadata=RevisionMetadata(lineage={"git.commit": "a"}, evaluation={"accuracy": 0.5}),
     )
     assert (second.stage, second.approvals) == (ReleaseStage.WAITING, 1)
     with pytest.raises(ApprovalRequired), store.write() as write:
@@ -82,7 +82,7 @@ def test_a_release_waits_is_approved_serves_and_goes_back(store: Store, place: A
         told = RevisionMetadata(lineage={"git.commit": "b"}, evaluation={"accuracy": 0.9})
         assert (
             releases.promote(
-                write, place, function="hello", reference="v2", terms=ReleaseOptions(told=told)
+                write, place, function="hello", reference="v2", terms=ReleaseOptions(metadata=told)
             )[0]
             == second.revision
         )

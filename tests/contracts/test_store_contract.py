@@ -547,7 +547,7 @@ def test_every_tenant_has_a_uid_of_its_own(store: Store) -> None:
         assert [
             tenants.create(write, name=n, uid_base=20_000, actor="platform").uid for n in ("a", "b")
         ] == [20_000, 20_001]
-        with pytest.raises(Conflict, match="'a' exists"):
+        with pytest.raises(Conflict, match="'a' already exists"):
             tenants.create(write, name="a", uid_base=20_000, actor="platform")
 
 

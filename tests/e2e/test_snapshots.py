@@ -147,7 +147,7 @@ def test_no_byte_of_a_secret_is_in_the_snapshot_and_a_restored_function_has_its_
 def test_a_secret_that_is_read_before_the_snapshot_is_refused_by_name(frozen: Frozen) -> None:
     done = frozen.platform.cli("deploy", str(APPS / "hasty.py"), check=False)
     assert done.returncode == 1
-    assert "hasty.py:16 reads VAULT_TOKEN" in done.stderr
+    assert "hasty.py:16 reads the secret VAULT_TOKEN" in done.stderr
     assert "snap=False" in done.stderr
     assert TOKEN not in done.stderr + done.stdout
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from activator.routing.route_table import CallTarget
-from snapshotter.slots.boot_limiter import NOBODY, FairSemaphore
+from snapshotter.slots.boot_limiter import NO_SHARE, FairSemaphore
 from snapshotter.starts.node_capacity import NodeCapacity, gpus_of
 from snapshotter.types import InstanceId, InstanceInfo, StartKind, TenantShare
 from tests.fakes.fake_fleet import FakeFleet, info_of
@@ -61,7 +61,7 @@ class SmallNode(FakeFleet):
         self.room.check(target.launch, [*self._claims.values(), other], share)
         self._claims[instance_id] = claim
         try:
-            await self.turns.acquire(share or NOBODY)
+            await self.turns.acquire(share or NO_SHARE)
             try:
                 self.booted.append(target.tenant)
                 return await super().start(target, instance_id, secret_env)

@@ -4,6 +4,7 @@ use."""
 from __future__ import annotations
 
 import errno
+import functools
 import shutil
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
@@ -62,7 +63,7 @@ class FileDownloader:
                 if index in partial.verified:
                     on_resumed(chunk.length_bytes)
                 else:
-                    yield lambda index=index, chunk=chunk: bring(index, chunk)  # type: ignore[misc]
+                    yield functools.partial(bring, index, chunk)
 
         async def bring(index: int, chunk: Chunk) -> None:
             if index in partial.claimed and await self.threads.run(partial.check, index, chunk):

@@ -130,7 +130,7 @@ class ObjectOrigin:
             except TimeoutError as e:
                 raise ObjectStoreUnavailable(f"no answer within {timeout_s:.3g} s") from e
 
-        async def told() -> T:
+        async def logged() -> T:
             try:
                 return await limited()
             except ObjectStoreUnavailable as e:
@@ -141,7 +141,7 @@ class ObjectOrigin:
 
         try:
             return await retry_unavailable(
-                told, attempts=self._attempts, longest_pause_s=self._timeout_s, pause=self._pause
+                logged, attempts=self._attempts, longest_pause_s=self._timeout_s, pause=self._pause
             )
         except ObjectNotFound as e:
             self._known.pop(digest, None)

@@ -87,7 +87,7 @@ class ModelDownloads:
         await self._models.join(name, lambda lane: self._bring(name, lane), priority_of=priority_of)
 
     @contextlib.contextmanager
-    def told(self, name: str, on_progress: OnProgress | None) -> Iterator[None]:
+    def report_progress(self, name: str, on_progress: OnProgress | None) -> Iterator[None]:
         """Report the progress of a model to `on_progress` for the duration of the context; once
         immediately if its download is in progress."""
         if on_progress is None:

@@ -309,7 +309,7 @@ class Store:
             raise ManifestInvalid(
                 f"invalid manifest name {manifest[:80]!r}: expected the 64 hex digits of a sha256"
             )
-        with self._arrivals.told(manifest, on_progress):
+        with self._arrivals.report_progress(manifest, on_progress):
             while True:
                 if not self._catalogue.is_here(manifest):
                     await self._arrivals.bring(manifest, priority_of=priority_of)

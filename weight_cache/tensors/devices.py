@@ -117,7 +117,7 @@ class CudaDevice:
             self._device = torch.device(
                 "cuda", torch.cuda.current_device() if device.index is None else device.index
             )
-            self._stream = torch.cuda.Stream(device=self._device)  # type: ignore[no-untyped-call]
+            self._stream = torch.cuda.Stream(device=self._device)
         self.name = str(self._device)
         self.pin: Pin | None = CudaPin(self._device)
 
@@ -140,7 +140,7 @@ class CudaDevice:
     def mark(self) -> Wait:
         """Record an event in the stream. The wait sleeps (`blocking`) instead of spinning."""
         with self._translated("cannot mark"):
-            event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+            event = torch.cuda.Event(blocking=True)
             event.record(self._stream)
         return lambda: self._wait(event)
 
@@ -191,7 +191,7 @@ class CudaPin:
 
 def _runtime() -> Any:
     """The CUDA runtime API, as torch exports it."""
-    return torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    return torch.cuda.cudart()
 
 
 def resolve_device(where: torch.device | str) -> Device:

@@ -201,7 +201,7 @@ class BodyParser:
         read_whole(self._finish + self._usage, self._counts)
 
 
-class _Nobody:
+class _NoCounts:
     """`Counts` that ignores everything."""
 
     def on_piece(self, now_ns: int, n_tokens: int = 1) -> None:
@@ -216,7 +216,7 @@ class _Nobody:
         """Do nothing."""
 
 
-NOBODY: Final = _Nobody()
+NO_COUNTS: Final = _NoCounts()
 
 
 def reading_of(
@@ -224,8 +224,8 @@ def reading_of(
 ) -> StreamParser | BodyParser:
     """The parser for an answer. `served`: the engine's name of the model."""
     if answer.header(b"content-type").startswith(_SSE):
-        return StreamParser(counts or NOBODY, asked)
-    return BodyParser(counts or NOBODY, asked, served)
+        return StreamParser(counts or NO_COUNTS, asked)
+    return BodyParser(counts or NO_COUNTS, asked, served)
 
 
 def status_of(error: dict[str, Any]) -> int:

@@ -21,7 +21,7 @@ from activator.http.request import Request, header_list
 from activator.http.response_headers import complete_headers, streaming_headers
 from activator.http.sse import SseResponse, early_head, end_event, stream_headers
 from activator.llm.openai.errors import error_event
-from activator.llm.openai.parser import DONE, NOBODY, BodyParser, StreamParser, status_of
+from activator.llm.openai.parser import DONE, NO_COUNTS, BodyParser, StreamParser, status_of
 from activator.llm.openai.request import OpenAIRequest
 from activator.llm.token_reservation import TokenReservation
 from activator.metrics.metrics import Metrics
@@ -122,7 +122,7 @@ class OpenAIResponseWriter:
         tokens. Closes the exchange."""
         status, body = 502, b""
         reading = BodyParser(
-            use if exchange.held is not None else NOBODY,
+            use if exchange.held is not None else NO_COUNTS,
             asked,
             asked.adapter or exchange.call.target.spec.name,
         )

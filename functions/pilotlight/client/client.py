@@ -256,8 +256,8 @@ class Client(
     ) -> str:
         """Start a background call with JSON arguments and a JSON result, and return its id.
         `headers` are added to the content headers."""
-        told = {"content-type": CONTENT_JSON, "accept": CONTENT_JSON, **(headers or {})}
-        return self.submit(app, function, json.dumps(arguments).encode(), headers=told)
+        sent = {"content-type": CONTENT_JSON, "accept": CONTENT_JSON, **(headers or {})}
+        return self.submit(app, function, json.dumps(arguments).encode(), headers=sent)
 
     def call(self, call_id: str, *, wait_s: float = 0.0) -> CallRecord:
         """Return the record of a background call. `wait_s` long-polls until the call is

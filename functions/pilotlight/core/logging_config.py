@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import re
 import sys
+from typing import Any
 
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 """C0, DEL, C1; line separators; characters that change the text direction."""
@@ -31,16 +32,16 @@ def configure_logging(form: str) -> None:
 class SingleLineFormatter(logging.Formatter):
     """Formats each record as one line, with control characters escaped. Immutable."""
 
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # logging's name
+    def formatMessage(self, record: logging.LogRecord) -> str:
         """Format the record's line."""
         record.message = escape_control_characters(record.message)
         return super().formatMessage(record)
 
-    def formatException(self, ei: object) -> str:  # noqa: N802  # logging's name
+    def formatException(self, ei: Any) -> str:
         """Format a traceback, indented, so that no line looks like a record."""
-        return _indented(super().formatException(ei))  # type: ignore[arg-type]
+        return _indented(super().formatException(ei))
 
-    def formatStack(self, stack_info: str) -> str:  # noqa: N802  # logging's name
+    def formatStack(self, stack_info: str) -> str:
         """Format a stack, indented."""
         return _indented(super().formatStack(stack_info))
 

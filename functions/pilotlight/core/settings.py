@@ -18,7 +18,10 @@ from typing import Any
 
 import yaml
 
-T = typing.TypeVar("T")
+if typing.TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+T = typing.TypeVar("T", bound="DataclassInstance")
 
 MAX_SOCKET_PATH = 107
 """Longest Unix socket path, one byte less than `sun_path` (unix(7))."""
@@ -293,7 +296,7 @@ def load_named_records(
                 f"at most {_MAX_RECORD_NAME}"
             )
         known = base.get(name)
-        given = {f.name: getattr(known, f.name) for f in fields(kind)} if known is not None else {}  # type: ignore[arg-type]
+        given = {f.name: getattr(known, f.name) for f in fields(kind)} if known is not None else {}
         found[name] = _parse_record(
             kind, f"{section}.{name}", value, file, given={**given, "name": name}
         )
@@ -354,7 +357,7 @@ def _parse_record(
             f"{_location(file, node)}: section {section!r} must contain keys and values"
         )
     hints = typing.get_type_hints(kind)
-    known = {f.name for f in fields(kind)} - ({"name"} & (given or {}).keys())  # type: ignore[arg-type]
+    known = {f.name for f in fields(kind)} - ({"name"} & (given or {}).keys())
     values: dict[str, Any] = dict(given or {})
     lines: dict[str, str] = {}
     for key, value_node in node.value:

@@ -62,14 +62,14 @@ def _y(share: float) -> float:
 
 def _subtitle(report: Mapping[str, Any]) -> str:
     offered, bad = report.get("offered_per_s"), report["requests"] - report["good"]
-    told = [
+    parts = [
         f"{report['requests']} requests",
         f"{offered:g}/s offered" if offered else "",
         f"{report['good_per_s']:.1f}/s good",
     ]
-    told += [f"{bad} failed" if bad else "none failed"]
-    told += [f"{report['tokens_out_per_s']:.0f} tokens/s out"] if report["tokens_out"] else []
-    return " · ".join(part for part in told if part)
+    parts += [f"{bad} failed" if bad else "none failed"]
+    parts += [f"{report['tokens_out_per_s']:.0f} tokens/s out"] if report["tokens_out"] else []
+    return " · ".join(part for part in parts if part)
 
 
 def _grid(low: int, high: int) -> list[str]:

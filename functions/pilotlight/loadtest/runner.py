@@ -38,7 +38,7 @@ async def run(
     *,
     timeout_s: float,
     seed: int = 0,
-    told: ProgressCallback | None = None,
+    on_progress: ProgressCallback | None = None,
     most_open: int = MAX_OPEN,
     ahead_bytes: int = AHEAD_BYTES,
 ) -> tuple[list[Result], float]:
@@ -66,7 +66,7 @@ async def run(
         trust_env=False,
         cookies=no_cookies(),
     ) as client:
-        test = _Test(client, timeout_s, min(most_open, _most_files() - _OTHER_FILES), told)
+        test = _Test(client, timeout_s, min(most_open, _most_files() - _OTHER_FILES), on_progress)
         next(prepared)
         begin = time.perf_counter()
         try:
@@ -121,12 +121,12 @@ class _Test:
         client: httpx.AsyncClient,
         timeout_s: float,
         most_open: int,
-        told: ProgressCallback | None,
+        on_progress: ProgressCallback | None,
     ) -> None:
         self._client = client
         self._timeout_s = timeout_s
         self._room = asyncio.Semaphore(max(1, most_open))
-        self._told = told
+        self._on_progress = on_progress
         self._sent = self._failed = 0
         self.results: list[Result] = []
 
@@ -153,8 +153,8 @@ class _Test:
         result.latency_ms = (time.perf_counter() - begin - due_s) * 1000
         self._failed += not result.is_good
         self.results.append(result)
-        if self._told is not None:
-            self._told(self._sent, len(self.results), self._failed)
+        if self._on_progress is not None:
+            self._on_progress(self._sent, len(self.results), self._failed)
 
     async def _exchange(self, prepared: PreparedRequest, result: Result, due: float) -> None:
         async with self._client.stream(

@@ -266,7 +266,7 @@ def _resolve_aliases(options: Mapping[str, Any]) -> dict[str, Any]:
             name, value = "network", FunctionNetwork.NONE if value else FunctionNetwork.EGRESS
         if name in values:
             raise InvalidInput(
-                f"{given}= and another option both set {name}=: remove one", parameter=given
+                f"{name}= is set twice, also by {given}=: remove one", parameter=given
             )
         values[name] = value
     return values

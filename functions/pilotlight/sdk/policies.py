@@ -24,7 +24,7 @@ from pilotlight.spec.policies import (
 __all__ = ["Cron", "Period", "Retries", "cached_answer", "resolve_policies", "static_answer"]
 
 
-def Retries(  # noqa: N802  # a name that users of Modal know
+def Retries(
     max_retries: int,
     *,
     backoff_coefficient: float = 2.0,
@@ -50,7 +50,7 @@ def Retries(  # noqa: N802  # a name that users of Modal know
     )
 
 
-def Cron(  # noqa: N802  # a name that users of Modal know
+def Cron(
     cron: str,
     *,
     timezone: str = "UTC",
@@ -72,7 +72,7 @@ def Cron(  # noqa: N802  # a name that users of Modal know
     )
 
 
-def Period(  # noqa: N802  # a name that users of Modal know
+def Period(
     *,
     days: float = 0,
     hours: float = 0,

@@ -35,7 +35,10 @@ from pilotlight.spec.policies import (
 )
 from pilotlight.spec.policies import require_in_range as _bound
 
-T = typing.TypeVar("T")
+if typing.TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+T = typing.TypeVar("T", bound="DataclassInstance")
 
 MIB = 1024**2
 GIB = 1024**3
@@ -446,7 +449,7 @@ def _record(kind: type[T], body: Any, where: str) -> T:
     # cached, since resolving annotations takes longer than parsing a record
     if hints is None:
         hints = _HINTS[kind] = typing.get_type_hints(kind)
-    known = {f.name: f for f in fields(kind)}  # type: ignore[arg-type]
+    known = {f.name: f for f in fields(kind)}
     if unknown := sorted(set(body) - set(known)):
         raise InvalidInput(
             f"{where}: unknown key {unknown[0]!r}; known: {', '.join(sorted(known))}",

@@ -257,7 +257,9 @@ def _prove(worker: Worker, order: ShimOrder, started: float) -> NoReturn:
 
         try:
             notes = example_check.compare(worker.target.examples, worker.known, answer_example)
-        except BaseException as e:  # noqa: BLE001  # user code may raise anything; it is reported as data and ends the process
+        except (
+            BaseException
+        ) as e:  # user code may raise anything; it is reported as data and ends the process
             user_errors.report(e)
             error = user_errors.as_data(e)
     output.finish()

@@ -77,7 +77,7 @@ def test_rollouts_are_listed_and_shown(shell: Shell) -> None:
         "5 % ── 25 % ── 50 % ── 100 %",
         "hold",
         "had no calls",
-        "weight 5: begun by k-1",
+        "weight 5: started by k-1",
     ):
         assert said in shown, said
     assert shell.json("show", shell.rollout)["id"] == shell.rollout

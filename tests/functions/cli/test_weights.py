@@ -56,7 +56,7 @@ def test_push_sends_a_directory_names_it_and_says_how_to_use_it(shell: Shell) ->
 
     assert done.exit_code == 0, done.output
     assert done.stdout.splitlines() == [
-        "minilm: 4.9 KiB in 2 files, 5.2 KiB sent",
+        "minilm: 4.9 KiB in 2 files, 5.2 KiB uploaded",
         "use them with pilotlight.Weights.named('minilm')",
     ]
     again = shell.json("push", str(shell.model), "--name", "second")

@@ -89,7 +89,7 @@ def test_the_report_of_a_cluster_where_everything_is_missing() -> None:
         ("v1.26.9", BROKEN, "at least 1.27"),
         ("v1.28.0", NOTE, "outside of the known versions"),
         ("v1.99.0-eks", NOTE, "outside"),
-        ("x", NOTE, "read"),
+        ("x", NOTE, "cannot be parsed"),
     ],
 )
 def test_versions_of_kubernetes(version: str, state: str, piece: str) -> None:

@@ -221,7 +221,7 @@ async def test_a_test_that_is_broken_off_has_what_came_back_until_then() -> None
 
     async with server(answer) as profile:
         running = asyncio.create_task(
-            runner.run(profile, CALLS, [0.0, 0.1, 60.0], timeout_s=30, told=told)
+            runner.run(profile, CALLS, [0.0, 0.1, 60.0], timeout_s=30, on_progress=told)
         )
         results, elapsed_s = await running
 

@@ -135,7 +135,7 @@ def test_an_option_without_effect_is_named_in_a_warning() -> None:
         ({"name": "9lives"}, "is not valid"),
         ({"max_instances": 100_000}, "max_instances"),
         ({"network": "host"}, "network = 'host': must be one of egress, none"),
-        ({"network": "none", "block_network": True}, "keep one"),
+        ({"network": "none", "block_network": True}, "remove one"),
         ({"egress": [10]}, "egress = 10: expected a list of networks"),
     ],
 )
@@ -254,7 +254,7 @@ def test_a_class_that_needs_arguments_is_refused() -> None:
         @pilotlight.method()
         def run(self) -> None: ...
 
-    with pytest.raises(InvalidInput, match="__init__ needs size"):
+    with pytest.raises(InvalidInput, match="__init__ requires size"):
         app.cls()(Needy)
     with pytest.raises(InvalidInput, match="takes no arguments"):
         Model(3)  # type: ignore[call-arg]

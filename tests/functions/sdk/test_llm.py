@@ -192,7 +192,7 @@ def test_embeddings_are_a_task(model: Path) -> None:
         ({"schedule": pilotlight.Period(hours=1)}, "schedule= is not supported"),
         ({"sleep_level": 3}, "sleep_level"),
         ({"keep_asleep": -1}, "keep_asleep"),
-        ({"speed": "fast"}, "no option speed="),
+        ({"speed": "fast"}, "unknown option speed="),
     ],
 )
 def test_broken_options_are_named(model: Path, options: dict[str, Any], told: str) -> None:

@@ -124,7 +124,7 @@ def test_weights_are_found_beside_the_file_and_mounted_in_a_worker(
     monkeypatch.setenv("PILOTLIGHT_WORKER", "1")
     monkeypatch.setenv("PILOTLIGHT_WEIGHTS", json.dumps({"model": str(tmp_path)}))
     assert weights.path == tmp_path
-    with pytest.raises(NotFound, match="mounted are: model"):
+    with pytest.raises(NotFound, match="mounted weights: model"):
         _ = Weights("./other").path
 
 

@@ -9,7 +9,7 @@ import json
 import pickle
 from collections.abc import AsyncIterator, Iterator
 
-import cloudpickle  # type: ignore[import-untyped]  # ships none
+import cloudpickle
 import httpx
 import pytest
 

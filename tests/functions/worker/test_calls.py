@@ -10,7 +10,7 @@ import pickle
 from collections.abc import Iterator
 from pathlib import Path
 
-import cloudpickle  # type: ignore[import-untyped]  # ships none
+import cloudpickle
 import httpx
 import pytest
 

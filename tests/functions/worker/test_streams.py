@@ -10,7 +10,7 @@ import socket
 import struct
 from collections.abc import Iterator
 
-import cloudpickle  # type: ignore[import-untyped]  # ships none
+import cloudpickle
 import httpx
 import pytest
 

@@ -9,7 +9,7 @@ import signal
 import socket
 from pathlib import Path
 
-import cloudpickle  # type: ignore[import-untyped]  # ships none
+import cloudpickle
 import httpx
 import pytest
 

@@ -204,7 +204,7 @@ async def test_a_proof_has_a_deadline_of_its_own_whatever_the_startup_timeout(
 ) -> None:
     assert requested_validation.MOST_S == 600
     monkeypatch.setattr(requested_validation, "MOST_S", 0.01)
-    with pytest.raises(SnapshotRefused, match="did not end"):
+    with pytest.raises(SnapshotRefused, match="did not finish"):
         await world.proofs.prove("sn-1")
     assert (world.running, world.instances.claimed_bytes()) == (0, 0)
 

@@ -72,7 +72,7 @@ def test_memory_that_earlier_work_still_reads_is_not_overwritten(tmp_path: Path)
     file, state = large(tmp_path)
     size = file.stat().st_size
     ones = torch.ones(size, dtype=torch.uint8, device="cuda")
-    torch.cuda._sleep(500_000_000)  # type: ignore[no-untyped-call]  # the stream is busy for a while; what follows waits behind it
+    torch.cuda._sleep(500_000_000)  # the stream is busy for a while; what follows waits behind it
     total = ones.sum(dtype=torch.int64)
     del ones  # its memory is free for the next allocation, although nobody has read it yet
     tensors = weights.load(file, device="cuda")

@@ -108,7 +108,7 @@ class ReleaseResources(NodeResources):
             tag: tag by which the new revisions can be called.
 
         Raises Incompatible, GateFailed, ReleaseFrozen; nothing has changed then."""
-        told = {
+        described = {
             "message": message,
             "labels": dict(labels or {}),
             "meta": dict(meta or {}),
@@ -122,7 +122,7 @@ class ReleaseResources(NodeResources):
         wanted = {name: value for name, value in switches.items() if value}
         body = {
             "functions": [to_json(f) for f in functions],
-            **told,
+            **described,
             **wanted,
             **without_none({"rollout": rollout, "tag": tag}),
         }

@@ -109,7 +109,8 @@ def _amount(text: str) -> str:
     if not amount.is_finite() or not 0 < amount < MAX_AMOUNT:
         raise _wrong("amount", text, f"must be above 0 and below {MAX_AMOUNT}")
     # Check the exponent first, to avoid arithmetic on a number with a million digits.
-    if int(amount.as_tuple().exponent) < COST_QUANTUM.as_tuple().exponent and amount % COST_QUANTUM:  # type: ignore[operator]
+    has_more = int(amount.as_tuple().exponent) < int(COST_QUANTUM.as_tuple().exponent)
+    if has_more and amount % COST_QUANTUM:
         raise _wrong("amount", text, "has more than 12 decimals")
     plain = format(amount, "f")
     return plain.rstrip("0").rstrip(".") if "." in plain else plain

@@ -289,7 +289,7 @@ def gpus_of(sql: sa.Connection, revisions: Sequence[str]) -> dict[str, int]:
 
 
 def place_revision(
-    write: Write, place: AppRef, spec: FunctionSpec, *, told: RevisionMetadata
+    write: Write, place: AppRef, spec: FunctionSpec, *, metadata: RevisionMetadata
 ) -> tuple[str, bool]:
     """Get or create the function and the revision; returns the revision's name and whether it is
     new."""
@@ -306,7 +306,7 @@ def place_revision(
     write.sql.execute(
         insert.on_conflict_do_update(index_elements=["id"], set_={"removed_at": None})
     )
-    return revisions.get_or_create(write, function, spec, told=told)
+    return revisions.get_or_create(write, function, spec, metadata=metadata)
 
 
 def publish_unchanged_traffic(
@@ -335,8 +335,8 @@ def to_function_deployment(
 def _deploy_function(
     write: Write, place: AppRef, spec: FunctionSpec, terms: ReleaseOptions
 ) -> FunctionDeployment:
-    told = replace(terms.told, author=terms.told.author or place.actor)
-    revision, created = place_revision(write, place, spec, told=told)
+    metadata = replace(terms.metadata, author=terms.metadata.author or place.actor)
+    revision, created = place_revision(write, place, spec, metadata=metadata)
     done = releases.release(write, place, function=spec.name, revision=revision, terms=terms)
     publish_unchanged_traffic(write, place, spec.name, done)
     return to_function_deployment(spec.name, revision, done, created=created)

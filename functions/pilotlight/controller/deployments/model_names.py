@@ -67,7 +67,7 @@ def deploy_version(
         metadata = RevisionMetadata(**revisions.metadata_of(row), author=place.actor)
         metadata = replace(metadata, lineage={**metadata.lineage, "resources_of": revision})
         revision, created = app_registry.place_revision(
-            write, place, replace(spec, resources=requested), told=metadata
+            write, place, replace(spec, resources=requested), metadata=metadata
         )
     version = app_registry.continue_deployment(write, place)
     released = releases.release(write, place, function=function, revision=revision, terms=terms)

@@ -38,7 +38,7 @@ class PromotionCandidate:
 
     revision: str
     spec: FunctionSpec
-    told: RevisionMetadata
+    metadata: RevisionMetadata
 
 
 def candidates(
@@ -127,16 +127,16 @@ def _one(
     write: Write, target: AppRef, origin: AppRef, found: PromotionCandidate, terms: ReleaseOptions
 ) -> FunctionDeployment:
     lineage = {
-        **found.told.lineage,
+        **found.metadata.lineage,
         "promoted_from": f"{origin.environment}/{origin.app}/{found.spec.name}@{found.revision}",
     }
-    told = replace(found.told, lineage=lineage)
-    revision, created = app_registry.place_revision(write, target, found.spec, told=told)
+    metadata = replace(found.metadata, lineage=lineage)
+    revision, created = app_registry.place_revision(write, target, found.spec, metadata=metadata)
     brought_by = revisions.get_row(
         write.sql, function_id=target.function_id(found.spec.name), revision=revision
     ).created_by
     # another key may have deployed it there already
-    if target.actor not in (told.author, brought_by):
+    if target.actor not in (metadata.author, brought_by):
         approvals.approve(
             write,
             target,
@@ -145,7 +145,11 @@ def _one(
             note=f"promoted from {origin.environment}",
         )
     done = releases.release(
-        write, target, function=found.spec.name, revision=revision, terms=replace(terms, told=told)
+        write,
+        target,
+        function=found.spec.name,
+        revision=revision,
+        terms=replace(terms, metadata=metadata),
     )
     app_registry.publish_unchanged_traffic(write, target, found.spec.name, done)
     return app_registry.to_function_deployment(found.spec.name, revision, done, created=created)
@@ -162,9 +166,9 @@ def _candidate(sql: sa.Connection, origin: AppRef, function: str) -> PromotionCa
         )
         raise Conflict(text, function=function, environment=origin.environment)
     row = revisions.get_row(sql, function_id=function_id, revision=revision)
-    told = RevisionMetadata(**revisions.metadata_of(row), author=row.created_by)
+    metadata = RevisionMetadata(**revisions.metadata_of(row), author=row.created_by)
     return PromotionCandidate(
-        revision=revision, spec=from_json(FunctionSpec, json.loads(row.spec)), told=told
+        revision=revision, spec=from_json(FunctionSpec, json.loads(row.spec)), metadata=metadata
     )
 
 

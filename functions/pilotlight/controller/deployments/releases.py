@@ -44,7 +44,7 @@ class ReleaseOptions:
     """How to release a deployed revision.
 
     Attributes:
-        told: metadata of the new revisions.
+        metadata: metadata of the new revisions.
         plan: plan of a rollout; None = all traffic at once.
         no_traffic: create the revisions without changing the traffic.
         tag: name under which the revisions can be called whatever their traffic; "" = none.
@@ -52,7 +52,7 @@ class ReleaseOptions:
         override_freeze: release although an error budget is spent; for administrators.
     """
 
-    told: RevisionMetadata = field(default_factory=RevisionMetadata)
+    metadata: RevisionMetadata = field(default_factory=RevisionMetadata)
     plan: RolloutPlan | None = None
     no_traffic: bool = False
     tag: str = ""
@@ -141,8 +141,10 @@ def promote(
     traffic.find(write.sql, place, function)
     revision = aliases.resolve(write.sql, place, function, reference)
     approvals.require_approved(write.sql, place, function=function, revision=revision)
-    if terms.told.evaluation or terms.told.lineage:
-        revisions.set_metadata(write, place.function_id(function), revision, told=terms.told)
+    if terms.metadata.evaluation or terms.metadata.lineage:
+        revisions.set_metadata(
+            write, place.function_id(function), revision, metadata=terms.metadata
+        )
     return revision, release(
         write,
         place,

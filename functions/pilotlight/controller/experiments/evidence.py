@@ -58,7 +58,7 @@ class ExperimentEvidence:
         self._sql = sql
         self._id = experiment
         self._design = design
-        self._told: dict[str, dict[str, Moments]] = {}
+        self._feedback_metrics: dict[str, dict[str, Moments]] = {}
 
     def __repr__(self) -> str:
         return f"<ExperimentEvidence of {self._id}>"
@@ -108,7 +108,7 @@ class ExperimentEvidence:
         ]
         return int(self._sql.execute(query.where(*where)).scalar_one())
 
-    def told(self) -> list[str]:
+    def feedback_metrics(self) -> list[str]:
         """Metrics with feedback of callers, as `feedback:<metric>`."""
         table = tables.feedback
         query = sa.select(table.c.metric, table.c.label, sa.func.count().label("n")).where(
@@ -133,9 +133,9 @@ class ExperimentEvidence:
     def estimates(self, metric: str) -> dict[str, Estimate]:
         """Arm → value and variance, for metrics that are a ratio of sums."""
         if is_feedback(metric):
-            if metric not in self._told:
-                self._told[metric] = self._feedback(metric.removeprefix(FEEDBACK))
-            rows, scale = self._told[metric], 1.0
+            if metric not in self._feedback_metrics:
+                self._feedback_metrics[metric] = self._feedback(metric.removeprefix(FEEDBACK))
+            rows, scale = self._feedback_metrics[metric], 1.0
         else:
             rows, scale = self._sums[metric], _SUMS[metric][2]
         is_share = metric in RATIOS or metric.startswith(f"{FEEDBACK}{LABEL}=")

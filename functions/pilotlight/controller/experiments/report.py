@@ -53,7 +53,7 @@ def make_report(sql: sa.Connection, found: Experiment, *, now: float) -> dict[st
     met = evidence.met()
     ratio = sample_ratio(found.design, met)
     doubts = troubles(found.design, met, crossed=evidence.crossed(), ratio=ratio)
-    metrics = [*METRICS, *evidence.told()]
+    metrics = [*METRICS, *evidence.feedback_metrics()]
     values = {metric: evidence.intervals(metric, alpha=stats.ALPHA) for metric in metrics}
     return {
         "experiment": found.to_json(),

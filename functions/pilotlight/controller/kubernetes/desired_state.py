@@ -120,7 +120,9 @@ class DesiredState:
                 self.functions.pop(known, None)
             return {one for one in (known, unread) if one}
         try:
-            route = FunctionRoute.from_json(value)  # type: ignore[arg-type]  # rejects non-objects
+            if not isinstance(value, Mapping):
+                raise TypeError("a route must be an object")
+            route = FunctionRoute.from_json(value)
         except (KeyError, TypeError, ValueError) as e:
             # the last valid route stays in effect, as in activators
             log.error("event=route_broken path=%s error=%r", path, e)

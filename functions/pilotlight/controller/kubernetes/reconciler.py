@@ -241,8 +241,10 @@ class Reconciler:
         self.work.done(key, again_s=outcome.again_s)
 
     def _failed(self, key: str, error: ClusterError) -> None:
-        told = function_status.status_from_error(error)
-        most_s = self._pace.most_away_s if told.phase is Phase.PENDING else self._pace.most_retry_s
+        status = function_status.status_from_error(error)
+        most_s = (
+            self._pace.most_away_s if status.phase is Phase.PENDING else self._pace.most_retry_s
+        )
         pause_s = self.work.failed(
             key,
             first_s=self._pace.first_retry_s,
@@ -253,10 +255,10 @@ class Reconciler:
             "event=not_reconciled key=%s pause_s=%.1f reason=%s error=%s",
             key,
             pause_s,
-            told.reason,
-            told.message,
+            status.reason,
+            status.message,
         )
-        self._tell(key, told)
+        self._tell(key, status)
 
     def _refused(self, key: str, error: InvalidInput) -> None:
         """Report a declaration that cannot exist in a cluster. Only a change to it helps, which

@@ -47,18 +47,18 @@ def publish(write: Write, function: str) -> None:
         .join(tenants, tenants.c.id == functions.c.tenant)
     )
     row = write.sql.execute(query.where(functions.c.id == function)).one()
-    told = traffic_document(write.sql, function)
-    if not told.weights:
+    document = traffic_document(write.sql, function)
+    if not document.weights:
         return  # its first revision is still waiting for approval
-    told = replace(
-        told,
+    document = replace(
+        document,
         tags={
             **stored_aliases(write.sql, function),
-            **reserved_aliases(write.sql, told),
-            **told.tags,
+            **reserved_aliases(write.sql, document),
+            **document.tags,
         },
     )
-    specs = _specs(write.sql, function, told.named())
+    specs = _specs(write.sql, function, document.named())
     named = {secret for spec in specs.values() for secret in spec.secrets}
     route = launch_spec.function_route(
         tenant=row.tenant,
@@ -66,7 +66,7 @@ def publish(write: Write, function: str) -> None:
         environment=row.environment,
         app=row.app,
         function=row.name,
-        document=told,
+        document=document,
         specs=specs,
         stopped=row.stopped,
         snapshots=row.snapshots,
@@ -76,7 +76,7 @@ def publish(write: Write, function: str) -> None:
     )
     _check_size(write.sql, row, route, revisions=len(specs))
     feed.append(write, feed.FUNCTION, _key(row), route)
-    schedules.sync_schedules(write, function, None if row.stopped else specs[told.heaviest()])
+    schedules.sync_schedules(write, function, None if row.stopped else specs[document.heaviest()])
 
 
 def _check_size(sql: sa.Connection, row: sa.Row[Any], route: Any, *, revisions: int) -> None:

@@ -40,7 +40,7 @@ class RevisionMetadata:
 
 
 def get_or_create(
-    write: Write, function_id: str, spec: FunctionSpec, *, told: RevisionMetadata
+    write: Write, function_id: str, spec: FunctionSpec, *, metadata: RevisionMetadata
 ) -> tuple[str, bool]:
     """Get or create the revision of a spec; returns its name and whether it is new. The metadata of
     an existing one is updated by `set_metadata`."""
@@ -54,7 +54,7 @@ def get_or_create(
             .where(table.c.function == function_id, table.c.name == known.name)
             .values(pruned_at=None)
         )
-        set_metadata(write, function_id, str(known.name), told=told)
+        set_metadata(write, function_id, str(known.name), metadata=metadata)
         return str(known.name), False
     count = (
         sa.update(functions)
@@ -72,21 +72,25 @@ def get_or_create(
     }
     texts = {
         "spec": _text(to_json(spec)),
-        "lineage": _text(told.lineage),
-        "evaluation": _text(told.evaluation),
+        "lineage": _text(metadata.lineage),
+        "evaluation": _text(metadata.evaluation),
     }
     write.sql.execute(
-        sa.insert(table).values(**row, **texts, created_by=told.author, has_tags=bool(spec.tags))
+        sa.insert(table).values(
+            **row, **texts, created_by=metadata.author, has_tags=bool(spec.tags)
+        )
     )
     return name, True
 
 
-def set_metadata(write: Write, function_id: str, revision: str, *, told: RevisionMetadata) -> None:
+def set_metadata(
+    write: Write, function_id: str, revision: str, *, metadata: RevisionMetadata
+) -> None:
     """Add to a revision's metadata: new lineage keys are added, existing ones keep their values;
     newer evaluation metrics replace older ones."""
     table, known = tables.revisions, get_row(write.sql, function_id=function_id, revision=revision)
-    lineage = {**told.lineage, **json.loads(known.lineage)}
-    evaluation = {**json.loads(known.evaluation), **told.evaluation}
+    lineage = {**metadata.lineage, **json.loads(known.lineage)}
+    evaluation = {**json.loads(known.evaluation), **metadata.evaluation}
     update = sa.update(table).where(table.c.function == function_id, table.c.name == revision)
     write.sql.execute(update.values(lineage=_text(lineage), evaluation=_text(evaluation)))
 

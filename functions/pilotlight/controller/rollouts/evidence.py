@@ -52,13 +52,13 @@ def gather(
         since_s: float,
         before: Observation | None,
     ) -> RevisionEvidence:
-        told = _feedback(sql, rollout, revision, since_s=since_s, now=now)
+        answers = _feedback(sql, rollout, revision, since_s=since_s, now=now)
         price = prices.get(revision, 0.0)
         return RevisionEvidence(
             step=subtract(seen[revision], before),
             recent=recent[revision],
             hour=hour[revision],
-            feedback=told,
+            feedback=answers,
             price=price,
         )
 
@@ -190,7 +190,7 @@ def _feedback(
 ) -> dict[str, Sample]:
     out = {}
     for metric in feedback_metrics(rollout.plan):
-        told = feedback.window(
+        answers = feedback.window(
             sql,
             function_id=rollout.function_id,
             revision=revision,
@@ -199,8 +199,8 @@ def _feedback(
             until_s=now + 1,
         )
         out[metric] = (
-            Sample(n=told.n, mean=told.mean, variance=told.variance)
-            if told.n
+            Sample(n=answers.n, mean=answers.mean, variance=answers.variance)
+            if answers.n
             else Sample(n=0, mean=0.0, variance=0.0)
         )
     return out

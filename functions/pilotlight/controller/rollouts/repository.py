@@ -299,13 +299,13 @@ def baseline_of(sql: sa.Connection, rollout: Rollout) -> dict[str, Observation]:
 def is_stall_notified(sql: sa.Connection, rollout: Rollout) -> bool:
     """Whether a notification of a stall was sent since the current step began."""
     table = tables.rollout_decisions
-    told = (
+    conditions = (
         table.c.rollout == rollout.id,
         table.c.step == rollout.step,
         table.c.action == "tell",
         table.c.at >= rollout.step_began_at,
     )
-    return sql.execute(sa.select(table.c.number).where(*told).limit(1)).first() is not None
+    return sql.execute(sa.select(table.c.number).where(*conditions).limit(1)).first() is not None
 
 
 def _noted(sql: sa.Connection, query: sa.Select[Any]) -> list[StoredDecision]:

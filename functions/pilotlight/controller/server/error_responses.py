@@ -81,12 +81,12 @@ def _problem(
     status: int, kind: str, detail: str, request: str, extra: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     # half of a surrogate pair in a caller's text cannot be encoded
-    told = detail.encode(errors="backslashreplace").decode()
+    text = detail.encode(errors="backslashreplace").decode()
     return problem(
         type=kind,
         title=HTTPStatus(status).phrase,
         status=status,
-        detail=told,
+        detail=text,
         instance=request or None,
         extra=extra,
     )

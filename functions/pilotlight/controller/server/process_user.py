@@ -223,10 +223,10 @@ def _database_obstacle(config: ControllerConfig, user: ProcessUser) -> str:
             return str(getattr(e, "orig", e)).strip().replace("\n", " ") or type(e).__name__
         return ""
 
-    def told() -> bytes:
+    def check() -> bytes:
         return (refusal() or _REACHED).encode()
 
-    if (why := user.run_as_user(told).decode(errors="replace")) == _REACHED or refusal():
+    if (why := user.run_as_user(check).decode(errors="replace")) == _REACHED or refusal():
         return ""  # a database that rejects root too is unreachable
     return (
         f"PostgreSQL does not accept uid {user.uid}: {why[:_MAX_REASON]}: use a password "

@@ -131,9 +131,11 @@ def virtual_environment(folder: Path) -> Environment:
         raise InvalidInput(
             f"--venv {folder} is not a virtual environment: {e.strerror or e}", parameter="venv"
         ) from e
-    told = {key.strip(): value.strip() for key, _, value in (line.partition("=") for line in lines)}
-    version = ".".join(told.get("version", told.get("version_info", "")).split(".")[:2])
-    prefix = Path(told.get("home", "/nonexistent")).resolve().parent
+    settings = {
+        key.strip(): value.strip() for key, _, value in (line.partition("=") for line in lines)
+    }
+    version = ".".join(settings.get("version", settings.get("version_info", "")).split(".")[:2])
+    prefix = Path(settings.get("home", "/nonexistent")).resolve().parent
     site, python = (
         folder / "lib" / f"python{version}" / "site-packages",
         prefix / "bin" / f"python{version}",

@@ -73,14 +73,18 @@ class BatchRunner:
     def _results(self, answer: Any, count: int) -> Outcome:
         try:
             return True, self._lists.results(answer, count)
-        except Exception as e:  # noqa: BLE001  # WrongResults, or what the user's own sequence raises when it is read
+        except (
+            Exception
+        ) as e:  # WrongResults, or what the user's own sequence raises when it is read
             return False, e
 
 
 async def _outcome_of(body: Awaitable[Any]) -> Outcome:
     try:
         return True, await body
-    except BaseException as e:  # noqa: BLE001  # user code may raise anything, SystemExit too; it is reported as data
+    except (
+        BaseException
+    ) as e:  # user code may raise anything, SystemExit too; it is reported as data
         return False, e
 
 

@@ -76,9 +76,9 @@ class EngineClient:
                     f"{type(e).__name__}"
                 ) from e
         if not 200 <= answer.status < 300:
-            told = content[:_MAX_SHOWN].decode(errors="replace")
+            shown = content[:_MAX_SHOWN].decode(errors="replace")
             raise EngineRefused(
-                f"the engine answered {method} {path} with status {answer.status}: {told}"
+                f"the engine answered {method} {path} with status {answer.status}: {shown}"
             )
         return content
 

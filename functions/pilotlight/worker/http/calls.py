@@ -16,7 +16,7 @@ import contextvars
 import inspect
 import math
 import types
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pilotlight.errors import InvalidInput, NotFound, Unavailable, UnsupportedMediaType
@@ -254,7 +254,9 @@ class Calls:
                 await self._stream(call, value, send)
             else:
                 await _answer_value(call, value, send)
-        except BaseException as e:  # noqa: BLE001  # user code may raise anything, SystemExit too; it is answered as data
+        except (
+            BaseException
+        ) as e:  # user code may raise anything, SystemExit too; it is answered as data
             call.begin(None)
             await _answer_raised(call, e, send)
 
@@ -303,13 +305,15 @@ class Calls:
                     if call.stopped is None
                     else (framer.error(_late(call)), b"error")
                 )
-            except BaseException as e:  # noqa: BLE001  # as in _perform: the headers are out, so the error travels in the stream
+            except (
+                BaseException
+            ) as e:  # as in _perform: the headers are out, so the error travels in the stream
                 tail, finish = framer.error(_late(call) if call.stopped else e), b"error"
             await end(send, tail, b"%b: %b\r\n%b" % (_FINISH, finish, call.spans.line(200)))
         finally:
-            await items.aclose()  # type: ignore[attr-defined]  # an async generator
+            await items.aclose()
 
-    async def _items(self, call: Call, source: Any) -> AsyncIterator[Any]:
+    async def _items(self, call: Call, source: Any) -> AsyncGenerator[Any, None]:
         if inspect.isasyncgen(source):
             call.begin(asyncio.current_task())
             try:

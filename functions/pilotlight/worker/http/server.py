@@ -201,7 +201,9 @@ class Server:
         for step in (self._shut_down_application, self._run_exit_hooks):
             try:
                 await step()
-            except BaseException as e:  # noqa: BLE001  # user code: a failed clean-up is logged and must not stop the exit
+            except (
+                BaseException
+            ) as e:  # user code: a failed clean-up is logged and must not stop the exit
                 user_errors.report(e)
 
     async def _shut_down_application(self) -> None:

@@ -144,7 +144,9 @@ def _perform(job: _Job) -> Outcome:
         return False, CallCancelled()
     try:
         return True, job.context.run(job.function, *job.args, **job.kwargs)
-    except BaseException as e:  # noqa: BLE001  # user code may raise anything, SystemExit too; it is reported as data
+    except (
+        BaseException
+    ) as e:  # user code may raise anything, SystemExit too; it is reported as data
         return False, e
 
 

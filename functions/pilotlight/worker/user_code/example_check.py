@@ -102,7 +102,7 @@ def _title(method: Method) -> str:
 def _abbreviate(value: Any) -> str:
     try:
         text = repr(value)
-    except Exception as e:  # noqa: BLE001  # a user's __repr__ may raise anything; this is for a message only
+    except Exception as e:  # a user's __repr__ may raise anything; this is for a message only
         text = f"<{type(value).__qualname__}, whose __repr__ raised {type(e).__name__}>"
     return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 1] + "…"
 
@@ -113,7 +113,7 @@ def digest(value: Any) -> bytes:
     walk = _Walk()
     try:
         walk.feed(value, 0)
-    except Exception as e:  # noqa: BLE001  # members of user objects may raise anything when they are read
+    except Exception as e:  # members of user objects may raise anything when they are read
         walk.hashing.update(type(e).__qualname__.encode())
     return walk.hashing.digest()
 

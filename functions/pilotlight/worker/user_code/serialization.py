@@ -14,7 +14,7 @@ import struct
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-import cloudpickle  # type: ignore[import-untyped]  # ships none
+import cloudpickle
 
 from pilotlight.errors import DeadlineExceeded, PilotlightError
 from pilotlight.protocol import CONTENT_NDJSON, CONTENT_PICKLE_STREAM, CONTENT_SSE, problem

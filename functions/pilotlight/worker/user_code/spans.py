@@ -248,7 +248,7 @@ def _plain(value: Any) -> str | int | float | bool:
         return value
     try:
         return str(value)[:MAX_CHARS]
-    except Exception:  # noqa: BLE001  # user code's own __str__
+    except Exception:  # user code's own __str__
         return type(value).__name__
 
 

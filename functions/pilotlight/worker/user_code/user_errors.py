@@ -14,7 +14,7 @@ import traceback
 from types import TracebackType
 from typing import Any
 
-import cloudpickle  # type: ignore[import-untyped]  # ships none
+import cloudpickle
 
 from pilotlight.errors import RemoteError
 from pilotlight.protocol import problem
@@ -54,7 +54,7 @@ def message_of(error: BaseException) -> str:
     """`str(error)`, truncated; handles a user's `__str__` that raises."""
     try:
         text = str(error)
-    except Exception as e:  # noqa: BLE001  # a user's __str__ may raise anything
+    except Exception as e:  # a user's __str__ may raise anything
         text = f"<its __str__ raised {type(e).__name__}>"
     return text if len(text) <= MAX_MESSAGE else text[: MAX_MESSAGE - 1] + "…"
 
@@ -148,7 +148,7 @@ def _pickled_or_none(error: BaseException) -> bytes | None:
         data = bytes(cloudpickle.dumps(error))
         # our own bytes, in the tenant's own worker
         return data if isinstance(pickle.loads(data), BaseException) else None
-    except Exception:  # noqa: BLE001  # user classes may raise anything while pickling
+    except Exception:  # user classes may raise anything while pickling
         return None
 
 
@@ -157,7 +157,7 @@ def _rebuild(data: bytes | None, name: str, message: str, remote_traceback: str)
     if data is not None:
         try:
             error = pickle.loads(data)  # in the calling SDK: a response of its own tenant
-        except Exception:  # noqa: BLE001  # the class's module is missing or differs: fall back to text
+        except Exception:  # the class's module is missing or differs: fall back to text
             error = None
     if not isinstance(error, BaseException):
         error = RemoteError(

@@ -102,7 +102,7 @@ def test_a_virtual_environment_needs_what_a_worker_needs(tmp_path: Path) -> None
 
 def test_a_virtual_environment_of_an_interpreter_that_is_gone_is_named(tmp_path: Path) -> None:
     (tmp_path / "pyvenv.cfg").write_text("home = /nowhere/bin\nversion = 3.11.7\n")
-    with pytest.raises(InvalidInput, match=r"there is no /nowhere/bin/python3\.11"):
+    with pytest.raises(InvalidInput, match=r"/nowhere/bin/python3\.11 does not exist"):
         virtual_environment(tmp_path)
 
 

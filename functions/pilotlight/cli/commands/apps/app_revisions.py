@@ -187,8 +187,8 @@ def pin(
     owner, function = _split(app)
     with session.client() as client:
         body = client.pin(owner, tenant, name, function=function)
-    told = f"is pinned to {body['revision']}" if body["revision"] else "is no longer pinned"
-    session.show(body, lambda: f"{body['app']}/{body['function']}: {tenant} {told}")
+    text = f"is pinned to {body['revision']}" if body["revision"] else "is no longer pinned"
+    session.show(body, lambda: f"{body['app']}/{body['function']}: {tenant} {text}")
 
 
 def alias(
@@ -246,12 +246,12 @@ def protect(
     """
     with session.client() as client:
         body = client.protect_app(app, approvals=approvals)
-    told = (
+    text = (
         f"new revisions need {approvals} approval{'s' if approvals > 1 else ''}"
         if approvals
         else "new revisions need no approval"
     )
-    session.show({"app": app, **body}, lambda: f"{app}: {told}")
+    session.show({"app": app, **body}, lambda: f"{app}: {text}")
 
 
 def approve(

@@ -280,13 +280,13 @@ def stage_of(app: str, f: DeployedFunction) -> list[str]:
     name = f"{app}/{f.function}"
     match f.stage:
         case "waiting":
-            told = (
+            text = (
                 f"needs {f.approvals} more approval{'s' if f.approvals > 1 else ''}: ask another "
                 f"person to run"
             )
             return [
                 (
-                    f"{told} `pilotlight app approve {name} {f.revision}`, then `pilotlight app "
+                    f"{text} `pilotlight app approve {name} {f.revision}`, then `pilotlight app "
                     f"promote {name} {f.revision}`"
                 )
             ]

@@ -79,23 +79,23 @@ def _detail(body: dict[str, Any]) -> Any:
     from rich.console import Group
 
     where = f"{body['gpu']}:{body['gpu_count']}" if body["gpu_count"] else "CPU"
-    told = [
+    lines = [
         (
             f"{body['revision']} on {where}: {body['max_num_seqs']} concurrent sequences of at most "
             f"{body['max_model_len']} tokens"
         )
     ]
     if body["adapters"]:
-        told.append("adapters: " + ", ".join(body["adapters"]))
+        lines.append("adapters: " + ", ".join(body["adapters"]))
     if body["finishes"]:
-        told.append(
+        lines.append(
             "finish reasons: "
             + ", ".join(f"{reason} {n}" for reason, n in body["finishes"].items())
         )
     if body["completed"] is not None:
-        told.append(f"streams: {body['streams']}, {body['completed']:.2%} completed")
+        lines.append(f"streams: {body['streams']}, {body['completed']:.2%} completed")
     if body["out_of_memory"]:
-        told.append(f"out of memory: {body['out_of_memory']} times")
+        lines.append(f"out of memory: {body['out_of_memory']} times")
     starts = [
         {
             "kind": kind,
@@ -108,7 +108,7 @@ def _detail(body: dict[str, Any]) -> Any:
     return Group(
         format_table([_row(body)], _COLUMNS, empty=""),
         "",
-        "\n".join(told),
+        "\n".join(lines),
         "",
         format_table(starts, _STARTS, empty="No streams yet."),
         "",

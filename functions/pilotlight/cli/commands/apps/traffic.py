@@ -257,11 +257,11 @@ def _shown(found: Json) -> RenderableType:
             if result["compared"]
             else "none compared"
         )
-        told = (
+        text = (
             f"last day: {result['answered']} answered, {result['failed']} failed, {same}, "
             f"{result['skipped']} skipped"
         )
-        rows.append({"what": told, "revision": ""})
+        rows.append({"what": text, "revision": ""})
     if (experiment := found["experiment"]) is not None:
         arms = [
             {"what": f"arm {arm['name']}, {arm['share']:g} %", "revision": arm["revision"]}

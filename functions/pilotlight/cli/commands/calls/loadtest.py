@@ -161,9 +161,16 @@ def loadtest(
             f"no request is due in {seconds:g} s at {rate:g} per second",
             hint="Use a higher --rate or a longer --duration.",
         )
-    with _progress(session, len(due)) as told:
+    with _progress(session, len(due)) as on_progress:
         results, elapsed_s = asyncio.run(
-            runner.run(session.profile(), recipe, due, timeout_s=patience, seed=seed, told=told)
+            runner.run(
+                session.profile(),
+                recipe,
+                due,
+                timeout_s=patience,
+                seed=seed,
+                on_progress=on_progress,
+            )
         )
     plan = {
         "target": target,
@@ -301,7 +308,7 @@ def _progress(session: Session, total: int) -> Iterator[ProgressCallback | None]
     with Progress(console=session.notes(), transient=True) as bar:
         task = bar.add_task("loadtest", total=total)
 
-        def told(sent: int, answered: int, failed: int) -> None:
+        def on_progress(sent: int, answered: int, failed: int) -> None:
             under_way = sent - answered
             bar.update(
                 task,
@@ -309,7 +316,7 @@ def _progress(session: Session, total: int) -> Iterator[ProgressCallback | None]
                 description=f"{under_way} in flight{f', {failed} failed' if failed else ''}",
             )
 
-        yield told
+        yield on_progress
 
 
 def _rendered(found: dict[str, Any]) -> Any:
@@ -326,14 +333,14 @@ def _rendered(found: dict[str, Any]) -> Any:
         }
         for name, row in found["ms"].items()
     ]
-    told = (
+    text = (
         f"{found['requests']} requests, {found['good']} good, {found['good_per_s']:.1f}/s of "
         f"{found['offered_per_s']:g}/s offered"
     )
     lines = (
-        [f"interrupted: {found['requests']} of {found['due']} requests were answered", told]
+        [f"interrupted: {found['requests']} of {found['due']} requests were answered", text]
         if found["interrupted"]
-        else [told]
+        else [text]
     )
     if (late := found["ms"].get("late")) is not None and late["p99"] > _LATE_MS:
         lines.append(

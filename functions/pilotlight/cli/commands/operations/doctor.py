@@ -405,14 +405,14 @@ def snapshots(answer: Mapping[str, Any], platform: LocalPlatform) -> Iterator[Ch
     from pilotlight.core.settings import load_section
     from snapshotter.settings import SnapshotterSettings
 
-    told: Mapping[str, Any] = answer.get("node", {}).get("snapshots") or {}
+    reported: Mapping[str, Any] = answer.get("node", {}).get("snapshots") or {}
     file = platform.config if platform.config.exists() else None
     known = load_section(SnapshotterSettings, "snapshotter", file)
     restore = next(
         (f for f in answer.get("features", ()) if f["name"] == "RESTORE"),
         {"on": False, "why": "the node agent does not report it"},
     )
-    directory = Path(told.get("directory") or platform.paths.home / "node/snapshots")
+    directory = Path(reported.get("directory") or platform.paths.home / "node/snapshots")
     if not known.snapshots:
         why = (
             "Disabled: set snapshotter.snapshots to true in platform.yaml and restart the platform."
@@ -421,38 +421,38 @@ def snapshots(answer: Mapping[str, Any], platform: LocalPlatform) -> Iterator[Ch
             what="snapshots", state=NOTE, detail="off; FORK and COLD remain", way_out=why
         )
         return
-    if not told.get("on", restore["on"]):
+    if not reported.get("on", restore["on"]):
         yield CheckResult(
             what="snapshots",
             state=NOTE,
             detail="off; FORK and COLD remain",
-            way_out=str(told.get("why") or restore["why"]),
+            way_out=str(reported.get("why") or restore["why"]),
         )
         return
-    budget = told.get("max_bytes") or known.snapshot_max_bytes
+    budget = reported.get("max_bytes") or known.snapshot_max_bytes
     free = shutil.disk_usage(next(p for p in (directory, *directory.parents) if p.exists())).free
     used, of = (
-        format_bytes(int(told.get("used_bytes") or 0)),
+        format_bytes(int(reported.get("used_bytes") or 0)),
         format_bytes(int(budget)) if budget else "a quarter of the free disk",
     )
     counts = (
-        f"{told.get('ready', 0)} ready, {told.get('quarantined', 0)} quarantined; {used} of {of} "
+        f"{reported.get('ready', 0)} ready, {reported.get('quarantined', 0)} quarantined; {used} of {of} "
         f"used, "
-        if told
+        if reported
         else ""
     )
-    state = NOTE if told.get("quarantined") or free < _LEAST_DISK_BYTES else OK
+    state = NOTE if reported.get("quarantined") or free < _LEAST_DISK_BYTES else OK
     reasons = (
         "`pilotlight snapshot list` shows the reasons; `pilotlight snapshot delete ID` frees space."
     )
-    way_out = reasons if told.get("quarantined") else ""
+    way_out = reasons if reported.get("quarantined") else ""
     yield CheckResult(
         what="snapshots",
         state=state,
         detail=f"{directory}: {counts}{format_bytes(free)} free",
         way_out=way_out,
     )
-    if refusal := told.get("last_refusal"):
+    if refusal := reported.get("last_refusal"):
         reasons = (
             "; ".join(str(r.get("message") or r.get("what")) for r in refusal.get("reasons", ()))
             or "no reason was recorded"

@@ -21,7 +21,7 @@ Name = Annotated[
 _COLUMNS = {
     "name": "name",
     "url": "url",
-    "told": "events",
+    "sent_events": "events",
     "created_at": "created",
     "created_by": "by",
 }
@@ -83,7 +83,9 @@ def set_(
         body = client.set_webhook(name, url, events=event or (), new_secret=new_secret)
     session.show(
         body,
-        lambda: f"{name} receives {_told(body)}; test it with `pilotlight webhook test {name}`",
+        lambda: (
+            f"{name} receives {_sent_events(body)}; test it with `pilotlight webhook test {name}`"
+        ),
     )
     if body["secret"]:
         session.say(f"signing secret, shown only once: {body['secret']}")
@@ -96,7 +98,9 @@ def list_(session: Session) -> None:
     session.show(
         rows,
         lambda: format_table(
-            [{**row, "told": _told(row)} for row in rows], _COLUMNS, empty="No webhooks."
+            [{**row, "sent_events": _sent_events(row)} for row in rows],
+            _COLUMNS,
+            empty="No webhooks.",
         ),
     )
 
@@ -138,7 +142,7 @@ def deliveries(
     )
 
 
-def _told(row: dict[str, Any]) -> str:
+def _sent_events(row: dict[str, Any]) -> str:
     return ", ".join(row["events"]) or "calls that name it"
 
 

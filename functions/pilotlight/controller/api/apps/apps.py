@@ -127,7 +127,7 @@ def _terms(body: schemas.DeployRequest) -> ReleaseOptions:
         text = "no_traffic and rollout exclude each other: set only one of them"
         raise InvalidInput(text, parameter="rollout")
     return ReleaseOptions(
-        told=RevisionMetadata(lineage=body.meta, evaluation=body.evaluation),
+        metadata=RevisionMetadata(lineage=body.meta, evaluation=body.evaluation),
         plan=plan.parse(body.rollout) if body.rollout is not None else None,
         no_traffic=body.no_traffic,
         tag=body.tag or "",

@@ -70,16 +70,16 @@ class CanaryPolicy(Body):
 class ModelDeployment(Body):
     """A model version to serve."""
 
-    modelId: str = Field(max_length=160, description="`app/function`")  # noqa: N815 - the name in the API
+    modelId: str = Field(max_length=160, description="`app/function`")
     version: Reference
     resources: ModelResources | None = None
-    rolloutPolicy: Literal["all_at_once"] | CanaryPolicy = "all_at_once"  # noqa: N815 - the name in the API
+    rolloutPolicy: Literal["all_at_once"] | CanaryPolicy = "all_at_once"
 
 
 class ModelDeployed(Body):
     """The result of a deployment. `version` is the revision's name."""
 
-    modelId: str  # noqa: N815 - the name in the API
+    modelId: str
     version: str
     stage: Literal["live", "waiting", "no_traffic", "rollout"]
     approvals: int

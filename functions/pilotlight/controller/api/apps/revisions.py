@@ -208,7 +208,7 @@ def promote(context: Ctx, here: Here, body: PromoteRequest) -> Promoted:
     if body.override_freeze:
         here.caller.require_scope(Scope.ADMIN)
     terms = ReleaseOptions(
-        told=RevisionMetadata(lineage=body.meta, evaluation=body.evaluation),
+        metadata=RevisionMetadata(lineage=body.meta, evaluation=body.evaluation),
         plan=plan.parse(body.rollout) if body.rollout is not None else None,
         allow_breaking=body.allow_breaking,
         override_freeze=body.override_freeze,
