@@ -41,17 +41,17 @@ from activator.settings import ActivatorSettings
 from pilotlight import errors
 from pilotlight.core import logging_config
 from pilotlight.core.dashboard.dashboard_origin import read_dashboard_origin
-from pilotlight.core.listeners import serve_on_listener
 from pilotlight.core.metrics_server import (
     MetricsAddress,
     MetricsServer,
     metrics_socket,
     metrics_token_file,
 )
-from pilotlight.core.public_listener import open_functions_socket, open_listeners
 from pilotlight.core.rpc import grant_group_access
 from pilotlight.core.settings import Paths, PlatformSettings, SettingsInvalid, load_section
-from pilotlight.core.transport import TlsCredentials
+from pilotlight.core.transport.endpoint import TlsCredentials
+from pilotlight.core.transport.listeners import serve_on_listener
+from pilotlight.core.transport.public_listener import open_functions_socket, open_listeners
 from pilotlight.kubernetes.settings import ClusterSettings
 from pilotlight.spec.pricing import PriceSettings
 from snapshotter.settings import SnapshotterSettings

@@ -60,9 +60,9 @@ from activator.settings import ActivatorSettings
 from activator.tracing.pipeline import TracePipeline
 from pilotlight.core.crypto import ActivatorKey, load_activator_key
 from pilotlight.core.dashboard.dashboard_origin import DashboardOrigin
-from pilotlight.core.listeners import open_tcp_listener, require_tls_or_loopback
 from pilotlight.core.settings import Paths, PlatformSettings, SettingsInvalid
-from pilotlight.core.transport import Endpoint, TlsCredentials, controller_endpoint
+from pilotlight.core.transport.endpoint import Endpoint, TlsCredentials, controller_endpoint
+from pilotlight.core.transport.listeners import open_tcp_listener, require_tls_or_loopback
 from pilotlight.kubernetes.settings import ClusterSettings
 from pilotlight.spec.function import FunctionSpec
 from pilotlight.spec.pricing import PriceSettings

@@ -1,5 +1,5 @@
 """No HTTP client of the platform keeps cookies: each is made with `cookies=no_cookies()`
-(`pilotlight.core.transport.cookies`)."""
+(`pilotlight.core.transport.endpoint.cookies`)."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_every_client_of_the_platform_is_made_without_cookies() -> None:
     }
 
     assert not found, (
-        "pass cookies=no_cookies() of pilotlight.core.cookies: a client with a jar gives one "
+        "pass cookies=no_cookies() of pilotlight.core.transport.cookies: a client with a jar gives one "
         "caller's cookies to the next"
     )
 
@@ -113,7 +113,9 @@ def test_every_client_of_the_platform_is_made_without_cookies() -> None:
 def test_the_clients_of_the_platform_are_seen() -> None:
     seen = [path.name for path in sources() if "no_cookies()" in path.read_text()]
 
-    assert {"activation_requests.py", "http_client.py", "transport.py", "webhook_sender.py"} <= set(seen)
+    assert {"activation_requests.py", "http_client.py", "transport.py", "webhook_sender.py"} <= set(
+        seen
+    )
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from pilotlight.core.metrics_server import (
 )
 from pilotlight.core.object_store import blob_store
 from pilotlight.core.settings import Paths, PlatformSettings, SettingsInvalid, load_section
-from pilotlight.core.transport import CertificateInvalid, TlsCredentials
+from pilotlight.core.transport.endpoint import CertificateInvalid, TlsCredentials
 from weight_cache import process_tuning
 from weight_cache.errors import StoreOwned
 from weight_cache.fetch.origin import ObjectOrigin, Origin

@@ -16,8 +16,8 @@ from activator.async_calls.pending import PendingCalls
 from activator.async_calls.result_stream import FINAL
 from activator.billing.journal import Journal
 from pilotlight.core.backoff import Backoff
-from pilotlight.core.controller_client import controller_client
-from pilotlight.core.transport import Endpoint
+from pilotlight.core.transport.controller_client import controller_client
+from pilotlight.core.transport.endpoint import Endpoint
 from pilotlight.protocol import CALLS_PATH, CallRecord
 
 log = logging.getLogger(__name__)

@@ -23,8 +23,8 @@ import httpx
 
 from pilotlight import errors
 from pilotlight.core.backoff import Backoff
-from pilotlight.core.controller_client import controller_client
-from pilotlight.core.transport import Endpoint
+from pilotlight.core.transport.controller_client import controller_client
+from pilotlight.core.transport.endpoint import Endpoint
 from pilotlight.protocol import DUE_PATH, MAX_WITHOUT
 
 log = logging.getLogger(__name__)

@@ -62,7 +62,7 @@ from activator.settings import ActivatorSettings
 from activator.tracing.context import Trace
 from activator.tracing.tracer import Tracer
 from pilotlight import errors
-from pilotlight.core.transport import Endpoint
+from pilotlight.core.transport.endpoint import Endpoint
 from pilotlight.protocol import HEADER_IDEMPOTENCY_KEY, HEADER_REPLAYED, HEADER_WEBHOOK, CallRecord
 from pilotlight.spec.identifiers import FunctionAddress, TenantId, check_name
 

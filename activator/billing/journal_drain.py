@@ -24,8 +24,8 @@ from activator.billing.journal import Journal, Recovered
 from activator.billing.service import ControllerLedger
 from activator.billing.shipping import REFUSED_NAME, Shipper
 from pilotlight.core.backoff import Backoff
-from pilotlight.core.controller_client import controller_client
-from pilotlight.core.transport import Endpoint
+from pilotlight.core.transport.controller_client import controller_client
+from pilotlight.core.transport.endpoint import Endpoint
 from pilotlight.protocol import CALLS_PATH, DUE_PATH
 
 log = logging.getLogger(__name__)

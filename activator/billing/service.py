@@ -28,8 +28,8 @@ from activator.worker_client.connection import (
     WorkerConnectionLost,
     WorkerResponse,
 )
-from pilotlight.core.controller_client import HEADER_PLATFORM_TOKEN
-from pilotlight.core.transport import Endpoint
+from pilotlight.core.transport.controller_client import HEADER_PLATFORM_TOKEN
+from pilotlight.core.transport.endpoint import Endpoint
 from pilotlight.protocol import BUDGETS_PATH, USAGE_PATH, BudgetState
 from pilotlight.spec.pricing import Rates
 

@@ -18,8 +18,8 @@ import httpx
 
 from activator.call_stats.observer import CallStats
 from pilotlight.core.backoff import Backoff
-from pilotlight.core.controller_client import controller_client
-from pilotlight.core.transport import Endpoint
+from pilotlight.core.transport.controller_client import controller_client
+from pilotlight.core.transport.endpoint import Endpoint
 from pilotlight.protocol import OBSERVATIONS_PATH
 from pilotlight.spec.observations import Observation, add_observation
 

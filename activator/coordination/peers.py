@@ -27,7 +27,7 @@ import httpx
 from activator.http.request import HOP_BY_HOP, Headers, Request
 from pilotlight import errors
 from pilotlight.core.settings import SettingsInvalid
-from pilotlight.core.transport import Endpoint, TlsCredentials
+from pilotlight.core.transport.endpoint import Endpoint, TlsCredentials
 
 log = logging.getLogger(__name__)
 

@@ -30,7 +30,7 @@ from pilotlight import errors
 from pilotlight.core.crypto import Sealer
 from pilotlight.core.dashboard import visitor_cookie
 from pilotlight.core.dashboard.dashboard_origin import DASHBOARD_PATH
-from pilotlight.core.transport import Endpoint
+from pilotlight.core.transport.endpoint import Endpoint
 
 PUBLIC_PREFIXES = ("/v1/", "/v2/", "/dashboard", "/docs", "/openapi.json", "/redoc")
 """Paths that may be forwarded. `/internal/` must never be among them."""

@@ -21,7 +21,7 @@ import httpx
 
 from activator.routing.route_table import CallTarget
 from pilotlight.core.backoff import Backoff
-from pilotlight.core.cookies import no_cookies
+from pilotlight.core.transport.cookies import no_cookies
 from pilotlight.protocol import WORKER_STATUS
 
 log = logging.getLogger(__name__)

@@ -19,8 +19,8 @@ import httpx
 
 from activator.routing.route_table import RouteTable
 from pilotlight.core.backoff import Backoff
-from pilotlight.core.controller_client import controller_client
-from pilotlight.core.transport import Endpoint
+from pilotlight.core.transport.controller_client import controller_client
+from pilotlight.core.transport.endpoint import Endpoint
 from pilotlight.protocol import FEED_PATH, FeedChange
 from snapshotter.agent import launch_signature
 

@@ -13,8 +13,8 @@ import httpx
 
 from activator.tracing.trace_builder import Json
 from pilotlight.core.backoff import Backoff
-from pilotlight.core.controller_client import controller_client
-from pilotlight.core.transport import Endpoint
+from pilotlight.core.transport.controller_client import controller_client
+from pilotlight.core.transport.endpoint import Endpoint
 from pilotlight.protocol import TRACES_PATH
 
 log = logging.getLogger(__name__)

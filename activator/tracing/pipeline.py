@@ -11,7 +11,7 @@ from activator.tracing.otlp import OtlpExport
 from activator.tracing.outbox import ControllerTraces, Outbox
 from activator.tracing.trace_builder import Json
 from activator.tracing.tracer import Exemplifies, Tracer
-from pilotlight.core.transport import Endpoint
+from pilotlight.core.transport.endpoint import Endpoint
 
 
 class TracePipeline:

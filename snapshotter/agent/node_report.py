@@ -21,9 +21,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from pilotlight.core.controller_client import controller_client
 from pilotlight.core.settings import SettingsInvalid
-from pilotlight.core.transport import Endpoint
+from pilotlight.core.transport.controller_client import controller_client
+from pilotlight.core.transport.endpoint import Endpoint
 from snapshotter.cuda.memory import GpuMemory, GpuMemoryUnknown, MemoryReader
 from snapshotter.types import (
     NODES_PATH,

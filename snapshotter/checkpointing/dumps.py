@@ -21,7 +21,8 @@ from snapshotter.criu.errors import CriuError, CriuFailed, CriuReason
 from snapshotter.cuda.devices import Devices, NoDevices, Suspension
 from snapshotter.cuda.errors import CudaFailed, CudaLost, CudaRefused
 from snapshotter.linux import proc
-from snapshotter.shim import cpu_priority, mounts
+from snapshotter.shim import cpu_priority
+from snapshotter.shim.sandbox import mounts
 from snapshotter.slots import slot as slots
 from snapshotter.slots.manager import OccupiedSlot, SlotAllocator, StartPhase
 from snapshotter.snapshots import mapped_files, memory_report

@@ -21,8 +21,9 @@ from select import POLLIN, poll
 from typing import Any
 
 from snapshotter.criu.descriptors import FIRST_FD, SOCKET_FD
-from snapshotter.shim import mounts, seqpacket
-from snapshotter.shim.mount import mount
+from snapshotter.shim import seqpacket
+from snapshotter.shim.sandbox import mounts
+from snapshotter.shim.sandbox.mount import mount
 
 KDAT = "/run/criu.kdat"
 """Where CRIU caches detected kernel features, if that is a tmpfs (criu/kerndat.c)."""

@@ -28,7 +28,7 @@ from snapshotter.images.build_network import Joined
 from snapshotter.images.build_output import MAX_LINE_BYTES, Output
 from snapshotter.images.interpreters import Interpreter
 from snapshotter.images.pip_config import GLOBAL_FILES
-from snapshotter.shim import isolation
+from snapshotter.shim.sandbox import isolation
 
 SLOT_ROOT = Path("/run/pilotlight/slot")
 """Paths that workers see (docs/internals.md). Builds use the same ones, so that paths written

@@ -70,7 +70,7 @@ from snapshotter.linux.atomic_directory import (
 from snapshotter.linux.cgroups import Cgroups, Group
 from snapshotter.linux.dns_servers import DnsServers
 from snapshotter.linux.egress_policy import PUBLIC, EgressPolicy
-from snapshotter.shim import mounts, root_directory
+from snapshotter.shim.sandbox import mounts, root_directory
 from snapshotter.slots.launch_plan import Layout
 
 RUNTIME_PACKAGES = ("cloudpickle", "uvicorn", "httptools", "uvloop", "wsproto")

@@ -15,7 +15,7 @@ import stat
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from snapshotter.shim.mount import BIND, NODEV, NOSUID, REC, SLAVE, mount
+from snapshotter.shim.sandbox.mount import BIND, NODEV, NOSUID, REC, SLAVE, mount
 
 _NEWNS = 0x00020000
 _libc = ctypes.CDLL(None, use_errno=True)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from snapshotter.linux import mount_view
-from snapshotter.shim.isolation import confine, drop_bounding_set
+from snapshotter.shim.sandbox.isolation import confine, drop_bounding_set
 
 _PR_SET_PDEATHSIG, _PR_GET_PDEATHSIG = 1, 2
 _libc = ctypes.CDLL(None, use_errno=True)

@@ -17,8 +17,8 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from snapshotter.shim.isolation import ABSENT
-from snapshotter.shim.system_calls import ALLOWED, DENIED, MACHINES, numbers
+from snapshotter.shim.sandbox.isolation import ABSENT
+from snapshotter.shim.sandbox.system_calls import ALLOWED, DENIED, MACHINES, numbers
 
 KERNEL_LOG = Path("/dev/kmsg")
 AGAIN_S = 60.0

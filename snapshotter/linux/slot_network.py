@@ -42,7 +42,7 @@ from snapshotter.linux import dns_servers, host_network, net_commands
 from snapshotter.linux.dns_servers import DnsServers
 from snapshotter.linux.egress_policy import EVERYWHERE, GATEWAY, INSIDE, EgressPolicy, EgressRules
 from snapshotter.linux.host_network import PREFIX, TABLE, interfaces
-from snapshotter.shim import netns
+from snapshotter.shim.sandbox import netns
 
 _LAST = 65533
 """Last host number of a /16; the network and broadcast addresses are unusable."""

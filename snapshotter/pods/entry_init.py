@@ -21,8 +21,9 @@ from typing import Any
 
 from snapshotter.criu import sandbox_init
 from snapshotter.pods import mounts
-from snapshotter.shim import child, isolation, seqpacket, workdir_archive
-from snapshotter.shim import mounts as tree
+from snapshotter.shim import child, seqpacket
+from snapshotter.shim.sandbox import isolation, workdir_archive
+from snapshotter.shim.sandbox import mounts as tree
 
 _IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE)
 

@@ -13,8 +13,8 @@ import os
 import stat
 from collections.abc import Sequence
 
-from snapshotter.shim import mounts
-from snapshotter.shim.mount import BIND, NODEV, NOSUID, RDONLY, REMOUNT, mount
+from snapshotter.shim.sandbox import mounts
+from snapshotter.shim.sandbox.mount import BIND, NODEV, NOSUID, RDONLY, REMOUNT, mount
 
 _OPEN_TREE, _MOVE_MOUNT = 428, 429  # the same on every architecture (asm-generic/unistd.h)
 _AT_FDCWD = -100
@@ -57,8 +57,8 @@ def enter(pidfd: int) -> None:
 
 
 def build(held: Sequence[tuple[int, str]], *, uid: int, writable_bytes: int) -> None:
-    """Build the tree of a slot (`snapshotter.shim.mounts`) in a pod, with the paths that a restored
-    worker expects. Raises OSError.
+    """Build the tree of a slot (`snapshotter.shim.sandbox.mounts`) in a pod, with the paths that a
+    restored worker expects. Raises OSError.
 
     `held`: (descriptor of `take`, name below the tree's root). `writable_bytes`: size of each of
     its temporary file systems.

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 from pilotlight.core.settings import Paths, PlatformSettings
-from pilotlight.core.transport import controller_endpoint
+from pilotlight.core.transport.endpoint import controller_endpoint
 from snapshotter.agent import node_report
 from snapshotter.agent.launch_signature import LaunchSigner
 from snapshotter.checkpointing.api import SnapshotApi

@@ -10,7 +10,8 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from snapshotter.shim import cpu_priority, isolation, mounts
+from snapshotter.shim import cpu_priority
+from snapshotter.shim.sandbox import isolation, mounts
 
 CONTROL_FD = 3
 """Descriptor of a worker's end of the control channel."""

@@ -16,8 +16,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from snapshotter.shim import child, messages, mounts, seqpacket, workdir_archive
+from snapshotter.shim import child, messages, seqpacket
 from snapshotter.shim.event_loop import Peer, Poller
+from snapshotter.shim.sandbox import mounts, workdir_archive
 from snapshotter.shim.worker import ShimWorker
 
 _SILENT = "the process exited, or closed its channel, before it was quiesced"

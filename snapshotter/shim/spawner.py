@@ -19,8 +19,9 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from snapshotter.shim import child, isolation, mounts, netns, seqpacket
+from snapshotter.shim import child, seqpacket
 from snapshotter.shim.main import Shim
+from snapshotter.shim.sandbox import isolation, mounts, netns
 
 
 def main(control_fd: int) -> None:

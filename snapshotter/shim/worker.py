@@ -11,11 +11,12 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from snapshotter.shim import child, messages, mounts, seqpacket, workdir_archive
+from snapshotter.shim import child, messages, seqpacket
 from snapshotter.shim.event_loop import Peer, Poller
 from snapshotter.shim.log_capture import LogCapture
 from snapshotter.shim.log_pipe import LogFile, LogPipe
-from snapshotter.shim.workdir_archive import Archive
+from snapshotter.shim.sandbox import mounts, workdir_archive
+from snapshotter.shim.sandbox.workdir_archive import Archive
 
 _STRAYS_NAMED = 100
 """Surplus processes that are named at a snapshot point; a single one prevents forking."""

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pilotlight.core.settings import FUNCTIONS_SOCKET
-from snapshotter.shim import mounts
 from snapshotter.shim.child import CONTROL_FD
+from snapshotter.shim.sandbox import mounts
 from snapshotter.types import LaunchSpec
 from weight_cache.types import OpenedLease, Prediction, WeightsLease
 

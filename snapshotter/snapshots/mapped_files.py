@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from snapshotter.shim import mounts
+from snapshotter.shim.sandbox import mounts
 from snapshotter.snapshots.hash_cache import HashCache
 from snapshotter.snapshots.manifest import FileMark, SnapshotInvalid
 

@@ -44,8 +44,8 @@ from activator.routing.route_table import CallTarget
 from activator.settings import ActivatorSettings
 from activator.tracing.trace_builder import Json
 from activator.tracing.tracer import Tracer
-from pilotlight.core.public_listener import open_functions_socket
-from pilotlight.core.transport import Endpoint
+from pilotlight.core.transport.endpoint import Endpoint
+from pilotlight.core.transport.public_listener import open_functions_socket
 from pilotlight.protocol import BudgetState, FeedChange, FunctionRoute, UsageRecord
 from tests.fakes.fake_controller import FakeController
 from tests.fakes.fake_fleet import FakeFleet

@@ -10,7 +10,7 @@ import pytest
 
 from activator.billing.errors import LedgerRefused, LedgerUnavailable
 from activator.billing.service import ControllerLedger
-from pilotlight.core.transport import Endpoint
+from pilotlight.core.transport.endpoint import Endpoint
 from tests.fakes.fake_worker import FakeWorker, WorkerAnswer, WorkerRequest
 
 

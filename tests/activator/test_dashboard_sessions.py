@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from activator.settings import ActivatorSettings
-from pilotlight.core.controller_client import HEADER_PLATFORM_TOKEN
+from pilotlight.core.transport.controller_client import HEADER_PLATFORM_TOKEN
 from tests.activator.conftest import PATIENCE_S, Edge
 from tests.fakes.plain_http import NO_TLS
 from tests.fakes.served_controller import ServedController

@@ -26,7 +26,7 @@ from pilotlight.controller.database.store import Store
 from pilotlight.controller.scheduling import dispatch_queue, submitted_calls
 from pilotlight.core.crypto import PlatformKey
 from pilotlight.core.settings import Paths, PlatformSettings
-from pilotlight.core.transport import Endpoint
+from pilotlight.core.transport.endpoint import Endpoint
 from pilotlight.protocol import CALLS_PATH, DUE_PATH, USAGE_PATH, CallRecord
 from tests.activator.billing_world import SECOND, account
 from tests.fakes.databases import empty_sqlite

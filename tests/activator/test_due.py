@@ -22,7 +22,7 @@ from activator.settings import ActivatorSettings
 from pilotlight.controller.database import tables
 from pilotlight.controller.database.store import Store
 from pilotlight.controller.scheduling import dispatch_queue, submitted_calls
-from pilotlight.core.transport import Endpoint
+from pilotlight.core.transport.endpoint import Endpoint
 from pilotlight.errors import Conflict, TooManyRequests
 from pilotlight.protocol import CALLS_PATH, CallRecord
 from tests.activator.conftest import Edge

@@ -13,7 +13,7 @@ import pytest
 from activator.routing.config_feed import ConfigCache, ConfigWatcher
 from activator.routing.route_table import RouteTable
 from pilotlight import errors
-from pilotlight.core.transport import Endpoint
+from pilotlight.core.transport.endpoint import Endpoint
 from pilotlight.protocol import FeedChange
 from tests.activator.test_routes import address
 from tests.fakes.fake_worker import FakeWorker, WorkerAnswer, WorkerRequest

@@ -23,7 +23,7 @@ from activator.coordination.peers import (
     socket_of,
 )
 from pilotlight.core.settings import SettingsInvalid
-from pilotlight.core.transport import TlsCredentials
+from pilotlight.core.transport.endpoint import TlsCredentials
 from tests.activator.conftest import KEY, Edge
 from tests.activator.test_gateway import until
 from tests.fakes.authority import Authority

@@ -16,17 +16,18 @@ from activator.billing.errors import LedgerUnavailable
 from activator.billing.journal import Journal
 from activator.billing.shipping import Shipper, usage_body
 from pilotlight.controller import http_app
-from pilotlight.controller.billing import reports, rollups
+from pilotlight.controller.analytics import usage_reports
+from pilotlight.controller.billing import rollups
 from pilotlight.controller.context import Context
 from pilotlight.controller.database.change_notifier import ChangeNotifier
 from pilotlight.controller.database.store import Store
 from pilotlight.controller.server.metrics import Metrics
 from pilotlight.controller.settings import ControllerConfig, ControllerSettings
 from pilotlight.controller.weights.blobs import BlobStore
-from pilotlight.core.controller_client import HEADER_PLATFORM_TOKEN
 from pilotlight.core.crypto import PlatformKey
 from pilotlight.core.object_store import DirectoryStore
 from pilotlight.core.settings import Paths
+from pilotlight.core.transport.controller_client import HEADER_PLATFORM_TOKEN
 from pilotlight.protocol import USAGE_PATH, BudgetState
 from snapshotter.client import AgentClient
 from tests.activator.billing_world import SECOND, account, records_on_disk
@@ -148,7 +149,7 @@ async def test_postgresql_killed_in_the_middle_of_a_batch_catches_up(
     written = records_on_disk(tmp_path / "journal")
     assert (shipper.lag().records, shipper.refused, len(written)) == (0, 0, CALLS)
     with store.read() as sql:
-        lines = reports.report(
+        lines = usage_reports.report(
             sql, tenant="t-1", by="function", since=None, until=None, environment=None
         )
         assert rollups.verify(sql) == []

@@ -12,7 +12,8 @@ import sqlalchemy as sa
 from alembic import command
 from alembic.config import Config
 
-from pilotlight.controller.billing import invoices, reports, rollups
+from pilotlight.controller.analytics import usage_reports
+from pilotlight.controller.billing import invoices, rollups
 from pilotlight.controller.billing.usage_aggregation import COLUMNS, DAY_S, month_of_day
 from pilotlight.controller.database import store as store_module
 from pilotlight.controller.database import tables
@@ -85,7 +86,7 @@ def test_records_from_before_are_in_months_and_rollups(old: Store) -> None:
             == ["2026-11", "2026-10", "2026-10", "2026-11", "1970-01"]
         )
         assert rollups.verify(sql) == []
-        (line,) = reports.report(
+        (line,) = usage_reports.report(
             sql, tenant="t-1", by="function", since=None, until=None, environment=None
         )
         assert line.cost == Decimal("0.000000000035")

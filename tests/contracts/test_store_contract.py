@@ -22,9 +22,10 @@ from pilotlight.controller.analytics import (
     latency_histograms,
     recent_calls,
     tenant_shares,
+    usage_reports,
 )
 from pilotlight.controller.analytics.time_range import TimeRange
-from pilotlight.controller.billing import ledger, reports
+from pilotlight.controller.billing import ledger
 from pilotlight.controller.database import audit_trail, feed, tables
 from pilotlight.controller.database import store as store_module
 from pilotlight.controller.database.store import Store, newest_schema_revision
@@ -276,7 +277,7 @@ def test_usage_is_counted_once_however_often_it_is_sent(store: Store) -> None:
         with store.write() as write:
             ledger.add(write, [usage("req-1/1"), usage("req-2/1")])
     with store.read() as sql:
-        (line,) = reports.report(
+        (line,) = usage_reports.report(
             sql, tenant="t-1", by="function", since=None, until=None, environment=None
         )
     assert line.records == 2
@@ -296,7 +297,7 @@ def test_sums_are_exact_beyond_64_bits_of_picounits(store: Store) -> None:
     with store.write() as write:
         ledger.add(write, [usage(f"req-{n}/1", cost=large) for n in range(4)])
     with store.read() as sql:
-        (line,) = reports.report(
+        (line,) = usage_reports.report(
             sql, tenant="t-1", by="app", since=None, until=None, environment=None
         )
     assert line.cost == Decimal("16000000.000000000004")
@@ -320,7 +321,7 @@ def test_a_batch_with_new_known_repeated_and_changed_records_keeps_each_once(sto
     with store.write() as write:
         assert outcome(ledger.add(write, again)) == (1, ["req-2/1"])
     with store.read() as sql:
-        (line,) = reports.report(
+        (line,) = usage_reports.report(
             sql, tenant="t-1", by="app", since=None, until=None, environment=None
         )
     assert (line.records, line.cost) == (3, Decimal(3))
@@ -334,7 +335,7 @@ def test_a_cost_is_kept_exactly_however_it_is_written(store: Store, cost: str) -
     with store.write() as write:
         ledger.add(write, [usage(cost=cost)])
     with store.read() as sql:
-        (line,) = reports.report(
+        (line,) = usage_reports.report(
             sql, tenant="t-1", by="app", since=None, until=None, environment=None
         )
         assert [record.cost for record in ledger.attempts(sql, tenant="t-1", call="req-1")] == [
@@ -401,13 +402,13 @@ def test_a_bill_is_cut_by_time_and_environment_and_grouped(store: Store) -> None
             ],
         )
     with store.read() as sql:
-        days = reports.report(
+        days = usage_reports.report(
             sql, tenant="t-1", by="day", since=20_001 * day, until=20_003 * day, environment="main"
         )
-        by_key = reports.report(
+        by_key = usage_reports.report(
             sql, tenant="t-1", by="key", since=None, until=None, environment="main"
         )
-        whole = reports.report(
+        whole = usage_reports.report(
             sql, tenant="t-1", by="environment", since=None, until=None, environment=None
         )
     assert [(line.group["day"], line.cost) for line in days] == [

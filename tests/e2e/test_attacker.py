@@ -37,7 +37,7 @@ from pilotlight.packaging.app_loader import load_app, load_module
 from pilotlight.packaging.build import build
 from pilotlight.packaging.deploy import deploy
 from pilotlight.spec.function import WeightsSpec, to_json
-from snapshotter.shim import netns
+from snapshotter.shim.sandbox import netns
 from tests.e2e.frozen import SNAPSHOT_S
 from tests.e2e.harness import APPS, PlatformUnderTest, platform_up, wait_for
 from tests.fakes.plain_http import NO_TLS

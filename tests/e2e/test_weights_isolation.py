@@ -17,7 +17,7 @@ from pilotlight.errors import InvalidInput, NotFound
 from pilotlight.packaging.build import build
 from pilotlight.packaging.weights_push import upload_blobs
 from pilotlight.spec.function import WeightsSpec
-from snapshotter.shim import mounts
+from snapshotter.shim.sandbox import mounts
 from tests.e2e.harness import APPS, PlatformUnderTest, wait_for
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]

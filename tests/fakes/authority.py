@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from pilotlight.core.transport import TlsFiles
+from pilotlight.core.transport.endpoint import TlsFiles
 
 HOUR = timedelta(hours=1)
 

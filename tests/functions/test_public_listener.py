@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from pilotlight.core.public_listener import (
+from pilotlight.core.rpc import peer_uid
+from pilotlight.core.transport.public_listener import (
     AddressInUse,
     open_functions_socket,
     open_listeners,
     public_addresses,
     reserve_addresses,
 )
-from pilotlight.core.rpc import peer_uid
 from tests.fakes.ports import free_port
 
 OTHER_UID = 54321

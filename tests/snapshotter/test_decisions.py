@@ -18,8 +18,8 @@ import pytest
 
 from snapshotter.linux.cgroups import Group
 from snapshotter.settings import SnapshotterSettings
-from snapshotter.shim import isolation
-from snapshotter.shim.system_calls import ALLOWED, DENIED, numbers
+from snapshotter.shim.sandbox import isolation
+from snapshotter.shim.sandbox.system_calls import ALLOWED, DENIED, numbers
 from snapshotter.slots import exit_reason, launch_plan
 from snapshotter.slots.launch_plan import Sources
 from snapshotter.slots.manager import OccupiedSlot

@@ -37,7 +37,7 @@ from snapshotter.linux.egress_policy import (
 )
 from snapshotter.linux.slot_network import Network
 from snapshotter.settings import SnapshotterSettings
-from snapshotter.shim import netns
+from snapshotter.shim.sandbox import netns
 from snapshotter.slots.pool import SlotPool
 from snapshotter.slots.slot import Slot
 from tests.fakes.host_address import host_address

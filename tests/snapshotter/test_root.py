@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from snapshotter.shim.root_directory import complete
+from snapshotter.shim.sandbox.root_directory import complete
 from tests.fakes.small_rootfs import HAS_APT, make_base
 
 ROOT = Path(__file__).parents[2]
 UID = 20_077
 LOOK = """
 import json, os, sys
-from snapshotter.shim import mount, mounts
+from snapshotter.shim.sandbox import (mount, mounts)
 
 def refused(path):
     try:

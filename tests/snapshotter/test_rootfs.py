@@ -31,7 +31,7 @@ from snapshotter.images.base_rootfs import (
 from snapshotter.images.images import Images
 from snapshotter.images.pip_config import named_paths
 from snapshotter.linux import slot_network
-from snapshotter.shim.root_directory import complete
+from snapshotter.shim.sandbox.root_directory import complete
 from tests.fakes.agent_home import AgentHome
 from tests.fakes.slot_workshop import Place, Workshop, workshop
 from tests.fakes.small_rootfs import HAS_APT, make_base

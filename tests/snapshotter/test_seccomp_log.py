@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 
 from snapshotter.linux.seccomp_log import AGAIN_S, KERNEL_LOG, SeccompLog
-from snapshotter.shim import isolation
-from snapshotter.shim.system_calls import DENIED, numbers
+from snapshotter.shim.sandbox import isolation
+from snapshotter.shim.sandbox.system_calls import DENIED, numbers
 from tests.fakes.agent_home import AgentHome, instance_id
 
 LABELS = {"app": "shop", "function": "price", "tenant": "t-1"}
 ROOT = Path(__file__).parents[2]
 TRY = """
 import ctypes, sys
-from snapshotter.shim import isolation
+from snapshotter.shim.sandbox import isolation
 isolation.confine(uid=20001, limits={}, log_refused=True)
 sys.exit(ctypes.CDLL(None).syscall(int(sys.argv[1]), b"x", 1) != -1)
 """

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from snapshotter.shim import workdir_archive
-from snapshotter.shim.workdir_archive import ArchiveTooLarge, InvalidArchive, SymlinkEscapes
+from snapshotter.shim.sandbox import workdir_archive
+from snapshotter.shim.sandbox.workdir_archive import ArchiveTooLarge, InvalidArchive, SymlinkEscapes
 from tests.hypothesis_profiles import examples
 
 KIB = 1024

@@ -16,14 +16,14 @@ import httpx
 import pytest
 
 from pilotlight.core.settings import Paths, PlatformSettings, SettingsInvalid
-from pilotlight.core.tls import explain_tls_error
-from pilotlight.core.transport import (
+from pilotlight.core.transport.endpoint import (
     CertificateInvalid,
     Endpoint,
     TlsCredentials,
     TlsFiles,
     controller_endpoint,
 )
+from pilotlight.core.transport.tls import explain_tls_error
 from tests.fakes.authority import HOUR, Authority
 
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from pilotlight.core.cookies import no_cookies
+from pilotlight.core.transport.cookies import no_cookies
 from tests.fakes.loopback import LoopbackServer, handler_for
 from tests.fakes.plain_http import NO_TLS
 from tests.fakes.user_code import Answer, Asked

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from pilotlight.core.cookies import no_cookies
+from pilotlight.core.transport.cookies import no_cookies
 from weight_cache.errors import SourceInvalid
 from weight_cache.sources.retries import ATTEMPTS, TIMEOUT_S, TransientSourceError, retry_transient
 from weight_cache.sources.source import source_changed_error

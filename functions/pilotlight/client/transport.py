@@ -149,7 +149,7 @@ class Transport:
     def __init__(self, profile: Profile, *, budget_s: float = DEFAULT_BUDGET_S) -> None:
         import httpx
 
-        from pilotlight.core.cookies import no_cookies
+        from pilotlight.core.transport.cookies import no_cookies
 
         self.profile = profile
         self._budget_s = budget_s
@@ -237,7 +237,7 @@ class AsyncTransport:
     def __init__(self, profile: Profile, *, budget_s: float = DEFAULT_BUDGET_S) -> None:
         import httpx
 
-        from pilotlight.core.cookies import no_cookies
+        from pilotlight.core.transport.cookies import no_cookies
 
         self.profile = profile
         self._budget_s = budget_s

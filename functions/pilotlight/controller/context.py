@@ -25,9 +25,9 @@ from pilotlight.controller.server.tenant_threads import TenantThreads
 from pilotlight.controller.settings import ControllerConfig
 from pilotlight.controller.weights.blob_gc import BlobCollector
 from pilotlight.controller.weights.blobs import BlobStore
-from pilotlight.core.controller_client import HEADER_PLATFORM_TOKEN
 from pilotlight.core.crypto import PlatformKey
 from pilotlight.core.disk_floor import DiskFloor, no_floor
+from pilotlight.core.transport.controller_client import HEADER_PLATFORM_TOKEN
 from pilotlight.errors import Forbidden, StorageFull
 from pilotlight.protocol import HEADER_ENVIRONMENT
 from pilotlight.spec.identifiers import Scope

@@ -56,7 +56,7 @@ from pilotlight.controller.lazy_routes import LazyRoute
 from pilotlight.controller.server import dataplane_openapi, error_responses
 from pilotlight.controller.server.idempotency import Idempotency
 from pilotlight.controller.server.request_id import set_request_id
-from pilotlight.core.controller_client import HEADER_PLATFORM_TOKEN
+from pilotlight.core.transport.controller_client import HEADER_PLATFORM_TOKEN
 from pilotlight.errors import PilotlightError
 from pilotlight.protocol import (
     CALLS_PATH,

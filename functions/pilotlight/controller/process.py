@@ -39,10 +39,10 @@ from pilotlight.controller.webhooks import deliveries, delivery_worker
 from pilotlight.controller.weights import blob_gc, node_cache
 from pilotlight.controller.weights.blobs import BlobStore
 from pilotlight.core.disk_floor import DiskFloor, no_floor
-from pilotlight.core.listeners import serve_on_listener
 from pilotlight.core.metrics_server import metrics_socket
 from pilotlight.core.object_store.errors import ObjectStoreError
-from pilotlight.core.transport import TlsCredentials
+from pilotlight.core.transport.endpoint import TlsCredentials
+from pilotlight.core.transport.listeners import serve_on_listener
 from pilotlight.errors import PilotlightError
 from snapshotter.client import AgentClient
 from snapshotter.errors import SnapshotterError

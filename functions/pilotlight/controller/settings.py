@@ -10,7 +10,6 @@ from pathlib import Path
 
 from pilotlight.controller.database.sqlite_file import database_path
 from pilotlight.core.dashboard.dashboard_origin import DashboardOrigin, read_dashboard_origin
-from pilotlight.core.listeners import require_tls_or_loopback
 from pilotlight.core.settings import (
     Paths,
     PlatformSettings,
@@ -19,6 +18,7 @@ from pilotlight.core.settings import (
     load_section,
     read_secret,
 )
+from pilotlight.core.transport.listeners import require_tls_or_loopback
 from pilotlight.kubernetes.settings import ClusterSettings
 from pilotlight.spec.pricing import PriceSettings
 from pilotlight.spec.quotas import BUILT_IN_PLANS, Plan

@@ -49,7 +49,7 @@ async def run(
     return the results so far."""
     import httpx
 
-    from pilotlight.core.cookies import no_cookies
+    from pilotlight.core.transport.cookies import no_cookies
 
     prepared = _made(recipe, random.Random(seed), len(due), ahead_bytes)
     headers = {HEADER_ENVIRONMENT: profile.environment, "user-agent": "pilotlight-loadtest"}

@@ -223,7 +223,7 @@ def _over_socket(kind: str, path: str) -> Any:
     """Return an HTTP client for an OpenAI client that connects to a Unix socket."""
     import httpx
 
-    from pilotlight.core.cookies import no_cookies
+    from pilotlight.core.transport.cookies import no_cookies
 
     if kind.startswith("Async"):
         return httpx.AsyncClient(

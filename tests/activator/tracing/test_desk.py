@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from activator.calls.runner import Call
 from activator.tracing.pipeline import TracePipeline
-from pilotlight.core.transport import Endpoint
+from pilotlight.core.transport.endpoint import Endpoint
 from pilotlight.protocol import new_call_id
 from tests.fakes.routes import spec_of, target_of
 

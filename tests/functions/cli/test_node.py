@@ -9,8 +9,8 @@ import httpx
 from typer.testing import CliRunner
 
 from pilotlight.cli.main import build
-from pilotlight.core.controller_client import HEADER_PLATFORM_TOKEN
 from pilotlight.core.crypto import PlatformKey
+from pilotlight.core.transport.controller_client import HEADER_PLATFORM_TOKEN
 from snapshotter.types import NODES_PATH
 from tests.fakes.node_reports import node_report
 from tests.fakes.served_controller import ServedController

@@ -19,10 +19,10 @@ from pilotlight.controller.database.store import Store
 from pilotlight.controller.server.metrics import Metrics
 from pilotlight.controller.settings import ControllerConfig, ControllerSettings
 from pilotlight.controller.weights.blobs import BlobStore
-from pilotlight.core.controller_client import HEADER_PLATFORM_TOKEN
 from pilotlight.core.crypto import PlatformKey
 from pilotlight.core.object_store import DirectoryStore, ObjectStore
 from pilotlight.core.settings import Paths
+from pilotlight.core.transport.controller_client import HEADER_PLATFORM_TOKEN
 from snapshotter.client import AgentClient
 from tests.fakes.databases import empty_bytes, empty_sqlite, owned_sqlite
 from tests.fakes.small_cache import SmallCache

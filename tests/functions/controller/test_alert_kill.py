@@ -12,8 +12,8 @@ import sqlalchemy as sa
 
 from pilotlight.controller.database import tables
 from pilotlight.controller.database.store import Store
-from pilotlight.core.controller_client import HEADER_PLATFORM_TOKEN
 from pilotlight.core.crypto import PlatformKey
+from pilotlight.core.transport.controller_client import HEADER_PLATFORM_TOKEN
 from tests.fakes.hooks import OK, Receiver
 from tests.functions.controller.parts import ManualClock, usage
 from tests.functions.controller.test_faults import Process

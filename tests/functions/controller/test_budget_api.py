@@ -13,7 +13,7 @@ import pytest
 
 from pilotlight.controller.billing.budget_periods import DAY_S
 from pilotlight.controller.settings import ControllerSettings
-from pilotlight.core.controller_client import HEADER_PLATFORM_TOKEN
+from pilotlight.core.transport.controller_client import HEADER_PLATFORM_TOKEN
 from tests.fakes.hooks import Received, Receiver
 from tests.functions.controller.conftest import Controller
 from tests.functions.controller.parts import usage

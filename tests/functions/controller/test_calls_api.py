@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from pilotlight.controller.database import tables
-from pilotlight.core.controller_client import HEADER_PLATFORM_TOKEN
+from pilotlight.core.transport.controller_client import HEADER_PLATFORM_TOKEN
 from pilotlight.protocol import CALLS_PATH, DUE_PATH, CallRecord
 from tests.functions.controller.conftest import Controller
 from tests.functions.controller.parts import refused, spec

@@ -18,8 +18,8 @@ from pilotlight.controller.registry import secret_store
 from pilotlight.controller.release import app_history
 from pilotlight.controller.scheduling import submitted_calls
 from pilotlight.controller.server import idempotency
-from pilotlight.core.controller_client import HEADER_PLATFORM_TOKEN
 from pilotlight.core.disk_floor import DiskFloor
+from pilotlight.core.transport.controller_client import HEADER_PLATFORM_TOKEN
 from pilotlight.protocol import CALLS_PATH, HEADER_REPLAYED, USAGE_PATH
 from tests.functions.controller.conftest import Controller
 from tests.functions.controller.parts import BUNDLE, BUNDLE_DIGEST, instance, refused, spec, usage

@@ -19,11 +19,11 @@ from pilotlight.controller.database.store import Store
 from pilotlight.controller.server.metrics import Metrics
 from pilotlight.controller.settings import ControllerConfig, ControllerSettings
 from pilotlight.controller.weights.blobs import BlobStore
-from pilotlight.core.controller_client import HEADER_PLATFORM_TOKEN
 from pilotlight.core.crypto import PlatformKey
 from pilotlight.core.object_store import DirectoryStore
 from pilotlight.core.object_store.s3 import S3Store
 from pilotlight.core.settings import Paths
+from pilotlight.core.transport.controller_client import HEADER_PLATFORM_TOKEN
 from pilotlight.protocol import USAGE_PATH
 from snapshotter.client import AgentClient
 from tests.fakes.faulty_objects import Fault, FaultyObjects, faulty_objects

@@ -25,12 +25,12 @@ from pilotlight.controller.server.health import Probes
 from pilotlight.controller.server.leader import as_leader
 from pilotlight.controller.server.metrics import Metrics
 from pilotlight.controller.settings import ControllerConfig, ControllerSettings
-from pilotlight.core.controller_client import HEADER_PLATFORM_TOKEN
 from pilotlight.core.crypto import PlatformKey
-from pilotlight.core.listeners import require_tls_or_loopback
 from pilotlight.core.metrics_server import MetricsAddress
 from pilotlight.core.settings import SettingsInvalid
-from pilotlight.core.transport import Endpoint, TlsCredentials
+from pilotlight.core.transport.controller_client import HEADER_PLATFORM_TOKEN
+from pilotlight.core.transport.endpoint import Endpoint, TlsCredentials
+from pilotlight.core.transport.listeners import require_tls_or_loopback
 from tests.fakes.authority import Authority, settings_of
 from tests.fakes.plain_http import NO_TLS
 from tests.fakes.ports import free_port

@@ -23,9 +23,9 @@ from pilotlight.controller.database import tables
 from pilotlight.controller.database.store import Store
 from pilotlight.controller.registry import launch_spec
 from pilotlight.controller.server.bootstrap import first_admin_key
-from pilotlight.core.controller_client import HEADER_PLATFORM_TOKEN
 from pilotlight.core.crypto import PlatformKey
 from pilotlight.core.settings import Paths, PlatformSettings
+from pilotlight.core.transport.controller_client import HEADER_PLATFORM_TOKEN
 from pilotlight.protocol import FunctionRoute
 from tests.fakes.plain_http import NO_TLS
 from tests.functions.controller.parts import BUNDLE, BUNDLE_DIGEST, spec

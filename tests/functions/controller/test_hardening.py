@@ -26,8 +26,8 @@ from pilotlight.controller.database.store import Store
 from pilotlight.controller.identity import tenants
 from pilotlight.controller.identity.tenant_plan import TenantPlan
 from pilotlight.controller.webhooks.webhook_sender import WebhookMessage, WebhookSender
-from pilotlight.core.controller_client import HEADER_PLATFORM_TOKEN
 from pilotlight.core.crypto import PlatformKey
+from pilotlight.core.transport.controller_client import HEADER_PLATFORM_TOKEN
 from pilotlight.spec.pricing import PriceSettings
 from pilotlight.spec.quotas import BUILT_IN_PLANS
 from tests.functions.controller.conftest import Controller

@@ -10,8 +10,8 @@ from cryptography.fernet import Fernet
 
 from pilotlight.controller.kubernetes import node_reports
 from pilotlight.controller.kubernetes.node_reports import FRESH_S, NodeReports
-from pilotlight.core.controller_client import HEADER_PLATFORM_TOKEN
 from pilotlight.core.crypto import PlatformKey
+from pilotlight.core.transport.controller_client import HEADER_PLATFORM_TOKEN
 from pilotlight.protocol import FEED_PATH
 from snapshotter.types import NODES_PATH, NodeReport
 from tests.fakes.node_reports import node_report

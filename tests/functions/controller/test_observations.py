@@ -17,7 +17,7 @@ from activator.call_stats.observer import CallStats
 from pilotlight.controller.database import tables
 from pilotlight.controller.database.store import Store
 from pilotlight.controller.slo import observations
-from pilotlight.core.controller_client import HEADER_PLATFORM_TOKEN
+from pilotlight.core.transport.controller_client import HEADER_PLATFORM_TOKEN
 from pilotlight.errors import InvalidInput
 from pilotlight.protocol import OBSERVATIONS_PATH
 from pilotlight.spec.observations import Observation

@@ -42,7 +42,7 @@ def fine(good=True):
     os._exit(42 if good else 1)
 def confine(uid):
     import ctypes
-    from snapshotter.shim import isolation
+    from snapshotter.shim.sandbox import isolation
     isolation.confine(uid=uid, limits={{}})
     ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # PR_SET_DUMPABLE: as it is after the exec of a worker
 def wait():

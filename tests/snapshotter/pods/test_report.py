@@ -16,7 +16,7 @@ from starlette.routing import Route
 
 from pilotlight.core.crypto import PlatformKey
 from pilotlight.core.settings import SettingsInvalid
-from pilotlight.core.transport import Endpoint
+from pilotlight.core.transport.endpoint import Endpoint
 from snapshotter.agent.node_report import Reporter, memory_of_node, node_name, platform_token
 from snapshotter.types import NODES_PATH, NodeReport, SnapshotInfo, SnapshotState
 from tests.fakes.gpu_memory import FakeGpuMemory, gpu

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pilotlight.core.transport import TlsCredentials
+from pilotlight.core.transport.endpoint import TlsCredentials
 from tests.fakes.authority import Authority
 from tests.fakes.neighbour_nodes import KEY
 from tests.fakes.origins import MemoryOrigin

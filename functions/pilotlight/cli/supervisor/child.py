@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pilotlight.cli.supervisor.process_log import ProcessLog
-from pilotlight.core.public_listener import AddressInUse, open_listeners
+from pilotlight.core.transport.public_listener import AddressInUse, open_listeners
 from pilotlight.errors import PilotlightError
 
 _PR_SET_PDEATHSIG = 1

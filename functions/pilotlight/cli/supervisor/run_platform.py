@@ -35,7 +35,11 @@ from pilotlight.cli.supervisor.supervisor import (
     stop_on_signals,
 )
 from pilotlight.core.logging_config import escape_control_characters
-from pilotlight.core.public_listener import AddressInUse, open_functions_socket, reserve_addresses
+from pilotlight.core.transport.public_listener import (
+    AddressInUse,
+    open_functions_socket,
+    reserve_addresses,
+)
 from pilotlight.errors import Conflict, PilotlightError
 
 

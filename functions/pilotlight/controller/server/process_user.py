@@ -28,9 +28,9 @@ from pilotlight.core.crypto import (
     load_platform_key,
     read_platform_key,
 )
-from pilotlight.core.listeners import open_tcp_listener
 from pilotlight.core.metrics_server import MetricsAddress, metrics_socket, metrics_token_file
 from pilotlight.core.rpc import grant_group_access
+from pilotlight.core.transport.listeners import open_tcp_listener
 from snapshotter.linux.process_user import ProcessUser, take_file_back
 
 log = logging.getLogger(__name__)

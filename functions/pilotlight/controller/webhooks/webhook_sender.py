@@ -28,7 +28,7 @@ from importlib import metadata
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from pilotlight.core.cookies import no_cookies
+from pilotlight.core.transport.cookies import no_cookies
 from pilotlight.errors import InvalidInput
 from pilotlight.protocol import CONTENT_JSON
 

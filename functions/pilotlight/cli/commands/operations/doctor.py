@@ -22,7 +22,7 @@ import typer
 from pilotlight.cli.core.command import command
 from pilotlight.cli.core.formatting import format_bytes
 from pilotlight.cli.core.session import Session
-from pilotlight.core.public_listener import open_listeners
+from pilotlight.core.transport.public_listener import open_listeners
 from pilotlight.errors import PilotlightError
 
 if TYPE_CHECKING:

@@ -208,7 +208,7 @@ def metrics_text(run: Path) -> str:
 def _page(path: Path) -> str:
     import httpx
 
-    from pilotlight.core.cookies import no_cookies
+    from pilotlight.core.transport.cookies import no_cookies
 
     transport = httpx.HTTPTransport(uds=str(path), verify=False)  # a Unix socket: there is no TLS
     with httpx.Client(transport=transport, timeout=_TIMEOUT_S, cookies=no_cookies()) as client:

@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal
 
 from fastapi import Query, Response
 
+from pilotlight.controller.analytics import usage_reports
+from pilotlight.controller.analytics.usage_reports import ReportLine
 from pilotlight.controller.api import schemas
-from pilotlight.controller.billing import reports
-from pilotlight.controller.billing.reports import ReportLine
 from pilotlight.controller.context import Biller, Ctx, Invoker
 from pilotlight.controller.identity import tenants
 from pilotlight.controller.lazy_routes import APIRouter
@@ -22,8 +22,8 @@ from pilotlight.errors import Forbidden, InvalidInput, NotFound
 Grouping = Annotated[
     str,
     Query(
-        pattern=f"^({'|'.join(reports.GROUPS)}|{reports.TAG}.{{1,64}})$",
-        description=f"{', '.join(reports.GROUPS)}, or {reports.TAG}<name>",
+        pattern=f"^({'|'.join(usage_reports.GROUPS)}|{usage_reports.TAG}.{{1,64}})$",
+        description=f"{', '.join(usage_reports.GROUPS)}, or {usage_reports.TAG}<name>",
     ),
 ]
 
@@ -72,7 +72,7 @@ def billing_report(
     scope = dict(zip(("app", "function"), caller.restrict(app, function), strict=True))
     where = {name: value for name, value in scope.items() if value is not None}
     with context.store.read() as sql:
-        lines = reports.report(
+        lines = usage_reports.report(
             sql,
             tenant=tenants.resolve_tenant(sql, caller, name=tenant),
             by=by,

@@ -17,7 +17,7 @@ import struct
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
-from snapshotter.shim.system_calls import ALLOWED, DENIED, numbers
+from snapshotter.shim.sandbox.system_calls import ALLOWED, DENIED, numbers
 
 (
     _PR_SET_DUMPABLE,

@@ -23,8 +23,8 @@ import glob
 import os
 import stat
 
-from snapshotter.shim import isolation, system_calls
-from snapshotter.shim.mount import (
+from snapshotter.shim.sandbox import isolation, system_calls
+from snapshotter.shim.sandbox.mount import (
     BIND,
     MOVE,
     NODEV,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import httpx
 
-    from pilotlight.core.transport import Endpoint
+    from pilotlight.core.transport.endpoint import Endpoint
 
 HEADER_PLATFORM_TOKEN = "pilotlight-platform-token"
 """Carries the token that authenticates the platform's own processes."""

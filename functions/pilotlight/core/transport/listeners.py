@@ -9,7 +9,7 @@ import socket
 from typing import TYPE_CHECKING
 
 from pilotlight.core.settings import SettingsInvalid
-from pilotlight.core.transport import HANDSHAKE_TIMEOUT_S, TlsCredentials
+from pilotlight.core.transport.endpoint import HANDSHAKE_TIMEOUT_S, TlsCredentials
 
 if TYPE_CHECKING:
     import uvicorn

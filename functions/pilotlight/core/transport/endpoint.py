@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import urlsplit
 
-from pilotlight.core.cookies import no_cookies
 from pilotlight.core.settings import Paths, PlatformSettings, SettingsInvalid
-from pilotlight.core.tls import CertificateInvalid, TlsFiles, explain_tls_error
+from pilotlight.core.transport.cookies import no_cookies
+from pilotlight.core.transport.tls import CertificateInvalid, TlsFiles, explain_tls_error
 
 if TYPE_CHECKING:
     import httpx
@@ -225,7 +225,7 @@ class Endpoint:
         if self.socket is not None:
             return httpx.AsyncHTTPTransport(uds=str(self.socket), verify=_NO_TLS, limits=limits)
         assert self.credentials is not None
-        from pilotlight.core.tls_transport import ExplainedTransport
+        from pilotlight.core.transport.explained_transport import ExplainedTransport
 
         return ExplainedTransport(
             str(self),

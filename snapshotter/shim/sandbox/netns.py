@@ -16,7 +16,7 @@ import struct
 import threading
 from collections.abc import Callable
 
-from snapshotter.shim.mount import BIND, mount
+from snapshotter.shim.sandbox.mount import BIND, mount
 
 _NEWNET = 0x40000000
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 0x1

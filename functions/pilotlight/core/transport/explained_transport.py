@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from pilotlight.core.tls import explain_tls_error, find_tls_error
+from pilotlight.core.transport.tls import explain_tls_error, find_tls_error
 
 
 class ExplainedTransport(httpx.AsyncHTTPTransport):

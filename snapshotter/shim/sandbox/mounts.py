@@ -15,8 +15,18 @@ import os
 import stat
 from collections.abc import Container, Sequence
 
-from snapshotter.shim import root_directory
-from snapshotter.shim.mount import BIND, NODEV, NOEXEC, NOSUID, PRIVATE, RDONLY, REC, REMOUNT, mount
+from snapshotter.shim.sandbox import root_directory
+from snapshotter.shim.sandbox.mount import (
+    BIND,
+    NODEV,
+    NOEXEC,
+    NOSUID,
+    PRIVATE,
+    RDONLY,
+    REC,
+    REMOUNT,
+    mount,
+)
 
 ROOT = "/run/pilotlight/slot"
 FIRST_PID = 1000

@@ -22,8 +22,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import IO, Any
 
-from snapshotter.shim import mounts
-from snapshotter.shim.symlinks import escapes_root
+from snapshotter.shim.sandbox import mounts
+from snapshotter.shim.sandbox.symlinks import escapes_root
 
 MAX_BYTES = 64 * 1024**2
 """Data in one archive: it is written at the snapshot point and read in the hot path of every
