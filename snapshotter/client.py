@@ -242,8 +242,8 @@ class AgentClient:
     def build_image(
         self, spec: Mapping[str, Any], *, uid: int | None
     ) -> AsyncIterator[Mapping[str, Any]]:
-        """Build the environment `spec` (`pilotlight.packaging.image`): `{"step", "text"}` parts,
-        then `{"image": digest, "size_bytes"}`."""
+        """Build the environment `spec` (JSON of a `pilotlight.spec.function.ImageSpec`): `{"step",
+        "text"}` parts, then `{"image": digest, "size_bytes"}`."""
         return self._stream("build_image", {"spec": dict(spec), "uid": uid})
 
     async def delete_image(self, digest: str, *, uid: int | None) -> int:

@@ -3,7 +3,8 @@
 Each second the load of every active revision is recorded in its windows. Each two seconds
 (Knative's tick) `decider.decide` computes how many instances there should be, and the difference is
 started or drained. A revision without instances, calls or starts is dropped, so thousands of
-functions at zero cost nothing here. Calls do not wait for a tick: see `Throttler.poke`."""
+functions at zero cost nothing here. Calls do not wait for a tick: see
+`Throttler.request_starts`."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from pilotlight.spec.identifiers import Priority
 
 
 class QueuedCall:
-    """One waiting call (`admission.QueuedItem`). Owner: its WaitQueue.
+    """One waiting call (`global_queue.QueuedItem`). Owner: its WaitQueue.
 
     Attributes:
         affinity, tokens: for a language model's call: see `llm.prefix_affinity`, and the estimated

@@ -97,8 +97,8 @@ class BudgetLeaseStore(Protocol):
 
 
 class BudgetLeaser:
-    """Borrows for one member (`budgets.Lender`). Owner: the event loop. One lock per budget keeps
-    its claims in order."""
+    """Borrows for one member (`budgets.BudgetLeaseSource`). Owner: the event loop. One lock per
+    budget keeps its claims in order."""
 
     def __init__(
         self,

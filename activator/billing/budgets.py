@@ -20,7 +20,7 @@ Only costs without a reservation can exceed it:
                calls that ran when it was made and those that began before
                  the ledger said what had been spent by then (a round trip)
 
-where SETTLE_S (60 s, `loop.SETTLE_EVERY`) is how often idle time is recorded, drain how long an
+where SETTLE_S (60 s, `autoscaler_loop.SETTLE_EVERY`) is how often idle time is recorded, drain how long an
 idle instance takes to end, and the clock is late only when the event loop is. Such costs count as
 soon as they are written, so the next call sees them.
 

@@ -161,8 +161,8 @@ class Call:
 
     @property
     def mark(self) -> str:
-        """Optional marks of its usage records (`usage.marked`): its arm, and the variant or
-        fallback that answered."""
+        """Optional marks of its usage records (`usage.encode_optional_fields`): its arm, and the
+        variant or fallback that answered."""
         mark = self.choice.mark if self.choice is not None else ""
         if self.degraded or self.tokens is not None:
             mark += encode_optional_fields(degraded=self.degradation)
@@ -276,8 +276,8 @@ class Exchange:
     """One attempt with a worker's response, whole or streaming. Its holder must `close` it exactly
     once.
 
-    The execution clock runs until the last byte (`spec.Clocks`): a stream that exceeds it is
-    closed, billed and interrupted.
+    The execution clock runs until the last byte (`spec.function.Clocks`): a stream that exceeds it
+    is closed, billed and interrupted.
 
     Attributes:
         bytes_out: bytes of a stream sent to the caller so far.

@@ -79,7 +79,7 @@ def static_answer(call: Call, rung: Fallback) -> WorkerResponse:
 
 
 def _one_item(value: Any, *, speaks_pickle: bool, is_events: bool) -> tuple[str, bytes]:
-    """Frame one item as `worker.results` frames the items of a generator."""
+    """Frame one item as the worker frames the items of a generator."""
     if speaks_pickle:
         data = _pickled(value)
         return CONTENT_PICKLE_STREAM, len(data).to_bytes(4, "big") + data

@@ -44,7 +44,8 @@ CALLER = "pilotlight.caller"
 """Key in a scope of the caller's address, where that is not the peer's."""
 _PROBLEM = CONTENT_PROBLEM.encode()
 MAX_WAIT_S = 7 * 86_400
-"""Longest wait that a caller may request: the longest possible execution clock (`spec.Clocks`)."""
+"""Longest wait that a caller may request: the longest possible execution clock
+(`spec.function.Clocks`)."""
 
 
 MAX_ACCEPT_BYTES = 1024

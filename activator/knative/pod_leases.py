@@ -1,10 +1,10 @@
 """Leases of pods: each pod belongs to one activator, so that its slots and its bill have one owner.
 
-A claim is of one *life* of a pod (`pods.Pod.life`). It lasts until it is released, the pod's life
-is over, or its owner is no longer a member (`activator.coordination`); then any member may claim
-it. Each member states all its claims with every heartbeat, so that a lost answer is corrected by
-the next one: claims that it does not know are released, and it learns which ones others took while
-it was unreachable.
+A claim is of one *life* of a pod (`pod_watcher.Pod.life`). It lasts until it is released, the pod's
+life is over, or its owner is no longer a member (`activator.coordination`); then any member may
+claim it. Each member states all its claims with every heartbeat, so that a lost answer is corrected
+by the next one: claims that it does not know are released, and it learns which ones others took
+while it was unreachable.
 
 A member whose start finds no free pod is recorded, as for allowances: *starving* while it has less
 than its share of the pods. The others read this in the answer to their next heartbeat, and release

@@ -36,7 +36,7 @@ class TokenReservation:
         finish: why its answer ended; "" while it has not.
         is_counted: the engine itself reported the counts.
         first_token_ns, last_ns: time of the first and the latest piece; 0 = none yet.
-        gaps: bucket (`observations.bucket_of`) → number of intervals between two pieces.
+        gaps: bucket (`observations.latency_bucket`) → number of intervals between two pieces.
         admission: its share of quotas; None = nothing is counted.
         revision: key of the answering one (`Target.key`), possibly another function's than
             requested; "" before any."""

@@ -28,7 +28,7 @@ _FORGET_S = 60.0
 
 class SnapshotApi:
     """The snapshot operations of the agent. Owner: the event loop. Without `stock` snapshots are
-    off, and `selector.why_not` says why."""
+    off, and `SnapshotSelector.why_not` says why."""
 
     def __init__(
         self,

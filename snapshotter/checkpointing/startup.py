@@ -35,7 +35,7 @@ class SnapshotsDisabled(Exception):
 
 
 class SnapshotDependencies(Protocol):
-    """The required subset of `components.Parts`."""
+    """The required subset of `components.AgentComponents`."""
 
     @property
     def images(self) -> ImageStore: ...

@@ -119,7 +119,7 @@ def _bound(order: dict[str, Any]) -> None:
 
 
 def _install(program: bytes) -> None:
-    """Install a seccomp filter, as `isolation.install` does, which this interpreter cannot
+    """Install a seccomp filter, as `isolation.install_filter` does, which this interpreter cannot
     import."""
     code = ctypes.create_string_buffer(program, len(program))
     header = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(code))

@@ -1,9 +1,8 @@
 """Limits per slot and instance through cgroup v1 or v2, in groups below the group that the agent
 was started in.
 
-The groups are siblings with a common prefix, not children of a common group: such a group would be
-a single competitor for the CPU with one weight, regardless of its number of workers, and a lower
-priority inside it (`cpu_priority`) would have no effect outside.
+All groups are children of one base with a normal CPU weight, so that a low priority inside it
+(`cpu_priority`) does not starve them beside the machine's other processes.
 
 Needs no daemon. If the hierarchy is not writable there are no limits, `why_not` has the reason, and
 the shim falls back to RLIMIT_DATA. Sources: kernel documentation, admin-guide/cgroup-v1 and

@@ -1,4 +1,4 @@
-"""Asynchronous requests to a slot: the snapshot part of `slots.Slot`, which turns events into
+"""Asynchronous requests to a slot: the snapshot part of `slots.slot.Slot`, which turns events into
 awaitable replies."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Reports this activator's loads to the autoscaler: each second, and at once when it needs pods
-(`scale_request.Demand`)."""
+(`scale_request.ScaleDemand`)."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ class StreamParser:
         )
 
     def collected(self, status: int, body: bytes) -> tuple[int, bytes]:
-        """Status and body of a collected stream, see `call.Reading`."""
+        """Status and body of a collected stream, see `calls.call.ResponseFilter`."""
         if self.error is not None:
             return status_of(self.error), json.dumps({"error": self.error}).encode()
         if not self.is_done:
@@ -178,7 +178,7 @@ class BodyParser:
         return f"<BodyParser of {self._asked!r}>"
 
     def feed(self, data: bytes, now_ns: int) -> bytes:  # as the protocol says
-        """Keep the end of the answer, see `call.Reading`."""
+        """Keep the end of the answer, see `calls.call.ResponseFilter`."""
         text = self._tail + data
         if (at := text.rfind(_USAGE_OPENS)) >= 0:
             self._usage = text[at : at + USAGE_BYTES]
@@ -188,7 +188,7 @@ class BodyParser:
         return data
 
     def collected(self, status: int, body: bytes) -> tuple[int, bytes]:
-        """Status and body of the answer, see `call.Reading`."""
+        """Status and body of the answer, see `calls.call.ResponseFilter`."""
         if status >= 400:
             return status, as_error(body, status)
         read_whole(body, self._counts)

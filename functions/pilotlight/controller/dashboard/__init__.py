@@ -1,5 +1,5 @@
 """The dashboard: pages rendered on the server, without external resources. `routers` serve them;
-their figures come from `controller.figures`."""
+their figures come from `controller.analytics`."""
 
 from pilotlight.controller.dashboard.pages.routes import routers
 

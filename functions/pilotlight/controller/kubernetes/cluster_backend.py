@@ -41,7 +41,7 @@ _FEATURES = (
 
 
 class ClusterBackend:
-    """Implementation of `controller.agents.Agent` for a cluster. Owner: one event loop; it connects
+    """Implementation of `server.node_backend.NodeBackend` for a cluster. Owner: one event loop; it connects
     on first use."""
 
     def __init__(

@@ -242,7 +242,7 @@ class Endpoint:
         headers: Mapping[str, str] | None = None,
         limits: httpx.Limits | None = None,
     ) -> httpx.AsyncClient:
-        """Return an HTTP client of this process. It stores no cookies; see `core.cookies`."""
+        """Return an HTTP client of this process. It stores no cookies (`transport.cookies`)."""
         import httpx
 
         return httpx.AsyncClient(

@@ -49,7 +49,7 @@ class SnapshotBlocker:
     """One obstacle to a snapshot.
 
     Attributes:
-        kind: `connection`, `socket`, `io_uring`, `descriptor`, `file`, `device`, `tensor_memory` or
+        kind: `connection`, `socket`, `io_uring`, `descriptor`, `file`, `device`, `memory` or
             `process`.
         fd: the descriptor; None for a mapping or a process.
         what: a short name, such as `TCP to 10.0.0.2:443`.
