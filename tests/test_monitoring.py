@@ -18,7 +18,7 @@ import yaml
 from prometheus_client import CollectorRegistry
 
 from activator.billing.shipping import Lag
-from activator.calls.runner import Call
+from activator.calls.call import Call
 from activator.coordination.state import SharedStatistics
 from activator.llm.engine_metrics import EngineMetrics
 from activator.llm.engine_state import EngineState

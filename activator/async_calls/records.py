@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
 from activator.async_calls.result_stream import StreamBuffer
-from activator.calls.call import ResponseFilter
-from activator.calls.runner import Call, Exchange
+from activator.calls.attempt import Attempt
+from activator.calls.call import Call, ResponseFilter
 from activator.http.payloads import answered_type
 from activator.http.request import Request
 from activator.routing.api_keys import Principal
@@ -39,21 +39,21 @@ def namespaced_call_id(tenant: str, own_id: str) -> str:
 
 
 async def collect(
-    exchange: Exchange, limit_bytes: int, held: PendingCall | None = None
+    attempt: Attempt, limit_bytes: int, held: PendingCall | None = None
 ) -> tuple[int, bytes]:
     """Read a worker's whole response, also of a generator, and return its status and body: status
     500 where a generator raised. `held` publishes it to stream readers as it arrives.
 
     Raises TooLarge, WorkerConnectionLost, DeadlineExceeded.
     """
-    answer = exchange.answer
-    reading = exchange.call.reading(answer)
+    answer = attempt.answer
+    reading = attempt.call.reading(answer)
     status, outcome, body, finish = 502, "error", b"", "" if answer.body is not None else "error"
     try:
         body = (
             answer.body
             if answer.body is not None
-            else await _collect_stream(exchange, limit_bytes, held, reading)
+            else await _collect_stream(attempt, limit_bytes, held, reading)
         )
         is_raised = answer.header(_FINISH) == b"error"
         status = 500 if is_raised else answer.status
@@ -63,8 +63,8 @@ async def collect(
         finish = "stop" if finish and status < 400 else finish
         return status, body
     except WorkerConnectionLost:
-        if exchange.cut_by is not None:
-            raise exchange.cut_by from None
+        if attempt.cut_by is not None:
+            raise attempt.cut_by from None
         raise
     except errors.TooLarge:
         finish = "length"
@@ -73,28 +73,28 @@ async def collect(
         status, outcome, finish = 499, "cancelled", "cancelled" if finish else ""
         raise
     finally:
-        size = len(body) or exchange.bytes_out
-        exchange.close(
+        size = len(body) or attempt.bytes_out
+        attempt.close(
             status=status, outcome=outcome, bytes_out=size, finish=finish, is_own_word=status == 500
         )
 
 
 async def _collect_stream(
-    exchange: Exchange, limit_bytes: int, held: PendingCall | None, reading: ResponseFilter | None
+    attempt: Attempt, limit_bytes: int, held: PendingCall | None, reading: ResponseFilter | None
 ) -> bytes:
-    answer = exchange.answer
+    answer = attempt.answer
     content_type = answered_type(
-        exchange.call.content_type, answer.header(b"content-type").decode("latin-1")
+        attempt.call.content_type, answer.header(b"content-type").decode("latin-1")
     )
     log = (
-        held.begin_log(exchange.call.attempt, content_type)
+        held.begin_log(attempt.call.attempt, content_type)
         if held is not None and answer.status < 400
         else StreamBuffer(0, "")
     )
     async for given in answer.chunks():
         chunk = given if reading is None else reading.feed(given, time.monotonic_ns())
-        exchange.bytes_out += len(chunk)
-        if exchange.bytes_out > limit_bytes:
+        attempt.bytes_out += len(chunk)
+        if attempt.bytes_out > limit_bytes:
             raise errors.TooLarge(
                 f"the result is larger than {limit_bytes} bytes: store it and return its location",
                 limit_bytes=limit_bytes,
@@ -157,9 +157,9 @@ def payload(record: CallRecord, call: Call) -> dict[str, Any]:
     }
 
 
-def answered(record: CallRecord, exchange: Exchange, status: int, body: bytes) -> CallRecord:
+def answered(record: CallRecord, attempt: Attempt, status: int, body: bytes) -> CallRecord:
     """Return the record of a call that its worker answered."""
-    call, answer = exchange.call, exchange.answer
+    call, answer = attempt.call, attempt.answer
     return replace(
         record,
         state="SUCCEEDED" if status < 400 else "FAILED",
@@ -175,8 +175,8 @@ def answered(record: CallRecord, exchange: Exchange, status: int, body: bytes) -
         start_kind=call.start_kind.value,
         queued_ms=int(call.queued_ms),
         start_ms=int(call.start_ms),
-        exec_ms=int(exchange.exec_ms),
-        cost=exchange.cost,
+        exec_ms=int(attempt.exec_ms),
+        cost=attempt.cost,
     )
 
 

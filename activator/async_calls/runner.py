@@ -21,7 +21,9 @@ from typing import Any
 from activator.async_calls.concurrency import AsyncConcurrencyLimiter
 from activator.async_calls.pending import PendingCall, PendingCalls
 from activator.async_calls.records import answered, collect, failed
-from activator.calls.runner import Call, CallRunner, Exchange
+from activator.calls.attempt import Attempt
+from activator.calls.call import Call
+from activator.calls.runner import CallRunner
 from activator.metrics.metrics import Metrics
 from activator.quotas.admission import Admission
 from activator.resilience.retry_policy import may_retry, pause_s
@@ -136,7 +138,7 @@ class AsyncCallRunner:
     async def _attempt(self, held: PendingCall, call: Call) -> _Ending:
         observer, target = self._metrics.observer, call.target
         try:
-            exchange, status, body = await self._wait_for_quotas(held, call)
+            attempt, status, body = await self._wait_for_quotas(held, call)
         except errors.PilotlightError as e:
             return self._refused(held, call, e)
         except WorkerConnectionLost as e:
@@ -149,18 +151,18 @@ class AsyncCallRunner:
                 self._tracer.failed(call, crashed.type, crashed.status, **_of_submitted(held))
 
             return _Ending(record=failed(held.record, crashed), failure=crashed, observe=died)
-        record = answered(held.record, exchange, status, body)
+        record = answered(held.record, attempt, status, body)
         raised = errors.FunctionRaised("user code raised") if status >= 500 else None
 
         def observe() -> None:
-            self._metrics.answered(exchange, status, is_awaited=False)
-            self._tracer.answered(exchange, status, **_of_submitted(held))
+            self._metrics.answered(attempt, status, is_awaited=False)
+            self._tracer.answered(attempt, status, **_of_submitted(held))
 
         return _Ending(
             record=record,
             failure=raised,
             observe=observe,
-            remember=lambda: note_answer(exchange, str(status)),
+            remember=lambda: note_answer(attempt, str(status)),
         )
 
     def _refused(self, held: PendingCall, call: Call, error: errors.PilotlightError) -> _Ending:
@@ -170,7 +172,7 @@ class AsyncCallRunner:
 
         return _Ending(record=failed(held.record, error), failure=error, observe=observe)
 
-    async def _wait_for_quotas(self, held: PendingCall, call: Call) -> tuple[Exchange, int, bytes]:
+    async def _wait_for_quotas(self, held: PendingCall, call: Call) -> tuple[Attempt, int, bytes]:
         """Run the call. While its quotas are used up it waits until its result would expire,
         blocking only calls of its own key."""
         async with self._gates.for_key(call.key_id, call.target):
@@ -184,16 +186,16 @@ class AsyncCallRunner:
                 await asyncio.sleep(BUSY_RETRY_S)
                 call.admission = self._admission(call)  # its quotas may have changed
 
-    async def _run_once(self, held: PendingCall, call: Call) -> tuple[Exchange, int, bytes]:
+    async def _run_once(self, held: PendingCall, call: Call) -> tuple[Attempt, int, bytes]:
         try:
             self._load(call)
-            exchange = await self._begin(held, call)
-            return exchange, *await collect(exchange, self._max_result_bytes, held)
+            attempt = await self._begin(held, call)
+            return attempt, *await collect(attempt, self._max_result_bytes, held)
         finally:
             call.park()
             _release(call)
 
-    async def _begin(self, held: PendingCall, call: Call) -> Exchange:
+    async def _begin(self, held: PendingCall, call: Call) -> Attempt:
         """Begin the call, waiting for capacity within its queue time. Raises OverQuota at once."""
         until = time.monotonic() + call.remaining_s(call.target.spec.clocks.queue_s)
         while True:
@@ -221,7 +223,7 @@ class AsyncCallRunner:
             _release(call)
             await asyncio.sleep(BUSY_RETRY_S)
 
-    async def _run_fallback(self, call: Call, failure: errors.PilotlightError) -> Exchange:
+    async def _run_fallback(self, call: Call, failure: errors.PilotlightError) -> Attempt:
         """Run the function's fallback, once no attempt is left. Raises `failure`, or a similar
         error."""
         if not self._is_last(call):

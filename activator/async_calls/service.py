@@ -46,7 +46,8 @@ from activator.async_calls.result_shipper import ResultShipper
 from activator.async_calls.result_stream import FINAL
 from activator.async_calls.runner import AsyncCallRunner
 from activator.billing.service import BillingService
-from activator.calls.runner import Call, CallRunner
+from activator.calls.call import Call
+from activator.calls.runner import CallRunner
 from activator.coordination.peers import ActivatorPeers
 from activator.gateway.control_plane_proxy import ControlPlaneProxy
 from activator.http.payloads import accepts_pickles, checked_type

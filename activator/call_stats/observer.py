@@ -15,7 +15,7 @@ from pilotlight.spec.observations import SHADOW_ARM, Observation
 from pilotlight.spec.policies import DEFAULT_OBJECTIVES
 
 if TYPE_CHECKING:
-    from activator.calls.runner import Call
+    from activator.calls.call import Call
     from activator.llm.token_reservation import TokenReservation
     from activator.routing.call_target import CallTarget
 

@@ -1,16 +1,12 @@
-"""A call, and its exchange with the worker that answers it."""
+"""A call: one invocation of a function, from its admission to its end."""
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import time
-from collections.abc import Callable
 from typing import Any, Protocol
 
-from activator.balancing.instance import Instance
-from activator.balancing.reservation import WARM, Reservation
-from activator.billing.instance_meter import OpenRecord
+from activator.balancing.reservation import WARM
 from activator.billing.usage import encode_optional_fields
 from activator.fairness.queue_priority import DEFAULT_RANK, QueuePriority
 from activator.http.payloads import JSON, PICKLE, TRUSTED_LINE, not_accepted
@@ -20,14 +16,10 @@ from activator.quotas.admission import Admission
 from activator.resilience.breaker import Outcome
 from activator.routing.route_table import CallTarget
 from activator.routing.traffic_split import RoutingDecision
-from activator.tracing.context import Attempt, Trace, worker_lines
-from activator.worker_client.connection import WorkerConnection, WorkerResponse
+from activator.tracing.context import AttemptRecord, Trace, worker_lines
+from activator.worker_client.connection import WorkerResponse
 from pilotlight import errors
 from snapshotter.types import StartKind
-
-LIVELY = 20
-"""An engine that produced output in the last twentieth of its call's time counts as still
-producing."""
 
 
 class ResponseFilter(Protocol):
@@ -144,7 +136,7 @@ class Call:
         self.choice = choice
         self.attempt = 1
         self.trace: Trace | None = None
-        self.past: tuple[Attempt, ...] = ()
+        self.past: tuple[AttemptRecord, ...] = ()
         self.retries = 0
         self.degraded = ""
         self.asked: CallTarget | None = None
@@ -270,164 +262,3 @@ class Call:
                 b"\r\n\r\n",
             )
         )
-
-
-class Exchange:
-    """One attempt with a worker's response, whole or streaming. Its holder must `close` it exactly
-    once.
-
-    The execution clock runs until the last byte (`spec.function.Clocks`): a stream that exceeds it
-    is closed, billed and interrupted.
-
-    Attributes:
-        bytes_out: bytes of a stream sent to the caller so far.
-        cut_by: the error of the clock that interrupted it; None = none did.
-        on_cut: called when a clock interrupts it.
-    """
-
-    __slots__ = (
-        "_clock",
-        "_is_blameless",
-        "_is_closed",
-        "answer",
-        "bytes_out",
-        "call",
-        "connection",
-        "cost",
-        "cut_by",
-        "dispatched_ns",
-        "exec_ms",
-        "on_cut",
-        "reservation",
-        "ticket",
-    )
-
-    def __init__(
-        self,
-        call: Call,
-        *,
-        reservation: Reservation,
-        ticket: OpenRecord,
-        connection: WorkerConnection,
-        answer: WorkerResponse,
-        dispatched_ns: int,
-    ) -> None:
-        self.call = call
-        self.reservation = reservation
-        self.ticket = ticket
-        self.connection = connection
-        self.answer = answer
-        self.dispatched_ns = dispatched_ns
-        self.exec_ms = 0.0
-        self.cost = "0"
-        self.bytes_out = 0
-        self.cut_by: errors.DeadlineExceeded | None = None
-        self.on_cut: Callable[[], None] | None = None
-        self._is_blameless = False
-        self._is_closed = False
-        self._clock = self._watch() if answer.body is None else None
-
-    def _watch(self) -> asyncio.TimerHandle:
-        ran_s = (time.monotonic_ns() - self.dispatched_ns) / 1e9
-        whole_s = self.call.target.spec.clocks.execution_s - ran_s
-        left_s = self.call.remaining_s(whole_s)
-        return asyncio.get_running_loop().call_later(
-            max(0.0, left_s), self._overrun if left_s >= whole_s else self._expire
-        )
-
-    @property
-    def held(self) -> Reservation | None:
-        """The reservation of its slot; None where no instance answered."""
-        return self.reservation
-
-    @property
-    def instance(self) -> Instance | None:
-        """The instance that answered; None where none did."""
-        return self.reservation.instance
-
-    def _overrun(self) -> None:
-        """The execution clock ran out: bill it now, and replace its instance, which may hang,
-        unless the instance makes progress and only its caller does not read, or requested more than
-        fits into the time."""
-        self._is_blameless = self.connection.is_ahead or self._is_writing
-        if not self._is_blameless:
-            self.reservation.instance.is_stuck = True
-            self.reservation.throttler.drain(self.reservation.instance)
-        self._interrupt(f"the call ran longer than {self.call.target.spec.clocks.execution_s:g} s")
-
-    @property
-    def _is_writing(self) -> bool:
-        """Whether a language model has just produced output."""
-        tokens = self.call.tokens
-        lively_ns = self.call.target.spec.clocks.execution_s * 1e9 / LIVELY
-        return (
-            tokens is not None
-            and tokens.last_ns > 0
-            and time.monotonic_ns() - tokens.last_ns < lively_ns
-        )
-
-    def _expire(self) -> None:
-        """The caller's own deadline expired: bill it now."""
-        self._interrupt(
-            f"the caller's deadline of {self.call.deadline_s:g} s expired before the end of the "
-            f"response"
-        )
-
-    def _interrupt(self, why: str) -> None:
-        self.cut_by = errors.DeadlineExceeded(why, clock="execution")
-        self.connection.close()
-        self.close(status=504, outcome="error", bytes_out=self.bytes_out, finish="error")
-        if self.on_cut is not None:
-            self.on_cut()
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether the worker did not begin, because it still runs another call."""
-        return self.answer.status == 503 and self.answer.header(b"pilotlight-outcome") == b"busy"
-
-    def close(
-        self,
-        *,
-        status: int,
-        outcome: str,
-        bytes_out: int,
-        finish: str = "",
-        is_own_word: bool = False,
-    ) -> str:
-        """End the attempt: close the record, release the slot and the connection. Returns the cost
-        as text. Does nothing if the execution clock has ended it before.
-
-        `finish`: why a stream ended (`engines.FINISH_REASONS`), where the call has no `tokens` with
-        it. `is_own_word`: user code reported its failure in the stream.
-        """
-        if self._is_closed:
-            return self.cost
-        self._is_closed = True
-        if self._clock is not None:
-            self._clock.cancel()
-        if status >= 500:  # reported by the worker, or the worker ended
-            is_said = is_own_word or status == self.answer.status
-            self.reservation.ending = (
-                Outcome.NEITHER
-                if self._is_blameless
-                else Outcome.RAISED
-                if is_said
-                else self.call.blame
-            )
-        if finish and self.call.tokens is None:
-            self.ticket.mark += encode_optional_fields(finish=finish)
-        now_ns = time.monotonic_ns()
-        self.exec_ms = (now_ns - self.dispatched_ns) / 1e6
-        body_bytes = len(self.call.body)
-        try:
-            self.cost = self.reservation.close(
-                self.ticket,
-                status=status,
-                outcome=outcome,
-                bytes_in=body_bytes,
-                bytes_out=bytes_out,
-            )
-        finally:  # a record that cannot be closed must not leak the slot
-            self.reservation.instance.connections.release(self.connection, now_ns / 1e9)
-            self.reservation.release()
-        return self.cost

@@ -19,6 +19,8 @@ from activator.balancing.reservation import Reservation
 from activator.balancing.throttler import Throttler
 from activator.calls.argument_checker import ArgumentChecker
 from activator.calls.arguments import ArgumentValidator
+from activator.calls.attempt import Attempt
+from activator.calls.call import Call
 from activator.calls.fallback_rules import (
     VARIANT,
     fallback_chain,
@@ -26,7 +28,6 @@ from activator.calls.fallback_rules import (
     name_of,
     static_answer,
 )
-from activator.calls.runner import Call, Exchange
 from activator.http.payloads import PICKLE
 from activator.resilience.response_cache import ResponseCache
 from activator.routing.api_keys import Principal
@@ -51,9 +52,9 @@ class Routes(Protocol):
         ...
 
 
-class FallbackResponse(Exchange):
-    """An exchange with a cached or declared response instead of a worker's. It has no reservation,
-    no record and no connection, and costs nothing."""
+class FallbackResponse(Attempt):
+    """An ended attempt with a cached or declared response instead of a worker's. It has no
+    reservation, no record and no connection, and costs nothing."""
 
     __slots__ = ()
 
@@ -62,13 +63,13 @@ class FallbackResponse(Exchange):
         self.answer = answer
         self.dispatched_ns = call.reserved_ns = time.monotonic_ns()
         self.exec_ms = 0.0
-        self.cost = "0"
+        self.cost, self.picos = "0", 0
         self.bytes_out = 0
         self.cut_by = None
         self.on_cut = None
         self._is_blameless = False
         self._is_closed = True
-        self._clock = None
+        self._timer = None
 
     def __repr__(self) -> str:
         return f"<FallbackResponse {self.call.degraded} for {self.call!r}>"
@@ -88,7 +89,7 @@ class FallbackResponse(Exchange):
 class _FallbackRun:
     """State of one call's fallbacks. `why`: the reason of each fallback that did not answer."""
 
-    run: Callable[[Call], Awaitable[Exchange]]
+    run: Callable[[Call], Awaitable[Attempt]]
     why: list[str] = field(default_factory=list)
     attempt: int = 0
     tried: int = 0
@@ -150,28 +151,28 @@ class FallbackChain:
         self,
         call: Call,
         failure: errors.PilotlightError,
-        run: Callable[[Call], Awaitable[Exchange]],
-    ) -> Exchange:
+        run: Callable[[Call], Awaitable[Attempt]],
+    ) -> Attempt:
         """Return the response of the first fallback that answers; `run` begins a call. Raises
         `failure` with the reason of each fallback."""
         if not may_fall_back(failure):
             raise failure
         run_fallbacks = _FallbackRun(run, attempt=call.attempt)
-        exchange = await self._run_fallbacks(call, run_fallbacks, (call.target.name,))
+        attempt = await self._run_fallbacks(call, run_fallbacks, (call.target.name,))
         call.attempt = run_fallbacks.attempt
-        if exchange is None:
+        if attempt is None:
             raise _with_rungs(failure, run_fallbacks.why) from failure
         log.info(
             "degraded call=%s answered_by=%s because=%s",
             call.id,
-            exchange.call.degraded,
+            attempt.call.degraded,
             failure.type,
         )
-        return exchange
+        return attempt
 
     async def _run_fallbacks(
         self, call: Call, run_fallbacks: _FallbackRun, path: tuple[str, ...]
-    ) -> Exchange | None:
+    ) -> Attempt | None:
         for kind, rung in fallback_chain(call.target.spec, call.rank.priority):
             if run_fallbacks.tried >= MAX_FALLBACKS:
                 run_fallbacks.why.append(
@@ -179,21 +180,21 @@ class FallbackChain:
                 )
                 return None
             run_fallbacks.tried += 1
-            exchange = (
+            attempt = (
                 await self._step(call, run_fallbacks, path, kind, rung)
                 if rung.function
                 else self._stand_in(call, kind, rung)
             )
-            if exchange is not None:
-                return exchange
+            if attempt is not None:
+                return attempt
             if not rung.function:
                 run_fallbacks.why.append(
                     f"{kind}: no recent enough response is stored for these arguments"
                 )
         return None
 
-    def _stand_in(self, call: Call, kind: str, rung: Fallback) -> Exchange | None:
-        """Return an exchange with a cached or a declared response; None where there is none."""
+    def _stand_in(self, call: Call, kind: str, rung: Fallback) -> Attempt | None:
+        """Return an attempt with a cached or a declared response; None where there is none."""
         if kind == "static":
             answer: WorkerResponse | None = static_answer(call, rung)
         else:
@@ -209,7 +210,7 @@ class FallbackChain:
         path: tuple[str, ...],
         kind: str,
         rung: Fallback,
-    ) -> Exchange | None:
+    ) -> Attempt | None:
         """Call another function, or its own fallbacks; None where none answers."""
         name = name_of(kind, rung.function)
         try:
@@ -226,7 +227,7 @@ class FallbackChain:
             run_fallbacks.why.append(f"{name}: {e}")
             return None
         try:
-            exchange = await run_fallbacks.run(other)
+            attempt = await run_fallbacks.run(other)
         except errors.PilotlightError as e:
             run_fallbacks.attempt = max(run_fallbacks.attempt, other.attempt)
             run_fallbacks.why.append(f"{name}: {e}")
@@ -236,12 +237,12 @@ class FallbackChain:
                 else None
             )
         run_fallbacks.attempt = max(run_fallbacks.attempt, other.attempt)
-        if exchange.answer.body is None or not _is_no_answer(exchange.answer):
-            return exchange
-        exchange.close(
-            status=exchange.answer.status, outcome="error", bytes_out=len(exchange.answer.body)
+        if attempt.answer.body is None or not _is_no_answer(attempt.answer):
+            return attempt
+        attempt.close(
+            status=attempt.answer.status, outcome="error", bytes_out=len(attempt.answer.body)
         )
-        run_fallbacks.why.append(f"{name}: it answered {exchange.answer.status}")
+        run_fallbacks.why.append(f"{name}: it answered {attempt.answer.status}")
         return None
 
     def _call_of(

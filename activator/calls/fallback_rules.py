@@ -22,7 +22,7 @@ from pilotlight.spec.identifiers import Priority
 from pilotlight.spec.policies import Fallback
 
 if TYPE_CHECKING:
-    from activator.calls.runner import Call
+    from activator.calls.call import Call
     from pilotlight.spec.function import FunctionSpec
 
 VARIANT = "variant"

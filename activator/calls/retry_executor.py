@@ -19,7 +19,8 @@ from activator.tracing.context import note_answer
 from pilotlight import errors
 
 if TYPE_CHECKING:
-    from activator.calls.runner import Call, Exchange
+    from activator.calls.attempt import Attempt
+    from activator.calls.call import Call
 
 
 class RetryExecutor:
@@ -48,38 +49,38 @@ class RetryExecutor:
     async def run(
         self,
         call: Call,
-        step: Coroutine[Any, Any, Exchange],
-        again: Callable[[Call], Coroutine[Any, Any, Exchange]],
-    ) -> Exchange:
-        """Return the exchange of the first attempt, which is `step`, or of a later one. Raises the
+        step: Coroutine[Any, Any, Attempt],
+        again: Callable[[Call], Coroutine[Any, Any, Attempt]],
+    ) -> Attempt:
+        """Return the attempt of the first attempt, which is `step`, or of a later one. Raises the
         error of the last attempt."""
         while True:
             try:
-                exchange = await step
+                attempt = await step
             except errors.PilotlightError as e:
                 wait_s = await self._pause_s(call, e)
                 if wait_s is None:
                     raise
             else:
-                wait_s = await self._pause_raised_s(call, exchange)
+                wait_s = await self._pause_raised_s(call, attempt)
                 if wait_s is None:
-                    return exchange
-                _close(exchange)
-                note_answer(exchange, str(exchange.answer.status))
+                    return attempt
+                _close(attempt)
+                note_answer(attempt, str(attempt.answer.status))
             call.attempt += 1
             call.retries += 1
             await self._sleep(wait_s)
             step = again(call)
 
-    async def _pause_raised_s(self, call: Call, exchange: Exchange) -> float | None:
+    async def _pause_raised_s(self, call: Call, attempt: Attempt) -> float | None:
         """Return the pause after a response in which user code raised; None for others. Closes the
-        exchange when it is cancelled."""
-        if not _is_raised(exchange):
+        attempt when it is cancelled."""
+        if not _is_raised(attempt):
             return None
         try:
             return await self._pause_s(call, _RAISED)
         except BaseException:
-            _close(exchange)
+            _close(attempt)
             raise
 
     async def _pause_s(self, call: Call, error: errors.PilotlightError) -> float | None:
@@ -101,15 +102,15 @@ class RetryExecutor:
 _RAISED = errors.FunctionRaised("user code raised")
 
 
-def _close(exchange: Exchange) -> None:
-    exchange.close(
-        status=exchange.answer.status, outcome="error", bytes_out=len(exchange.answer.body or b"")
+def _close(attempt: Attempt) -> None:
+    attempt.close(
+        status=attempt.answer.status, outcome="error", bytes_out=len(attempt.answer.body or b"")
     )
 
 
-def _is_raised(exchange: Exchange) -> bool:
+def _is_raised(attempt: Attempt) -> bool:
     """Return whether user code failed before the caller received any part of the response."""
-    answer = exchange.answer
+    answer = attempt.answer
     return (
         answer.status >= 500
         and answer.body is not None

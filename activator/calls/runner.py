@@ -8,23 +8,20 @@ a call whose caller disconnected) has not begun either: the call is requeued at 
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Protocol
 
 from activator.balancing.reservation import Reservation, SlotOwner
 from activator.balancing.throttler import Throttler
-from activator.billing.instance_meter import OpenRecord
-from activator.calls.call import Call, Exchange
+from activator.calls.attempt import Attempt, worker_crash_error
+from activator.calls.call import Call
 from activator.calls.retry_executor import RetryExecutor
 from activator.llm.token_reservation import TokenReservation
-from activator.resilience.breaker import Outcome
 from activator.resilience.retry_budget import RetryBudgets
 from activator.routing.route_table import CallTarget
-from activator.tracing.context import kind_of, note, note_answer
+from activator.tracing.context import note_answer
 from activator.worker_client.connection import (
-    WorkerConnection,
     WorkerConnectionLost,
     WorkerResponse,
 )
@@ -32,11 +29,6 @@ from pilotlight import errors
 from pilotlight.spec.pricing import BUSY
 from snapshotter.types import StartKind
 
-__all__ = ["Call", "CallRunner", "Exchange", "status_of", "worker_crash_error"]
-
-GONE_REASON_WAIT_S = 0.5
-"""A broken connection is detected before the agent reports the reason: wait this long for it, so
-that the caller gets "out of memory", not "reset"."""
 BUSY_PATIENCE_S = 2.0
 """A worker that is still busy with an abandoned call after this long is replaced."""
 
@@ -64,9 +56,9 @@ class Fallbacks(Protocol):
         self,
         call: Call,
         failure: errors.PilotlightError,
-        run: Callable[[Call], Awaitable[Exchange]],
-    ) -> Exchange:
-        """Return the exchange of a fallback. Raises `failure`, or a similar error, when none
+        run: Callable[[Call], Awaitable[Attempt]],
+    ) -> Attempt:
+        """Return the attempt of a fallback. Raises `failure`, or a similar error, when none
         answers."""
         ...
 
@@ -109,7 +101,7 @@ class CallRunner:
 
     async def begin(
         self, call: Call, *, is_patient: bool = True, has_fallback: bool = True
-    ) -> Exchange:
+    ) -> Attempt:
         """Reserve, open the record, forward; returns when the response (or its head) has arrived.
 
         `is_patient`: failures are retried by the function's policy. `has_fallback`: fallbacks
@@ -125,28 +117,28 @@ class CallRunner:
     async def finish(
         self,
         call: Call,
-        step: Coroutine[Any, Any, Exchange],
+        step: Coroutine[Any, Any, Attempt],
         *,
         is_patient: bool = True,
         has_fallback: bool = True,
-    ) -> Exchange:
+    ) -> Attempt:
         """Finish a call whose first attempt, `step`, is in progress: apply retries and
         fallbacks."""
         spec = call.target.spec
         try:
             if spec.retries is not None and is_patient:
-                exchange = await self.retries.run(call, step, self._begin)
+                attempt = await self.retries.run(call, step, self._begin)
             else:
-                exchange = await step
+                attempt = await step
         except errors.PilotlightError as e:
             if not has_fallback:
                 raise
             return await self.run_fallback(call, e)
         if spec.fallback:
-            self.remember(exchange.call, exchange.answer)
-        return exchange
+            self.remember(attempt.call, attempt.answer)
+        return attempt
 
-    async def run_fallback(self, call: Call, failure: errors.PilotlightError) -> Exchange:
+    async def run_fallback(self, call: Call, failure: errors.PilotlightError) -> Attempt:
         """Run the declared fallbacks of the call's function, after its last attempt. Raises
         `failure`, or a similar error."""
         spec = call.target.spec
@@ -159,7 +151,7 @@ class CallRunner:
         if self.fallbacks is not None:
             self.fallbacks.remember(call, answer)
 
-    async def _begin(self, call: Call, held: Reservation | None = None) -> Exchange:
+    async def _begin(self, call: Call, held: Reservation | None = None) -> Attempt:
         """Run one attempt, or two by the platform's retry rule; `held`: a slot that is already
         reserved."""
         throttler = self.throttler_of(call.target)
@@ -171,9 +163,9 @@ class CallRunner:
                 self.check(call)
                 if (
                     call.target.spec.variants
-                    and (exchange := await self._begin_by_variant(call, throttler)) is not None
+                    and (attempt := await self._begin_by_variant(call, throttler)) is not None
                 ):
-                    return exchange
+                    return attempt
                 reservation = await throttler.reserve(
                     call.remaining_s(call.target.spec.clocks.queue_s),
                     rank=call.rank,
@@ -186,16 +178,16 @@ class CallRunner:
                 call.start_ms += reservation.start_ms
                 call.weights = reservation.weights
             try:
-                exchange = await self._forward(call, reservation)
+                attempt = await self._forward(call, reservation)
             except WorkerConnectionLost as e:
                 await self._require_retryable(call, reservation, e)
                 await self._charge_retry(call)
                 continue
-            if not exchange.is_busy:
-                return exchange
-            busy_since = self._requeue(exchange, throttler, busy_since)
+            if not attempt.is_busy:
+                return attempt
+            busy_since = self._requeue(attempt, throttler, busy_since)
 
-    async def _begin_by_variant(self, call: Call, throttler: Throttler) -> Exchange | None:
+    async def _begin_by_variant(self, call: Call, throttler: Throttler) -> Attempt | None:
         """Run a free variant instead of waiting, and start an own instance meanwhile. Returns None
         where there is none."""
         found = (
@@ -216,21 +208,21 @@ class CallRunner:
         finally:
             call.attempt = other.attempt
 
-    async def begin_after_busy(self, busy: Exchange) -> Exchange:
+    async def begin_after_busy(self, busy: Attempt) -> Attempt:
         """Run `begin` again for a call whose worker answered "busy"."""
         self._requeue(busy, busy.reservation.throttler, 0.0)
         return await self.finish(busy.call, self._begin(busy.call))
 
     async def begin_after_crash(
         self, call: Call, reservation: Reservation, gone: WorkerConnectionLost
-    ) -> Exchange:
+    ) -> Attempt:
         """Run `begin` again for a call whose worker died, where the retry rule allows it. Raises
         WorkerCrashed otherwise."""
         return await self.finish(call, self._begin_after_crash(call, reservation, gone))
 
     async def _begin_after_crash(
         self, call: Call, reservation: Reservation, gone: WorkerConnectionLost
-    ) -> Exchange:
+    ) -> Attempt:
         await self._require_retryable(call, reservation, gone)
         await self._charge_retry(call)
         return await self._begin(call)
@@ -241,84 +233,15 @@ class CallRunner:
         if call.admission is not None:
             await call.admission.count_retry()
 
-    async def _forward(self, call: Call, reservation: Reservation) -> Exchange:
-        instance = reservation.instance
-        connection: WorkerConnection | None = None
-        ticket: OpenRecord | None = None
-        dispatched_ns = 0
-        loop = asyncio.get_running_loop()
+    async def _forward(self, call: Call, reservation: Reservation) -> Attempt:
+        attempt = Attempt(call, reservation)
         try:
-            ticket = await reservation.open_paid(call)
-            connection = instance.connections.acquire_nowait(
-                call.reserved_ns / 1e9
-            ) or await instance.connections.open(loop)
-            whole_s = call.target.spec.clocks.execution_s
-            execution_s = call.remaining_s(whole_s)
-            dispatched_ns = time.monotonic_ns()
-            future = connection.request(call.request_head(execution_s) + call.body, loop=loop)
-            overrun = self._overrun if execution_s >= whole_s else self._expire
-            timer = loop.call_later(execution_s, overrun, future, reservation, execution_s)
-            try:
-                answer = await future
-            finally:
-                timer.cancel()
-            return Exchange(
-                call,
-                reservation=reservation,
-                ticket=ticket,
-                connection=connection,
-                answer=answer,
-                dispatched_ns=dispatched_ns,
-            )
+            await attempt.open()
+            await attempt.request_whole()
         except BaseException as e:
-            note(
-                call,
-                reservation,
-                dispatched_ns=dispatched_ns,
-                ended_ns=time.monotonic_ns(),
-                error=kind_of(e),
-            )
-            reservation.ending = (
-                call.blame
-                if isinstance(e, WorkerConnectionLost | errors.DeadlineExceeded)
-                else Outcome.NEITHER
-            )
-            if connection is not None:
-                connection.close()
-            try:
-                if ticket is not None:
-                    reservation.close(
-                        ticket,
-                        status=status_of(e),
-                        outcome=_outcome_of(e),
-                        bytes_in=len(call.body),
-                        bytes_out=0,
-                    )
-            finally:
-                reservation.release()
+            attempt.fail(e)
             raise
-
-    def _overrun(
-        self, future: asyncio.Future[WorkerResponse], reservation: Reservation, execution_s: float
-    ) -> None:
-        if not future.done():
-            future.set_exception(
-                errors.DeadlineExceeded(
-                    f"the call ran longer than {execution_s:g} s", clock="execution"
-                )
-            )
-            reservation.instance.is_stuck = True
-            # it may hang: replaced once its other calls have finished
-            reservation.throttler.drain(reservation.instance)
-
-    def _expire(
-        self, future: asyncio.Future[WorkerResponse], _: Reservation, execution_s: float
-    ) -> None:
-        """The caller's deadline expired: the instance is not replaced, because short deadlines do
-        not mean that it hangs."""
-        if not future.done():
-            late = f"the caller's deadline expired {execution_s:g} s after the call began"
-            future.set_exception(errors.DeadlineExceeded(late, clock="execution"))
+        return attempt
 
     async def _require_retryable(
         self, call: Call, reservation: Reservation, gone: WorkerConnectionLost
@@ -332,38 +255,13 @@ class CallRunner:
             return
         raise await worker_crash_error(reservation) from gone
 
-    def _requeue(self, exchange: Exchange, throttler: SlotOwner, busy_since: float) -> float:
+    def _requeue(self, attempt: Attempt, throttler: SlotOwner, busy_since: float) -> float:
         now = time.monotonic()
-        instance = exchange.reservation.instance
+        instance = attempt.reservation.instance
         instance.block(now)
-        exchange.close(status=503, outcome=BUSY, bytes_out=0)
-        note_answer(exchange, BUSY)
-        exchange.call.attempt += 1
+        attempt.close(status=503, outcome=BUSY, bytes_out=0)
+        note_answer(attempt, BUSY)
+        attempt.call.attempt += 1
         if busy_since and now - busy_since > BUSY_PATIENCE_S:
             throttler.drain(instance)
         return busy_since or now
-
-
-async def worker_crash_error(reservation: Reservation) -> errors.WorkerCrashed:
-    """Return the error for a worker whose connection broke during a call; drains the instance."""
-    instance = reservation.instance
-    reason = instance.exit_reason or await instance.wait_exited(GONE_REASON_WAIT_S)
-    if not instance.is_gone:
-        reservation.throttler.drain(instance)
-    why = {"out_of_memory": "ran out of memory", "": "died"}.get(reason, f"ended ({reason})")
-    return errors.WorkerCrashed(
-        f"the instance {why} during this call; another one replaces it",
-        reason=reason or "crashed",
-        worker=instance.id,
-    )
-
-
-def status_of(error: BaseException) -> int:
-    """Return the status for the record of an attempt that failed with `error`."""
-    if isinstance(error, errors.PilotlightError):
-        return error.status
-    return 499 if isinstance(error, asyncio.CancelledError) else 502
-
-
-def _outcome_of(error: BaseException) -> str:
-    return "cancelled" if isinstance(error, asyncio.CancelledError) else "error"

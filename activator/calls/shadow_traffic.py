@@ -23,15 +23,14 @@ from typing import Any, Final, NamedTuple, Protocol
 from activator.balancing.reservation import Reservation
 from activator.balancing.throttler import Throttler
 from activator.billing.errors import JournalFull
-from activator.billing.instance_meter import OpenRecord
 from activator.calls.arguments import CheckTooExpensive
-from activator.calls.runner import Call
+from activator.calls.attempt import Attempt
+from activator.calls.call import Call
 from activator.http.payloads import JSON
-from activator.resilience.breaker import Outcome
 from activator.routing.call_target import CallTarget
 from activator.routing.traffic_split import RoutingDecision, ShadowTarget
 from activator.tracing.tracer import Tracer
-from activator.worker_client.connection import WorkerConnection, WorkerConnectionLost
+from activator.worker_client.connection import WorkerConnectionLost
 from pilotlight import errors
 from pilotlight.spec.observations import SHADOW_ARM
 from pilotlight.spec.pricing import BUSY
@@ -244,12 +243,11 @@ class ShadowTraffic:
             status, body = 502, None
             began_ns = call.reserved_ns = time.monotonic_ns()
             try:
-                status, body = await _exchange(call, reservation)
+                status, body = await _run_attempt(call, reservation)
             except _NOT_MADE:
                 self._observer.skipped(target)
                 return
-            except (errors.PilotlightError, WorkerConnectionLost, OSError) as e:
-                # TimeoutError is one
+            except (errors.PilotlightError, WorkerConnectionLost) as e:
                 status = e.status if isinstance(e, errors.PilotlightError) else 502
                 log.debug("copy failed call=%s error=%r", call.id, e)
             exec_ms = (time.monotonic_ns() - began_ns) / 1e6
@@ -294,84 +292,30 @@ def _call_of(copy: _Copy) -> Call:
     )
 
 
-async def _exchange(call: Call, reservation: Reservation) -> tuple[int, bytes | None]:
-    """Send a copy to its instance. Returns its status and response body, None for a stream.
+async def _run_attempt(call: Call, reservation: Reservation) -> tuple[int, bytes | None]:
+    """Send a copy to its instance. Returns its status and response body, None for a stream, which
+    is not read.
 
-    Raises PilotlightError, _Busy, WorkerConnectionLost, OSError.
-    """
-    instance = reservation.instance
-    reservation.ending = Outcome.NEITHER  # the outcome of a copy does not count for the breaker
-    ticket: OpenRecord | None = None
-    connection: WorkerConnection | None = None
-    status, outcome, sent = 502, "error", 0
+    Raises PilotlightError, _Busy, WorkerConnectionLost."""
+    attempt = Attempt(call, reservation, is_shadow=True)
     try:
         check = call.target.check(call.method)
         if call.content_type is JSON:
             check.check(call.body)
-        ticket = _opened(call, reservation)
-        connection = instance.connections.acquire_nowait(
-            time.monotonic()
-        ) or await instance.connections.open(asyncio.get_running_loop())
-        status, body, outcome = await _asked(call, connection)
-        sent = len(body or b"")
-        if outcome == BUSY:
-            instance.block(time.monotonic())
-            raise _Busy
-        return status, body
-    except asyncio.CancelledError:
-        status, outcome = 499, "cancelled"
+        await attempt.open()
+        answer = await attempt.request_whole()
+    except BaseException as e:
+        if isinstance(e, WorkerConnectionLost):
+            reservation.throttler.drain(reservation.instance)
+        attempt.fail(e, is_noted=False)
         raise
-    except (WorkerConnectionLost, OSError) as e:
-        instance.is_stuck = instance.is_stuck or isinstance(e, TimeoutError)
-        reservation.throttler.drain(instance)
-        raise
-    finally:
-        try:
-            if ticket is not None:
-                reservation.close(
-                    ticket, status=status, outcome=outcome, bytes_in=len(call.body), bytes_out=sent
-                )
-        finally:
-            if connection is not None:
-                if outcome not in ("ok", BUSY):
-                    connection.close()
-                instance.connections.release(connection, time.monotonic())
-            reservation.release()
-
-
-def _opened(call: Call, reservation: Reservation) -> OpenRecord:
-    return reservation.instance.account.open(
-        call=call.id,
-        attempt=1,
-        key="",
-        method=call.method,
-        start_kind=reservation.start_kind.value,
-        queued_ms=0,
-        start_ms=0,
-        now_ns=time.monotonic_ns(),
-        at_ns=time.time_ns(),
-        mark=call.mark,
-        is_shadow=True,
-    )
-
-
-async def _asked(call: Call, connection: WorkerConnection) -> tuple[int, bytes | None, str]:
-    """Return status, body and outcome of the worker's response; a stream is not read. Raises
-    WorkerConnectionLost, TimeoutError."""
-    execution_s = call.target.spec.clocks.execution_s
-    try:
-        async with asyncio.timeout(execution_s):
-            answer = await connection.request(
-                call.request_head(execution_s) + call.body, loop=asyncio.get_running_loop()
-            )
-    except BaseException:
-        connection.close()
-        raise
-    if answer.body is None:
-        connection.close()
-        return answer.status, None, "ok"
-    is_busy = answer.status == 503 and answer.header(b"pilotlight-outcome") == BUSY.encode()
-    return answer.status, answer.body, BUSY if is_busy else "ok" if answer.status < 400 else "error"
+    if attempt.is_busy:
+        reservation.instance.block(time.monotonic())
+        attempt.close(status=503, outcome=BUSY, bytes_out=0)
+        raise _Busy
+    outcome = "ok" if answer.status < 400 or answer.body is None else "error"
+    attempt.close(status=answer.status, outcome=outcome, bytes_out=len(answer.body or b""))
+    return answer.status, answer.body
 
 
 def _compared(copy: _Copy, status: int, body: bytes | None) -> bool | None:

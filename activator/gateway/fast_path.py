@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from activator.balancing.reservation import Reservation
 from activator.balancing.throttler import Throttler
-from activator.calls.runner import Call, CallRunner, Exchange, status_of
+from activator.calls.attempt import Attempt, open_fast_record
+from activator.calls.call import Call
+from activator.calls.runner import CallRunner
 from activator.calls.shadow_traffic import ShadowTraffic
 from activator.http.payloads import CONTENT_TYPE, PICKLE, TRUSTED_LINE, payload_type
 from activator.http.request import MAX_ACCEPT_BYTES, Receive, Request, Scope, Send, error_answer
@@ -28,12 +30,11 @@ from activator.metrics.batching import priority_lines
 from activator.metrics.metrics import Metrics
 from activator.quotas.admission import Admission
 from activator.quotas.decision import Refusal
-from activator.resilience.breaker import Outcome
 from activator.resilience.retry_budget import CallerRetryBudget
 from activator.routing.access import AccessGrant
 from activator.routing.call_target import CallTarget
 from activator.routing.traffic_split import RoutingDecision
-from activator.tracing.context import kind_of, note, worker_lines
+from activator.tracing.context import worker_lines
 from activator.tracing.tracer import Tracer
 from activator.worker_client.connection import (
     WorkerConnection,
@@ -42,7 +43,6 @@ from activator.worker_client.connection import (
 )
 from pilotlight import errors
 from pilotlight.protocol import new_call_id
-from snapshotter.types import StartKind
 
 if TYPE_CHECKING:
     from activator.billing.instance_meter import OpenRecord
@@ -50,14 +50,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-WARM: Final = StartKind.WARM.value
 CLOCK_STEP_S: Final = 0.05
 """Resolution of the execution clocks of warm calls: a call may run longer by this. Clocks shorter
 than MIN_CLOCK_S are exact."""
 MIN_CLOCK_S: Final = 1.0
 
-ContinueInTask = Callable[[Request, Coroutine[Any, Any, Exchange]], Coroutine[Any, Any, None]]
-"""Callback of the gateway that answers a request with a pending exchange."""
+ContinueInTask = Callable[[Request, Coroutine[Any, Any, Attempt]], Coroutine[Any, Any, None]]
+"""Callback of the gateway that answers a request with a pending attempt."""
 
 
 class HasDeadline(Protocol):
@@ -162,14 +161,14 @@ class FastPath:
         self,
         *,
         throttler_of: Callable[[CallTarget], Throttler],
-        dispatcher: CallRunner,
+        runner: CallRunner,
         metrics: Metrics,
         continue_in_task: ContinueInTask,
         tracer: Tracer | None = None,
         shadows: ShadowTraffic | None = None,
     ) -> None:
         self.throttler_of = throttler_of
-        self.dispatcher = dispatcher
+        self.runner = runner
         self.metrics = metrics
         self.continue_in_task = continue_in_task
         self.tracer = tracer or Tracer()
@@ -262,14 +261,14 @@ class FastPath:
         )
         call.reserved_ns = call.received_ns
         try:
-            ticket = reservation.open_warm(call)
+            record = open_fast_record(call, reservation)
         except errors.PilotlightError:
             connections.release(worker, began_ns / 1e9)
             reservation.release_unused()
             return False
         tally = route.tally
         if tally is None:
-            tally = route.tally = self.dispatcher.retries.budgets.for_caller(
+            tally = route.tally = self.runner.retries.budgets.for_caller(
                 route.key_id, began_ns / 1e9
             )
         tally.calls += 1
@@ -277,9 +276,9 @@ class FastPath:
         warm = FastPathCall(
             self,
             call,
-            connection=connection,
+            client=connection,
             reservation=reservation,
-            ticket=ticket,
+            record=record,
             worker=worker,
             admission=admission,
         )
@@ -300,152 +299,95 @@ class FastPath:
         return True
 
 
-class FastPathCall:
-    """One warm call at its worker, and the `ResponseSink` of its response. The first of its methods
-    that runs ends it."""
+class FastPathCall(Attempt):
+    """One warm call at its worker, and the `ResponseSink` of its response. The first of
+    `set_result`, `set_exception` and `abandon` ends its time on the fast path."""
 
-    __slots__ = (
-        "_admission",
-        "_call",
-        "_calls",
-        "_connection",
-        "_dispatched_ns",
-        "_is_done",
-        "_reservation",
-        "_ticket",
-        "_worker",
-        "steps",
-    )
+    __slots__ = ("_admission", "_calls", "_client", "_is_done", "steps")
 
     def __init__(
         self,
         calls: FastPath,
         call: Call,
         *,
-        connection: ClientConnection,
+        client: ClientConnection,
         reservation: Reservation,
-        ticket: OpenRecord,
+        record: OpenRecord,
         worker: WorkerConnection,
         admission: Admission | None,
     ) -> None:
+        super().__init__(call, reservation)
+        self.record = record
+        self.connection = worker
+        self.dispatched_ns = time.monotonic_ns()
         self._admission = admission
         self._calls = calls
-        self._connection = connection
-        self._call = call
-        self._reservation = reservation
-        self._ticket = ticket
-        self._worker = worker
-        self._dispatched_ns = time.monotonic_ns()
+        self._client = client
         self._is_done = False
         self.steps: set[HasDeadline] = set()
 
-    def __repr__(self) -> str:
-        return f"<FastPathCall {self._call.id} {'done' if self._is_done else 'waiting'}>"
-
     def done(self) -> bool:
-        """Return whether the call has ended."""
+        """Return whether the call needs no more response."""
         return self._is_done
 
     def set_result(self, answer: WorkerResponse) -> None:
         """The worker's response, or its head, has arrived."""
-        self._end()
+        self._leave()
+        self.answer = answer
         body = answer.body
-        if body is None or answer.status >= 500 or self._connection.is_congested:
-            self._continue_in_task(self._as_exchange(answer))
+        if body is None or answer.status >= 500 or self._client.is_congested:
+            if body is None:
+                self.watch_stream()
+            runner = self._calls.runner
+            self._continue_in_task(
+                runner.begin_after_busy(self)
+                if self.is_busy
+                else runner.finish(self.call, _return(self))
+            )
             return
-        call, reservation, status = self._call, self._reservation, answer.status
-        instance = reservation.instance
-        now_ns = time.monotonic_ns()
-        exec_ms = (now_ns - self._dispatched_ns) / 1e6
+        call, status = self.call, answer.status
         try:
-            bill = instance.account.close(
-                self._ticket,
-                status=status,
-                outcome="ok" if status < 400 else "error",
-                now_ns=now_ns,
-                at_ns=time.time_ns(),
-                bytes_in=len(call.body),
-                bytes_out=len(body),
+            self.close(
+                status=status, outcome="ok" if status < 400 else "error", bytes_out=len(body)
             )
         except BaseException as e:
-            self._worker.close()  # readers of the connection get an error and stop
             self._continue_in_task(_raise(e))  # the caller is still answered
             raise
         finally:
-            instance.connections.release(self._worker, now_ns / 1e9)
-            reservation.release()
             if self._admission is not None:
                 self._admission.release()
+        ended_ns = self.dispatched_ns + int(self.exec_ms * 1e6)
         self._calls.metrics.count_fast_path(
-            call, answer, dispatched_ns=self._dispatched_ns, ended_ns=now_ns, picos=bill.picos
+            call, answer, dispatched_ns=self.dispatched_ns, ended_ns=ended_ns, picos=self.picos
         )
-        self._connection.answer(
-            status, fast_path_headers(call, answer, cost=bill.cost, exec_ms=exec_ms), body
+        self._client.answer(
+            status, fast_path_headers(call, answer, cost=self.cost, exec_ms=self.exec_ms), body
         )
         if call.choice is not None and self._calls.shadows is not None:
-            self._calls.shadows.copy(call, status=status, body=body, exec_ms=exec_ms)
+            self._calls.shadows.copy(call, status=status, body=body, exec_ms=self.exec_ms)
         if call.target.spec.fallback:
-            self._calls.dispatcher.remember(call, answer)
-        if (
-            status >= 500
-            or exec_ms > call.target.slow_ms
-            or (call.trace is not None and call.trace.kept_for)
-        ):
-            self._calls.tracer.ended(
-                call,
-                reservation,
-                answer,
-                status=status,
-                dispatched_ns=self._dispatched_ns,
-                ended_ns=now_ns,
-                cost=bill.cost,
-            )
-
-    def _as_exchange(self, answer: WorkerResponse) -> Coroutine[Any, Any, Exchange]:
-        exchange = Exchange(
-            self._call,
-            reservation=self._reservation,
-            ticket=self._ticket,
-            connection=self._worker,
-            answer=answer,
-            dispatched_ns=self._dispatched_ns,
-        )
-        dispatcher = self._calls.dispatcher
-        return (
-            dispatcher.begin_after_busy(exchange)
-            if exchange.is_busy
-            else dispatcher.finish(self._call, _return(exchange))
-        )
+            self._calls.runner.remember(call, answer)
+        if self.exec_ms > call.target.slow_ms or (call.trace is not None and call.trace.kept_for):
+            self._calls.tracer.answered(self, status)
 
     def set_exception(self, error: BaseException) -> None:
         """The worker's connection broke, or the execution clock ran out."""
-        self._end()
-        note(
-            self._call,
-            self._reservation,
-            dispatched_ns=self._dispatched_ns,
-            ended_ns=time.monotonic_ns(),
-            error=kind_of(error),
-        )
+        self._leave()
         try:
-            self._close(status_of(error), "error")
+            self.fail(error)
         finally:  # the caller is still answered
+            runner = self._calls.runner
             if isinstance(error, WorkerConnectionLost):
-                self._continue_in_task(
-                    self._calls.dispatcher.begin_after_crash(self._call, self._reservation, error)
-                )
+                self._continue_in_task(runner.begin_after_crash(self.call, self.reservation, error))
             else:
-                self._continue_in_task(self._calls.dispatcher.finish(self._call, _raise(error)))
+                self._continue_in_task(runner.finish(self.call, _raise(error)))
 
     def overrun(self) -> None:
-        """The execution clock ran out: the instance may hang, so it is replaced once its other
-        calls have finished."""
+        """The execution clock ran out before the response."""
         if self._is_done:
             return
-        execution_s, reservation = self._call.target.spec.clocks.execution_s, self._reservation
-        reservation.instance.is_stuck = True
-        # drain before its slot is free, so that no other call gets it
-        reservation.throttler.drain(reservation.instance)
+        self.overran(is_blameless=False)
+        execution_s = self.call.target.spec.clocks.execution_s
         self.set_exception(
             errors.DeadlineExceeded(
                 f"the call ran longer than {execution_s:g} s", clock="execution"
@@ -455,46 +397,26 @@ class FastPathCall:
     def abandon(self) -> None:
         """The caller disconnected."""
         if not self._is_done:
-            self._end()
-            self._release()
-            self._close(499, "cancelled")
-            choice = self._call.choice
+            self._leave()
+            self._release_quotas()
+            self.fail(asyncio.CancelledError(), is_noted=False)
+            choice = self.call.choice
             self._calls.metrics.count_aborted(
-                499, self._call.target, choice.arm if choice is not None else ""
+                499, self.call.target, choice.arm if choice is not None else ""
             )
 
-    def _end(self) -> None:
+    def _leave(self) -> None:
         self._is_done = True
-        self._connection.on_gone = None
+        self._client.on_gone = None
         self.steps.discard(self)
 
-    def _close(self, status: int, outcome: str) -> None:
-        self._worker.close()
-        self._reservation.ending = (
-            Outcome.FAILED
-        )  # `close` overrides it for a caller that disconnected
-        try:
-            self._reservation.close(
-                self._ticket,
-                status=status,
-                outcome=outcome,
-                bytes_in=len(self._call.body),
-                bytes_out=0,
-            )
-        finally:
-            self._reservation.release()
-
-    def _release(self) -> None:
+    def _release_quotas(self) -> None:
         if self._admission is not None:
             self._admission.release()
 
-    def _continue_in_task(self, step: Coroutine[Any, Any, Exchange]) -> None:
+    def _continue_in_task(self, step: Coroutine[Any, Any, Attempt]) -> None:
         """Continue in a task, as an ordinary request whose body was already read."""
-        call, continue_in_task, admission = (
-            self._call,
-            self._calls.continue_in_task,
-            self._admission,
-        )
+        call, continue_in_task, admission = self.call, self._calls.continue_in_task, self._admission
 
         async def application(scope: Scope, receive: Receive, send: Send) -> None:
             request = Request(scope, receive, send)
@@ -507,16 +429,16 @@ class FastPathCall:
             try:
                 await continue_in_task(request, step)
             finally:
-                self._release()
+                self._release_quotas()
 
-        self._connection.continue_in_task(application)
-
-
-async def _return(exchange: Exchange) -> Exchange:
-    return exchange
+        self._client.continue_in_task(application)
 
 
-async def _raise(error: BaseException) -> Exchange:
+async def _return(attempt: Attempt) -> Attempt:
+    return attempt
+
+
+async def _raise(error: BaseException) -> Attempt:
     raise error
 
 

@@ -8,18 +8,15 @@ import time
 from collections.abc import MutableMapping
 from typing import Any, Final
 
-from activator.balancing.reservation import Reservation
-from activator.billing.instance_meter import OpenRecord
-from activator.calls.runner import Call, CallRunner
+from activator.calls.attempt import Attempt, status_of, worker_crash_error
+from activator.calls.call import Call
+from activator.calls.runner import CallRunner
 from activator.gateway.proxy_calls import call_of, expect_web, route_of
 from activator.gateway.proxy_headers import answer_headers, request_head, restrict_public_headers
 from activator.gateway.websocket_proxy import WebSocketProxy
 from activator.http.request import Request, too_large
 from activator.metrics.metrics import Metrics
-from activator.resilience.breaker import Outcome
 from activator.routing.access import AccessGrant
-from activator.routing.call_target import CallTarget
-from activator.tracing.context import note
 from activator.tracing.tracer import Tracer
 from activator.worker_client.connection import (
     WorkerConnection,
@@ -78,7 +75,7 @@ class HttpProxy:
                 reservation.start_ms,
                 reservation.weights,
             )
-            await self._relay(target, _Relay(request, call, reservation, entry, body), request)
+            await self._relay(_ProxyExchange(request, Attempt(call, reservation), entry, body))
         finally:
             if admission is not None:
                 admission.release()
@@ -96,155 +93,110 @@ class HttpProxy:
         call.routed_ns += waited_ns
         return body
 
-    async def _relay(self, target: CallTarget, relay: _Relay, request: Request) -> None:
+    async def _relay(self, exchange: _ProxyExchange) -> None:
+        request, attempt = exchange.request, exchange.attempt
         try:
-            async with asyncio.timeout(target.spec.clocks.execution_s):
-                await relay.run()
-        except WorkerConnectionLost as e:
-            relay.status, relay.outcome, relay.ending = 502, "error", Outcome.FAILED
-            if request.is_answered:
-                raise
-            raise errors.WorkerCrashed(
-                "the instance died during this request; another one replaces it", reason="crashed"
-            ) from e
-        except TimeoutError as e:
-            relay.status, relay.outcome, relay.ending = 504, "error", Outcome.FAILED
-            if request.is_answered:
-                raise WorkerConnectionLost(
-                    "the execution clock ran out before the end of the response", sent=True
-                ) from e
-            raise errors.DeadlineExceeded(
-                f"the request ran longer than {target.spec.clocks.execution_s:g} s",
-                clock="execution",
-            ) from e
-        finally:
-            relay.close()
-            if request.is_answered:  # otherwise the resulting error is observed
-                relay.observe(self._metrics, self._tracer)
-            else:
-                relay.remember()
+            async with attempt.limited("the request"):
+                await exchange.run()
+        except BaseException as e:
+            attempt.fail(e, is_noted=not request.is_answered)
+            if request.is_answered:  # otherwise the error that the caller gets is observed
+                is_cut = isinstance(e, WorkerConnectionLost | errors.DeadlineExceeded)
+                exchange.observe(self._metrics, self._tracer, status_of(e), completed=not is_cut)
+                if isinstance(e, errors.DeadlineExceeded):
+                    raise WorkerConnectionLost(str(e), sent=True) from e
+            elif isinstance(e, WorkerConnectionLost):
+                raise await worker_crash_error(attempt.reservation) from e
+            raise
+        exchange.observe(self._metrics, self._tracer, attempt.answer.status)
 
 
-class _Relay:
-    """One raw request on a reserved slot. `close` it on every path."""
+class _ProxyExchange:
+    """One raw request and its response, relayed on a slot's attempt."""
 
     def __init__(
-        self,
-        request: Request,
-        call: Call,
-        reservation: Reservation,
-        entry: AccessGrant,
-        body: _Body | None,
+        self, request: Request, attempt: Attempt, entry: AccessGrant, body: _Body | None
     ) -> None:
+        self.request = request
+        self.attempt = attempt
         self._entry = entry
         self._body = body
-        self._request = request
-        self._call = call
-        self._reservation = reservation
-        self._ticket: OpenRecord | None = None
-        self._connection: WorkerConnection | None = None
-        self._sent = 0
-        self._is_stream = False
         self._first_byte_ms = 0.0
-        self._cost = "0"
-        self._dispatched_ns = 0
-        self._answer: WorkerResponse | None = None
-        self.status = 499
-        self.outcome = "cancelled"
-        self.ending = Outcome.ANSWERED
 
     async def run(self) -> None:
-        """Open the record, send the request, relay the response. Raises WorkerConnectionLost,
-        JournalFull, InvalidInput, TooLarge."""
-        request, loop = self._request, asyncio.get_running_loop()
-        self._ticket = await self._reservation.open_paid(self._call)
-        connections = self._reservation.instance.connections
-        connection = self._connection = connections.acquire_nowait(
-            self._call.reserved_ns / 1e9
-        ) or await connections.open(loop)
-        has_body = self._body is not None
-        self._dispatched_ns = time.monotonic_ns()
+        """Send the request, relay the response, and close the attempt. Raises WorkerConnectionLost,
+        JournalFull, InvalidInput, TooLarge, ClientClosedRequest."""
+        attempt = self.attempt
+        await attempt.open()
+        answer = await self._send()
+        await self._pass_on(answer)
+        attempt.close(
+            status=answer.status,
+            outcome="ok" if answer.status < 500 else "error",
+            bytes_out=attempt.bytes_out,
+        )
+
+    async def _send(self) -> WorkerResponse:
+        """Send the request while its body arrives; return the response, or its head."""
+        request, attempt, body = self.request, self.attempt, self._body
+        connection = attempt.connection
+        assert connection is not None
+        attempt.dispatched_ns = time.monotonic_ns()
         future = connection.request(
-            request_head(request, self._call, has_body=has_body),
-            loop=loop,
+            request_head(request, attempt.call, has_body=body is not None),
+            loop=asyncio.get_running_loop(),
             is_head=request.verb == "HEAD",
         )
         try:
-            if self._body is not None:
-                await _send_body(self._body, connection, self._entry.raw_body_bytes)
-            answer = self._answer = await future
+            if body is not None:
+                attempt.is_sending = True
+                await _send_body(body, connection, self._entry.raw_body_bytes)
+                attempt.is_sending = False
+            attempt.answer = await future
         finally:
             if not future.cancel() and not future.cancelled():
                 # retrieve it: with an incomplete body the response is not awaited
                 future.exception()
-        self._is_stream, self._first_byte_ms = (
-            answer.body is None,
-            (time.monotonic_ns() - self._call.began_ns) / 1e6,
-        )
+        return attempt.answer
+
+    async def _pass_on(self, answer: WorkerResponse) -> None:
+        request, attempt = self.request, self.attempt
+        self._first_byte_ms = (time.monotonic_ns() - attempt.call.began_ns) / 1e6
         await request.start(
             answer.status,
-            restrict_public_headers(answer_headers(request, self._call, answer.headers)),
+            restrict_public_headers(answer_headers(request, attempt.call, answer.headers)),
         )
         if answer.body is not None:
-            self._sent = len(answer.body)
+            attempt.bytes_out = len(answer.body)
             await request.chunk(answer.body, more=False)
-        else:
-            async for chunk in answer.chunks():
-                self._sent += len(chunk)
-                await request.chunk(chunk)
-            await request.chunk(b"", more=False)
-        self.status, self.outcome = answer.status, "ok" if answer.status < 500 else "error"
-        self.ending = Outcome.ANSWERED if answer.status < 500 else Outcome.RAISED
+            return
+        async for chunk in answer.chunks():
+            attempt.bytes_out += len(chunk)
+            await request.chunk(chunk)
+        await request.chunk(b"", more=False)
 
-    def close(self) -> None:
-        """Close the record and release the slot and the connection."""
-        self._reservation.ending = self.ending if self._ticket is not None else Outcome.NEITHER
-        try:
-            if self._ticket is not None:
-                self._cost = self._reservation.close(
-                    self._ticket,
-                    status=self.status,
-                    outcome=self.outcome,
-                    bytes_in=0,
-                    bytes_out=self._sent,
-                )
-        finally:
-            if self._connection is not None:
-                self._reservation.instance.connections.release(self._connection, time.monotonic())
-            self._reservation.release()
-
-    def remember(self) -> None:
-        """Record a failure before the response began."""
-        note(
-            self._call,
-            self._reservation,
-            dispatched_ns=self._dispatched_ns,
-            ended_ns=time.monotonic_ns(),
-            error=str(self.status),
-        )
-
-    def observe(self, metrics: Metrics, tracer: Tracer) -> None:
+    def observe(
+        self, metrics: Metrics, tracer: Tracer, status: int, *, completed: bool = True
+    ) -> None:
         """Record a complete or partial response in metrics and traces."""
+        attempt = self.attempt
+        is_stream = attempt.answer.body is None
         metrics.answered_raw(
-            self._call,
-            self.status,
-            cost=self._cost,
-            is_stream=self._is_stream,
+            attempt.call,
+            status,
+            picos=attempt.picos,
+            is_stream=is_stream,
             first_byte_ms=self._first_byte_ms,
-            completed=self.ending is not Outcome.FAILED,
+            completed=completed,
         )
-        tracer.ended(
-            self._call,
-            self._reservation,
-            self._answer,
-            status=self.status,
-            dispatched_ns=self._dispatched_ns,
-            cost=self._cost,
-            first_byte_ms=self._first_byte_ms if self._is_stream else None,
-            verb=self._request.verb,
-            route=route_of(self._call.target),
+        tracer.answered(
+            attempt,
+            status,
+            first_byte_ms=self._first_byte_ms if is_stream else None,
+            verb=self.request.verb,
+            route=route_of(attempt.call.target),
         )
-        self._request.target = None
+        self.request.target = None
 
 
 def _expect_small(request: Request, limit_bytes: int | None) -> None:

@@ -17,7 +17,9 @@ from activator.async_calls.service import AsyncCalls
 from activator.autoscaler.autoscaler_loop import AutoscalerLoop
 from activator.balancing.global_queue import UnauthenticatedRateLimiter
 from activator.calls.argument_checker import ArgumentChecker
-from activator.calls.runner import Call, CallRunner, Exchange
+from activator.calls.attempt import Attempt
+from activator.calls.call import Call
+from activator.calls.runner import CallRunner
 from activator.calls.shadow_traffic import ShadowTraffic
 from activator.coordination.peers import HEALTH, PASSED_ON
 from activator.gateway.control_plane_proxy import ControlPlaneProxy
@@ -131,7 +133,7 @@ class Gateway:
         )
         self.warm = FastPath(
             throttler_of=dispatcher.throttler_of,
-            dispatcher=dispatcher,
+            runner=dispatcher,
             metrics=metrics,
             continue_in_task=self._continue_in_task,
             tracer=self._tracer,
@@ -200,9 +202,7 @@ class Gateway:
         request = Request(scope, receive, send)
         await self._answer(request, self._route(request))
 
-    async def _continue_in_task(
-        self, request: Request, step: Coroutine[Any, Any, Exchange]
-    ) -> None:
+    async def _continue_in_task(self, request: Request, step: Coroutine[Any, Any, Attempt]) -> None:
         """Continue a fast path call in a task."""
         await self._answer(request, self._finish(request, step))
 
@@ -311,7 +311,7 @@ class Gateway:
             if admission is not None:
                 admission.release()
 
-    async def _finish(self, request: Request, step: Coroutine[Any, Any, Exchange]) -> None:
+    async def _finish(self, request: Request, step: Coroutine[Any, Any, Attempt]) -> None:
         await self._relay.answer(request, step)
 
     async def admit_later(self, request: Request, entry: AccessGrant, method: str) -> Call:

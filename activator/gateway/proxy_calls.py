@@ -3,7 +3,7 @@ traces."""
 
 from __future__ import annotations
 
-from activator.calls.runner import Call
+from activator.calls.call import Call
 from activator.http.request import Request
 from activator.routing.access import AccessGrant
 from activator.routing.call_target import CallTarget

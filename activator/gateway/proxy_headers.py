@@ -3,7 +3,7 @@ response that reach the caller."""
 
 from __future__ import annotations
 
-from activator.calls.runner import Call
+from activator.calls.call import Call
 from activator.http.request import Headers, Request, Scope
 from activator.http.response_headers import weights_timing
 from activator.routing.call_target import CallTarget

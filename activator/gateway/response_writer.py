@@ -3,7 +3,7 @@
 A generator's caller that asks for server-sent events gets a self-describing stream: comments while
 it waits, `event: error` where it fails after its head was sent, and `event: end` last, with the
 finish reason and the cost. NDJSON and pickle streams cannot express that: they are interrupted. The
-exchange is closed here, exactly once: its record has what the caller really got."""
+attempt is closed here, exactly once: its record has what the caller really got."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from collections.abc import Coroutine
 from functools import partial
 from typing import Any, Final
 
-from activator.calls.call import Call, Exchange
-from activator.calls.runner import worker_crash_error
+from activator.calls.attempt import Attempt, worker_crash_error
+from activator.calls.call import Call
 from activator.calls.shadow_traffic import ShadowTraffic
 from activator.http.request import Request, header_list
 from activator.http.response_headers import complete_headers, streaming_headers
@@ -65,7 +65,7 @@ class ResponseWriter:
     def __repr__(self) -> str:
         return f"<ResponseWriter {'with' if self.shadows is not None else 'without'} shadows>"
 
-    async def answer(self, request: Request, step: Coroutine[Any, Any, Exchange]) -> None:
+    async def answer(self, request: Request, step: Coroutine[Any, Any, Attempt]) -> None:
         """Send the caller of `request.call` the result of `step`.
 
         Raises the errors of `step`, which the caller already got where a stream had begun;
@@ -79,7 +79,7 @@ class ResponseWriter:
             request, every_s=self._heartbeat_s, head=partial(early_head, request)
         ) as stream:
             try:
-                exchange = await (stream.during(step) if must_answer_as_sse(call) else step)
+                attempt = await (stream.during(step) if must_answer_as_sse(call) else step)
             except errors.PilotlightError as e:
                 if stream.is_begun:
                     await stream.close(
@@ -88,46 +88,46 @@ class ResponseWriter:
                     )
                     self._tracer.failed(call, e.type, e.status)
                 raise
-            if stream.is_begun or (exchange.answer.body is None and _is_events(exchange.answer)):
-                self._waited(exchange.call)
-                await self._stream_events(request, exchange, stream)
+            if stream.is_begun or (attempt.answer.body is None and _is_events(attempt.answer)):
+                self._waited(attempt.call)
+                await self._stream_events(request, attempt, stream)
             else:
-                await self._give(request, exchange)
+                await self._give(request, attempt)
 
     def _waited(self, call: Call) -> None:
         if call.queued_ms >= WAITED_MS:
             self._metrics.waited(call.rank.priority.value, call.queued_ms / 1000)
 
-    async def _give(self, request: Request, exchange: Exchange) -> None:
-        self._waited(exchange.call)
-        if exchange.answer.body is None:
-            await self._stream(request, exchange)
+    async def _give(self, request: Request, attempt: Attempt) -> None:
+        self._waited(attempt.call)
+        if attempt.answer.body is None:
+            await self._stream(request, attempt)
         else:
-            await self._whole(request, exchange, exchange.answer.body)
+            await self._whole(request, attempt, attempt.answer.body)
 
     # -- whole -------------------------------------------------------------------------------------
-    async def _whole(self, request: Request, exchange: Exchange, body: bytes) -> None:
-        answer = exchange.answer
+    async def _whole(self, request: Request, attempt: Attempt, body: bytes) -> None:
+        answer = attempt.answer
         outcome = "ok" if answer.status < 400 else "error"
-        cost = exchange.close(status=answer.status, outcome=outcome, bytes_out=len(body))
-        self._metrics.answered(exchange, answer.status)
+        cost = attempt.close(status=answer.status, outcome=outcome, bytes_out=len(body))
+        self._metrics.answered(attempt, answer.status)
         request.target = None  # observed
-        end = _end_of(exchange, "stop") if _is_events(answer) else b""  # a declared stream
-        await request.respond_whole(answer.status, complete_headers(exchange, cost), body + end)
-        if exchange.call.choice is not None and self.shadows is not None:
+        end = _end_of(attempt, "stop") if _is_events(answer) else b""  # a declared stream
+        await request.respond_whole(answer.status, complete_headers(attempt, cost), body + end)
+        if attempt.call.choice is not None and self.shadows is not None:
             self.shadows.copy(
-                exchange.call, status=answer.status, body=body, exec_ms=exchange.exec_ms
+                attempt.call, status=answer.status, body=body, exec_ms=attempt.exec_ms
             )
-        self._tracer.answered(exchange, answer.status)
+        self._tracer.answered(attempt, answer.status)
 
     # -- raw stream --------------------------------------------------------------------------------
-    async def _stream(self, request: Request, exchange: Exchange) -> None:
-        ending = _StreamOutcome(self._metrics, self._tracer, request, exchange)
+    async def _stream(self, request: Request, attempt: Attempt) -> None:
+        ending = _StreamOutcome(self._metrics, self._tracer, request, attempt)
         try:
             await request.start(
-                exchange.answer.status, stream_headers(header_list(streaming_headers(exchange)))
+                attempt.answer.status, stream_headers(header_list(streaming_headers(attempt)))
             )
-            async for chunk in exchange.answer.chunks():
+            async for chunk in attempt.answer.chunks():
                 ending.passed(len(chunk))
                 await request.chunk(chunk)
             ending.by_itself()
@@ -139,18 +139,16 @@ class ResponseWriter:
         await request.chunk(b"", more=False)
 
     # -- event stream ------------------------------------------------------------------------------
-    async def _stream_events(
-        self, request: Request, exchange: Exchange, stream: SseResponse
-    ) -> None:
-        ending = _StreamOutcome(self._metrics, self._tracer, request, exchange)
+    async def _stream_events(self, request: Request, attempt: Attempt, stream: SseResponse) -> None:
+        ending = _StreamOutcome(self._metrics, self._tracer, request, attempt)
         cutter = SseSplitter()
         last = b""
         try:
-            if exchange.answer.body is not None:
-                last = _as_events(exchange.answer, exchange.answer.body)
+            if attempt.answer.body is not None:
+                last = _as_events(attempt.answer, attempt.answer.body)
             else:
-                await stream.begin(stream_headers(header_list(streaming_headers(exchange))))
-                async for events in stream.pass_on(exchange.answer, cutter):
+                await stream.begin(stream_headers(header_list(streaming_headers(attempt))))
+                async for events in stream.pass_on(attempt.answer, cutter):
                     ending.passed(len(events))
             ending.by_itself()
         except WorkerConnectionLost:
@@ -160,11 +158,11 @@ class ResponseWriter:
             ):  # part of an event was sent: only a broken connection can signal the error
                 raise
             last = error_event(
-                exchange.cut_by or await worker_crash_error(exchange.reservation), request.id
+                attempt.cut_by or await worker_crash_error(attempt.reservation), request.id
             )
         finally:
             ending.close()
-        await stream.close(last + _end_of(exchange, ending.finish))
+        await stream.close(last + _end_of(attempt, ending.finish))
 
 
 class _StreamOutcome:
@@ -172,7 +170,7 @@ class _StreamOutcome:
     unless another outcome is set first."""
 
     __slots__ = (
-        "_exchange",
+        "_attempt",
         "_first_byte_ms",
         "_is_own_word",
         "_metrics",
@@ -184,28 +182,28 @@ class _StreamOutcome:
     )
 
     def __init__(
-        self, metrics: Metrics, tracer: Tracer, request: Request, exchange: Exchange
+        self, metrics: Metrics, tracer: Tracer, request: Request, attempt: Attempt
     ) -> None:
         self._metrics = metrics
         self._tracer = tracer
         self._request = request
-        self._exchange = exchange
-        exchange.on_cut = request.abort_if_unread
+        self._attempt = attempt
+        attempt.on_cut = request.abort_if_unread
         self._first_byte_ms = 0.0
         self._status, self._outcome, self.finish = 499, "cancelled", "cancelled"
         self._is_own_word = False
 
     def passed(self, size: int) -> None:
         """Count `size` bytes that are being sent to the caller."""
-        exchange = self._exchange
+        attempt = self._attempt
         self._first_byte_ms = (
-            self._first_byte_ms or (time.monotonic_ns() - exchange.call.began_ns) / 1e6
+            self._first_byte_ms or (time.monotonic_ns() - attempt.call.began_ns) / 1e6
         )
-        exchange.bytes_out += size
+        attempt.bytes_out += size
 
     def by_itself(self) -> None:
         """The worker ended the stream: take its outcome."""
-        answer = self._exchange.answer
+        answer = self._attempt.answer
         if answer.status >= 400:
             self._status, self._outcome, self.finish = answer.status, "error", "error"
         elif answer.header(_FINISH) == b"error":
@@ -221,30 +219,30 @@ class _StreamOutcome:
     def broken(self) -> None:
         """The worker's connection broke, or the execution clock ran out."""
         self._status, self._outcome, self.finish = (
-            504 if self._exchange.cut_by else 502,
+            504 if self._attempt.cut_by else 502,
             "error",
             "error",
         )
 
     def close(self) -> None:
-        """Close the exchange, whether or not the caller has read all of it."""
-        exchange, request = self._exchange, self._request
-        finish = self.finish if exchange.answer.body is None else ""
-        exchange.close(
+        """Close the attempt, whether or not the caller has read all of it."""
+        attempt, request = self._attempt, self._request
+        finish = self.finish if attempt.answer.body is None else ""
+        attempt.close(
             status=self._status,
             outcome=self._outcome,
-            bytes_out=exchange.bytes_out,
+            bytes_out=attempt.bytes_out,
             finish=finish,
             is_own_word=self._is_own_word,
         )
         self._metrics.answered(
-            exchange,
+            attempt,
             self._status,
             first_byte_ms=self._first_byte_ms,
             completed=self.finish == "stop",
         )
         request.target = None  # observed
-        self._tracer.answered(exchange, self._status, first_byte_ms=self._first_byte_ms)
+        self._tracer.answered(attempt, self._status, first_byte_ms=self._first_byte_ms)
 
 
 def must_answer_as_sse(call: Call) -> bool:
@@ -276,12 +274,12 @@ def _as_events(answer: WorkerResponse, body: bytes) -> bytes:
     )
 
 
-def _end_of(exchange: Exchange, finish: str) -> bytes:
-    call = exchange.call
+def _end_of(attempt: Attempt, finish: str) -> bytes:
+    call = attempt.call
     return end_event(
         finish_reason=finish,
-        cost=exchange.cost,
-        exec_ms=exchange.exec_ms,
+        cost=attempt.cost,
+        exec_ms=attempt.exec_ms,
         start=call.start_kind.value,
         degraded=call.degraded or None,
     )

@@ -8,7 +8,8 @@ from functools import partial
 
 from activator.async_calls.service import AsyncCalls, function_of_put, id_under_key, is_under_key
 from activator.autoscaler.autoscaler_loop import AutoscalerLoop
-from activator.calls.runner import Call, CallRunner
+from activator.calls.call import Call
+from activator.calls.runner import CallRunner
 from activator.gateway import warmup_stream
 from activator.http.request import Request
 from activator.llm.openai.call import kept_or_left

@@ -24,15 +24,15 @@ from websockets.frames import EXTERNAL_CLOSE_CODES, CloseCode
 
 from activator.balancing.reservation import Reservation
 from activator.balancing.throttler import Throttler
-from activator.billing.instance_meter import OpenRecord
-from activator.calls.runner import Call, CallRunner
+from activator.calls.attempt import Attempt, worker_crash_error
+from activator.calls.call import Call
+from activator.calls.runner import CallRunner
 from activator.fairness.queue_priority import QueuePriority
 from activator.gateway.proxy_calls import call_of, expect_web, route_of
 from activator.gateway.proxy_headers import arm_of, mount_path, subpath
 from activator.gateway.websocket_frames import WorkerSocket
 from activator.http.request import Receive, Request, Scope, Send, error_answer, header_list
 from activator.metrics.metrics import Metrics
-from activator.resilience.breaker import Outcome
 from activator.routing.access import AccessGrant
 from activator.tracing.tracer import Tracer
 from activator.worker_client.address import configure_tcp, host_and_port, is_tcp
@@ -119,32 +119,24 @@ class WebSocketProxy:
         `_relay_frames`."""
         call.reserved_ns = time.monotonic_ns()
         call.start_kind, call.start_ms = reservation.start_kind, reservation.start_ms
-        ticket: OpenRecord | None = None
-        status, outcome = 500, "error"
+        attempt = Attempt(call, reservation)
         try:
-            ticket = await reservation.open_paid(call)
-            await _relay_frames(scope, receive, send, reservation, call, bodies=bodies)
-            status, outcome = 101, "ok"
-        except errors.PilotlightError as e:
-            status = e.status
-            if ticket is None or isinstance(e, errors.WorkerCrashed):
-                reservation.ending = Outcome.NEITHER if ticket is None else Outcome.FAILED
+            await attempt.open(connects=False)
+            attempt.dispatched_ns = time.monotonic_ns()
+            await _relay_frames(scope, receive, send, attempt, bodies=bodies)
+        except BaseException as e:
+            attempt.fail(e)
             raise
-        finally:
-            try:
-                if ticket is not None:
-                    reservation.close(
-                        ticket, status=status, outcome=outcome, bytes_in=0, bytes_out=0
-                    )
-            finally:
-                reservation.release()
+        attempt.close(status=101, outcome="ok", bytes_out=0)
         first_byte_ms = (call.reserved_ns - call.began_ns) / 1e6
-        self._metrics.answered_raw(call, status, is_stream=True, first_byte_ms=first_byte_ms)
+        self._metrics.answered_raw(
+            call, 101, is_stream=True, first_byte_ms=first_byte_ms, picos=attempt.picos
+        )
         self._tracer.ended(
             call,
             reservation,
             None,
-            status=status,
+            status=101,
             dispatched_ns=call.reserved_ns,
             first_byte_ms=first_byte_ms,
             verb="GET",
@@ -192,19 +184,20 @@ async def _relay_frames(
     scope: Scope,
     receive: Receive,
     send: Send,
-    reservation: Reservation,
-    call: Call,
+    attempt: Attempt,
     *,
     bodies: Bodies,
 ) -> None:
     """Relay frames until either side closes. Raises DeadlineExceeded, Forbidden (the function
-    refused), WorkerCrashed."""
+    refused), WorkerCrashed (it ended without a close frame)."""
+    call = attempt.call
     execution_s = call.target.spec.clocks.execution_s
     ends_at = asyncio.get_running_loop().time() + execution_s
     count_bytes = partial(bodies.reserved, call.target.tenant)
+    worker: ClientConnection | None = None
     try:
         async with asyncio.timeout_at(ends_at):
-            worker = await _connect(scope, reservation, call)
+            worker = await _connect(scope, attempt.reservation, call)
         async with worker:  # closed with 1011 on errors
             await _accept(send, worker, call)
             async with asyncio.timeout_at(ends_at), asyncio.TaskGroup() as group:
@@ -216,7 +209,14 @@ async def _relay_frames(
                 )
                 up.add_done_callback(lambda _: down.cancel())
                 down.add_done_callback(lambda _: up.cancel())
+        has_left = not up.cancelled() and up.result()
+        if worker.close_code == CloseCode.ABNORMAL_CLOSURE and not has_left:
+            raise await worker_crash_error(attempt.reservation)
     except TimeoutError as e:
+        # a worker that answers the close does not hang: WebSockets may be open for long
+        attempt.overran(
+            is_blameless=worker is not None and worker.close_code == CloseCode.INTERNAL_ERROR
+        )
         raise errors.DeadlineExceeded(
             f"the WebSocket was open for longer than {execution_s:g} s", clock="execution"
         ) from e
@@ -259,9 +259,7 @@ async def _connect(scope: Scope, reservation: Reservation, call: Call) -> Client
     except InvalidHandshake as e:
         raise errors.Forbidden(f"the function refused the WebSocket: {e}") from e
     except OSError as e:
-        raise errors.WorkerCrashed(
-            f"the instance died during this request: {e}", reason="crashed"
-        ) from e
+        raise await worker_crash_error(reservation) from e
 
 
 async def _from_worker(worker: ClientConnection, send: Send, count_bytes: CountBytes) -> None:
@@ -283,19 +281,22 @@ async def _from_worker(worker: ClientConnection, send: Send, count_bytes: CountB
         return
     except OSError:
         return  # the caller disconnected (ASGI 2.4)
+    if code is None and worker.close_code == CloseCode.ABNORMAL_CLOSURE:
+        return  # it died, or its caller left and it did not answer the close
     if code is None:
-        code = worker.close_code if worker.close_code not in (None, 1005, 1006) else 1000
+        code = worker.close_code if worker.close_code not in (None, 1005) else 1000
     await _close(send, code, reason or worker.close_reason or "")
 
 
 async def _from_caller(
     worker: ClientConnection, receive: Receive, send: Send, count_bytes: CountBytes
-) -> None:
+) -> bool:
+    """Relay the caller's frames. Returns whether it ended the WebSocket, rather than the worker."""
     while True:
         message = await receive()
         if message["type"] == "websocket.disconnect":
             await worker.close(_close_code(message.get("code")))
-            return
+            return True
         frame: Any = message.get("text")
         if frame is None:
             frame = message["bytes"]
@@ -303,10 +304,10 @@ async def _from_caller(
             with count_bytes(len(frame)):
                 await worker.send(frame)
         except ConnectionClosed:
-            return
+            return False
         except errors.TooManyRequests as e:
             await _close(send, CloseCode.TRY_AGAIN_LATER, str(e))
-            return
+            return True
 
 
 async def _close(send: Send, code: int, reason: str) -> None:

@@ -15,7 +15,7 @@ from pilotlight import errors
 from pilotlight.protocol import CONTENT_PROBLEM, new_call_id, problem
 
 if TYPE_CHECKING:
-    from activator.calls.runner import Call
+    from activator.calls.call import Call
     from activator.http.bodies import Room
     from activator.routing.call_target import CallTarget
     from activator.routing.traffic_split import RoutingDecision

@@ -3,7 +3,8 @@ header once."""
 
 from __future__ import annotations
 
-from activator.calls.runner import Call, Exchange
+from activator.calls.attempt import Attempt
+from activator.calls.call import Call
 from activator.http.content_types import GUARD_LINES, call_type
 from activator.worker_client.connection import WorkerResponse
 from snapshotter.types import StartKind
@@ -12,9 +13,9 @@ PASSED_ON = (b"content-type", b"pilotlight-outcome", b"cache-control")
 """A worker's headers that are forwarded to the caller; the others are internal."""
 
 
-def streaming_headers(exchange: Exchange) -> bytes:
+def streaming_headers(attempt: Attempt) -> bytes:
     """Return the header lines of every call response."""
-    call = exchange.call
+    call = attempt.call
     head = call.target.warm_head
     if call.start_kind is not StartKind.WARM:
         head = head.replace(b"WARM", call.start_kind.encode())
@@ -26,23 +27,23 @@ def streaming_headers(exchange: Exchange) -> bytes:
         call.id.encode(),
         head,
         quota_lines(call),
-        _passed_on(exchange.answer),
+        _passed_on(attempt.answer),
     )
 
 
-def complete_headers(exchange: Exchange, cost: str) -> bytes:
+def complete_headers(attempt: Attempt, cost: str) -> bytes:
     """Return the header lines of a call that has ended before its response begins: with its cost
     and times."""
-    call = exchange.call
+    call = attempt.call
     return (
         b"%bpilotlight-cost: %b\r\nserver-timing: queue;dur=%.2f, start;dur=%.2f, "
         b"exec;dur=%.2f%b\r\n"
         % (
-            streaming_headers(exchange),
+            streaming_headers(attempt),
             cost.encode(),
             call.queued_ms,
             call.start_ms,
-            exchange.exec_ms,
+            attempt.exec_ms,
             weights_timing(call),
         )
     )

@@ -14,7 +14,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from activator.billing.shipping import Lag
 from activator.call_stats.indicators import Indicators
 from activator.call_stats.observer import CallStats
-from activator.calls.runner import Call, Exchange
+from activator.calls.attempt import Attempt
+from activator.calls.call import Call
 from activator.coordination.state import SharedStatistics
 from activator.llm.engine_state import EngineState
 from activator.metrics.batching import Batches
@@ -117,7 +118,7 @@ class Metrics:
 
     def answered(
         self,
-        exchange: Exchange,
+        attempt: Attempt,
         status: int,
         *,
         first_byte_ms: float = 0.0,
@@ -131,9 +132,9 @@ class Metrics:
                 whether it ended by itself.
             is_awaited: its caller waits for it; False for a submitted call, however long it is
                 queued."""
-        call, answer = exchange.call, exchange.answer
+        call, answer = attempt.call, attempt.answer
         self.answered_warm(
-            call.target, status, exec_s=exchange.exec_ms / 1000, queued_s=call.queued_ms / 1000
+            call.target, status, exec_s=attempt.exec_ms / 1000, queued_s=call.queued_ms / 1000
         )
         if call.target.batched:
             self.batches.answered(call.target, call.method, answer.header(_BATCH), time.monotonic())
@@ -152,9 +153,9 @@ class Metrics:
             if status == answer.status
             else "",
             arm=call.choice.arm if call.choice is not None else "",
-            dispatched_ns=exchange.dispatched_ns,
-            ended_ns=exchange.dispatched_ns + int(exchange.exec_ms * 1e6),
-            picos=_picos(exchange.cost),
+            dispatched_ns=attempt.dispatched_ns,
+            ended_ns=attempt.dispatched_ns + int(attempt.exec_ms * 1e6),
+            picos=attempt.picos,
             first_byte_ms=first_byte_ms,
             streamed=answer.body is None and is_awaited,
             completed=completed,
@@ -195,7 +196,7 @@ class Metrics:
         is_stream: bool,
         first_byte_ms: float,
         completed: bool = True,
-        cost: str = "0",
+        picos: int = 0,
     ) -> None:
         """Count a raw HTTP request that was answered, or a WebSocket that has ended; the function
         chooses its own statuses."""
@@ -206,7 +207,7 @@ class Metrics:
             arm=call.choice.arm if call.choice is not None else "",
             dispatched_ns=call.reserved_ns,
             ended_ns=time.monotonic_ns(),
-            picos=_picos(cost),
+            picos=picos,
             first_byte_ms=first_byte_ms if is_stream else 0.0,
             streamed=is_stream,
             completed=completed,
@@ -354,8 +355,3 @@ class _Refusals:
             self._shed.labels(name, str(error.detail.get("priority", ""))).inc()
         elif isinstance(error, OverBudget | BudgetReserved):
             self._budget.labels(name, error.type).inc()
-
-
-def _picos(cost: str) -> int:
-    """A cost in picounits; its text has no decimals, or twelve (`usage.cost_text`)."""
-    return int(cost.replace(".", ""))

@@ -13,7 +13,7 @@ from activator.http.response_headers import PASSED_ON
 from activator.worker_client.connection import WorkerResponse
 
 if TYPE_CHECKING:
-    from activator.calls.runner import Call
+    from activator.calls.call import Call
 
 MAX_BYTES = 64 * 1024 * 1024
 """Limit of all responses that an activator stores."""

@@ -16,7 +16,8 @@ from snapshotter.types import StartKind
 if TYPE_CHECKING:
     from activator.balancing.instance import Instance
     from activator.balancing.reservation import Reservation
-    from activator.calls.call import Call, Exchange
+    from activator.calls.attempt import Attempt
+    from activator.calls.call import Call
 
 ASKED, DRAWN, ERROR, COLD, SLOW, SHADOWED = "asked", "drawn", "error", "cold", "slow", "shadow"
 """Why a trace is kept: requested by its caller; by chance; its call failed, waited for a start, or
@@ -69,7 +70,7 @@ class Trace:
         return line + b"\r\ntracestate: " + self.state if self.state else line
 
 
-class Attempt(NamedTuple):
+class AttemptRecord(NamedTuple):
     """One attempt of a call. Times are monotonic nanoseconds.
 
     Attributes:
@@ -126,13 +127,13 @@ def note(
         )
 
 
-def note_answer(exchange: Exchange, error: str) -> None:
+def note_answer(attempt: Attempt, error: str) -> None:
     """Record an attempt that was answered and closed, and is retried nevertheless."""
-    ended_ns = exchange.dispatched_ns + int(exchange.exec_ms * 1e6)
+    ended_ns = attempt.dispatched_ns + int(attempt.exec_ms * 1e6)
     note(
-        exchange.call,
-        exchange.held,
-        dispatched_ns=exchange.dispatched_ns,
+        attempt.call,
+        attempt.held,
+        dispatched_ns=attempt.dispatched_ns,
         ended_ns=ended_ns,
         error=error,
     )
@@ -145,10 +146,10 @@ def attempt_of(
     dispatched_ns: int,
     ended_ns: int,
     error: str = "",
-) -> Attempt:
+) -> AttemptRecord:
     """The attempt that ends now."""
     past = call.past
-    return Attempt(
+    return AttemptRecord(
         number=call.attempt,
         waited_ns=past[-1].ended_ns if past else call.received_ns,
         reserved_ns=call.reserved_ns if reservation is not None else 0,

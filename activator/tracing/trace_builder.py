@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from activator.calls.runner import Call
-from activator.tracing.context import Attempt
+from activator.calls.call import Call
+from activator.tracing.context import AttemptRecord
 from activator.tracing.worker_spans import WorkerSpans
 from pilotlight.core.tracing.trace_context import (
     attempt_span_id,
@@ -42,7 +42,7 @@ class FinishedCall:
 
     call: Call
     kept_for: str
-    attempts: tuple[Attempt, ...]
+    attempts: tuple[AttemptRecord, ...]
     status: int
     ended_ns: int
     error: str = ""
@@ -156,7 +156,7 @@ class _Spans:
             attributes["pilotlight.arm"] = choice.arm or None
         return {**attributes, **ended.extra}
 
-    def _attempt(self, attempt: Attempt, *, is_last: bool) -> Iterator[Json]:
+    def _attempt(self, attempt: AttemptRecord, *, is_last: bool) -> Iterator[Json]:
         parent = self._root
         if len(self._ended.attempts) > 1:
             around = self._span(
@@ -219,7 +219,7 @@ class _Spans:
                 )
             at_ns = until_ns
 
-    def _execution(self, attempt: Attempt, parent: str, *, is_last: bool) -> Iterator[Json]:
+    def _execution(self, attempt: AttemptRecord, parent: str, *, is_last: bool) -> Iterator[Json]:
         instance = attempt.instance
         of_instance = (
             {"faas.instance": instance.id, "pilotlight.node": self._node(instance.info)}
@@ -241,7 +241,9 @@ class _Spans:
         if is_last and self._ended.reported is not None:
             yield from self._reported(self._ended.reported, identity, attempt)
 
-    def _reported(self, reported: WorkerSpans, parent: str, attempt: Attempt) -> Iterator[Json]:
+    def _reported(
+        self, reported: WorkerSpans, parent: str, attempt: AttemptRecord
+    ) -> Iterator[Json]:
         """The worker has its own clock: its time is centered in ours, with the network time around
         it."""
         took_ns = attempt.ended_ns - attempt.dispatched_ns

@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from activator.balancing.reservation import Reservation
-from activator.calls.runner import Call, Exchange
+from activator.calls.attempt import Attempt
+from activator.calls.call import Call
 from activator.routing.call_target import CallTarget
 from activator.tracing import worker_spans
 from activator.tracing.context import (
@@ -23,7 +24,7 @@ from activator.tracing.context import (
     ERROR,
     SHADOWED,
     SLOW,
-    Attempt,
+    AttemptRecord,
     Trace,
     attempt_of,
 )
@@ -124,18 +125,18 @@ class Tracer:
         copy.trace = Trace(trace_of(copy), kept_for=SHADOWED if kept else "", link=link)
 
     # -- end of a call -----------------------------------------------------------------------------
-    def answered(self, exchange: Exchange, status: int, **more: Any) -> None:
+    def answered(self, attempt: Attempt, status: int, **more: Any) -> None:
         """Trace a call whose answer, or a part of it, went to the caller. `more`: fields of
         `FinishedCall`."""
-        ended_ns = exchange.dispatched_ns + int(exchange.exec_ms * 1e6)
+        ended_ns = attempt.dispatched_ns + int(attempt.exec_ms * 1e6)
         self.ended(
-            exchange.call,
-            exchange.held,
-            exchange.answer,
+            attempt.call,
+            attempt.held,
+            attempt.answer,
             status=status,
-            dispatched_ns=exchange.dispatched_ns,
+            dispatched_ns=attempt.dispatched_ns,
             ended_ns=ended_ns,
-            cost=exchange.cost,
+            cost=attempt.cost,
             **more,
         )
 
@@ -150,7 +151,7 @@ class Tracer:
         ended_ns: int = 0,
         **more: Any,
     ) -> None:
-        """Trace a call without an exchange. `ended_ns`: 0 = now."""
+        """Trace a call without an attempt. `ended_ns`: 0 = now."""
         ended_ns = ended_ns or self._clock_ns()
         reason = self._reason(call, status, ended_ns, more.get("first_byte_ms"))
         if (reason == SLOW and more.get("is_submitted")) or (
@@ -204,7 +205,7 @@ class Tracer:
         self,
         call: Call,
         reason: str,
-        attempts: tuple[Attempt, ...],
+        attempts: tuple[AttemptRecord, ...],
         status: int,
         ended_ns: int,
         **more: Any,

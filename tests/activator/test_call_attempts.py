@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from activator.async_calls.records import payload, queued
-from activator.calls.runner import Call
+from activator.calls.call import Call
 from activator.routing.traffic_split import RoutingDecision
 from pilotlight.protocol import HEADER_REPLAYED
 from pilotlight.spec.function import Clocks

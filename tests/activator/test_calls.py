@@ -217,7 +217,7 @@ async def test_what_a_dead_activator_had_accepted_is_run_by_the_next_one(short_t
     first = Edge(short_tmp, settings, forever)
     first.add(route_of(spec_of()))
     tasks = [asyncio.create_task(first.books.run())]
-    from activator.calls.runner import Call
+    from activator.calls.call import Call
     from tests.fakes.routes import target_of
 
     caller = first.table.authenticate(f"Bearer {KEY}".encode(), 0.0)

@@ -142,7 +142,7 @@ async def test_an_older_version_of_http_is_answered_in_its_own_way(raw: Raw) -> 
 
 
 async def test_a_call_that_finds_no_free_connection_counts_once(warm_edge: Edge) -> None:
-    ((key, tally),) = warm_edge.gateway.warm.dispatcher.retries.budgets._tallies.items()
+    ((key, tally),) = warm_edge.gateway.warm.runner.retries.budgets._tallies.items()
     before = tally.calls
     for scaled in warm_edge.scaler._scaled.values():
         for instance in scaled.throttler.instances.values():

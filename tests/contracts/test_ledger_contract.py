@@ -15,13 +15,13 @@ import sqlalchemy as sa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pilotlight.controller.analytics import usage_reports
 from pilotlight.controller.billing import (
     corrections,
     invoices,
     ledger,
     ledger_totals,
     price_lists,
-    reports,
     rollups,
     usage_exports,
 )
@@ -66,9 +66,11 @@ def add(store: Store, *records: UsageRecord) -> ledger.LedgerInsert:
         return ledger.add(write, list(records))
 
 
-def report(store: Store, tenant: str, by: str = "function", **cut: Any) -> list[reports.ReportLine]:
+def report(
+    store: Store, tenant: str, by: str = "function", **cut: Any
+) -> list[usage_reports.ReportLine]:
     with store.read() as sql:
-        return reports.report(
+        return usage_reports.report(
             sql, tenant=tenant, by=by, **{"since": None, "until": None, "environment": None, **cut}
         )
 
@@ -153,7 +155,7 @@ def test_a_bill_is_the_sum_of_its_records_to_the_last_digit(
             for one in kept
             if (begin is None or one.started_at >= begin) and (end is None or one.started_at < end)
         ]
-        for by in (*reports.GROUPS, "tag:team"):
+        for by in (*usage_reports.GROUPS, "tag:team"):
             found: dict[str, Decimal] = {}
             lines = report(store, owner, by, since=begin, until=end)
             for line in lines:

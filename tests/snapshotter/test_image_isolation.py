@@ -465,7 +465,7 @@ def test_a_slot_binds_nothing_through_a_link_and_to_no_place_outside_its_tree(
     if said == "is a symbolic link":
         source = tmp_path / "link"
         source.symlink_to("/etc")
-    program = "import sys; from snapshotter.shim import mounts; at = mounts.prepare(sys.argv[3])\n"
+    program = "import sys; from snapshotter.shim.sandbox import mounts; at = mounts.prepare(sys.argv[3])\n"
     program += "mounts.build(at, [(sys.argv[1], sys.argv[2])], uid=0, writable_bytes=1 << 20)"
     command = [
         "unshare",

@@ -909,7 +909,7 @@ async def test_plain_slots_have_the_hosts_network_only(short_tmp: Path) -> None:
 def test_name_servers_are_shown_in_that_mount_namespace_only(tmp_path: Path, tools: None) -> None:
     before = Path(netns.RESOLVER).read_text()
     script = (
-        "import sys; from snapshotter.shim import netns; "
+        "import sys; from snapshotter.shim.sandbox import netns; "
         "netns.use_name_servers(*sys.argv[1:]); print(open(netns.RESOLVER).read())"
     )
     command = [

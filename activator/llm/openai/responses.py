@@ -3,7 +3,7 @@ the reason of its failure.
 
 After the engine's last event comes `data: [DONE]`, where OpenAI's clients stop reading, and after
 it our end event. A failed stream has an error in OpenAI's format in place of `[DONE]`, which their
-clients raise. The exchange is closed here exactly once, however it ends, and bills the tokens that
+clients raise. The attempt is closed here exactly once, however it ends, and bills the tokens that
 were read until then."""
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from collections.abc import Coroutine
 from functools import partial
 from typing import Any, Final
 
-from activator.calls.call import Exchange
-from activator.calls.runner import worker_crash_error
+from activator.calls.attempt import Attempt, worker_crash_error
 from activator.gateway.response_writer import WAITED_MS
 from activator.http.request import Request, header_list
 from activator.http.response_headers import complete_headers, streaming_headers
@@ -49,7 +48,7 @@ class OpenAIResponseWriter:
         request: Request,
         asked: OpenAIRequest,
         use: TokenReservation,
-        step: Coroutine[Any, Any, Exchange],
+        step: Coroutine[Any, Any, Attempt],
     ) -> None:
         """Send the result of `step` to the caller. Raises what `step` raises; if a stream had
         begun, the caller already got the error."""
@@ -60,7 +59,7 @@ class OpenAIResponseWriter:
             request, every_s=self._heartbeat_s, head=partial(early_head, request)
         ) as stream:
             try:
-                exchange = await stream.during(step)
+                attempt = await stream.during(step)
             except errors.PilotlightError as e:
                 if stream.is_begun:
                     end = end_event(finish_reason="error", cost="0", exec_ms=0.0, start="")
@@ -68,96 +67,96 @@ class OpenAIResponseWriter:
                     if request.call is not None:
                         self._tracer.failed(request.call, e.type, e.status)
                 raise
-            if exchange.answer.body is None:
-                self._waited(exchange)
-                await _Streamed(self, request, asked, use, exchange).run(stream)
-            elif stream.is_begun or exchange.answer.status < 400:
-                await self._as_stream(request, asked, use, exchange, stream)
+            if attempt.answer.body is None:
+                self._waited(attempt)
+                await _Streamed(self, request, asked, use, attempt).run(stream)
+            elif stream.is_begun or attempt.answer.status < 400:
+                await self._as_stream(request, asked, use, attempt, stream)
             else:
-                await self._send_whole(request, asked, use, exchange)
+                await self._send_whole(request, asked, use, attempt)
 
-    def _waited(self, exchange: Exchange) -> None:
-        call = exchange.call
+    def _waited(self, attempt: Attempt) -> None:
+        call = attempt.call
         if call.queued_ms >= WAITED_MS:
             self._metrics.waited(call.rank.priority.value, call.queued_ms / 1000)
 
     def close(
         self,
         request: Request,
-        exchange: Exchange,
+        attempt: Attempt,
         status: int,
         outcome: str,
         *,
         first_byte_ms: float = 0.0,
         is_own_word: bool = False,
     ) -> None:
-        """Close the exchange: bill, count and trace it."""
-        is_stream = exchange.answer.body is None
-        exchange.close(
-            status=status, outcome=outcome, bytes_out=exchange.bytes_out, is_own_word=is_own_word
+        """Close the attempt: bill, count and trace it."""
+        is_stream = attempt.answer.body is None
+        attempt.close(
+            status=status, outcome=outcome, bytes_out=attempt.bytes_out, is_own_word=is_own_word
         )
         self._metrics.answered(
-            exchange, status, first_byte_ms=first_byte_ms, completed=outcome == "ok"
+            attempt, status, first_byte_ms=first_byte_ms, completed=outcome == "ok"
         )
         request.target = None  # observed
         self._tracer.answered(
-            exchange, status, **({"first_byte_ms": first_byte_ms} if is_stream else {})
+            attempt, status, **({"first_byte_ms": first_byte_ms} if is_stream else {})
         )
 
     # -- whole -------------------------------------------------------------------------------------
     async def _send_whole(
-        self, request: Request, asked: OpenAIRequest, use: TokenReservation, exchange: Exchange
+        self, request: Request, asked: OpenAIRequest, use: TokenReservation, attempt: Attempt
     ) -> None:
-        self._waited(exchange)
-        if exchange.answer.body is None:
-            await self._pass_on(request, asked, use, exchange)
+        self._waited(attempt)
+        if attempt.answer.body is None:
+            await self._pass_on(request, asked, use, attempt)
             return
-        status, body = self._read(request, asked, use, exchange)
-        await request.respond_whole(status, complete_headers(exchange, exchange.cost), body)
+        status, body = self._read(request, asked, use, attempt)
+        await request.respond_whole(status, complete_headers(attempt, attempt.cost), body)
 
     def _read(
-        self, request: Request, asked: OpenAIRequest, use: TokenReservation, exchange: Exchange
+        self, request: Request, asked: OpenAIRequest, use: TokenReservation, attempt: Attempt
     ) -> tuple[int, bytes]:
         """Status and body of a complete answer. An answer that did not come from an engine uses no
-        tokens. Closes the exchange."""
+        tokens. Closes the attempt."""
         status, body = 502, b""
         reading = BodyParser(
-            use if exchange.held is not None else NO_COUNTS,
+            use if attempt.held is not None else NO_COUNTS,
             asked,
-            asked.adapter or exchange.call.target.spec.name,
+            asked.adapter or attempt.call.target.spec.name,
         )
         try:
-            status, body = reading.collected(exchange.answer.status, exchange.answer.body or b"")
+            status, body = reading.collected(attempt.answer.status, attempt.answer.body or b"")
         finally:
-            exchange.bytes_out = len(body)
-            self.close(request, exchange, status, "ok" if status < 400 else "error")
+            attempt.bytes_out = len(body)
+            self.close(request, attempt, status, "ok" if status < 400 else "error")
         return status, body
 
     async def _pass_on(
-        self, request: Request, asked: OpenAIRequest, use: TokenReservation, exchange: Exchange
+        self, request: Request, asked: OpenAIRequest, use: TokenReservation, attempt: Attempt
     ) -> None:
         """Pass on an answer that is too long to be buffered and not a stream; its usage is at its
         end."""
         reading = BodyParser(use, asked, "")
         status, outcome, first_byte_ms = 499, "cancelled", 0.0
-        exchange.on_cut = request.abort_if_unread
+        attempt.on_cut = request.abort_if_unread
         try:
-            await request.start(exchange.answer.status, header_list(streaming_headers(exchange)))
-            async for chunk in exchange.answer.chunks():
-                first_byte_ms = first_byte_ms or _since_ms(exchange)
+            await request.start(attempt.answer.status, header_list(streaming_headers(attempt)))
+            async for chunk in attempt.answer.chunks():
+                first_byte_ms = first_byte_ms or _since_ms(attempt)
                 reading.feed(chunk, 0)
-                exchange.bytes_out += len(chunk)
+                attempt.bytes_out += len(chunk)
                 await request.chunk(chunk)
             reading.end()
             status, outcome = (
-                exchange.answer.status,
-                "ok" if exchange.answer.status < 400 else "error",
+                attempt.answer.status,
+                "ok" if attempt.answer.status < 400 else "error",
             )
         except WorkerConnectionLost:
-            status, outcome = 504 if exchange.cut_by else 502, "error"
+            status, outcome = 504 if attempt.cut_by else 502, "error"
             raise
         finally:
-            self.close(request, exchange, status, outcome, first_byte_ms=first_byte_ms)
+            self.close(request, attempt, status, outcome, first_byte_ms=first_byte_ms)
         await request.chunk(b"", more=False)
 
     async def _as_stream(
@@ -165,20 +164,20 @@ class OpenAIResponseWriter:
         request: Request,
         asked: OpenAIRequest,
         use: TokenReservation,
-        exchange: Exchange,
+        attempt: Attempt,
         stream: SseResponse,
     ) -> None:
         """Send a whole answer (a refusal, or a declared fallback) to a caller that expects a
         stream."""
-        status, body = self._read(request, asked, use, exchange)
+        status, body = self._read(request, asked, use, attempt)
         is_well = status < 400
         events = b"data: %b\n\n%b" % (as_chunk(body), DONE) if is_well else b"data: %b\n\n" % body
         await stream.begin(
             stream_headers(
-                [(b"content-type", _SSE), *_without_type(header_list(streaming_headers(exchange)))]
+                [(b"content-type", _SSE), *_without_type(header_list(streaming_headers(attempt)))]
             )
         )
-        await stream.close(events + end_of(exchange, use, "" if is_well else "error"))
+        await stream.close(events + end_of(attempt, use, "" if is_well else "error"))
 
 
 class _Streamed:
@@ -190,13 +189,13 @@ class _Streamed:
         request: Request,
         asked: OpenAIRequest,
         use: TokenReservation,
-        exchange: Exchange,
+        attempt: Attempt,
     ) -> None:
         self._answers = answers
         self._request = request
         self._use = use
-        self._exchange = exchange
-        exchange.on_cut = request.abort_if_unread
+        self._attempt = attempt
+        attempt.on_cut = request.abort_if_unread
         self._reading = StreamParser(use, asked)
         self._first_byte_ms = 0.0
         self._status, self._outcome = 499, "cancelled"
@@ -205,42 +204,42 @@ class _Streamed:
     async def run(self, stream: SseResponse) -> None:
         """Run the stream to its end. Raises WorkerConnectionLost only in the middle of an event,
         where only a broken connection reports the failure."""
-        exchange, reading = self._exchange, self._reading
+        attempt, reading = self._attempt, self._reading
         last = DONE
         try:
-            await stream.begin(stream_headers(header_list(streaming_headers(exchange))))
+            await stream.begin(stream_headers(header_list(streaming_headers(attempt))))
             await self._pass_on(stream)
             if reading.error is not None:
                 last = self._failed(reading.error)
             elif not reading.is_done:
                 raise WorkerConnectionLost("the engine closed the stream before its end", sent=True)
             else:
-                self._status, self._outcome = exchange.answer.status, "ok"
+                self._status, self._outcome = attempt.answer.status, "ok"
         except WorkerConnectionLost:
-            self._status, self._outcome = 504 if exchange.cut_by else 502, "error"
+            self._status, self._outcome = 504 if attempt.cut_by else 502, "error"
             if reading.is_inside:
                 raise
-            last = error_event(exchange.cut_by or await worker_crash_error(exchange.reservation))
+            last = error_event(attempt.cut_by or await worker_crash_error(attempt.reservation))
         finally:
             self._answers.close(
                 self._request,
-                exchange,
+                attempt,
                 self._status,
                 self._outcome,
                 first_byte_ms=self._first_byte_ms,
                 is_own_word=self._is_own_word,
             )
         await stream.close(
-            last + end_of(exchange, self._use, "" if self._outcome == "ok" else "error")
+            last + end_of(attempt, self._use, "" if self._outcome == "ok" else "error")
         )
 
     async def _pass_on(self, stream: SseResponse) -> None:
-        exchange, reading = self._exchange, self._reading
-        async for chunk in exchange.answer.chunks():
+        attempt, reading = self._attempt, self._reading
+        async for chunk in attempt.answer.chunks():
             out = reading.feed(chunk, time.monotonic_ns())
             if out:
-                self._first_byte_ms = self._first_byte_ms or _since_ms(exchange)
-                exchange.bytes_out += len(out)
+                self._first_byte_ms = self._first_byte_ms or _since_ms(attempt)
+                attempt.bytes_out += len(out)
                 await stream.send(out, is_inside=reading.is_inside)
 
     def _failed(self, error: dict[str, Any]) -> bytes:
@@ -250,13 +249,13 @@ class _Streamed:
         return b"data: %b\n\n" % json.dumps({"error": error}).encode()
 
 
-def end_of(exchange: Exchange, use: TokenReservation, finish: str = "") -> bytes:
+def end_of(attempt: Attempt, use: TokenReservation, finish: str = "") -> bytes:
     """The last event of an engine's stream: finish reason, usage and cost."""
-    call = exchange.call
+    call = attempt.call
     return end_event(
         finish_reason=finish or use.finish or "stop",
-        cost=exchange.cost,
-        exec_ms=exchange.exec_ms,
+        cost=attempt.cost,
+        exec_ms=attempt.exec_ms,
         start=call.start_kind.value,
         degraded=call.degradation or None,
         tokens_in=use.tokens_in,
@@ -265,8 +264,8 @@ def end_of(exchange: Exchange, use: TokenReservation, finish: str = "") -> bytes
     )
 
 
-def _since_ms(exchange: Exchange) -> float:
-    return (time.monotonic_ns() - exchange.call.began_ns) / 1e6
+def _since_ms(attempt: Attempt) -> float:
+    return (time.monotonic_ns() - attempt.call.began_ns) / 1e6
 
 
 def _without_type(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from activator.call_stats.bucket import BOUNDS, MAX_BUCKET
 from activator.call_stats.observer import CallStats
-from activator.calls.runner import Call
+from activator.calls.call import Call
 from activator.routing.call_target import CallTarget
 from pilotlight.errors import (
     CircuitOpen,

@@ -4,7 +4,7 @@ starts."""
 from __future__ import annotations
 
 from activator.call_stats.observer import CallStats
-from activator.calls.runner import Call
+from activator.calls.call import Call
 from activator.llm.openai.call import EngineCall
 from activator.llm.openai.request import OpenAIRequest
 from activator.llm.token_reservation import TokenReservation

@@ -185,9 +185,9 @@ def test_parsed_refuses_what_is_no_json() -> None:
         parsed(b'{"a": NaN}')
 
 
-@pytest.mark.parametrize("ago_s, is_writing", [(0.0, True), (400.0, False), (None, False)])
+@pytest.mark.parametrize("ago_s, is_generating", [(0.0, True), (400.0, False), (None, False)])
 def test_an_engine_that_writes_when_its_calls_time_is_over_is_not_stuck(
-    ago_s: float | None, is_writing: bool
+    ago_s: float | None, is_generating: bool
 ) -> None:
     counts = TokenReservation(estimated_in=10, max_out=10, began_ns=0)
     if ago_s is not None:
@@ -197,4 +197,6 @@ def test_an_engine_that_writes_when_its_calls_time_is_over_is_not_stuck(
         OpenAIRequest(CHAT, chat()), tokens=counts, id="req-1", target=target, method="", key_id="k"
     )
 
-    assert FallbackResponse(call, WorkerResponse(None, 200, [], b"{}"))._is_writing is is_writing
+    assert (
+        FallbackResponse(call, WorkerResponse(None, 200, [], b"{}"))._is_generating is is_generating
+    )

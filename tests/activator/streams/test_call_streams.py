@@ -352,7 +352,7 @@ async def test_a_stream_survives_the_end_of_its_activator_as_its_next_attempt(
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(edge.books.run()), *edge.calls.start(group)]
             if life == 0:
-                from activator.calls.runner import Call
+                from activator.calls.call import Call
                 from tests.fakes.routes import target_of
 
                 caller = edge.table.authenticate(f"Bearer {KEY}".encode(), 0.0)

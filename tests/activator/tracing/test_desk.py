@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from activator.calls.runner import Call
+from activator.calls.call import Call
 from activator.tracing.pipeline import TracePipeline
 from pilotlight.core.transport.endpoint import Endpoint
 from pilotlight.protocol import new_call_id

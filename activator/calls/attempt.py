@@ -1,0 +1,412 @@
+"""One attempt to have a call answered: the slot, journal record, execution deadline and worker
+connection that it holds.
+
+Every entrance uses it (JSON, event streams, OpenAI, raw HTTP, WebSocket, submitted calls, shadow
+copies, fallbacks and the fast path), so that records are opened and closed here alone. An attempt
+ends exactly once, by the first of `close`, `fail` and its deadline; what comes later changes
+nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Final
+
+from activator.balancing.instance import Instance
+from activator.balancing.reservation import CANCELLED, WARM, Reservation
+from activator.billing.errors import AllowanceNeeded
+from activator.billing.instance_meter import OpenRecord
+from activator.billing.usage import encode_optional_fields
+from activator.calls.call import Call
+from activator.resilience.breaker import Outcome
+from activator.tracing.context import kind_of, note
+from activator.worker_client.connection import (
+    WorkerConnection,
+    WorkerConnectionLost,
+    WorkerResponse,
+)
+from pilotlight import errors
+from pilotlight.spec.pricing import BUSY
+
+LIVELY = 20
+"""An engine that produced output in the last twentieth of its call's time counts as still
+producing."""
+GONE_REASON_WAIT_S = 0.5
+"""A broken connection is detected before the agent reports the reason: wait this long for it, so
+that the caller gets "out of memory", not "reset"."""
+MAX_BORROWINGS = 8
+"""Most attempts to borrow: a function has a few budgets above it, each may need to be borrowed
+from, and other calls may use the borrowed amount first."""
+_WARM: Final = WARM.value
+
+
+class Attempt:
+    """An attempt on a reserved slot. Its holder must end it by `close` or `fail` on every path.
+
+    The execution deadline lasts until the last byte of the response (`spec.function.Clocks`): an
+    attempt that exceeds it is interrupted and billed, and its instance, which may hang, is replaced
+    once its other calls have finished. A caller's own deadline only interrupts.
+
+    Attributes:
+        record: its open usage record; None before `open`.
+        connection: its connection to the worker; None before `open`, and for a WebSocket.
+        answer: the worker's response, or its head; None before it arrived.
+        dispatched_ns: when it was sent to the worker (monotonic); 0 = never.
+        exec_ms, cost, picos: execution time and price, once it has ended.
+        bytes_out: bytes of the response sent to the caller so far.
+        is_sending: its caller is still sending the request's body.
+        cut_by: the error of the deadline that interrupted it; None = none did.
+        on_cut: called when a deadline interrupts its response.
+    """
+
+    __slots__ = (
+        "_is_blameless",
+        "_is_closed",
+        "_pending",
+        "_timer",
+        "answer",
+        "bytes_out",
+        "call",
+        "connection",
+        "cost",
+        "cut_by",
+        "dispatched_ns",
+        "exec_ms",
+        "is_sending",
+        "is_shadow",
+        "on_cut",
+        "picos",
+        "record",
+        "reservation",
+    )
+
+    answer: WorkerResponse
+
+    def __init__(self, call: Call, reservation: Reservation, *, is_shadow: bool = False) -> None:
+        """`is_shadow`: a copy, which costs nothing and whose outcome does not count."""
+        self.call = call
+        self.reservation = reservation
+        self.is_shadow = is_shadow
+        self.record: OpenRecord | None = None
+        self.connection: WorkerConnection | None = None
+        self.dispatched_ns = 0
+        self.exec_ms = 0.0
+        self.cost = "0"
+        self.picos = 0
+        self.bytes_out = 0
+        self.is_sending = False
+        self.cut_by: errors.DeadlineExceeded | None = None
+        self.on_cut: Callable[[], None] | None = None
+        self._is_blameless = False
+        self._is_closed = False
+        self._pending: asyncio.Future[WorkerResponse] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __repr__(self) -> str:
+        state = "closed" if self._is_closed else "open"
+        return f"<{type(self).__name__} {self.call.attempt} of {self.call.id} {state}>"
+
+    @property
+    def held(self) -> Reservation | None:
+        """The reservation of its slot; None where no instance answered."""
+        return self.reservation
+
+    @property
+    def instance(self) -> Instance | None:
+        """The instance that answered; None where none did."""
+        return self.reservation.instance
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it has ended."""
+        return self._is_closed
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the worker did not begin, because it still runs another call."""
+        return self.answer.status == 503 and self.answer.header(b"pilotlight-outcome") == b"busy"
+
+    # -- begin -------------------------------------------------------------------------------------
+    async def open(self, *, connects: bool = True) -> None:
+        """Reserve budget, write the attempt to the journal, start its meter, and connect to the
+        worker. `connects`: False for a WebSocket, which has a connection of its own.
+
+        Raises JournalFull, OverBudget, BudgetReserved, Unavailable, WorkerConnectionLost."""
+        self.record = await self._open_record()
+        if connects:
+            connections = self.reservation.instance.connections
+            self.connection = connections.acquire_nowait(
+                self.call.reserved_ns / 1e9
+            ) or await connections.open(asyncio.get_running_loop())
+
+    async def _open_record(self) -> OpenRecord:
+        for _ in range(MAX_BORROWINGS):
+            try:
+                return self._open_record_nowait()
+            except AllowanceNeeded as e:  # of a budget that all activators share
+                await e.cover.borrow(e.worst)
+        return self._open_record_nowait()
+
+    def _open_record_nowait(self) -> OpenRecord:
+        call, reservation = self.call, self.reservation
+        return reservation.instance.account.open(
+            call=call.id,
+            attempt=call.attempt,
+            key=call.key_id,
+            method=call.method,
+            start_kind=reservation.start_kind.value,
+            queued_ms=0 if self.is_shadow else int(call.queued_ms),
+            start_ms=0 if self.is_shadow else int(reservation.start_ms),
+            now_ns=time.monotonic_ns(),
+            at_ns=time.time_ns(),
+            caller=call.caller,
+            limit_ns=None
+            if call.deadline_s is None
+            else max(0, int(call.remaining_s(call.deadline_s) * 1e9)),
+            mark=call.mark,
+            tokens=call.tokens,
+            is_shadow=self.is_shadow,
+        )
+
+    async def request_whole(self) -> WorkerResponse:
+        """Send the call with its body, and return the response, or its head if it streams.
+
+        Raises WorkerConnectionLost, DeadlineExceeded."""
+        assert self.connection is not None
+        loop, call = asyncio.get_running_loop(), self.call
+        whole_s = call.target.spec.clocks.execution_s
+        left_s = call.remaining_s(whole_s)
+        self.dispatched_ns = time.monotonic_ns()
+        self._pending = self.connection.request(call.request_head(left_s) + call.body, loop=loop)
+        self._timer = loop.call_later(
+            left_s, self._overrun if left_s >= whole_s else self._on_caller_deadline
+        )
+        answer = self.answer = await self._pending
+        if answer.body is not None:
+            self._timer.cancel()
+        return answer
+
+    def watch_stream(self) -> None:
+        """Start the deadline of a response that streams, and that `request_whole` did not send."""
+        ran_s = (time.monotonic_ns() - self.dispatched_ns) / 1e9
+        whole_s = self.call.target.spec.clocks.execution_s - ran_s
+        left_s = self.call.remaining_s(whole_s)
+        self._timer = asyncio.get_running_loop().call_later(
+            max(0.0, left_s), self._overrun if left_s >= whole_s else self._on_caller_deadline
+        )
+
+    @contextlib.asynccontextmanager
+    async def limited(self, what: str) -> AsyncIterator[None]:
+        """Limit the block by the execution deadline, where the caller sends while it receives.
+        Raises DeadlineExceeded, which names `what`."""
+        execution_s = self.call.target.spec.clocks.execution_s
+        limit = asyncio.timeout(execution_s)
+        try:
+            async with limit:
+                yield
+        except TimeoutError as e:
+            if not limit.expired():
+                raise
+            self.overran(is_blameless=self._is_progressing)
+            self.cut_by = errors.DeadlineExceeded(
+                f"{what} ran longer than {execution_s:g} s", clock="execution"
+            )
+            raise self.cut_by from e
+
+    # -- deadlines ---------------------------------------------------------------------------------
+    @property
+    def _is_progressing(self) -> bool:
+        """Whether the instance makes progress, and only its caller does not read or send, or
+        requested more than fits into the time."""
+        is_ahead = self.connection is not None and self.connection.is_ahead
+        return self.is_sending or (is_ahead and self.dispatched_ns > 0) or self._is_generating
+
+    @property
+    def _is_generating(self) -> bool:
+        """Whether a language model has just produced output."""
+        tokens = self.call.tokens
+        lively_ns = self.call.target.spec.clocks.execution_s * 1e9 / LIVELY
+        return (
+            tokens is not None
+            and tokens.last_ns > 0
+            and time.monotonic_ns() - tokens.last_ns < lively_ns
+        )
+
+    def overran(self, *, is_blameless: bool) -> None:
+        """The execution deadline has passed. Unless `is_blameless`, the instance may hang: it gets
+        no more calls, and is replaced once its other calls have finished."""
+        self._is_blameless = is_blameless
+        if not is_blameless:
+            self.reservation.instance.is_stuck = True
+            # drain before its slot is free, so that no other call gets it
+            self.reservation.throttler.drain(self.reservation.instance)
+
+    def _overrun(self) -> None:
+        if self._may_interrupt():
+            self.overran(is_blameless=self._has_answer and self._is_progressing)
+            self._interrupt(
+                f"the call ran longer than {self.call.target.spec.clocks.execution_s:g} s"
+            )
+
+    def _on_caller_deadline(self) -> None:
+        """The caller's own deadline has passed. The instance is not replaced, because short
+        deadlines do not mean that it hangs."""
+        if self._may_interrupt():
+            self._interrupt(
+                f"the caller's deadline of {self.call.deadline_s:g} s expired before the end of "
+                f"the response"
+            )
+
+    @property
+    def _has_answer(self) -> bool:
+        return self._pending is None or self._pending.done()
+
+    def _may_interrupt(self) -> bool:
+        """Whether the attempt still runs. A response that arrived at this moment is taken."""
+        pending = self._pending
+        if self._is_closed:
+            return False
+        if pending is None or not pending.done():
+            return True
+        if pending.cancelled() or pending.exception() is not None:
+            return False
+        self.answer = pending.result()
+        return self.answer.body is None
+
+    def _interrupt(self, why: str) -> None:
+        self.cut_by = errors.DeadlineExceeded(why, clock="execution")
+        if self._pending is not None and not self._pending.done():
+            self._pending.set_exception(self.cut_by)
+            return
+        if self.connection is not None:
+            self.connection.close()
+        self.close(status=504, outcome="error", bytes_out=self.bytes_out, finish="error")
+        if self.on_cut is not None:
+            self.on_cut()
+
+    # -- end ---------------------------------------------------------------------------------------
+    def close(
+        self,
+        *,
+        status: int,
+        outcome: str,
+        bytes_out: int,
+        finish: str = "",
+        is_own_word: bool = False,
+    ) -> str:
+        """End an attempt that was answered: close the record, release the connection and the slot.
+        Returns the cost as text.
+
+        `finish`: why a stream ended (`engines.FINISH_REASONS`), where the call has no `tokens` with
+        it. `is_own_word`: user code reported its failure in the stream."""
+        if self._is_closed:
+            return self.cost
+        if status >= 500:  # reported by the worker, or the worker ended
+            is_said = is_own_word or status == self.answer.status
+            self.reservation.ending = (
+                Outcome.NEITHER
+                if self._is_blameless
+                else Outcome.RAISED
+                if is_said
+                else self.call.blame
+            )
+        if finish and self.call.tokens is None and self.record is not None:
+            self.record.mark += encode_optional_fields(finish=finish)
+        self._end(status, outcome, bytes_out)
+        return self.cost
+
+    def fail(self, error: BaseException, *, is_noted: bool = True) -> None:
+        """End an attempt that `error` ended: close the record, the connection and the slot.
+
+        `is_noted`: record it for the call's trace; False where the caller already got a part of its
+        response, which is traced as a whole."""
+        if self._is_closed:
+            return
+        if is_noted:
+            note(
+                self.call,
+                self.reservation,
+                dispatched_ns=self.dispatched_ns,
+                ended_ns=time.monotonic_ns(),
+                error=kind_of(error),
+            )
+        is_blamed = not self._is_blameless and isinstance(
+            error, WorkerConnectionLost | errors.DeadlineExceeded | errors.WorkerCrashed
+        )
+        self.reservation.ending = self.call.blame if is_blamed else Outcome.NEITHER
+        if self.connection is not None:
+            self.connection.close()
+        self._end(status_of(error), outcome_of(error), self.bytes_out)
+
+    def _end(self, status: int, outcome: str, bytes_out: int) -> None:
+        self._is_closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        reservation, now_ns = self.reservation, time.monotonic_ns()
+        if self.dispatched_ns:
+            self.exec_ms = (now_ns - self.dispatched_ns) / 1e6
+        if self.is_shadow or outcome in (CANCELLED, BUSY):
+            reservation.ending = Outcome.NEITHER
+        try:
+            if self.record is not None:
+                bill = reservation.instance.account.close(
+                    self.record,
+                    status=status,
+                    outcome=outcome,
+                    bytes_in=len(self.call.body),
+                    bytes_out=bytes_out,
+                    now_ns=now_ns,
+                    at_ns=time.time_ns(),
+                )
+                self.cost, self.picos = bill.cost, bill.picos
+        finally:  # a record that cannot be closed must not leak the slot
+            if self.connection is not None:
+                reservation.instance.connections.release(self.connection, now_ns / 1e9)
+            reservation.release()
+
+
+def open_fast_record(call: Call, reservation: Reservation) -> OpenRecord:
+    """Open the record of the first attempt of a call that did not wait and has no own deadline.
+    Raises JournalFull, OverBudget, BudgetReserved, AllowanceNeeded."""
+    return reservation.instance.account.open(
+        call=call.id,
+        attempt=1,
+        key=call.key_id,
+        method=call.method,
+        start_kind=_WARM,
+        queued_ms=0,
+        start_ms=0,
+        now_ns=time.monotonic_ns(),
+        at_ns=time.time_ns(),
+        caller=call.caller,
+        mark=call.mark,
+    )
+
+
+async def worker_crash_error(reservation: Reservation) -> errors.WorkerCrashed:
+    """Return the error for a worker whose connection broke during a call; drains the instance."""
+    instance = reservation.instance
+    reason = instance.exit_reason or await instance.wait_exited(GONE_REASON_WAIT_S)
+    if not instance.is_gone:
+        reservation.throttler.drain(instance)
+    why = {"out_of_memory": "ran out of memory", "": "died"}.get(reason, f"ended ({reason})")
+    return errors.WorkerCrashed(
+        f"the instance {why} during this call; another one replaces it",
+        reason=reason or "crashed",
+        worker=instance.id,
+    )
+
+
+def status_of(error: BaseException) -> int:
+    """Return the status for the record of an attempt that failed with `error`."""
+    if isinstance(error, errors.PilotlightError):
+        return error.status
+    return 499 if isinstance(error, asyncio.CancelledError) else 502
+
+
+def outcome_of(error: BaseException) -> str:
+    """Return the outcome for the record of an attempt that failed with `error`."""
+    is_left = isinstance(error, asyncio.CancelledError | errors.ClientClosedRequest)
+    return CANCELLED if is_left else "error"
