@@ -30,7 +30,7 @@ from activator.gateway.response_writer import ResponseWriter
 from activator.gateway.verbs import SubmitAndWarmup
 from activator.http.bodies import Bodies
 from activator.http.dashboard_host import DashboardHost
-from activator.http.payloads import PICKLE
+from activator.http.payloads import JSON, PICKLE
 from activator.http.request import Receive, Request, Scope, Send, accept_of
 from activator.http.trusted_proxies import TrustedProxies
 from activator.idempotency.middleware import KEY, Idempotency
@@ -39,7 +39,7 @@ from activator.idempotency.store import IdempotencyStore
 from activator.llm.openai.api import OpenAI, is_one_model, is_openai_path
 from activator.llm.token_admission import TokenAdmission
 from activator.metrics.metrics import Metrics
-from activator.open_inference.api import V1, OpenInferenceApi, is_model_path
+from activator.open_inference.api import V1, OpenInferenceApi, ReadArguments, is_model_path
 from activator.quotas.admission import Admission
 from activator.routing.access import AccessCache, AccessGrant, parse_tenant_prefix
 from activator.routing.resolver import RAW, RequestResolver
@@ -112,7 +112,7 @@ class Gateway:
         self._models = OpenInferenceApi(
             settings=settings,
             reception=self._reception,
-            invoke=self.invoke,
+            run=self.run_whole,
             arguments=self._arguments,
         )
         self._passthrough = passthrough
@@ -311,6 +311,21 @@ class Gateway:
             if admission is not None:
                 admission.release()
 
+    async def run_whole(
+        self, request: Request, entry: AccessGrant, method: str, read_arguments: ReadArguments
+    ) -> tuple[int, bytes, bytes]:
+        """Run a call for an adapter that translates its JSON arguments and its whole response.
+        Returns status, header lines and body."""
+        admission = await entry.admit()
+        try:
+            call = await self.admit(
+                request, entry, method, admission, read_arguments=read_arguments
+            )
+            return await self._relay.collect(request, await self._dispatcher.begin(call))
+        finally:
+            if admission is not None:
+                admission.release()
+
     async def _finish(self, request: Request, step: Coroutine[Any, Any, Attempt]) -> None:
         await self._relay.answer(request, step)
 
@@ -322,17 +337,28 @@ class Gateway:
         return await self.admit(request, entry, method, await entry.admit(holds=0))
 
     async def admit(
-        self, request: Request, entry: AccessGrant, method: str, admission: Admission | None
+        self,
+        request: Request,
+        entry: AccessGrant,
+        method: str,
+        admission: Admission | None,
+        *,
+        read_arguments: ReadArguments | None = None,
     ) -> Call:
         """Check the content type, read the body within its limits and check the arguments, before
-        anything is started or billed."""
+        anything is started or billed. `read_arguments`: reads JSON arguments in the body's place,
+        for an adapter."""
         check = entry.target.check(method)
         rank = entry.rank(request.headers)
-        content_type = entry.content_type(request.headers)
-        accept = accept_of(request.headers)
+        content_type, accept = JSON, JSON
+        if read_arguments is None:
+            content_type = entry.content_type(request.headers)
+            accept = accept_of(request.headers)
         asked_ns = time.monotonic_ns()
-        body = await request.body(
-            limit_bytes=entry.body_bytes, timeout_s=self._settings.body_timeout_s
+        body = await (
+            read_arguments()
+            if read_arguments is not None
+            else request.body(limit_bytes=entry.body_bytes, timeout_s=self._settings.body_timeout_s)
         )
         upload_ns = time.monotonic_ns() - asked_ns  # time spent by the caller
         if content_type is not PICKLE:

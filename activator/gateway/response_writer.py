@@ -37,6 +37,9 @@ from pilotlight.protocol import CONTENT_JSON, CONTENT_SSE, HEADER_FINISH
 _SSE: Final = CONTENT_SSE.encode()
 _JSON: Final = CONTENT_JSON.encode()
 _FINISH: Final = HEADER_FINISH.encode()
+MAX_COLLECTED_BYTES = 16 * 1024 * 1024
+"""Maximum size of a response that an adapter translates as a whole. A function with larger ones
+must be called by its own name, where responses are streamed."""
 WAITED_MS = 1.0
 """A call that got its slot later than this counts as having waited."""
 
@@ -107,18 +110,44 @@ class ResponseWriter:
 
     # -- whole -------------------------------------------------------------------------------------
     async def _whole(self, request: Request, attempt: Attempt, body: bytes) -> None:
+        self._close_whole(request, attempt, body)
         answer = attempt.answer
-        outcome = "ok" if answer.status < 400 else "error"
-        cost = attempt.close(status=answer.status, outcome=outcome, bytes_out=len(body))
-        self._metrics.answered(attempt, answer.status)
-        request.target = None  # observed
         end = _end_of(attempt, "stop") if _is_events(answer) else b""  # a declared stream
-        await request.respond_whole(answer.status, complete_headers(attempt, cost), body + end)
-        if attempt.call.choice is not None and self.shadows is not None:
-            self.shadows.copy(
-                attempt.call, status=answer.status, body=body, exec_ms=attempt.exec_ms
-            )
+        await request.respond_whole(answer.status, complete_headers(attempt), body + end)
+        self._copy(attempt, body)
         self._tracer.answered(attempt, answer.status)
+
+    def _close_whole(self, request: Request, attempt: Attempt, body: bytes) -> None:
+        status = attempt.answer.status
+        attempt.close(status=status, outcome="ok" if status < 400 else "error", bytes_out=len(body))
+        self._metrics.answered(attempt, status)
+        request.target = None  # observed
+
+    def _copy(self, attempt: Attempt, body: bytes) -> None:
+        if attempt.call.choice is not None and self.shadows is not None:
+            status = attempt.answer.status
+            self.shadows.copy(attempt.call, status=status, body=body, exec_ms=attempt.exec_ms)
+
+    # -- for adapters ------------------------------------------------------------------------------
+    async def collect(self, request: Request, attempt: Attempt) -> tuple[int, bytes, bytes]:
+        """Read the whole response for an adapter that translates it, and close, count and trace
+        the attempt. Returns status, header lines and body.
+
+        Raises TooLarge, TooManyRequests (no memory for the response), DeadlineExceeded,
+        WorkerCrashed."""
+        self._waited(attempt.call)
+        try:
+            body = await _read_whole(request, attempt)
+        except WorkerConnectionLost as e:
+            attempt.fail(e)
+            raise attempt.cut_by or await worker_crash_error(attempt.reservation) from e
+        except BaseException as e:
+            attempt.fail(e)
+            raise
+        self._close_whole(request, attempt, body)
+        self._copy(attempt, body)
+        self._tracer.answered(attempt, attempt.answer.status)
+        return attempt.answer.status, complete_headers(attempt), body
 
     # -- raw stream --------------------------------------------------------------------------------
     async def _stream(self, request: Request, attempt: Attempt) -> None:
@@ -163,6 +192,27 @@ class ResponseWriter:
         finally:
             ending.close()
         await stream.close(last + _end_of(attempt, ending.finish))
+
+
+async def _read_whole(request: Request, attempt: Attempt) -> bytes:
+    answer, room = attempt.answer, request.room
+    if answer.body is not None:
+        if room is not None and answer.body:
+            room.acquire(len(answer.body))
+        return answer.body
+    pieces = []
+    async for piece in answer.chunks():
+        attempt.bytes_out += len(piece)
+        if attempt.bytes_out > MAX_COLLECTED_BYTES:
+            raise errors.TooLarge(
+                f"the answer has more than {MAX_COLLECTED_BYTES} bytes: call the function by its "
+                f"own name, where answers are streamed",
+                limit_bytes=MAX_COLLECTED_BYTES,
+            )
+        if room is not None:
+            room.acquire(len(piece))
+        pieces.append(piece)
+    return b"".join(pieces)
 
 
 class _StreamOutcome:

@@ -31,7 +31,7 @@ def streaming_headers(attempt: Attempt) -> bytes:
     )
 
 
-def complete_headers(attempt: Attempt, cost: str) -> bytes:
+def complete_headers(attempt: Attempt) -> bytes:
     """Return the header lines of a call that has ended before its response begins: with its cost
     and times."""
     call = attempt.call
@@ -40,7 +40,7 @@ def complete_headers(attempt: Attempt, cost: str) -> bytes:
         b"exec;dur=%.2f%b\r\n"
         % (
             streaming_headers(attempt),
-            cost.encode(),
+            attempt.cost.encode(),
             call.queued_ms,
             call.start_ms,
             attempt.exec_ms,

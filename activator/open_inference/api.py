@@ -3,7 +3,7 @@ Inference Protocol under `/v2`.
 
 A model is `app/function` (or `app/Class.method`); a version of it is a revision, an alias or a tag.
 A request is translated into a call of the function and its answer back. In between it is treated
-like every call: the gateway's `invoke`, with its quotas, choice of a revision, and billing.
+like every call, with its quotas, choice of a revision, and billing.
 
 Sources of the formats: Open Inference Protocol, HTTP/REST (required inference API); TensorFlow
 Serving's predict API for `instances` and `predictions`."""
@@ -11,13 +11,12 @@ Serving's predict API for `instances` and `predictions`."""
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
 from activator.calls.argument_checker import ArgumentChecker
-from activator.http.bodies import Room
 from activator.http.request import Request
 from activator.open_inference import tensors
 from activator.open_inference.translations import SMALL_BYTES, asked_of, parsed, properties
@@ -28,13 +27,11 @@ from pilotlight import errors
 from pilotlight.spec.function import MethodSpec
 
 V1, V2 = "/v1/models/", "/v2"
-MAX_ANSWER_BYTES = 16 * 1024 * 1024
-"""Maximum size of an answer: it is translated as a whole, and counts as a buffered body until then.
-A function with larger answers must be called by its own name, where answers are streamed."""
-_FORBIDDEN_HEADERS = frozenset({b"content-length", b"transfer-encoding", b"connection", b"date"})
-_JSON_HEADERS = {b"content-type": b"application/json", b"accept": b"application/json"}
 
-Invoke = Callable[[Request, AccessGrant, str], Awaitable[None]]
+ReadArguments = Callable[[], Awaitable[bytes]]
+RunCall = Callable[[Request, AccessGrant, str, ReadArguments], Awaitable[tuple[int, bytes, bytes]]]
+"""Runs a call of a method with these JSON arguments; returns the status, the header lines and the
+body of its whole response."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,13 +83,13 @@ class OpenInferenceApi:
         *,
         settings: ActivatorSettings,
         reception: RequestResolver,
-        invoke: Invoke,
+        run: RunCall,
         arguments: ArgumentChecker,
     ) -> None:
         self._settings = settings
         self._arguments = arguments
         self._reception = reception
-        self._invoke = invoke
+        self._run = run
 
     def __repr__(self) -> str:
         return f"<OpenInferenceApi {self._reception!r}>"
@@ -147,36 +144,30 @@ class OpenInferenceApi:
         spec = entry.target.spec.method(method)
         assert spec is not None
         translation = asked_of(asked.verb, asked.model, spec, revision=entry.target.revision)
-        tenant = request.tenant
+        if b"inference-header-content-length" in request.headers:
+            raise errors.InvalidInput(
+                "binary tensor data is not supported: send the elements as JSON"
+            )
         memo: Any = None
-        answer = _Captured(request.room)
 
-        async def arguments() -> bytes:
+        async def read_arguments() -> bytes:
             nonlocal memo
             body = await request.body(
                 limit_bytes=entry.body_bytes, timeout_s=self._settings.body_timeout_s
             )
             memo, made = await self._arguments.translate(
-                translation, body, tenant=tenant, is_answer=False
+                translation, body, tenant=request.tenant, is_answer=False
             )
             return made
 
-        inner = _translated(request, arguments, answer)
-        try:
-            await self._invoke(inner, entry, method)
-        finally:
-            # used for observations and traces of an error
-            request.call, request.target = inner.call, inner.target
-        status, body = answer.status, answer.taken()
+        status, head, body = await self._run(request, entry, method, read_arguments)
         if status == 200:
             _, body = await self._arguments.translate(
-                {**translation, "memo": memo}, body, tenant=tenant, is_answer=True
+                {**translation, "memo": memo}, body, tenant=request.tenant, is_answer=True
             )
         elif asked.verb == "infer":
             body = _as_error(body)
-        await request.respond(
-            status, [*answer.headers, (b"content-length", b"%d" % len(body))], body
-        )
+        await request.respond_whole(status, head, body)
 
     async def _describe(
         self, request: Request, owner: str | None, asked: InferenceRequest, *, is_v2: bool
@@ -202,69 +193,6 @@ class OpenInferenceApi:
             200,
             {"name": asked.model, "versions": names, "platform": "pilotlight", **_described(spec)},
         )
-
-
-class _Captured:
-    """Captures the answer of an inner request. Owner: the request's task."""
-
-    def __init__(self, room: Room | None) -> None:
-        """`room`: the request's memory budget, in which the answer counts in addition to the body
-        until it is translated."""
-        self.status = 0
-        self.headers: list[tuple[bytes, bytes]] = []
-        self._room = room
-        self._pieces: list[bytes] = []
-        self._size = 0
-
-    def taken(self) -> bytes:
-        """Return the body and release it."""
-        pieces, self._pieces = self._pieces, []
-        return b"".join(pieces)
-
-    async def send(self, message: MutableMapping[str, Any]) -> None:
-        """ASGI's send. Raises TooLarge, TooManyRequests if there is no memory for the answer."""
-        if message["type"] == "http.response.start":
-            self.status = message["status"]
-            self.headers = [
-                (name, value)
-                for name, value in message["headers"]
-                if name not in _FORBIDDEN_HEADERS
-            ]
-            return
-        piece = bytes(message.get("body", b""))
-        self._size += len(piece)
-        if self._size > MAX_ANSWER_BYTES:
-            text = (
-                f"the answer has more than {MAX_ANSWER_BYTES} bytes: call the function by its "
-                f"own name, where answers are streamed"
-            )
-            raise errors.TooLarge(text, limit_bytes=MAX_ANSWER_BYTES)
-        if self._room is not None and piece:
-            self._room.acquire(len(piece))
-        self._pieces.append(piece)
-
-
-def _translated(
-    request: Request, arguments: Callable[[], Awaitable[bytes]], answer: _Captured
-) -> Request:
-    """The same request as a call: its body is read, and translated into arguments, when it is
-    received."""
-
-    async def receive() -> MutableMapping[str, Any]:
-        return {"type": "http.request", "body": await arguments(), "more_body": False}
-
-    if b"inference-header-content-length" in request.headers:
-        raise errors.InvalidInput("binary tensor data is not supported: send the elements as JSON")
-    scope = {key: value for key, value in request.scope.items() if key != "connection"}
-    headers = {
-        name: value for name, value in request.headers.items() if name not in _FORBIDDEN_HEADERS
-    }
-    inner = Request(
-        {**scope, "headers": list({**headers, **_JSON_HEADERS}.items())}, receive, answer.send
-    )
-    for name in ("id", "gate", "tenant", "target", "choice", "began_ns", "routed_ns"):
-        setattr(inner, name, getattr(request, name))
-    return inner
 
 
 def _as_error(body: bytes) -> bytes:

@@ -112,7 +112,7 @@ class OpenAIResponseWriter:
             await self._pass_on(request, asked, use, attempt)
             return
         status, body = self._read(request, asked, use, attempt)
-        await request.respond_whole(status, complete_headers(attempt, attempt.cost), body)
+        await request.respond_whole(status, complete_headers(attempt), body)
 
     def _read(
         self, request: Request, asked: OpenAIRequest, use: TokenReservation, attempt: Attempt
