@@ -99,7 +99,7 @@ class Activator:
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
         async with AsyncExitStack() as stack:
-            stack.push_async_callback(self._parts.books.aclose)
+            stack.push_async_callback(self._parts.billing.aclose)
             tasks = await stack.enter_async_context(asyncio.TaskGroup())
             background = [
                 tasks.create_task(self._parts.feed.follow(), name="feed"),
@@ -109,8 +109,8 @@ class Activator:
             self._parts.health.needs(self._no_routes)
             await self._first_routes()
             # after the feed has delivered them, before any spending
-            await self._parts.books.load_budgets()
-            background.append(tasks.create_task(self._parts.books.run(), name="books"))
+            await self._parts.billing.load_budgets()
+            background.append(tasks.create_task(self._parts.billing.run(), name="books"))
             background.append(tasks.create_task(self._parts.scaler.watch(), name="agent events"))
             await self._first_instances()
             background.append(tasks.create_task(self._parts.scaler.run(), name="autoscaler"))
@@ -203,8 +203,8 @@ class Activator:
         # requests to this activator, but it has none left to send to them.
         if self._parts.siblings is not None:
             await self._parts.siblings.aclose()
-        if isinstance(self._parts.strangers, SharedUnauthenticatedLimit):
-            await self._parts.strangers.aclose()
+        if isinstance(self._parts.unauthenticated, SharedUnauthenticatedLimit):
+            await self._parts.unauthenticated.aclose()
         await self._parts.quotas.aclose()
         if self._parts.shared is not None:
             if isinstance(self._parts.fleet, KnativeFleet):

@@ -183,7 +183,7 @@ class ActivatorApp:
         self.table = RouteTable(prices.lists(), site.key.secrets)
         self.metrics.collect_tenants(self.table.tenant_names)
         self.quotas = _quota_store(settings, site)
-        self.entrance = AccessCache(table=self.table, store=self.quotas, settings=settings)
+        self.access = AccessCache(table=self.table, store=self.quotas, settings=settings)
         self.feed = ConfigWatcher(
             table=self.table,
             controller=site.controller,
@@ -199,7 +199,7 @@ class ActivatorApp:
 
     def _make_books(self) -> None:
         settings, site = self.settings, self.site
-        self.books = BillingService(
+        self.billing = BillingService(
             directory=site.home,
             activator=site.id,
             sync_s=settings.journal_sync_s,
@@ -213,10 +213,10 @@ class ActivatorApp:
             on_unbilled=self.metrics.unbilled,
         )
         self.health = Health(
-            journal=self.books.journal, is_served_unbilled=settings.journal_full == "serve"
+            journal=self.billing.journal, is_served_unbilled=settings.journal_full == "serve"
         )
-        self.table.on_budget = self.books.budgets.apply
-        self.metrics.collect_journal(self.books.lag)
+        self.table.on_budget = self.billing.budgets.apply
+        self.metrics.collect_journal(self.billing.lag)
 
     def _make_shared(self) -> None:
         settings, site = self.settings, self.site
@@ -230,7 +230,7 @@ class ActivatorApp:
                 )
             )
         rate_per_s = settings.unauthenticated_per_s
-        self.strangers = (
+        self.unauthenticated = (
             SharedUnauthenticatedLimit(self.shared, rate_per_s=rate_per_s)
             if self.shared
             else UnauthenticatedRateLimiter(rate_per_s=rate_per_s)
@@ -256,7 +256,7 @@ class ActivatorApp:
             fleet=self.fleet,
             make_throttler=self._make_throttler,
             gate=self.gate,
-            may_run=lambda target: not self.books.is_spent(target),
+            may_run=lambda target: not self.billing.is_spent(target),
             occupancy=self.metrics.batches.occupancy,
             freeze_idle_s=self.settings.freeze_idle_s,
         )
@@ -354,7 +354,7 @@ class ActivatorApp:
             queue=self.queue,
             secret_env=self.table.secret_env,
             observer=CutoverStartObserver(self.metrics, self.handovers),
-            account=self.books.account,
+            account=self.billing.account,
             allowance=self.shared,
             gate=self.gate,
             terms=_breaker_terms(self.settings),
@@ -362,12 +362,14 @@ class ActivatorApp:
 
     def _make_dispatch(self) -> None:
         settings, throttler_of = self.settings, self.scaler.throttler_of
-        self.dispatcher = CallRunner(
-            throttler_of=throttler_of, may_pay=self.books.check, retry_budget=settings.retry_budget
+        self.runner = CallRunner(
+            throttler_of=throttler_of,
+            may_pay=self.billing.check,
+            retry_budget=settings.retry_budget,
         )
         self.arguments = ArgumentChecker(deadline_s=settings.argument_check_s)
         self.closing.append(self.arguments.aclose)
-        self.dispatcher.fallbacks = FallbackChain(
+        self.runner.fallbacks = FallbackChain(
             routes=self.table, throttler_of=throttler_of, arguments=self.arguments
         )
 
@@ -377,17 +379,17 @@ class ActivatorApp:
             site.controller,
             table=self.table,
             visitors=site.key.visitors,
-            strangers=self.strangers,
+            unauthenticated=self.unauthenticated,
             catch_up=self.feed.catch_up,
             others_catch_up=self.siblings.catch_up if self.siblings is not None else None,
             body_pause_s=self.settings.body_timeout_s,
             stranger_connections=self.settings.stranger_connections,
         )
         self.calls = AsyncCalls(
-            books=self.books,
-            dispatcher=self.dispatcher,
+            billing=self.billing,
+            runner=self.runner,
             table=self.table,
-            entrance=self.entrance,
+            access=self.access,
             control=self.control,
             settings=self.settings,
             metrics=self.metrics,
@@ -421,13 +423,13 @@ class ActivatorApp:
         self.gateway = Gateway(
             settings=settings,
             table=self.table,
-            entrance=self.entrance,
-            strangers=self.strangers,
-            dispatcher=self.dispatcher,
+            access=self.access,
+            unauthenticated=self.unauthenticated,
+            runner=self.runner,
             calls=self.calls,
             scaler=self.scaler,
-            passthrough=HttpProxy(
-                dispatcher=self.dispatcher,
+            http_proxy=HttpProxy(
+                runner=self.runner,
                 metrics=self.metrics,
                 tracer=self.traces.tracer,
                 body_timeout_s=settings.body_timeout_s,

@@ -57,7 +57,7 @@ async def measure(chosen: Options, report: Report) -> None:
         settings = ClusterSettings(
             kubeconfig=str(kubeconfig), runtime_image=RUNTIME, namespace="default"
         )
-        platform = FedPlatform(home, bell=ChangeNotifier())
+        platform = FedPlatform(home, notifier=ChangeNotifier())
         try:
             for tenant in tenants():
                 platform.tenant(tenant)
@@ -102,7 +102,7 @@ async def fleet(
             cluster,
             store=platform.store,
             key=platform.key,
-            bell=platform.bell,
+            notifier=platform.notifier,
             statuses=statuses,
             pace=ReconcileLimits(feed_s=3600, config_s=3600),
         )
@@ -131,7 +131,7 @@ async def fleet(
             await until_idle(reconciler)
             requests.clear()
             platform.functions(documents(count, {"v1-000001": spec("embed")}))
-            platform.bell.ring()
+            platform.notifier.ring()
             await until_idle(reconciler)
             report.rows.append(
                 Row.of("writes where nothing changed", "", [float(requests.writes())], "goal 0")
@@ -158,7 +158,11 @@ async def fleet(
         requests.clear()
         fresh = FunctionStatuses()
         again = Reconciler(
-            cluster, store=platform.store, key=platform.key, bell=platform.bell, statuses=fresh
+            cluster,
+            store=platform.store,
+            key=platform.key,
+            notifier=platform.notifier,
+            statuses=fresh,
         )
         began = time.perf_counter()
         task = asyncio.create_task(again.run())

@@ -93,10 +93,8 @@ def _activator() -> Iterator[Any]:
     call = Call(id="req-1", target=target, method="", key_id="k-1", body=b"")
     call.start_ms, call.start_kind = 1.0, StartKind.FORK
     answer = SimpleNamespace(status=200, body=b"{}", header=lambda _: b"ok")
-    exchange: Any = SimpleNamespace(
-        call=call, exec_ms=1, answer=answer, cost="0.000000000001", dispatched_ns=0
-    )
-    metrics.answered(exchange, 200)
+    attempt: Any = SimpleNamespace(call=call, exec_ms=1, answer=answer, picos=1, dispatched_ns=0)
+    metrics.answered(attempt, 200)
     metrics.observer.drain(0)
     for error in (
         OverQuota("", of="key", quota="concurrent"),

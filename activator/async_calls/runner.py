@@ -59,8 +59,8 @@ class AsyncCallRunner:
         self,
         *,
         held: PendingCalls,
-        dispatcher: CallRunner,
-        entrance: AccessCache,
+        runner: CallRunner,
+        access: AccessCache,
         metrics: Metrics,
         max_result_bytes: int,
         admission: Callable[[Call], Admission | None],
@@ -72,8 +72,8 @@ class AsyncCallRunner:
         submission. `load`: reads a parked call's body."""
         self._load = load
         self._held = held
-        self._dispatcher = dispatcher
-        self._entrance = entrance
+        self._runner = runner
+        self._access = access
         self._metrics = metrics
         self._max_result_bytes = max_result_bytes
         self._admission = admission
@@ -200,7 +200,7 @@ class AsyncCallRunner:
         until = time.monotonic() + call.remaining_s(call.target.spec.clocks.queue_s)
         while True:
             try:
-                self._entrance.check_not_suspended(
+                self._access.check_not_suspended(
                     call.caller or call.target.tenant, call.target.tenant
                 )
                 if call.admission is not None:
@@ -210,7 +210,7 @@ class AsyncCallRunner:
                         held,
                         replace(held.record, state="RUNNING", sequence=held.record.sequence + 1),
                     )
-                return await self._dispatcher.begin(call, is_patient=False, has_fallback=False)
+                return await self._runner.begin(call, is_patient=False, has_fallback=False)
             except errors.OverQuota:
                 raise
             except errors.PilotlightError as e:
@@ -228,7 +228,7 @@ class AsyncCallRunner:
         error."""
         if not self._is_last(call):
             raise failure
-        return await self._dispatcher.run_fallback(call, failure)
+        return await self._runner.run_fallback(call, failure)
 
     def _is_last(self, call: Call) -> bool:
         """Return whether no attempt follows: a fallback answers only after the last attempt."""

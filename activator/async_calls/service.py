@@ -81,10 +81,10 @@ class AsyncCalls:
     def __init__(
         self,
         *,
-        books: BillingService,
-        dispatcher: CallRunner,
+        billing: BillingService,
+        runner: CallRunner,
         table: RouteTable,
-        entrance: AccessCache,
+        access: AccessCache,
         control: ControlPlaneProxy,
         settings: ActivatorSettings,
         metrics: Metrics,
@@ -94,9 +94,9 @@ class AsyncCalls:
         tracer: Tracer | None = None,
     ) -> None:
         self._siblings = siblings
-        self._books = books
+        self._billing = billing
         self._table = table
-        self._entrance = entrance
+        self._access = access
         self._settings = settings
         self._held = PendingCalls()
         self._stored: dict[str, tuple[str, int]] = {}
@@ -105,8 +105,8 @@ class AsyncCalls:
         self._put_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._attempts = AsyncCallRunner(
             held=self._held,
-            dispatcher=dispatcher,
-            entrance=entrance,
+            runner=runner,
+            access=access,
             metrics=metrics,
             max_result_bytes=settings.max_body_bytes,
             admission=self._admission,
@@ -114,7 +114,7 @@ class AsyncCalls:
             tracer=tracer,
         )
         self._results = ResultShipper(
-            self._held, journal=books.journal, controller=controller, token=token
+            self._held, journal=billing.journal, controller=controller, token=token
         )
         self._api = AsyncCallApi(
             self._held,
@@ -154,7 +154,7 @@ class AsyncCalls:
         record = queued(caller, call, fingerprint=fingerprint, webhook=webhook)
         held = self._held.add(record, len(call.body))
         try:
-            await self._books.journal.submit(call.id, payload(record, call))
+            await self._billing.journal.submit(call.id, payload(record, call))
         except BaseException:
             self._held.drop(call.id)
             raise
@@ -207,7 +207,7 @@ class AsyncCalls:
     def _load(self, call: Call) -> None:
         """Read a parked call's body again. Raises Unavailable."""
         try:
-            call.load(base64.b64decode(self._books.journal.payload(call.id)["body"]))
+            call.load(base64.b64decode(self._billing.journal.payload(call.id)["body"]))
         except (OSError, StopIteration, ValueError, KeyError) as e:
             raise errors.Unavailable(
                 f"the journal cannot be read: {type(e).__name__}", retry_after_s=1
@@ -276,9 +276,9 @@ class AsyncCalls:
             record = replace(
                 record, is_dead=True, expires_at=max(record.expires_at, now + DEAD_TTL_S)
             )
-            kept = {"payload": self._books.journal.payload(record.id)}
+            kept = {"payload": self._billing.journal.payload(record.id)}
         try:
-            self._books.journal.finish(record.id, {**record.to_json(), **kept})
+            self._billing.journal.finish(record.id, {**record.to_json(), **kept})
         except errors.StorageFull as e:
             log.error(
                 "cannot journal result; keeping it in memory until shipped call=%s error=%s",
@@ -305,7 +305,7 @@ class AsyncCalls:
 
     def _admission(self, call: Call) -> Admission | None:
         """Return the admission of a call that was counted at submission. Raises Forbidden."""
-        entry = self._entrance.entry(self._caller(call.key_id, call.target.tenant), call.target)
+        entry = self._access.entry(self._caller(call.key_id, call.target.tenant), call.target)
         return Admission(entry.gate, requests=0, holds=0) if entry.gate is not None else None
 
     def _caller(self, key_id: str, tenant: str) -> Principal:
@@ -317,11 +317,11 @@ class AsyncCalls:
     def start(self, group: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
         """Resume the unfinished calls of the last process, ship its results, and start the
         shipper."""
-        for left in self._books.recovered.undelivered:
-            record = CallRecord.from_json(self._books.journal.payload(left.id))
+        for left in self._billing.recovered.undelivered:
+            record = CallRecord.from_json(self._billing.journal.payload(left.id))
             self._held.record_change(self._held.get(left.id) or self._held.add(record), record)
-        for left in self._books.recovered.unfinished:
-            kept = self._books.journal.payload(left.id)
+        for left in self._billing.recovered.unfinished:
+            kept = self._billing.journal.payload(left.id)
             if "due" in kept:
                 self._held.add(CallRecord.from_json(kept["record"]), _size_of(kept))
                 self._stored[kept["due"]] = (left.id, left.attempts)
@@ -362,7 +362,7 @@ class AsyncCalls:
         accepts_pickle = accepts_pickles(record.tenant, owner)
         content_type = checked_type(kept["content_type"].encode(), accepts=accepts_pickle)
         choice = _choice_of(record, target)
-        entry = self._entrance.entry(self._caller(kept["key"], owner), target)
+        entry = self._access.entry(self._caller(kept["key"], owner), target)
         deadline_at = kept.get("deadline_at")
         make = (
             partial(call_of_kept, kept)
@@ -403,7 +403,7 @@ class AsyncCalls:
         self.check_room(record.tenant, _size_of(kept))
         self._held.add(record, _size_of(kept))
         try:
-            await self._books.journal.submit(record.id, kept)
+            await self._billing.journal.submit(record.id, kept)
         except BaseException:
             self._held.drop(record.id)
             raise
@@ -420,10 +420,10 @@ class AsyncCalls:
         for name in asked:
             call_id, attempts = self._stored.pop(name)
             if name in mine:
-                self._resume(self._books.journal.payload(call_id), attempts)
+                self._resume(self._billing.journal.payload(call_id), attempts)
             else:
                 self._held.drop(call_id)
-                self._books.journal.delete_call(call_id)
+                self._billing.journal.delete_call(call_id)
 
     async def aclose(self) -> None:
         """Stop: running calls are cancelled, and the next process runs them again from the

@@ -129,45 +129,47 @@ class BudgetLeaser:
         )
 
     # -- calls -------------------------------------------------------------------------------------
-    async def borrow(self, cover: ApplicableBudgets, purse: BudgetBalance, worst: int) -> None:
+    async def borrow(self, cover: ApplicableBudgets, balance: BudgetBalance, worst: int) -> None:
         """Borrow until `worst` is available in the balance. Raises OverBudget, BudgetReserved,
         Unavailable."""
         for _ in range(MAX_YOUNG_WAITS):
-            async with self._lock(purse):
-                if purse.left >= worst:
+            async with self._lock(balance):
+                if balance.left >= worst:
                     return
                 try:
-                    grant = await self._request(purse, worst)
+                    grant = await self._request(balance, worst)
                 except SharedStateUnreachable as e:
-                    self._borrow_without_store(cover, purse, worst, e)
+                    self._borrow_without_store(cover, balance, worst, e)
                     return
-                if purse.left >= worst:
+                if balance.left >= worst:
                     return
                 if not grant.wait_s:
-                    raise self._refusal(cover, purse, worst, grant)
+                    raise self._refusal(cover, balance, worst, grant)
             # without the lock: this budget's claim must be stated meanwhile
             await asyncio.sleep(grant.wait_s)
         raise errors.Unavailable(
             "the activators are restoring their budget claims: try again", retry_after_s=1
         )
 
-    async def _request(self, purse: BudgetBalance, worst: int) -> BudgetGrant:
-        purse.record_debt()
-        need = worst - purse.left
-        return await self._claim(purse, need=_up(need), want=_up(max(need, CALLS_AT_ONCE * worst)))
+    async def _request(self, balance: BudgetBalance, worst: int) -> BudgetGrant:
+        balance.record_debt()
+        need = worst - balance.left
+        return await self._claim(
+            balance, need=_up(need), want=_up(max(need, CALLS_AT_ONCE * worst))
+        )
 
     def _refusal(
-        self, cover: ApplicableBudgets, purse: BudgetBalance, worst: int, grant: BudgetGrant
+        self, cover: ApplicableBudgets, balance: BudgetBalance, worst: int, grant: BudgetGrant
     ) -> errors.PilotlightError:
-        spent = max(purse.spent, grant.base * PICOS_PER_MICRO)
-        if spent + worst > purse.amount:
-            return over_budget(purse, worst, spent=spent)
-        return cover.reserved(purse, worst, self._wall_ns())
+        spent = max(balance.spent, grant.base * PICOS_PER_MICRO)
+        if spent + worst > balance.amount:
+            return over_budget(balance, worst, spent=spent)
+        return cover.reserved(balance, worst, self._wall_ns())
 
     def _borrow_without_store(
         self,
         cover: ApplicableBudgets,
-        purse: BudgetBalance,
+        balance: BudgetBalance,
         worst: int,
         why: SharedStateUnreachable,
     ) -> None:
@@ -177,14 +179,14 @@ class BudgetLeaser:
                 f"{why} (activator.without_redis.budget)",
                 retry_after_s=1,
             ) from why
-        room = purse.amount - purse.ledger - purse.held
-        if purse.left + room < worst:
+        room = balance.amount - balance.ledger - balance.held
+        if balance.left + room < worst:
             raise (
-                over_budget(purse, worst, spent=purse.spent)
-                if purse.spent + worst > purse.amount
-                else cover.reserved(purse, worst, self._wall_ns())
+                over_budget(balance, worst, spent=balance.spent)
+                if balance.spent + worst > balance.amount
+                else cover.reserved(balance, worst, self._wall_ns())
             )
-        purse.grant(worst - purse.left)
+        balance.grant(worst - balance.left)
 
     # -- rounds ------------------------------------------------------------------------------------
     async def run(self) -> None:
@@ -197,53 +199,53 @@ class BudgetLeaser:
         """One round over the budgets. At least one claim is stated, to detect a loss of the store's
         data; after a loss, all are."""
         epoch = self._epoch
-        purses = list(self._budgets.purses.values())
-        for gone in self._seen.keys() - self._budgets.purses.keys():
+        balances = list(self._budgets.balances.values())
+        for gone in self._seen.keys() - self._budgets.balances.keys():
             del self._seen[gone]
             self._stated.pop(gone, None)
             self._locks.pop(gone, None)
         try:
-            for purse in purses:
-                self._release_if_unused(purse)
-                if self._stated.get(purse.record.id) != _statement(purse):
-                    await self._state(purse, is_due=False)
-            if purses and epoch == self._epoch:
-                holding = [purse for purse in purses if purse.held]
+            for balance in balances:
+                self._release_if_unused(balance)
+                if self._stated.get(balance.record.id) != _statement(balance):
+                    await self._state(balance, is_due=False)
+            if balances and epoch == self._epoch:
+                holding = [balance for balance in balances if balance.held]
                 if holding:
                     await self._state(holding[0], is_due=True)
             if epoch != self._epoch:
-                for purse in purses:
-                    await self._state(purse, is_due=True)
+                for balance in balances:
+                    await self._state(balance, is_due=True)
         except SharedStateUnreachable:
             return  # logged once by `_claim`; the next round retries
 
-    def _release_if_unused(self, purse: BudgetBalance) -> None:
+    def _release_if_unused(self, balance: BudgetBalance) -> None:
         """Return the unused money of a budget that did not change since the last round."""
-        used = (purse.spent, purse.reserved)
-        lock = self._locks.get(purse.record.id)
-        if self._seen.get(purse.record.id) == used and not (lock is not None and lock.locked()):
-            purse.release_unused()
-        self._seen[purse.record.id] = used
+        used = (balance.spent, balance.reserved)
+        lock = self._locks.get(balance.record.id)
+        if self._seen.get(balance.record.id) == used and not (lock is not None and lock.locked()):
+            balance.release_unused()
+        self._seen[balance.record.id] = used
 
-    async def _state(self, purse: BudgetBalance, *, is_due: bool) -> None:
-        async with self._lock(purse):
-            purse.record_debt()
-            if is_due or self._stated.get(purse.record.id) != _statement(purse):
-                await self._claim(purse, need=0, want=0)
+    async def _state(self, balance: BudgetBalance, *, is_due: bool) -> None:
+        async with self._lock(balance):
+            balance.record_debt()
+            if is_due or self._stated.get(balance.record.id) != _statement(balance):
+                await self._claim(balance, need=0, want=0)
 
     # -- the store ---------------------------------------------------------------------------------
-    async def _claim(self, purse: BudgetBalance, *, need: int, want: int) -> BudgetGrant:
+    async def _claim(self, balance: BudgetBalance, *, need: int, want: int) -> BudgetGrant:
         if self._clock() < self._paused_until and need:
             raise SharedStateUnreachable(
                 "the store of shared budgets did not answer the previous request"
             )
-        period, statement = purse.period, _statement(purse)
+        period, statement = balance.period, _statement(balance)
         claim = BudgetClaim(
-            budget=purse.record.id,
+            budget=balance.record.id,
             period=period.name,
-            amount=purse.amount // PICOS_PER_MICRO,
-            base=_up(purse.ledger),
-            held=_up(purse.held),
+            amount=balance.amount // PICOS_PER_MICRO,
+            base=_up(balance.ledger),
+            held=_up(balance.held),
             need=need,
             want=want,
             ends_ns=period.ends_ns,
@@ -251,7 +253,7 @@ class BudgetLeaser:
         try:
             grant = await self._store.claim(claim)
         except SharedStateUnreachable as e:
-            self._stated.pop(purse.record.id, None)
+            self._stated.pop(balance.record.id, None)
             self._paused_until = self._clock() + UNREACHABLE_PAUSE_S
             if self.is_reachable:
                 log.warning(
@@ -264,21 +266,21 @@ class BudgetLeaser:
         if grant.epoch != self._epoch:
             self._epoch = grant.epoch
             self._stated.clear()
-        if purse.period == period:
+        if balance.period == period:
             picos = grant.granted * PICOS_PER_MICRO
-            purse.grant(picos)
+            balance.grant(picos)
             # The claim as the store knows it. Changes made while the answer was on its way must
             # still be stated.
-            self._stated[purse.record.id] = *statement[:-1], statement[-1] + picos
+            self._stated[balance.record.id] = *statement[:-1], statement[-1] + picos
         return grant
 
-    def _lock(self, purse: BudgetBalance) -> asyncio.Lock:
-        return self._locks.setdefault(purse.record.id, asyncio.Lock())
+    def _lock(self, balance: BudgetBalance) -> asyncio.Lock:
+        return self._locks.setdefault(balance.record.id, asyncio.Lock())
 
     async def aclose(self) -> None:
         """Return the unused money, if the store is reachable, and close."""
-        for purse in self._budgets.purses.values():
-            purse.release_unused()
+        for balance in self._budgets.balances.values():
+            balance.release_unused()
         await self.state_claims()
         await self._store.aclose()
 
@@ -289,8 +291,8 @@ def granted(*, room: int, need: int, want: int) -> int:
     return 0 if room < need else min(room, max(need, min(want, room // 8)))
 
 
-def _statement(purse: BudgetBalance) -> tuple[str, int, int, int]:
-    return purse.period.name, purse.amount, purse.ledger, purse.held
+def _statement(balance: BudgetBalance) -> tuple[str, int, int, int]:
+    return balance.period.name, balance.amount, balance.ledger, balance.held
 
 
 def _up(picos: int) -> int:

@@ -56,8 +56,8 @@ class BudgetStates:
         budgets.on_news = self._news.set
 
     def __repr__(self) -> str:
-        stale = sum(purse.is_stale for purse in self._budgets.purses.values())
-        return f"<BudgetStates {len(self._budgets.purses)} budgets, {stale} stale>"
+        stale = sum(balance.is_stale for balance in self._budgets.balances.values())
+        return f"<BudgetStates {len(self._budgets.balances)} budgets, {stale} stale>"
 
     async def load(self) -> None:
         """Load the states before calls are served: from the ledger, or else from disk."""
@@ -73,8 +73,8 @@ class BudgetStates:
                     e,
                 )
                 self._budgets.apply_states(states)
-                for purse in self._budgets.purses.values():
-                    purse.is_stale = True
+                for balance in self._budgets.balances.values():
+                    balance.is_stale = True
             else:
                 self._budgets.apply_states(states)
             await self.count_own()
@@ -82,14 +82,14 @@ class BudgetStates:
     async def run(self) -> None:
         """Read the states when there are new budgets, and every REFRESH_S, until cancelled."""
         while True:
-            if not any(purse.is_stale for purse in self._budgets.purses.values()):
+            if not any(balance.is_stale for balance in self._budgets.balances.values()):
                 self._news.clear()
             try:
                 async with asyncio.timeout(REFRESH_S):
                     await self._news.wait()
             except TimeoutError:
                 pass  # refresh is due
-            if self._budgets.purses and not await self.refresh():
+            if self._budgets.balances and not await self.refresh():
                 await asyncio.sleep(RETRY_S)
 
     async def refresh(self) -> bool:
@@ -103,23 +103,27 @@ class BudgetStates:
                 log.warning("cannot read budget states from the ledger: %s", e)
                 return False
             await self._save()
-        return not any(purse.is_stale for purse in self._budgets.purses.values())
+        return not any(balance.is_stale for balance in self._budgets.balances.values())
 
     async def count_own(self) -> None:
         """Charge new budgets for the unshipped records that were written before them."""
         for end in sorted(
-            {purse.mark for purse in self._budgets.purses.values() if purse.mark is not None}
+            {
+                balance.mark
+                for balance in self._budgets.balances.values()
+                if balance.mark is not None
+            }
         ):
-            new = [purse for purse in self._budgets.purses.values() if purse.mark == end]
+            new = [balance for balance in self._budgets.balances.values() if balance.mark == end]
             owed = [0] * len(new)
             async for record in unshipped_records(self._journal, end):
                 owed = [
-                    picos + picos_under(purse, record)
-                    for picos, purse in zip(owed, new, strict=True)
+                    picos + picos_under(balance, record)
+                    for picos, balance in zip(owed, new, strict=True)
                 ]
-            for purse, picos in zip(new, owed, strict=True):
-                purse.charge(picos)
-                purse.mark = None
+            for balance, picos in zip(new, owed, strict=True):
+                balance.charge(picos)
+                balance.mark = None
 
     async def accepted(self, states: Mapping[str, BudgetState], records: Sequence[bytes]) -> None:
         """Apply the states that the ledger returned when it accepted these records."""
@@ -129,9 +133,9 @@ class BudgetStates:
 
     async def _save(self) -> None:
         known = {
-            budget: {"period": purse.period.name, "spent": cost_text(purse.ledger)}
-            for budget, purse in self._budgets.purses.items()
-            if not purse.is_stale
+            budget: {"period": balance.period.name, "spent": cost_text(balance.ledger)}
+            for budget, balance in self._budgets.balances.items()
+            if not balance.is_stale
         }
         try:
             await asyncio.to_thread(save_states, self._path, known)

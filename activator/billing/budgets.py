@@ -94,7 +94,7 @@ class PricedCall(Protocol):
 class BudgetLeaseSource(Protocol):
     """Lends money of budgets that all activators share."""
 
-    async def borrow(self, cover: ApplicableBudgets, purse: BudgetBalance, worst: int) -> None:
+    async def borrow(self, cover: ApplicableBudgets, balance: BudgetBalance, worst: int) -> None:
         """Borrow until at least `worst` is left in the balance. Raises OverBudget, BudgetReserved,
         Unavailable."""
         ...
@@ -104,35 +104,35 @@ class ApplicableBudgets:
     """The budgets that apply to one function, as of one `generation`. `open`: its running calls,
     and the wall time at which each must end."""
 
-    __slots__ = ("_budgets", "_worst", "generation", "open", "purses", "subject")
+    __slots__ = ("_budgets", "_worst", "balances", "generation", "open", "subject")
 
     def __init__(
         self,
         budgets: Budgets,
         subject: Subject,
-        purses: tuple[BudgetBalance, ...],
+        balances: tuple[BudgetBalance, ...],
         open: dict[str, int],
     ) -> None:
         self._budgets = budgets
         self.subject = subject
-        self.purses = purses
+        self.balances = balances
         self.open = open
         self.generation = budgets.generation
         self._worst: dict[tuple[str, str, int], int] = {}
 
     def __repr__(self) -> str:
         return (
-            f"<ApplicableBudgets {self.subject.app}/{self.subject.function} {len(self.purses)} budgets, "
+            f"<ApplicableBudgets {self.subject.app}/{self.subject.function} {len(self.balances)} budgets, "
             f"{len(self.open)} calls>"
         )
 
     def check(self, worst: int, at_ns: int) -> None:
         """Raises what `reserve` would raise now."""
-        for purse in self.purses:
-            if at_ns >= purse.period.ends_ns:
-                self._budgets.roll_period(purse, at_ns)
-            if purse.left < worst:
-                self._refuse(purse, worst, at_ns)
+        for balance in self.balances:
+            if at_ns >= balance.period.ends_ns:
+                self._budgets.roll_period(balance, at_ns)
+            if balance.left < worst:
+                self._refuse(balance, worst, at_ns)
 
     def reserve(self, name: str, worst: int, *, at_ns: int, ends_ns: int) -> int:
         """Reserve the worst case of a call in all budgets, or in none. Returns the `turn` to pass
@@ -141,8 +141,8 @@ class ApplicableBudgets:
         Raises OverBudget (402), BudgetReserved (429), and AllowanceNeeded where money must be
         borrowed first."""
         self.check(worst, at_ns)
-        for purse in self.purses:
-            purse.left -= worst
+        for balance in self.balances:
+            balance.left -= worst
         self.open[name] = ends_ns
         return self._budgets.turn
 
@@ -150,34 +150,34 @@ class ApplicableBudgets:
         """Release the reservation of a call that began at `at_ns` and charge its `actual` cost,
         whose record was written."""
         self.open.pop(name, None)
-        for purse in self.purses:
-            if turn >= purse.since:
-                purse.left += worst - actual
-                purse.own += actual
+        for balance in self.balances:
+            if turn >= balance.since:
+                balance.left += worst - actual
+                balance.own += actual
         if self.generation != self._budgets.generation:
             self._budgets.charge_later_budgets(self, actual, at_ns)
 
     def release(self, name: str, worst: int, *, turn: int) -> None:
         """Release the reservation of a call that did not run and has no record."""
         self.open.pop(name, None)
-        for purse in self.purses:
-            if turn >= purse.since:
-                purse.left += worst
+        for balance in self.balances:
+            if turn >= balance.since:
+                balance.left += worst
 
     def charge(self, picos: int, at_ns: int) -> None:
         """Charge a record that began at `at_ns` and had no reservation."""
-        for purse in self.purses:
-            if at_ns >= purse.period.ends_ns:
-                self._budgets.roll_period(purse, at_ns)
-            if at_ns >= purse.period.starts_ns:
-                purse.charge(picos)
+        for balance in self.balances:
+            if at_ns >= balance.period.ends_ns:
+                self._budgets.roll_period(balance, at_ns)
+            if at_ns >= balance.period.starts_ns:
+                balance.charge(picos)
 
     async def borrow(self, worst: int) -> None:
         """Borrow until `worst` is left in each budget. Raises OverBudget, BudgetReserved,
         Unavailable."""
-        for purse in self.purses:
-            if purse.left < worst and self._budgets.lender is not None:
-                await self._budgets.lender.borrow(self, purse, worst)
+        for balance in self.balances:
+            if balance.left < worst and self._budgets.lender is not None:
+                await self._budgets.lender.borrow(self, balance, worst)
 
     def worst_picos(self, target: PricedCall, rates: Rates, limit_ns: int) -> int:
         """The maximum cost of a call of this target within `limit_ns`. Raises KeyError when its
@@ -193,23 +193,23 @@ class ApplicableBudgets:
             )
         return known
 
-    def _refuse(self, purse: BudgetBalance, worst: int, at_ns: int) -> NoReturn:
-        if purse.spent + worst > purse.amount:
-            raise over_budget(purse, worst, spent=purse.spent)
-        if purse.is_shared:
+    def _refuse(self, balance: BudgetBalance, worst: int, at_ns: int) -> NoReturn:
+        if balance.spent + worst > balance.amount:
+            raise over_budget(balance, worst, spent=balance.spent)
+        if balance.is_shared:
             raise AllowanceNeeded(self, worst)
-        raise self.reserved(purse, worst, at_ns)
+        raise self.reserved(balance, worst, at_ns)
 
-    def reserved(self, purse: BudgetBalance, worst: int, at_ns: int) -> errors.BudgetReserved:
+    def reserved(self, balance: BudgetBalance, worst: int, at_ns: int) -> errors.BudgetReserved:
         """The error while running calls may use up what is left."""
-        retry_s = self._budgets.earliest_end_s(purse, at_ns)
+        retry_s = self._budgets.earliest_end_s(balance, at_ns)
         return errors.BudgetReserved(
-            f"what is left of {_name(purse)} is reserved for running calls; try again "
+            f"what is left of {_name(balance)} is reserved for running calls; try again "
             f"when one has ended",
             retry_after_s=retry_s,
-            reserved=cost_text(purse.reserved),
+            reserved=cost_text(balance.reserved),
             needed=cost_text(worst),
-            **_detail(purse, purse.spent),
+            **_detail(balance, balance.spent),
         )
 
 
@@ -224,7 +224,7 @@ class Budgets:
         is spent (`budget_leases.py`)."""
         self._is_shared = is_shared
         self._wall_ns = wall_ns
-        self._purses: dict[str, BudgetBalance] = {}
+        self._balances: dict[str, BudgetBalance] = {}
         self._of_tenant: dict[str, dict[str, BudgetBalance]] = {}
         self._retired: dict[str, BudgetBalance] = {}
         self._retired_at: tuple[Cursor, int] | None = None
@@ -237,7 +237,7 @@ class Budgets:
         self.on_news: Callable[[], None] = _ignore
 
     def __repr__(self) -> str:
-        return f"<Budgets {len(self._purses)} hard, generation {self.generation}>"
+        return f"<Budgets {len(self._balances)} hard, generation {self.generation}>"
 
     # -- updates from the feed ---------------------------------------------------------------------
     def apply(self, id: str, record: BudgetRecord | None) -> None:
@@ -247,7 +247,7 @@ class Budgets:
         if record is None or not record.hard:
             self._retire(id)
             return
-        known = self._purses.get(id) or self._restore_retired(id)
+        known = self._balances.get(id) or self._restore_retired(id)
         if known is not None and is_same_money(known.record, record):
             known.change(record)
             self._store(id, known)
@@ -265,14 +265,14 @@ class Budgets:
             )
         self.on_news()
 
-    def _store(self, id: str, purse: BudgetBalance) -> None:
-        self._purses[id] = self._of_tenant.setdefault(purse.record.tenant, {})[id] = purse
+    def _store(self, id: str, balance: BudgetBalance) -> None:
+        self._balances[id] = self._of_tenant.setdefault(balance.record.tenant, {})[id] = balance
 
     def _retire(self, id: str) -> None:
         if self._retired_at != self._moment():
             self._retired.clear()
             self._retired_at = self._moment()
-        if (gone := self._purses.pop(id, None)) is not None:
+        if (gone := self._balances.pop(id, None)) is not None:
             self._retired[id] = gone
             del self._of_tenant[gone.record.tenant][id]
 
@@ -290,9 +290,11 @@ class Budgets:
         known = self._covers.get(subject)
         if known is None or known.generation != self.generation:
             by_id = self._of_tenant.get(subject.tenant, {})
-            purses = tuple(purse for purse in by_id.values() if purse.covers(**subject._asdict()))
+            balances = tuple(
+                balance for balance in by_id.values() if balance.covers(**subject._asdict())
+            )
             known = self._covers[subject] = ApplicableBudgets(
-                self, subject, purses, known.open if known is not None else {}
+                self, subject, balances, known.open if known is not None else {}
             )
         return known
 
@@ -302,10 +304,10 @@ class Budgets:
         """Whether not even one call of this target could run in this period with nothing reserved.
         Then nothing is kept warm for it."""
         cover = self.cover(subject)
-        for purse in cover.purses:
-            self._roll_period_if_due(purse)
-        return bool(cover.purses) and cover.worst_picos(target, rates, limit_ns) > min(
-            p.amount - p.spent for p in cover.purses
+        for balance in cover.balances:
+            self._roll_period_if_due(balance)
+        return bool(cover.balances) and cover.worst_picos(target, rates, limit_ns) > min(
+            p.amount - p.spent for p in cover.balances
         )
 
     def check(
@@ -320,75 +322,75 @@ class Budgets:
         """Refuse a call before it waits for a slot or has an instance started. Raises OverBudget,
         BudgetReserved."""
         cover = self.cover(subject)
-        if cover.purses:
+        if cover.balances:
             with contextlib.suppress(AllowanceNeeded):  # borrowed when there is a slot
                 worst = cover.worst_picos(target, rates, limit_ns)
                 if tokens is not None:
                     worst += token_picos(rates, tokens.estimated_in, tokens.max_out)
                 cover.check(worst, self._wall_ns())
 
-    def roll_period(self, purse: BudgetBalance, at_ns: int) -> None:
+    def roll_period(self, balance: BudgetBalance, at_ns: int) -> None:
         """Begin the period that contains `at_ns`."""
         self.turn += 1
-        purse.begin(period_at(purse.record.period, at_ns), self.turn)
+        balance.begin(period_at(balance.record.period, at_ns), self.turn)
 
     def charge_later_budgets(self, older: ApplicableBudgets, picos: int, at_ns: int) -> None:
         """Charge an ended call to the budgets that were added while it ran."""
-        for purse in self.cover(older.subject).purses:
-            if purse not in older.purses and at_ns >= purse.period.starts_ns:
-                purse.charge(picos)
+        for balance in self.cover(older.subject).balances:
+            if balance not in older.balances and at_ns >= balance.period.starts_ns:
+                balance.charge(picos)
 
-    def earliest_end_s(self, purse: BudgetBalance, at_ns: int) -> float:
+    def earliest_end_s(self, balance: BudgetBalance, at_ns: int) -> float:
         """Seconds until the first running call under this budget must have ended, at least 1."""
         firsts = [
             min(islice(c.open.values(), MAX_LOOKED_AT))
             for c in self._covers.values()
-            if c.open and purse in c.purses
+            if c.open and balance in c.balances
         ]
         return min(MAX_RETRY_S, max(1.0, (min(firsts) - at_ns) / 1e9)) if firsts else 1.0
 
     # -- ledger ------------------------------------------------------------------------------------
     @property
-    def purses(self) -> Mapping[str, BudgetBalance]:
+    def balances(self) -> Mapping[str, BudgetBalance]:
         """The balances, by budget id."""
-        return self._purses
+        return self._balances
 
     def apply_answer(self, states: Mapping[str, BudgetState], records: Sequence[bytes]) -> None:
         """Apply the budget states that the ledger returned when it accepted `records`."""
         self._answers += 1
-        for budget, purse in self._purses.items():
+        for budget, balance in self._balances.items():
             state = states.get(budget)
-            self._roll_period_if_due(purse)
-            if state is not None and state.period == purse.period.name:
+            self._roll_period_if_due(balance)
+            if state is not None and state.period == balance.period.name:
                 try:
                     ledger, batch = spent_of(state)
                 except (ValueError, TypeError) as e:
                     log.error("invalid budget state budget=%s error=%s", budget, e)
                 else:
-                    purse.shipped(batch, ledger)
+                    balance.shipped(batch, ledger)
                     continue
             # only one of the clocks is past midnight: our part is what we sent
-            if state is not None or purse.own:
-                purse.record_shipped(sum(picos_under(purse, record) for record in records))
+            if state is not None or balance.own:
+                balance.record_shipped(sum(picos_under(balance, record) for record in records))
 
     def apply_states(self, states: Mapping[str, BudgetState]) -> None:
         """Apply the states of all budgets, read while no records were being sent."""
-        for budget, purse in self._purses.items():
-            self._roll_period_if_due(purse)
+        for budget, balance in self._balances.items():
+            self._roll_period_if_due(balance)
             state = states.get(budget)
-            if state is None or state.period != purse.period.name:
+            if state is None or state.period != balance.period.name:
                 # read again later: the controller does not know the budget yet, or only one of the
                 # clocks is past midnight
                 continue
             try:
-                purse.shipped(0, spent_of(state)[0])
+                balance.shipped(0, spent_of(state)[0])
             except (ValueError, TypeError) as e:
                 log.error("invalid budget state budget=%s error=%s", budget, e)
 
-    def _roll_period_if_due(self, purse: BudgetBalance) -> None:
+    def _roll_period_if_due(self, balance: BudgetBalance) -> None:
         now_ns = self._wall_ns()
-        if now_ns >= purse.period.ends_ns:
-            self.roll_period(purse, now_ns)
+        if now_ns >= balance.period.ends_ns:
+            self.roll_period(balance, now_ns)
 
 
 def token_picos(rates: Rates, tokens_in: int, tokens_out: int) -> int:
@@ -400,52 +402,52 @@ def token_picos(rates: Rates, tokens_in: int, tokens_out: int) -> int:
     )
 
 
-def picos_under(purse: BudgetBalance, record: bytes) -> int:
+def picos_under(balance: BudgetBalance, record: bytes) -> int:
     """Cost of a usage record (as JSON) to this budget in its period; 0 when the budget does not
     apply to it."""
-    if purse.tenant_mark not in record:
+    if balance.tenant_mark not in record:
         return 0  # unparsed: most records are other tenants'
     body = json.loads(record)
-    if not purse.covers(**{name: str(body.get(name)) for name in Subject._fields}):
+    if not balance.covers(**{name: str(body.get(name)) for name in Subject._fields}):
         return 0
     started_ns = int(float(body["started_at"]) * 1e9)
     return (
         to_picos(str(body["cost"]))
-        if purse.period.starts_ns <= started_ns < purse.period.ends_ns
+        if balance.period.starts_ns <= started_ns < balance.period.ends_ns
         else 0
     )
 
 
-def over_budget(purse: BudgetBalance, worst: int, *, spent: int) -> errors.OverBudget:
+def over_budget(balance: BudgetBalance, worst: int, *, spent: int) -> errors.OverBudget:
     """The error when waiting within the period does not help."""
     why = (
         "is spent"
-        if spent >= purse.amount
-        else f"has {cost_text(purse.amount - spent)} left, and this call may cost "
+        if spent >= balance.amount
+        else f"has {cost_text(balance.amount - spent)} left, and this call may cost "
         f"{cost_text(worst)}"
     )
     return errors.OverBudget(
-        f"{_name(purse)} {why}: the next period begins at {utc_text(purse.period.ends_ns)}; raise "
+        f"{_name(balance)} {why}: the next period begins at {utc_text(balance.period.ends_ns)}; raise "
         f"the budget "
         f"(`pilotlight budget set`), or give the call less time (header pilotlight-timeout)",
         needed=cost_text(worst),
-        **_detail(purse, spent),
+        **_detail(balance, spent),
     )
 
 
-def _name(purse: BudgetBalance) -> str:
-    mine = purse.record
+def _name(balance: BudgetBalance) -> str:
+    mine = balance.record
     of = "/".join(part for part in (mine.app, mine.function) if part) or "the tenant"
     return f"the budget of {mine.amount} {mine.currency} a {mine.period} of {of}"
 
 
-def _detail(purse: BudgetBalance, spent: int) -> dict[str, Any]:
+def _detail(balance: BudgetBalance, spent: int) -> dict[str, Any]:
     return {
-        "budget": purse.record.id,
-        "period": purse.period.name,
-        "amount": purse.record.amount,
+        "budget": balance.record.id,
+        "period": balance.period.name,
+        "amount": balance.record.amount,
         "spent": cost_text(spent),
-        "until": utc_text(purse.period.ends_ns),
+        "until": utc_text(balance.period.ends_ns),
     }
 
 

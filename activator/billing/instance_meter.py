@@ -182,7 +182,7 @@ class InstanceAccount:
         if cover.generation != self._budgets.generation:
             cover = self._cover = self._budgets.cover(cover.subject)
         worst = turn = 0
-        if cover.purses and not is_shadow:
+        if cover.balances and not is_shadow:
             ends_ns = self._limit_ns if limit_ns is None else min(limit_ns, self._limit_ns)
             if tokens is not None:
                 worst = template.picos(ends_ns + CLOCK_STEP_NS, tokens.estimated_in, tokens.max_out)
@@ -294,7 +294,9 @@ class InstanceAccount:
             bytes_out=bytes_out,
             mark=mark,
         )
-        if (cover.purses or cover.generation != self._budgets.generation) and not ticket.is_shadow:
+        if (
+            cover.balances or cover.generation != self._budgets.generation
+        ) and not ticket.is_shadow:
             cover.settle(ticket.id, ticket.worst, picos, turn=ticket.turn, at_ns=ticket.at_ns)
         self._journal.close_call(
             ticket.id, record, at_ns=at_ns, virtual_ns=meter.virtual_at_last_ns

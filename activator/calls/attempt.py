@@ -1,7 +1,7 @@
 """One attempt to have a call answered: the slot, journal record, execution deadline and worker
 connection that it holds.
 
-Every entrance uses it (JSON, event streams, OpenAI, raw HTTP, WebSocket, submitted calls, shadow
+Every access uses it (JSON, event streams, OpenAI, raw HTTP, WebSocket, submitted calls, shadow
 copies, fallbacks and the fast path), so that records are opened and closed here alone. An attempt
 ends exactly once, by the first of `close`, `fail` and its deadline; what comes later changes
 nothing."""

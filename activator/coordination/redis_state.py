@@ -189,7 +189,7 @@ class RedisState:
         """Return this member's part of a number that all members provide together."""
         return share_of(count, self.member, self._members)
 
-    # -- strangers ---------------------------------------------------------------------------------
+    # -- unauthenticated callers -------------------------------------------------------------------
     async def stranger_wait_s(self, address: str, *, rate_per_s: float, burst: float) -> float:
         """Take one token from the shared bucket of `address`: 0.0, or seconds until there is
         one."""

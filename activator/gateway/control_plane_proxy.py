@@ -61,7 +61,7 @@ class ControlPlaneProxy:
         *,
         table: RouteTable,
         visitors: Sealer,
-        strangers: UnauthenticatedRateLimiter,
+        unauthenticated: UnauthenticatedRateLimiter,
         catch_up: Callable[[], Awaitable[None]],
         others_catch_up: Callable[[], Awaitable[None]] | None = None,
         body_pause_s: float = 60.0,
@@ -79,13 +79,13 @@ class ControlPlaneProxy:
         self._unread_s = unread_s
         self._body_pause_s = body_pause_s
         self._stranger_connections = stranger_connections
-        self._of_strangers: Counter[str] = Counter()
+        self._of_unauthenticated: Counter[str] = Counter()
         self._of_tenants: Counter[str] = Counter()
         self._table = table
         self._visitors = visitors
         self.catch_up = catch_up
         self._others_catch_up = others_catch_up
-        self._strangers = strangers
+        self._unauthenticated = unauthenticated
         self._client = controller.client(
             timeout=httpx.Timeout(10.0, read=_IDLE_S, write=_IDLE_S),
             limits=httpx.Limits(max_connections=MAX_CONNECTIONS),
@@ -97,7 +97,7 @@ class ControlPlaneProxy:
     @property
     def held(self) -> int:
         """Number of requests in progress at the controller."""
-        return self._of_strangers.total() + self._of_tenants.total()
+        return self._of_unauthenticated.total() + self._of_tenants.total()
 
     async def forward(self, request: Request) -> None:
         """Forward one request, streaming both ways. Raises NotFound, Unavailable, TooManyRequests,
@@ -149,7 +149,7 @@ class ControlPlaneProxy:
         """Use one connection while the context lasts. Raises TooManyRequests where the caller's
         share is used up."""
         held, whose = (
-            (self._of_strangers, network_of(address))
+            (self._of_unauthenticated, network_of(address))
             if caller is None
             else (self._of_tenants, caller.tenant)
         )
@@ -178,8 +178,8 @@ class ControlPlaneProxy:
             return self._table.authenticate(request.headers.get(b"authorization", b""), time.time())
         except errors.Unauthenticated:
             now = time.monotonic()
-            self._strangers.guard(request.address, now)
-            self._strangers.check(request.address, now)
+            self._unauthenticated.guard(request.address, now)
+            self._unauthenticated.check(request.address, now)
             return None
 
     def _visitor(self, request: Request) -> Principal | None:

@@ -36,20 +36,18 @@ class HttpProxy:
     def __init__(
         self,
         *,
-        dispatcher: CallRunner,
+        runner: CallRunner,
         metrics: Metrics,
         tracer: Tracer | None = None,
         body_timeout_s: float = BODY_TIMEOUT_S,
     ) -> None:
         """`body_timeout_s`: longest pause in a body, and its time limit in addition to
         LEAST_BYTES_PER_S."""
-        self._dispatcher = dispatcher
+        self._runner = runner
         self._body_timeout_s = body_timeout_s
         self._metrics = metrics
         self._tracer = tracer or Tracer()
-        self.websocket = WebSocketProxy(
-            dispatcher=dispatcher, metrics=metrics, tracer=self._tracer
-        ).answer
+        self.websocket = WebSocketProxy(runner=runner, metrics=metrics, tracer=self._tracer).answer
 
     async def http(self, request: Request, entry: AccessGrant) -> None:
         """Forward one request, streamed both ways.
@@ -64,9 +62,9 @@ class HttpProxy:
         admission = call.admission = await entry.admit()
         self._tracer.begin(call, request.headers)
         try:
-            self._dispatcher.check(call)
+            self._runner.check(call)
             body = await self._begun_body(request, call)
-            reservation = await self._dispatcher.throttler_of(target).reserve(
+            reservation = await self._runner.throttler_of(target).reserve(
                 call.remaining_s(target.spec.clocks.queue_s), rank=call.rank
             )
             call.reserved_ns = time.monotonic_ns()

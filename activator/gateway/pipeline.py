@@ -63,12 +63,12 @@ class Gateway:
         *,
         settings: ActivatorSettings,
         table: RouteTable,
-        entrance: AccessCache,
-        strangers: UnauthenticatedRateLimiter,
-        dispatcher: CallRunner,
+        access: AccessCache,
+        unauthenticated: UnauthenticatedRateLimiter,
+        runner: CallRunner,
         calls: AsyncCalls,
         scaler: AutoscalerLoop,
-        passthrough: HttpProxy,
+        http_proxy: HttpProxy,
         control: ControlPlaneProxy,
         metrics: Metrics,
         tracer: Tracer | None = None,
@@ -89,21 +89,23 @@ class Gateway:
         self._tracer = tracer or Tracer()
         self._arguments = arguments or ArgumentChecker()
         self._table = table
-        self._entrance = entrance
-        self._dispatcher = dispatcher
+        self._access = access
+        self._runner = runner
         self._calls = calls
-        self._reception = RequestResolver(table=table, entrance=entrance, strangers=strangers)
+        self._resolver = RequestResolver(
+            table=table, access=access, unauthenticated=unauthenticated
+        )
         self._variations = SubmitAndWarmup(
             settings=settings,
-            reception=self._reception,
+            resolver=self._resolver,
             calls=calls,
-            dispatcher=dispatcher,
+            runner=runner,
             scaler=scaler,
             admit=self.admit_later,
         )
         self.idempotency = Idempotency(
             idempotency or ProcessIdempotency(),
-            reception=self._reception,
+            resolver=self._resolver,
             entry_of=self._entry_of,
             ttl_s=settings.idempotency_ttl_s,
             body_timeout_s=settings.body_timeout_s,
@@ -111,18 +113,20 @@ class Gateway:
         )
         self._models = OpenInferenceApi(
             settings=settings,
-            reception=self._reception,
+            resolver=self._resolver,
             run=self.run_whole,
             arguments=self._arguments,
         )
-        self._passthrough = passthrough
+        self._http_proxy = http_proxy
         self.openai = OpenAI(
             settings=settings,
             table=table,
-            reception=self._reception,
-            dispatcher=dispatcher,
-            passthrough=passthrough,
-            desk=TokenAdmission(waiting_of=lambda target: dispatcher.throttler_of(target).waiting),
+            resolver=self._resolver,
+            runner=runner,
+            http_proxy=http_proxy,
+            token_admission=TokenAdmission(
+                waiting_of=lambda target: runner.throttler_of(target).waiting
+            ),
             metrics=metrics,
             tracer=self._tracer,
         )
@@ -132,8 +136,8 @@ class Gateway:
             metrics=metrics, tracer=self._tracer, heartbeat_s=settings.heartbeat_s, shadows=shadows
         )
         self.warm = FastPath(
-            throttler_of=dispatcher.throttler_of,
-            runner=dispatcher,
+            throttler_of=runner.throttler_of,
+            runner=runner,
             metrics=metrics,
             continue_in_task=self._continue_in_task,
             tracer=self._tracer,
@@ -145,7 +149,7 @@ class Gateway:
             "warmup": self._variations.warmup,
         }
         self._resolutions = RouteCache(
-            table=table, reception=self._reception, entrance=entrance, verbs=verbs
+            table=table, resolver=self._resolver, access=access, verbs=verbs
         )
 
     def find_warm(self, url: bytes, headers: dict[bytes, bytes]) -> FastPathRoute | None:
@@ -173,7 +177,7 @@ class Gateway:
                 self.idempotency.answer(request, self._plain) if is_once else self._route(request),
             )
         elif scope["type"] == "websocket":
-            await self._passthrough.websocket(
+            await self._http_proxy.websocket(
                 scope, receive, send, self._web_socket_entry, self.bodies
             )
 
@@ -182,7 +186,7 @@ class Gateway:
         `RequestResolver.raw_entry`."""
         if self._dashboard is not None and self._dashboard.owns(request.headers):
             raise self._dashboard.not_here(request)
-        return self._reception.raw_entry(request)
+        return self._resolver.raw_entry(request)
 
     def _entry_of(self, request: Request) -> AccessGrant:
         """Return the access grant of a request with an idempotency key. Raises the same errors as
@@ -193,7 +197,7 @@ class Gateway:
         resolved = self._resolutions.resolve(request, owner, place)
         if resolved is None:
             raise errors.NotFound(f"nothing is served at {request.verb} {request.path}")
-        return self._reception.enter(
+        return self._resolver.enter(
             request, resolved.caller, resolved.routed, resolved.tag, unasked=resolved.unasked
         )
 
@@ -245,7 +249,7 @@ class Gateway:
         if place.startswith(FUNCTIONS):
             resolved = self._resolutions.resolve(request, owner, place)
             if resolved is not None:
-                entry = self._reception.enter(
+                entry = self._resolver.enter(
                     request,
                     resolved.caller,
                     resolved.routed,
@@ -263,9 +267,9 @@ class Gateway:
             ):
                 await self._models.answer(request, owner, place)
         elif place.startswith(RAW):
-            entry = self._reception.raw_entry(request)
+            entry = self._resolver.raw_entry(request)
             await (
-                self._passthrough.http
+                self._http_proxy.http
                 if entry.target.spec.engine is None
                 else self.openai.answer_raw
             )(request, entry)
@@ -277,7 +281,7 @@ class Gateway:
         elif path.startswith(CALLS) and request.verb == "PUT":
             await self._variations.put_call(request, path[len(CALLS) :])
         elif path.startswith(CALLS):
-            await self._calls.answer(request, self._reception.reader(request), path[len(CALLS) :])
+            await self._calls.answer(request, self._resolver.reader(request), path[len(CALLS) :])
         elif path in (HEALTH, READY):
             await self._answer_health(request)
         else:
@@ -306,7 +310,7 @@ class Gateway:
         admission = await entry.admit()
         try:
             call = await self.admit(request, entry, method, admission)
-            await self._finish(request, self._dispatcher.begin(call))
+            await self._finish(request, self._runner.begin(call))
         finally:
             if admission is not None:
                 admission.release()
@@ -321,7 +325,7 @@ class Gateway:
             call = await self.admit(
                 request, entry, method, admission, read_arguments=read_arguments
             )
-            return await self._relay.collect(request, await self._dispatcher.begin(call))
+            return await self._relay.collect(request, await self._runner.begin(call))
         finally:
             if admission is not None:
                 admission.release()

@@ -30,16 +30,16 @@ class SubmitAndWarmup:
         self,
         *,
         settings: ActivatorSettings,
-        reception: RequestResolver,
+        resolver: RequestResolver,
         calls: AsyncCalls,
-        dispatcher: CallRunner,
+        runner: CallRunner,
         scaler: AutoscalerLoop,
         admit: AdmitLater,
     ) -> None:
         self._settings = settings
-        self._reception = reception
+        self._resolver = resolver
         self._calls = calls
-        self._dispatcher = dispatcher
+        self._runner = runner
         self._scaler = scaler
         self._admit = admit
 
@@ -60,12 +60,12 @@ class SubmitAndWarmup:
     async def put_call(self, request: Request, own_id: str) -> None:
         """Handle `PUT /v1/calls/{id}?function=app/function`: submit under the caller's own id, so
         that a repeat is the same call."""
-        caller = self._reception.reader(request)
+        caller = self._resolver.reader(request)
         if await self._calls.forward_put(request, caller, own_id):
             return
         owner, function = split_function(function_of_put(request))
-        routed, method, tag = self._reception.routed(request, caller, function, owner)
-        entry = self._reception.enter(request, caller, routed, tag)
+        routed, method, tag = self._resolver.routed(request, caller, function, owner)
+        entry = self._resolver.enter(request, caller, routed, tag)
         call = await self._admit_later(request, entry, method)
         with kept_or_left(call):
             await self._calls.put(request, caller, call, own_id)
@@ -93,7 +93,7 @@ class SubmitAndWarmup:
             )
         request.target = None  # not a call, whatever the result
         await entry.admit(holds=0)
-        self._dispatcher.check_start(entry.target)
+        self._runner.check_start(entry.target)
         await request.body(limit_bytes=entry.body_bytes, timeout_s=self._settings.body_timeout_s)
         snapshot = b"snapshot=false" not in request.scope["query_string"].split(b"&")
         if warmup_stream.accepts_progress(request):

@@ -62,13 +62,13 @@ CountBytes = Callable[[int], AbstractContextManager[None]]
 class WebSocketProxy:
     """Relays WebSockets. Stateless. Owner: the event loop."""
 
-    def __init__(self, *, dispatcher: CallRunner, metrics: Metrics, tracer: Tracer) -> None:
-        self._dispatcher = dispatcher
+    def __init__(self, *, runner: CallRunner, metrics: Metrics, tracer: Tracer) -> None:
+        self._runner = runner
         self._metrics = metrics
         self._tracer = tracer
 
     def __repr__(self) -> str:
-        return f"<WebSocketProxy {self._dispatcher!r}>"
+        return f"<WebSocketProxy {self._runner!r}>"
 
     async def answer(
         self, scope: Scope, receive: Receive, send: Send, raw_entry: RawEntry, bodies: Bodies
@@ -88,8 +88,8 @@ class WebSocketProxy:
             admission = call.admission = await entry.admit()
             self._tracer.begin(call, request.headers)
             try:
-                self._dispatcher.check(call)
-                throttler = self._dispatcher.throttler_of(entry.target)
+                self._runner.check(call)
+                throttler = self._runner.throttler_of(entry.target)
                 reservation = await _reserve_unless_left(
                     throttler, receive, entry.target.spec.clocks.queue_s, call.rank
                 )

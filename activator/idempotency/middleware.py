@@ -50,7 +50,7 @@ class Idempotency:
         self,
         store: IdempotencyStore,
         *,
-        reception: RequestResolver,
+        resolver: RequestResolver,
         entry_of: EntryOf,
         ttl_s: float,
         body_timeout_s: float,
@@ -61,7 +61,7 @@ class Idempotency:
         self._bodies = bodies
         self._entry_of = entry_of
         self._store = store
-        self._reception = reception
+        self._resolver = resolver
         self._ttl_s = ttl_s
         self._body_timeout_s = body_timeout_s
         self._running: set[asyncio.Task[None]] = set()
@@ -80,7 +80,7 @@ class Idempotency:
 
         Raises Conflict, InvalidInput, Unauthenticated, Unavailable, OverQuota, and the errors of
         any call of its path."""
-        caller = self._reception.identify(request, parse_tenant_prefix(request.path)[0])
+        caller = self._resolver.identify(request, parse_tenant_prefix(request.path)[0])
         if caller.is_anonymous:
             raise errors.Unauthenticated(
                 f"{HEADER_IDEMPOTENCY_KEY} needs an API key, because it is scoped to one: send an "

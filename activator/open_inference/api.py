@@ -82,17 +82,17 @@ class OpenInferenceApi:
         self,
         *,
         settings: ActivatorSettings,
-        reception: RequestResolver,
+        resolver: RequestResolver,
         run: RunCall,
         arguments: ArgumentChecker,
     ) -> None:
         self._settings = settings
         self._arguments = arguments
-        self._reception = reception
+        self._resolver = resolver
         self._run = run
 
     def __repr__(self) -> str:
-        return f"<OpenInferenceApi {self._reception!r}>"
+        return f"<OpenInferenceApi {self._resolver!r}>"
 
     async def answer(self, request: Request, owner: str | None, path: str) -> None:
         """Answer a request whose path `is_model_path`. Raises what calls raise; for `/v2` with the
@@ -132,14 +132,14 @@ class OpenInferenceApi:
         asked = parse(path)
         if asked is None or not asked.verb:
             raise errors.NotFound(f"{path[:200]} is not a call")
-        caller = self._reception.identify(request, owner)
-        routed, _, tag = self._reception.routed(request, caller, asked.model, owner)
-        return self._reception.enter(request, caller, routed, asked.version or tag)
+        caller = self._resolver.identify(request, owner)
+        routed, _, tag = self._resolver.routed(request, caller, asked.model, owner)
+        return self._resolver.enter(request, caller, routed, asked.version or tag)
 
     async def _call(self, request: Request, owner: str | None, asked: InferenceRequest) -> None:
-        caller = self._reception.identify(request, owner)
-        routed, method, tag = self._reception.routed(request, caller, asked.model, owner)
-        entry = self._reception.enter(request, caller, routed, asked.version or tag)
+        caller = self._resolver.identify(request, owner)
+        routed, method, tag = self._resolver.routed(request, caller, asked.model, owner)
+        entry = self._resolver.enter(request, caller, routed, asked.version or tag)
         entry.target.check(method)  # the error lists the existing methods
         spec = entry.target.spec.method(method)
         assert spec is not None
@@ -174,9 +174,9 @@ class OpenInferenceApi:
     ) -> None:
         """Answer metadata or readiness. A function without instances is ready, because a call
         starts one."""
-        caller = self._reception.identify(request, owner)
-        routed, method, tag = self._reception.routed(request, caller, asked.model, owner)
-        target = self._reception.enter(request, caller, routed, asked.version or tag).target
+        caller = self._resolver.identify(request, owner)
+        routed, method, tag = self._resolver.routed(request, caller, asked.model, owner)
+        target = self._resolver.enter(request, caller, routed, asked.version or tag).target
         request.target = None  # not a call, even if it fails
         target.check(method)
         spec = target.spec.method(method)

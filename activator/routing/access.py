@@ -142,7 +142,7 @@ class AccessCache:
                     Rule(
                         of="address",
                         subject=network_of(address),
-                        quotas=self._of_strangers(),
+                        quotas=self._of_unauthenticated(),
                         tenant="",
                     ),
                 )
@@ -220,7 +220,7 @@ class AccessCache:
             )
         if caller.is_anonymous:
             rules.append(
-                Rule(of="address", subject=address, quotas=self._of_strangers(), tenant="")
+                Rule(of="address", subject=address, quotas=self._of_unauthenticated(), tenant="")
             )
         else:
             rules.append(
@@ -239,7 +239,7 @@ class AccessCache:
             )
         return tuple(rule for rule in rules if not rule.quotas.is_empty)
 
-    def _of_strangers(self) -> Quotas:
+    def _of_unauthenticated(self) -> Quotas:
         per_s = min(max(self._settings.unauthenticated_per_s, 0.001), MAX_RATE / 2)
         return Quotas(requests_per_s=per_s, burst=max(1, int(2 * per_s)))
 

@@ -36,11 +36,11 @@ class RequestResolver:
     synchronous."""
 
     def __init__(
-        self, *, table: RouteTable, entrance: AccessCache, strangers: UnauthenticatedRateLimiter
+        self, *, table: RouteTable, access: AccessCache, unauthenticated: UnauthenticatedRateLimiter
     ) -> None:
         self._table = table
-        self._entrance = entrance
-        self._strangers = strangers
+        self._access = access
+        self._unauthenticated = unauthenticated
 
     def __repr__(self) -> str:
         return f"<RequestResolver {self._table!r}>"
@@ -66,15 +66,15 @@ class RequestResolver:
         may not call, and for a suspended tenant."""
         caller = self.authenticate(request)
         caller.check_may_call()
-        self._entrance.check_not_suspended(caller.tenant)
+        self._access.check_not_suspended(caller.tenant)
         return caller
 
     def before(self, request: Request, caller: Principal) -> tuple[QuotaCheck | None, int]:
         """Return the quotas and the body limit by the caller alone (`AccessCache.before`). Raises
         Forbidden for a suspended tenant."""
-        self._entrance.check_not_suspended(caller.tenant)
+        self._access.check_not_suspended(caller.tenant)
         request.tenant = caller.tenant
-        return self._entrance.before(caller, request.address)
+        return self._access.before(caller, request.address)
 
     def routed(
         self, request: Request, caller: Principal, path: str, owner: str | None = None
@@ -119,8 +119,8 @@ class RequestResolver:
         """Count a failed attempt. Raises TooManyRequests; requests with a valid key are never
         counted."""
         now = time.monotonic()
-        self._strangers.guard(request.address, now)
-        self._strangers.check(request.address, now)
+        self._unauthenticated.guard(request.address, now)
+        self._unauthenticated.check(request.address, now)
 
     def enter(
         self,
@@ -144,7 +144,7 @@ class RequestResolver:
         choice = routed.choose(caller, request.headers, tag or unasked)
         if choice is not routed.only or not routed.is_plain:
             request.choice = choice
-        entry = self._entrance.entry(caller, choice.target, request.address)
+        entry = self._access.entry(caller, choice.target, request.address)
         request.gate = entry.gate
         request.tenant = caller.tenant or entry.target.tenant
         request.target = entry.target

@@ -67,7 +67,7 @@ class CachedRoute:
             target.spec.method(self.method) is not None for target in self.routed.targets.values()
         )
 
-    def enable_fast_path(self, entrance: AccessCache) -> None:
+    def enable_fast_path(self, access: AccessCache) -> None:
         """Enable the fast path for its calls, where possible: `fast_route` is for all calls,
         else `fast_routes` has a route by decision."""
         routed, caller = self.routed, self.caller
@@ -76,7 +76,7 @@ class CachedRoute:
             self.fast_routes = {}
         else:
             self.fast_route = _fast_route(
-                entrance,
+                access,
                 caller,
                 only,
                 self.method,
@@ -84,7 +84,7 @@ class CachedRoute:
             )
 
     def fast_route_for(
-        self, entrance: AccessCache, headers: dict[bytes, bytes]
+        self, access: AccessCache, headers: dict[bytes, bytes]
     ) -> FastPathRoute | None:
         """Return the fast path route of a call whose revision depends on the call; None when it
         needs a task."""
@@ -99,7 +99,7 @@ class CachedRoute:
         else:
             try:
                 fast_route = fast_routes[key] = _fast_route(
-                    entrance, self.caller, choice, self.method
+                    access, self.caller, choice, self.method
                 )
             except errors.PilotlightError:  # the slow path answers with the reason
                 fast_route = fast_routes[key] = None
@@ -111,7 +111,7 @@ class CachedRoute:
 
 
 def _fast_route(
-    entrance: AccessCache,
+    access: AccessCache,
     caller: Principal,
     choice: RoutingDecision,
     method: str,
@@ -120,7 +120,7 @@ def _fast_route(
 ) -> FastPathRoute | None:
     if choice.target.spec.engine is not None:
         return None  # its tokens must be counted
-    entry = entrance.entry(caller, choice.target)
+    entry = access.entry(caller, choice.target)
     if entry.gate is not None and not entry.gate.is_immediate:
         return None
     return FastPathRoute(entry, method, choice if has_choice else None)
@@ -133,14 +133,14 @@ class RouteCache:
         self,
         *,
         table: RouteTable,
-        reception: RequestResolver,
-        entrance: AccessCache,
+        resolver: RequestResolver,
+        access: AccessCache,
         verbs: Mapping[str, Handler],
     ) -> None:
         """`verbs`: handlers of `POST …:<verb>`."""
         self._table = table
-        self._reception = reception
-        self._entrance = entrance
+        self._resolver = resolver
+        self._access = access
         self._verbs = verbs
         self._known: dict[tuple[str, bytes, bytes], CachedRoute] = {}
         self._known_at = -1
@@ -161,7 +161,7 @@ class RouteCache:
         resolved = self._known.get(asked)
         if resolved is None or TAG in headers:
             return None
-        fast_route = resolved.fast_route or resolved.fast_route_for(self._entrance, headers)
+        fast_route = resolved.fast_route or resolved.fast_route_for(self._access, headers)
         if fast_route is None or not is_simple(headers, max_body_bytes=fast_route.entry.body_bytes):
             return None
         return fast_route
@@ -186,8 +186,8 @@ class RouteCache:
             handler = self._verbs.get(verb)
             if handler is None or request.verb != "POST":
                 return None
-            caller = self._reception.identify(request, owner)
-            routed, method, tag = self._reception.routed(request, caller, address, owner)
+            caller = self._resolver.identify(request, owner)
+            routed, method, tag = self._resolver.routed(request, caller, address, owner)
             resolved = CachedRoute(handler, caller, routed, method, tag)
             if tag:
                 # raises for an unknown tag, so that unknown names are not cached
@@ -197,7 +197,7 @@ class RouteCache:
                     routed.document.heaviest()
                 )  # not the revision that answers during a cutover
             if verb == "invoke" and resolved.is_lasting:
-                resolved.enable_fast_path(self._entrance)
+                resolved.enable_fast_path(self._access)
             is_worth_it = (
                 resolved.is_lasting and resolved.is_real and len(request.path) <= MAX_PATH_LENGTH
             )

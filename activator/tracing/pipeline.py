@@ -62,16 +62,16 @@ class TracePipeline:
 
 
 class _DeskCollector(Collector):
-    def __init__(self, desk: TracePipeline) -> None:
-        self._desk = desk
+    def __init__(self, token_admission: TracePipeline) -> None:
+        self._token_admission = token_admission
 
     def collect(self) -> Iterator[CounterMetricFamily]:
         """Current values (Prometheus' own interface)."""
-        desk = self._desk
+        token_admission = self._token_admission
         kept = CounterMetricFamily(
             "pilotlight_traces_kept", "Traces that were kept, by reason.", labels=("reason",)
         )
-        for reason, count in list(desk.tracer.kept.items()):
+        for reason, count in list(token_admission.tracer.kept.items()):
             kept.add_metric((reason,), count)
         lost = CounterMetricFamily(
             "pilotlight_traces_dropped",
@@ -79,8 +79,8 @@ class _DeskCollector(Collector):
             "the controller or the collector.",
             labels=("where",),
         )
-        lost.add_metric(("rate",), desk.tracer.passed_over)
-        lost.add_metric(("controller",), desk.outbox.dropped)
-        if desk.otlp is not None:
-            lost.add_metric(("collector",), desk.otlp.dropped)
+        lost.add_metric(("rate",), token_admission.tracer.passed_over)
+        lost.add_metric(("controller",), token_admission.outbox.dropped)
+        if token_admission.otlp is not None:
+            lost.add_metric(("collector",), token_admission.otlp.dropped)
         yield from (kept, lost)

@@ -124,9 +124,9 @@ class Edge:
         self.handovers = CutoverTracker(
             throttler_of=self.scaler.throttler_of, finish=self.table.handed_over
         )
-        dispatcher = CallRunner(throttler_of=self.scaler.throttler_of, may_pay=self.books.check)
+        runner = CallRunner(throttler_of=self.scaler.throttler_of, may_pay=self.books.check)
         self.arguments = ArgumentChecker(deadline_s=settings.argument_check_s)
-        dispatcher.fallbacks = FallbackChain(
+        runner.fallbacks = FallbackChain(
             routes=self.table, throttler_of=self.scaler.throttler_of, arguments=self.arguments
         )
         self.table.on_budget = self.books.budgets.apply
@@ -135,7 +135,7 @@ class Edge:
             nobody,
             table=self.table,
             visitors=TEST_KEY.visitors,
-            strangers=self.strangers,
+            unauthenticated=self.strangers,
             catch_up=_nothing_to_catch_up,
             body_pause_s=settings.body_timeout_s,
             stranger_connections=settings.stranger_connections,
@@ -147,10 +147,10 @@ class Edge:
             share=settings.traces_sampled, keep=self.keep, exemplars=self.metrics, activator="a-0"
         )
         self.calls = AsyncCalls(
-            books=self.books,
-            dispatcher=dispatcher,
+            billing=self.books,
+            runner=runner,
             table=self.table,
-            entrance=self.entrance,
+            access=self.entrance,
             control=self.control,
             settings=settings,
             metrics=self.metrics,
@@ -166,13 +166,13 @@ class Edge:
         self.gateway = Gateway(
             settings=settings,
             table=self.table,
-            entrance=self.entrance,
-            strangers=self.strangers,
-            dispatcher=dispatcher,
+            access=self.entrance,
+            unauthenticated=self.strangers,
+            runner=runner,
             calls=self.calls,
             scaler=self.scaler,
-            passthrough=HttpProxy(
-                dispatcher=dispatcher,
+            http_proxy=HttpProxy(
+                runner=runner,
                 metrics=self.metrics,
                 tracer=self.tracer,
                 body_timeout_s=settings.body_timeout_s,

@@ -117,7 +117,7 @@ class Member:
 
     @property
     def purse(self):  # type: ignore[no-untyped-def]
-        return next(iter(self.budgets.purses.values()))
+        return next(iter(self.budgets.balances.values()))
 
 
 class Platform:
@@ -504,7 +504,7 @@ async def test_what_reached_the_ledger_while_more_was_borrowed_is_claimed_no_mor
     platform.ledger.known["b-1"] = budget("b-1", amount="0.05")
     await one.start(platform.ledger.known["b-1"])
     one.close(await one.open())
-    purse = one.budgets.purses["b-1"]
+    purse = one.budgets.balances["b-1"]
     purse.release_unused()
     stores[0].meanwhile.append(one.shipper.flush)
     ticket = await one.open()
@@ -526,13 +526,13 @@ async def test_all_claims_are_stated_anew_whoever_finds_out_that_the_store_forgo
     await one.borrower.state_claims()
     board.flush()
     board.clock = lambda: 1.0  # another memory, another epoch
-    one.budgets.purses["b-2"].release_unused()
+    one.budgets.balances["b-2"].release_unused()
     tickets.append(await one.open())  # borrows from b-2, and finds out
     await one.borrower.state_claims()
 
     held = {budget: claims["a-0"] for (budget, _), claims in board.held.items() if claims["a-0"]}
     assert held == {
-        name: -(-purse.held // 10**6) for name, purse in one.budgets.purses.items() if purse.held
+        name: -(-purse.held // 10**6) for name, purse in one.budgets.balances.items() if purse.held
     }
     assert set(held) == {"b-1", "b-2", "b-3"}
     for ticket in tickets:

@@ -66,7 +66,7 @@ class Life:
         for record in records:
             self.budgets.apply(record.id, record)
         await self.states.load()
-        return self.budgets.purses[records[0].id]
+        return self.budgets.balances[records[0].id]
 
     def call(self, seconds: float = 1.0) -> int:
         """A whole call; its cost."""
@@ -204,7 +204,7 @@ async def test_a_budget_that_is_made_in_the_middle_counts_what_its_period_had_be
     life.ledger.known["b-2"] = budget("b-2", amount="50", app="search")
     life.budgets.apply("b-2", life.ledger.known["b-2"])
     after = life.call(3)
-    purse = life.budgets.purses["b-2"]
+    purse = life.budgets.balances["b-2"]
     assert purse.own == after
     await life.shipper.flush()
     assert (purse.ledger, purse.own) == (shipped + waiting + after, 0)
@@ -220,7 +220,7 @@ async def test_a_batch_that_was_on_its_way_when_a_budget_was_made_is_counted_onc
     life.ledger.known["b-2"] = budget("b-2", amount="50")
     life.budgets.apply("b-2", life.ledger.known["b-2"])
     after = life.call()
-    purse = life.budgets.purses["b-2"]
+    purse = life.budgets.balances["b-2"]
     life.budgets.apply_answer(await life.ledger.accept(batch), batch)
     assert (purse.ledger, purse.own) == (sent, after)
     life.die()
@@ -321,7 +321,7 @@ async def test_new_budgets_are_asked_about_at_once(life: Life) -> None:
     await life.shipper.flush()
     task = asyncio.create_task(life.states.run())
     life.budgets.apply("b-2", life.ledger.known["b-2"])
-    purse = life.budgets.purses["b-2"]
+    purse = life.budgets.balances["b-2"]
     async with asyncio.timeout(20):
         while purse.is_stale:
             await asyncio.sleep(0)
@@ -382,7 +382,7 @@ async def _live(directory: Path, diary: list[tuple[str, int]]) -> None:
                 assert what != "ship"
             ledger.mute = ledger.away = 0
             await life.journal.sync()
-        told = life.budgets.purses["b-1"]
+        told = life.budgets.balances["b-1"]
         truth = {r["id"]: r for r in [*ledger.records.values(), *records_on_disk(directory)]}
         assert told.spent >= sum(picos_under(told, canonical_json(r)) for r in truth.values()), (
             "never less than what was spent"
@@ -390,7 +390,7 @@ async def _live(directory: Path, diary: list[tuple[str, int]]) -> None:
     await life.shipper.flush()
     await life.states.refresh()
     for record in known:
-        purse = life.budgets.purses[record.id]
+        purse = life.budgets.balances[record.id]
         assert (purse.own, purse.reserved) == (0, 0)
         assert purse.ledger == sum(
             picos_under(purse, canonical_json(r)) for r in ledger.records.values()

@@ -50,7 +50,7 @@ class World:
     def set(self, record: BudgetRecord) -> BudgetBalance:
         """Make or change a budget."""
         self.budgets.apply(record.id, record)
-        return self.budgets.purses[record.id]
+        return self.budgets.balances[record.id]
 
     def instance(self, name: str = "i-1") -> InstanceAccount:
         if name not in self.instances:
@@ -253,7 +253,7 @@ def test_a_feed_that_is_told_anew_keeps_the_numbers(world: World) -> None:
     ticket = world.open()
     world.budgets.apply("b-1", None)
     world.budgets.apply("b-1", budget())
-    assert world.budgets.purses["b-1"] is purse
+    assert world.budgets.balances["b-1"] is purse
     world.close(ticket, after_s=1)
     assert (money(purse.spent), purse.reserved) == (Decimal("0.008002"), 0)
 
@@ -290,7 +290,7 @@ def test_a_broken_budget_is_refused_and_the_last_good_one_stays(
     purse = world.set(budget())
     with pytest.raises(ValueError, match=r"decimal|amount|period"):
         world.budgets.apply("b-1", budget(**broken))
-    assert world.budgets.purses["b-1"] is purse
+    assert world.budgets.balances["b-1"] is purse
     assert purse.amount == PICO
 
 

@@ -325,7 +325,7 @@ def test_budgets_pay_for_it(tmp_path: Path) -> None:
     world = Metered(tmp_path, Machine(), budgets=budgets)
     world.machine.run(50, cores=2)
     world.settle()
-    [purse] = budgets.purses.values()
+    [purse] = budgets.balances.values()
     assert purse.spent == 10**11, "100 s of a core at 0.001"
 
 

@@ -110,7 +110,7 @@ class TestWhileACallRuns:
         assert [(await call).status_code for call in (first, short)] == [200, 200]
         assert (await edge.call(json={"x": 4})).status_code == 200
         records = [r for r in (await edge.settle()).values() if r.kind == "CALL"]
-        purse = edge.books.budgets.purses["b-1"]
+        purse = edge.books.budgets.balances["b-1"]
         assert purse.reserved == 0
         assert Decimal(purse.spent) / 10**12 == sum(Decimal(r.cost) for r in records)
 
@@ -186,14 +186,14 @@ class TestWithJournalFullServe:
         edge.add(route_of(spec_of()))
         set_budget(edge, "1")
         assert (await edge.call(json={"x": 1})).status_code == 200
-        spent = edge.books.budgets.purses["b-1"].spent
+        spent = edge.books.budgets.balances["b-1"].spent
         with full_disk(edge.books):
             answers = [await edge.call(json={"x": n}) for n in range(3)]
         assert [(a.status_code, a.headers["pilotlight-cost"]) for a in answers] == [(200, "0")] * 3
         assert (
             edge.books.unbilled,
-            edge.books.budgets.purses["b-1"].spent,
-            edge.books.budgets.purses["b-1"].reserved,
+            edge.books.budgets.balances["b-1"].spent,
+            edge.books.budgets.balances["b-1"].reserved,
         ) == (3, spent, 0)
         assert len([r for r in caplog.records if "unbilled" in r.message]) == 1
         assert len([r for r in (await edge.settle()).values() if r.kind == "CALL"]) == 1

@@ -422,7 +422,7 @@ class TestSlowBodies:
 
     @pytest.mark.slow  # takes longer than a pause that no busy machine makes by itself
     async def test_a_large_body_may_take_longer_than_a_pause(self, edge: Edge, place: str) -> None:
-        edge.gateway._passthrough._body_timeout_s = 2.0
+        edge.gateway._http_proxy._body_timeout_s = 2.0
 
         async def pieces() -> AsyncIterator[bytes]:
             for _ in range(11):

@@ -281,9 +281,9 @@ ENTRANCES: dict[str, Row] = {
     },
 }
 NO_ENTRANCES = {
-    "self._passthrough.http": "raw HTTP is the application's own; see the tests of its path and "
+    "self._http_proxy.http": "raw HTTP is the application's own; see the tests of its path and "
     "headers",
-    "self._passthrough.websocket": "frames; see the test of its head",
+    "self._http_proxy.websocket": "frames; see the test of its head",
     "self._calls.answer": "questions about calls: nothing of the request reaches a worker",
     "self._control.forward": "the controller's paths: no worker is asked",
     "self._answer_health": "health",
@@ -304,7 +304,7 @@ NO_ENTRANCES = {
     ),
     "self._proxies.record_caller": "reads the address that a trusted proxy says",
     **dict.fromkeys(
-        ("self._reception.enter", "self._reception.raw_entry", "self._reception.reader"),
+        ("self._resolver.enter", "self._resolver.raw_entry", "self._resolver.reader"),
         "finds the caller",
     ),
     "self._web_socket_entry": "finds the caller of a WebSocket",

@@ -86,7 +86,7 @@ async def _ledger(store: Store, tmp_path: Path, short_tmp: Path) -> AsyncIterato
         key=PlatformKey.load_or_create(tmp_path / "platform.key"),
         agent=AgentClient(paths.socket("snapshotter")),
         cache=WeightCacheClient(paths.socket("weight_cache")),
-        bell=ChangeNotifier(),
+        notifier=ChangeNotifier(),
         metrics=Metrics(),
         clock=ManualClock(),
     )

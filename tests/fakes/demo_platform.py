@@ -191,7 +191,7 @@ async def demo(
         key=PlatformKey.load_or_create(home / "platform.key"),
         agent=AgentClient(paths.socket("snapshotter")),
         cache=WeightCacheClient(paths.socket("weight_cache")),
-        bell=bell,
+        notifier=bell,
         metrics=Metrics(),
         clock=clock,
     )

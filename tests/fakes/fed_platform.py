@@ -38,13 +38,13 @@ def spec(name: str = "embed", **changes: Any) -> FunctionSpec:
 
 
 class FedPlatform:
-    """Owner: the test. `bell` rings with every change; `close` ends it."""
+    """Owner: the test. `notifier` rings with every change; `close` ends it."""
 
-    def __init__(self, home: Path, *, bell: ChangeNotifier) -> None:
-        self.bell = bell
+    def __init__(self, home: Path, *, notifier: ChangeNotifier) -> None:
+        self.notifier = notifier
         self.key = PlatformKey.load_or_create(home / "platform.key")
         self.store = Store(
-            empty_sqlite(home / "controller.db"), clock=lambda: CLOCK_S, on_fed=bell.ring
+            empty_sqlite(home / "controller.db"), clock=lambda: CLOCK_S, on_fed=notifier.ring
         )
 
     def close(self) -> None:

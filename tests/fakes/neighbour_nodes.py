@@ -94,13 +94,13 @@ class Street:
         """Everybody hears of an address."""
         self.peers.append(address)
         for node in self.nodes:
-            node.station.neighbourhood._members._last = tuple(self.peers)
+            node.station.membership._members._last = tuple(self.peers)
         await self.refresh()
 
     async def refresh(self) -> None:
         """Everybody asks who is there, and who holds what."""
         for _ in range(2):
-            await asyncio.gather(*(node.station.neighbourhood.refresh() for node in self.nodes))
+            await asyncio.gather(*(node.station.membership.refresh() for node in self.nodes))
 
 
 @contextlib.asynccontextmanager

@@ -124,7 +124,7 @@ class ServedController:
             key=self._platform_key,
             agent=agent,
             cache=cache,
-            bell=bell,
+            notifier=bell,
             metrics=Metrics(),
             clock=lambda: self.now,
             statuses=self.statuses,
@@ -147,8 +147,8 @@ class _Server(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config, bell: ChangeNotifier) -> None:
         super().__init__(config)
-        self._bell = bell
+        self._notifier = bell
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._bell.close()
+        self._notifier.close()
         await super().shutdown(sockets)

@@ -187,7 +187,7 @@ def server_on_the_host() -> Iterator[int]:
 def host_address() -> str:
     """The address of this machine that others use; the connection is never made."""
     with socket.socket(type=socket.SOCK_DGRAM) as probe:
-        probe.connect(("198.51.100.1", 9))
+        probe.connect(("203.0.113.1", 9))
         return str(probe.getsockname()[0])
 
 

@@ -41,31 +41,31 @@ class PeerFetcher:
 
     def __init__(
         self,
-        neighbourhood: PeerMembership,
+        membership: PeerMembership,
         lines: PeerClient,
         key: TokenSigner,
         *,
-        notebook: FetchAssignments,
+        assignments: FetchAssignments,
         under_way: InFlightChunks,
         answer_s: float,
     ) -> None:
-        self._neighbourhood = neighbourhood
+        self._membership = membership
         self._lines = lines
         self._key = key
-        self._notebook = notebook
+        self._assignments = assignments
         self._under_way = under_way
         self._answer_s = answer_s
         self.received = PeerCounters()
 
     def __repr__(self) -> str:
-        return f"<PeerFetcher {self._neighbourhood!r} received={self.received.bytes}>"
+        return f"<PeerFetcher {self._membership!r} received={self.received.bytes}>"
 
     @contextlib.asynccontextmanager
     async def asked(self, wanted: ChunkRequest) -> AsyncIterator[PeerChunk | None]:
         """Request a chunk or manifest from peers; mark it as in flight for the duration of the
         context."""
-        if not self._neighbourhood.holders(wanted.digest, wanted.key):
-            await self._neighbourhood.wait_refreshed()
+        if not self._membership.holders(wanted.digest, wanted.key):
+            await self._membership.wait_refreshed()
         with self._under_way.coming(wanted.key):
             yield await self._ask_all(wanted)
 
@@ -73,44 +73,42 @@ class PeerFetcher:
         """Count received bytes and reset the peer's failures."""
         self.received.bytes += len(given.block)
         self.received.chunks += 1
-        self._neighbourhood.well(given.giver)
+        self._membership.well(given.giver)
 
     def report_corrupt(self, given: PeerChunk) -> None:
         """Exclude a peer that sent corrupt bytes."""
-        self._neighbourhood.failed(
-            given.giver, PeerFailure.WRONG, "its bytes do not match their hash"
-        )
+        self._membership.failed(given.giver, PeerFailure.WRONG, "its bytes do not match their hash")
 
     def in_turn(self, file: ManifestFile) -> Iterator[int]:
         """The chunks that this node owns first: by the time the others are requested, their owners
         have fetched them."""
-        nodes = self._neighbourhood.nodes()
+        nodes = self._membership.nodes()
         count = range(len(file.chunk_sha256s))
         if len(nodes) == 1:
             yield from count
             return
         digest, others = file.digest, []
         for index in count:
-            if owner(f"{digest}/{index}", nodes) == self._neighbourhood.own_id:
+            if owner(f"{digest}/{index}", nodes) == self._membership.own_id:
                 yield index
             else:
                 others.append(index)
         yield from others
 
     async def _ask_all(self, wanted: ChunkRequest) -> PeerChunk | None:
-        for holder in self._neighbourhood.holders(wanted.digest, wanted.key)[:_HOLDERS_ASKED]:
+        for holder in self._membership.holders(wanted.digest, wanted.key)[:_HOLDERS_ASKED]:
             if (given := _peer_chunk(holder, await self._ask(holder, wanted))) is not None:
                 return given
         absent: list[str] = []
         for _ in range(_OWNERS_ASKED):
-            peer = self._neighbourhood.owner(wanted.key)
+            peer = self._membership.owner(wanted.key)
             if peer is None:
                 fetcher = self._own_note(wanted, absent)
             else:
                 answer, fetcher = await self._ask_owner(peer, wanted, absent)
                 if (given := _peer_chunk(peer, answer)) is not None:
                     return given
-                if fetcher is None and self._neighbourhood.owner(wanted.key) is not peer:
+                if fetcher is None and self._membership.owner(wanted.key) is not peer:
                     continue  # the owner failed, and there is a new one
             if fetcher is None:
                 return None  # this node has to fetch it
@@ -121,10 +119,10 @@ class PeerFetcher:
 
     def _own_note(self, wanted: ChunkRequest, absent: Iterable[str]) -> Peer | None:
         """For a chunk that this node owns: the other node that fetches it, if any."""
-        nodes = self._neighbourhood
+        nodes = self._membership
         own = nodes.own_id
         return nodes.named(
-            self._notebook.fetcher(
+            self._assignments.fetcher(
                 wanted.key, asker=own, without=tuple(absent), nodes=nodes.nodes()
             )
         )
@@ -140,7 +138,7 @@ class PeerFetcher:
         )
         if answer is None or answer.head.status != 303:
             return answer, None
-        return None, self._neighbourhood.named(answer.head.headers.get(AT_HEADER.lower(), ""))
+        return None, self._membership.named(answer.head.headers.get(AT_HEADER.lower(), ""))
 
     async def _ask(self, peer: Peer, wanted: ChunkRequest, query: str = "") -> PeerResponse | None:
         """Request a chunk from a peer, waiting if the peer is fetching it; None if it does not have
@@ -160,7 +158,7 @@ class PeerFetcher:
             else f"/v1/chunks/{wanted.digest}/{wanted.index}"
         )
         target = f"{path}?{query}" if query else path
-        own = self._neighbourhood.own_id
+        own = self._membership.own_id
         ticket = self._key.write("GET", target, sender=own, receiver=peer.id or "", now=time.time())
         try:
             return await self._lines.get(
@@ -172,7 +170,7 @@ class PeerFetcher:
                 most_bytes=wanted.length_bytes,
             )
         except PeerRequestFailed as e:
-            self._neighbourhood.failed(peer.address, e.failure, str(e))
+            self._membership.failed(peer.address, e.failure, str(e))
             return None
 
 

@@ -30,16 +30,16 @@ class PeerCollector(Collector):
     not serve peers."""
 
     def __init__(
-        self, *, neighbourhood: PeerMembership, exchange: PeerFetcher, server: PeerServer | None
+        self, *, membership: PeerMembership, exchange: PeerFetcher, server: PeerServer | None
     ) -> None:
-        self._neighbourhood = neighbourhood
+        self._membership = membership
         self._exchange = exchange
         self._server = server
 
     def collect(self) -> Iterator[Metric]:
         """All metrics, once per scrape."""
         prefix = "pilotlight_weights_peer"
-        states = dict(self._neighbourhood.states())
+        states = dict(self._membership.states())
         counted = Counter(states.values())
         peers = GaugeMetricFamily(f"{prefix}s", "Other nodes by state.", labels=["state"])
         for state in _STATES:
@@ -55,7 +55,7 @@ class PeerCollector(Collector):
         failures = CounterMetricFamily(
             f"{prefix}_failures", "Failed requests to peers, by reason.", labels=["reason"]
         )
-        for failure, count in self._neighbourhood.failures.items():
+        for failure, count in self._membership.failures.items():
             failures.add_metric([failure.value], count)
         yield failures
         yield CounterMetricFamily(

@@ -68,18 +68,18 @@ class PeerServer:
     def __init__(
         self,
         shelf: VerifiedChunks,
-        neighbourhood: PeerMembership,
+        membership: PeerMembership,
         gate: TokenVerifier,
         *,
-        notebook: FetchAssignments,
+        assignments: FetchAssignments,
         under_way: InFlightChunks,
         pace: BandwidthLimiter,
         at_once: int,
     ) -> None:
         self._shelf = shelf
-        self._neighbourhood = neighbourhood
+        self._membership = membership
         self._gate = gate
-        self._notebook = notebook
+        self._assignments = assignments
         self._under_way = under_way
         self._pace = pace
         self._turns = asyncio.Semaphore(at_once)
@@ -144,7 +144,7 @@ class PeerServer:
             self.served.refused[e.reason] = self.served.refused.get(e.reason, 0) + 1
             await self._say(writer, 401, str(e))
             return
-        self._neighbourhood.met(node)
+        self._membership.met(node)
         if request.method != "GET":
             await self._say(writer, 405, "only GET is allowed")
         elif path == HOLDINGS_PATH:
@@ -168,7 +168,7 @@ class PeerServer:
             {"files": self._shelf.files(), "models": self._shelf.models()}, separators=(",", ":")
         ).encode()
         etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
-        headers = {NODE_HEADER: self._neighbourhood.own_id, "ETag": etag}
+        headers = {NODE_HEADER: self._membership.own_id, "ETag": etag}
         writer.write(
             http1.response_head(304, 0, headers)
             if known == etag
@@ -203,10 +203,10 @@ class PeerServer:
     ) -> None:
         if "owner" in piece.query:
             # this node answered already that it does not have it
-            without = {*piece.query.get("without", "").split(","), self._neighbourhood.own_id}
-            nodes = self._neighbourhood.nodes() | {node}
+            without = {*piece.query.get("without", "").split(","), self._membership.own_id}
+            nodes = self._membership.nodes() | {node}
             if (
-                at := self._notebook.fetcher(piece.key, asker=node, without=without, nodes=nodes)
+                at := self._assignments.fetcher(piece.key, asker=node, without=without, nodes=nodes)
             ) != node:
                 await self._say(writer, 303, "", {AT_HEADER: at})
                 return

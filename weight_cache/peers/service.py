@@ -46,8 +46,8 @@ class PeerService:
         self._key = key
         members = PeerDiscovery(terms.peers)
         self._lines = PeerClient(tls=client_tls, tls_name=members.name)
-        self._notebook, self._under_way = FetchAssignments(), InFlightChunks()
-        self.neighbourhood = PeerMembership(
+        self._assignments, self._under_way = FetchAssignments(), InFlightChunks()
+        self.membership = PeerMembership(
             members,
             self._lines,
             key,
@@ -56,10 +56,10 @@ class PeerService:
             distrust_s=terms.distrust_s,
         )
         self.exchange = PeerFetcher(
-            self.neighbourhood,
+            self.membership,
             self._lines,
             key,
-            notebook=self._notebook,
+            assignments=self._assignments,
             under_way=self._under_way,
             answer_s=terms.answer_s,
         )
@@ -68,7 +68,7 @@ class PeerService:
         self._looking: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
-        return f"<PeerService {self.neighbourhood!r} {self.server!r} port={self.port}>"
+        return f"<PeerService {self.membership!r} {self.server!r} port={self.port}>"
 
     @classmethod
     def of(
@@ -88,22 +88,20 @@ class PeerService:
         if self._terms.listen is not None:
             self.server = PeerServer(
                 shelf,
-                self.neighbourhood,
-                TokenVerifier(self._key, own_id=self.neighbourhood.own_id),
-                notebook=self._notebook,
+                self.membership,
+                TokenVerifier(self._key, own_id=self.membership.own_id),
+                assignments=self._assignments,
                 under_way=self._under_way,
                 pace=BandwidthLimiter(self._terms.upload_bytes_per_s, clock=time.monotonic),
                 at_once=self._terms.uploads_at_once,
             )
             host, _, port = self._terms.listen.rpartition(":")
             self.port = await self.server.listen(host.strip("[]"), int(port), tls=tls)
-        self._looking = asyncio.create_task(self.neighbourhood.run(), name="look for peers")
+        self._looking = asyncio.create_task(self.membership.run(), name="look for peers")
 
     def collector(self) -> PeerCollector:
         """A collector of its metrics."""
-        return PeerCollector(
-            neighbourhood=self.neighbourhood, exchange=self.exchange, server=self.server
-        )
+        return PeerCollector(membership=self.membership, exchange=self.exchange, server=self.server)
 
     async def aclose(self) -> None:
         """Stop the server first, so that peers ask other nodes, then close the connections."""

@@ -70,20 +70,20 @@ class OpenAI:
         *,
         settings: ActivatorSettings,
         table: RouteTable,
-        reception: RequestResolver,
-        dispatcher: CallRunner,
-        passthrough: HttpProxy,
-        desk: TokenAdmission,
+        resolver: RequestResolver,
+        runner: CallRunner,
+        http_proxy: HttpProxy,
+        token_admission: TokenAdmission,
         metrics: Metrics,
         tracer: Tracer,
     ) -> None:
         self._settings = settings
-        self._reception = reception
-        self._dispatcher = dispatcher
-        self._passthrough = passthrough
-        self._desk = desk
+        self._resolver = resolver
+        self._runner = runner
+        self._http_proxy = http_proxy
+        self._token_admission = token_admission
         self._tracer = tracer
-        self._models = Models(table=table, reception=reception)
+        self._models = Models(table=table, resolver=resolver)
         self._answers = OpenAIResponseWriter(
             metrics=metrics, tracer=tracer, heartbeat_s=settings.heartbeat_s
         )
@@ -103,17 +103,17 @@ class OpenAI:
             raise errors.NotFound(f"{request.verb} is not served at {place}: POST a body to it")
         caller = self._caller(request, owner)
         if caller.is_anonymous and not self._models.visible(request, caller, owner):
-            raise self._reception.stranger(
+            raise self._resolver.stranger(
                 request
             )  # do not read the body of an unauthenticated request without a target
-        gate, body_bytes = self._reception.before(request, caller)
+        gate, body_bytes = self._resolver.before(request, caller)
         request.gate = gate
         async with counted(gate):
             data = await self._read(request, body_bytes)
             asked = OpenAIRequest(place, parsed(data))
             found = self._models.find(request, caller, owner, asked.model)
             try:
-                entry = self._reception.enter(request, caller, found.routed, found.asked)
+                entry = self._resolver.enter(request, caller, found.routed, found.asked)
             except errors.NotFound as e:  # no such revision
                 raise shapes.ModelNotFound(str(e), parameter="model") from e
             if len(data) > entry.body_bytes:
@@ -124,7 +124,7 @@ class OpenAI:
 
     def _caller(self, request: Request, owner: str | None) -> Principal:
         """Identify the caller. Raises Unauthenticated, or Forbidden for a key that may not call."""
-        caller = self._reception.identify(request, owner)
+        caller = self._resolver.identify(request, owner)
         caller.check_may_call()
         return caller
 
@@ -178,7 +178,7 @@ class OpenAI:
             and path in TO_LOOK_AT
             and (path != "/metrics" or _is_owner(entry))
         ):
-            await self._passthrough.http(request, entry)
+            await self._http_proxy.http(request, entry)
         else:
             raise errors.NotFound(
                 f"{request.verb} {path[:200]} does not exist: an engine is called at "
@@ -252,7 +252,7 @@ class OpenAI:
         use = await self._enter(request, entry, asked)
         try:
             call = self.call_of(request, entry, asked, use)
-            await self._answers.send(request, asked, use, self._dispatcher.begin(call))
+            await self._answers.send(request, asked, use, self._runner.begin(call))
         finally:
             use.settle()
 
@@ -261,7 +261,7 @@ class OpenAI:
     ) -> TokenReservation:
         """Admit a request. An invalid one counts as a request as well."""
         try:
-            return await self._desk.admit(
+            return await self._token_admission.admit(
                 entry, asked.path, asked.body, began_ns=request.began_ns, holds=holds
             )
         except errors.InvalidInput:
@@ -278,7 +278,7 @@ class OpenAI:
         try:
             call = self.call_of(request, entry, asked, None)
             call.admission = admission
-            await self._answers.send(request, asked, use, self._dispatcher.begin(call))
+            await self._answers.send(request, asked, use, self._runner.begin(call))
         finally:
             if admission is not None:
                 admission.release()

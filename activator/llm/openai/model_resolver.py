@@ -64,9 +64,9 @@ class ResolvedModel:
 class Models:
     """Resolves and lists models. Owner: the event loop; every method is synchronous."""
 
-    def __init__(self, *, table: RouteTable, reception: RequestResolver) -> None:
+    def __init__(self, *, table: RouteTable, resolver: RequestResolver) -> None:
         self._table = table
-        self._reception = reception
+        self._resolver = resolver
         self._known: dict[tuple[str, bytes, str | None, str], ResolvedModel] = {}
         self._known_at = -1
 
@@ -100,7 +100,7 @@ class Models:
         if "/" not in name.place:
             name = self._by_bare_name(request, caller, owner, name)
         try:
-            routed, method, _ = self._reception.routed(request, caller, name.place, owner)
+            routed, method, _ = self._resolver.routed(request, caller, name.place, owner)
         except errors.NotFound as e:
             raise self.unknown(request, caller, owner, text) from e
         if method:
@@ -142,7 +142,7 @@ class Models:
         """The engines that this caller may call, by name: of its own tenant, or of the one that the
         path names."""
         tenant = caller.tenant if owner is None else self._table.tenant_named(owner)
-        environment = self._reception.environment_of(request, caller)
+        environment = self._resolver.environment_of(request, caller)
         if tenant is None:
             return []
         return [
@@ -177,7 +177,7 @@ class Models:
     ) -> errors.PilotlightError:
         """The error for an unknown name, with similar names that the caller may have meant."""
         if caller.is_anonymous:
-            return self._reception.stranger(request)
+            return self._resolver.stranger(request)
         near = near_names(
             text,
             (

@@ -53,7 +53,7 @@ class Context:
     key: PlatformKey
     agent: NodeBackend
     cache: WeightCacheClient
-    bell: ChangeNotifier
+    notifier: ChangeNotifier
     metrics: Metrics
     clock: Callable[[], float]
     statuses: FunctionStatuses = field(default_factory=FunctionStatuses)

@@ -66,8 +66,8 @@ async def serve(
     """Run until SIGTERM or SIGINT. Raises AlreadyRunning, SettingsInvalid, OSError."""
     paths = config.paths
     files = BlobStore.of(config.platform, config.paths, limit_bytes=config.settings.blob_max_bytes)
-    bell = ChangeNotifier()
-    store = Store(config.database_url, clock=time.time, on_fed=bell.ring)
+    notifier = ChangeNotifier()
+    store = Store(config.database_url, clock=time.time, on_fed=notifier.ring)
     agent = _node_backend(config)
     cache = WeightCacheClient(paths.socket_for_controller("weight_cache"))
     metrics = Metrics()
@@ -87,7 +87,7 @@ async def serve(
                 opened,
                 store=store,
                 files=files,
-                bell=bell,
+                notifier=notifier,
                 agent=agent,
                 cache=cache,
                 metrics=metrics,
@@ -121,7 +121,7 @@ def _context(
     *,
     store: Store,
     files: BlobStore,
-    bell: ChangeNotifier,
+    notifier: ChangeNotifier,
     agent: NodeBackend,
     cache: WeightCacheClient,
     metrics: Metrics,
@@ -134,7 +134,7 @@ def _context(
         node_key=opened.node_key,
         agent=agent,
         cache=cache,
-        bell=bell,
+        notifier=notifier,
         metrics=metrics,
         clock=time.time,
         database_floor=_database_floor(store, config),
@@ -165,7 +165,10 @@ async def _run(context: Context, opened: OpenedResources, ready_fd: int | None) 
         timeout_keep_alive=75,
     )
     server = _Server(
-        settings, bell=context.bell, ready_fd=ready_fd, listen=_remote_listener(context, opened)
+        settings,
+        notifier=context.notifier,
+        ready_fd=ready_fd,
+        listen=_remote_listener(context, opened),
     )
     exposed = await context.metrics.expose(opened.metrics)
     tasks = [
@@ -183,7 +186,7 @@ async def _run(context: Context, opened: OpenedResources, ready_fd: int | None) 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.stop)
     # another process has written to the database: followers read again
-    loop.add_signal_handler(signal.SIGHUP, context.bell.ring)
+    loop.add_signal_handler(signal.SIGHUP, context.notifier.ring)
     try:
         log.info("event=serving socket=%s database=%r", path, context.store)
         await server.serve(sockets=[opened.listener])
@@ -231,13 +234,13 @@ class _Server(uvicorn.Server):
         self,
         config: uvicorn.Config,
         *,
-        bell: ChangeNotifier,
+        notifier: ChangeNotifier,
         ready_fd: int | None,
         listen: tuple[socket.socket, TlsCredentials | None] | None,
     ) -> None:
         super().__init__(config)
         self._listen = listen
-        self._bell = bell
+        self._notifier = notifier
         self._ready_fd = ready_fd
 
     @contextlib.contextmanager
@@ -258,7 +261,7 @@ class _Server(uvicorn.Server):
 
     def stop(self) -> None:
         """Stop accepting connections, release long polls, finish other requests."""
-        self._bell.close()
+        self._notifier.close()
         self.should_exit = True
 
 
@@ -326,18 +329,18 @@ def _delete_expired(context: Context) -> None:
 
 def _background_tasks(context: Context) -> Mapping[str, Coroutine[None, None, None]]:
     """Background tasks of the process by name; each continues after errors."""
-    config, store, bell, clock = context.config, context.store, context.bell, context.clock
+    config, store, notifier, clock = context.config, context.store, context.notifier, context.clock
     tasks = {
         "janitor": _run_janitor(context),
         "deliverer": delivery_worker.run_delivery_workers(
             store=store,
             key=context.key,
-            bell=bell,
+            notifier=notifier,
             metrics=context.metrics,
             clock=clock,
             policy=config.settings.webhooks,
         ),
-        "planner": scheduler.run_scheduler(store=store, bell=bell, clock=clock),
+        "planner": scheduler.run_scheduler(store=store, notifier=notifier, clock=clock),
         "budgets": _measure_budgets(context),
         "bookkeeping": billing_jobs.run_billing_jobs(
             store=store, agent=context.agent, config=config
@@ -357,7 +360,7 @@ def _background_tasks(context: Context) -> Mapping[str, Coroutine[None, None, No
             store=store,
             key=context.key,
             node_key=context.node_key,
-            bell=bell,
+            notifier=notifier,
             statuses=context.statuses,
             nodes=context.nodes,
             metrics=context.metrics,

@@ -220,11 +220,11 @@ WORST = Decimal("0.040201")
 
 
 def reserved(engine: Engine) -> Decimal:
-    return Decimal(engine.budgets.purses["b-1"].reserved) / PICO
+    return Decimal(engine.budgets.balances["b-1"].reserved) / PICO
 
 
 def spent(engine: Engine) -> Decimal:
-    return Decimal(engine.budgets.purses["b-1"].spent) / PICO
+    return Decimal(engine.budgets.balances["b-1"].spent) / PICO
 
 
 def test_a_budget_sets_the_tokens_of_a_call_aside_and_settles_to_what_it_took(

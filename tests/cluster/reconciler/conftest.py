@@ -54,7 +54,7 @@ class Bench:
                 cluster,
                 store=self.platform.store,
                 key=self.platform.key,
-                bell=self.platform.bell,
+                notifier=self.platform.notifier,
                 statuses=statuses or self.statuses,
                 pace=QUICK,
                 wall=lambda: self.wall_s,
@@ -109,7 +109,7 @@ async def bench(api_server: ApiServer, kubeconfig: Path, tmp_path: Path) -> Asyn
     settings = ClusterSettings(
         kubeconfig=str(kubeconfig), runtime_image=RUNTIME, namespace="default"
     )
-    platform = FedPlatform(tmp_path, bell=ChangeNotifier())
+    platform = FedPlatform(tmp_path, notifier=ChangeNotifier())
     with SmallServing(api_server) as serving:
         yield Bench(
             server=api_server,

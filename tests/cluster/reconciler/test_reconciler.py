@@ -58,7 +58,7 @@ async def test_nothing_is_written_where_nothing_changed(bench: Bench) -> None:
         await bench.until_phase("ready")
         await bench.until_quiet()
         bench.server.requests.clear()
-        bench.platform.bell.ring()
+        bench.platform.notifier.ring()
         bench.platform.function(spec(secrets=("api",)))  # the same again
         await bench.until_quiet()
         assert bench.server.requests.writes() == 0

@@ -187,7 +187,7 @@ async def test_a_feature_that_is_off_is_named_with_the_command_that_switches_it_
             settings = ClusterSettings(
                 kubeconfig=str(kubeconfig), runtime_image=RUNTIME, namespace="default"
             )
-            platform = FedPlatform(tmp_path, bell=ChangeNotifier())
+            platform = FedPlatform(tmp_path, notifier=ChangeNotifier())
             bench = Bench(
                 server=server,
                 serving=serving,
@@ -267,7 +267,7 @@ async def test_an_empty_database_deletes_nothing(bench: Bench, tmp_path: Path) -
         await bench.until_phase("ready")
     home = tmp_path / "fresh"
     home.mkdir()
-    kept, bench.platform = bench.platform, FedPlatform(home, bell=ChangeNotifier())
+    kept, bench.platform = bench.platform, FedPlatform(home, notifier=ChangeNotifier())
     async with bench.running():
         await bench.until_quiet()
         assert traffic_of(bench) == [(ONE, 100, "")]
@@ -323,7 +323,7 @@ async def test_of_two_controllers_one_works_and_the_other_takes_over(bench: Benc
                         cluster,
                         store=bench.platform.store,
                         key=bench.platform.key,
-                        bell=bench.platform.bell,
+                        notifier=bench.platform.notifier,
                         statuses=bench.statuses,
                     )
                     await run_while_leading(election, {"reconciler": reconciler.run})

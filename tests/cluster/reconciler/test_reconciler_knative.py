@@ -38,7 +38,7 @@ async def knative(
         settings = ClusterSettings(
             kubeconfig=str(cluster.kubeconfig), runtime_image=RUNTIME, namespace="default"
         )
-        platform = FedPlatform(tmp_path, bell=ChangeNotifier())
+        platform = FedPlatform(tmp_path, notifier=ChangeNotifier())
         stack.callback(platform.close)
         unused = SmallServing(cluster.api)
         yield Bench(
@@ -66,7 +66,7 @@ async def test_a_functions_life_from_canary_to_the_way_back(knative: Bench) -> N
         await bench.until_phase("ready")
         await bench.until_quiet()
         written = reconciler.writer.writes
-        bench.platform.bell.ring()
+        bench.platform.notifier.ring()
         await bench.until_quiet()
         assert reconciler.writer.writes == written
 

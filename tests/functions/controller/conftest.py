@@ -148,7 +148,7 @@ async def running_controller(
         key=PlatformKey.load_or_create(home / "platform.key"),
         agent=AgentClient(paths.socket("snapshotter")),
         cache=WeightCacheClient(paths.socket("weight_cache")),
-        bell=bell,
+        notifier=bell,
         metrics=Metrics(),
         clock=clock,
     )

@@ -240,7 +240,7 @@ async def test_a_deploy_with_a_schedule_that_cannot_be_is_refused(controller: Co
 
 async def test_an_activator_that_waits_is_given_what_becomes_due(scheduled: Controller) -> None:
     waiting = asyncio.create_task(ask(scheduled, wait_s=60))
-    while not scheduled.context.bell._event._waiters:
+    while not scheduled.context.notifier._event._waiters:
         await asyncio.sleep(0.01)
     await scheduled.http.post("/v1/schedules/search/hello/0:run")
     async with asyncio.timeout(30):

@@ -556,7 +556,7 @@ async def test_a_controller_that_stops_ends_its_streams(controller: Controller) 
     hub.join(place, one)
     await one.changed.wait()
     one.changed.clear()
-    controller.context.bell.close()
+    controller.context.notifier.close()
     await one.changed.wait()
     assert one.is_over
     hub.remove(place, one)

@@ -49,8 +49,8 @@ class Post:
     """A tenant with budgets, and what delivers their alerts. Owner: the test's loop."""
 
     def __init__(self, store: Store, clock: ManualClock, key: PlatformKey) -> None:
-        self.bell = ChangeNotifier()
-        self.store = Store(str(store.engine.url), clock=clock, on_fed=self.bell.ring)
+        self.notifier = ChangeNotifier()
+        self.store = Store(str(store.engine.url), clock=clock, on_fed=self.notifier.ring)
         self.clock, self.key, self.metrics = clock, key, Metrics()
         with self.store.write() as write:
             self.tenant = tenants.create(write, name="acme", uid_base=None, actor="platform").id
@@ -92,7 +92,7 @@ class Post:
             yield DeliveryWorker(
                 store=self.store,
                 key=self.key,
-                bell=self.bell,
+                notifier=self.notifier,
                 sender=sender,
                 metrics=self.metrics,
                 clock=self.clock,
@@ -127,7 +127,7 @@ async def test_an_alert_is_posted_signed_as_soon_as_its_record_is_in_the_ledger(
         await asyncio.to_thread(post.spend)
         async with asyncio.timeout(PATIENCE_S):
             await receiver.arrived.wait()
-            post.bell.close()
+            post.notifier.close()
             await running
     got = receiver.received[0]
     assert got.is_signed_with(secret)
@@ -319,7 +319,7 @@ async def test_a_database_that_is_lost_for_a_while_does_not_end_the_deliverer(
             while not deliverer.failures:
                 await asyncio.sleep(0.01)
     assert not running.done()
-    post.bell.close()
+    post.notifier.close()
     async with asyncio.timeout(PATIENCE_S):
         await running
 

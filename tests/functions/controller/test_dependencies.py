@@ -74,7 +74,7 @@ async def test_without_the_database_changes_are_503_until_it_is_back(
         key=PlatformKey.load_or_create(tmp_path / "platform.key"),
         agent=AgentClient(paths.socket("snapshotter")),
         cache=WeightCacheClient(paths.socket("weight_cache")),
-        bell=ChangeNotifier(),
+        notifier=ChangeNotifier(),
         metrics=Metrics(),
         clock=ManualClock(),
     )

@@ -12,7 +12,7 @@ from tests.functions.controller.parts import spec
 
 async def _waits(controller: Controller) -> None:
     """Return once a follower waits for the bell."""
-    while not controller.context.bell._event._waiters:
+    while not controller.context.notifier._event._waiters:
         await asyncio.sleep(0.001)
 
 
@@ -40,7 +40,7 @@ async def test_closing_releases_every_follower(controller: Controller) -> None:
     seq = int(str((await controller.feed())["seq"]))
     waiting = asyncio.create_task(controller.feed(seq, wait_s=30.0))
     await _waits(controller)
-    controller.context.bell.close()
+    controller.context.notifier.close()
     assert (await asyncio.wait_for(waiting, 20))["changes"] == []
 
 

@@ -67,7 +67,7 @@ async def deliver(controller: Controller) -> int:
         return await DeliveryWorker(
             store=context.store,
             key=context.key,
-            bell=context.bell,
+            notifier=context.notifier,
             sender=sender,
             metrics=context.metrics,
             clock=context.clock,

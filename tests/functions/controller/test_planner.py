@@ -21,14 +21,14 @@ async def planning(controller: Controller) -> AsyncIterator[None]:
     task = asyncio.create_task(
         scheduler.run_scheduler(
             store=controller.context.store,
-            bell=controller.context.bell,
+            notifier=controller.context.notifier,
             clock=controller.context.clock,
         )
     )
     try:
         yield
     finally:
-        controller.context.bell.close()
+        controller.context.notifier.close()
         async with asyncio.timeout(PATIENCE_S):
             await task
 
@@ -41,7 +41,7 @@ async def due(controller: Controller, count: int) -> None:
             )
             < count
         ):
-            controller.context.bell.ring()
+            controller.context.notifier.ring()
             await asyncio.sleep(0.01)
 
 

@@ -37,7 +37,7 @@ async def hold(node: NeighbourNode, name: str) -> Path:
 
 def owned(node: NeighbourNode, file: bytes) -> list[int]:
     """Chunks of a file that this node owns."""
-    owner = node.station.neighbourhood.owner
+    owner = node.station.membership.owner
     return [
         index
         for index in range(-(-len(file) // CHUNK_BYTES))
@@ -105,7 +105,7 @@ async def test_a_manifest_that_lands_while_it_is_looked_for_is_given(
 
     monkeypatch.setattr(shelf, "manifest", look)
     second = await nodes.node()
-    [peer] = second.station.neighbourhood.holders(name, name)
+    [peer] = second.station.membership.holders(name, name)
     answer = await second.station.exchange._ask(
         peer, ChunkRequest(digest=name, index=None, length_bytes=10**6, sha256=name)
     )
@@ -123,7 +123,7 @@ async def test_each_node_begins_with_the_chunks_that_it_owns(nodes: Street) -> N
         own = [
             index
             for index in order
-            if node.station.neighbourhood.owner(f"{file.digest}/{index}") is None
+            if node.station.membership.owner(f"{file.digest}/{index}") is None
         ]
         assert order[: len(own)] == own
         begun += own
@@ -236,7 +236,7 @@ async def test_whatever_a_peer_does_the_origin_is_next_and_the_file_right(
         assert content(await hold(node, name)) == {"file": file}
         assert node.store.statistics().fetched_bytes == 1000
         if failure is not None:
-            assert node.station.neighbourhood.failures[failure] >= 1
+            assert node.station.membership.failures[failure] >= 1
 
 
 async def test_a_peer_that_gives_wrong_bytes_is_named_and_not_asked_again(nodes: Street) -> None:
@@ -253,7 +253,7 @@ async def test_a_peer_that_gives_wrong_bytes_is_named_and_not_asked_again(nodes:
         await nodes.join(address)
         assert content(await hold(node, name)) == SMALL
         assert asked == 1  # the manifest was wrong; after that nobody asked it for a chunk
-        assert (address, "distrusted") in node.station.neighbourhood.states()
+        assert (address, "distrusted") in node.station.membership.states()
         samples = {
             (s.name, *s.labels.values()): s.value
             for metric in node.station.collector().collect()
@@ -263,7 +263,7 @@ async def test_a_peer_that_gives_wrong_bytes_is_named_and_not_asked_again(nodes:
         assert samples["pilotlight_weights_peer_failures_total", "wrong"] == 1
         await nodes.refresh()
         # a good word does not bring trust back
-        assert (address, "distrusted") in node.station.neighbourhood.states()
+        assert (address, "distrusted") in node.station.membership.states()
 
 
 async def test_a_dead_peer_costs_its_askers_one_deadline(nodes: Street) -> None:
@@ -273,7 +273,7 @@ async def test_a_dead_peer_costs_its_askers_one_deadline(nodes: Street) -> None:
         await nodes.join(address)
         await hold(node, name)
         # those that asked at once, before the first was given up
-        assert node.station.neighbourhood.failures[PeerFailure.SLOW] <= 9
+        assert node.station.membership.failures[PeerFailure.SLOW] <= 9
 
 
 async def test_a_node_that_dies_midway_is_replaced_by_the_origin(nodes: Street) -> None:
@@ -300,7 +300,7 @@ async def test_nobody_without_the_key_learns_anything(nodes: Street) -> None:
     node = await nodes.node()
     name = put_model(nodes.origin, SMALL)
     await hold(node, name)
-    own = node.station.neighbourhood.own_id
+    own = node.station.membership.own_id
     for target in (
         "/v1/holdings",
         f"/v1/manifests/{name}",
@@ -346,14 +346,14 @@ async def test_uploads_beyond_the_limit_are_sent_away(nodes: Street) -> None:
     async with first.station.server._turns:  # somebody slow is being served
         assert content(await hold(second, name)) == SMALL
     assert first.station.server.served.busy > 0
-    assert second.station.neighbourhood.failures[PeerFailure.BUSY] > 0
+    assert second.station.membership.failures[PeerFailure.BUSY] > 0
 
 
 async def test_a_node_among_its_own_peers_knows_itself(nodes: Street) -> None:
     node = await nodes.node()
-    assert list(node.station.neighbourhood.states()) == []
-    assert node.station.neighbourhood.owner("any") is None
-    assert repr(node.station.neighbourhood) == "<PeerMembership known=0 of 1>"
+    assert list(node.station.membership.states()) == []
+    assert node.station.membership.owner("any") is None
+    assert repr(node.station.membership) == "<PeerMembership known=0 of 1>"
 
 
 async def test_a_file_that_somebody_touched_is_not_given(nodes: Street) -> None:
@@ -365,7 +365,7 @@ async def test_a_file_that_somebody_touched_is_not_given(nodes: Street) -> None:
     assert node.store.shelf.chunk(digest_of(b"right"), 0) is None
     other = await nodes.node()
     assert content(await hold(other, name)) == {"file": b"right"}
-    assert other.station.neighbourhood.failures[PeerFailure.WRONG] == 0
+    assert other.station.membership.failures[PeerFailure.WRONG] == 0
 
 
 async def test_cancelling_a_lease_leaves_nothing_on_its_way(nodes: Street) -> None:
@@ -391,7 +391,7 @@ async def test_what_a_neighbour_fetched_a_moment_ago_is_known_without_waiting_fo
 ) -> None:
     first, second = await nodes.node(), await nodes.node(origin=MemoryOrigin())
     # its last look was before the first had anything
-    second.station.neighbourhood._looked_at = -60.0
+    second.station.membership._looked_at = -60.0
     name = put_model(nodes.origin, SMALL)
     await hold(first, name)
     assert content(await hold(second, name)) == SMALL

@@ -96,7 +96,7 @@ def record_alerts(
             insert.on_conflict_do_nothing(index_elements=["budget", "period", "percent"])
         ).rowcount
     if new and is_sent:
-        # rings the bell after the commit, which wakes the deliverer; followers of the feed wake
+        # rings the notifier after the commit, which wakes the deliverer; followers of the feed wake
         # too and find nothing new
         write.fed = True
     return new

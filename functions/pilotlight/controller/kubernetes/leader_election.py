@@ -45,7 +45,7 @@ class ClusterController:
     store: Store
     key: PlatformKey
     node_key: PlatformKey | None
-    bell: ChangeNotifier
+    notifier: ChangeNotifier
     statuses: FunctionStatuses
     nodes: NodeReports
     metrics: Metrics
@@ -81,7 +81,7 @@ class ClusterController:
             store=self.store,
             key=self.key,
             node_key=self.node_key,
-            bell=self.bell,
+            notifier=self.notifier,
             statuses=self.statuses,
             may_write=lambda: election.is_leader,
         )

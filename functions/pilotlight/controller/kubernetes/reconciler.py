@@ -75,7 +75,7 @@ class Reconciler:
         *,
         store: Store,
         key: PlatformKey,
-        bell: ChangeNotifier,
+        notifier: ChangeNotifier,
         statuses: FunctionStatuses,
         pace: ReconcileLimits | None = None,
         wall: Callable[[], float] = time.time,
@@ -90,7 +90,7 @@ class Reconciler:
         """
         self._cluster = cluster
         self._store = store
-        self._bell = bell
+        self._notifier = notifier
         self._statuses = statuses
         self._pace = pace or ReconcileLimits()
         self._wall = wall
@@ -140,7 +140,7 @@ class Reconciler:
 
     async def _follow(self) -> None:
         while True:
-            ring = self._bell.next_change()
+            ring = self._notifier.next_change()
             try:
                 await self._read()
             except SQLAlchemyError as e:

@@ -71,7 +71,7 @@ def enqueue_call(
     if not write.sql.execute(insert).rowcount:
         return 0
     submitted_calls.put(write, [record])
-    # rings the bell after the commit, which wakes activators that wait for due calls
+    # rings the notifier after the commit, which wakes activators that wait for due calls
     write.fed = True
     return 1
 

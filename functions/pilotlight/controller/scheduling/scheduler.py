@@ -22,11 +22,13 @@ LONGEST_WAIT_S = 5.0
 within schedules.GRACE_S only."""
 
 
-async def run_scheduler(*, store: Store, bell: ChangeNotifier, clock: Callable[[], float]) -> None:
-    """Create calls when schedules are due, until `bell` is closed. `clock`: wall time in seconds
-    since the epoch."""
-    while not bell.closed:
-        ring = bell.next_change()
+async def run_scheduler(
+    *, store: Store, notifier: ChangeNotifier, clock: Callable[[], float]
+) -> None:
+    """Create calls when schedules are due, until `notifier` is closed. `clock`: wall time in
+    seconds since the epoch."""
+    while not notifier.closed:
+        ring = notifier.next_change()
         wait_s = LONGEST_WAIT_S
         try:
             wait_s = await anyio.to_thread.run_sync(_round, store, clock)

@@ -91,7 +91,7 @@ def sync_schedules(write: Write, function_id: str, spec: FunctionSpec | None) ->
             sa.delete(table).where(table.c.function == function_id, table.c.number.in_(beyond))
         )
     if spec.schedules:
-        # rings the bell after the commit, which wakes the scheduler
+        # rings the notifier after the commit, which wakes the scheduler
         write.fed = True
 
 

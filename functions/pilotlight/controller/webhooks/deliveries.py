@@ -107,7 +107,7 @@ def enqueue(
         )
         new += write.sql.execute(insert.on_conflict_do_nothing(index_elements=["id"])).rowcount
     if new:
-        # rings the bell after the commit, which wakes the deliverer; followers of the feed wake
+        # rings the notifier after the commit, which wakes the deliverer; followers of the feed wake
         # too and find nothing new
         write.fed = True
     return new

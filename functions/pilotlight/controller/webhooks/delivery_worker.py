@@ -43,7 +43,7 @@ async def run_delivery_workers(
     *,
     store: Store,
     key: PlatformKey,
-    bell: ChangeNotifier,
+    notifier: ChangeNotifier,
     metrics: Metrics,
     clock: Callable[[], float],
     policy: str,
@@ -57,7 +57,7 @@ async def run_delivery_workers(
             deliverer = DeliveryWorker(
                 store=store,
                 key=key,
-                bell=bell,
+                notifier=notifier,
                 sender=sender,
                 metrics=metrics,
                 clock=clock,
@@ -77,7 +77,7 @@ class DeliveryWorker:
         *,
         store: Store,
         key: PlatformKey,
-        bell: ChangeNotifier,
+        notifier: ChangeNotifier,
         sender: WebhookSender,
         metrics: Metrics,
         clock: Callable[[], float],
@@ -87,7 +87,7 @@ class DeliveryWorker:
         self._outbox = outbox if outbox is not None else BudgetAlertQueue()
         self._store = store
         self._key = key
-        self._bell = bell
+        self._notifier = notifier
         self._sender = sender
         self._metrics = metrics
         self._clock = clock
@@ -99,9 +99,9 @@ class DeliveryWorker:
         return f"<DeliveryWorker posted={self._posted} failures={self.failures}>"
 
     async def run(self) -> None:
-        """Deliver until cancelled, or until the bell is closed."""
-        while not self._bell.closed:
-            ring = self._bell.next_change()
+        """Deliver until cancelled, or until the notifier is closed."""
+        while not self._notifier.closed:
+            ring = self._notifier.next_change()
             wait_s = PAUSE_AFTER_FAILURE_S
             try:
                 while await self.run_once():

@@ -54,9 +54,9 @@ async def _next_page(context: Context, *, after: int, wait_s: float, limit: int)
     try:
         async with asyncio.timeout(wait_s) as timer:
             while True:
-                change = context.bell.next_change()
+                change = context.notifier.next_change()
                 page = await anyio.to_thread.run_sync(read)
-                if page.changes or page.reset or context.bell.closed or wait_s == 0:
+                if page.changes or page.reset or context.notifier.closed or wait_s == 0:
                     timer.reschedule(None)
                     return page
                 await change.wait()

@@ -68,9 +68,9 @@ async def ask(
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(wait_s) as timer:
             while True:
-                change = context.bell.next_change()
+                change = context.notifier.next_change()
                 found = await anyio.to_thread.run_sync(claim)
-                if found or context.bell.closed or wait_s == 0:
+                if found or context.notifier.closed or wait_s == 0:
                     timer.reschedule(None)
                     return DueCalls(calls=found)
                 await change.wait()

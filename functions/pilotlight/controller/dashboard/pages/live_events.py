@@ -129,7 +129,7 @@ class EventHub:
             self._tasks.pop(place).cancel()
 
     async def _show(self, place: EnvironmentKey) -> None:
-        while not self._context.bell.closed:
+        while not self._context.notifier.closed:
             try:
                 checked = [(viewer.session, viewer.key) for viewer in self._viewers[place]]
                 valid, text = await anyio.to_thread.run_sync(self._query, place, checked)
@@ -157,9 +157,9 @@ class EventHub:
     async def _tick(self) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(TICK_S):
-                # the bell also rings for deploys; only shutdown ends the wait early
-                while not self._context.bell.closed:
-                    await self._context.bell.next_change().wait()
+                # the notifier also rings for deploys; only shutdown ends the wait early
+                while not self._context.notifier.closed:
+                    await self._context.notifier.next_change().wait()
 
     def _query(self, place: EnvironmentKey, checked: list[tuple[str, str]]) -> tuple[set[str], str]:
         """Return the valid ones among these sessions (id, key), and the event for all viewers."""
