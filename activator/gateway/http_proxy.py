@@ -12,7 +12,12 @@ from activator.calls.attempt import Attempt, status_of, worker_crash_error
 from activator.calls.call import Call
 from activator.calls.runner import CallRunner
 from activator.gateway.proxy_calls import call_of, expect_web, route_of
-from activator.gateway.proxy_headers import answer_headers, request_head, restrict_public_headers
+from activator.gateway.proxy_headers import (
+    answer_headers,
+    declared_length,
+    request_head,
+    restrict_public_headers,
+)
 from activator.gateway.websocket_proxy import WebSocketProxy
 from activator.http.request import Request, too_large
 from activator.metrics.metrics import Metrics
@@ -148,7 +153,12 @@ class _ProxyExchange:
         try:
             if body is not None:
                 attempt.is_sending = True
-                await _send_body(body, connection, self._entry.raw_body_bytes)
+                await _send_body(
+                    body,
+                    connection,
+                    limit_bytes=self._entry.raw_body_bytes,
+                    is_chunked=declared_length(request) is None,
+                )
                 attempt.is_sending = False
             attempt.answer = await future
         finally:
@@ -239,7 +249,9 @@ class _Body:
         return message
 
 
-async def _send_body(whole: _Body, connection: WorkerConnection, limit_bytes: int | None) -> None:
+async def _send_body(
+    whole: _Body, connection: WorkerConnection, *, limit_bytes: int | None, is_chunked: bool
+) -> None:
     """Forward the body as it arrives. Raises TooLarge when a body without a declared length exceeds
     its limit, and the errors of `_Body.next`."""
     sent = 0
@@ -251,7 +263,8 @@ async def _send_body(whole: _Body, connection: WorkerConnection, limit_bytes: in
                 # close: the worker must not take a partial request for a whole one
                 connection.close()
                 raise too_large(limit_bytes)
-            await connection.write(b"%x\r\n%s\r\n" % (len(body), body))
+            await connection.write(b"%x\r\n%s\r\n" % (len(body), body) if is_chunked else body)
         if not message.get("more_body", False):
-            await connection.write(b"0\r\n\r\n")
+            if is_chunked:
+                await connection.write(b"0\r\n\r\n")
             return

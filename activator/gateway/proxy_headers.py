@@ -106,8 +106,16 @@ def subpath(scope: Scope) -> bytes:
     )
 
 
+def declared_length(request: Request) -> int | None:
+    """Return the length of the request's body that its caller declared; None for a body without
+    one, and where there is no body. (The server has refused invalid and repeated ones.)"""
+    declared = request.headers.get(b"content-length")
+    return int(declared) if declared is not None else None
+
+
 def request_head(request: Request, call: Call, *, has_body: bool) -> bytes:
-    """Return the head of the request to the worker; its body is sent chunked."""
+    """Return the head of the request to the worker. Its body has the length that the caller
+    declared, because WSGI applications read no other (PEP 3333), or is sent chunked."""
     place = mount_path(request.scope, call.target).encode()
     under = b"" if call.target.spec.engine is not None else _UNDER  # an engine's paths are its own
     lines = [b"%s %s%s HTTP/1.1" % (request.verb.encode(), under, subpath(request.scope))]
@@ -126,7 +134,10 @@ def request_head(request: Request, call: Call, *, has_body: bool) -> bytes:
     )
     lines += [f"{name}: {value}".encode() for name, value in arm_of(call).items()]
     if has_body:
-        lines.append(b"transfer-encoding: chunked")
+        length = declared_length(request)
+        lines.append(
+            b"transfer-encoding: chunked" if length is None else b"content-length: %d" % length
+        )
     return b"\r\n".join(lines) + worker_lines(call) + b"\r\n\r\n"
 
 

@@ -64,6 +64,29 @@ async def test_a_worker_never_sees_the_key_nor_what_a_caller_says_in_our_name(
     assert "pilotlight-deadline-s: 300.000" in seen
 
 
+async def in_pieces() -> AsyncIterator[bytes]:
+    yield b"he"
+    yield b"llo"
+
+
+@pytest.mark.parametrize(
+    "content, framing, absent",
+    [
+        (b"hello", "content-length: 5", "transfer-encoding"),
+        (b"", "content-length: 0", "transfer-encoding"),
+        (in_pieces(), "transfer-encoding: chunked", "content-length"),
+    ],
+    ids=["declared", "empty", "in pieces"],
+)
+async def test_a_worker_sees_the_length_that_the_caller_declared(
+    edge: Edge, site: str, content: object, framing: str, absent: str
+) -> None:
+    seen = (await edge.client.post(site, headers=HEADERS, content=content)).text  # type: ignore[arg-type]
+
+    assert framing in seen.splitlines()
+    assert absent not in seen
+
+
 @pytest.mark.parametrize(
     "path", ["/v1/%2e%2e/internal/feed", "/v1/..%2finternal/feed", "/dashboard/%2e/x", "/v1/x/.."]
 )
