@@ -33,9 +33,9 @@ from activator.coordination.unauthenticated_limit import SharedUnauthenticatedLi
 from activator.fairness.share_policy import share_of
 from activator.fairness.start_admission import StartAdmission
 from activator.gateway.control_plane_proxy import ControlPlaneProxy
+from activator.gateway.gateway import Gateway
 from activator.gateway.health import Health
 from activator.gateway.http_proxy import HttpProxy
-from activator.gateway.pipeline import Gateway
 from activator.http.dashboard_host import DashboardHost
 from activator.http.server import ConnectionLimits
 from activator.idempotency.process import ProcessIdempotency

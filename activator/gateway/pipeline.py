@@ -1,316 +1,61 @@
-"""The request pipeline: route → authenticate → admit → reserve → forward → meter.
+"""What happens to a call: route → authenticate → admit → reserve → forward → meter.
 
-`Gateway.invoke` runs it for a synchronous call. `verbs` has the others (`submit` passes the call to
-`async_calls`, `warmup` starts without a call); `/fn/` streams raw HTTP (`http_proxy`), and all
-other paths go to the controller. `/t/{tenant}/` serves functions that another tenant shares or that
-are public."""
+`routing` has found the function and its caller before (`AccessGrant`). Here the call is admitted:
+quotas, body, arguments. `CallRunner` reserves a slot and forwards it, `ResponseWriter` sends the
+response and closes the attempt, which meters it. The fast path takes the same steps for a warm call
+without a task (`fast_path`)."""
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import time
-from collections.abc import Coroutine
-from typing import Any
+from collections.abc import Awaitable, Callable
 
-from activator.async_calls.service import AsyncCalls
-from activator.autoscaler.autoscaler_loop import AutoscalerLoop
-from activator.balancing.global_queue import UnauthenticatedRateLimiter
 from activator.calls.argument_checker import ArgumentChecker
-from activator.calls.attempt import Attempt
 from activator.calls.call import Call
 from activator.calls.runner import CallRunner
-from activator.calls.shadow_traffic import ShadowTraffic
-from activator.coordination.peers import HEALTH, PASSED_ON
-from activator.gateway.control_plane_proxy import ControlPlaneProxy
-from activator.gateway.fast_path import FastPath, FastPathRoute
-from activator.gateway.health import READY, Health
-from activator.gateway.http_proxy import HttpProxy
 from activator.gateway.response_writer import ResponseWriter
-from activator.gateway.verbs import SubmitAndWarmup
-from activator.http.bodies import Bodies
-from activator.http.dashboard_host import DashboardHost
 from activator.http.payloads import JSON, PICKLE
-from activator.http.request import Receive, Request, Scope, Send, accept_of
-from activator.http.trusted_proxies import TrustedProxies
-from activator.idempotency.middleware import KEY, Idempotency
-from activator.idempotency.process import ProcessIdempotency
-from activator.idempotency.store import IdempotencyStore
-from activator.llm.openai.api import OpenAI, is_one_model, is_openai_path
-from activator.llm.token_admission import TokenAdmission
-from activator.metrics.metrics import Metrics
-from activator.open_inference.api import V1, OpenInferenceApi, ReadArguments, is_model_path
+from activator.http.request import Request, accept_of
 from activator.quotas.admission import Admission
-from activator.routing.access import AccessCache, AccessGrant, parse_tenant_prefix
-from activator.routing.resolver import RAW, RequestResolver
-from activator.routing.route_cache import FUNCTIONS, Handler, RouteCache
-from activator.routing.route_table import RouteTable
-from activator.settings import ActivatorSettings
+from activator.routing.access import AccessGrant
 from activator.tracing.tracer import Tracer
-from activator.worker_client.connection import WorkerConnectionLost
-from pilotlight import errors
 
-log = logging.getLogger(__name__)
-
-CALLS = "/v1/calls/"
+ReadArguments = Callable[[], Awaitable[bytes]]
+"""Reads a request, and returns JSON arguments."""
 
 
-class Gateway:
-    """The ASGI application that handles all requests."""
+class CallPipeline:
+    """Runs calls whose callers wait for the response. Owner: the event loop.
+
+    Attributes:
+        writer: sends responses to callers."""
 
     def __init__(
         self,
         *,
-        settings: ActivatorSettings,
-        table: RouteTable,
-        access: AccessCache,
-        unauthenticated: UnauthenticatedRateLimiter,
         runner: CallRunner,
-        calls: AsyncCalls,
-        scaler: AutoscalerLoop,
-        http_proxy: HttpProxy,
-        control: ControlPlaneProxy,
-        metrics: Metrics,
-        tracer: Tracer | None = None,
-        shadows: ShadowTraffic | None = None,
-        idempotency: IdempotencyStore | None = None,
-        health: Health | None = None,
-        arguments: ArgumentChecker | None = None,
-        dashboard: DashboardHost | None = None,
+        writer: ResponseWriter,
+        arguments: ArgumentChecker,
+        tracer: Tracer,
+        body_timeout_s: float,
     ) -> None:
-        """`dashboard`: decides between the origins, if the dashboard has its own."""
-        self._dashboard = dashboard
-        self._settings = settings
-        self._proxies = TrustedProxies(settings.trusted_proxies)
-        self.bodies = Bodies(
-            limit_bytes=settings.waiting_bytes, tenant_bytes=settings.tenant_waiting_bytes
-        )
-        self._health = health or Health()
-        self._tracer = tracer or Tracer()
-        self._arguments = arguments or ArgumentChecker()
-        self._table = table
-        self._access = access
+        """`body_timeout_s`: how long a caller may take to send its body."""
         self._runner = runner
-        self._calls = calls
-        self._resolver = RequestResolver(
-            table=table, access=access, unauthenticated=unauthenticated
-        )
-        self._variations = SubmitAndWarmup(
-            settings=settings,
-            resolver=self._resolver,
-            calls=calls,
-            runner=runner,
-            scaler=scaler,
-            admit=self.admit_later,
-        )
-        self.idempotency = Idempotency(
-            idempotency or ProcessIdempotency(),
-            resolver=self._resolver,
-            entry_of=self._entry_of,
-            ttl_s=settings.idempotency_ttl_s,
-            body_timeout_s=settings.body_timeout_s,
-            bodies=self.bodies,
-        )
-        self._models = OpenInferenceApi(
-            settings=settings,
-            resolver=self._resolver,
-            run=self.run_whole,
-            arguments=self._arguments,
-        )
-        self._http_proxy = http_proxy
-        self.openai = OpenAI(
-            settings=settings,
-            table=table,
-            resolver=self._resolver,
-            runner=runner,
-            http_proxy=http_proxy,
-            token_admission=TokenAdmission(
-                waiting_of=lambda target: runner.throttler_of(target).waiting
-            ),
-            metrics=metrics,
-            tracer=self._tracer,
-        )
-        self._control = control
-        self._metrics = metrics
-        self._relay = ResponseWriter(
-            metrics=metrics, tracer=self._tracer, heartbeat_s=settings.heartbeat_s, shadows=shadows
-        )
-        self.warm = FastPath(
-            throttler_of=runner.throttler_of,
-            runner=runner,
-            metrics=metrics,
-            continue_in_task=self._continue_in_task,
-            tracer=self._tracer,
-            shadows=shadows,
-        )
-        verbs: dict[str, Handler] = {
-            "invoke": self.invoke,
-            "submit": self._variations.submit,
-            "warmup": self._variations.warmup,
-        }
-        self._resolutions = RouteCache(
-            table=table, resolver=self._resolver, access=access, verbs=verbs
-        )
+        self.writer = writer
+        self._arguments = arguments
+        self._tracer = tracer
+        self._body_timeout_s = body_timeout_s
 
-    def find_warm(self, url: bytes, headers: dict[bytes, bytes]) -> FastPathRoute | None:
-        """Return the fast path route of a call that needs no task (`server.FastPathApplication`);
-        None at the dashboard's host, which serves no calls."""
-        if self._dashboard is not None and self._dashboard.owns(headers):
-            return None
-        return self._resolutions.find_warm(url, headers)
+    def __repr__(self) -> str:
+        return f"<CallPipeline {self._runner!r}>"
 
-    def copy_calls(self, shadows: ShadowTraffic) -> None:
-        """Copy all later calls to `shadows`."""
-        self.warm.shadows = self._relay.shadows = shadows
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI 3."""
-        self._proxies.record_caller(scope)
-        if scope["type"] == "http":
-            request = Request(scope, receive, send)
-            if self._dashboard is not None and self._dashboard.misplaced(request):
-                await self._answer(request, self._dashboard.answer(request))
-                return
-            is_once = KEY in request.headers and self.idempotency.concerns(request)
-            await self._answer(
-                request,
-                self.idempotency.answer(request, self._plain) if is_once else self._route(request),
-            )
-        elif scope["type"] == "websocket":
-            await self._http_proxy.websocket(
-                scope, receive, send, self._web_socket_entry, self.bodies
-            )
-
-    def _web_socket_entry(self, request: Request) -> AccessGrant:
-        """Return the access grant of a WebSocket's function. Raises NotFound, and the errors of
-        `RequestResolver.raw_entry`."""
-        if self._dashboard is not None and self._dashboard.owns(request.headers):
-            raise self._dashboard.not_here(request)
-        return self._resolver.raw_entry(request)
-
-    def _entry_of(self, request: Request) -> AccessGrant:
-        """Return the access grant of a request with an idempotency key. Raises the same errors as
-        without a key."""
-        owner, place = parse_tenant_prefix(request.path)
-        if not place.startswith(FUNCTIONS):
-            return self._models.entry_of(request, owner, place)
-        resolved = self._resolutions.resolve(request, owner, place)
-        if resolved is None:
-            raise errors.NotFound(f"nothing is served at {request.verb} {request.path}")
-        return self._resolver.enter(
-            request, resolved.caller, resolved.routed, resolved.tag, unasked=resolved.unasked
-        )
-
-    async def _plain(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request whose idempotency key was already handled."""
-        request = Request(scope, receive, send)
-        await self._answer(request, self._route(request))
-
-    async def _continue_in_task(self, request: Request, step: Coroutine[Any, Any, Attempt]) -> None:
-        """Continue a fast path call in a task."""
-        await self._answer(request, self._finish(request, step))
-
-    async def _answer(self, request: Request, work: Coroutine[Any, Any, None]) -> None:
-        """Answer one request. Errors are converted to problem documents only here."""
-        connection = request.scope.get("connection")
-        task = asyncio.current_task()
-        if connection is not None and task is not None:
-            connection.on_gone = task.cancel
-        try:
-            await work
-        except errors.PilotlightError as e:
-            self._metrics.count_rejected(e, request.tenant, request.target, request.arm)
-            if not request.is_answered:
-                await request.respond_error(e)
-                if request.call is not None:
-                    self._tracer.failed(request.call, e.type, e.status)
-        except WorkerConnectionLost as e:
-            log.warning("response interrupted call=%s error=%s", request.id, e)
-            if connection is not None:
-                # part of the response was sent: only a broken connection can signal the error
-                connection.transport.abort()
-        except asyncio.CancelledError:
-            if connection is None or not connection.transport.is_closing():
-                raise
-            self._metrics.count_aborted(499, request.target, request.arm)
-            if request.call is not None and not request.is_answered:
-                self._tracer.failed(request.call, "cancelled", 499)
-        finally:
-            if connection is not None:
-                connection.on_gone = None
-
-    async def _route(self, request: Request) -> None:
-        with self.bodies.room(request):
-            await self._handle(request)
-
-    async def _handle(self, request: Request) -> None:
-        path = request.path
-        owner, place = parse_tenant_prefix(path)
-        if place.startswith(FUNCTIONS):
-            resolved = self._resolutions.resolve(request, owner, place)
-            if resolved is not None:
-                entry = self._resolver.enter(
-                    request,
-                    resolved.caller,
-                    resolved.routed,
-                    resolved.tag,
-                    unasked=resolved.unasked,
-                )
-                await resolved.handler(request, entry, resolved.method)
-                return
-        if is_openai_path(place):
-            await self.openai.answer(request, owner, place)
-        elif is_model_path(place):
-            if not (
-                is_one_model(request, place)
-                and await self.openai.describe(request, owner, place.removeprefix(V1))
-            ):
-                await self._models.answer(request, owner, place)
-        elif place.startswith(RAW):
-            entry = self._resolver.raw_entry(request)
-            await (
-                self._http_proxy.http
-                if entry.target.spec.engine is None
-                else self.openai.answer_raw
-            )(request, entry)
-        elif owner is not None:
-            raise errors.NotFound(
-                f"nothing is served at {path}: functions of another tenant are under "
-                f"/t/<tenant>/v1/functions/ or /fn/"
-            )
-        elif path.startswith(CALLS) and request.verb == "PUT":
-            await self._variations.put_call(request, path[len(CALLS) :])
-        elif path.startswith(CALLS):
-            await self._calls.answer(request, self._resolver.reader(request), path[len(CALLS) :])
-        elif path in (HEALTH, READY):
-            await self._answer_health(request)
-        else:
-            await self._control.forward(request)
-
-    async def _answer_health(self, request: Request) -> None:
-        """Answer `/healthz` and `/readyz`, without authentication because probes have no key."""
-        if (
-            PASSED_ON in request.headers and not request.address
-        ):  # a peer activator, over our Unix socket
-            await self._control.catch_up()
-        await (
-            self._health.require_ready() if request.path == READY else self._health.require_alive()
-        )
-        await request.respond_json(
-            200,
-            {"status": "ready" if request.path == READY else "ok", "routes": self._table.version},
-        )
-
-    # -- calls -------------------------------------------------------------------------------------
     async def invoke(self, request: Request, entry: AccessGrant, method: str) -> None:
-        """Handle `POST …:invoke`: call and wait for the response."""
-        if entry.target.spec.engine is not None:
-            await self.openai.invoke(request, entry)
-            return
+        """Run a call and send its response. Raises what `admit`, the runner and the writer
+        raise."""
         admission = await entry.admit()
         try:
             call = await self.admit(request, entry, method, admission)
-            await self._finish(request, self._runner.begin(call))
+            await self.writer.answer(request, self._runner.begin(call))
         finally:
             if admission is not None:
                 admission.release()
@@ -318,27 +63,17 @@ class Gateway:
     async def run_whole(
         self, request: Request, entry: AccessGrant, method: str, read_arguments: ReadArguments
     ) -> tuple[int, bytes, bytes]:
-        """Run a call for an adapter that translates its JSON arguments and its whole response.
-        Returns status, header lines and body."""
+        """Run a call for an adapter that translates its arguments and its whole response. Returns
+        status, header lines and body."""
         admission = await entry.admit()
         try:
             call = await self.admit(
                 request, entry, method, admission, read_arguments=read_arguments
             )
-            return await self._relay.collect(request, await self._runner.begin(call))
+            return await self.writer.collect(request, await self._runner.begin(call))
         finally:
             if admission is not None:
                 admission.release()
-
-    async def _finish(self, request: Request, step: Coroutine[Any, Any, Attempt]) -> None:
-        await self._relay.answer(request, step)
-
-    async def admit_later(self, request: Request, entry: AccessGrant, method: str) -> Call:
-        """Admit a call that counts as a request now, and towards the concurrency quota when it
-        runs."""
-        if entry.target.spec.engine is not None:
-            return await self.openai.admit_later(request, entry)
-        return await self.admit(request, entry, method, await entry.admit(holds=0))
 
     async def admit(
         self,
@@ -351,7 +86,9 @@ class Gateway:
     ) -> Call:
         """Check the content type, read the body within its limits and check the arguments, before
         anything is started or billed. `read_arguments`: reads JSON arguments in the body's place,
-        for an adapter."""
+        for an adapter.
+
+        Raises NotFound, InvalidInput, TooLarge, TooManyRequests, UnsupportedMediaType."""
         check = entry.target.check(method)
         rank = entry.rank(request.headers)
         content_type, accept = JSON, JSON
@@ -362,7 +99,7 @@ class Gateway:
         body = await (
             read_arguments()
             if read_arguments is not None
-            else request.body(limit_bytes=entry.body_bytes, timeout_s=self._settings.body_timeout_s)
+            else request.body(limit_bytes=entry.body_bytes, timeout_s=self._body_timeout_s)
         )
         upload_ns = time.monotonic_ns() - asked_ns  # time spent by the caller
         if content_type is not PICKLE:

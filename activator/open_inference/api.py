@@ -28,8 +28,8 @@ from pilotlight.spec.function import MethodSpec
 
 V1, V2 = "/v1/models/", "/v2"
 
-ReadArguments = Callable[[], Awaitable[bytes]]
-RunCall = Callable[[Request, AccessGrant, str, ReadArguments], Awaitable[tuple[int, bytes, bytes]]]
+ReadJson = Callable[[], Awaitable[bytes]]
+RunCall = Callable[[Request, AccessGrant, str, ReadJson], Awaitable[tuple[int, bytes, bytes]]]
 """Runs a call of a method with these JSON arguments; returns the status, the header lines and the
 body of its whole response."""
 

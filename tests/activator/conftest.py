@@ -27,9 +27,9 @@ from activator.calls.fallback import FallbackChain
 from activator.calls.runner import CallRunner
 from activator.coordination.state import InstanceLeases
 from activator.gateway.control_plane_proxy import ControlPlaneProxy
+from activator.gateway.gateway import Gateway
 from activator.gateway.health import Health
 from activator.gateway.http_proxy import HttpProxy
-from activator.gateway.pipeline import Gateway
 from activator.gateway.websocket_frames import CallerSocket
 from activator.gateway.websocket_proxy import MAX_MESSAGE_BYTES
 from activator.http.dashboard_host import DashboardHost

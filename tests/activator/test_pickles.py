@@ -27,7 +27,7 @@ from websockets.asyncio.server import ServerConnection, unix_serve
 import activator
 from activator.calls.call import Call
 from activator.calls.shadow_traffic import ShadowTraffic
-from activator.gateway.pipeline import Gateway
+from activator.gateway.gateway import Gateway
 from activator.http.payloads import JSON, PICKLE, accepts_pickles, answered_type, payload_type
 from activator.llm.openai.api import MODELS, OURS
 from activator.llm.openai.request import PATHS
