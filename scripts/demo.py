@@ -98,9 +98,9 @@ def start(platform: local_platform.LocalPlatform) -> Session:
     session = Session(options=CommonOptions(config=platform.config))
     os.environ.update(run_platform.process_environment(platform))
     key = run_platform.prepare_home(platform)
-    name = profile_name(platform, session, key)
     for notice in run_platform.detach(platform):
         console.print(f"  {notice.process:<13}{notice.text} ({notice.seconds:.2f} s)", style="dim")
+    name = profile_name(platform, session, key)
     console.print(
         f"pilotlight is up at {platform.url} after {time.monotonic() - began:.1f} s; dashboard: "
         f"{platform.dashboard}",

@@ -8,6 +8,7 @@ import io
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from pilotlight import profile
 from pilotlight.cli.supervisor import local_platform, stale_processes
 from pilotlight.cli.supervisor.supervisor import PROCESSES
 from tests.e2e.harness import PlatformUnderTest, platform_up, wait_for
@@ -284,14 +286,14 @@ def test_up_in_the_terminal_writes_the_first_key_refuses_a_second_and_ends_with_
 ) -> None:
     import yaml
 
-    config, profile = short_tmp / "p.yaml", short_tmp / "profile.toml"
+    config, file = short_tmp / "p.yaml", short_tmp / "profile.toml"
     sections: dict[str, dict[str, object]] = {name: {"metrics_listen": None} for name in PROCESSES}
     config.write_text(
         yaml.safe_dump(
             {**sections, "platform": {"home": str(short_tmp / "h"), "run": str(short_tmp / "r")}}
         )
     )
-    environ = {**os.environ, "PILOTLIGHT_CONFIG": str(profile), "NO_COLOR": "1"}
+    environ = {**os.environ, "PILOTLIGHT_CONFIG": str(file), "NO_COLOR": "1"}
     argv = [
         sys.executable,
         "-m",
@@ -308,8 +310,8 @@ def test_up_in_the_terminal_writes_the_first_key_refuses_a_second_and_ends_with_
     ):
         assert up.stdout is not None
         body = json.loads(up.stdout.readline())
-        assert body["key_file"] == str(profile)
-        assert profile.stat().st_mode & 0o777 == 0o600
+        assert body["key_file"] == str(file)
+        assert file.stat().st_mode & 0o777 == 0o600
         second = subprocess.run(argv, env=environ, capture_output=True, text=True, check=False)
         assert second.returncode == 1
         assert f"already runs in {short_tmp / 'h'} (process {up.pid}" in second.stderr
@@ -327,6 +329,42 @@ def test_up_in_the_terminal_writes_the_first_key_refuses_a_second_and_ends_with_
     platform = local_platform.find_platform(config=config, home=None, environ={}, cwd=short_tmp)
     assert local_platform.find_running(platform) is None
     assert not list((short_tmp / "r").glob("*.pid"))
+
+
+@pytest.mark.slow  # starts a platform
+def test_an_up_that_fails_changes_no_login_and_the_next_one_loses_none(short_tmp: Path) -> None:
+    import yaml
+
+    config, file = short_tmp / "p.yaml", short_tmp / "profile.toml"
+    sections: dict[str, dict[str, object]] = {name: {"metrics_listen": None} for name in PROCESSES}
+    paths = {"home": str(short_tmp / "h"), "run": str(short_tmp / "r")}
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        sections["activator"] = {"listen": f"127.0.0.1:{port}", "metrics_listen": None}
+        config.write_text(yaml.safe_dump({**sections, "platform": paths}))
+        theirs = profile.Profile(url=f"http://127.0.0.1:{port}", api_key="pl_theirs")
+        profile.save(theirs, path=file)
+        before = file.read_text()
+        environ = {**os.environ, "PILOTLIGHT_CONFIG": str(file), "NO_COLOR": "1"}
+
+        def cli(*words: str) -> subprocess.CompletedProcess[str]:
+            argv = [sys.executable, "-m", "pilotlight", *words, "--config", str(config)]
+            return subprocess.run(argv, env=environ, capture_output=True, text=True, check=False)
+
+        refused = cli("up", "-d")
+        assert refused.returncode == 1
+        assert str(port) in refused.stderr
+        assert file.read_text() == before
+    assert (short_tmp / "h/first-admin.key").stat().st_mode & 0o777 == 0o600
+    done = cli("up", "-d")
+    assert done.returncode == 0, done.stderr
+    try:
+        kept = profile.load({"PILOTLIGHT_CONFIG": str(file)}, name="default-old-1")
+        assert kept == theirs
+        assert cli("app", "list").returncode == 0, "the new key is the active login"
+        assert not (short_tmp / "h/first-admin.key").exists()
+    finally:
+        assert cli("down").returncode == 0
 
 
 def test_a_killed_supervisor_takes_its_processes_along_and_the_next_one_starts() -> None:

@@ -84,13 +84,30 @@ def _hold(listen: str) -> list[socket.socket]:
 
 def prepare_home(platform: LocalPlatform) -> str | None:
     """Create the home, the platform key and, in a new home, the first admin key. Return the admin
-    key, or None if keys exist."""
+    key, or None if keys exist and one was saved.
+
+    The database has only the key's hash, so its text stays in the home until it is in a profile: a
+    start that fails after this does not lose it."""
     from pilotlight.controller.server.bootstrap import first_admin_key
     from pilotlight.core.crypto import PlatformKey
 
     platform.paths.make()
     PlatformKey.load_or_create(platform.paths.home / "platform.key")
-    return first_admin_key(platform.config)
+    unsaved = unsaved_key_file(platform)
+    if (key := first_admin_key(platform.config)) is not None:
+        descriptor = os.open(unsaved, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(key)
+        return key
+    try:
+        return unsaved.read_text() or None
+    except FileNotFoundError:
+        return None
+
+
+def unsaved_key_file(platform: LocalPlatform) -> Path:
+    """The file of a first admin key that is not in a profile yet."""
+    return platform.paths.home / "first-admin.key"
 
 
 def process_environment(platform: LocalPlatform) -> dict[str, str]:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from pilotlight.cli.supervisor.local_platform import LocalPlatform
     from pilotlight.cli.supervisor.supervisor import Notice
+    from pilotlight.profile import Profile
 
 _DOWN_WAIT_S = 120.0
 """Maximum time that `down` waits: four grace periods of 30 s."""
@@ -57,32 +58,62 @@ def up(
     platform = local_platform.configure(platform, listen=listen, home=session.options.home)
     os.environ.update(run_platform.process_environment(platform))
     key = run_platform.prepare_home(platform)
-    key_file = save_key(platform, session, key)[0] if key else None
+
+    def announce_up() -> None:
+        # only once it serves: a start that fails must not change a login
+        key_file = save_key(platform, session, key)[0] if key else None
+        _announce_up(session, platform, key_file)
+
     if detach:
         for notice in run_platform.detach(platform):
             _tell(session, notice)
-        _announce_up(session, platform, key_file)
+        announce_up()
         return
     asyncio.run(
         run_platform.supervise(
-            platform,
-            announce=lambda notice: _tell(session, notice),
-            started=lambda: _announce_up(session, platform, key_file),
+            platform, announce=lambda notice: _tell(session, notice), started=announce_up
         )
     )
 
 
 def save_key(platform: LocalPlatform, session: Session, key: str) -> tuple[Path, str]:
-    """Write the first admin key to the profile file; return the file and the profile's name. Does
-    not replace the profile of another platform."""
+    """Write the first admin key to the profile file; return the file and the profile's name.
+
+    A profile of that name with another key is kept under a free name: it may belong to another
+    platform that had the same address."""
     from pilotlight import profile
+    from pilotlight.cli.supervisor.run_platform import unsaved_key_file
 
     environ = session.profile_environ()
     file = profile.config_path(environ)
     name = session.options.profile or _free_profile_name(platform, session)
     fresh = profile.Profile(url=platform.url, api_key=key)
     activate = name == profile.DEFAULT_PROFILE or session.options.profile is not None
-    return profile.save(fresh, name=name, path=file, activate=activate), name
+    if (held := _profile_in_file(session, name)) is not None and held.api_key not in ("", key):
+        taken = profile.names(environ)
+        kept = next(
+            free for n in range(1, len(taken) + 2) if (free := f"{name}-old-{n}") not in taken
+        )
+        profile.save(held, name=kept, path=file, activate=False)
+        session.say(f"the login of profile {name!r} is kept as profile {kept!r}")
+    saved = profile.save(fresh, name=name, path=file, activate=activate)
+    unsaved_key_file(platform).unlink(missing_ok=True)
+    return saved, name
+
+
+def _profile_in_file(session: Session, name: str) -> Profile | None:
+    """The profile of that name as the file has it, without overrides of the environment."""
+    from pilotlight import profile
+
+    environ = session.profile_environ()
+    if name not in profile.names(environ):
+        return None
+    in_file = {
+        key: value
+        for key, value in environ.items()
+        if key in ("PILOTLIGHT_CONFIG", "HOME", "XDG_CONFIG_HOME")
+    }
+    return profile.load(in_file, name=name)
 
 
 def _free_profile_name(platform: LocalPlatform, session: Session) -> str:
@@ -90,16 +121,8 @@ def _free_profile_name(platform: LocalPlatform, session: Session) -> str:
     must not be lost."""
     from pilotlight import profile
 
-    environ = session.profile_environ()
-    if profile.DEFAULT_PROFILE not in profile.names(environ):
-        return profile.DEFAULT_PROFILE
-    in_file = {
-        key: value
-        for key, value in environ.items()
-        if key in ("PILOTLIGHT_CONFIG", "HOME", "XDG_CONFIG_HOME")
-    }
-    held = profile.load(in_file, name=profile.DEFAULT_PROFILE)
-    is_ours = not held.api_key or held.url == platform.url
+    held = _profile_in_file(session, profile.DEFAULT_PROFILE)
+    is_ours = held is None or not held.api_key or held.url == platform.url
     return profile.DEFAULT_PROFILE if is_ours else f"local-{platform.listen.rpartition(':')[2]}"
 
 
