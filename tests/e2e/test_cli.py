@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import fcntl
 import io
 import json
 import os
+import pty
 import signal
 import socket
 import subprocess
 import sys
+import termios
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
@@ -365,6 +368,42 @@ def test_an_up_that_fails_changes_no_login_and_the_next_one_loses_none(short_tmp
         assert not (short_tmp / "h/first-admin.key").exists()
     finally:
         assert cli("down").returncode == 0
+
+
+@pytest.mark.slow  # starts a platform
+def test_a_closed_terminal_stops_the_platform_in_order(short_tmp: Path) -> None:
+    import yaml
+
+    config = short_tmp / "p.yaml"
+    sections: dict[str, dict[str, object]] = {name: {"metrics_listen": None} for name in PROCESSES}
+    sections["activator"]["listen"] = f"127.0.0.1:{free_port()}"
+    sections["platform"] = {"home": str(short_tmp / "h"), "run": str(short_tmp / "r")}
+    config.write_text(yaml.safe_dump(sections))
+    environ = {**os.environ, "PILOTLIGHT_CONFIG": str(short_tmp / "profile.toml")}
+    terminal, theirs = pty.openpty()
+    with (
+        subprocess.Popen(
+            [sys.executable, "-m", "pilotlight", "up", "--config", str(config)],
+            env=environ,
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509
+            text=True,
+        ) as up,
+        not_outliving(up),
+    ):
+        os.close(theirs)
+        shown = b""
+        while b"pilotlight is up at" not in shown:
+            shown += os.read(terminal, 4096)
+        pids = [int(file.read_text().split()[0]) for file in (short_tmp / "r").glob("*.pid")]
+        os.close(terminal)
+        assert up.wait(60) == 0
+    assert len(pids) == len(PROCESSES)
+    assert not [one for one in pids if Path(f"/proc/{one}").exists()]
+    assert not list((short_tmp / "r").glob("*.pid"))
 
 
 def test_a_killed_supervisor_takes_its_processes_along_and_the_next_one_starts() -> None:

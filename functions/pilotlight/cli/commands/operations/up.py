@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 from pathlib import Path
@@ -213,7 +214,8 @@ def _user(uid: int | None) -> str:
 
 def _tell(session: Session, notice: Notice) -> None:
     seconds = f" ({notice.seconds:.2f} s)" if notice.seconds else ""
-    session.say(f"{notice.process:>12}  {notice.text}{seconds}")
+    with contextlib.suppress(OSError):  # the terminal was closed: stop in order nevertheless
+        session.say(f"{notice.process:>12}  {notice.text}{seconds}")
 
 
 def _announce_up(session: Session, platform: LocalPlatform, key_file: Path | None) -> None:
