@@ -243,7 +243,7 @@ async def test_an_upload_over_the_clock_is_no_fault_of_the_instance(edge: Edge) 
 
     async def body() -> AsyncIterator[bytes]:
         yield b"x"
-        await asyncio.sleep(10 * EXECUTION_S)
+        await asyncio.sleep(1.2 * EXECUTION_S)
 
     answer = await edge.client.post(f"{edge.url}/fn/shop/site/x", headers=HEADERS, content=body())
     assert answer.status_code == 504
@@ -252,6 +252,7 @@ async def test_an_upload_over_the_clock_is_no_fault_of_the_instance(edge: Edge) 
     assert edge.fleet.stopped == []
 
 
+@pytest.mark.slow  # waits for an answer to the close of the WebSocket
 async def test_a_websocket_whose_worker_hangs_at_the_end_of_its_clock_replaces_the_instance(
     edge: Edge,
 ) -> None:
