@@ -209,8 +209,8 @@ async def _relay_frames(
                 )
                 up.add_done_callback(lambda _: down.cancel())
                 down.add_done_callback(lambda _: up.cancel())
-        has_left = not up.cancelled() and up.result()
-        if worker.close_code == CloseCode.ABNORMAL_CLOSURE and not has_left:
+        is_ended_here = any(not task.cancelled() and task.result() for task in (up, down))
+        if worker.close_code == CloseCode.ABNORMAL_CLOSURE and not is_ended_here:
             raise await worker_crash_error(attempt.reservation)
     except TimeoutError as e:
         # a worker that answers the close does not hang: WebSockets may be open for long
@@ -262,7 +262,9 @@ async def _connect(scope: Scope, reservation: Reservation, call: Call) -> Client
         raise await worker_crash_error(reservation) from e
 
 
-async def _from_worker(worker: ClientConnection, send: Send, count_bytes: CountBytes) -> None:
+async def _from_worker(worker: ClientConnection, send: Send, count_bytes: CountBytes) -> bool:
+    """Relay the worker's frames. Returns whether the caller or the platform ended the WebSocket,
+    rather than the worker."""
     code, reason = None, None
     try:
         async for frame in worker:
@@ -278,20 +280,23 @@ async def _from_worker(worker: ClientConnection, send: Send, count_bytes: CountB
             )
     except errors.TooManyRequests as e:
         await _close(send, CloseCode.TRY_AGAIN_LATER, str(e))
-        return
+        return True
     except OSError:
-        return  # the caller disconnected (ASGI 2.4)
+        return True  # the caller disconnected (ASGI 2.4)
     if code is None and worker.close_code == CloseCode.ABNORMAL_CLOSURE:
-        return  # it died, or its caller left and it did not answer the close
+        return False  # it died, or its caller left and it did not answer the close
+    is_ended_here = code is not None
     if code is None:
         code = worker.close_code if worker.close_code not in (None, 1005) else 1000
     await _close(send, code, reason or worker.close_reason or "")
+    return is_ended_here
 
 
 async def _from_caller(
     worker: ClientConnection, receive: Receive, send: Send, count_bytes: CountBytes
 ) -> bool:
-    """Relay the caller's frames. Returns whether it ended the WebSocket, rather than the worker."""
+    """Relay the caller's frames. Returns whether the caller or the platform ended the WebSocket,
+    rather than the worker."""
     while True:
         message = await receive()
         if message["type"] == "websocket.disconnect":
