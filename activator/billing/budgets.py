@@ -20,9 +20,9 @@ Only costs without a reservation can exceed it:
                calls that ran when it was made and those that began before
                  the ledger said what had been spent by then (a round trip)
 
-where SETTLE_S (60 s, `autoscaler_loop.SETTLE_EVERY`) is how often idle time is recorded, drain how long an
-idle instance takes to end, and the clock is late only when the event loop is. Such costs count as
-soon as they are written, so the next call sees them.
+where SETTLE_S (60 s, `autoscaler_loop.SETTLE_EVERY`) is how often idle time is recorded, drain how
+long an idle instance takes to end, and the clock is late only when the event loop is. Such costs
+count as soon as they are written, so the next call sees them.
 
 A call runs if its worst case fits in what is neither spent nor reserved. If it would fit once the
 running calls have settled, it is answered 429 with the time at which the first of them must have

@@ -28,7 +28,8 @@ from activator.llm.token_reservation import TokenReservation
 from pilotlight.spec.pricing import BUSY, ONE_CORE, Footprint, Rates, kind_factor
 
 NO_LIMIT_NS = 7 * 86_400 * 10**9
-"""Limit for an account without an execution clock: the longest that is allowed (`spec.function.Clocks`)."""
+"""Limit for an account without an execution clock: the longest that is allowed
+(`spec.function.Clocks`)."""
 
 
 @dataclass(slots=True)
@@ -165,9 +166,9 @@ class InstanceAccount:
         """Reserve the worst case, write the attempt to the journal and start metering it.
         `limit_ns`: a limit below the execution clock, where known.
 
-        `mark`: rarely used fields (`usage.encode_optional_fields`). `is_shadow`: a mirrored call, which costs
-        nothing and needs no budget. `tokens`: the token limits of a language model's call, which
-        are part of its worst case.
+        `mark`: rarely used fields (`usage.encode_optional_fields`). `is_shadow`: a mirrored call,
+        which costs nothing and needs no budget. `tokens`: the token limits of a language model's
+        call, which are part of its worst case.
 
         Raises JournalFull, Conflict, OverBudget, BudgetReserved, AllowanceNeeded; the attempt must
         then not be dispatched."""

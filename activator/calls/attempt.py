@@ -180,9 +180,7 @@ class Attempt:
         left_s = call.remaining_s(whole_s)
         self.dispatched_ns = time.monotonic_ns()
         self._pending = self.connection.request(call.request_head(left_s) + call.body, loop=loop)
-        self._timer = loop.call_later(
-            left_s, self._overrun if left_s >= whole_s else self._on_caller_deadline
-        )
+        self._timer = self._deadline(left_s, whole_s, loop)
         answer = self.answer = await self._pending
         if answer.body is not None:
             self._timer.cancel()
@@ -192,9 +190,18 @@ class Attempt:
         """Start the deadline of a response that streams, and that `request_whole` did not send."""
         ran_s = (time.monotonic_ns() - self.dispatched_ns) / 1e9
         whole_s = self.call.target.spec.clocks.execution_s - ran_s
-        left_s = self.call.remaining_s(whole_s)
-        self._timer = asyncio.get_running_loop().call_later(
-            max(0.0, left_s), self._overrun if left_s >= whole_s else self._on_caller_deadline
+        self._timer = self._deadline(
+            self.call.remaining_s(whole_s), whole_s, asyncio.get_running_loop()
+        )
+
+    def _deadline(
+        self, left_s: float, whole_s: float, loop: asyncio.AbstractEventLoop
+    ) -> asyncio.TimerHandle:
+        """Interrupt in `left_s`: by the caller's own deadline where that is before the execution
+        deadline, in `whole_s`."""
+        is_whole = left_s >= whole_s
+        return loop.call_later(
+            max(0.0, left_s), self._overrun if is_whole else self._on_caller_deadline
         )
 
     @contextlib.asynccontextmanager

@@ -41,8 +41,8 @@ _FEATURES = (
 
 
 class ClusterBackend:
-    """Implementation of `server.node_backend.NodeBackend` for a cluster. Owner: one event loop; it connects
-    on first use."""
+    """Implementation of `server.node_backend.NodeBackend` for a cluster. Owner: one event loop; it
+    connects on first use."""
 
     def __init__(
         self,
