@@ -7,11 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
+from pilotlight.cli.core.addresses import parse_function
 from pilotlight.cli.core.command import command
 from pilotlight.cli.core.formatting import format_table
 from pilotlight.cli.core.session import Session
-from pilotlight.errors import InvalidInput
-from pilotlight.spec.identifiers import parse_function_path
 
 Target = Annotated[str, typer.Argument(metavar="APP/FUNCTION", help="The scheduled function.")]
 Number = Annotated[
@@ -90,16 +89,11 @@ def run_now(session: Session, target: Target, number: Number = 0) -> None:
 
 
 def _split(target: str) -> tuple[str, str]:
-    try:
-        app, function, method = parse_function_path(target)
-    except ValueError as e:
-        raise InvalidInput(str(e), hint="List schedules with `pilotlight schedule list`.") from e
-    if method:
-        raise InvalidInput(
-            f"{target!r} names a method",
-            hint="Schedules belong to the class: write APP/CLASS and --number.",
-        )
-    return app, function
+    return parse_function(
+        target,
+        hint="List schedules with `pilotlight schedule list`.",
+        without_method="Schedules belong to the class: write APP/CLASS and --number.",
+    )
 
 
 def _row(row: dict[str, Any]) -> dict[str, Any]:

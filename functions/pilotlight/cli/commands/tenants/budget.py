@@ -169,7 +169,7 @@ def test(session: Session, budget: Id) -> None:
     """
     with session.client() as client:
         body = client.test_budget(budget)
-    session.show(body, lambda: _tested(body))
+    session.show(body, lambda: example_report(body))
     if body["error"] is not None:
         raise typer.Exit(1)
 
@@ -260,7 +260,8 @@ def _details(body: dict[str, Any], alerts: list[dict[str, Any]]) -> RenderableTy
     )
 
 
-def _tested(body: dict[str, Any]) -> RenderableType:
+def example_report(body: dict[str, Any]) -> RenderableType:
+    """The response to a signed example, and what was sent."""
     from rich.text import Text
 
     head = f"status {body['status']}" if body["status"] else "no response"

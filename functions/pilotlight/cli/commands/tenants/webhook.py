@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pilotlight.cli.commands.tenants.budget import example_report
 from pilotlight.cli.core.command import Yes, command
 from pilotlight.cli.core.formatting import format_table
 from pilotlight.cli.core.session import Session
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    pass
 
 Name = Annotated[
     str, typer.Argument(metavar="NAME", help="Name, as shown by `pilotlight webhook list`.")
@@ -120,7 +120,7 @@ def test(session: Session, name: Name) -> None:
     """
     with session.client() as client:
         body = client.test_webhook(name)
-    session.show(body, lambda: _tested(body))
+    session.show(body, lambda: example_report(body))
     if body["error"] is not None:
         raise typer.Exit(1)
 
@@ -149,15 +149,3 @@ def _sent_events(row: dict[str, Any]) -> str:
 def _delivery(row: dict[str, Any]) -> dict[str, Any]:
     waits = "pending" if row["next_attempt_at"] is not None else "failed"
     return {**row, "state": waits if row["delivered_at"] is None else "delivered"}
-
-
-def _tested(body: dict[str, Any]) -> RenderableType:
-    from rich.text import Text
-
-    head = f"status {body['status']}" if body["status"] else "no response"
-    end = "accepted" if body["error"] is None else body["error"]
-    sent = "\n".join(f"{name}: {value}" for name, value in body["headers"].items())
-    return Text(
-        f"{head} after {body['elapsed_ms']} ms: {end}\n\nPOST "
-        f"{body['url']}\n{sent}\n\n{json.dumps(json.loads(body['body']), indent=2)}"
-    )
