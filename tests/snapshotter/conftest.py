@@ -12,6 +12,7 @@ from snapshotter.criu.processes import Criu
 from snapshotter.criu.self_test import SelfTest, self_test
 from snapshotter.starts import strategy
 from tests.conftest import RequireOrSkip
+from tests.fakes.agent_home import AgentHome
 
 
 @pytest.fixture(scope="session")
@@ -38,3 +39,9 @@ def patient_restores(monkeypatch: pytest.MonkeyPatch) -> None:
 def criu(criu_proof: SelfTest) -> Criu:
     """What `snapshotter.criu.operations` wants."""
     return criu_proof.criu()
+
+
+@pytest.fixture
+def home(short_tmp: Path) -> AgentHome:
+    """A node agent's home."""
+    return AgentHome(short_tmp)
