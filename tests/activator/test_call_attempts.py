@@ -23,25 +23,11 @@ from tests.activator.conftest import KEY, Edge
 from tests.activator.test_calls import finished, get
 from tests.activator.test_gateway import until
 from tests.fakes.fake_controller import FakeController
-from tests.fakes.fake_worker import WorkerAnswer, WorkerRequest, echo
+from tests.fakes.fake_worker import Flaky, WorkerAnswer, WorkerRequest, echo
 from tests.fakes.routes import TENANT, TEST_KEY, route_of, spec_of, split_route, target_of
 
 AT_ONCE = RetryPolicy(max_retries=3, initial_delay_s=0.001, max_delay_s=0.002)
 LATER = RetryPolicy(max_retries=3, initial_delay_s=3600.0, max_delay_s=3600.0, jitter=0.0)
-
-
-class Flaky:
-    """Raises in its first `failures` calls."""
-
-    def __init__(self, failures: int) -> None:
-        self.failures = failures
-        self.attempts: list[str] = []
-
-    async def __call__(self, request: WorkerRequest) -> WorkerAnswer:
-        self.attempts.append(request.headers.get("pilotlight-attempt", "1"))
-        if len(self.attempts) <= self.failures:
-            return WorkerAnswer(status=500, body=b'{"type":"function-raised"}', outcome="raised")
-        return await echo(request)
 
 
 async def submit(edge: Edge, **headers: str) -> httpx.Response:

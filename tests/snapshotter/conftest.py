@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from snapshotter.criu.self_test import SelfTest, self_test
 from snapshotter.starts import strategy
 from tests.conftest import RequireOrSkip
 from tests.fakes.agent_home import AgentHome
+from tests.fakes.slot_workshop import Workshop, workshop
 
 
 @pytest.fixture(scope="session")
@@ -45,3 +47,10 @@ def criu(criu_proof: SelfTest) -> Criu:
 def home(short_tmp: Path) -> AgentHome:
     """A node agent's home."""
     return AgentHome(short_tmp)
+
+
+@pytest.fixture
+async def shop(short_tmp: Path, criu: Criu, criu_proof: SelfTest) -> AsyncIterator[Workshop]:
+    """Slots with the real CRIU."""
+    async with workshop(AgentHome(short_tmp), criu, criu_proof.kdat) as shop:
+        yield shop

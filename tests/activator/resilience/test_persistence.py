@@ -20,26 +20,12 @@ from activator.worker_client.connection import WorkerResponse
 from pilotlight.spec.policies import Fallback, RetryPolicy
 from tests.activator.conftest import Edge
 from tests.activator.test_gateway import forever, problem_of, until
-from tests.fakes.fake_worker import Script, WorkerAnswer, WorkerRequest, echo
+from tests.fakes.fake_worker import Flaky, Script, WorkerAnswer, WorkerRequest, echo
 from tests.fakes.routes import TENANT, route_of, spec_of, target_of
 
 AT_ONCE = RetryPolicy(max_retries=3, initial_delay_s=0.001, max_delay_s=0.002)
 IN_A_TASK = {"pilotlight-timeout": "20"}
 """A clock of the caller's own keeps a call off the warm path."""
-
-
-class Flaky:
-    """Raises in its first `failures` calls."""
-
-    def __init__(self, failures: int) -> None:
-        self.failures = failures
-        self.attempts: list[str] = []
-
-    async def __call__(self, request: WorkerRequest) -> WorkerAnswer:
-        self.attempts.append(request.headers.get("pilotlight-attempt", "1"))
-        if len(self.attempts) <= self.failures:
-            return WorkerAnswer(status=500, body=b'{"type":"function-raised"}', outcome="raised")
-        return await echo(request)
 
 
 class Crashing:
