@@ -48,8 +48,7 @@ def list_(
     app: Annotated[str | None, typer.Option(help="Only models of this app.")] = None,
 ) -> None:
     """List the environment's language models with figures of the last 24 hours."""
-    with session.client() as client:
-        rows = client.engines(app=app)
+    rows = session.request(lambda client: client.engines(app=app))
     empty = "No language models. Declare one with app.vllm(…); see docs/llm.md."
     session.show(rows, lambda: format_table([_row(row) for row in rows], _COLUMNS, empty=empty))
 
@@ -65,8 +64,7 @@ def show(
         hint="List models with `pilotlight engine list`.",
         without_method="A language model has no methods: write APP/FUNCTION.",
     )
-    with session.client() as client:
-        body = client.engine(app, function)
+    body = session.request(lambda client: client.engine(app, function))
     session.show(body, lambda: _detail(body))
 
 

@@ -48,8 +48,7 @@ def register(root: typer.Typer) -> None:
 def show(session: Session, function: Function) -> None:
     """Show a function's traffic weights, tags, aliases, pins, shadow and experiment."""
     app, name = parse_function(function)
-    with session.client() as client:
-        found = client.traffic(app, name)
+    found = session.request(lambda client: client.traffic(app, name))
     session.show(found, lambda: _shown(found))
 
 
@@ -87,8 +86,8 @@ def set_(
     none."""
     app, name = parse_function(function)
     split = _weights(weights)
-    with session.client() as client:
-        found = client.change_traffic(
+    found = session.request(
+        lambda client: client.change_traffic(
             app,
             name,
             weights=split,
@@ -98,6 +97,7 @@ def set_(
             allow_breaking=allow_breaking,
             override_freeze=override_freeze,
         )
+    )
     session.show(found, lambda: _shown(found))
 
 
@@ -140,8 +140,7 @@ def sticky(
     """Set the unit of sticky assignment: calls of one unit go to the same revision unless a weight
     change moves the unit."""
     app, name = parse_function(function)
-    with session.client() as client:
-        found = client.change_traffic(app, name, sticky=unit)
+    found = session.request(lambda client: client.change_traffic(app, name, sticky=unit))
     session.show(found, lambda: _shown(found))
 
 
@@ -170,8 +169,7 @@ def shadow(
     wanted = (
         None if remove else {"revision": revision, "percent": percent, "max_compute": max_compute}
     )
-    with session.client() as client:
-        found = client.change_traffic(app, name, shadow=wanted)
+    found = session.request(lambda client: client.change_traffic(app, name, shadow=wanted))
     session.show(found, lambda: _shown(found))
 
 

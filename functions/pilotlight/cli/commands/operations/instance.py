@@ -55,8 +55,7 @@ def list_(
     app: Annotated[str | None, typer.Option(help="Only instances of this app.")] = None,
 ) -> None:
     """List running instances."""
-    with session.client() as client:
-        rows = client.instances(app=app)
+    rows = session.request(lambda client: client.instances(app=app))
     session.show(
         rows,
         lambda: format_table(
@@ -91,8 +90,9 @@ def exec_(session: Session, instance: Id, rest: list[str]) -> None:
             "no command was given",
             hint="Write it after the instance id: pilotlight instance exec ID -- ls -l",
         )
-    with session.client() as client:
-        status = run_in(session, client, find_instance(client, instance), rest)
+    status = session.request(
+        lambda client: run_in(session, client, find_instance(client, instance), rest)
+    )
     raise typer.Exit(status)
 
 

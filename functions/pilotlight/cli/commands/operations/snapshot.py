@@ -80,8 +80,7 @@ def list_(
     ] = None,
 ) -> None:
     """List the node's snapshots, including quarantined ones and those of older revisions."""
-    with session.client() as client:
-        rows = client.snapshots(app=app)
+    rows = session.request(lambda client: client.snapshots(app=app))
     empty = (
         "No snapshots. `pilotlight deploy` creates them if the machine supports it, which "
         "`pilotlight doctor` shows."
@@ -91,8 +90,7 @@ def list_(
 
 def show(session: Session, snapshot: Id) -> None:
     """Show a snapshot: its times and size, and what must be unchanged for it to be restored."""
-    with session.client() as client:
-        found = client.snapshot(find_snapshot(client, snapshot))
+    found = session.request(lambda client: client.snapshot(find_snapshot(client, snapshot)))
     session.show(found, lambda: _details(found))
 
 
@@ -121,8 +119,7 @@ def disable(session: Session, function: Function, yes: Yes = False) -> None:
         f"by COLD.",
         yes=yes,
     )
-    with session.client() as client:
-        done = client.switch_snapshots(app, name, enabled=False)
+    done = session.request(lambda client: client.switch_snapshots(app, name, enabled=False))
     gone = (
         "the node does not answer: its snapshots are deleted later"
         if done["deleted"] is None
@@ -140,8 +137,7 @@ def disable(session: Session, function: Function, yes: Yes = False) -> None:
 def enable(session: Session, function: Function) -> None:
     """Enable snapshots of a function. The next deploy or cold start creates one."""
     app, name = parse_function(function)
-    with session.client() as client:
-        done = client.switch_snapshots(app, name, enabled=True)
+    done = session.request(lambda client: client.switch_snapshots(app, name, enabled=True))
     session.show(
         done,
         lambda: f"snapshots of {app}/{name} are enabled: the next deploy or cold start creates one",
@@ -174,8 +170,7 @@ def delete(
 
 def template_list(session: Session) -> None:
     """List the Templates in memory."""
-    with session.client() as client:
-        rows = client.templates()
+    rows = session.request(lambda client: client.templates())
     columns = {
         "address": "function",
         "revision": "revision",
@@ -198,8 +193,7 @@ def template_drop(session: Session, function: Function) -> None:
     The next start is a RESTORE or COLD.
     """
     app, name = parse_function(function)
-    with session.client() as client:
-        count = drop_templates(client, app, name)
+    count = session.request(lambda client: drop_templates(client, app, name))
     session.show({"dropped": count}, lambda: f"{count} Templates dropped")
 
 

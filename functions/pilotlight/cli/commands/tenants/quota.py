@@ -73,8 +73,9 @@ def quota_set(
 ) -> None:
     """Set quotas of a tenant, function or key; other quotas are unchanged. Takes effect at once."""
     given = parse_pairs(quotas, option="quota")
-    with session.client() as client:
-        found = _change(client, given, (), tenant=tenant, function=function, key=key)
+    found = session.request(
+        lambda client: _change(client, given, (), tenant=tenant, function=function, key=key)
+    )
     session.show(found, lambda: plan_table(found))
 
 
@@ -89,8 +90,11 @@ def quota_clear(
     key: OfKey = None,
 ) -> None:
     """Remove quotas of a function or key, or reset those of a tenant to its plan."""
-    with session.client() as client:
-        found = _change(client, {}, quotas or None, tenant=tenant, function=function, key=key)
+    found = session.request(
+        lambda client: _change(
+            client, {}, quotas or None, tenant=tenant, function=function, key=key
+        )
+    )
     session.show(found, lambda: plan_table(found))
 
 
