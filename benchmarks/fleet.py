@@ -104,7 +104,7 @@ async def fleet(
             key=platform.key,
             notifier=platform.notifier,
             statuses=statuses,
-            pace=ReconcileLimits(feed_s=3600, config_s=3600),
+            pace=ReconcileLimits(feed_s=3600),
         )
         began = time.perf_counter()
         task = asyncio.create_task(reconciler.run())

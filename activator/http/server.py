@@ -156,7 +156,7 @@ class _DirectCycle:
 _NO_EVENT = _NoEvent()
 
 
-class _Flow(FlowControl):
+class _FlowControl(FlowControl):
     """uvicorn's flow control, which also pauses reading while requests or unparsed bytes wait on
     the connection.
 
@@ -181,7 +181,7 @@ class ClientConnection(HttpToolsProtocol):
     the peer disconnects."""
 
     limits: ConnectionLimits
-    flow: _Flow
+    flow: _FlowControl
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -205,7 +205,7 @@ class ClientConnection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.flow = _Flow(transport, self.pipeline)
+        self.flow = _FlowControl(transport, self.pipeline)
         if self.client is None:
             self.client = user_behind(transport)
         self._address = network_of(self.client[0]) if self.client else ""

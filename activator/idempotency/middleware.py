@@ -64,10 +64,10 @@ class Idempotency:
         self._resolver = resolver
         self._ttl_s = ttl_s
         self._body_timeout_s = body_timeout_s
-        self._running: set[asyncio.Task[None]] = set()
+        self.running: set[asyncio.Task[None]] = set()
 
     def __repr__(self) -> str:
-        return f"<Idempotency {len(self._running)} running, {self._store!r}>"
+        return f"<Idempotency {len(self.running)} running, {self._store!r}>"
 
     def concerns(self, request: Request) -> bool:
         """Return whether this middleware handles a request that carries a key."""
@@ -126,8 +126,8 @@ class Idempotency:
         task = asyncio.create_task(
             self._work(app, scope, body, recorder, claim), name=f"call under a key {request.id}"
         )
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
+        self.running.add(task)
+        task.add_done_callback(self.running.discard)
         try:
             await asyncio.shield(task)
         except asyncio.CancelledError:
@@ -168,7 +168,7 @@ class Idempotency:
 
     async def aclose(self) -> None:
         """Cancel requests whose callers disconnected; their claims lapse."""
-        running = list(self._running)
+        running = list(self.running)
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)

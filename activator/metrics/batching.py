@@ -41,7 +41,7 @@ def priority_lines(target: CallTarget, rank: QueuePriority) -> bytes:
     return b"\r\npilotlight-priority: " + rank.priority.value.encode()
 
 
-class Histogram:
+class FixedHistogram:
     """A histogram over fixed bounds."""
 
     __slots__ = ("_bounds", "_counts", "_total")
@@ -71,10 +71,10 @@ class BatchCounters:
 
     def __init__(self, labels: tuple[str, ...]) -> None:
         self.labels = labels
-        self.size = Histogram(SIZES)
-        self.wait = Histogram(FAST)
-        self.held = Histogram(FAST)
-        self.compute = Histogram(FAST)
+        self.size = FixedHistogram(SIZES)
+        self.wait = FixedHistogram(FAST)
+        self.held = FixedHistogram(FAST)
+        self.compute = FixedHistogram(FAST)
         self.reasons: dict[str, int] = {}
 
 

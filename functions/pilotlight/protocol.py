@@ -17,6 +17,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
+from pilotlight.core.json_record import JsonRecord
+
 # -- caller → activator ----------------------------------------------------------------------------
 HEADER_REQUEST_ID = "x-request-id"
 HEADER_REVISION = "pilotlight-revision"
@@ -193,7 +195,7 @@ class TenantRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BudgetRecord:
+class BudgetRecord(JsonRecord):
     """A budget, for activators. "" in `environment`, `app` and `function` covers all of them.
 
     Attributes:
@@ -211,10 +213,6 @@ class BudgetRecord:
     amount: str
     currency: str
     hard: bool = True
-
-    def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
-        return {f.name: getattr(self, f.name) for f in fields(self)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,7 +232,7 @@ class BudgetState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FunctionRoute:
+class FunctionRoute(JsonRecord):
     """A function's description for the data plane.
 
     Attributes:
@@ -255,10 +253,6 @@ class FunctionRoute:
     stopped: bool = False
     document: Mapping[str, Any] = field(default_factory=dict)
 
-    def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
-        return {f.name: getattr(self, f.name) for f in fields(self)}
-
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Self:
         """The reverse of `to_json`. Raises KeyError, TypeError or ValueError if the document is
@@ -275,7 +269,7 @@ class FunctionRoute:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UsageRecord:
+class UsageRecord(JsonRecord):
     """Usage and cost of one attempt; immutable, unique by `id`.
 
     Attributes:
@@ -351,18 +345,9 @@ class UsageRecord:
     finish: str = ""
     first_token_ms: int = 0
 
-    def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
-        return {f.name: getattr(self, f.name) for f in fields(self)}
-
-    @classmethod
-    def from_json(cls, body: Mapping[str, Any]) -> Self:
-        """The reverse of `to_json`."""
-        return cls(**body)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CallRecord:
+class CallRecord(JsonRecord):
     """State of a submitted call, as returned to polls.
 
     Attributes:
@@ -407,10 +392,6 @@ class CallRecord:
     arm: str = ""
     unit: str = ""
     experiment: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
-        return {f.name: getattr(self, f.name) for f in fields(self)}
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Self:

@@ -60,7 +60,7 @@ async def test_a_result_the_controller_has_is_forgotten_here_and_still_found(
     edge.add(route_of(spec_of()))
     call_id = (await edge.call("shop/hello:submit", json={"x": 1})).json()["id"]
     await until(lambda: controller.calls.get(call_id, {}).get("state") == "SUCCEEDED")
-    await until(lambda: not edge.calls._held)
+    await until(lambda: not edge.calls.pending)
 
     assert (await get(edge, call_id)).json()["state"] == "SUCCEEDED"
     assert edge.books.journal.statistics().held_calls == 0
@@ -84,7 +84,7 @@ async def test_an_accept_header_over_its_bound_is_refused_and_nothing_of_it_is_k
     )
 
     assert (answer.status_code, answer.json()["parameter"]) == (400, "accept")
-    assert not edge.calls._held.bytes_of
+    assert not edge.calls.pending.bytes_of
     assert (
         await edge.call(json={"x": 1}, headers={"accept": "x" * MAX_ACCEPT_BYTES})
     ).status_code == 200

@@ -21,7 +21,7 @@ from snapshotter.linux import proc
 from snapshotter.linux.cgroups import Cgroups
 from snapshotter.starts.template_boot import BEHIND_S
 from snapshotter.types import InstanceInfo, InstanceState, LaunchSpec, SnapshotState, StartKind
-from tests.fakes.agent_home import MIB, AgentHome, get, instance_id
+from tests.fakes.agent_home import MIB, AgentHome, ask, begin
 
 pytestmark = [pytest.mark.root, pytest.mark.usefixtures("criu")]
 
@@ -53,15 +53,6 @@ def _patient(request: pytest.FixtureRequest) -> None:
 async def client(home: AgentHome) -> AsyncIterator[AgentClient]:
     async with home.agent(snapshots=True), home.client() as client:
         yield client
-
-
-async def begin(client: AgentClient, launch: LaunchSpec, **changes: Any) -> InstanceInfo:
-    values = {"instance_id": instance_id(), "lessee": "act-1", "secret_env": {}, **changes}
-    return await client.start(launch, **values)
-
-
-async def ask(info: InstanceInfo, path: str) -> Any:
-    return await asyncio.to_thread(get, info.socket, path)
 
 
 async def until(condition: Callable[[], Any]) -> None:

@@ -15,24 +15,15 @@ from snapshotter.client import AgentClient
 from snapshotter.errors import AgentUnavailable
 from snapshotter.linux.cgroups import Cgroups
 from snapshotter.types import AgentEvent, InstanceInfo, LaunchSpec, StartKind
-from tests.fakes.agent_home import AgentHome, get, instance_id
+from tests.fakes.agent_home import AgentHome, ask, instance_id
 
 MODES = [pytest.param((), id="as we are"), pytest.param(("--plain",), id="plain")]
-
-
-@pytest.fixture
-def home(short_tmp: Path) -> AgentHome:
-    return AgentHome(short_tmp)
 
 
 async def begin(client: AgentClient, launch: LaunchSpec) -> InstanceInfo:
     return await client.start(
         launch, instance_id=instance_id(), lessee="act-1", secret_env={"TOKEN": "t"}
     )
-
-
-async def ask(info: InstanceInfo, path: str) -> object:
-    return await asyncio.to_thread(get, info.socket, path)
 
 
 def slots(home: AgentHome) -> set[str]:

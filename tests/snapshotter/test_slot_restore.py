@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +12,12 @@ import pytest
 
 from snapshotter.criu import operations
 from snapshotter.criu.lazy import LazyPages
-from snapshotter.criu.processes import Criu
-from snapshotter.criu.self_test import SelfTest
 from snapshotter.slots import slot as slots
 from snapshotter.slots.slot import BootFailed, CheckpointFailed
-from tests.fakes.agent_home import MIB, AgentHome
-from tests.fakes.slot_workshop import PATIENCE_S, Image, Place, Workshop, workshop
+from tests.fakes.agent_home import MIB
+from tests.fakes.slot_workshop import PATIENCE_S, Image, Place, Workshop
 
 pytestmark = pytest.mark.root
-
-
-@pytest.fixture
-async def shop(short_tmp: Path, criu: Criu, criu_proof: SelfTest) -> AsyncIterator[Workshop]:
-    async with workshop(AgentHome(short_tmp), criu, criu_proof.kdat) as shop:
-        yield shop
 
 
 def status(pid: int) -> dict[str, str]:

@@ -12,6 +12,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from pilotlight.client.errors import error_from_response, retry_after_s
 from pilotlight.errors import PilotlightError, Unauthenticated, Unavailable
@@ -140,6 +141,11 @@ def _refused(
             f"machine, or set PILOTLIGHT_API_KEY"
         )
     return error_from_response(status, headers, body)
+
+
+def path_segment(name: str) -> str:
+    """A name as one segment of a path."""
+    return quote(name, safe="")
 
 
 class Transport:

@@ -60,7 +60,7 @@ def pack_tree(
     ignore = IgnoreRules.at_root(root) if respect_ignore else None
     try:
         entries = dict(
-            _Walk(root.resolve(), frozenset(exclude)).files(root, "", ignore, frozenset())
+            _TreeWalk(root.resolve(), frozenset(exclude)).files(root, "", ignore, frozenset())
         )
         return _pack(entries, extra or {}, limit_bytes, root)
     except OSError as e:
@@ -82,7 +82,7 @@ def pack_files(
 
 
 @dataclass(frozen=True, slots=True)
-class _Walk:
+class _TreeWalk:
     """A walk over a tree: links outside `root` are followed, directories in `exclude` skipped."""
 
     root: Path

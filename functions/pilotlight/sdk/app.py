@@ -31,8 +31,14 @@ from pilotlight.sdk.decorators import (
 )
 from pilotlight.sdk.function import Function
 from pilotlight.sdk.image import Image
-from pilotlight.sdk.llm import Engine, EngineOptions, engine_declaration
-from pilotlight.sdk.options import FunctionOptions, ResolvedOptions, parse_tags, resolve_options
+from pilotlight.sdk.llm import Engine, engine_declaration
+from pilotlight.sdk.options import (
+    EngineOptions,
+    FunctionOptions,
+    ResolvedOptions,
+    parse_tags,
+    resolve_options,
+)
 from pilotlight.sdk.secret import Secret
 from pilotlight.sdk.weights import Weights
 from pilotlight.spec.engines import Task, TokenLimits

@@ -27,7 +27,6 @@ QUICK = ReconcileLimits(
     most_retry_s=0.1,
     most_away_s=0.1,
     feed_s=60.0,
-    config_s=0.1,
     sync_s=0.2,
 )
 

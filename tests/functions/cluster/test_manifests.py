@@ -20,6 +20,7 @@ import pytest
 
 from pilotlight.errors import InvalidInput
 from pilotlight.kubernetes import names
+from pilotlight.kubernetes.cluster import Cluster
 from pilotlight.kubernetes.manifests.knative_service import function_manifests
 from pilotlight.kubernetes.manifests.labels import Manifest
 from pilotlight.kubernetes.manifests.quantities import cores, size
@@ -27,8 +28,6 @@ from pilotlight.kubernetes.manifests.secrets import secret_manifest
 from pilotlight.kubernetes.manifests.tenant_namespace import Tenancy, namespace_manifests
 from pilotlight.kubernetes.manifests.yaml_text import to_yaml
 from pilotlight.kubernetes.settings import ClusterSettings
-from pilotlight.kubernetes.webhook.knative_config import KnativeConfig
-from pilotlight.kubernetes.webhook.services import check
 from pilotlight.protocol import FunctionRoute, TenantRecord
 from pilotlight.spec.engines import EngineSpec
 from pilotlight.spec.function import (
@@ -44,7 +43,7 @@ from pilotlight.spec.function import (
 )
 from snapshotter.types import LaunchSpec
 from tests.fakes.fed_platform import ACME, document_of, spec
-from tests.fakes.kubernetes.knative_settings import config_maps
+from tests.fakes.kubernetes.server import ApiServer
 
 GOLDEN = Path(__file__).parent / "golden"
 RUNTIME = "registry.example/runtime@sha256:" + "0" * 64
@@ -168,17 +167,13 @@ def test_kinds_of_kubernetes_fit_their_schemas(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_services_are_taken_by_a_cluster_that_was_prepared(name: str) -> None:
-    data = {body["metadata"]["name"]: body["data"] for body in config_maps()}
-    ready = KnativeConfig(
-        features=data["config-features"],
-        autoscaler=data["config-autoscaler"],
-        defaults=data.get("config-defaults", {}),
-        is_known=True,
-    )
+async def test_services_are_taken_by_a_cluster_that_was_prepared(
+    cluster: Cluster, api_server: ApiServer, name: str
+) -> None:
     for one in CASES[name]():
         if one["kind"] == "Service":
-            assert check(one, ready) == []
+            api_server.add_namespace(one["metadata"]["namespace"])
+            await cluster.apply(one, dry_run=True)
 
 
 def test_no_pod_of_a_function_is_privileged_or_writes_to_its_node() -> None:

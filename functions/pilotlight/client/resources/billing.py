@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from urllib.parse import quote
 
 from pilotlight.client.json_stream import Json, without_none
 from pilotlight.client.resources.node import NodeResources
+from pilotlight.client.transport import path_segment
 from pilotlight.protocol import HEADER_REQUEST_ID, new_call_id
 
 _PATH = "/v1/billing"
@@ -108,4 +108,4 @@ class BillingResources(NodeResources):
 
 
 def _invoice(name: str) -> str:
-    return f"{_PATH}/invoices/{quote(name, safe='')}"
+    return f"{_PATH}/invoices/{path_segment(name)}"

@@ -14,16 +14,11 @@ from pilotlight.controller.kubernetes.informers import Informers
 from pilotlight.controller.kubernetes.namespaces import Namespaces
 from pilotlight.controller.kubernetes.rollout_step import ServiceStep, next_step
 from pilotlight.kubernetes import kinds, names
-from pilotlight.kubernetes.errors import Invalid
 from pilotlight.kubernetes.manifests import knative_service, revisions, traffic
-from pilotlight.kubernetes.manifests.labels import Manifest
 from pilotlight.kubernetes.manifests.revisions import RevisionOf
 from pilotlight.kubernetes.manifests.secrets import secret_manifest
 from pilotlight.kubernetes.manifests.tenant_namespace import Tenancy
 from pilotlight.kubernetes.watch_events import Object
-from pilotlight.kubernetes.webhook.knative_config import KnativeConfig
-from pilotlight.kubernetes.webhook.services import check
-from pilotlight.kubernetes.webhook.services import traffic as traffic_problems
 from pilotlight.protocol import FunctionRoute
 
 _WASTE = (kinds.SERVICE, kinds.POD_DISRUPTION_BUDGET)
@@ -51,14 +46,12 @@ class FunctionReconciler:
         mirror: Informers,
         writer: Applier,
         namespaces: Namespaces,
-        config: Callable[[], KnativeConfig],
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._state = state
         self._mirror = mirror
         self._writer = writer
         self._namespaces = namespaces
-        self._config = config
         self._wall = wall
 
     async def reconcile(self, id: str) -> ReconcileResult:
@@ -81,7 +74,6 @@ class FunctionReconciler:
         live = await self._live_service(route, tenancy)
         step = next_step(route, tenancy, live=live, there=there, now=self._wall())
         if step.service is not None:
-            self._demand_sound(step.service, live)
             live = await self._writer.put(step.service)
         await self._forget_documents(
             id, keep={revision.name for revision in self._named(route, tenancy)}, there=there
@@ -122,21 +114,6 @@ class FunctionReconciler:
             if item["metadata"].get("namespace") == tenancy.namespace
             and not item["metadata"].get("deletionTimestamp")
         }
-
-    def _demand_sound(self, service: Manifest, live: Object | None) -> None:
-        """Raise Invalid for what Knative would reject or drop."""
-        name = service["spec"]["template"]["metadata"]["name"]
-        # the live template was accepted before
-        if live is not None and live["spec"]["template"]["metadata"].get("name") == name:
-            problems = list(traffic_problems(service["spec"]["traffic"]))
-        else:
-            problems = check(service, self._config(), live=live)
-        if problems:
-            raise Invalid(
-                f"Knative would reject Service {service['metadata']['name']}",
-                problems=problems,
-                reason="Refused",
-            )
 
     async def _forget_documents(self, id: str, *, keep: set[str], there: dict[str, Object]) -> None:
         """Delete launch documents of revisions that Knative has deleted: no pod will read them."""

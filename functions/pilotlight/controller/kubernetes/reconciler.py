@@ -26,7 +26,6 @@ from pilotlight.controller.kubernetes.desired_state import DesiredState
 from pilotlight.controller.kubernetes.function_reconciler import FunctionReconciler
 from pilotlight.controller.kubernetes.function_status import FunctionStatus, FunctionStatuses, Phase
 from pilotlight.controller.kubernetes.informers import Informers
-from pilotlight.controller.kubernetes.knative_config import read_config
 from pilotlight.controller.kubernetes.namespaces import Namespaces
 from pilotlight.controller.kubernetes.workqueue import WorkQueue
 from pilotlight.core.crypto import PlatformKey
@@ -36,7 +35,6 @@ from pilotlight.kubernetes.cluster import Cluster
 from pilotlight.kubernetes.errors import ClusterError
 from pilotlight.kubernetes.kinds import Kind
 from pilotlight.kubernetes.watch_events import WatchChange
-from pilotlight.kubernetes.webhook.knative_config import KnativeConfig
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +51,6 @@ class ReconcileLimits:
         most_away_s: the longest pause while the API server does not answer; all functions share it.
         feed_s: interval of reading the feed without a notification (another process may have
             written).
-        config_s: interval of reading Knative's configuration.
         sync_s: timeout of the first listing, after which the cause of the delay is reported.
     """
 
@@ -62,7 +59,6 @@ class ReconcileLimits:
     most_retry_s: float = 60.0
     most_away_s: float = 5.0
     feed_s: float = 5.0
-    config_s: float = 60.0
     sync_s: float = 30.0
 
 
@@ -88,13 +84,11 @@ class Reconciler:
             may_write: called before each write: whether this controller is still the only leader.
             node_key: seals launch documents for the node agents; None: `key`, which they then use.
         """
-        self._cluster = cluster
         self._store = store
         self._notifier = notifier
         self._statuses = statuses
         self._pace = pace or ReconcileLimits()
         self._wall = wall
-        self._config = KnativeConfig.unknown(cluster.settings.knative_namespace)
         self._seq = 0
         self._loaded = asyncio.Event()
         self.state = DesiredState(settings=cluster.settings, key=key, node_key=node_key)
@@ -107,7 +101,6 @@ class Reconciler:
             mirror=self.mirror,
             writer=self.writer,
             namespaces=self._namespaces,
-            config=lambda: self._config,
             wall=wall,
         )
 
@@ -118,7 +111,6 @@ class Reconciler:
         """Run until cancelled."""
         async with self.mirror, asyncio.TaskGroup() as tasks:
             tasks.create_task(self._follow(), name="reconciler feed")
-            tasks.create_task(self._keep_config(), name="reconciler config")
             await self._until_synced()
             self._sweep()
             for number in range(self._pace.workers):
@@ -178,11 +170,6 @@ class Reconciler:
         if self.state.tenants:
             self.work.add_all(self._namespaces.places())
             self.work.add_all(set(self.mirror.functions()) - set(self.state.functions))
-
-    async def _keep_config(self) -> None:
-        while True:
-            self._config = await read_config(self._cluster)
-            await asyncio.sleep(self._pace.config_s)
 
     def _changed(self, kind: Kind, change: WatchChange) -> None:
         """Enqueue what an object of ours belongs to when it changed in the cluster."""

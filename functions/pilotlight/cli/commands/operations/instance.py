@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pilotlight.cli.core.addresses import parse_function
 from pilotlight.cli.core.command import command
 from pilotlight.cli.core.formatting import format_table
 from pilotlight.cli.core.logs import Follow, OfCall, Since, Tail, print_logs
 from pilotlight.cli.core.session import Session
 from pilotlight.errors import InvalidInput, NotFound
-from pilotlight.spec.identifiers import parse_function_path
 
 if TYPE_CHECKING:
     from pilotlight.client.client import Client
@@ -55,8 +55,7 @@ def list_(
     app: Annotated[str | None, typer.Option(help="Only instances of this app.")] = None,
 ) -> None:
     """List running instances."""
-    with session.client() as client:
-        rows = client.instances(app=app)
+    rows = session.request(lambda client: client.instances(app=app))
     session.show(
         rows,
         lambda: format_table(
@@ -91,8 +90,9 @@ def exec_(session: Session, instance: Id, rest: list[str]) -> None:
             "no command was given",
             hint="Write it after the instance id: pilotlight instance exec ID -- ls -l",
         )
-    with session.client() as client:
-        status = run_in(session, client, find_instance(client, instance), rest)
+    status = session.request(
+        lambda client: run_in(session, client, find_instance(client, instance), rest)
+    )
     raise typer.Exit(status)
 
 
@@ -142,7 +142,7 @@ def shell(
     Each line runs in its own `sh`, without a terminal or job control. Only the working directory is
     kept between lines.
     """
-    app, name, _ = parse_function_path(function)
+    app, name = parse_function(function)
     with session.client() as client:
         instance = _any_instance(session, client, app, name)
         if command_text is not None:

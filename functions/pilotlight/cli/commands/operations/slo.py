@@ -43,8 +43,7 @@ def list_(
     app: Annotated[str | None, typer.Option(help="Only functions of this app.")] = None,
 ) -> None:
     """List the environment's functions with their remaining error budgets."""
-    with session.client() as client:
-        rows = client.slos(app=app)
+    rows = session.request(lambda client: client.slos(app=app))
     session.show(
         rows,
         lambda: (
@@ -68,8 +67,7 @@ def show(
             f"{function!r} is not a function's address: write APP/FUNCTION, as shown by `pilotlight "
             f"slo list`"
         )
-    with session.client() as client:
-        body = client.slo(app, name)
+    body = session.request(lambda client: client.slo(app, name))
     session.show(body, lambda: render(body))
 
 

@@ -106,10 +106,11 @@ def token_create(
     if local:
         body = operator_key(session, scope=scope, name=name, reach=reach, ttl_s=ttl_s)
     else:
-        with session.client() as client:
-            body = client.create_key(
+        body = session.request(
+            lambda client: client.create_key(
                 scope=scope.value, name=name, ttl_s=ttl_s, tenant=tenant, **reach
             )
+        )
     session.show(body, lambda: str(body["secret"]))
     session.say("shown only once; use it as PILOTLIGHT_API_KEY")
 
@@ -141,8 +142,7 @@ def operator_key(
 
 def token_list(session: Session) -> None:
     """List API keys with their ids, scopes and dates."""
-    with session.client() as client:
-        rows = client.keys()
+    rows = session.request(lambda client: client.keys())
     columns = {
         "id": "id",
         "name": "name",
@@ -178,8 +178,7 @@ def token_rotate(
             f"it.",
             yes=yes,
         )
-    with session.client() as client:
-        body = client.rotate_key(key_id, grace_s=grace_s)
+    body = session.request(lambda client: client.rotate_key(key_id, grace_s=grace_s))
     session.show(body, lambda: str(body["secret"]))
     ends = f"{key_id} works for another {grace}" if grace_s else f"{key_id} is revoked"
     session.say(f"shown only once; its id is {body['id']}; {ends}")
@@ -199,8 +198,7 @@ def token_revoke(
 ) -> None:
     """Revoke an API key at once. A tenant's last admin key is revoked only with --force."""
     session.confirm(f"Revoke {key_id}? Requests with it are refused at once.", yes=yes)
-    with session.client() as client:
-        client.revoke_key(key_id, force=force)
+    session.request(lambda client: client.revoke_key(key_id, force=force))
     session.show({"id": key_id, "revoked": True}, lambda: f"{key_id} is revoked")
 
 
@@ -229,8 +227,7 @@ def secret_set(
     receive the new values at their next start.
     """
     values = secret_values(keys, from_env=from_env, from_file=from_file, environ=session.environ)
-    with session.client() as client:
-        client.put_secret(name, values)
+    session.request(lambda client: client.put_secret(name, values))
     session.show(
         {"name": name, "variables": sorted(values)},
         lambda: f"{name} is set ({', '.join(sorted(values))})",
@@ -273,8 +270,7 @@ def secret_values(
 
 def secret_list(session: Session) -> None:
     """List secrets and the names of their variables."""
-    with session.client() as client:
-        rows = client.secrets()
+    rows = session.request(lambda client: client.secrets())
     columns = {"name": "name", "variables": "variables", "updated_at": "changed"}
     session.show(rows, lambda: format_table(rows, columns, empty="No secrets."))
 
@@ -282,22 +278,19 @@ def secret_list(session: Session) -> None:
 def secret_delete(session: Session, name: Name, yes: Yes = False) -> None:
     """Delete a secret. Functions that use it fail to start."""
     session.confirm(f"Delete the secret {name}? Functions that use it will fail to start.", yes=yes)
-    with session.client() as client:
-        client.delete_secret(name)
+    session.request(lambda client: client.delete_secret(name))
     session.show({"name": name, "deleted": True}, lambda: f"{name} is deleted")
 
 
 def environment_create(session: Session, name: Name) -> None:
     """Create an environment."""
-    with session.client() as client:
-        client.create_environment(name)
+    session.request(lambda client: client.create_environment(name))
     session.show({"name": name}, lambda: f"{name} is created; use it with -e {name}")
 
 
 def environment_list(session: Session) -> None:
     """List the tenant's environments."""
-    with session.client() as client:
-        rows = client.environments()
+    rows = session.request(lambda client: client.environments())
     session.show(
         rows,
         lambda: format_table(rows, {"name": "name", "created_at": "created"}, empty="Only `main`."),
@@ -307,6 +300,5 @@ def environment_list(session: Session) -> None:
 def environment_delete(session: Session, name: Name, yes: Yes = False) -> None:
     """Delete an environment without apps, and its secrets and keys."""
     session.confirm(f"Delete the environment {name} with its secrets and keys?", yes=yes)
-    with session.client() as client:
-        client.delete_environment(name)
+    session.request(lambda client: client.delete_environment(name))
     session.show({"name": name, "deleted": True}, lambda: f"{name} is deleted")

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pilotlight.cli.commands.tenants.tenant import format_plan_value, plan_table
+from pilotlight.cli.core.addresses import parse_function
 from pilotlight.cli.core.command import command
 from pilotlight.cli.core.formatting import format_table, parse_pairs
 from pilotlight.cli.core.session import Session
 from pilotlight.errors import InvalidInput
 from pilotlight.spec import quotas as records
-from pilotlight.spec.identifiers import parse_function_path
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -73,8 +73,9 @@ def quota_set(
 ) -> None:
     """Set quotas of a tenant, function or key; other quotas are unchanged. Takes effect at once."""
     given = parse_pairs(quotas, option="quota")
-    with session.client() as client:
-        found = _change(client, given, (), tenant=tenant, function=function, key=key)
+    found = session.request(
+        lambda client: _change(client, given, (), tenant=tenant, function=function, key=key)
+    )
     session.show(found, lambda: plan_table(found))
 
 
@@ -89,8 +90,11 @@ def quota_clear(
     key: OfKey = None,
 ) -> None:
     """Remove quotas of a function or key, or reset those of a tenant to its plan."""
-    with session.client() as client:
-        found = _change(client, {}, quotas or None, tenant=tenant, function=function, key=key)
+    found = session.request(
+        lambda client: _change(
+            client, {}, quotas or None, tenant=tenant, function=function, key=key
+        )
+    )
     session.show(found, lambda: plan_table(found))
 
 
@@ -99,7 +103,7 @@ def _read(client: Client, tenant: str | None, function: str | None, key: str | N
     if kind == "tenant":
         return _bounds(client.tenant(name))
     if kind == "function":
-        return client.function_quotas(*_address(name))
+        return client.function_quotas(*parse_function(name, hint="Write --function APP/FUNCTION."))
     return dict(client.key(name)["quotas"])
 
 
@@ -144,7 +148,11 @@ def _change(
         if value is not None or quota in given
     }
     if kind == "function":
-        return dict(client.set_function_quotas(*_address(name), after)["quotas"])
+        return dict(
+            client.set_function_quotas(
+                *parse_function(name, hint="Write --function APP/FUNCTION."), after
+            )["quotas"]
+        )
     return dict(client.set_key_quotas(name, after)["quotas"])
 
 
@@ -162,14 +170,6 @@ def _whose(tenant: str | None, function: str | None, key: str | None) -> tuple[s
             hint="Pass one of --tenant, --function, --key.",
         )
     return given[0]
-
-
-def _address(path: str) -> tuple[str, str]:
-    try:
-        app, function, _ = parse_function_path(path)
-    except ValueError as e:
-        raise InvalidInput(str(e), hint="Write --function APP/FUNCTION.") from e
-    return app, function
 
 
 def _bounds(tenant: Mapping[str, Any]) -> Quotas:
