@@ -28,7 +28,12 @@ from pilotlight.protocol import FunctionRoute
 from tests.fakes.fed_platform import ACME, document_of, spec
 
 RUNTIME = "registry.example/runtime@sha256:" + "0" * 64
-TENANCY = Tenancy.of(ACME, environment="main", settings=ClusterSettings(runtime_image=RUNTIME))
+TENANCY = Tenancy.of(
+    ACME,
+    environment="main",
+    settings=ClusterSettings(runtime_image=RUNTIME),
+    platform="p-0123456789abcdef",
+)
 ONE, TWO = "search-embed-v1-000001", "search-embed-v2-000002"
 SPECS = {"v1-000001": spec(), "v2-000002": spec(env={"NEW": "1"})}
 

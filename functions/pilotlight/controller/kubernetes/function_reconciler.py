@@ -94,10 +94,14 @@ class FunctionReconciler:
             await self._writer.put(secret_manifest(name, tenancy, values=values))
 
     async def _launch_document(self, made: RevisionOf) -> None:
-        """Create the launch document if it is missing. It never changes."""
+        """Create the launch document if it is missing. It never changes, except its owner."""
         manifest = revisions.config_map(made)
-        if await self._writer.live(kinds.CONFIG_MAP, manifest["metadata"]) is None:
+        live = await self._writer.live(kinds.CONFIG_MAP, manifest["metadata"])
+        if live is None:
             await self._writer.put(manifest)
+        else:
+            owner = {names.PLATFORM: self._state.platform.id}
+            await self._writer.label(kinds.CONFIG_MAP, live, owner)
 
     async def _live_service(self, route: FunctionRoute, tenancy: Tenancy) -> Object | None:
         metadata = {

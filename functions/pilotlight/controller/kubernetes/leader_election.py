@@ -12,15 +12,24 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import anyio.to_thread
+import sqlalchemy as sa
+from sqlalchemy.exc import SQLAlchemyError
+
+from pilotlight.controller.database import platform_identity, tables
 from pilotlight.controller.database.change_notifier import ChangeNotifier
+from pilotlight.controller.database.platform_identity import PlatformIdentity
 from pilotlight.controller.database.store import Store
+from pilotlight.controller.identity import access_control
 from pilotlight.controller.kubernetes import orphaned_journals
 from pilotlight.controller.kubernetes.function_status import FunctionStatuses
 from pilotlight.controller.kubernetes.node_labels import NodeLabels
 from pilotlight.controller.kubernetes.node_reports import NodeReports
 from pilotlight.controller.kubernetes.reconciler import Reconciler
+from pilotlight.controller.server import bootstrap
 from pilotlight.controller.server.metrics import Metrics
 from pilotlight.core.crypto import PlatformKey
+from pilotlight.kubernetes import names
 from pilotlight.kubernetes.cluster import Cluster
 from pilotlight.kubernetes.errors import ClusterError
 from pilotlight.kubernetes.leader_election import LeaderElection
@@ -59,22 +68,46 @@ class ClusterController:
             except ClusterError as e:
                 # for example missing or wrong credentials, which the operator must correct
                 log.error("event=cluster_not_reached error=%s", e)
+            except SQLAlchemyError as e:
+                log.error("event=identity_not_read error=%r", e)
             except (ExceptionGroup, LookupError, TypeError, ValueError) as e:
                 # a defect must not stop reconciliation permanently
                 log.critical("event=leading_broke", exc_info=e)
             await asyncio.sleep(_AGAIN_S)
 
     async def _run_once(self) -> None:
+        platform = await anyio.to_thread.run_sync(self._identity)
         async with await Cluster.connect(self.settings) as cluster:
             election = LeaderElection(
-                cluster, name=LEASE, namespace=self.settings.namespace, identity=identity()
+                cluster,
+                name=LEASE,
+                namespace=self.settings.namespace,
+                identity=identity(),
+                annotations={names.PLATFORM: platform.id},
             )
             async with election:
                 while True:
                     await election.wait_leader()
-                    await run_while_leading(election, self.leader_tasks(cluster, election))
+                    await run_while_leading(
+                        election, self.leader_tasks(cluster, election, platform)
+                    )
 
-    def leader_tasks(self, cluster: Cluster, election: LeaderElection) -> Mapping[str, LeaderTask]:
+    def _identity(self) -> PlatformIdentity:
+        """Adopt what the settings say, and return who we are. Raises InvalidInput."""
+        with self.store.write() as write:
+            tenant = write.sql.scalar(
+                sa.select(tables.tenants.c.id).where(
+                    tables.tenants.c.name == access_control.PLATFORM_TENANT
+                )
+            )
+            platform_identity.adopt(
+                write, self.settings.adopt, tenant=tenant or "", actor=bootstrap.ACTOR
+            )
+            return platform_identity.read(write.sql)
+
+    def leader_tasks(
+        self, cluster: Cluster, election: LeaderElection, platform: PlatformIdentity
+    ) -> Mapping[str, LeaderTask]:
         """Tasks of the leader, by name; each runs until cancelled."""
         reconciler = Reconciler(
             cluster,
@@ -84,10 +117,11 @@ class ClusterController:
             notifier=self.notifier,
             statuses=self.statuses,
             may_write=lambda: election.is_leader,
+            platform=platform,
         )
         return {
             "reconciler": reconciler.run,
-            "departed": partial(orphaned_journals.run, cluster),
+            "departed": partial(orphaned_journals.run, cluster, platform=platform.id),
             "node labels": NodeLabels(cluster, self.nodes).run,
             "metrics": self._measure,
         }
@@ -95,6 +129,8 @@ class ClusterController:
     async def _measure(self) -> None:
         while True:
             self.metrics.set_cluster_functions(self.statuses.counts())
+            if (ownership := self.statuses.ownership) is not None:
+                self.metrics.set_foreign_namespaces(sum(map(len, ownership.foreign.values())))
             await asyncio.sleep(_MEASURE_S)
 
 
