@@ -87,12 +87,7 @@ class ClusterSettings:
             raise ValueError(f"autoscaler = {self.autoscaler!r}: must be 'kpa' or 'pilotlight'")
         _check_account("controller_account", self.controller_account)
         _check_account("activator_account", self.activator_account)
-        for platform in self.adopt:
-            if platform != UNLABELLED and not PLATFORM_ID.match(str(platform)):
-                raise ValueError(
-                    f"adopt: {platform!r}: must be a platform's id, `p-` and 16 hex digits, or "
-                    f"{UNLABELLED!r}"
-                )
+        _check_platforms(self.adopt)
         if not _PREFIX.match(self.namespace_prefix):
             raise ValueError(
                 f"namespace_prefix = {self.namespace_prefix!r}: must have at most 20 of a-z, 0-9 "
@@ -132,6 +127,15 @@ def _check_account(name: str, account: str) -> None:
             f"{name} = {account!r}: the name of a service account has a-z, 0-9, - and ., and at "
             f"most 253 characters"
         )
+
+
+def _check_platforms(adopt: list[str]) -> None:
+    for platform in adopt:
+        if platform != UNLABELLED and not PLATFORM_ID.match(str(platform)):
+            raise ValueError(
+                f"adopt: {platform!r}: must be a platform's id, `p-` and 16 hex digits, or "
+                f"{UNLABELLED!r}"
+            )
 
 
 def _check_networks(cidrs: list[str]) -> None:

@@ -328,7 +328,9 @@ async def test_objects_from_before_the_label_are_adopted_as_they_are(bench: Benc
     for kind in (*KINDS, SECRET):
         for item in list(bench.server.list(kind.api_version, kind.kind)):
             metadata = item["metadata"]
-            labels = {k: v for k, v in (metadata.get("labels") or {}).items() if k != names.PLATFORM}
+            labels = {
+                k: v for k, v in (metadata.get("labels") or {}).items() if k != names.PLATFORM
+            }
             bench.server.put({**item, "metadata": {**metadata, "labels": labels}})
     uid = bench.server.get("v1", "Namespace", "fn-acme")["metadata"]["uid"]  # type: ignore[index]
     bench.server.requests.clear()

@@ -57,7 +57,12 @@ class Installed:
 
     def add_namespace(self) -> None:
         """The tenant's namespace and the RoleBindings in it, as the controller makes them."""
-        tenancy = Tenancy.of(ACME, environment="main", settings=self.controller.settings, platform=self.bench.platform.identity().id)
+        tenancy = Tenancy.of(
+            ACME,
+            environment="main",
+            settings=self.controller.settings,
+            platform=self.bench.platform.identity().id,
+        )
         for manifest in namespace_manifests(tenancy):
             if manifest["kind"] in (NAMESPACE.kind, ROLE_BINDING.kind):
                 self.bench.server.put(manifest)
@@ -479,11 +484,21 @@ async def test_the_controller_changes_only_its_labels_of_nodes(site: Installed) 
     )
     for _ in range(2):  # the second time there is something to change
         patched = await site.controller.patch(
-            NODE, "n", None, {"metadata": {"labels": {f"{names.cache_domain(site.controller.settings)}/w-1": "hot"}}}
+            NODE,
+            "n",
+            None,
+            {
+                "metadata": {
+                    "labels": {f"{names.cache_domain(site.controller.settings)}/w-1": "hot"}
+                }
+            },
         )
         assert patched["metadata"]["labels"]["zone"] == "a"
     await site.controller.patch(
-        NODE, "n", None, {"metadata": {"labels": {f"{names.cache_domain(site.controller.settings)}/w-1": None}}}
+        NODE,
+        "n",
+        None,
+        {"metadata": {"labels": {f"{names.cache_domain(site.controller.settings)}/w-1": None}}},
     )
     for patch in (
         {"metadata": {"labels": {"zone": "b"}}},

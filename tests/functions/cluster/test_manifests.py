@@ -373,7 +373,10 @@ def test_an_image_without_a_digest_is_refused_by_the_settings() -> None:
 def test_a_tenant_without_a_uid_has_no_pods() -> None:
     with pytest.raises(InvalidInput, match="no uid of its own"):
         Tenancy.of(
-            TenantRecord(id="t-1", name="acme", uid=None), environment="main", settings=SETTINGS, platform=PLATFORM
+            TenantRecord(id="t-1", name="acme", uid=None),
+            environment="main",
+            settings=SETTINGS,
+            platform=PLATFORM,
         )
 
 

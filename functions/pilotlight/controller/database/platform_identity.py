@@ -17,7 +17,6 @@ from pilotlight.errors import InvalidInput
 from pilotlight.kubernetes.settings import PLATFORM_ID, UNLABELLED
 
 
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlatformIdentity:
     """Attributes:

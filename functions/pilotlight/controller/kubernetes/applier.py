@@ -107,7 +107,9 @@ class Applier:
         if labels.items() <= (metadata.get("labels") or {}).items():
             return
         self._demand_leading()
-        body = {"metadata": {"labels": dict(labels), "resourceVersion": metadata["resourceVersion"]}}
+        body = {
+            "metadata": {"labels": dict(labels), "resourceVersion": metadata["resourceVersion"]}
+        }
         result = await self._cluster.patch(kind, metadata["name"], metadata.get("namespace"), body)
         self.writes += 1
         self._mirror.note(kind, result)

@@ -8,8 +8,8 @@ import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from pilotlight.controller.database.platform_identity import PlatformIdentity
 from pilotlight.controller.database.feed import FUNCTION, SECRET, TENANT, Page
+from pilotlight.controller.database.platform_identity import PlatformIdentity
 from pilotlight.core.crypto import DecryptionFailed, PlatformKey
 from pilotlight.errors import InvalidInput
 from pilotlight.kubernetes.manifests.tenant_namespace import Tenancy

@@ -31,6 +31,7 @@ from pilotlight.controller.server.metrics import Metrics
 from pilotlight.core.crypto import PlatformKey
 from pilotlight.kubernetes import names
 from pilotlight.kubernetes.cluster import Cluster
+from pilotlight.kubernetes.doctor.facts import CONTROLLER_LEASE
 from pilotlight.kubernetes.errors import ClusterError
 from pilotlight.kubernetes.leader_election import LeaderElection
 from pilotlight.kubernetes.settings import ClusterSettings
@@ -38,7 +39,6 @@ from pilotlight.kubernetes.settings import ClusterSettings
 log = logging.getLogger(__name__)
 
 LeaderTask = Callable[[], Coroutine[Any, Any, None]]
-LEASE = "pilotlight-reconciler"
 _AGAIN_S = 5.0
 _MEASURE_S = 10.0
 
@@ -80,7 +80,7 @@ class ClusterController:
         async with await Cluster.connect(self.settings) as cluster:
             election = LeaderElection(
                 cluster,
-                name=LEASE,
+                name=CONTROLLER_LEASE,
                 namespace=self.settings.namespace,
                 identity=identity(),
                 annotations={names.PLATFORM: platform.id},
