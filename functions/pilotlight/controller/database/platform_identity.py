@@ -40,7 +40,9 @@ def read(sql: sa.Connection) -> PlatformIdentity:
     )
 
 
-def adopt(write: Write, platforms: Iterable[str], *, tenant: str, actor: str) -> None:
+def adopt(
+    write: Write, platforms: Iterable[str], *, tenant: str, actor: str, request: str = ""
+) -> None:
     """Take over all objects of these platforms (ids, or `UNLABELLED`) in the cluster, for good.
     Raises InvalidInput."""
     known = read(write.sql)
@@ -62,4 +64,5 @@ def adopt(write: Write, platforms: Iterable[str], *, tenant: str, actor: str) ->
             action="cluster.adopt",
             subject=platform,
             after={"platform": known.id},
+            request=request,
         )

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from pilotlight.controller.api.schemas import Body
-from pilotlight.controller.context import REQUIRE_DISK_SPACE, Admin, Context, Ctx
+from pilotlight.controller.context import REQUIRE_DISK_SPACE, Admin, Context, Ctx, RequestId
 from pilotlight.controller.database import platform_identity
 from pilotlight.controller.lazy_routes import APIRouter
 
@@ -49,12 +49,14 @@ def cluster(context: Ctx, caller: Admin) -> ClusterInfo:
 
 
 @router.post("/cluster:adopt", dependencies=[REQUIRE_DISK_SPACE])
-def adopt(context: Ctx, caller: Admin, body: Adoption) -> ClusterInfo:
+def adopt(context: Ctx, caller: Admin, body: Adoption, request: RequestId) -> ClusterInfo:
     """Take over all objects of another platform in the cluster: from now on this platform changes
     them, and deletes those of functions that it does not have (platform administrators only)."""
     caller.require_platform()
     with context.store.write() as write:
-        platform_identity.adopt(write, [body.platform], tenant=caller.tenant, actor=caller.key)
+        platform_identity.adopt(
+            write, [body.platform], tenant=caller.tenant, actor=caller.key, request=request
+        )
     context.notifier.ring()
     return _info(context)
 
