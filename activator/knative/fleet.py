@@ -30,6 +30,7 @@ from activator.knative.scale_request import ScaleRequester
 from activator.knative.unsupported import PodFleetLimits
 from activator.routing.route_table import CallTarget
 from activator.worker_client.address import tcp_address
+from pilotlight.errors import Unavailable
 from pilotlight.kubernetes.errors import ClusterError
 from pilotlight.kubernetes.kinds import POD
 from snapshotter import errors
@@ -44,6 +45,8 @@ from snapshotter.types import (
 
 log = logging.getLogger(__name__)
 
+AWAY_RETRY_S = 5
+"""When to call again while no pod can be made."""
 BEAT_S = 1.0
 """Interval between statements of our claims; a fifteenth of a membership."""
 LOOK_S = 0.25
@@ -124,7 +127,7 @@ class KnativeFleet(PodFleetLimits):
         """Start an instance in a pod. Secrets reach a pod through its own namespace's Secrets;
         `secret_env` is ignored.
 
-        Raises StartFailed, StartTimeout, NoCapacity. If cancelled, it releases what it may have
+        Raises StartFailed, StartTimeout, NoCapacity, Unavailable. If cancelled, it releases what it may have
         claimed."""
         if (life := self._by_instance.get(instance_id)) is not None:
             return self._info(target, self._held[life].pod, instance_id, StartKind.WARM, {})
@@ -155,7 +158,11 @@ class KnativeFleet(PodFleetLimits):
     async def _start(
         self, target: CallTarget, instance_id: InstanceId, began: float
     ) -> InstanceInfo:
-        await self.pods.synced.wait()
+        while not self.pods.synced.is_set():
+            self._check_present()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S):
+                    await self.pods.synced.wait()
         others: set[str] = set()
         if (info := await self._claim_existing(target, instance_id, began, others)) is not None:
             return info
@@ -270,12 +277,26 @@ class KnativeFleet(PodFleetLimits):
         pods = [pod for pod in pods if pod.uid not in self._replaced]
         now = self._clock()
         why = start_failure.of_pods(pods, grace_s=self._grace_s, now=now)
-        if why is None and not any(pod.is_coming for pod in pods):
+        is_one_coming = any(pod.is_coming for pod in pods)
+        if not is_one_coming:
+            self._check_present()
+        if why is None and not is_one_coming:
             why = start_failure.of_failure(
                 self.pods.failure(*self._whereabouts(target)), grace_s=self._grace_s, now=now
             )
         if why is not None:
             raise why
+
+    def _check_present(self) -> None:
+        """Raises Unavailable while the API server is away for longer than the grace: until it is
+        back no pod is made."""
+        away_s = self._cluster.away_s
+        if away_s > self._grace_s:
+            raise Unavailable(
+                f"the cluster's API server has not answered for {away_s:.0f} s, and without it no "
+                "pod is made; pods that exist continue to serve",
+                retry_after_s=AWAY_RETRY_S,
+            )
 
     def _stage(self, target: CallTarget) -> str:
         if not self.pods.synced.is_set():

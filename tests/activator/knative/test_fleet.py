@@ -12,6 +12,7 @@ import pytest
 from activator.knative.fleet import REPLACEMENTS, KnativeFleet
 from activator.knative.pod_leases import ClaimsUnreachable, InMemoryPodLeases, PodLeaseTable
 from activator.routing.route_table import CallTarget
+from pilotlight.errors import Unavailable
 from pilotlight.spec.function import Clocks
 from snapshotter import errors
 from snapshotter.types import AgentEvent, InstanceId, InstanceInfo, StartKind
@@ -320,7 +321,7 @@ async def test_a_pod_that_cannot_be_deleted_serves_again_once_its_worker_is_rest
 async def test_nothing_is_gone_and_free_pods_are_still_taken_while_the_api_server_is_away(
     world: World,
 ) -> None:
-    target, fleet = world.target(), await world.fleet()
+    target, fleet = world.target(), await world.fleet(grace_s=20)
     await world.maker.up(target)
     second = await world.maker.up(target)
     first = await world.start(fleet, target, 1)
@@ -335,6 +336,23 @@ async def test_nothing_is_gone_and_free_pods_are_still_taken_while_the_api_serve
         assert fleet._events.empty()
     third = await world.maker.up(target)
     assert (await starting).socket == f"tcp:{third.ip}:8012"
+
+
+async def test_a_start_without_a_pod_ends_with_the_reason_while_the_api_server_is_away(
+    world: World,
+) -> None:
+    target, fleet = world.target(), await world.fleet()
+    async with away(world.server):
+        with pytest.raises(Unavailable, match="no pod is made") as refused:
+            await world.start(fleet, target)
+        assert refused.value.retry_after_s
+        unsynced = await world.fleet("a-1", synced=False)
+        with pytest.raises(Unavailable, match="API server has not answered"):
+            await world.start(unsynced, target, 1)
+    await world.until(lambda: not world.cluster.away_s)
+    starting = _started(world, fleet, target, 2)
+    pod = await world.maker.up(target)
+    assert (await starting).socket == f"tcp:{pod.ip}:8012"
 
 
 async def test_what_went_while_the_api_server_was_away_is_known_once_it_is_back(
