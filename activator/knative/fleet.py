@@ -127,8 +127,8 @@ class KnativeFleet(PodFleetLimits):
         """Start an instance in a pod. Secrets reach a pod through its own namespace's Secrets;
         `secret_env` is ignored.
 
-        Raises StartFailed, StartTimeout, NoCapacity, Unavailable. If cancelled, it releases what it may have
-        claimed."""
+        Raises StartFailed, StartTimeout, NoCapacity, Unavailable. If cancelled, it releases what it
+        may have claimed."""
         if (life := self._by_instance.get(instance_id)) is not None:
             return self._info(target, self._held[life].pod, instance_id, StartKind.WARM, {})
         began = self._clock()

@@ -137,9 +137,7 @@ def previous_route(route: FunctionRoute) -> FunctionRoute | None:
         return None
     units = TrafficDocument(salt=document.salt, sticky=document.sticky)
     before = traffic.with_weights(units, document.previous)
-    return replace(
-        route, traffic=tuple(before.weights.items()), document=traffic.to_json(before)
-    )
+    return replace(route, traffic=tuple(before.weights.items()), document=traffic.to_json(before))
 
 
 class FunctionRouter:

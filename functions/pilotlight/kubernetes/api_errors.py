@@ -37,9 +37,7 @@ _TYPED = re.compile(r"failed to create typed patch object \([^)]*\): (?P<why>.*)
 """Server-side apply of what the schema does not have: status 500, without a reason
 (structured-merge-diff, typed/helpers.go)."""
 _UNDECLARED = re.compile(r"\.(?P<field>\S+): field not declared in schema")
-_UNKNOWN_FIELD = (
-    "the cluster does not know this field: upgrade Knative or Kubernetes, or remove it"
-)
+_UNKNOWN_FIELD = "the cluster does not know this field: upgrade Knative or Kubernetes, or remove it"
 _INSTALL = {
     "serving.knative.dev": "install Knative Serving (its serving-crds.yaml, then "
     "serving-core.yaml)",

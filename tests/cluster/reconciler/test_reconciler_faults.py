@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from pilotlight.controller.database import audit_trail
+from pilotlight.controller.database.audit_trail import AuditQuery
 from pilotlight.controller.database.change_notifier import ChangeNotifier
 from pilotlight.controller.kubernetes.informers import KINDS
-from pilotlight.controller.kubernetes.leader_election import run_while_leading
+from pilotlight.controller.kubernetes.leader_election import identify, run_while_leading
 from pilotlight.controller.kubernetes.ownership import ClusterOwnership
 from pilotlight.controller.kubernetes.reconciler import Reconciler
 from pilotlight.kubernetes import names
@@ -343,6 +345,22 @@ async def test_objects_from_before_the_label_are_adopted_as_they_are(bench: Benc
         assert labelled(bench) == ours
         assert not [one for one in bench.server.requests if one.verb == "delete"]
         assert bench.server.get("v1", "Namespace", "fn-acme")["metadata"]["uid"] == uid  # type: ignore[index]
+
+
+async def test_the_settings_name_whom_to_adopt_and_it_is_noted_once(tmp_path: Path) -> None:
+    platform = FedPlatform(tmp_path, notifier=ChangeNotifier())
+    own = platform.identity().id
+    assert identify(platform.store, []).adopted == frozenset()
+    for _ in range(2):
+        assert identify(platform.store, [OTHER_ID, own]).adopted == {OTHER_ID}
+    with platform.store.read() as sql:
+        entries = audit_trail.entries(sql, AuditQuery(tenant=None), limit=9)
+    assert [(one["action"], one["subject"], one["actor"]) for one in entries] == [
+        ("cluster.adopt", OTHER_ID, "platform")
+    ]
+    platform.close()
+    with pytest.raises(ValueError, match="16 hex digits"):
+        ClusterSettings(adopt=["acme"])
 
 
 async def test_two_platforms_in_two_namespaces_leave_each_other_alone(

@@ -395,9 +395,7 @@ class Writer:
         self._report(resource, result, findings, options)
         return result
 
-    def _check_declared(
-        self, resource: Resource, config: Json, namespace: str, name: str
-    ) -> None:
+    def _check_declared(self, resource: Resource, config: Json, namespace: str, name: str) -> None:
         """An apply of a field that the schema lacks fails before any validation, whatever
         `fieldValidation` says: status 500, without a reason."""
         if resource.schema.form == "any":
@@ -407,7 +405,9 @@ class Writer:
         said = [f".{path}: field not declared in schema" for path in findings.unknown]
         if said:
             where = f"{namespace}/{name}" if namespace else f"/{name}"
-            errors = said[0] if len(said) == 1 else "\n".join(("errors:", *map("  {}".format, said)))
+            errors = (
+                said[0] if len(said) == 1 else "\n".join(("errors:", *map("  {}".format, said)))
+            )
             raise Refused(
                 500,
                 f"failed to create typed patch object ({where}; {resource.api_version}, "

@@ -191,9 +191,8 @@ def test_strict_validation_names_each_unknown_field() -> None:
     [
         (".spec.foo: field not declared in schema", ["spec.foo"]),
         (
-            "errors:\n  .spec.a: field not declared in schema\n"
-            '  .spec.containers[name="user"].b: field not declared in schema',
-            ["spec.a", 'spec.containers[name="user"].b'],
+            'errors:\n  .a: field not declared in schema\n  .b[name="u"].c: field not declared in schema',
+            ["a", 'b[name="u"].c'],
         ),
         (".spec.replicas: expected numeric (int or float), got string", [""]),
     ],

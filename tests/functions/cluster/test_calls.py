@@ -73,9 +73,9 @@ async def test_a_refusal_just_after_an_absence_is_no_answer() -> None:
     asked = ApiCalls(cast(Transport, cast(Any, server)), patience=IMPATIENT)
     assert (await asked.call(deed, "POST", body={})).status == 200
     with pytest.raises(Forbidden):
-        await ApiCalls(
-            cast(Transport, cast(Any, Starting(403))), patience=IMPATIENT
-        ).call(deed, "POST", body={})
+        await ApiCalls(cast(Transport, cast(Any, Starting(403))), patience=IMPATIENT).call(
+            deed, "POST", body={}
+        )
     # those who only watch saw it, too
     server.answers = [403]
     asked = ApiCalls(cast(Transport, cast(Any, server)), patience=IMPATIENT)

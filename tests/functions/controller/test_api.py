@@ -272,7 +272,8 @@ async def test_the_first_call_of_a_new_revision_ends_the_time_of_the_one_before(
     await deploy(controller, spec(description="another"))
     said = await document()
     assert (said["previous"], said["awaited"]) == ({old: 100}, list(said["weights"]))
-    await ran(*said["weights"], said["id"])
+    (new,) = said["weights"]
+    await ran(new, said["id"])
     said = await document()
     assert (said["previous"], said["awaited"]) == ({}, [])
 

@@ -21,8 +21,8 @@ WHAT_TO_DO: Mapping[str, str] = {
     "ProgressDeadlineExceeded": "It did not start within startup_timeout: see its output with "
     "`pilotlight app logs APP`.",
     "ExceededQuota": "The namespace's ResourceQuota is used up: raise the tenant's plan.",
-    "FailedCreate": "The cluster refuses its pods: create what is missing (a RuntimeClass of a GPU is "
-    "cluster.gpu_runtime_class; null = none), or raise the quota that is used up.",
+    "FailedCreate": "The cluster refuses its pods: create what is missing (the RuntimeClass of "
+    "functions with a GPU is cluster.gpu_runtime_class; null = none), or raise the quota.",
     "NoTraffic": "It has no pods because it receives no calls.",
 }
 

@@ -7,7 +7,7 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -29,6 +29,7 @@ from pilotlight.controller.kubernetes.reconciler import Reconciler
 from pilotlight.controller.server import bootstrap
 from pilotlight.controller.server.metrics import Metrics
 from pilotlight.core.crypto import PlatformKey
+from pilotlight.errors import PilotlightError
 from pilotlight.kubernetes import names
 from pilotlight.kubernetes.cluster import Cluster
 from pilotlight.kubernetes.doctor.facts import CONTROLLER_LEASE
@@ -68,7 +69,7 @@ class ClusterController:
             except ClusterError as e:
                 # for example missing or wrong credentials, which the operator must correct
                 log.error("event=cluster_not_reached error=%s", e)
-            except SQLAlchemyError as e:
+            except (PilotlightError, SQLAlchemyError) as e:
                 log.error("event=identity_not_read error=%r", e)
             except (ExceptionGroup, LookupError, TypeError, ValueError) as e:
                 # a defect must not stop reconciliation permanently
@@ -76,7 +77,7 @@ class ClusterController:
             await asyncio.sleep(_AGAIN_S)
 
     async def _run_once(self) -> None:
-        platform = await anyio.to_thread.run_sync(self._identity)
+        platform = await anyio.to_thread.run_sync(identify, self.store, self.settings.adopt)
         async with await Cluster.connect(self.settings) as cluster:
             election = LeaderElection(
                 cluster,
@@ -91,19 +92,6 @@ class ClusterController:
                     await run_while_leading(
                         election, self.leader_tasks(cluster, election, platform)
                     )
-
-    def _identity(self) -> PlatformIdentity:
-        """Adopt what the settings say, and return who we are. Raises InvalidInput."""
-        with self.store.write() as write:
-            tenant = write.sql.scalar(
-                sa.select(tables.tenants.c.id).where(
-                    tables.tenants.c.name == access_control.PLATFORM_TENANT
-                )
-            )
-            platform_identity.adopt(
-                write, self.settings.adopt, tenant=tenant or "", actor=bootstrap.ACTOR
-            )
-            return platform_identity.read(write.sql)
 
     def leader_tasks(
         self, cluster: Cluster, election: LeaderElection, platform: PlatformIdentity
@@ -132,6 +120,20 @@ class ClusterController:
             if (ownership := self.statuses.ownership) is not None:
                 self.metrics.set_foreign_namespaces(sum(map(len, ownership.foreign.values())))
             await asyncio.sleep(_MEASURE_S)
+
+
+def identify(store: Store, adopt: Sequence[str]) -> PlatformIdentity:
+    """Adopt what the settings say, and return who we are. Raises InvalidInput, StorageFull."""
+    with store.read() as sql:
+        known = platform_identity.read(sql)
+    if all(known.owns(platform) for platform in adopt):
+        return known
+    with store.write() as write:
+        table = tables.tenants
+        query = sa.select(table.c.id).where(table.c.name == access_control.PLATFORM_TENANT)
+        tenant = write.sql.scalar(query) or ""
+        platform_identity.adopt(write, adopt, tenant=tenant, actor=bootstrap.ACTOR)
+        return platform_identity.read(write.sql)
 
 
 async def run_while_leading(election: LeaderElection, parts: Mapping[str, LeaderTask]) -> None:

@@ -167,9 +167,7 @@ def _kept(
     return None
 
 
-def _listed(
-    kept: tuple[str, float] | None, *, named: Collection[str]
-) -> Sequence[traffic.Target]:
+def _listed(kept: tuple[str, float] | None, *, named: Collection[str]) -> Sequence[traffic.Target]:
     """Return the entry that keeps the previous revision, unless the traffic names it itself."""
     return (
         [{"revisionName": kept[0], "latestRevision": False, "percent": 0, "tag": PREVIOUS}]
