@@ -131,7 +131,7 @@ def document_of(route: FunctionRoute) -> TrafficDocument:
 
 def previous_route(route: FunctionRoute) -> FunctionRoute | None:
     """Return the route by which calls are answered until the awaited revisions have an instance;
-    None when nobody is awaited. Raises the errors of `document_of`."""
+    None when no revision is awaited. Raises the errors of `document_of`."""
     document = document_of(route)
     if not document.awaited or not document.previous.keys() <= route.revisions.keys():
         return None

@@ -97,7 +97,7 @@ class TrafficDocument:
             instances of the new one start.
         awaited: revisions that gained traffic and have not run a call since.
         previous: weights of revisions that ran: they answer until the `awaited` ones have an
-            instance; {} = nobody has to."""
+            instance; {} = there is none."""
 
     generation: int = 0
     weights: Mapping[str, int] = field(default_factory=dict)
@@ -209,7 +209,7 @@ def with_weights(document: TrafficDocument, weights: Mapping[str, int]) -> Traff
 
 def begin_cutover(before: TrafficDocument, after: TrafficDocument) -> TrafficDocument:
     """Return `after` with who answers until the revisions that gained traffic run: those that
-    answer in `before` and ran. After a rollback nobody does."""
+    answer in `before` and ran; none after a rollback."""
     if after.at_once:
         return replace(after, previous={}, awaited=())
     serving = before.previous or ({} if before.awaited else before.weights)
