@@ -103,6 +103,7 @@ async def fleet(
             store=platform.store,
             key=platform.key,
             notifier=platform.notifier,
+            platform=platform.identity(),
             statuses=statuses,
             pace=ReconcileLimits(feed_s=3600),
         )
@@ -162,6 +163,7 @@ async def fleet(
             store=platform.store,
             key=platform.key,
             notifier=platform.notifier,
+            platform=platform.identity(),
             statuses=fresh,
         )
         began = time.perf_counter()

@@ -247,6 +247,8 @@ class AutoscalerLoop:
         for instance_id, info in infos.items():
             if instance_id not in known and not self._is_handled(instance_id):
                 await self._adopt(info)
+        if not self.reconciled.is_set():
+            self._table.resume_cutovers()
         self.reconciled.set()
         if self._table.version:  # an empty table knows nothing yet
             for template in await self._fleet.templates():

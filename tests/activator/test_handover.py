@@ -5,18 +5,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from activator.balancing.throttler import Throttler
+from activator.quotas.store import QuotaStore
+from activator.settings import ActivatorSettings
 from pilotlight.spec.function import Clocks
 from pilotlight.spec.policies import RolloutStrategy, RolloutTerms
 from snapshotter import errors as agent_errors
-from tests.activator.conftest import Edge
+from snapshotter.types import InstanceId
+from tests.activator.conftest import Edge, served
 from tests.activator.test_gateway import until
 from tests.activator.test_warm import in_flight
-from tests.fakes.routes import TENANT, route_of, spec_of, split_route
+from tests.fakes.fake_worker import Behaviour
+from tests.fakes.routes import TENANT, route_of, spec_of, split_route, target_of
 
 V1, V2, V3 = "v1-aaaaaa", "v2-bbbbbb", "v3-cccccc"
 NAME = f"{TENANT}/main/shop/hello"
@@ -188,6 +193,38 @@ async def test_who_answered_before_and_is_gone_is_not_waited_for(site: Edge) -> 
 
 # -- where there is no room for both ---------------------------------------------------------------
 NO_ROOM = agent_errors.NoCapacity("1 GPUs wanted, 0 of 1 free on this node", {"resource": "gpu"})
+
+
+async def test_a_process_that_was_restarted_goes_on_with_the_cutover_of_the_one_before(
+    short_tmp: Path, settings: ActivatorSettings, behaviour: Behaviour, quota_store: QuotaStore
+) -> None:
+    edge = Edge(short_tmp, settings, behaviour, quota_store)
+    edge.table.handovers = edge.handovers
+    edge.table.on_function = edge.scaler.route_changed
+    left = target_of(spec_of(), revision=V1)
+    await edge.fleet.start(left, InstanceId("i-left"), {})
+    edge.fleet.gate.clear()  # the new revision fits no node
+    split(edge, {V2: 100}, named=(V1,), previous={V1: 100}, awaited=(V2,))
+    async with served(edge):
+        await edge.scaler.reconciled.wait()
+        assert [await revision(edge) for _ in range(3)] == [V1] * 3
+        edge.fleet.gate.set()
+        await until(lambda: not edge.handovers._running)
+        assert await revision(edge) == V2
+        await until(lambda: [name for name, _ in edge.fleet.stopped] == ["i-left"])
+
+
+async def test_who_answered_before_is_left_where_nobody_is_awaited_or_it_has_no_instance(
+    edge: Edge,
+) -> None:
+    edge.table.handovers = edge.handovers
+    left = target_of(spec_of(), revision=V1)
+    await edge.fleet.start(left, InstanceId("i-left"), {})
+    split(edge, {V2: 100})
+    await edge.scaler.reconcile()
+    assert [name for name, _ in edge.fleet.stopped] == ["i-left"]
+    split(edge, {V3: 100}, named=(V2,), previous={V2: 100}, awaited=(V3,))
+    assert await revision(edge) == V3  # a change while it runs is no restart
 
 
 def terms(strategy: RolloutStrategy, keep_s: float = 0.0) -> dict[str, Any]:

@@ -44,6 +44,7 @@ _PARTS = {
     "template": "operations.snapshot",
     "storage": "tenants.storage",
     "node": "operations.node",
+    "cluster": "operations.cluster",
     "weights": "apps.weights",
     "token": "tenants.access",
     "secret": "tenants.access",

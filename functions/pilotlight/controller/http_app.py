@@ -45,6 +45,7 @@ from pilotlight.controller.api.calls import calls, feedback, traces
 from pilotlight.controller.api.internal import (
     activator_sync,
     cluster_nodes,
+    cluster_ownership,
     observations,
     scheduled_calls,
 )
@@ -133,6 +134,7 @@ _ROUTERS = (
     instances.router,
     cluster_nodes.router,
     cluster_nodes.internal,
+    cluster_ownership.router,
     language_models.router,
     objectives.router,
     observations.internal,

@@ -181,6 +181,7 @@ _OPERATOR = (
     _right(kinds.CONFIG_MAP, ("get", "list"), "Knative's settings", scope="knative"),
     _right(kinds.DEPLOYMENT, ("get", "list"), "Knative's controllers and webhook", scope="knative"),
     _right(kinds.DEPLOYMENT, ("get", "list"), "the controller", scope="platform"),
+    _right(kinds.LEASE, ("get",), "the leading controller, and its platform", scope="platform"),
     _right(kinds.STATEFUL_SET, ("get", "list"), "the activators", scope="platform"),
     _right(kinds.POD, ("get", "list"), "node agents", scope="platform"),
     _right(kinds.DAEMON_SET, ("get", "list"), "node agents", scope="platform"),

@@ -53,7 +53,8 @@ SETTINGS = ClusterSettings(
     images={"vllm": VLLM},
     gpu_products={"H100": "NVIDIA-H100-80GB-HBM3", "L4": "NVIDIA-L4"},
 )
-TENANCY = Tenancy.of(ACME, environment="main", settings=SETTINGS)
+PLATFORM = "p-0123456789abcdef"
+TENANCY = Tenancy.of(ACME, environment="main", settings=SETTINGS, platform=PLATFORM)
 HELLO = spec("hello", resources=Resources(cpu=0.25, memory_bytes=256 * MIB))
 EMBEDDER = spec(
     "Embedder",
@@ -106,7 +107,7 @@ def llm() -> list[Manifest]:
     settings = replace(
         SETTINGS, autoscaler="pilotlight", restore_into_pods=True, image_pull_secrets=["regcred"]
     )
-    tenancy = Tenancy.of(ACME, environment="staging", settings=settings)
+    tenancy = Tenancy.of(ACME, environment="staging", settings=settings, platform=PLATFORM)
     return function_manifests(route(ASSISTANT, app="llm", environment="staging"), tenancy)
 
 
@@ -367,7 +368,10 @@ def test_an_image_without_a_digest_is_refused_by_the_settings() -> None:
 def test_a_tenant_without_a_uid_has_no_pods() -> None:
     with pytest.raises(InvalidInput, match="no uid of its own"):
         Tenancy.of(
-            TenantRecord(id="t-1", name="acme", uid=None), environment="main", settings=SETTINGS
+            TenantRecord(id="t-1", name="acme", uid=None),
+            environment="main",
+            settings=SETTINGS,
+            platform=PLATFORM,
         )
 
 

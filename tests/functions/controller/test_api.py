@@ -252,6 +252,32 @@ async def test_a_deploy_answers_with_revisions_and_reaches_the_feed(
     assert registry.get_sample_value("pilotlight_controller_deploys_total") == 1
 
 
+async def test_the_first_call_of_a_new_revision_ends_the_time_of_the_one_before(
+    controller: Controller,
+) -> None:
+    async def document() -> dict[str, Any]:
+        changes: Any = (await controller.feed())["changes"]
+        (route,) = (one["value"] for one in changes if one["kind"] == "function")
+        return {**route["document"], "id": route["id"]}
+
+    async def ran(revision: str, function: str) -> None:
+        record = usage(f"req-{revision}/1", function_id=function, revision=revision)
+        body = {"activator": "a", "records": [record.to_json()]}
+        assert (await controller.internal("/internal/usage", body)).status_code == 200
+
+    await deploy(controller, spec())
+    first = await document()
+    (old,) = first["weights"]
+    await ran(old, first["id"])
+    await deploy(controller, spec(description="another"))
+    said = await document()
+    assert (said["previous"], said["awaited"]) == ({old: 100}, list(said["weights"]))
+    (new,) = said["weights"]
+    await ran(new, said["id"])
+    said = await document()
+    assert (said["previous"], said["awaited"]) == ({}, [])
+
+
 @pytest.mark.parametrize(
     "changes,said",
     [

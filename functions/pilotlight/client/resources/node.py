@@ -83,6 +83,18 @@ class NodeResources:
         Forbidden."""
         return self._list("/v1/nodes", "nodes")
 
+    def cluster(self) -> Json:
+        """Return whose objects are in the cluster. For operators; raises Forbidden."""
+        return self._get("/v1/cluster")
+
+    def adopt_cluster(self, platform: str) -> Json:
+        """Take over the objects of another platform in the cluster. For operators; raises
+        Forbidden, InvalidInput."""
+        body = {"platform": platform}
+        return dict(
+            self._transport.request("POST", "/v1/cluster:adopt", json=body, repeatable=True).json()
+        )
+
     def snapshot(self, snapshot: str) -> Json:
         """Return a snapshot. Raises NotFound."""
         return self._get(f"/v1/snapshots/{path_segment(snapshot)}")

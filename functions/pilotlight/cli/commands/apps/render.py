@@ -148,7 +148,7 @@ def _tenancy(
 ) -> Tenancy:
     from pilotlight.core.settings import load_section as read
     from pilotlight.kubernetes.manifests.tenant_namespace import Tenancy
-    from pilotlight.packaging.rendering import UNKNOWN_TENANT
+    from pilotlight.packaging.rendering import UNKNOWN_PLATFORM, UNKNOWN_TENANT
     from pilotlight.spec.identifiers import check_name
     from snapshotter.settings import SnapshotterSettings
 
@@ -161,8 +161,8 @@ def _tenancy(
     except ValueError as e:
         raise InvalidInput(str(e), parameter="tenant") from e
     sheaf.notes.append(
-        f"placeholders: tenant id {UNKNOWN_TENANT} and uid {uid}, which the platform assigns; v1 "
-        f"for the next revision number"
+        f"placeholders: platform id {UNKNOWN_PLATFORM}, tenant id {UNKNOWN_TENANT} and uid {uid}, "
+        f"which the platform assigns; v1 for the next revision number"
     )
     return Tenancy(
         id=UNKNOWN_TENANT,
@@ -170,6 +170,7 @@ def _tenancy(
         uid=uid,
         environment=environment,
         settings=settings,
+        platform=UNKNOWN_PLATFORM,
         given=namespace,
     )
 
