@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import textwrap
 import uuid
 from collections.abc import Iterator
@@ -14,6 +15,8 @@ from pilotlight.cli.main import build
 from tests.fakes.fake_platform import API_KEY, FakePlatform
 
 SOURCE = """
+    from typing import Literal
+
     import pilotlight
 
     app = pilotlight.App("tasks")
@@ -21,6 +24,17 @@ SOURCE = """
     @app.function()
     def double(n: int) -> int:
         return 2 * n
+
+    @app.function()
+    def describe(
+        name: str,
+        code: Literal["1", "2"] = "1",
+        size: int | str = 0,
+        tag: str | None = "x",
+        words: list[str] | None = None,
+        anything=None,
+    ) -> str:
+        return repr((name, code, size, tag, words, anything))
 
     @app.local_entrypoint()
     async def main(n: int) -> str:
@@ -77,3 +91,29 @@ def test_an_asynchronous_local_entrypoint_that_raises_fails_the_command(shell: S
     assert done.exit_code == 1
     assert "raised RuntimeError: not today" in done.stderr
     assert shell.platform.apps == {}
+
+
+@pytest.mark.parametrize(
+    "words, received",
+    [
+        (("name=5",), "('5', '1', 0, 'x', None, None)"),
+        (("name=null", "code=2", "tag=null"), "('null', '2', 0, None, None, None)"),
+        (("name=true", "tag=7", "size=8"), "('true', '1', 8, '7', None, None)"),
+        (('name={"a": 1}', 'words=["b"]'), "('{\"a\": 1}', '1', 0, 'x', ['b'], None)"),
+        (('name="quoted"', "anything=3"), "('quoted', '1', 0, 'x', None, 3)"),
+    ],
+)
+def test_a_text_parameter_receives_text_that_looks_like_another_type(
+    shell: Shell, words: tuple[str, ...], received: str
+) -> None:
+    assert shell.run("deploy", str(shell.file), "--no-wait").exit_code == 0
+    flags = [flag for word in words for flag in ("-a", word)]
+    done = shell.run("call", "tasks/describe", *flags)
+    assert (done.exit_code, json.loads(done.stdout)) == (0, received), done.output
+
+
+def test_arguments_that_are_text_anyway_need_no_look_at_the_signature(shell: Shell) -> None:
+    assert shell.run("deploy", str(shell.file), "--no-wait").exit_code == 0
+    shell.platform.asked.clear()
+    assert shell.run("call", "tasks/describe", "-a", "name=Ada").exit_code == 0
+    assert shell.platform.asked == ["POST /v1/functions/tasks/describe:invoke"]
