@@ -6,6 +6,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+DEBUG_VARIABLE = "PILOTLIGHT_DEBUG"
+"""Environment variable that makes the command line and the SDK show where an error was raised."""
+
 
 class PilotlightError(Exception):
     """Base of all errors that pilotlight raises deliberately.

@@ -34,6 +34,7 @@ from pilotlight.sdk.image import Image
 from pilotlight.sdk.llm import Engine, EngineOptions, engine_declaration
 from pilotlight.sdk.options import FunctionOptions, ResolvedOptions, parse_tags, resolve_options
 from pilotlight.sdk.secret import Secret
+from pilotlight.sdk.sync_async import with_short_errors
 from pilotlight.sdk.weights import Weights
 from pilotlight.spec.engines import Task, TokenLimits
 from pilotlight.spec.function import FunctionKind
@@ -256,6 +257,7 @@ class App:
         calls there, and deletes it at the end."""
         return EphemeralRun(self, progress)
 
+    @with_short_errors
     def deploy(
         self,
         *,
@@ -335,6 +337,7 @@ class EphemeralRun:
     def __repr__(self) -> str:
         return f"<EphemeralRun {self.name}>"
 
+    @with_short_errors
     def __enter__(self) -> Self:
         if active_app.is_running(self._app.name):
             raise InvalidInput(
@@ -345,6 +348,7 @@ class EphemeralRun:
         active_app.start_ephemeral(self._app.name, self.name)
         return self
 
+    @with_short_errors
     def __exit__(
         self,
         kind: type[BaseException] | None,

@@ -117,3 +117,14 @@ def test_arguments_that_are_text_anyway_need_no_look_at_the_signature(shell: She
     shell.platform.asked.clear()
     assert shell.run("call", "tasks/describe", "-a", "name=Ada").exit_code == 0
     assert shell.platform.asked == ["POST /v1/functions/tasks/describe:invoke"]
+
+
+def test_a_wrong_key_is_one_line_and_the_next_step(shell: Shell) -> None:
+    for words, error in (
+        (("call", "tasks/describe", "-a", "name=5"), "no valid API key was given"),
+        (("run", f"{shell.file}::main", "1"), f"{shell.platform.url} does not accept this API key"),
+    ):
+        done = shell.run(*words, key="pl_wrong")
+        what, step = done.stderr.strip().splitlines()
+        assert (done.exit_code, what) == (1, f"error {error}")
+        assert step.startswith("try   Set PILOTLIGHT_API_KEY")

@@ -17,9 +17,8 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from pilotlight.cli.core.session import CommonOptions, Session
-from pilotlight.errors import PilotlightError
+from pilotlight.errors import DEBUG_VARIABLE, PilotlightError
 
-DEBUG_VARIABLE = "PILOTLIGHT_DEBUG"
 INTERRUPTED = 130
 Command = TypeVar("Command", bound=Callable[..., Any])
 
