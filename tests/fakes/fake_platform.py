@@ -14,6 +14,7 @@ import io
 import json
 import pickle
 import re
+import subprocess
 import tarfile
 import threading
 from collections import deque
@@ -511,10 +512,13 @@ class FakePlatform:
         return Answer(status=204)
 
     def exec_instance(self, asked: Asked, instance: str) -> Answer:
+        """Run the command on this machine."""
+        done = subprocess.run(asked.json()["argv"], capture_output=True, text=True, check=False)
         return _ndjson(
             [
-                {"stream": "stdout", "text": " ".join(asked.json()["argv"]) + "\n"},
-                {"exit_status": 0},
+                {"stream": "stdout", "text": done.stdout},
+                {"stream": "stderr", "text": done.stderr},
+                {"exit_status": done.returncode},
             ]
         )
 

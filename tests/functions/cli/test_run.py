@@ -1,4 +1,4 @@
-"""`pilotlight run` and `call` against a platform in this process."""
+"""`pilotlight run`, `call` and `shell` against a platform in this process."""
 
 from __future__ import annotations
 
@@ -59,14 +59,16 @@ class Shell:
         self.file = directory / f"tasks_{uuid.uuid4().hex[:8]}.py"
         self.file.write_text(textwrap.dedent(SOURCE))
 
-    def run(self, *words: str, key: str = API_KEY) -> Result:
+    def run(self, *words: str, key: str = API_KEY, typed: str | None = None) -> Result:
         environ = {
             "PILOTLIGHT_URL": self.platform.url,
             "PILOTLIGHT_API_KEY": key,
             "PILOTLIGHT_CONFIG": str(self.file.parent / "none.toml"),
             "NO_COLOR": "1",
         }
-        return CliRunner().invoke(build(), [*words], env=environ, prog_name="pilotlight")
+        return CliRunner().invoke(
+            build(), [*words], env=environ, prog_name="pilotlight", input=typed
+        )
 
     def local(self, entrypoint: str, *words: str) -> Result:
         return self.run("run", f"{self.file}::{entrypoint}", *words)
@@ -128,3 +130,31 @@ def test_a_wrong_key_is_one_line_and_the_next_step(shell: Shell) -> None:
         what, step = done.stderr.strip().splitlines()
         assert (done.exit_code, what) == (1, f"error {error}")
         assert step.startswith("try   Set PILOTLIGHT_API_KEY")
+
+
+def test_a_shell_keeps_variables_and_the_directory_between_lines(shell: Shell) -> None:
+    shell.platform.instances = [{"id": "i-1", "app": "tasks", "function": "double"}]
+    lines = [
+        "greeting=\"it's a \\$5 day\"; two='one",  # a line break within a value is two lines here
+        "x=1 y=$((x + 1))",
+        'export greeting="it\'s \\$5, \\"more\\""',
+        "cd /usr && cd bin; false",
+        'echo "$greeting $x $y $PWD"; readonly x',
+        "unset y; cd /no/such/place; (exit 3); exit 7",
+        'sh -c \'echo "child: $greeting"\'; echo "y=${y-none} $(pwd)"',
+        "cd -; for f in 1 2; do n=$f; done; echo $n",
+        "file=$(ls -t /dev/shm/pilotlight-shell.* | head -1); ls -l $file | cut -c 1-10; echo $file",
+    ]
+    done = shell.run("shell", "tasks/double", typed="\n".join([*lines, "exit", "echo never", ""]))
+    *shown, file = done.stdout.splitlines()
+    assert shown == [
+        'it\'s $5, "more" 1 2 /usr/bin',
+        'child: it\'s $5, "more"',
+        "y=none /usr/bin",
+        "/usr",
+        "2",
+        "-rw-------",
+    ]
+    assert (done.exit_code, Path(file).exists()) == (0, False)
+    assert "eval: " in done.stderr
+    assert "no/such/place" in done.stderr
