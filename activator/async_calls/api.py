@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import quote
 
 from activator.async_calls.pending import PendingCall, PendingCalls
+from activator.async_calls.public_record import public_record
 from activator.async_calls.records import (
     is_visible_to,
     namespaced_call_id,
@@ -74,7 +75,7 @@ class AsyncCallApi:
             )
             if record is None:
                 raise unknown(path)
-            await request.respond_json(200, record)
+            await request.respond_json_text(200, public_record(record))
         else:
             raise errors.NotFound(
                 f"{request.verb} is not served at /v1/calls/{path}: GET it, or POST …:cancel or "
@@ -84,8 +85,8 @@ class AsyncCallApi:
     async def find(
         self, request: Request, caller: Principal, call_id: str
     ) -> dict[str, Any] | None:
-        """Return a call of the caller as JSON, from here or the controller; None when there is
-        none.
+        """Return a call of the caller as JSON, with its result in base64, from here or the
+        controller; None when there is none.
 
         Raises Forbidden, Unavailable, TooManyRequests.
         """

@@ -291,7 +291,12 @@ class Request:
         self, status: int, body: Mapping[str, Any], headers: Headers | None = None
     ) -> None:
         """Send a JSON response."""
-        data = json.dumps(body).encode()
+        await self.respond_json_text(status, json.dumps(body).encode(), headers)
+
+    async def respond_json_text(
+        self, status: int, data: bytes, headers: Headers | None = None
+    ) -> None:
+        """Send JSON that is serialized already."""
         own = [
             (b"content-type", b"application/json"),
             *GUARD,

@@ -62,9 +62,16 @@ def describe_dataplane(document: dict[str, Any], problems: dict[int | str, dict[
         "CANCELLED",
         "EXPIRED",
     ]
-    call["properties"]["result"]["description"] = (
-        "base64 of the response body, of type content_type; if FAILED, of its problem document"
-    )
+    call["properties"]["result"] = {
+        "description": "the response's body, of type content_type, in the form that "
+        "result_encoding says; if FAILED, its problem document"
+    }
+    call["properties"]["result_encoding"] = {
+        "enum": ["json", "base64", None],
+        "description": "json: `result` is the JSON value, or the list of an "
+        f"{CONTENT_NDJSON} body's lines; base64: it is base64 of a body that is not JSON, or is "
+        "JSON of more than some 20,000 values; null: there is no result yet",
+    }
     call["properties"]["attempts"] = {
         "type": "array",
         "items": {"type": "object"},
