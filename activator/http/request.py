@@ -210,6 +210,14 @@ class Request:
                 return parts[0] if len(parts) == 1 else b"".join(parts)
             message = None
 
+    def require_method(self, *allowed: str) -> None:
+        """Raise MethodNotAllowed for another HTTP method than these."""
+        if self.verb not in allowed:
+            raise errors.MethodNotAllowed(
+                f"{self.verb} is not served at {self.path[:200]}: use {' or '.join(allowed)}",
+                allowed=allowed,
+            )
+
     def deadline_s(self) -> float | None:
         """Return the caller's deadline in seconds; None = it gave none. Raises InvalidInput."""
         given = self.headers.get(b"pilotlight-timeout")
@@ -346,6 +354,8 @@ def error_answer(
         retry_after_s = 1.0
     if retry_after_s is not None:
         head += b"retry-after: %d\r\n" % max(1, math.ceil(retry_after_s))
+    if error.status == 405:
+        head += b"allow: %b\r\n" % ", ".join(error.detail["allowed"]).encode()
     if error.status == 401:
         head += b'www-authenticate: Bearer realm="pilotlight"\r\n'
     return head, data

@@ -59,6 +59,14 @@ class NotFound(PilotlightError):
     status = 404
 
 
+class MethodNotAllowed(PilotlightError):
+    """Raised when a path is not served for the request's HTTP method; `detail` has `allowed`, the
+    methods that are (the header `Allow`)."""
+
+    type = "method-not-allowed"
+    status = 405
+
+
 class Conflict(PilotlightError):
     """Raised when a change conflicts with the current state (a name in use, a stale version,
     another idempotent call)."""

@@ -206,7 +206,6 @@ def _document() -> dict[str, Any]:
     described = _application()
     for router in _ROUTERS:
         described.include_router(router)
-    described.add_api_route("/healthz", _healthz, methods=["GET"], tags=["health"])
     document = described.openapi()
     for operations in document["paths"].values():
         for operation in operations.values():
