@@ -242,6 +242,15 @@ def _limit_body(
     return counted
 
 
+async def _refuse_encoding() -> Message:
+    """A `receive` for a body with a content coding (RFC 9110, section 15.5.16)."""
+    raise HTTPException(
+        415,
+        "bodies with a Content-Encoding are not supported here: send the body as it is",
+        headers={"accept-encoding": "identity"},
+    )
+
+
 def _limit_values(receive: Receive, max_values: int) -> Receive:
     """Wrap `receive` with a limit of `max_values` JSON values; beyond it raises HTTPException
     (413)."""
@@ -276,6 +285,8 @@ class _RequestMiddleware:
         authentication first."""
         if path.startswith(_STREAMED):
             return receive
+        if headers.get(b"content-encoding", b"identity").lower() != b"identity":
+            return _refuse_encoding
         if path.startswith(_PAGES):
             return _limit_body(receive, MAX_UNKNOWN_BYTES)
         if not path.startswith(_INTERNAL):
