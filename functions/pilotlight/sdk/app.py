@@ -38,7 +38,7 @@ from pilotlight.sdk.sync_async import with_short_errors
 from pilotlight.sdk.weights import Weights
 from pilotlight.spec.engines import Task, TokenLimits
 from pilotlight.spec.function import FunctionKind
-from pilotlight.spec.identifiers import MAX_NAME_LENGTH, check_name
+from pilotlight.spec.identifiers import RUN_SUFFIX_LENGTH, check_name, ephemeral_name
 
 if TYPE_CHECKING:
     from pilotlight.client.client import Deployment
@@ -48,9 +48,6 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
-
-_RUN_MARK = "-run-"
-_RUN_RANDOM_HEX = 6
 
 
 class LocalEntrypoint(Generic[P, R]):
@@ -331,8 +328,7 @@ class EphemeralRun:
     def __init__(self, app: App, progress: Progress | None) -> None:
         self._app = app
         self._progress = progress
-        keep = MAX_NAME_LENGTH - len(_RUN_MARK) - _RUN_RANDOM_HEX
-        self.name = f"{app.name[:keep]}{_RUN_MARK}{randomness.token_hex(_RUN_RANDOM_HEX // 2)}"
+        self.name = ephemeral_name(app.name, randomness.token_hex(RUN_SUFFIX_LENGTH // 2))
 
     def __repr__(self) -> str:
         return f"<EphemeralRun {self.name}>"
