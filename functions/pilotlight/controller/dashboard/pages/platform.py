@@ -1,4 +1,4 @@
-"""Pages for the operator: nodes, tenants' shares, all instances, snapshots, and weights by tier."""
+"""Pages for platform administrators: nodes, tenants' shares, all instances, snapshots, and weights by tier."""
 
 from __future__ import annotations
 
