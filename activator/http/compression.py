@@ -1,5 +1,5 @@
-"""Content codings of bodies (RFC 9110, section 8.4): of requests, decoded within their limit, and of
-JSON answers, compressed for callers that accept it.
+"""Content codings of bodies (RFC 9110, section 8.4): of requests, decoded within their limit, and
+of JSON answers, compressed for callers that accept it.
 
 Both work in steps of a millisecond or less, between which the event loop runs other tasks."""
 

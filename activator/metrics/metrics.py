@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -303,17 +304,17 @@ class Metrics:
         """Export the state shared by several activators, read at each scrape."""
         self.registry.register(SharedCollector(statistics, self._series))
 
-    async def sweep(self, deployed: Callable[[], Set[tuple[str, ...]]]) -> None:
+    async def sweep(self, deployed: Callable[[], AbstractSet[tuple[str, ...]]]) -> None:
         """Forget functions that are not in `deployed` (tenant, app, function), twice SWEEP_S apart:
         their last calls have been scraped then. Runs until cancelled."""
-        gone: Set[tuple[str, ...]] = frozenset()
+        gone: AbstractSet[tuple[str, ...]] = frozenset()
         while True:
             await asyncio.sleep(SWEEP_S)
             gone = self.forget_removed(deployed(), gone)
 
     def forget_removed(
-        self, deployed: Set[tuple[str, ...]], gone: Set[tuple[str, ...]]
-    ) -> Set[tuple[str, ...]]:
+        self, deployed: AbstractSet[tuple[str, ...]], gone: AbstractSet[tuple[str, ...]]
+    ) -> AbstractSet[tuple[str, ...]]:
         """Forget the functions in `gone` that are still not deployed; return the others that are
         not."""
         missing = self.functions.names() - deployed

@@ -121,7 +121,8 @@ class OpenInferenceApi:
         else:
             hint = f"POST {V1}app/function:predict, or POST {V2}/models/app/function/infer"
             raise errors.NotFound(
-                f"{request.verb} {path[:200]} does not exist: a model is a function's address: {hint}"
+                f"{request.verb} {path[:200]} does not exist: a model is a function's address: "
+                f"{hint}"
             )
 
     def entry_of(self, request: Request, owner: str | None, path: str) -> AccessGrant:

@@ -338,7 +338,9 @@ class RouteTable:
 
     def deployed(self) -> set[tuple[str, ...]]:
         """Return tenant, app and function of all functions, of whatever environment."""
-        return {(tenant, app, function) for tenant, _, app, function in map(_split, self._functions)}
+        return {
+            (tenant, app, function) for tenant, _, app, function in map(_split, self._functions)
+        }
 
     def kept_warm(self) -> list[str]:
         """Return the names of functions that need instances without calls (`min_instances`)."""

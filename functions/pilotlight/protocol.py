@@ -66,8 +66,8 @@ CONTENT_PICKLE_STREAM = "application/vnd.pilotlight.pickle-stream"
 0xFFFFFFFF precedes a pickled exception."""
 
 RESULT_JSON, RESULT_BASE64 = "json", "base64"
-"""`result_encoding` of a submitted call's record, as callers read it: `result` is the JSON value (of
-CONTENT_NDJSON, the list of its lines), or base64 of the response's body."""
+"""`result_encoding` of a submitted call's record, as callers read it: `result` is the JSON value
+(of CONTENT_NDJSON, the list of its lines), or base64 of the response's body."""
 
 PROBLEM_BASE = "https://pilotlight.dev/problems/"
 

@@ -40,7 +40,9 @@ def _any_arguments(edge: Edge) -> Edge:
     return edge
 
 
-async def send(edge: Edge, body: bytes, coding: str, path: str = "shop/hello:invoke") -> httpx.Response:
+async def send(
+    edge: Edge, body: bytes, coding: str, path: str = "shop/hello:invoke"
+) -> httpx.Response:
     return await edge.call(path, content=body, headers={"content-encoding": coding})
 
 

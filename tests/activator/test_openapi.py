@@ -32,7 +32,7 @@ def url_of(edge: Edge, path: str) -> str:
 async def test_methods_that_are_not_described_are_405_and_name_those_that_are(edge: Edge) -> None:
     edge.add(route_of(spec_of()))
     async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(edge.gateway),  # type: ignore[arg-type]
+        transport=httpx.ASGITransport(edge.gateway),
         headers={"authorization": f"Bearer {KEY}"},
     ) as client:
         redrive: dict[str, dict[str, Any]] = {"/v1/calls/{call}:redrive": {"post": {}}}

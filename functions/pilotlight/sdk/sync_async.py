@@ -36,9 +36,7 @@ class SyncAsyncMethod(Generic[P, S_co, A_co]):
             result: Any = self._blocking(*args, **kwargs)
         except PilotlightError as e:
             raise _shortened(e) from _cause(e)
-        return cast(
-            "S_co", _iterate(result) if isinstance(result, types.GeneratorType) else result
-        )
+        return cast("S_co", _iterate(result) if isinstance(result, types.GeneratorType) else result)
 
     def aio(self, *args: P.args, **kwargs: P.kwargs) -> A_co:
         """The asynchronous form."""

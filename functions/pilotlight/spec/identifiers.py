@@ -114,7 +114,8 @@ class FunctionAddress:
 
 
 def ephemeral_name(app: str, suffix: str) -> str:
-    """Return the name of a temporary deployment of an app (`pilotlight run`): `hello-run-3f2a1c`."""
+    """Return the name of a temporary deployment of an app (`pilotlight run`):
+    `hello-run-3f2a1c`."""
     keep = MAX_NAME_LENGTH - len(_RUN_MARK) - RUN_SUFFIX_LENGTH
     return f"{app[:keep]}{_RUN_MARK}{suffix}"
 

@@ -330,8 +330,8 @@ def test_an_error_of_the_platform_is_raised_at_the_line_of_the_caller(
         lambda: shop.double.spawn(1),
         lambda: pilotlight.FunctionCall.from_id("req-1").get(),
         lambda: pilotlight.FunctionCall.from_id("req-1").redrive(),
-        lambda: shop.double.warmup(),
-        lambda: shop.app.deploy(),
+        shop.double.warmup,
+        shop.app.deploy,
         lambda: asyncio.run(shop.double.remote.aio(1)),
         lambda: asyncio.run(iterate()),
     ]
@@ -342,7 +342,6 @@ def test_an_error_of_the_platform_is_raised_at_the_line_of_the_caller(
             frames = traceback.extract_tb(caught.value.__traceback__)
             ours = [frame for frame in frames if "/pilotlight/" in frame.filename]
             assert (len(ours) > 1) if debug else (len(ours) == 1), frames
-
 
 
 def test_app_run_deploys_under_a_name_of_its_own_and_deletes_it(

@@ -69,7 +69,9 @@ def convert(text: str, hint: Any, *, option: str) -> Any:
     return text if str in kinds else parse_json_or_text(text)
 
 
-def fit_to_schema(given: Mapping[str, Any], texts: Mapping[str, str], schema: Any) -> dict[str, Any]:
+def fit_to_schema(
+    given: Mapping[str, Any], texts: Mapping[str, str], schema: Any
+) -> dict[str, Any]:
     """Replace values that were parsed as JSON by their text where the schema of the arguments
     permits a string but no value of that type: `name=5` for `name: str` is "5"."""
     root = schema if isinstance(schema, Mapping) else {}

@@ -101,7 +101,8 @@ class BillingResources(NodeResources):
         return self._get(f"{_PATH}/verification")
 
     def rebuild_rollups(self) -> Json:
-        """Rebuild the sums used by reports from the records, for all tenants. For platform administrators."""
+        """Rebuild the sums used by reports from the records, for all tenants. For platform
+        administrators."""
         return dict(
             self._transport.request("POST", f"{_PATH}/rollups:rebuild", repeatable=True).json()
         )

@@ -289,9 +289,7 @@ def _health() -> dict[str, dict[str, Any]]:
         "status": {"type": "string"},
         "routes": {"type": "integer", "description": "position in the configuration feed"},
     }
-    known = _json(
-        "it does", {"type": "object", "required": list(state), "properties": state}
-    )
+    known = _json("it does", {"type": "object", "required": list(state), "properties": state})
     out: dict[str, dict[str, Any]] = {}
     for path, name, description in (
         ("/healthz", "liveness", "Whether the activator works; otherwise 503."),

@@ -146,7 +146,7 @@ def call(
         name = f"{function}.{method}" if method else function
         given = call_arguments(arguments, arg or [])
         if arg:
-            given = _fitted(client, app, function, method, given, arg)
+            given = _fitted(client, target, given, arg)
         extra = {
             name: value
             for name, value in ((HEADER_WEBHOOK, webhook), (HEADER_IDEMPOTENCY_KEY, key))
@@ -180,12 +180,13 @@ def call_arguments(text: str | None, words: list[str]) -> Any:
 
 
 def _fitted(
-    client: Client, app: str, function: str, method: str, given: Mapping[str, Any], arg: list[str]
+    client: Client, target: str, given: Mapping[str, Any], arg: list[str]
 ) -> Mapping[str, Any]:
     """The arguments of --arg, with text for parameters that accept text only. Asks for the
     function's signature if a value was parsed as another type."""
     if all(isinstance(value, str) for value in given.values()):
         return given
+    app, function, method = _address(target)
     try:
         functions = client.app(app)["functions"]
     except (Forbidden, NotFound):

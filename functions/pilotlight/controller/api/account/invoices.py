@@ -137,8 +137,8 @@ def issue_invoices(
 def correct(
     context: Ctx, caller: Admin, request: RequestId, body: CorrectionRequest
 ) -> dict[str, Any]:
-    """Add an ADJUSTMENT to a record of any tenant (platform administrators only). Repeating the request with the
-    same x-request-id returns the same adjustment."""
+    """Add an ADJUSTMENT to a record of any tenant (platform administrators only). Repeating the
+    request with the same x-request-id returns the same adjustment."""
     caller.require_platform()
     with context.store.write() as write:
         made = corrections.correct(
