@@ -143,6 +143,11 @@ async def test_the_framework_speaks_problems_too(controller: Controller) -> None
         await controller.http.post("/v1/keys", json={"scope": "king"}), 400, "invalid-input"
     )
     assert wrong["parameter"] == "body.scope"
+    compressed = await controller.http.post(
+        "/v1/keys", content=b"\x1f\x8b", headers={"content-encoding": "gzip"}
+    )
+    problem_of(compressed, 415, "unsupported-media-type")
+    assert compressed.headers["accept-encoding"] == "identity"
 
 
 async def test_a_request_keeps_the_id_that_its_caller_chose_unless_it_is_odd(
