@@ -23,6 +23,7 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 
 from activator.balancing.global_queue import network_of
+from activator.http.compression import accepts_gzip
 from activator.http.peer_credentials import user_behind
 
 if TYPE_CHECKING:
@@ -499,6 +500,11 @@ class ClientConnection(HttpToolsProtocol):
     def is_congested(self) -> bool:
         """Whether the caller reads too slowly for a response in one write."""
         return self.flow.write_paused
+
+    @property
+    def accepts_gzip(self) -> bool:
+        """Whether the caller of the request that ran without a task accepts compressed answers."""
+        return accepts_gzip(dict(self._direct_cycle.headers).get(b"accept-encoding", b""))
 
     def answer(self, status: int, head: bytes, body: bytes) -> None:
         """Answer the request that ran without a task, in one write; `head` as in

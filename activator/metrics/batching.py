@@ -137,6 +137,10 @@ class Batches(Collector):
                 fullness = self._fullness[target.key] = _Fullness(now)
             fullness.record(min(1.0, size / most), now)
 
+    def forget(self, labels: tuple[str, ...]) -> None:
+        """Drop the series of a function."""
+        self._tallies.pop(labels, None)
+
     def occupancy(self, key: str, now: float | None = None) -> float | None:
         """How full the recent batches of a revision (by `Target.key`) were, 0 to 1; None = there
         were none. `now`: None = now."""

@@ -366,6 +366,12 @@ class RouteTable:
             return None
         return next((target for target in self.targets_of(name) if target.key == key), None)
 
+    def deployed(self) -> set[tuple[str, ...]]:
+        """Return tenant, app and function of all functions, of whatever environment."""
+        return {
+            (tenant, app, function) for tenant, _, app, function in map(_split, self._functions)
+        }
+
     def kept_warm(self) -> list[str]:
         """Return the names of functions that need instances without calls (`min_instances`)."""
         return sorted(self._kept_warm)
@@ -419,6 +425,10 @@ def _ignore(name: str, left: frozenset[str]) -> None:
 
 def _ignore_budget(budget: str, record: BudgetRecord | None) -> None:
     """Default of `on_budget`."""
+
+
+def _split(name: str) -> list[str]:
+    return name.split("/")
 
 
 def _name_of(address: FunctionAddress) -> str:

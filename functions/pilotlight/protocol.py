@@ -11,6 +11,8 @@ Connections:
 
 from __future__ import annotations
 
+import base64
+import json
 import os
 import time
 from collections.abc import Mapping
@@ -64,6 +66,10 @@ Accepted only from callers of the function's own tenant (HEADER_TRUSTED_PICKLE).
 CONTENT_PICKLE_STREAM = "application/vnd.pilotlight.pickle-stream"
 """A generator's items: each a 4-byte big-endian length, then that many cloudpickle bytes; length
 0xFFFFFFFF precedes a pickled exception."""
+
+RESULT_JSON, RESULT_BASE64 = "json", "base64"
+"""`result_encoding` of a submitted call's record, as callers read it: `result` is the JSON value
+(of CONTENT_NDJSON, the list of its lines), or base64 of the response's body."""
 
 PROBLEM_BASE = "https://pilotlight.dev/problems/"
 
@@ -395,9 +401,23 @@ class CallRecord(JsonRecord):
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Self:
-        """The reverse of `to_json`; ignores further members of a response (`attempts`)."""
+        """The reverse of `to_json`, also for a record as callers read it (`result_encoding`);
+        ignores further members of a response (`attempts`)."""
         known = {f.name for f in fields(cls)}
-        return cls(**{key: value for key, value in body.items() if key in known})
+        values = {key: value for key, value in body.items() if key in known}
+        if body.get("result_encoding") == RESULT_JSON:
+            values["result"] = base64.b64encode(
+                _json_body(str(body["content_type"]), body["result"])
+            ).decode()
+        elif body.get("result", "") is None:
+            values["result"] = ""
+        return cls(**values)
+
+
+def _json_body(content_type: str, result: Any) -> bytes:
+    if content_type.partition(";")[0].strip().lower() == CONTENT_NDJSON:
+        return "".join(f"{json.dumps(line)}\n" for line in result).encode()
+    return json.dumps(result).encode()
 
 
 def is_pickle(content_type: bytes) -> bool:

@@ -51,7 +51,13 @@ async def _other(edge: Edge, short_tmp: Path) -> AsyncIterator[FakeWorker]:
     """Activator a-1, beside the edge, which is a-0."""
     other = await FakeWorker(socket_of(short_tmp, 1), holds_one_call).start()
     controller = await FakeController(short_tmp / "controller.sock").start()
-    controller.calls["req-old"] = {"id": "req-old", "state": "SUCCEEDED", "labels": {}}
+    controller.calls["req-old"] = {
+        "id": "req-old",
+        "state": "SUCCEEDED",
+        "labels": {},
+        "content_type": "",
+        "result": "",
+    }
     siblings = edge.calls.api.siblings = ActivatorPeers(
         peer_addresses(short_tmp, None, None), index=0, count=2
     )

@@ -135,9 +135,9 @@ def test_lists_show_what_is_there(hello: PlatformUnderTest) -> None:
     )
 
 
-def test_a_shell_keeps_its_directory_between_lines(hello: PlatformUnderTest) -> None:
-    done = hello.cli("shell", "hello/hello", input="cd /tmp\npwd\nexit\nnever\n")
-    assert done.stdout.splitlines() == ["/tmp"]
+def test_a_shell_keeps_its_variables_and_directory_between_lines(hello: PlatformUnderTest) -> None:
+    done = hello.cli("shell", "hello/hello", input="cd /tmp\nx=7\necho $x $PWD\nexit\nnever\n")
+    assert done.stdout.splitlines() == ["7 /tmp"]
     assert hello.cli("shell", "hello/hello", "-c", "echo $((6*7))").stdout.strip() == "42"
 
 

@@ -140,6 +140,8 @@ def _refused(
             f"{profile.url} requires an API key, but none is set: run 'pilotlight up' on this "
             f"machine, or set PILOTLIGHT_API_KEY"
         )
+    if status == 401 and not body:  # to HEAD
+        return Unauthenticated(f"{profile.url} does not accept this API key")
     return error_from_response(status, headers, body)
 
 

@@ -127,7 +127,7 @@ async def principal(
     if caller.suspended and request.method not in _READING:
         raise Forbidden(
             f"tenant {caller.tenant_name!r} is suspended: it can read but not change anything; the "
-            f"platform's operator can resume it"
+            f"platform's administrators can resume it"
         )
     if inspect.iscoroutinefunction(request.scope["endpoint"]):
         yield caller

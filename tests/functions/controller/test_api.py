@@ -13,6 +13,7 @@ import jsonschema_rs
 import pytest
 from prometheus_client import CollectorRegistry
 
+from pilotlight.controller.server import dataplane_openapi
 from pilotlight.core.object_store import blob_key
 from pilotlight.protocol import CONTENT_PROBLEM, PROBLEM_BASE, CallRecord
 from snapshotter.errors import ImageBuildFailed, LogsBusy
@@ -142,6 +143,11 @@ async def test_the_framework_speaks_problems_too(controller: Controller) -> None
         await controller.http.post("/v1/keys", json={"scope": "king"}), 400, "invalid-input"
     )
     assert wrong["parameter"] == "body.scope"
+    compressed = await controller.http.post(
+        "/v1/keys", content=b"\x1f\x8b", headers={"content-encoding": "gzip"}
+    )
+    problem_of(compressed, 415, "unsupported-media-type")
+    assert compressed.headers["accept-encoding"] == "identity"
 
 
 async def test_a_request_keeps_the_id_that_its_caller_chose_unless_it_is_odd(
@@ -186,6 +192,30 @@ async def test_the_openapi_document_names_every_public_route_and_no_422(
         for operation in p.values()
         if "422" in operation["responses"]
     ]
+
+
+@pytest.mark.slow  # the whole OpenAPI document, and every path of it
+async def test_methods_that_are_not_described_are_405_and_name_those_that_are(
+    controller: Controller,
+) -> None:
+    document = (await controller.http.get("/openapi.json")).json()
+    data_plane: dict[str, Any] = {"paths": {}}
+    dataplane_openapi.describe_dataplane(data_plane, {})
+    patterns = {path: re.compile(re.sub(r"{\w+}", "[^/]+", path)) for path in document["paths"]}
+    activators = {*data_plane["paths"], "/v1/calls/{call}:redrive"}  # they answer it by themselves
+    for path in document["paths"].keys() - activators:
+        place = re.sub(r"{\w+}", "1", path)
+        declared = {  # of /v1/apps/1:stop also those of an app with that name
+            method.upper()
+            for other, operations in document["paths"].items()
+            if patterns[other].fullmatch(place)
+            for method in operations
+        }
+        methods = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"}
+        for method in methods - declared:
+            answer = await controller.http.request(method, place)
+            allowed = set(answer.headers.get("allow", "").split(", "))
+            assert (answer.status_code, allowed) == (405, declared), f"{method} {path}"
 
 
 async def test_the_openapi_document_describes_the_data_plane_too(controller: Controller) -> None:

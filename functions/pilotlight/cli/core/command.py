@@ -17,9 +17,8 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from pilotlight.cli.core.session import CommonOptions, Session
-from pilotlight.errors import PilotlightError
+from pilotlight.errors import DEBUG_VARIABLE, PilotlightError
 
-DEBUG_VARIABLE = "PILOTLIGHT_DEBUG"
 INTERRUPTED = 130
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -109,6 +108,7 @@ _WHAT_TO_DO = {
     "unauthenticated": "Set PILOTLIGHT_API_KEY or pass --profile; `pilotlight up` wrote the "
     "first key to ~/.pilotlight.toml.",
     "forbidden": "Use a key with a higher scope: `pilotlight token create --scope deploy`.",
+    "method-not-allowed": "Use one of the methods that the answer's header `Allow` names.",
     "not-found": "List what exists: `pilotlight app list`, or the `list` command of the resource.",
     "unavailable": "Try again in a moment. `pilotlight app list` shows stopped apps, `pilotlight "
     "status` whether the platform runs.",

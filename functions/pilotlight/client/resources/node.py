@@ -79,8 +79,8 @@ class NodeResources:
         return self._list("/v1/snapshots", "snapshots", app=app, function=function)
 
     def nodes(self) -> list[Json]:
-        """List the nodes of the cluster with their last reports. For operators; raises
-        Forbidden."""
+        """List the nodes of the cluster with their last reports. For platform administrators;
+        raises Forbidden."""
         return self._list("/v1/nodes", "nodes")
 
     def cluster(self) -> Json:

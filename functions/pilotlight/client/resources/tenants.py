@@ -71,7 +71,7 @@ class TenantResources(WeightsResources):
 
         `ttl_s` None means no expiry. `environment`, `app` and `function` restrict the key to one of
         them; `quotas` limit calls made with it. `tenant`: create it for another tenant, which lost
-        its last key; for operators."""
+        its last key; for platform administrators."""
         path = "/v1/keys" if tenant is None else f"/v1/tenants/{path_segment(tenant)}/keys"
         reach = {
             "environment": environment,
@@ -130,11 +130,11 @@ class TenantResources(WeightsResources):
         return self._get("/v1/tenant")
 
     def tenants(self) -> list[Json]:
-        """List all tenants. For operators."""
+        """List all tenants. For platform administrators."""
         return self._list("/v1/tenants", "tenants")
 
     def tenant(self, name: str) -> Json:
-        """Return a tenant and its terms. For operators. Raises NotFound."""
+        """Return a tenant and its terms. For platform administrators. Raises NotFound."""
         return self._get(f"/v1/tenants/{path_segment(name)}")
 
     def create_tenant(
@@ -183,7 +183,7 @@ class TenantResources(WeightsResources):
         """Yield entries of the audit log, newest first, at most `limit`.
 
         `filters`: actor, action (`key.*` matches a prefix), subject, address, since and until
-        (seconds since the epoch), and for operators tenant (a name, `*` = all)."""
+        (seconds since the epoch), and for platform administrators tenant (a name, `*` = all)."""
         before_id, left = None, limit
         while left is None or left > 0:
             page = self._get(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -247,6 +247,12 @@ def _as_words(session: Session) -> list[str]:
 
 
 def _print_result(session: Session, value: Any) -> None:
+    """Print a result. A coroutine or an asynchronous iterator, the result of an `async def` local
+    entrypoint, runs to its end first."""
+    if inspect.isawaitable(value) or isinstance(value, AsyncIterator):
+        import asyncio
+
+        value = asyncio.run(_finish(session, value))
     if isinstance(value, Iterator):
         for item in value:
             _print_result(session, item)
@@ -255,6 +261,14 @@ def _print_result(session: Session, value: Any) -> None:
         print(json.dumps(value, ensure_ascii=False, default=str), flush=True)
     elif value is not None:
         print(value, flush=True)
+
+
+async def _finish(session: Session, value: Any) -> Any:
+    if not isinstance(value, AsyncIterator):
+        return await value
+    async for item in value:
+        _print_result(session, item)
+    return None
 
 
 def _deployed(deployment: Deployment, proofs: list[StartReport], app: App, url: str) -> str:

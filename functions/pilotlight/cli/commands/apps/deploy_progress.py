@@ -74,9 +74,12 @@ class Deployer:
         """
         from rich.markup import escape
 
+        waiting = self._in_cluster(app, functions)
+        if not waiting:
+            return
         until = time.monotonic() + CLUSTER_PATIENCE_S
         with self._spinner(f"{app}: waiting for the cluster") as show:
-            while waiting := self._in_cluster(app, functions):
+            while waiting:
                 name, status = next(iter(waiting.items()))
                 if status["phase"] == "failed" or time.monotonic() > until:
                     raise StartFailed(
@@ -87,6 +90,7 @@ class Deployer:
                     )
                 show(escape(f"{app}/{name}: {status['message'] or status['reason']}"))
                 time.sleep(_CLUSTER_LOOK_S)
+                waiting = self._in_cluster(app, functions)
 
     def _in_cluster(self, app: str, functions: Collection[str]) -> dict[str, Any]:
         """Functions that are not ready yet: name → status."""

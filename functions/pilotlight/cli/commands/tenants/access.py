@@ -82,7 +82,7 @@ def token_create(
         str | None,
         typer.Option(
             help="Create the key for this tenant, which has lost its last one; platform "
-            "operators only."
+            "administrators only."
         ),
     ] = None,
     local: Annotated[

@@ -59,7 +59,7 @@ Currency = Annotated[
 Invoice = Annotated[
     str, typer.Argument(metavar="INVOICE", help="Invoice id, or a month such as 2026-11.")
 ]
-Tenant = Annotated[str | None, typer.Option(help="Another tenant; platform operators only.")]
+Tenant = Annotated[str | None, typer.Option(help="Another tenant; platform administrators only.")]
 Since = Annotated[str | None, typer.Option(help="Start of the period: 24h or 7d ago, or a date.")]
 Until = Annotated[str | None, typer.Option(help="End of the period: 1h ago, or a date.")]
 
@@ -176,7 +176,7 @@ def invoice_issue(
         str | None, typer.Option(help="Only the invoice of this tenant. Default: all tenants.")
     ] = None,
 ) -> None:
-    """Issue a month's invoices now; platform operators only.
+    """Issue a month's invoices now; platform administrators only.
 
     Otherwise they are issued automatically some days after the end of the month.
     """
@@ -272,7 +272,7 @@ def correct(
     ],
     note: Annotated[str, typer.Option(help="Reason, printed on the invoice.")],
 ) -> None:
-    """Correct the cost of a usage record; platform operators only.
+    """Correct the cost of a usage record; platform administrators only.
 
     The correction is a new record on the first invoice that is not yet issued.
     """
@@ -288,7 +288,7 @@ def verify(
         bool,
         typer.Option(
             "--rebuild",
-            help="First rebuild the sums from the usage records; platform operators only.",
+            help="First rebuild the sums from the usage records; platform administrators only.",
         ),
     ] = False,
 ) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 OfTenant = Annotated[
     str | None,
-    typer.Option("--tenant", help="Quotas of this tenant; platform operators only."),
+    typer.Option("--tenant", help="Quotas of this tenant; platform administrators only."),
 ]
 OfFunction = Annotated[
     str | None,

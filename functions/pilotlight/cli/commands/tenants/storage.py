@@ -53,7 +53,7 @@ def collect(
     ] = False,
     all_tenants: Annotated[
         bool,
-        typer.Option("--all-tenants", help="Blobs of all tenants; platform operators only."),
+        typer.Option("--all-tenants", help="Blobs of all tenants; platform administrators only."),
     ] = False,
     yes: Yes = False,
 ) -> None:

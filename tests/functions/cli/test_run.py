@@ -1,0 +1,160 @@
+"""`pilotlight run`, `call` and `shell` against a platform in this process."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from pilotlight.cli.main import build
+from tests.fakes.fake_platform import API_KEY, FakePlatform
+
+SOURCE = """
+    from typing import Literal
+
+    import pilotlight
+
+    app = pilotlight.App("tasks")
+
+    @app.function()
+    def double(n: int) -> int:
+        return 2 * n
+
+    @app.function()
+    def describe(
+        name: str,
+        code: Literal["1", "2"] = "1",
+        size: int | str = 0,
+        tag: str | None = "x",
+        words: list[str] | None = None,
+        anything=None,
+    ) -> str:
+        return repr((name, code, size, tag, words, anything))
+
+    @app.local_entrypoint()
+    async def main(n: int) -> str:
+        return f"twice is {await double.remote.aio(n)}"
+
+    @app.local_entrypoint()
+    async def each(upto: int):
+        for n in range(upto):
+            yield await double.remote.aio(n)
+
+    @app.local_entrypoint()
+    async def failing() -> None:
+        raise RuntimeError("not today")
+"""
+
+
+class Shell:
+    """Types commands at a platform, in a directory with an app's file."""
+
+    def __init__(self, platform: FakePlatform, directory: Path) -> None:
+        self.platform = platform
+        self.file = directory / f"tasks_{uuid.uuid4().hex[:8]}.py"
+        self.file.write_text(textwrap.dedent(SOURCE))
+
+    def run(self, *words: str, key: str = API_KEY, typed: str | None = None) -> Result:
+        environ = {
+            "PILOTLIGHT_URL": self.platform.url,
+            "PILOTLIGHT_API_KEY": key,
+            "PILOTLIGHT_CONFIG": str(self.file.parent / "none.toml"),
+            "NO_COLOR": "1",
+        }
+        return CliRunner().invoke(
+            build(), [*words], env=environ, prog_name="pilotlight", input=typed
+        )
+
+    def local(self, entrypoint: str, *words: str) -> Result:
+        return self.run("run", f"{self.file}::{entrypoint}", *words)
+
+
+@pytest.fixture(name="shell")
+def _shell(tmp_path: Path) -> Iterator[Shell]:
+    with FakePlatform() as platform:
+        yield Shell(platform, tmp_path)
+
+
+def test_an_asynchronous_local_entrypoint_runs_and_its_result_is_printed(shell: Shell) -> None:
+    done = shell.local("main", "--n", "21")
+    assert (done.exit_code, done.stdout) == (0, "twice is 42\n"), done.output
+    done = shell.local("each", "--upto", "3")
+    assert (done.exit_code, done.stdout.split()) == (0, ["0", "2", "4"]), done.output
+    assert shell.platform.apps == {}
+
+
+def test_an_asynchronous_local_entrypoint_that_raises_fails_the_command(shell: Shell) -> None:
+    done = shell.local("failing")
+    assert done.exit_code == 1
+    assert "raised RuntimeError: not today" in done.stderr
+    assert shell.platform.apps == {}
+
+
+@pytest.mark.parametrize(
+    "words, received",
+    [
+        (("name=5",), "('5', '1', 0, 'x', None, None)"),
+        (("name=null", "code=2", "tag=null"), "('null', '2', 0, None, None, None)"),
+        (("name=true", "tag=7", "size=8"), "('true', '1', 8, '7', None, None)"),
+        (('name={"a": 1}', 'words=["b"]'), "('{\"a\": 1}', '1', 0, 'x', ['b'], None)"),
+        (('name="quoted"', "anything=3"), "('quoted', '1', 0, 'x', None, 3)"),
+    ],
+)
+def test_a_text_parameter_receives_text_that_looks_like_another_type(
+    shell: Shell, words: tuple[str, ...], received: str
+) -> None:
+    assert shell.run("deploy", str(shell.file), "--no-wait").exit_code == 0
+    flags = [flag for word in words for flag in ("-a", word)]
+    done = shell.run("call", "tasks/describe", *flags)
+    assert (done.exit_code, json.loads(done.stdout)) == (0, received), done.output
+
+
+def test_arguments_that_are_text_anyway_need_no_look_at_the_signature(shell: Shell) -> None:
+    assert shell.run("deploy", str(shell.file), "--no-wait").exit_code == 0
+    shell.platform.asked.clear()
+    assert shell.run("call", "tasks/describe", "-a", "name=Ada").exit_code == 0
+    assert shell.platform.asked == ["POST /v1/functions/tasks/describe:invoke"]
+
+
+def test_a_wrong_key_is_one_line_and_the_next_step(shell: Shell) -> None:
+    for words, error in (
+        (("call", "tasks/describe", "-a", "name=5"), "no valid API key was given"),
+        (("run", f"{shell.file}::main", "1"), f"{shell.platform.url} does not accept this API key"),
+    ):
+        done = shell.run(*words, key="pl_wrong")
+        what, step = done.stderr.strip().splitlines()
+        assert (done.exit_code, what) == (1, f"error {error}")
+        assert step.startswith("try   Set PILOTLIGHT_API_KEY")
+
+
+def test_a_shell_keeps_variables_and_the_directory_between_lines(shell: Shell) -> None:
+    shell.platform.instances = [{"id": "i-1", "app": "tasks", "function": "double"}]
+    lines = [
+        "greeting=\"it's a \\$5 day\"; two='one",  # a line break within a value is two lines here
+        "x=1 y=$((x + 1))",
+        'export greeting="it\'s \\$5, \\"more\\""',
+        "cd /usr && cd bin; false",
+        'echo "$greeting $x $y $PWD"; readonly x',
+        "unset y; cd /no/such/place; (exit 3); exit 7",
+        'sh -c \'echo "child: $greeting"\'; echo "y=${y-none} $(pwd)"',
+        "cd -; for f in 1 2; do n=$f; done; echo $n",
+        "file=$(ls -t /dev/shm/pilotlight-shell.* | head -1); ls -l $file | cut -c 1-10; echo $file",
+    ]
+    done = shell.run("shell", "tasks/double", typed="\n".join([*lines, "exit", "echo never", ""]))
+    *shown, file = done.stdout.splitlines()
+    assert shown == [
+        'it\'s $5, "more" 1 2 /usr/bin',
+        'child: it\'s $5, "more"',
+        "y=none /usr/bin",
+        "/usr",
+        "2",
+        "-rw-------",
+    ]
+    assert (done.exit_code, Path(file).exists()) == (0, False)
+    assert "eval: " in done.stderr
+    assert "no/such/place" in done.stderr
