@@ -68,9 +68,8 @@ class SnapshotApi:
         return self._selector
 
     async def checkpoint(self, launch: LaunchSpec) -> SnapshotInfo:
-        """Create a snapshot (`AgentClient.checkpoint`). What fails for a cause that may be temporary
-        is tried again in the background. Raises Unsupported if snapshots are off,
-        SnapshotRefused."""
+        """Create a snapshot (`AgentClient.checkpoint`). A failure that may be temporary is tried
+        again in the background. Raises Unsupported if snapshots are off, SnapshotRefused."""
         if self._checkpoints is None:
             raise Unsupported(f"no snapshot of {launch.revision}: {self._selector.why_not}")
         try:

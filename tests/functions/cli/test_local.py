@@ -55,6 +55,31 @@ def test_a_home_brings_its_own_file(here: Path) -> None:
     assert meant(here, home=here / "h").listen == "own:1"
 
 
+def test_a_flag_beats_the_variable_which_beats_the_directory_which_beats_the_default_home(
+    here: Path,
+) -> None:
+    files = {name: here / name / "platform.yaml" for name in ("flag", "variable", "default", "h")}
+    for name, file in {**files, "near": here / "platform.yaml"}.items():
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(f"activator: {{listen: '{name}:1'}}")
+    homes = {"PILOTLIGHT_HOME": str(here / "default")}
+    variable = {**homes, "PILOTLIGHT_PLATFORM": str(files["variable"])}
+
+    assert meant(here, config=files["flag"], home=here / "h", **variable).listen == "flag:1"
+    assert meant(here, home=here / "h", **variable).listen == "h:1"
+    assert meant(here, home=here / "empty", **variable).listen == "variable:1"
+    assert meant(here, **variable).listen == "variable:1"
+    near = meant(here, **homes)
+    assert (near.listen, near.paths.home) == ("near:1", here / "default")
+    assert near.config_summary == (
+        f"configuration: {here}/platform.yaml ({here}/default/platform.yaml is not read)"
+    )
+    (here / "platform.yaml").unlink()
+    assert meant(here, **homes).config_summary == f"configuration: {files['default']}"
+    files["default"].unlink()
+    assert "defaults" in meant(here, **homes).config_summary
+
+
 def test_a_missing_or_broken_file_is_named(here: Path) -> None:
     with pytest.raises(InvalidInput, match="no configuration file"):
         meant(here, config=here / "gone.yaml")
@@ -77,7 +102,7 @@ def test_the_url_is_one_that_can_be_called_from_here(here: Path, listen: str, ur
 
 
 def test_overrides_are_written_to_the_home_and_other_settings_kept(here: Path) -> None:
-    (here / "p.yaml").write_text("activator: {max_queued: 5}\ncontroller: {metrics_listen: null}")
+    (here / "p.yaml").write_text("activator: {max_queued: 5}\ncontroller: {invoice_after_days: 9}")
     platform = configure(
         meant(here, config=here / "p.yaml", home=here / "h"),
         listen="127.0.0.1:9000",
@@ -85,10 +110,31 @@ def test_overrides_are_written_to_the_home_and_other_settings_kept(here: Path) -
     )
     written = yaml.safe_load((here / "h/platform.yaml").read_text())
     assert written["activator"] == {"max_queued": 5, "listen": "127.0.0.1:9000"}
-    assert written["controller"] == {"metrics_listen": None}
+    assert written["controller"] == {"invoice_after_days": 9}
     assert written["platform"]["home"] == str(here / "h")
     assert platform.config == here / "h/platform.yaml"
     assert meant(here, config=here / "h/platform.yaml").paths == platform.paths
+
+
+def test_defaults_are_not_written_to_the_home(here: Path) -> None:
+    """What the repository's own file lists are the defaults: a later release may change them."""
+    listed = (Path(__file__).parents[3] / "platform.yaml").read_text()
+    (here / "platform.yaml").write_text(listed.replace("max_queued: ", "max_queued: 1"))
+    configure(meant(here, home=here / "h"), listen="127.0.0.1:9000", home=here / "h")
+    written = yaml.safe_load((here / "h/platform.yaml").read_text())
+    assert written.pop("platform") == {"home": str(here / "h")}
+    assert written["activator"].pop("max_queued") > 10_000
+    assert written == {"activator": {"listen": "127.0.0.1:9000"}}
+
+
+def test_changed_plans_and_prices_are_kept(here: Path) -> None:
+    (here / "platform.yaml").write_text(
+        "plans: {free: {}, mine: {requests_per_s: 5}}\nprices: {version: '2027-01'}\n"
+    )
+    configure(meant(here, home=here / "h"), listen=None, home=here / "h")
+    written = yaml.safe_load((here / "h/platform.yaml").read_text())
+    assert written["plans"] == {"mine": {"requests_per_s": 5}}
+    assert written["prices"] == {"version": "2027-01"}
 
 
 def test_another_port_opens_no_further_ones(here: Path) -> None:

@@ -57,6 +57,7 @@ def up(
     platform = session.platform()
     local_platform.refuse_running(platform)  # before anything is written
     platform = local_platform.configure(platform, listen=listen, home=session.options.home)
+    session.say(platform.config_summary)
     os.environ.update(run_platform.process_environment(platform))
     key = run_platform.prepare_home(platform)
 
