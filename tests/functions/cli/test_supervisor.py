@@ -17,13 +17,19 @@ import pytest
 
 from pilotlight.cli.supervisor.child import Child, ProcessFailed, ProcessSpec, describe_exit_status
 from pilotlight.cli.supervisor.process_log import ProcessLog
-from pilotlight.cli.supervisor.stale_processes import find_stale_pid, stop_stale_process, terminate
+from pilotlight.cli.supervisor.stale_processes import (
+    find_stale_pid,
+    stop_stale_process,
+    terminate,
+    write_pid_file,
+)
 from pilotlight.cli.supervisor.supervisor import (
     Notice,
     StopMode,
     Supervisor,
     platform_processes,
     restart_delay_s,
+    stop_orphans,
 )
 
 PATIENCE_S = 30.0
@@ -123,7 +129,7 @@ async def test_starts_in_order_and_stops_in_the_opposite_one(place: Place) -> No
 async def test_pid_files_hold_the_live_pid_and_go_with_the_process(place: Place) -> None:
     child = place.child(place.spec("cache"))
     await child.start()
-    assert (place.run / "cache.pid").read_text() == f"{child.pid}\n"
+    assert (place.run / "cache.pid").read_text().split()[0] == str(child.pid)
     assert repr(child) == f"<Child cache pid {child.pid}>"
     assert await child.stop() == 0
     assert not (place.run / "cache.pid").exists()
@@ -235,22 +241,27 @@ asyncio.run(go())
     assert place.lines() == ["start gate", "stop gate"]
 
 
-async def test_a_process_left_behind_is_stopped_by_the_next_start(place: Place) -> None:
+async def test_a_process_left_behind_is_stopped_by_its_pid_file(place: Place) -> None:
     left = place.child(place.spec("gate"))
     await left.start()
     old = left.pid
-    supervisor = place.supervisor(place.spec("gate"))
-    await supervisor.start()
+    stopped = await stop_orphans(
+        [place.spec("gate")], run=place.run, announce=place.notices.put_nowait
+    )
+    assert stopped == {"gate": old}
     assert str(old) in (await place.notice("orphan", "gate")).text
-    assert supervisor.children[0].pid != old
-    await supervisor.stop(StopMode.ALL)
-    assert place.lines() == ["start gate", "stop gate", "start gate", "stop gate"]
+    assert place.lines() == ["start gate", "stop gate"]
 
 
 async def test_another_process_with_the_same_pid_is_left_alone(place: Place) -> None:
     pid_file = place.run / "gate.pid"
-    pid_file.write_text(f"{os.getpid()}\n")
+    write_pid_file(pid_file, os.getpid())
     assert find_stale_pid(pid_file, (sys.executable, "-m", "activator")) is None
+    words = Path("/proc/self/cmdline").read_text().split("\0")
+    assert find_stale_pid(pid_file, words) == os.getpid()
+    pid, ticks = map(int, pid_file.read_text().split())
+    pid_file.write_text(f"{pid} {ticks - 1}\n")  # it had started before this process did
+    assert find_stale_pid(pid_file, words) is None
     assert (
         await stop_stale_process(pid_file, argv=(sys.executable, "-m", "activator"), grace_s=1)
         is None

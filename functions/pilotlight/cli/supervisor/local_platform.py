@@ -205,6 +205,11 @@ def find_running(platform: LocalPlatform) -> RunningPlatform | None:
     return None
 
 
+def last_run(platform: LocalPlatform) -> RunningPlatform | None:
+    """What the last supervisor of this home recorded, running or not; None if there was none."""
+    return _read(platform.lock_file)
+
+
 def with_active_config(platform: LocalPlatform) -> LocalPlatform:
     """Return `platform` with the configuration of its running processes, if it runs."""
     if (found := find_running(platform)) is None:

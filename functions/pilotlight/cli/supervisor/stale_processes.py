@@ -1,7 +1,7 @@
-"""Finds processes that outlived their supervisor, by pid file and command line, and stops them.
+"""Finds processes that outlived their supervisor, by pid file, and stops them.
 
-A pid alone proves nothing, because it may have been reused: the process's command line must begin
-with the expected module."""
+A pid alone proves nothing, because it may have been reused: the process must have started when the
+file says (proc(5), `starttime`), and its command line begin with the expected module."""
 
 from __future__ import annotations
 
@@ -13,16 +13,30 @@ from collections.abc import Sequence
 from pathlib import Path
 
 
+def write_pid_file(pid_file: Path, pid: int) -> None:
+    """Record a process: its pid, and its start in clock ticks since boot."""
+    pid_file.write_text(f"{pid} {_start_ticks(pid) or 0}\n")
+
+
 def find_stale_pid(pid_file: Path, argv: Sequence[str]) -> int | None:
-    """The pid in `pid_file` if that process runs `-m <module>` as in `argv`; else None."""
+    """The pid in `pid_file` if it is that process and runs `-m <module>` as in `argv`; else
+    None."""
     try:
-        pid = int(pid_file.read_text().split()[0])
+        pid, ticks = map(int, pid_file.read_text().split()[:2])
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except (OSError, ValueError, IndexError):
+    except (OSError, ValueError):
         return None
     # the paths of interpreter and configuration may differ
     wanted = [os.fsencode(word) for word in argv[1:3]]
-    return pid if words[1:3] == wanted else None
+    return pid if words[1:3] == wanted and ticks == _start_ticks(pid) else None
+
+
+def _start_ticks(pid: int) -> int | None:
+    """When a process started; None if it has exited."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def process_uid(pid: int | None) -> int | None:

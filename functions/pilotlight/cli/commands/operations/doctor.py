@@ -255,8 +255,8 @@ def _uid_of(platform: LocalPlatform, process: str) -> int | None:
     if (found := find_running(platform)) is None:
         return None
     try:
-        return process_uid(int((Path(found.run) / f"{process}.pid").read_text()))
-    except (OSError, ValueError):
+        return process_uid(int((Path(found.run) / f"{process}.pid").read_text().split()[0]))
+    except (OSError, ValueError, IndexError):
         return None
 
 
