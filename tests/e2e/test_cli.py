@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import dataclasses
 import fcntl
 import io
 import json
@@ -23,6 +24,7 @@ from typing import Any
 import pytest
 
 from pilotlight import profile
+from pilotlight.cli.commands.operations.doctor import api_key
 from pilotlight.cli.supervisor import local_platform
 from pilotlight.cli.supervisor.supervisor import PROCESSES
 from snapshotter.linux.cgroups import Cgroups
@@ -223,12 +225,17 @@ def test_top_doctor_and_status(hello: PlatformUnderTest) -> None:
     hello.cli("call", "hello/hello")
     config = ("--config", str(hello.local.config))
     assert "hello/hello" in hello.cli("top", "--once", *config).stdout
-    assert {finding["what"] for finding in as_json(hello, "doctor", *config)} >= {
-        "platform",
-        "namespaces",
-        "home",
-        "profile",
-    }
+    found = {finding["what"]: finding for finding in as_json(hello, "doctor", *config)}
+    assert found.keys() >= {"platform", "namespaces", "home", "profile"}
+    valid = found["API key"]["detail"]
+    assert valid.startswith(f"valid for {hello.url}: ")
+    assert valid.endswith("scope admin, tenant default")
+    wrong = api_key(dataclasses.replace(hello.profile, api_key="pl_wrong"))
+    assert (wrong.state, wrong.detail.partition(":")[0]) == ("broken", "refused by http")
+    with hello.client() as client:
+        made = client.create_key(scope="invoke", ttl_s=0.1)
+    late = dataclasses.replace(hello.profile, api_key=made["secret"])
+    wait_for(lambda: api_key(late).detail.startswith("expired by"), "the end of the key")
     state = as_json(hello, "status", *config)
     assert state["running"]
     assert all(state["processes"].values())

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pilotlight.cli.supervisor.process_log import ProcessLog
-from pilotlight.cli.supervisor.stale_processes import write_pid_file
+from pilotlight.core import pid_file
 from pilotlight.core.transport.public_listener import AddressInUse, open_listeners
 from pilotlight.errors import PilotlightError
 
@@ -64,10 +64,10 @@ class Child:
     """One supervised process. Owner: the supervisor's event loop; every method runs there, so no
     lock is needed."""
 
-    def __init__(self, spec: ProcessSpec, *, pid_file: Path, log: ProcessLog) -> None:
+    def __init__(self, spec: ProcessSpec, *, run: Path, log: ProcessLog) -> None:
         self.spec = spec
         self.log = log
-        self._pid_file = pid_file
+        self._pid_file = run / f"{spec.name}.pid"
         self._process: subprocess.Popen[bytes] | None = None
         self._gone: asyncio.Future[int] | None = None
 
@@ -173,7 +173,7 @@ class Child:
             # fails without root or autogroup, or if the process has ended (`start` reports it)
             with contextlib.suppress(OSError):
                 Path(f"/proc/{self._process.pid}/autogroup").write_text(str(self.spec.niceness))
-        write_pid_file(self._pid_file, self._process.pid)
+        pid_file.write(self._pid_file, self._process.pid)
         self._watch(self._process)
         return read_end
 

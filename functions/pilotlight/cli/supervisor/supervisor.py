@@ -127,7 +127,7 @@ class Supervisor:
         self.children = [
             Child(
                 spec,
-                pid_file=run / f"{spec.name}.pid",
+                run=run,
                 log=ProcessLog(path=logs / f"{spec.name}.log"),
             )
             for spec in specs
