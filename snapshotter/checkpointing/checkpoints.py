@@ -100,6 +100,7 @@ class Checkpoints:
         self._clock = clock
         self._flights: dict[RevisionKey, asyncio.Task[Snapshot]] = {}
         self._refused: dict[RevisionKey, _Refused] = {}
+        self._late: set[RevisionKey] = set()
         self._publish_ms: dict[str, float] = {}
         self.last_refusal: Mapping[str, Any] | None = None
 
@@ -193,7 +194,7 @@ class Checkpoints:
                 "at": self._clock(),
                 "reasons": e.detail["reasons"],
             }
-            if not e.detail.get("passing"):
+            if not e.detail.get("passing") or self._is_late_again(launch.revision, e):
                 known = self._refused.get(launch.revision)
                 times = (known.times if known is not None else 0) + 1
                 self._refused[launch.revision] = _Refused(
@@ -201,11 +202,21 @@ class Checkpoints:
                 )
             raise
         self._refused.pop(launch.revision, None)
+        self._late.discard(launch.revision)
         self._metrics.snapshot_made("ready", proven.manifest.phases_ms)
         self._selector.ready(proven)
         if self._stock.remote is not None:
             await self._stock.remote.push_quietly(proven)
         return proven
+
+    def _is_late_again(self, revision: RevisionKey, refused: SnapshotRefused) -> bool:
+        """Whether it exceeded a deadline a second time: its code hangs, and each attempt keeps
+        other revisions waiting."""
+        if not any(reason["kind"] == "timeout" for reason in refused.detail["reasons"]):
+            return False
+        is_again = revision in self._late
+        self._late.add(revision)
+        return is_again
 
     async def _try(self, launch: LaunchSpec, *, unasked: bool) -> Snapshot:
         """Dump and prove, again while failures may be temporary."""

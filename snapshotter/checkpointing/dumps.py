@@ -141,7 +141,8 @@ class Dumps:
                 if e.reason is CriuReason.NO_SPACE:
                     raise OSError(errno.ENOSPC, "no space left for the images") from e
                 message = (
-                    f"a connection was open during the dump that was not open before it: {e.cause}"
+                    f"a connection was open during the dump that was not open before it: "
+                    f"{e.cause or e.message}"
                     if e.reason in _UNSEEN
                     else e.message
                 )

@@ -152,6 +152,8 @@ class BackgroundBuilder:
             if _is_template_gone(e):
                 return False
             self._not_before[launch.revision] = self._clock() + _PAUSE_S
+            if checkpoints.refused(launch.revision) is not None:
+                return False
             return isinstance(e, SnapshotRefused) and bool(e.detail.get("passing"))
         self._not_before.pop(launch.revision, None)
         return False

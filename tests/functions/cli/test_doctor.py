@@ -82,7 +82,7 @@ def test_a_key_is_tried_at_its_platform_and_its_state_is_named() -> None:
             assert "token create" in found.way_out
         profile = platform.profile()
     down = api_key(profile)
-    assert (down.state, "not tried" in down.detail, profile.url in down.detail) == (
+    assert (down.state, "not be tried" in down.detail, profile.url in down.detail) == (
         NOTE,
         True,
         True,

@@ -132,8 +132,9 @@ def checkpoints_of(
 
 
 def blocked(kind: str, *, passing: bool) -> SnapshotBlocked:
-    reason = {"kind": kind, "fd": 7, "what": "", "where": None, "message": f"because of {kind}"}
-    return SnapshotBlocked(reason["message"], [reason], passing=passing)
+    message = f"because of {kind}"
+    reason = {"kind": kind, "fd": 7, "what": "", "where": None, "message": message}
+    return SnapshotBlocked(message, [reason], passing=passing)
 
 
 async def test_a_temporary_failure_of_a_dump_is_tried_again_within_the_request(
@@ -182,11 +183,15 @@ async def test_a_proof_that_was_not_answered_in_time_leaves_nothing_and_is_tried
     catalogue: Catalog,
 ) -> None:
     late = ProofFailed("it did not answer within 20 s", passing=True)
-    checkpoints = checkpoints_of(catalogue, dumps=Dumping(), proofs=Proving(late))
-    with pytest.raises(SnapshotRefused, match="20 s"):
-        await checkpoints.make(SPEC)
-    assert catalogue.infos({}) == []
+    checkpoints = checkpoints_of(catalogue, dumps=Dumping(), proofs=Proving(late, late))
+    for attempt in range(2):
+        with pytest.raises(SnapshotRefused, match="20 s"):
+            await checkpoints.make(SPEC)
+        assert catalogue.infos({}) == []
+        # a second time it is no accident: the background leaves it alone
+        assert (checkpoints.refused(SPEC.revision) is not None) == (attempt == 1)
     assert (await checkpoints.make(SPEC)).state is SnapshotState.READY
+    assert checkpoints.refused(SPEC.revision) is None
 
 
 @pytest.mark.parametrize("was_proven", [True, False])

@@ -54,7 +54,7 @@ async def end_leftovers(
         return Ended(supervisor=None, processes={}, left=None)
     config, run = Path(before.config), Path(before.run)
     lock = HomeLock(platform)
-    lock.acquire()
+    lock.acquire(keeps_record=True)
     try:
         specs = platform_processes(config, activators=1 + _last_activator(run))
         processes = await stop_orphans(specs, run=run, announce=announce)

@@ -163,9 +163,9 @@ class HomeLock:
         self._platform = platform
         self._descriptor = -1
 
-    def acquire(self) -> None:
-        """Acquire the lock. Raises Conflict, which names home and process, if another supervisor
-        holds it."""
+    def acquire(self, *, keeps_record: bool = False) -> None:
+        """Acquire the lock and record this process as the supervisor, unless `keeps_record`. Raises
+        Conflict, which names home and process, if another supervisor holds it."""
         self._descriptor = os.open(
             self._platform.lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
         )
@@ -174,6 +174,8 @@ class HomeLock:
         except BlockingIOError:
             self.release()
             raise _conflict(self._platform, _read(self._platform.lock_file)) from None
+        if keeps_record:
+            return
         me = {
             "pid": os.getpid(),
             "config": str(self._platform.config),

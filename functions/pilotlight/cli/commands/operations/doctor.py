@@ -187,10 +187,10 @@ def api_key(profile: Profile) -> CheckResult:
         return CheckResult(
             what=what,
             state=NOTE,
-            detail=f"not tried: {e}",
+            detail=f"could not be tried: {e}",
             way_out="Start the platform, or correct the profile's url.",
         )
-    except (PilotlightError, KeyError, TypeError) as e:
+    except (PilotlightError, KeyError, TypeError, ValueError) as e:
         state = "expired" if isinstance(e, Unauthenticated) and "expired" in str(e) else "refused"
         return CheckResult(
             what=what,
