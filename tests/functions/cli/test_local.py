@@ -62,22 +62,27 @@ def test_a_flag_beats_the_variable_which_beats_the_directory_which_beats_the_def
     for name, file in {**files, "near": here / "platform.yaml"}.items():
         file.parent.mkdir(exist_ok=True)
         file.write_text(f"activator: {{listen: '{name}:1'}}")
-    homes = {"PILOTLIGHT_HOME": str(here / "default")}
-    variable = {**homes, "PILOTLIGHT_PLATFORM": str(files["variable"])}
 
-    assert meant(here, config=files["flag"], home=here / "h", **variable).listen == "flag:1"
-    assert meant(here, home=here / "h", **variable).listen == "h:1"
-    assert meant(here, home=here / "empty", **variable).listen == "variable:1"
-    assert meant(here, **variable).listen == "variable:1"
-    near = meant(here, **homes)
+    def found(
+        variable: bool = False, config: Path | None = None, home: Path | None = None
+    ) -> LocalPlatform:
+        named = {"PILOTLIGHT_PLATFORM": str(files["variable"])} if variable else {}
+        environ = {"PILOTLIGHT_HOME": str(here / "default"), **named}
+        return find_platform(config=config, home=home, environ=environ, cwd=here)
+
+    assert found(True, config=files["flag"], home=here / "h").listen == "flag:1"
+    assert found(True, home=here / "h").listen == "h:1"
+    assert found(True, home=here / "empty").listen == "variable:1"
+    assert found(True).listen == "variable:1"
+    near = found()
     assert (near.listen, near.paths.home) == ("near:1", here / "default")
     assert near.config_summary == (
         f"configuration: {here}/platform.yaml ({here}/default/platform.yaml is not read)"
     )
     (here / "platform.yaml").unlink()
-    assert meant(here, **homes).config_summary == f"configuration: {files['default']}"
+    assert found().config_summary == f"configuration: {files['default']}"
     files["default"].unlink()
-    assert "defaults" in meant(here, **homes).config_summary
+    assert "defaults" in found().config_summary
 
 
 def test_a_missing_or_broken_file_is_named(here: Path) -> None:
@@ -170,11 +175,11 @@ def test_a_home_is_locked_by_one_supervisor_and_free_after_it(here: Path) -> Non
     first.acquire()
     found = require_running(platform)
     assert found.url == platform.url
-    for refused in (HomeLock(platform).acquire, lambda: refuse_running(platform)):
-        with pytest.raises(
-            Conflict, match=rf"already runs in {platform.paths.home} \(process {found.pid}"
-        ):
-            refused()
+    conflict = rf"already runs in {platform.paths.home} \(process {found.pid}"
+    with pytest.raises(Conflict, match=conflict):
+        HomeLock(platform).acquire()
+    with pytest.raises(Conflict, match=conflict):
+        refuse_running(platform)
     first.release()
     assert find_running(platform) is None
     refuse_running(platform)

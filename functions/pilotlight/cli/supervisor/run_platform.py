@@ -52,8 +52,8 @@ async def supervise(
     lock = HomeLock(platform)
     lock.acquire()
     held: list[socket.socket] = []
-    count, run = activator_count(platform.config), platform.paths.make().run
     try:
+        count, run = activator_count(platform.config), platform.paths.make().run
         # one that still finishes its calls has the address
         await stop_orphans(
             platform_processes(platform.config, activators=count), run=run, announce=announce
