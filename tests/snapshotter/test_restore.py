@@ -227,7 +227,7 @@ async def test_a_worker_that_cannot_be_forked_is_restored_one_to_one(
 
 
 @pytest.mark.parametrize("tells", [True, False])
-async def test_what_stands_in_the_way_is_told_and_not_tried_again(
+async def test_what_stands_in_the_way_is_told_each_time_and_no_start_fails(
     home: AgentHome, client: AgentClient, tells: bool
 ) -> None:
     launch = home.launch(entry={"boot": ["refuse:TCP to 10.0.0.2:443"], "tells": tells})

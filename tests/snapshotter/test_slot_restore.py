@@ -235,6 +235,15 @@ async def test_a_template_that_dies_while_it_is_asked_is_a_failed_checkpoint(
         await asked
 
 
+@pytest.mark.parametrize("in_place", [False, True])
+async def test_a_dump_begins_after_the_process_has_closed_the_platforms_channel(
+    shop: Workshop, in_place: bool
+) -> None:
+    template = await shop.boot(entry={"boot": ["remember:warm"], "wake": [], "freeze": "late"})
+    place = await shop.restore(await shop.dump(template, in_place=in_place))
+    assert await shop.ask(place, await shop.start(place, in_place=True), "/memory") == ["warm"]
+
+
 async def test_too_many_bytes_in_the_work_directory_are_an_obstacle_that_names_the_file(
     shop: Workshop,
 ) -> None:

@@ -88,20 +88,59 @@ async def test_what_cannot_be_snapshotted_is_not_tried_again_and_costs_nothing(
     assert maker.made == ["f@3"]
 
 
-async def test_what_failed_for_a_reason_that_may_pass_is_tried_again_later(home: AgentHome) -> None:
+async def test_a_temporary_failure_is_retried_with_pauses_and_then_at_a_later_start(
+    home: AgentHome,
+) -> None:
     maker, background_tasks, now = FakeMaker(), BackgroundTasks(), ManualClock(0.0)
     builder = BackgroundBuilder(
-        maker, background_tasks=background_tasks, per_hour=10, delay_s=0.0, clock=now
+        maker,
+        background_tasks=background_tasks,
+        per_hour=10,
+        delay_s=0.0,
+        retry_s=(0.001, 0.001),
+        clock=now,
     )
     maker.fails = "disk"
 
     assert builder.want(home.launch())
     await background_tasks.aclose()
+    assert len(maker.made) == 3
     assert not builder.want(home.launch())
-    now.now = 601.0
+    now.now, maker.fails = 601.0, ""
+    assert builder.want(home.launch())
+    await background_tasks.aclose()
+    assert len(maker.made) == 4
+
+
+async def test_retries_are_bounded_by_the_hour(home: AgentHome) -> None:
+    maker, background_tasks = FakeMaker(), BackgroundTasks()
+    builder = BackgroundBuilder(
+        maker,
+        background_tasks=background_tasks,
+        per_hour=2,
+        delay_s=0.0,
+        retry_s=(0.0,) * 5,
+        clock=Now(),
+    )
+    maker.fails = "disk"
+
     assert builder.want(home.launch())
     await background_tasks.aclose()
     assert len(maker.made) == 2
+
+
+async def test_a_deleted_function_is_not_retried(home: AgentHome) -> None:
+    maker, background_tasks = FakeMaker(), BackgroundTasks()
+    builder = BackgroundBuilder(
+        maker, background_tasks=background_tasks, per_hour=10, delay_s=0.0, retry_s=(0.05,)
+    )
+    maker.fails = "disk"
+
+    assert builder.want(home.launch("fn-1@r1"))
+    await asyncio.sleep(0.01)
+    builder.forget(revision=None, function="fn-1")
+    await background_tasks.aclose()
+    assert maker.made == ["fn-1@r1"]
 
 
 async def test_what_came_too_late_for_its_template_is_wanted_by_the_next_cold_start(

@@ -195,7 +195,14 @@ def serve(session: Session, *, file: File) -> None:
     import subprocess
     import sys
 
-    from watchfiles import watch
+    from watchfiles import Change, DefaultFilter, watch
+
+    from pilotlight.packaging.ignore import is_in_platform_home
+
+    by_default = DefaultFilter()
+
+    def is_source(change: Change, path: str) -> bool:
+        return by_default(change, path) and not is_in_platform_home(Path(path), root)
 
     app = load_user_app(file)
     root = Path(file.partition("::")[0]).resolve().parent
@@ -216,7 +223,7 @@ def serve(session: Session, *, file: File) -> None:
     with session.client() as client:
         try:
             _deploy_again(subprocess.run, argv, session, name, root)
-            for _ in watch(root, raise_interrupt=True):
+            for _ in watch(root, watch_filter=is_source, raise_interrupt=True):
                 session.say("source changed: deploying again")
                 _deploy_again(subprocess.run, argv, session, name, root)
         finally:

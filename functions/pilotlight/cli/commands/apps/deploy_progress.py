@@ -130,6 +130,8 @@ class Deployer:
             return
         from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
+        from pilotlight.packaging.progress import NOTICE
+
         columns = (
             TextColumn("{task.fields[stage]:>8}"),
             BarColumn(bar_width=24),
@@ -140,6 +142,9 @@ class Deployer:
             tasks: dict[str, Any] = {}
 
             def report(event: ProgressEvent) -> None:
+                if event.stage == NOTICE:
+                    bars.console.print(event.text, markup=False)
+                    return
                 if event.stage not in tasks:
                     tasks[event.stage] = bars.add_task("", total=None, stage=event.stage)
                 total = event.total_bytes or None
