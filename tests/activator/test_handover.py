@@ -209,7 +209,7 @@ async def test_a_process_that_was_restarted_goes_on_with_the_cutover_of_the_one_
         await edge.scaler.reconciled.wait()
         assert [await revision(edge) for _ in range(3)] == [V1] * 3
         edge.fleet.gate.set()
-        await until(lambda: not edge.handovers._running)
+        await until(lambda: not edge.handovers.running)
         assert await revision(edge) == V2
         await until(lambda: [name for name, _ in edge.fleet.stopped] == ["i-left"])
 

@@ -120,7 +120,7 @@ async def test_retries_are_bounded_by_the_hour(home: AgentHome) -> None:
         per_hour=2,
         delay_s=0.0,
         retry_s=(0.0,) * 5,
-        clock=Now(),
+        clock=ManualClock(0.0),
     )
     maker.fails = "disk"
 
