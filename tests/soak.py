@@ -56,7 +56,7 @@ TESTS = {
         "test_what_is_listed_as_open_is_still_open[host",
     ),
     "tests/e2e/test_cli.py": (
-        "test_a_killed_supervisor_takes_its_processes_along_and_the_next_one_starts",
+        "test_down_and_up_after_a_killed_supervisor",
         "test_state_is_saved_while_running_and_loaded_into_another_home",
         "test_serve_deploys_again_on_a_change_and_removes_the_app_at_the_end",
         "test_keys_secrets_and_environments",
