@@ -96,7 +96,7 @@ class Idempotency:
         request.target = None  # not a call yet
         async with counted(entry.gate, holds=0 if request.path.endswith(":warmup") else 1):
             with self._bodies.room(request):  # after that it is counted where it runs
-                body = await request.raw_body(
+                body = await request.body(
                     limit_bytes=entry.body_bytes, timeout_s=self._body_timeout_s
                 )
         name = hashlib.sha256(b"%b\0%b" % (caller.key_id.encode(), given)).hexdigest()
@@ -123,8 +123,10 @@ class Idempotency:
         request finds its response."""
         recorder = _ResponseRecorder(request, lambda answer: self._finish_claim(claim, answer))
         scope = {key: value for key, value in request.scope.items() if key != "connection"}
-        # a later repeat of the request, which gets the same answer, may not accept its coding
-        scope["headers"] = [line for line in scope["headers"] if line[0] != b"accept-encoding"]
+        scope["headers"] = [
+            *(line for line in scope["headers"] if line[0] not in _DONE_HERE),
+            (b"content-length", b"%d" % len(body)),
+        ]
         task = asyncio.create_task(
             self._work(app, scope, body, recorder, claim), name=f"call under a key {request.id}"
         )
@@ -175,6 +177,11 @@ class Idempotency:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
         await self._store.aclose()
+
+
+_DONE_HERE = frozenset({b"content-encoding", b"content-length", b"accept-encoding"})
+"""Headers that are not passed on with a request under a key: its body is decoded, so that a repeat
+may be compressed otherwise; and a repeat, which gets the same answer, may not accept its coding."""
 
 
 class _ResponseRecorder:

@@ -90,9 +90,10 @@ ACTIVATORS = (
     "/v1/chat/",
     "/v1/completions",
     "/v1/embeddings",
+    "/healthz",
+    "/readyz",
 )
 OPEN_TO_ALL = {
-    "/healthz",
     "/v1/whoami",
     "/v1/plans",
     "/v1/tenant",

@@ -47,8 +47,6 @@ _RECEIPT: dict[str, Any] = {
         "url": {"type": "string"},
     },
 }
-_PUBLIC = ("/v1/functions/", "/fn/", "/v1/models/", "/v2/models/")
-"""Paths of functions: those of a public one need no key."""
 _OPENAI_ERROR: dict[str, Any] = {
     "type": "object",
     "required": ["error"],
@@ -110,8 +108,6 @@ def describe_dataplane(document: dict[str, Any], problems: dict[int | str, dict[
                 if status not in operation["responses"]
             }
             operation.setdefault("tags", [TAG])
-            if path.startswith(_PUBLIC):
-                operation.setdefault("security", [{"key": []}, {}])
         document["paths"][path] = operations
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +14,7 @@ from pilotlight.cli.core.command import command
 from pilotlight.cli.core.formatting import format_table
 from pilotlight.cli.core.logs import Follow, OfCall, Since, Tail, print_logs
 from pilotlight.cli.core.session import Session
-from pilotlight.errors import InvalidInput, NotFound
+from pilotlight.errors import InvalidInput, NotFound, PilotlightError
 
 if TYPE_CHECKING:
     from pilotlight.client.client import Client
@@ -240,8 +241,8 @@ def _read_lines(session: Session, client: Client, instance: str) -> None:
             if line:
                 run_in(session, client, instance, ["sh", "-c", script, "sh", line])
     finally:
-        for _ in client.exec_instance(instance, ["rm", "-f", file]):
-            pass
+        with contextlib.suppress(PilotlightError):  # the instance may have ended, with the file
+            list(client.exec_instance(instance, ["rm", "-f", file]))
 
 
 def _make_state_file(client: Client, instance: str) -> str:
