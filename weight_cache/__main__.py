@@ -20,6 +20,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from pilotlight.core import logging_config
+from pilotlight.core.background_tasks import cancel_all
 from pilotlight.core.disk_floor import DiskFloor
 from pilotlight.core.metrics_server import (
     MetricsAddress,
@@ -120,11 +121,10 @@ async def run(
             server.close()
         if station is not None:
             await station.aclose()
-        others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        for task in others:
-            task.cancel()
         # finish writes in progress before releasing the directory
-        await asyncio.gather(*others, return_exceptions=True)
+        await cancel_all(
+            [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        )
         await leases.aclose()
         await ahead.aclose()
         bandwidth.save_bandwidths(root / "bandwidth.json", bandwidths)

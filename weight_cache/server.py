@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from pilotlight.core.background_tasks import cancel_all
 from pilotlight.core.rpc import RpcGuest, RpcOperation, SendPart, serve_rpc
 from weight_cache.errors import ManifestInvalid, WeightCacheError
 from weight_cache.leases.manager import LeaseManager, OnProgress
@@ -150,8 +151,7 @@ async def _stream_progress(
     try:
         return await work(tell)
     finally:
-        sender.cancel()
-        await asyncio.gather(sender, return_exceptions=True)
+        await cancel_all([sender])
 
 
 def _describe(error: Exception) -> tuple[str, str, Mapping[str, Any]] | None:

@@ -63,6 +63,7 @@ from activator.settings import ActivatorSettings
 from activator.tracing.context import Trace
 from activator.tracing.tracer import Tracer
 from pilotlight import errors
+from pilotlight.core.background_tasks import cancel_all
 from pilotlight.core.transport.endpoint import Endpoint
 from pilotlight.protocol import HEADER_IDEMPOTENCY_KEY, HEADER_REPLAYED, HEADER_WEBHOOK, CallRecord
 from pilotlight.spec.identifiers import FunctionAddress, TenantId, check_name
@@ -429,10 +430,7 @@ class AsyncCalls:
     async def aclose(self) -> None:
         """Stop: running calls are cancelled, and the next process runs them again from the
         journal."""
-        tasks = self.pending.tasks()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_all(self.pending.tasks())
         await self._results.aclose()
 
 

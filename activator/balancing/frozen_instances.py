@@ -15,6 +15,7 @@ from typing import Protocol
 
 from activator.balancing.fleet import Fleet
 from activator.balancing.instance import Instance
+from pilotlight.core.background_tasks import cancel_all
 from snapshotter import errors as agent_errors
 
 log = logging.getLogger(__name__)
@@ -118,7 +119,4 @@ class FrozenInstances:
     async def aclose(self) -> None:
         """Stop without thawing: frozen instances stay on the node, and the next process adopts
         them."""
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_all(self._tasks.values())

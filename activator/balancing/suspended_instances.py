@@ -18,6 +18,7 @@ from activator.balancing.fleet import Fleet
 from activator.balancing.instance import Instance
 from activator.llm.engine_sleep import EngineSleepMode
 from activator.routing.route_table import CallTarget
+from pilotlight.core.background_tasks import cancel_all
 from snapshotter import errors as agent_errors
 from snapshotter.types import InstanceInfo, InstanceState
 
@@ -176,10 +177,7 @@ class SuspendedInstances:
 
     async def aclose(self) -> None:
         """Cancel operations in progress; suspended instances stay on the node."""
-        tasks = [*self._tasks, *self._waking.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_all([*self._tasks, *self._waking.values()])
 
 
 def may_sleep(target: CallTarget, instance: Instance) -> bool:

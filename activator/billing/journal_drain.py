@@ -23,6 +23,7 @@ from activator.billing.errors import LedgerUnavailable
 from activator.billing.journal import Journal, Recovered
 from activator.billing.service import ControllerLedger
 from activator.billing.shipping import REFUSED_NAME, Shipper
+from pilotlight.core.background_tasks import cancel_all
 from pilotlight.core.backoff import Backoff
 from pilotlight.core.transport.controller_client import controller_client
 from pilotlight.core.transport.endpoint import Endpoint
@@ -89,8 +90,7 @@ async def _running(journal: Journal) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+        await cancel_all([running])
 
 
 class _JournalDrain:

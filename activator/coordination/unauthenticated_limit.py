@@ -16,6 +16,7 @@ import time
 from activator.balancing.global_queue import UnauthenticatedRateLimiter, network_of
 from activator.coordination.state import SharedState, SharedStateUnreachable
 from pilotlight import errors
+from pilotlight.core.background_tasks import cancel_all
 
 log = logging.getLogger(__name__)
 
@@ -81,6 +82,4 @@ class SharedUnauthenticatedLimit(UnauthenticatedRateLimiter):
 
     async def aclose(self) -> None:
         """Cancel the reports in progress."""
-        for report in self._reports:
-            report.cancel()
-        await asyncio.gather(*self._reports, return_exceptions=True)
+        await cancel_all(self._reports)

@@ -28,6 +28,7 @@ from activator.routing.access import AccessGrant, parse_tenant_prefix
 from activator.routing.resolver import RequestResolver
 from activator.routing.route_cache import FUNCTIONS
 from pilotlight import errors
+from pilotlight.core.background_tasks import cancel_all
 from pilotlight.protocol import HEADER_IDEMPOTENCY_KEY, HEADER_REPLAYED
 
 log = logging.getLogger(__name__)
@@ -147,8 +148,7 @@ class Idempotency:
         try:
             await app(scope, _replay_body(body), recorder)
         finally:
-            holding.cancel()
-            await asyncio.gather(holding, return_exceptions=True)
+            await cancel_all([holding])
             await recorder.finalize()
 
     async def _finish_claim(self, claim: Claim, answer: bytes | None) -> None:
@@ -172,10 +172,7 @@ class Idempotency:
 
     async def aclose(self) -> None:
         """Cancel requests whose callers disconnected; their claims lapse."""
-        running = list(self.running)
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        await cancel_all(self.running)
         await self._store.aclose()
 
 

@@ -22,6 +22,7 @@ from activator.worker_client.connection import (
     WorkerConnectionLost,
     WorkerResponse,
 )
+from pilotlight.core.background_tasks import cancel_all
 from pilotlight.protocol import WORKER_STATUS
 from snapshotter.shim.messages import phases_of
 from snapshotter.types import StartKind
@@ -161,10 +162,7 @@ class ReadinessProbe:
 
     async def aclose(self) -> None:
         """Stop all probes."""
-        tasks = list(self._probing.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_all(self._probing.values())
 
 
 async def exchange(where: str, request: bytes) -> WorkerResponse:

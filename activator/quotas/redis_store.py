@@ -32,6 +32,7 @@ from activator.quotas.ratelimit_headers import RateLimitHeaders
 from activator.quotas.rules import Rules, counted
 from activator.quotas.store import QuotaStatistics
 from pilotlight import errors
+from pilotlight.core.background_tasks import cancel_all
 
 log = logging.getLogger(__name__)
 
@@ -428,8 +429,7 @@ class RedisQuotas:
         if self._timer is not None:
             self._timer.cancel()
         if self._pump is not None:
-            self._pump.cancel()
-            await asyncio.gather(self._pump, return_exceptions=True)
+            await cancel_all([self._pump])
         if not self._is_unreachable:
             with contextlib.suppress(RedisError, OSError):
                 await self._leave(keys=self._own_keys(), args=[self._member])

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pilotlight.core.backoff import Backoff, delay_s
+from pilotlight.core.background_tasks import cancel_all
 from snapshotter.checkpointing.dumps import (
     Dumps,
     InstanceStartedDuringDump,
@@ -168,11 +169,7 @@ class Checkpoints:
 
     async def aclose(self) -> None:
         """Cancel all creations; partial results are removed."""
-        flights = list(self._flights.values())
-        for flight in flights:
-            flight.cancel()
-        if flights:
-            await asyncio.wait(flights)
+        await cancel_all(self._flights.values())
 
     def _landed(self, revision: RevisionKey, task: asyncio.Task[Snapshot]) -> None:
         del self._flights[revision]

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from pilotlight.core.background_tasks import cancel_all
 from snapshotter.errors import ProofsBusy, SnapshotRefused
 from snapshotter.slots import slot
 from snapshotter.slots.boot_limiter import FairSemaphore
@@ -124,11 +125,9 @@ class RequestedValidations:
 
     async def aclose(self) -> None:
         """Cancel running proofs."""
-        flights = [flight.task for flight in self._flights.values() if flight.task is not None]
-        for flight in flights:
-            flight.cancel()
-        if flights:
-            await asyncio.wait(flights)
+        await cancel_all(
+            [flight.task for flight in self._flights.values() if flight.task is not None]
+        )
 
     def _demand_turn(self, tenant: str) -> None:
         wait_s = self._not_before.get(tenant, 0.0) - self._clock()

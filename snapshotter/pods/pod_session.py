@@ -20,6 +20,7 @@ import time
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
+from pilotlight.core.background_tasks import cancel_all
 from pilotlight.core.yield_budget import YieldBudget
 from snapshotter.agent.launch_signature import LaunchSigner
 from snapshotter.cuda.memory import MemoryReader
@@ -127,9 +128,7 @@ class PodSession:
             for task in done:
                 task.result()
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await cancel_all(tasks)
 
     async def _provide_all(self, announced: Announcement) -> None:
         """Provide code, weights and GPUs. Ends only with an error or cancellation."""
@@ -253,9 +252,7 @@ async def _all(pending: Sequence[Coroutine[Any, Any, str]]) -> list[str]:
     try:
         return await asyncio.gather(*tasks)
     except BaseException:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_all(tasks)
         raise
 
 

@@ -9,6 +9,7 @@ import importlib.metadata
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
+from pilotlight.core.background_tasks import cancel_all
 from pilotlight.core.settings import Paths, PlatformSettings
 from pilotlight.core.transport.endpoint import controller_endpoint
 from snapshotter.agent import node_report
@@ -76,5 +77,4 @@ async def opened(
             try:
                 yield serving
             finally:
-                reporting.cancel()
-                await asyncio.gather(reporting, return_exceptions=True)
+                await cancel_all([reporting])

@@ -16,7 +16,7 @@ import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from pilotlight.core.background_tasks import BackgroundTasks
+from pilotlight.core.background_tasks import BackgroundTasks, cancel_all
 from snapshotter.agent.launch_signature import LaunchSigner
 from snapshotter.cuda.memory import MemoryReader
 from snapshotter.linux.inotify import DirectoryWatch, watching
@@ -214,9 +214,7 @@ class TenantListener:
         """Close all connections, and stop listening."""
         if self._server is not None:
             self._server.close()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancel_all(self._tasks)
         if self.is_current():
             (self._directory / SOCKET).unlink(missing_ok=True)
 
@@ -270,9 +268,7 @@ async def opened(
         try:
             yield tenants
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await cancel_all(tasks)
             await tenants.aclose()
 
 

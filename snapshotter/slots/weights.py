@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pilotlight.core.background_tasks import cancel_all
 from snapshotter.slots.launch_plan import WeightSource
 from snapshotter.slots.slot import BootFailed
 from snapshotter.types import LaunchSpec, StartKind, WeightsMount
@@ -73,9 +74,7 @@ class Opening:
 
     async def cancel(self) -> None:
         """Cancel the requests."""
-        for task in self._tasks.values():
-            task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await cancel_all(self._tasks.values())
 
     async def _open_with_retries(self, mount: WeightsMount) -> Served:
         for pause_s in _PAUSES_S:

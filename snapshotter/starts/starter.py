@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from pilotlight.core.background_tasks import cancel_all
 from snapshotter.errors import (
     LeaseHeld,
     NoCapacity,
@@ -176,11 +177,7 @@ class InstanceStarter:
     async def aclose(self, grace_s: float) -> None:
         """Stop everything: starts and boots first, then Templates, so that nothing new is forked;
         then instances."""
-        flights = [f.task for f in self._flights.values()]
-        for flight in flights:
-            flight.cancel()
-        if flights:
-            await asyncio.wait(flights)
+        await cancel_all([f.task for f in self._flights.values()])
         await self._template_booter.cancel()
         for template in self._templates:
             self._ends.drop(template, "stopped")

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
-from pilotlight.core.background_tasks import BackgroundTasks
+from pilotlight.core.background_tasks import BackgroundTasks, cancel_all
 from snapshotter.errors import StartFailed, StartTimeout
 from snapshotter.events import Events
 from snapshotter.linux import proc
@@ -167,11 +167,7 @@ class TemplateBooter:
     async def cancel(self) -> None:
         """Cancel all boots in progress, and disable background restores."""
         self._closing.set()
-        flights = list(self._flights.values())
-        for flight in flights:
-            flight.cancel()
-        if flights:
-            await asyncio.wait(flights)
+        await cancel_all(self._flights.values())
 
     def _begin(self, revision: RevisionKey, work: Coroutine[Any, Any, None]) -> None:
         flight = asyncio.create_task(work, name=f"boot {revision}")

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pilotlight.core.background_tasks import cancel_all
 from pilotlight.core.settings import SettingsInvalid
 from weight_cache.peers.auth_tokens import PeerKeyMissing, TokenSigner, TokenVerifier
 from weight_cache.peers.bandwidth_limit import BandwidthLimiter
@@ -108,6 +109,5 @@ class PeerService:
         if self.server is not None:
             await self.server.aclose()
         if self._looking is not None:
-            self._looking.cancel()
-            await asyncio.gather(self._looking, return_exceptions=True)
+            await cancel_all([self._looking])
         self._lines.close()

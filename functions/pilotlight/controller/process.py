@@ -38,6 +38,7 @@ from pilotlight.controller.slo import loop as slo_loop
 from pilotlight.controller.webhooks import deliveries, delivery_worker
 from pilotlight.controller.weights import blob_gc, node_cache
 from pilotlight.controller.weights.blobs import BlobStore
+from pilotlight.core.background_tasks import cancel_all
 from pilotlight.core.disk_floor import DiskFloor, no_floor
 from pilotlight.core.metrics_server import metrics_socket
 from pilotlight.core.object_store.errors import ObjectStoreError
@@ -193,9 +194,7 @@ async def _run(context: Context, opened: OpenedResources, ready_fd: int | None) 
     finally:
         # The socket is closed, so new connections fail at once. Its name is removed first.
         _remove_socket(path)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_all(tasks)
         for one in exposed:
             one.close()
         _remove_socket(metrics_socket(context.config.paths, "controller"))

@@ -78,7 +78,6 @@ FEATURES: tuple[Feature, ...] = (
 BY_FIELD: Mapping[str, Feature] = {
     field: feature for feature in FEATURES for field in feature.fields
 }
-BY_FLAG: Mapping[str, Feature] = {feature.flag: feature for feature in FEATURES}
 
 
 def requirements(service: Mapping[str, Any], *, knative_namespace: str) -> list[FieldProblem]:

@@ -21,6 +21,7 @@ from pathlib import Path
 from pilotlight.cli.supervisor.child import Child, ProcessFailed, ProcessSpec, describe_exit_status
 from pilotlight.cli.supervisor.process_log import ProcessLog
 from pilotlight.cli.supervisor.stale_processes import stop_stale_process
+from pilotlight.core.background_tasks import cancel_all
 from snapshotter.client import AgentClient
 from snapshotter.errors import SnapshotterError
 
@@ -160,9 +161,7 @@ class Supervisor:
         try:
             how = await self._asked.get()
         finally:
-            for keeper in keepers:
-                keeper.cancel()
-            await asyncio.gather(*keepers, return_exceptions=True)
+            await cancel_all(keepers)
         await self.stop(how)
 
     async def run(self, *, started: Callable[[], None]) -> None:
@@ -172,12 +171,10 @@ class Supervisor:
         asked = asyncio.create_task(self._asked.get(), name="asked")
         await asyncio.wait((starting, asked), return_when=asyncio.FIRST_COMPLETED)
         if asked.done():
-            starting.cancel()
-            await asyncio.gather(starting, return_exceptions=True)
+            await cancel_all([starting])
             await self.stop(asked.result())
             return
-        asked.cancel()
-        await asyncio.gather(asked, return_exceptions=True)
+        await cancel_all([asked])
         starting.result()
         started()
         await self.run_until_stopped()

@@ -29,6 +29,7 @@ from pilotlight.controller.server.database_lock import (
     acquire_lock_file,
 )
 from pilotlight.controller.server.metrics import Metrics
+from pilotlight.core.background_tasks import cancel_all
 from pilotlight.core.metrics_server import MetricsAddress
 
 log = logging.getLogger(__name__)
@@ -55,8 +56,7 @@ async def as_leader(
         yield
     finally:
         if watching is not None:
-            watching.cancel()
-            await asyncio.gather(watching, return_exceptions=True)
+            await cancel_all([watching])
         lock.release()
 
 

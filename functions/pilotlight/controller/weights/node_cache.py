@@ -15,6 +15,7 @@ import anyio.to_thread
 
 from pilotlight.controller.database.store import Store
 from pilotlight.controller.weights import weight_names
+from pilotlight.core.background_tasks import cancel_all
 from pilotlight.errors import InvalidInput, PilotlightError, StorageFull, Unavailable
 from weight_cache import errors
 from weight_cache.client import WeightCacheClient
@@ -125,8 +126,7 @@ async def stream_progress(
                 yield {**newest, "elapsed_s": round(loop.time() - began, 3)}
         yield task.result()
     finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        await cancel_all([task])
 
 
 @contextlib.contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any
 
 from pilotlight.controller.api import schemas
 from pilotlight.controller.billing.build_charges import BuildCharge
@@ -17,7 +17,6 @@ from pilotlight.errors import NotFound
 from snapshotter.types import SnapshotInfo
 
 router = APIRouter(prefix="/v1", tags=["snapshots"])
-T = TypeVar("T")
 
 
 async def _list_snapshots(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import sqlalchemy as sa
 from fastapi import Path, Response
@@ -42,7 +42,6 @@ from weight_cache.types import Prediction, Tier
 router = APIRouter(prefix="/v1/weights", tags=["weights"])
 Name = Annotated[str, Path(max_length=63)]
 NDJSON: dict[int | str, dict[str, Any]] = {200: {"content": {CONTENT_NDJSON: {}}}}
-T = TypeVar("T")
 
 
 class WeightsRequest(Body):
