@@ -28,6 +28,7 @@ from activator.fairness.start_admission import StartAdmission
 from activator.llm.engine_sleep import EngineSleepMode
 from activator.resilience.breaker import State
 from activator.routing.route_table import CallTarget, RouteTable
+from pilotlight import errors
 from pilotlight.core.backoff import Backoff
 from snapshotter import errors as agent_errors
 from snapshotter.types import (
@@ -52,6 +53,8 @@ DROP_S = 30.0
 """A revision at zero is dropped after this long without a call: its windows would be empty
 anyway."""
 FIRST_REWATCH_S, MAX_REWATCH_S = 0.05, 2.0
+TAKE_BACK_S = 2.0
+"""How long a start waits for an instance that a previous process left, and that is only claimed."""
 ORPHAN_GRACE_S = 5.0
 """An instance without a route has no waiting caller; it gets this long for its exit hooks."""
 
@@ -248,6 +251,7 @@ class AutoscalerLoop:
             if instance_id not in known and not self._is_handled(instance_id):
                 await self._adopt(info)
         if not self.reconciled.is_set():
+            await self._take_back()
             self._table.resume_cutovers()
         self.reconciled.set()
         if self._table.version:  # an empty table knows nothing yet
@@ -256,6 +260,24 @@ class AutoscalerLoop:
                     scaled.throttler.start_times.set_template(is_resident=True)
                 if self._target_of(template) is None and template.revision not in self.revisions:
                     self._drop_template(template.revision)
+
+    async def _take_back(self) -> None:
+        """Take instances of the revisions that answered before a cutover, where the cluster has
+        some and none is ours any more: the claims of a lone activator end with its process."""
+
+        async def take(target: CallTarget) -> None:
+            try:
+                reservation = await self.throttler_of(target).reserve(TAKE_BACK_S)
+            except errors.PilotlightError as e:
+                log.warning("instance not taken back target=%r error=%s", target, e)
+            else:
+                reservation.release_unused()
+
+        async with asyncio.TaskGroup() as tasks:
+            for target in self._table.previous_targets():
+                is_ours = (active := self.active(target.key)) is not None and any(active.live())
+                if not is_ours and self._fleet.max_instances_of(target.key):
+                    tasks.create_task(take(target), name=f"take back {target.key}")
 
     def _drop_template(self, key: str) -> None:
         """Drop a Template in a task. If it fails, the next reconciliation repeats it; if a call

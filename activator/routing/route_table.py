@@ -158,8 +158,7 @@ class RouteTable:
             self.handovers.cancel(name)
             return
         self.handovers.begin(name, routed, known)
-        if routed.handover is not None:
-            self._routed[name] = routed
+        self._routed[name] = routed  # it is called: the next change must know that, too
 
     def _remember_previous(self, name: str, route: FunctionRoute | None) -> None:
         """Keep who answered before, until this process knows its instances (`resume_cutovers`)."""
@@ -168,6 +167,11 @@ class RouteTable:
             return
         if (previous := previous_route(route)) is not None:
             self._previous[name] = FunctionRouter(previous, self.rates_of(route.tenant))
+
+    def previous_targets(self) -> list[CallTarget]:
+        """Return the revisions that answered before the cutovers that `resume_cutovers` will
+        continue."""
+        return [target for router in self._previous.values() for target in router.answering]
 
     def resume_cutovers(self) -> None:
         """Continue the cutovers that a previous process had begun, once the instances that it left
@@ -188,7 +192,9 @@ class RouteTable:
     def handed_over(self, name: str) -> None:
         """End a cutover: the previous revisions get no more calls."""
         self.generation += 1
-        self._routed.pop(name, None)
+        route = self._route(name)
+        if self._routed.pop(name, None) is not None and route is not None and not route.stopped:
+            self._routed[name] = FunctionRouter(route, self.rates_of(route.tenant))
         self.on_function(name, frozenset())
 
     def _apply_key(self, key_id: str, value: Any) -> None:

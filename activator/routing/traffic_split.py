@@ -131,9 +131,9 @@ def document_of(route: FunctionRoute) -> TrafficDocument:
 
 def previous_route(route: FunctionRoute) -> FunctionRoute | None:
     """Return the route by which calls are answered until the awaited revisions have an instance;
-    None when no revision is awaited. Raises the errors of `document_of`."""
+    None when there is none. Raises the errors of `document_of`."""
     document = document_of(route)
-    if not document.awaited or not document.previous.keys() <= route.revisions.keys():
+    if not document.previous or not document.previous.keys() <= route.revisions.keys():
         return None
     units = TrafficDocument(salt=document.salt, sticky=document.sticky)
     before = traffic.with_weights(units, document.previous)

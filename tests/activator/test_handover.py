@@ -68,6 +68,17 @@ async def test_calls_never_wait_for_the_new_revisions_start(site: Edge) -> None:
     assert {t.revision for t in site.table.targets_of(NAME)} == {V2}
 
 
+async def test_a_change_without_a_call_in_between_forgets_nobody(site: Edge) -> None:
+    split(site, {V1: 100}, tags={"old": V1})
+    split(site, {V2: 100})
+    assert await revision(site) == V1
+    site.fleet.gate.set()
+    await until(lambda: not site.handovers._running)
+    site.fleet.gate.clear()
+    split(site, {V3: 100})  # right after the cutover
+    assert await revision(site) == V2
+
+
 async def test_calls_in_flight_end_where_they_began(site: Edge) -> None:
     answers = [
         asyncio.create_task(site.call(json={"x": 1}, headers={"pilotlight-timeout": "9"}))
@@ -220,7 +231,9 @@ async def test_who_answered_before_is_left_where_nobody_is_awaited_or_it_has_no_
     edge.table.handovers = edge.handovers
     left = target_of(spec_of(), revision=V1)
     await edge.fleet.start(left, InstanceId("i-left"), {})
-    split(edge, {V2: 100})
+    edge.table._has_resumed = False  # as in a process that has just started
+    split(edge, {V2: 100}, awaited=(V2,))  # it never ran, and neither did another
+    assert edge.table.refused == 0
     await edge.scaler.reconcile()
     assert [name for name, _ in edge.fleet.stopped] == ["i-left"]
     split(edge, {V3: 100}, named=(V2,), previous={V2: 100}, awaited=(V3,))

@@ -27,6 +27,22 @@ def say() -> str:
 """
 
 
+LASTING = """
+import os
+
+import pilotlight
+
+app = pilotlight.App("lasting")
+
+
+@app.function(max_instances=1, scaledown_window=60MORE)
+def say(ends: bool = False) -> int:
+    if ends:
+        os._exit(1)
+    return 1
+"""
+
+
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[ClusterUnderTest]:
     """One cluster, autoscaled by Knative's own class, with the app deployed."""
@@ -80,6 +96,24 @@ def test_a_new_version_takes_over_and_the_old_one_ends(
         }
 
     wait_for(lambda: "v1" not in revisions(), "the first version's pods to be gone")
+
+
+def test_a_restarted_activator_goes_on_with_a_cutover_and_a_crash_fails_no_other_call(
+    cluster: ClusterUnderTest, tmp_path: Path
+) -> None:
+    platform, app = cluster.platform, tmp_path / "lasting.py"
+    app.write_text(LASTING.replace("MORE", ""))
+    platform.cli("deploy", str(app), "--no-wait")
+    assert platform.result("lasting/say") == 1
+    assert platform.post("lasting/say", {"ends": True}).status_code == 502
+    assert platform.result("lasting/say") == 1
+    wait_for(lambda: platform.usage("function = ?", "say"), "the first version to be billed")
+    app.write_text(LASTING.replace("MORE", ', gpu="H100"').replace("return 1", "return 2"))
+    platform.cli("deploy", str(app), "--no-wait")  # no node has that GPU
+    assert [platform.result("lasting/say") for _ in range(3)] == [1] * 3
+    platform.wait_restarted("activator", platform.kill("activator"))
+    assert [platform.result("lasting/say") for _ in range(10)] == [1] * 10
+    platform.cli("app", "delete", "lasting", "--yes")
 
 
 def test_a_function_that_no_node_can_take_says_so(cluster: ClusterUnderTest) -> None:
