@@ -19,8 +19,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pilotlight.core.backoff import Backoff, delay_s
 from pilotlight.core.background_tasks import cancel_all
+from pilotlight.core.backoff import Backoff, delay_s
 from snapshotter.checkpointing.dumps import (
     Dumps,
     InstanceStartedDuringDump,
