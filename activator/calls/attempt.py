@@ -289,7 +289,7 @@ class Attempt:
             return
         if self.connection is not None:
             self.connection.close()
-        self.close(status=504, outcome="error", bytes_out=self.bytes_out, finish="error")
+        self.fail(self.cut_by, is_noted=False, finish="error")
         if self.on_cut is not None:
             self.on_cut()
 
@@ -301,34 +301,36 @@ class Attempt:
         outcome: str,
         bytes_out: int,
         finish: str = "",
-        is_own_word: bool = False,
     ) -> str:
-        """End an attempt that was answered: close the record, release the connection and the slot.
-        Returns the cost as text.
+        """End an attempt that its worker answered: close the record, release the connection and
+        the slot. Returns the cost as text.
 
         `finish`: why a stream ended (`engines.FINISH_REASONS`), where the call has no `tokens` with
-        it. `is_own_word`: user code reported its failure in the stream."""
+        it."""
         if self._is_closed:
             return self.cost
-        if status >= 500:  # reported by the worker, or the worker ended
-            is_said = is_own_word or status == self.answer.status
-            self.reservation.ending = (
-                Outcome.NEITHER
-                if self._is_blameless
-                else Outcome.RAISED
-                if is_said
-                else self.call.blame
-            )
-        if finish and self.call.tokens is None and self.record is not None:
-            self.record.mark += encode_optional_fields(finish=finish)
-        self._end(status, outcome, bytes_out)
+        if status >= 500:
+            self.reservation.ending = Outcome.NEITHER if self._is_blameless else Outcome.RAISED
+        self._end(status, outcome, bytes_out, finish)
         return self.cost
 
-    def fail(self, error: BaseException, *, is_noted: bool = True) -> None:
+    def discard(self) -> None:
+        """End an attempt whose whole response is not used, because another one is made."""
+        answer = self.answer
+        outcome = "ok" if answer.status < 400 else "error"
+        self.close(status=answer.status, outcome=outcome, bytes_out=len(answer.body or b""))
+
+    def refused_as_busy(self) -> None:
+        """End an attempt whose worker `is_busy`: nothing ran, and its instance is tried again
+        later."""
+        self.reservation.instance.block(time.monotonic())
+        self.close(status=503, outcome=BUSY, bytes_out=0)
+
+    def fail(self, error: BaseException, *, finish: str = "", is_noted: bool = True) -> None:
         """End an attempt that `error` ended: close the record, the connection and the slot.
 
-        `is_noted`: record it for the call's trace; False where the caller already got a part of its
-        response, which is traced as a whole."""
+        `finish`: as in `close`. `is_noted`: record it for the call's trace; False where the caller
+        already got a part of its response, which is traced as a whole."""
         if self._is_closed:
             return
         if is_noted:
@@ -345,10 +347,12 @@ class Attempt:
         self.reservation.ending = self.call.blame if is_blamed else Outcome.NEITHER
         if self.connection is not None:
             self.connection.close()
-        self._end(status_of(error), outcome_of(error), self.bytes_out)
+        self._end(status_of(error), outcome_of(error), self.bytes_out, finish)
 
-    def _end(self, status: int, outcome: str, bytes_out: int) -> None:
+    def _end(self, status: int, outcome: str, bytes_out: int, finish: str) -> None:
         self._is_closed = True
+        if finish and self.call.tokens is None and self.record is not None:
+            self.record.mark += encode_optional_fields(finish=finish)
         if self._timer is not None:
             self._timer.cancel()
         reservation, now_ns = self.reservation, time.monotonic_ns()

@@ -239,9 +239,7 @@ class FallbackChain:
         run_fallbacks.attempt = max(run_fallbacks.attempt, other.attempt)
         if attempt.answer.body is None or not _is_no_answer(attempt.answer):
             return attempt
-        attempt.close(
-            status=attempt.answer.status, outcome="error", bytes_out=len(attempt.answer.body)
-        )
+        attempt.discard()
         run_fallbacks.why.append(f"{name}: it answered {attempt.answer.status}")
         return None
 

@@ -65,7 +65,7 @@ class RetryExecutor:
                 wait_s = await self._pause_raised_s(call, attempt)
                 if wait_s is None:
                     return attempt
-                _close(attempt)
+                attempt.discard()
                 note_answer(attempt, str(attempt.answer.status))
             call.attempt += 1
             call.retries += 1
@@ -80,7 +80,7 @@ class RetryExecutor:
         try:
             return await self._pause_s(call, _RAISED)
         except BaseException:
-            _close(attempt)
+            attempt.discard()
             raise
 
     async def _pause_s(self, call: Call, error: errors.PilotlightError) -> float | None:
@@ -100,12 +100,6 @@ class RetryExecutor:
 
 
 _RAISED = errors.FunctionRaised("user code raised")
-
-
-def _close(attempt: Attempt) -> None:
-    attempt.close(
-        status=attempt.answer.status, outcome="error", bytes_out=len(attempt.answer.body or b"")
-    )
 
 
 def _is_raised(attempt: Attempt) -> bool:

@@ -257,11 +257,9 @@ class CallRunner:
 
     def _requeue(self, attempt: Attempt, throttler: SlotOwner, busy_since: float) -> float:
         now = time.monotonic()
-        instance = attempt.reservation.instance
-        instance.block(now)
-        attempt.close(status=503, outcome=BUSY, bytes_out=0)
+        attempt.refused_as_busy()
         note_answer(attempt, BUSY)
         attempt.call.attempt += 1
         if busy_since and now - busy_since > BUSY_PATIENCE_S:
-            throttler.drain(instance)
+            throttler.drain(attempt.reservation.instance)
         return busy_since or now

@@ -33,7 +33,6 @@ from activator.tracing.tracer import Tracer
 from activator.worker_client.connection import WorkerConnectionLost
 from pilotlight import errors
 from pilotlight.spec.observations import SHADOW_ARM
-from pilotlight.spec.pricing import BUSY
 
 log = logging.getLogger(__name__)
 
@@ -310,8 +309,7 @@ async def _run_attempt(call: Call, reservation: Reservation) -> tuple[int, bytes
         attempt.fail(e, is_noted=False)
         raise
     if attempt.is_busy:
-        reservation.instance.block(time.monotonic())
-        attempt.close(status=503, outcome=BUSY, bytes_out=0)
+        attempt.refused_as_busy()
         raise _Busy
     outcome = "ok" if answer.status < 400 or answer.body is None else "error"
     attempt.close(status=answer.status, outcome=outcome, bytes_out=len(answer.body or b""))

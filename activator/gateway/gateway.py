@@ -135,7 +135,7 @@ class Gateway:
             token_admission=TokenAdmission(
                 waiting_of=lambda target: runner.throttler_of(target).waiting
             ),
-            metrics=metrics,
+            send=writer.answer,
             tracer=self._tracer,
         )
         self._control = control

@@ -119,7 +119,7 @@ class World:
 
 ENDINGS = {
     "ok": lambda a: a.close(status=200, outcome="ok", bytes_out=2),
-    "raised": lambda a: a.close(status=500, outcome="error", bytes_out=2, is_own_word=True),
+    "raised": lambda a: a.close(status=500, outcome="error", bytes_out=2),
     "busy": lambda a: a.close(status=503, outcome="busy", bytes_out=0),
     "disconnect": lambda a: a.fail(asyncio.CancelledError()),
     "crash": lambda a: a.fail(WorkerConnectionLost("gone", sent=True)),

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
+from activator.calls.attempt import Attempt
 from activator.calls.runner import CallRunner
 from activator.gateway.http_proxy import HttpProxy
 from activator.gateway.proxy_headers import subpath
@@ -22,12 +23,11 @@ from activator.llm.openai import errors as shapes
 from activator.llm.openai.call import EngineCall, adapter_of, wrapped
 from activator.llm.openai.model_resolver import Models, listed, served_by
 from activator.llm.openai.request import PATHS, TASKS, OpenAIRequest, parsed
-from activator.llm.openai.responses import OpenAIResponseWriter
+from activator.llm.openai.responses import OpenAIFormat
 from activator.llm.prefix_affinity import key_of
 from activator.llm.request_size import CHAT, COMPLETIONS, EMBEDDINGS, write_cap
 from activator.llm.token_admission import TokenAdmission
 from activator.llm.token_reservation import TokenReservation
-from activator.metrics.metrics import Metrics
 from activator.quotas.admission import admit, counted
 from activator.routing.access import AccessGrant
 from activator.routing.api_keys import Principal
@@ -48,6 +48,8 @@ MAX_VALUES = 100_000
 """Maximum number of JSON values of a body (`json_size`): a hundred thousand token ids, ten thousand
 messages, at most 20 milliseconds of the event loop."""
 _JSON = CONTENT_JSON.encode()
+SendResponse = Callable[[Request, Coroutine[Any, Any, Attempt], OpenAIFormat], Awaitable[None]]
+"""Sends the result of a call to its caller, and ends the attempt."""
 
 
 def is_openai_path(path: str) -> bool:
@@ -74,9 +76,10 @@ class OpenAI:
         runner: CallRunner,
         http_proxy: HttpProxy,
         token_admission: TokenAdmission,
-        metrics: Metrics,
+        send: SendResponse,
         tracer: Tracer,
     ) -> None:
+        """`send`: sends the result of a call to the caller, in a format."""
         self._settings = settings
         self._resolver = resolver
         self._runner = runner
@@ -84,9 +87,7 @@ class OpenAI:
         self._token_admission = token_admission
         self._tracer = tracer
         self._models = Models(table=table, resolver=resolver)
-        self._answers = OpenAIResponseWriter(
-            metrics=metrics, tracer=tracer, heartbeat_s=settings.heartbeat_s
-        )
+        self._send = send
 
     def __repr__(self) -> str:
         return f"<OpenAI {self._models!r}>"
@@ -252,7 +253,7 @@ class OpenAI:
         use = await self._enter(request, entry, asked)
         try:
             call = self.call_of(request, entry, asked, use)
-            await self._answers.send(request, asked, use, self._runner.begin(call))
+            await self._send(request, self._runner.begin(call), OpenAIFormat(asked, use))
         finally:
             use.settle()
 
@@ -278,7 +279,7 @@ class OpenAI:
         try:
             call = self.call_of(request, entry, asked, None)
             call.admission = admission
-            await self._answers.send(request, asked, use, self._runner.begin(call))
+            await self._send(request, self._runner.begin(call), OpenAIFormat(asked, use))
         finally:
             if admission is not None:
                 admission.release()

@@ -102,12 +102,19 @@ class StreamParser:
             + ([self._event(rest, now_ns)] if rest else [])
         )
 
-    def collected(self, status: int, body: bytes) -> tuple[int, bytes]:
-        """Status and body of a collected stream, see `calls.call.ResponseFilter`."""
+    def end(self, status: int) -> tuple[int, bytes]:
+        """Status of the stream, see `calls.call.ResponseFilter`."""
         if self.error is not None:
-            return status_of(self.error), json.dumps({"error": self.error}).encode()
+            return status_of(self.error), b""
         if not self.is_done:
             raise WorkerConnectionLost("the engine closed the stream before its end", sent=True)
+        return status, b""
+
+    def collected(self, status: int, body: bytes) -> tuple[int, bytes]:
+        """Status and body of a collected stream, see `calls.call.ResponseFilter`."""
+        status, _ = self.end(status)
+        if self.error is not None:
+            return status, json.dumps({"error": self.error}).encode()
         return status, body + DONE
 
     def _event(self, event: bytes, now_ns: int) -> bytes:
@@ -166,6 +173,7 @@ class BodyParser:
     prompt, if the caller requested that."""
 
     __slots__ = ("_asked", "_counts", "_finish", "_served", "_tail", "_usage")
+    is_inside: Final = False
 
     def __init__(self, counts: Counts, asked: OpenAIRequest, served: str) -> None:
         """`served`: the engine's name of the model; "" = unknown."""
@@ -196,9 +204,10 @@ class BodyParser:
             body = renamed(body, served=self._served, model=self._asked.model)
         return status, body
 
-    def end(self) -> None:
+    def end(self, status: int) -> tuple[int, bytes]:
         """Record the counts of an answer that was passed on without being collected."""
         read_whole(self._finish + self._usage, self._counts)
+        return status, b""
 
 
 class _NoCounts:

@@ -90,7 +90,7 @@ def test_what_stands_behind_the_usage_does_not_hide_it(piece_bytes: int) -> None
 
     for at in range(0, len(body), piece_bytes):
         reader.feed(body[at : at + piece_bytes], 0)
-    reader.end()
+    reader.end(200)
 
     assert (counts.tokens_in, counts.tokens_out, counts.tokens_cached, counts.finish) == (
         7,

@@ -310,15 +310,7 @@ class Raised(FallbackResponse):
         )
         self.closed: list[tuple[int, str]] = []
 
-    def close(
-        self,
-        *,
-        status: int,
-        outcome: str,
-        bytes_out: int,
-        finish: str = "",
-        is_own_word: bool = False,
-    ) -> str:
+    def close(self, *, status: int, outcome: str, bytes_out: int, finish: str = "") -> str:
         """See Exchange."""
         self.closed.append((status, outcome))
         return "0"
