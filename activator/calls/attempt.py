@@ -126,7 +126,7 @@ class Attempt:
     @property
     def is_busy(self) -> bool:
         """Whether the worker did not begin, because it still runs another call."""
-        return self.answer.status == 503 and self.answer.header(b"pilotlight-outcome") == b"busy"
+        return self.answer.is_busy
 
     # -- begin -------------------------------------------------------------------------------------
     async def open(self, *, connects: bool = True) -> None:

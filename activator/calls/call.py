@@ -6,7 +6,7 @@ import copy
 import time
 from typing import Any, Protocol
 
-from activator.balancing.reservation import WARM
+from activator.balancing.reservation import WARM, Reservation
 from activator.billing.usage import encode_optional_fields
 from activator.fairness.queue_priority import DEFAULT_RANK, QueuePriority
 from activator.http.payloads import JSON, PICKLE, TRUSTED_LINE, not_accepted
@@ -178,6 +178,14 @@ class Call:
         response is shortened; "" for neither."""
         cut = self.tokens.degraded if self.tokens is not None else ""
         return f"{self.degraded}, {cut}" if self.degraded and cut else self.degraded or cut
+
+    def reserved(self, reservation: Reservation) -> None:
+        """It got a slot, perhaps after another start than for its earlier attempts."""
+        self.reserved_ns = time.monotonic_ns()
+        if reservation.start_kind is not WARM:
+            self.start_kind = reservation.start_kind
+            self.start_ms += reservation.start_ms
+            self.weights = reservation.weights
 
     @property
     def queued_ms(self) -> float:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Protocol
 
-from activator.balancing.reservation import Reservation, SlotOwner
+from activator.balancing.reservation import Reservation
 from activator.balancing.throttler import Throttler
 from activator.calls.attempt import Attempt, worker_crash_error
 from activator.calls.call import Call
@@ -27,7 +27,6 @@ from activator.worker_client.connection import (
 )
 from pilotlight import errors
 from pilotlight.spec.pricing import BUSY
-from snapshotter.types import StartKind
 
 BUSY_PATIENCE_S = 2.0
 """A worker that is still busy with an abandoned call after this long is replaced."""
@@ -172,11 +171,7 @@ class CallRunner:
                     affinity=call.affinity,
                     tokens=call.tokens.estimated_in if call.tokens is not None else 0,
                 )
-            call.reserved_ns = time.monotonic_ns()
-            if reservation.start_kind is not StartKind.WARM:
-                call.start_kind = reservation.start_kind
-                call.start_ms += reservation.start_ms
-                call.weights = reservation.weights
+            call.reserved(reservation)
             try:
                 attempt = await self._forward(call, reservation)
             except WorkerConnectionLost as e:
@@ -185,7 +180,7 @@ class CallRunner:
                 continue
             if not attempt.is_busy:
                 return attempt
-            busy_since = self._requeue(attempt, throttler, busy_since)
+            busy_since = self.requeue(attempt, busy_since)
 
     async def _begin_by_variant(self, call: Call, throttler: Throttler) -> Attempt | None:
         """Run a free variant instead of waiting, and start an own instance meanwhile. Returns None
@@ -210,7 +205,7 @@ class CallRunner:
 
     async def begin_after_busy(self, busy: Attempt) -> Attempt:
         """Run `begin` again for a call whose worker answered "busy"."""
-        self._requeue(busy, busy.reservation.throttler, 0.0)
+        self.requeue(busy)
         return await self.finish(busy.call, self._begin(busy.call))
 
     async def begin_after_crash(
@@ -255,11 +250,16 @@ class CallRunner:
             return
         raise await worker_crash_error(reservation) from gone
 
-    def _requeue(self, attempt: Attempt, throttler: SlotOwner, busy_since: float) -> float:
+    def requeue(self, attempt: Attempt, busy_since: float = 0.0) -> float:
+        """End an attempt whose worker was busy; its call may be sent again.
+
+        `busy_since`: when the first of several such attempts in a row ended; 0 = this is the first.
+        Returns it, monotonic seconds. An instance that stays busy for BUSY_PATIENCE_S is
+        replaced."""
         now = time.monotonic()
         attempt.refused_as_busy()
         note_answer(attempt, BUSY)
         attempt.call.attempt += 1
         if busy_since and now - busy_since > BUSY_PATIENCE_S:
-            throttler.drain(attempt.reservation.instance)
+            attempt.reservation.throttler.drain(attempt.reservation.instance)
         return busy_since or now

@@ -117,8 +117,7 @@ class WebSocketProxy:
     ) -> None:
         """Run one WebSocket on its slot, billed as one call. Raises JournalFull and the errors of
         `_relay_frames`."""
-        call.reserved_ns = time.monotonic_ns()
-        call.start_kind, call.start_ms = reservation.start_kind, reservation.start_ms
+        call.reserved(reservation)
         attempt = Attempt(call, reservation)
         try:
             await attempt.open(connects=False)
