@@ -36,8 +36,10 @@ from activator.gateway.control_plane_proxy import ControlPlaneProxy
 from activator.gateway.gateway import Gateway
 from activator.gateway.health import Health
 from activator.gateway.http_proxy import HttpProxy
+from activator.http.bodies import Bodies
 from activator.http.dashboard_host import DashboardHost
 from activator.http.server import ConnectionLimits
+from activator.idempotency.middleware import Idempotency
 from activator.idempotency.process import ProcessIdempotency
 from activator.idempotency.store import IdempotencyStore
 from activator.knative.app import FleetContext, cluster_parts
@@ -55,6 +57,7 @@ from activator.resilience.node_breaker import NodeBreaker
 from activator.routing.access import AccessCache
 from activator.routing.config_feed import ConfigWatcher
 from activator.routing.cutover import CutoverStartObserver, CutoverTracker
+from activator.routing.resolver import RequestResolver
 from activator.routing.route_table import CallTarget, RouteTable
 from activator.settings import ActivatorSettings
 from activator.tracing.pipeline import TracePipeline
@@ -420,11 +423,28 @@ class ActivatorApp:
             max_head_bytes=settings.max_header_bytes,
             head_timeout_s=settings.header_timeout_s,
         )
+        resolver = RequestResolver(
+            table=self.table, access=self.access, unauthenticated=self.unauthenticated
+        )
+        bodies = Bodies(
+            limit_bytes=settings.waiting_bytes, tenant_bytes=settings.tenant_waiting_bytes
+        )
+        self.idempotency = Idempotency(
+            _idempotency_store(settings, self.site),
+            resolver=resolver,
+            ttl_s=settings.idempotency_ttl_s,
+            body_timeout_s=settings.body_timeout_s,
+            bodies=bodies,
+        )
         self.gateway = Gateway(
             settings=settings,
             table=self.table,
             access=self.access,
-            unauthenticated=self.unauthenticated,
+            resolver=resolver,
+            bodies=bodies,
+            # features that are not steps of a call, in their order
+            middleware=(self.idempotency,),
+            observers=(self.traces.tracer, self.shadows),
             runner=self.runner,
             calls=self.calls,
             scaler=self.scaler,
@@ -438,12 +458,11 @@ class ActivatorApp:
             metrics=self.metrics,
             tracer=self.traces.tracer,
             shadows=self.shadows,
-            idempotency=_idempotency_store(settings, self.site),
             health=self.health,
             arguments=self.arguments,
             dashboard=DashboardHost(self._dashboard) if self._dashboard is not None else None,
         )
-        self.closing.append(self.gateway.idempotency.aclose)
+        self.closing.append(self.idempotency.aclose)
 
 
 def _breaker_terms(settings: ActivatorSettings) -> BreakerTerms:

@@ -212,6 +212,16 @@ class ShadowTraffic:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    def answered(
+        self, attempt: Attempt, status: int, *, body: bytes | None, first_byte_ms: float | None
+    ) -> None:
+        """Copy a call whose whole response was sent; a stream is not copied."""
+        if attempt.call.choice is not None and body is not None:
+            self.copy(attempt.call, status=status, body=body, exec_ms=attempt.exec_ms)
+
+    def failed(self, call: Call, error: str, status: int) -> None:
+        """Do nothing: a call without a response is not copied."""
+
     async def aclose(self) -> None:
         """Cancel all copies."""
         tasks = list(self._tasks)

@@ -9,7 +9,7 @@ here, exactly once."""
 from __future__ import annotations
 
 import json
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final, Protocol
@@ -17,7 +17,6 @@ from typing import Any, Final, Protocol
 from activator.calls.attempt import Attempt, worker_crash_error
 from activator.calls.call import Call, ResponseFilter
 from activator.calls.response import ResponseReader, end_of
-from activator.calls.shadow_traffic import ShadowTraffic
 from activator.http.request import Headers, Request, header_list
 from activator.http.response_headers import complete_headers, streaming_headers
 from activator.http.sse import (
@@ -30,7 +29,6 @@ from activator.http.sse import (
     stream_headers,
 )
 from activator.metrics.metrics import Metrics
-from activator.tracing.tracer import Tracer
 from activator.worker_client.connection import WorkerConnectionLost, WorkerResponse
 from pilotlight import errors
 from pilotlight.protocol import CONTENT_JSON, CONTENT_SSE
@@ -78,6 +76,21 @@ class ResponseFormat(Protocol):
 
     def rest(self, attempt: Attempt) -> bytes:
         """Return what follows a whole response's body; b"" for nothing."""
+        ...
+
+
+class CallObserver(Protocol):
+    """A feature that sees calls at their end (`activator.app` lists them)."""
+
+    def answered(
+        self, attempt: Attempt, status: int, *, body: bytes | None, first_byte_ms: float | None
+    ) -> None:
+        """An attempt was answered and has ended. `body`: the response as its caller got it, None
+        for a stream. `first_byte_ms`: of a stream (`ResponseReader`), None for others."""
+        ...
+
+    def failed(self, call: Call, error: str, status: int) -> None:
+        """A call ended with a platform error of type `error` in a stream that had begun."""
         ...
 
 
@@ -130,28 +143,23 @@ FUNCTION: Final = FunctionFormat()
 
 
 class ResponseWriter:
-    """Sends responses to callers. Owner: the event loop.
-
-    Attributes:
-        shadows: copies calls whose responses were sent; None = no copies.
-    """
+    """Sends responses to callers. Owner: the event loop."""
 
     def __init__(
         self,
         *,
         metrics: Metrics,
-        tracer: Tracer,
+        observers: Sequence[CallObserver],
         heartbeat_s: float,
-        shadows: ShadowTraffic | None = None,
     ) -> None:
-        """`heartbeat_s`: longest silence of a stream of events."""
+        """`observers`: called in this order for each answered call. `heartbeat_s`: longest silence
+        of a stream of events."""
         self._metrics = metrics
-        self._tracer = tracer
+        self._observers = observers
         self._heartbeat_s = heartbeat_s
-        self.shadows = shadows
 
     def __repr__(self) -> str:
-        return f"<ResponseWriter {'with' if self.shadows is not None else 'without'} shadows>"
+        return f"<ResponseWriter {len(self._observers)} observers>"
 
     async def answer(
         self,
@@ -176,7 +184,8 @@ class ResponseWriter:
             except errors.PilotlightError as e:
                 if stream.is_begun:
                     await stream.close(form.error(e, request.id) + form.end(None, "error"))
-                    self._tracer.failed(call, e.type, e.status)
+                    for observer in self._observers:
+                        observer.failed(call, e.type, e.status)
                 raise
             if stream.is_begun or form.is_events(attempt.answer):
                 await self._send_events(request, attempt, form, stream)
@@ -195,8 +204,8 @@ class ResponseWriter:
                 body = response.whole(await _collected(request, attempt, response))
         except WorkerConnectionLost as e:
             raise attempt.cut_by or await worker_crash_error(attempt.reservation) from e
-        self._observe(request, attempt, response)
-        self._copy(attempt, response.status, body)
+        self._count(request, attempt, response)
+        self._observe(attempt, response, body)
         return response.status, complete_headers(attempt), body
 
     async def _send(self, request: Request, attempt: Attempt, form: ResponseFormat) -> None:
@@ -204,11 +213,11 @@ class ResponseWriter:
         self._waited(attempt.call)
         answer = attempt.answer
         if answer.body is not None:
-            status, body = self._read(request, attempt, form, is_events=False)
+            response, body = self._read(request, attempt, form, is_events=False)
             await request.respond_whole(
-                status, complete_headers(attempt), body + form.rest(attempt)
+                response.status, complete_headers(attempt), body + form.rest(attempt)
             )
-            self._copy(attempt, status, body)
+            self._observe(attempt, response, body)
             return
         with self._streaming(request, attempt, form, is_events=False) as response:
             await request.start(answer.status, stream_headers(_headers(attempt)))
@@ -225,11 +234,12 @@ class ResponseWriter:
         self._waited(attempt.call)
         answer = attempt.answer
         if answer.body is not None:
-            status, body = self._read(request, attempt, form, is_events=True)
+            response, body = self._read(request, attempt, form, is_events=True)
             lines = [line for line in _headers(attempt) if line[0] != b"content-type"]
             await stream.begin(stream_headers([(b"content-type", _SSE), *lines]))
-            last, finish = form.as_events(answer, body), "stop" if status < 400 else "error"
-            await stream.close(last + form.end(attempt, finish))
+            events = form.as_events(answer, body)
+            await stream.close(events + form.end(attempt, response.finish))
+            self._observe(attempt, response)
             return
         last = b""
         try:
@@ -251,12 +261,12 @@ class ResponseWriter:
     # -- the end of an attempt ---------------------------------------------------------------------
     def _read(
         self, request: Request, attempt: Attempt, form: ResponseFormat, *, is_events: bool
-    ) -> tuple[int, bytes]:
-        """Return status and body of a response that was received whole; ends the attempt."""
+    ) -> tuple[ResponseReader, bytes]:
+        """Read a response that was received whole; ends the attempt."""
         with ResponseReader(attempt, form.filter(attempt, is_events=is_events)) as response:
             body = response.whole()
-        self._observe(request, attempt, response)
-        return response.status, body
+        self._count(request, attempt, response)
+        return response, body
 
     @contextmanager
     def _streaming(
@@ -270,26 +280,30 @@ class ResponseWriter:
             with response:
                 yield response
         finally:
-            self._observe(request, attempt, response)
+            self._count(request, attempt, response)
+            self._observe(attempt, response)
 
-    def _observe(self, request: Request, attempt: Attempt, response: ResponseReader) -> None:
-        """Count and trace an attempt that has ended."""
-        first_byte_ms = response.first_byte_ms
+    def _count(self, request: Request, attempt: Attempt, response: ResponseReader) -> None:
+        """Count an attempt that has ended in metrics, once."""
         self._metrics.answered(
             attempt,
             response.status,
-            first_byte_ms=first_byte_ms,
+            first_byte_ms=response.first_byte_ms,
             completed=response.outcome == "ok",
         )
-        request.target = None  # observed
-        is_stream = attempt.answer.body is None
-        self._tracer.answered(
-            attempt, response.status, first_byte_ms=first_byte_ms if is_stream else None
-        )
+        request.target = None
 
-    def _copy(self, attempt: Attempt, status: int, body: bytes) -> None:
-        if attempt.call.choice is not None and self.shadows is not None:
-            self.shadows.copy(attempt.call, status=status, body=body, exec_ms=attempt.exec_ms)
+    def _observe(
+        self, attempt: Attempt, response: ResponseReader, body: bytes | None = None
+    ) -> None:
+        is_stream = attempt.answer.body is None
+        for observer in self._observers:
+            observer.answered(
+                attempt,
+                response.status,
+                body=body,
+                first_byte_ms=response.first_byte_ms if is_stream else None,
+            )
 
     def _waited(self, call: Call) -> None:
         if call.queued_ms >= WAITED_MS:

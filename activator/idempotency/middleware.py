@@ -17,11 +17,11 @@ import asyncio
 import hashlib
 import json
 import logging
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
+from typing import Any, Protocol
 
 from activator.http.bodies import Bodies
-from activator.http.request import Headers, Receive, Request, Scope, Send
+from activator.http.request import Headers, Receive, Request
 from activator.idempotency.store import LEASE_S, Claim, IdempotencyStore
 from activator.quotas.admission import counted
 from activator.routing.access import AccessGrant, parse_tenant_prefix
@@ -39,8 +39,20 @@ _VERBS = (":invoke", ":warmup")
 _MODELS = ("/v1/models/", "/v2/models/")
 _FINGERPRINT_HEADERS = (b"accept", b"content-type", b"pilotlight-environment", b"pilotlight-tag")
 """Headers that affect a call and its response."""
-EntryOf = Callable[[Request], AccessGrant]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
+Handle = Callable[[Request], Coroutine[Any, Any, None]]
+
+
+class Calls(Protocol):
+    """Runs calls (the gateway)."""
+
+    def entry_of(self, request: Request) -> AccessGrant:
+        """Return the access grant of a call that is not run yet. Raises the same errors as running
+        it."""
+        ...
+
+    async def respond(self, request: Request) -> None:
+        """Run a call, and answer it, errors included."""
+        ...
 
 
 class Idempotency:
@@ -51,15 +63,12 @@ class Idempotency:
         store: IdempotencyStore,
         *,
         resolver: RequestResolver,
-        entry_of: EntryOf,
         ttl_s: float,
         body_timeout_s: float,
         bodies: Bodies,
     ) -> None:
-        """`entry_of`: returns the access grant of a request that `concerns` accepts. `bodies`:
-        memory limits of bodies while they are read."""
+        """`bodies`: memory limits of bodies while they are read."""
         self._bodies = bodies
-        self._entry_of = entry_of
         self._store = store
         self._resolver = resolver
         self._ttl_s = ttl_s
@@ -69,14 +78,21 @@ class Idempotency:
     def __repr__(self) -> str:
         return f"<Idempotency {len(self._running)} running, {self._store!r}>"
 
-    def concerns(self, request: Request) -> bool:
-        """Return whether this middleware handles a request that carries a key."""
+    async def handle(self, request: Request, *, inner: Handle, gateway: Calls) -> None:
+        """Run a call with a key once, and others by `inner`. Raises what `answer` raises."""
+        if KEY in request.headers and self._concerns(request):
+            await self.answer(request, gateway)
+        else:
+            await inner(request)
+
+    @staticmethod
+    def _concerns(request: Request) -> bool:
         place = parse_tenant_prefix(request.path)[1]
         is_call = place.startswith(FUNCTIONS) and place.endswith(_VERBS)
         return request.verb == "POST" and (is_call or place.startswith(_MODELS))
 
-    async def answer(self, request: Request, app: App) -> None:
-        """Run the request through `app`, or replay its response.
+    async def answer(self, request: Request, gateway: Calls) -> None:
+        """Run the request, or replay its response.
 
         Raises Conflict, InvalidInput, Unauthenticated, Unavailable, OverQuota, and the errors of
         any call of its path."""
@@ -92,7 +108,7 @@ class Idempotency:
                 f"{HEADER_IDEMPOTENCY_KEY}: write 1 to {MAX_KEY} characters",
                 parameter=HEADER_IDEMPOTENCY_KEY,
             )
-        entry = self._entry_of(request)
+        entry = gateway.entry_of(request)
         request.target = None  # not a call yet
         async with counted(entry.gate, holds=0 if request.path.endswith(":warmup") else 1):
             with self._bodies.room(request):  # after that it is counted where it runs
@@ -103,9 +119,8 @@ class Idempotency:
         fingerprint = _fingerprint(request, body)
         known = await self._store.claim(name, fingerprint)
         if known is None:
-            await self._run(
-                request, body, app, Claim(name=name, tenant=caller.tenant, fingerprint=fingerprint)
-            )
+            claim = Claim(name=name, tenant=caller.tenant, fingerprint=fingerprint)
+            await self._run(request, body, gateway, claim)
         elif known.fingerprint != fingerprint:
             raise errors.Conflict(
                 "this idempotency key was used for another request",
@@ -118,13 +133,14 @@ class Idempotency:
         else:
             await _replay(request, known.answer)
 
-    async def _run(self, request: Request, body: bytes, app: App, claim: Claim) -> None:
+    async def _run(self, request: Request, body: bytes, gateway: Calls, claim: Claim) -> None:
         """Run in a separate task, which continues when the caller disconnects: a repeat of the
         request finds its response."""
         recorder = _ResponseRecorder(request, lambda answer: self._finish_claim(claim, answer))
         scope = {key: value for key, value in request.scope.items() if key != "connection"}
+        again = Request(scope, _replay_body(body), recorder)
         task = asyncio.create_task(
-            self._work(app, scope, body, recorder, claim), name=f"call under a key {request.id}"
+            self._work(gateway, again, recorder, claim), name=f"call under a key {request.id}"
         )
         self._running.add(task)
         task.add_done_callback(self._running.discard)
@@ -135,13 +151,13 @@ class Idempotency:
             raise
 
     async def _work(
-        self, app: App, scope: Scope, body: bytes, recorder: _ResponseRecorder, claim: Claim
+        self, gateway: Calls, request: Request, recorder: _ResponseRecorder, claim: Claim
     ) -> None:
         holding = asyncio.create_task(
             self._renew_claim(claim.name), name="claim of an idempotency key"
         )
         try:
-            await app(scope, _replay_body(body), recorder)
+            await gateway.respond(request)
         finally:
             holding.cancel()
             await asyncio.gather(holding, return_exceptions=True)

@@ -125,9 +125,11 @@ class Tracer:
         copy.trace = Trace(trace_of(copy), kept_for=SHADOWED if kept else "", link=link)
 
     # -- end of a call -----------------------------------------------------------------------------
-    def answered(self, attempt: Attempt, status: int, **more: Any) -> None:
+    def answered(
+        self, attempt: Attempt, status: int, *, body: bytes | None = None, **more: Any
+    ) -> None:
         """Trace a call whose answer, or a part of it, went to the caller. `more`: fields of
-        `FinishedCall`."""
+        `FinishedCall`. `body` is not traced."""
         ended_ns = attempt.dispatched_ns + int(attempt.exec_ms * 1e6)
         self.ended(
             attempt.call,

@@ -151,7 +151,7 @@ async def test_nothing_is_left_of_calls_that_end_in_any_way(
         observer=edge.metrics.observer,
         is_crowded=lambda: False,
     )
-    edge.gateway.copy_calls(shadows)
+    edge.copy_calls(shadows)
     deploy(edge)
     rng, seen = random.Random(seed), Counter[str]()
     submitted = [await edge.call("shop/hello:submit", json={"x": 2}) for _ in range(8)]

@@ -245,9 +245,7 @@ NOT_JSON: dict[str, Any] = {"foreign": 400, "stranger": 400, "own": 400, "opens"
 ENTRANCES: dict[str, Row] = {
     "invoke": Row(send=_invoke, covers="verb invoke"),
     "invoke, on the fast path": Row(send=_warm, covers="verb invoke"),
-    "invoke under an idempotency key": Row(
-        send=_once, covers="self.idempotency.answer", stranger=401
-    ),
+    "invoke under an idempotency key": Row(send=_once, covers="self._handle", stranger=401),
     "submit": Row(send=_submit, covers="verb submit", stranger=401),
     "submit under an idempotency key": Row(send=_submit_once, covers="verb submit", stranger=401),
     "warm up": Row(
@@ -292,11 +290,8 @@ NO_ENTRANCES = {
     **dict.fromkeys(
         (
             "self._answer",
-            "self._plain",
-            "self._route",
-            "self._handle",
+            "self._dispatch",
             "self.bodies.room",
-            "self.idempotency.concerns",
             "self._resolutions.resolve",
             "self.openai.answer",
         ),
@@ -362,7 +357,7 @@ async def test_a_pickle_of_the_functions_own_tenant_is_served_as_before(
 # -- every way in has a row ------------------------------------------------------------------------
 def test_every_handler_of_the_gateway_is_an_entrance_or_is_known_to_be_none() -> None:
     found = (
-        handlers_of(Gateway._route) | handlers_of(Gateway._handle) | handlers_of(Gateway.__call__)
+        handlers_of(Gateway._route) | handlers_of(Gateway._dispatch) | handlers_of(Gateway.__call__)
     )
     openai = {f"openai {path}" for path in OURS}
     verbs = {row.covers for row in ENTRANCES.values() if row.covers.startswith("verb ")}
@@ -703,7 +698,7 @@ async def test_a_copy_of_an_own_pickle_is_opened_by_the_shadow(
     edge: Edge, pickled: MarkingPickle
 ) -> None:
     spec = replace(service(), name="hello")
-    edge.gateway.copy_calls(
+    edge.copy_calls(
         ShadowTraffic(
             throttler_of=edge.scaler.throttler_of,
             observer=Seen(),

@@ -61,7 +61,7 @@ class World:
             is_crowded=lambda: self.is_crowded,
             draw=lambda: 0.0,
         )
-        edge.gateway.copy_calls(self.shadows)
+        edge.copy_calls(self.shadows)
 
     def deploy(self, **shadow: Any) -> None:
         members = {"percent": 100.0, "max_compute": 1.0, **shadow}
