@@ -129,25 +129,28 @@ class Attempt:
         return self.answer.is_busy
 
     # -- begin -------------------------------------------------------------------------------------
-    async def open(self, *, connects: bool = True) -> None:
-        """Reserve budget, write the attempt to the journal, start its meter, and connect to the
-        worker. `connects`: False for a WebSocket, which has a connection of its own.
+    async def open(self) -> WorkerConnection:
+        """Open its record, and connect to the worker.
 
         Raises JournalFull, OverBudget, BudgetReserved, Unavailable, WorkerConnectionLost."""
-        self.record = await self._open_record()
-        if connects:
-            connections = self.reservation.instance.connections
-            self.connection = connections.acquire_nowait(
-                self.call.reserved_ns / 1e9
-            ) or await connections.open(asyncio.get_running_loop())
+        await self.open_record()
+        connections = self.reservation.instance.connections
+        connection = self.connection = connections.acquire_nowait(
+            self.call.reserved_ns / 1e9
+        ) or await connections.open(asyncio.get_running_loop())
+        return connection
 
-    async def _open_record(self) -> OpenRecord:
+    async def open_record(self) -> None:
+        """Reserve budget, write the attempt to the journal and start its meter. Raises JournalFull,
+        OverBudget, BudgetReserved, Unavailable."""
         for _ in range(MAX_BORROWINGS):
             try:
-                return self._open_record_nowait()
+                self.record = self._open_record_nowait()
             except AllowanceNeeded as e:  # of a budget that all activators share
                 await e.cover.borrow(e.worst)
-        return self._open_record_nowait()
+            else:
+                return
+        self.record = self._open_record_nowait()
 
     def _open_record_nowait(self) -> OpenRecord:
         call, reservation = self.call, self.reservation
@@ -170,16 +173,16 @@ class Attempt:
             is_shadow=self.is_shadow,
         )
 
-    async def request_whole(self) -> WorkerResponse:
-        """Send the call with its body, and return the response, or its head if it streams.
+    async def request_whole(self, connection: WorkerConnection) -> WorkerResponse:
+        """Send the call with its body on its connection, and return the response, or its head if it
+        streams.
 
         Raises WorkerConnectionLost, DeadlineExceeded."""
-        assert self.connection is not None
         loop, call = asyncio.get_running_loop(), self.call
         whole_s = call.target.spec.clocks.execution_s
         left_s = call.remaining_s(whole_s)
         self.dispatched_ns = time.monotonic_ns()
-        self._pending = self.connection.request(call.request_head(left_s) + call.body, loop=loop)
+        self._pending = connection.request(call.request_head(left_s) + call.body, loop=loop)
         self._timer = self._deadline(left_s, whole_s, loop)
         answer = self.answer = await self._pending
         if answer.body is not None:

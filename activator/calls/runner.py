@@ -231,8 +231,7 @@ class CallRunner:
     async def _forward(self, call: Call, reservation: Reservation) -> Attempt:
         attempt = Attempt(call, reservation)
         try:
-            await attempt.open()
-            await attempt.request_whole()
+            await attempt.request_whole(await attempt.open())
         except BaseException as e:
             attempt.fail(e)
             raise

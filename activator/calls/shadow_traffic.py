@@ -311,8 +311,7 @@ async def _run_attempt(call: Call, reservation: Reservation) -> tuple[int, bytes
         check = call.target.check(call.method)
         if call.content_type is JSON:
             check.check(call.body)
-        await attempt.open()
-        answer = await attempt.request_whole()
+        answer = await attempt.request_whole(await attempt.open())
     except BaseException as e:
         if isinstance(e, WorkerConnectionLost):
             reservation.throttler.drain(reservation.instance)

@@ -30,6 +30,7 @@ from activator.metrics.batching import priority_lines
 from activator.metrics.metrics import Metrics
 from activator.quotas.admission import Admission
 from activator.quotas.decision import Refusal
+from activator.quotas.store import QuotaCheck
 from activator.resilience.retry_budget import CallerRetryBudget
 from activator.routing.access import AccessGrant
 from activator.routing.call_target import CallTarget
@@ -55,7 +56,7 @@ CLOCK_STEP_S: Final = 0.05
 than MIN_CLOCK_S are exact."""
 MIN_CLOCK_S: Final = 1.0
 
-ContinueInTask = Callable[[Request, Coroutine[Any, Any, Attempt]], Coroutine[Any, Any, None]]
+ContinueInTask = Callable[[Request, Call, Coroutine[Any, Any, Attempt]], Coroutine[Any, Any, None]]
 """Callback of the gateway that answers a request with a pending attempt."""
 
 
@@ -192,7 +193,7 @@ class FastPath:
             return self._begin(connection, route, headers, body, None, began_ns=began_ns)
         refusal = gate.try_acquire_nowait(1, 1, 0)
         if refusal is not None:
-            self._refuse(connection, route, refusal)
+            self._refuse(connection, route, gate, refusal)
             return True
         admission = Admission(gate)
         if self._begin(connection, route, headers, body, admission, began_ns=began_ns):
@@ -200,7 +201,13 @@ class FastPath:
         admission.withdraw()
         return False
 
-    def _refuse(self, connection: ClientConnection, route: FastPathRoute, refusal: Refusal) -> None:
+    def _refuse(
+        self,
+        connection: ClientConnection,
+        route: FastPathRoute,
+        gate: QuotaCheck,
+        refusal: Refusal,
+    ) -> None:
         """Answer 429 at once: a flood of calls over quota must cost as little as possible."""
         error = refusal.error()
         head, body = error_answer(error, new_call_id())
@@ -210,7 +217,7 @@ class FastPath:
             route.target,
             route.choice.arm if route.choice is not None else "",
         )
-        connection.answer(error.status, head + route.entry.gate.head(), body)  # type: ignore[union-attr]
+        connection.answer(error.status, head + gate.head(), body)
 
     def _begin(
         self,
@@ -427,7 +434,7 @@ class FastPathCall(Attempt):
             )
             request.gate, request.call, request.target = admission, call, call.target
             try:
-                await continue_in_task(request, step)
+                await continue_in_task(request, call, step)
             finally:
                 self._release_quotas()
 

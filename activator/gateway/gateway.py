@@ -203,9 +203,11 @@ class Gateway:
         """Answer a request inside of the middleware, errors included."""
         await self._answer(request, self._route(request))
 
-    async def _continue_in_task(self, request: Request, step: Coroutine[Any, Any, Attempt]) -> None:
+    async def _continue_in_task(
+        self, request: Request, call: Call, step: Coroutine[Any, Any, Attempt]
+    ) -> None:
         """Continue a fast path call in a task."""
-        await self._answer(request, self._pipeline.writer.answer(request, step))
+        await self._answer(request, self._pipeline.writer.answer(request, call, step))
 
     async def _answer(self, request: Request, work: Coroutine[Any, Any, None]) -> None:
         """Answer one request. Errors are converted to problem documents only here."""

@@ -151,8 +151,7 @@ class _ProxyExchange:
         where the worker is busy. Raises WorkerConnectionLost, JournalFull, InvalidInput, TooLarge,
         ClientClosedRequest."""
         attempt = self.attempt
-        await attempt.open()
-        answer = await self._send()
+        answer = await self._send(await attempt.open())
         if answer.is_busy:
             return False
         if self._body is not None:
@@ -165,11 +164,9 @@ class _ProxyExchange:
         )
         return True
 
-    async def _send(self) -> WorkerResponse:
+    async def _send(self, connection: WorkerConnection) -> WorkerResponse:
         """Send the request while its body arrives; return the response, or its head."""
         request, attempt, body = self.request, self.attempt, self._body
-        connection = attempt.connection
-        assert connection is not None
         attempt.dispatched_ns = time.monotonic_ns()
         future = connection.request(
             request_head(request, attempt.call, has_body=body is not None),

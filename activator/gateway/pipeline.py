@@ -55,7 +55,7 @@ class CallPipeline:
         admission = await entry.admit()
         try:
             call = await self.admit(request, entry, method, admission)
-            await self.writer.answer(request, self._runner.begin(call))
+            await self.writer.answer(request, call, self._runner.begin(call))
         finally:
             if admission is not None:
                 admission.release()

@@ -164,16 +164,16 @@ class ResponseWriter:
     async def answer(
         self,
         request: Request,
+        call: Call,
         step: Coroutine[Any, Any, Attempt],
         form: ResponseFormat = FUNCTION,
     ) -> None:
-        """Send the caller of `request.call` the result of `step`.
+        """Send the caller the result of `step`, which runs `call`.
 
         Raises the errors of `step`, which the caller already got where a stream had begun;
         WorkerConnectionLost when the worker's connection breaks in a stream that cannot express
         it."""
-        call = request.call
-        if call is None or not form.accepts_events(call):
+        if not form.accepts_events(call):
             await self._send(request, await step, form)
             return
         async with SseResponse(

@@ -120,7 +120,7 @@ class WebSocketProxy:
         call.reserved(reservation)
         attempt = Attempt(call, reservation)
         try:
-            await attempt.open(connects=False)
+            await attempt.open_record()
             attempt.dispatched_ns = time.monotonic_ns()
             await _relay_frames(scope, receive, send, attempt, bodies=bodies)
         except BaseException as e:

@@ -140,9 +140,7 @@ class OpenInferenceApi:
         caller = self._resolver.identify(request, owner)
         routed, method, tag = self._resolver.routed(request, caller, asked.model, owner)
         entry = self._resolver.enter(request, caller, routed, asked.version or tag)
-        entry.target.check(method)  # the error lists the existing methods
-        spec = entry.target.spec.method(method)
-        assert spec is not None
+        spec = entry.target.method(method)
         translation = asked_of(asked.verb, asked.model, spec, revision=entry.target.revision)
         if b"inference-header-content-length" in request.headers:
             raise errors.InvalidInput(
@@ -178,9 +176,7 @@ class OpenInferenceApi:
         routed, method, tag = self._resolver.routed(request, caller, asked.model, owner)
         target = self._resolver.enter(request, caller, routed, asked.version or tag).target
         request.target = None  # not a call, even if it fails
-        target.check(method)
-        spec = target.spec.method(method)
-        assert spec is not None
+        spec = target.method(method)
         if asked.verb == "ready" or not is_v2:
             await request.respond_json(200, {"name": asked.model, "ready": True})
             return

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from activator.calls.attempt import Attempt
+from activator.calls.call import Call
 from activator.calls.runner import CallRunner
 from activator.gateway.http_proxy import HttpProxy
 from activator.gateway.proxy_headers import subpath
@@ -48,7 +49,9 @@ MAX_VALUES = 100_000
 """Maximum number of JSON values of a body (`json_size`): a hundred thousand token ids, ten thousand
 messages, at most 20 milliseconds of the event loop."""
 _JSON = CONTENT_JSON.encode()
-SendResponse = Callable[[Request, Coroutine[Any, Any, Attempt], OpenAIFormat], Awaitable[None]]
+SendResponse = Callable[
+    [Request, Call, Coroutine[Any, Any, Attempt], OpenAIFormat], Awaitable[None]
+]
 """Sends the result of a call to its caller, and ends the attempt."""
 
 
@@ -253,7 +256,7 @@ class OpenAI:
         use = await self._enter(request, entry, asked)
         try:
             call = self.call_of(request, entry, asked, use)
-            await self._send(request, self._runner.begin(call), OpenAIFormat(asked, use))
+            await self._send(request, call, self._runner.begin(call), OpenAIFormat(asked, use))
         finally:
             use.settle()
 
@@ -279,7 +282,7 @@ class OpenAI:
         try:
             call = self.call_of(request, entry, asked, None)
             call.admission = admission
-            await self._send(request, self._runner.begin(call), OpenAIFormat(asked, use))
+            await self._send(request, call, self._runner.begin(call), OpenAIFormat(asked, use))
         finally:
             if admission is not None:
                 admission.release()
