@@ -16,7 +16,7 @@ from activator.calls.call import Call
 from activator.calls.response import ResponseReader
 from activator.http.payloads import answered_type
 from activator.http.request import Request
-from activator.routing.api_keys import Principal
+from activator.routing.api_keys import SCHEDULER, Principal
 from activator.worker_client.connection import WorkerConnectionLost
 from pilotlight import errors
 from pilotlight.protocol import CONTENT_PROBLEM, CallRecord, KeyRecord, problem
@@ -25,8 +25,6 @@ from pilotlight.spec.identifiers import Scope
 if TYPE_CHECKING:
     from activator.async_calls.pending import PendingCall
 
-SCHEDULER = "scheduler"
-"""Key id of scheduled calls in the journal and in usage records."""
 MAX_WAIT_S = 60.0
 """Longest wait of a long poll."""
 

@@ -18,17 +18,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from activator.access.grants import AccessCache
 from activator.async_calls.concurrency import AsyncConcurrencyLimiter
 from activator.async_calls.pending import PendingCall, PendingCalls
 from activator.async_calls.records import answered, collect, failed
 from activator.calls.attempt import Attempt
 from activator.calls.call import Call
 from activator.calls.runner import CallRunner
+from activator.calls.trace_context import note_answer
 from activator.metrics.metrics import Metrics
 from activator.quotas.admission import Admission
 from activator.resilience.retry_policy import may_retry, pause_s
-from activator.routing.access import AccessCache
-from activator.tracing.context import note_answer
 from activator.tracing.tracer import Tracer
 from activator.worker_client.connection import WorkerConnectionLost
 from pilotlight import errors

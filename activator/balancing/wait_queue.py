@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
-from activator.autoscaler.concurrency_meter import ConcurrencyMeter
+from activator.balancing.concurrency_meter import ConcurrencyMeter
 from activator.balancing.global_queue import GlobalQueue
 from activator.balancing.reservation import Reservation
 from activator.fairness.fair_queue import Entry, FairQueue

@@ -20,8 +20,8 @@ from activator.billing.errors import AllowanceNeeded
 from activator.billing.instance_meter import OpenRecord
 from activator.billing.usage import encode_optional_fields
 from activator.calls.call import Call
+from activator.calls.trace_context import kind_of, note
 from activator.resilience.breaker import Outcome
-from activator.tracing.context import kind_of, note
 from activator.worker_client.connection import (
     WorkerConnection,
     WorkerConnectionLost,

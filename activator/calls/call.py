@@ -8,17 +8,17 @@ from typing import Any, Protocol
 
 from activator.balancing.reservation import WARM, Reservation
 from activator.billing.usage import encode_optional_fields
+from activator.calls.trace_context import AttemptRecord, Trace, worker_lines
 from activator.fairness.queue_priority import DEFAULT_RANK, QueuePriority
 from activator.http.payloads import JSON, PICKLE, TRUSTED_LINE, not_accepted
-from activator.llm.token_reservation import TokenReservation
-from activator.metrics.batching import priority_lines
 from activator.quotas.admission import Admission
+from activator.quotas.token_reservation import TokenReservation
 from activator.resilience.breaker import Outcome
 from activator.routing.route_table import CallTarget
 from activator.routing.traffic_split import RoutingDecision
-from activator.tracing.context import AttemptRecord, Trace, worker_lines
 from activator.worker_client.connection import WorkerResponse
 from pilotlight import errors
+from pilotlight.spec.identifiers import Priority
 from snapshotter.types import StartKind
 
 
@@ -282,3 +282,11 @@ class Call:
                 b"\r\n\r\n",
             )
         )
+
+
+def priority_lines(target: CallTarget, rank: QueuePriority) -> bytes:
+    """Priority header line for a worker that gathers calls, beginning with CRLF; empty for other
+    workers, and for the standard priority."""
+    if not target.batched or rank.priority is Priority.STANDARD:
+        return b""
+    return b"\r\npilotlight-priority: " + rank.priority.value.encode()

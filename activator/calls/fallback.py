@@ -14,11 +14,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from activator.async_calls.records import SCHEDULER
+from activator.arguments.checker import ArgumentChecker
+from activator.arguments.validator import ArgumentValidator
 from activator.balancing.reservation import Reservation
 from activator.balancing.throttler import Throttler
-from activator.calls.argument_checker import ArgumentChecker
-from activator.calls.arguments import ArgumentValidator
 from activator.calls.attempt import Attempt
 from activator.calls.call import Call
 from activator.calls.fallback_rules import (
@@ -28,9 +27,9 @@ from activator.calls.fallback_rules import (
     name_of,
     static_answer,
 )
+from activator.calls.response_cache import ResponseCache
 from activator.http.payloads import PICKLE
-from activator.resilience.response_cache import ResponseCache
-from activator.routing.api_keys import Principal
+from activator.routing.api_keys import SCHEDULER, Principal
 from activator.routing.call_target import CallTarget
 from activator.worker_client.connection import WorkerResponse
 from pilotlight import errors

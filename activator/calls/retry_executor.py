@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
+from activator.calls.trace_context import note_answer
 from activator.resilience.retry_budget import RetryBudgets
 from activator.resilience.retry_policy import may_retry, pause_s
-from activator.tracing.context import note_answer
 from pilotlight import errors
 
 if TYPE_CHECKING:

@@ -17,10 +17,10 @@ from activator.balancing.throttler import Throttler
 from activator.calls.attempt import Attempt, worker_crash_error
 from activator.calls.call import Call
 from activator.calls.retry_executor import RetryExecutor
-from activator.llm.token_reservation import TokenReservation
+from activator.calls.trace_context import note_answer
+from activator.quotas.token_reservation import TokenReservation
 from activator.resilience.retry_budget import RetryBudgets
 from activator.routing.route_table import CallTarget
-from activator.tracing.context import note_answer
 from activator.worker_client.connection import (
     WorkerConnectionLost,
     WorkerResponse,

@@ -15,27 +15,27 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from activator.access.grants import AccessGrant
 from activator.balancing.reservation import Reservation
 from activator.balancing.throttler import Throttler
 from activator.calls.attempt import Attempt, open_fast_record
-from activator.calls.call import Call
+from activator.calls.call import Call, priority_lines
+from activator.calls.response_headers import fast_path_headers
 from activator.calls.runner import CallRunner
-from activator.calls.shadow_traffic import ShadowTraffic
+from activator.calls.trace_context import worker_lines
+from activator.gateway.shadow_traffic import ShadowTraffic
 from activator.http.payloads import CONTENT_TYPE, PICKLE, TRUSTED_LINE, payload_type
 from activator.http.request import MAX_ACCEPT_BYTES, Receive, Request, Scope, Send, error_answer
-from activator.http.response_headers import fast_path_headers
-from activator.metrics.batching import priority_lines
 from activator.metrics.metrics import Metrics
 from activator.quotas.admission import Admission
 from activator.quotas.decision import Refusal
 from activator.quotas.store import QuotaCheck
 from activator.resilience.retry_budget import CallerRetryBudget
-from activator.routing.access import AccessGrant
 from activator.routing.call_target import CallTarget
 from activator.routing.traffic_split import RoutingDecision
-from activator.tracing.context import worker_lines
 from activator.tracing.tracer import Tracer
 from activator.worker_client.connection import (
     WorkerConnection,
@@ -432,7 +432,8 @@ class FastPathCall(Attempt):
                 call.caller or call.target.tenant,
                 call.choice,
             )
-            request.gate, request.call, request.target = admission, call, call.target
+            request.gate, request.target = admission, call.target
+            request.on_failed = partial(self._calls.tracer.failed, call)
             try:
                 await continue_in_task(request, call, step)
             finally:

@@ -13,20 +13,23 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, Protocol
 
+from activator.access.grants import AccessCache, AccessGrant, parse_tenant_prefix
+from activator.access.resolver import FUNCTIONS, RAW, RequestResolver
+from activator.arguments.checker import ArgumentChecker
 from activator.async_calls.service import AsyncCalls
 from activator.autoscaler.autoscaler_loop import AutoscalerLoop
-from activator.calls.argument_checker import ArgumentChecker
 from activator.calls.attempt import Attempt
 from activator.calls.call import Call
 from activator.calls.runner import CallRunner
-from activator.calls.shadow_traffic import ShadowTraffic
+from activator.control_plane.proxy import ControlPlaneProxy
 from activator.coordination.peers import HEALTH, PASSED_ON
-from activator.gateway.control_plane_proxy import ControlPlaneProxy
 from activator.gateway.fast_path import FastPath, FastPathRoute
 from activator.gateway.health import READY, Health
 from activator.gateway.http_proxy import HttpProxy
 from activator.gateway.pipeline import CallPipeline
 from activator.gateway.response_writer import CallObserver, ResponseWriter
+from activator.gateway.route_cache import Handler, RouteCache
+from activator.gateway.shadow_traffic import ShadowTraffic
 from activator.gateway.verbs import SubmitAndWarmup
 from activator.http.bodies import Bodies
 from activator.http.dashboard_host import DashboardHost
@@ -36,9 +39,6 @@ from activator.llm.openai.api import OpenAI, is_one_model, is_openai_path
 from activator.llm.token_admission import TokenAdmission
 from activator.metrics.metrics import Metrics
 from activator.open_inference.api import V1, OpenInferenceApi, is_model_path
-from activator.routing.access import AccessCache, AccessGrant, parse_tenant_prefix
-from activator.routing.resolver import RAW, RequestResolver
-from activator.routing.route_cache import FUNCTIONS, Handler, RouteCache
 from activator.routing.route_table import RouteTable
 from activator.settings import ActivatorSettings
 from activator.tracing.tracer import Tracer
@@ -132,7 +132,7 @@ class Gateway:
             table=table,
             resolver=self._resolver,
             runner=runner,
-            http_proxy=http_proxy,
+            forward_raw=http_proxy.http,
             token_admission=TokenAdmission(
                 waiting_of=lambda target: runner.throttler_of(target).waiting
             ),
@@ -221,8 +221,8 @@ class Gateway:
             self._metrics.count_rejected(e, request.tenant, request.target, request.arm)
             if not request.is_answered:
                 await request.respond_error(e)
-                if request.call is not None:
-                    self._tracer.failed(request.call, e.type, e.status)
+                if request.on_failed is not None:
+                    request.on_failed(e.type, e.status)
         except WorkerConnectionLost as e:
             log.warning("response interrupted call=%s error=%s", request.id, e)
             if connection is not None:
@@ -232,8 +232,8 @@ class Gateway:
             if connection is None or not connection.transport.is_closing():
                 raise
             self._metrics.count_aborted(499, request.target, request.arm)
-            if request.call is not None and not request.is_answered:
-                self._tracer.failed(request.call, "cancelled", 499)
+            if request.on_failed is not None and not request.is_answered:
+                request.on_failed("cancelled", 499)
         finally:
             if connection is not None:
                 connection.on_gone = None

@@ -6,8 +6,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import MutableMapping
+from functools import partial
 from typing import Any, Final
 
+from activator.access.grants import AccessGrant
 from activator.calls.attempt import Attempt, status_of, worker_crash_error
 from activator.calls.call import Call
 from activator.calls.runner import CallRunner
@@ -21,7 +23,6 @@ from activator.gateway.proxy_headers import (
 from activator.gateway.websocket_proxy import WebSocketProxy
 from activator.http.request import Request, too_large
 from activator.metrics.metrics import Metrics
-from activator.routing.access import AccessGrant
 from activator.tracing.tracer import Tracer
 from activator.worker_client.connection import (
     WorkerConnection,
@@ -69,6 +70,7 @@ class HttpProxy:
         call = call_of(request, entry)
         admission = call.admission = await entry.admit()
         self._tracer.begin(call, request.headers)
+        request.on_failed = partial(self._tracer.failed, call)
         try:
             self._runner.check(call)
             body = await self._begun_body(request, call)

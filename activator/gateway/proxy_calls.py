@@ -3,9 +3,9 @@ traces."""
 
 from __future__ import annotations
 
+from activator.access.grants import AccessGrant
 from activator.calls.call import Call
 from activator.http.request import Request
-from activator.routing.access import AccessGrant
 from activator.routing.call_target import CallTarget
 from pilotlight import errors
 from pilotlight.spec.function import FunctionKind
@@ -18,7 +18,7 @@ def route_of(target: CallTarget) -> str:
 
 def call_of(request: Request, entry: AccessGrant) -> Call:
     """Return the call of a raw request, without its body."""
-    call = request.call = Call(
+    call = Call(
         id=request.id,
         target=entry.target,
         method="",

@@ -4,16 +4,15 @@ response that reach the caller."""
 from __future__ import annotations
 
 from activator.calls.call import Call
-from activator.http.request import Headers, Request, Scope
-from activator.http.response_headers import weights_timing
+from activator.calls.response_headers import weights_timing
+from activator.calls.trace_context import worker_lines
+from activator.http.request import Headers, Request, Scope, subpath, tenant_prefix
 from activator.routing.call_target import CallTarget
-from activator.tracing.context import worker_lines
 from pilotlight.protocol import (
     HEADER_ARM,
     HEADER_RATE_LIMIT,
     HEADER_RATE_LIMIT_POLICY,
     HEADER_SPANS,
-    TENANT_PATH,
     WORKER_ASGI,
 )
 
@@ -76,34 +75,12 @@ _SANDBOX = b"sandbox allow-scripts allow-forms allow-popups allow-modals allow-d
 signed in there."""
 
 
-def _prefix(scope: Scope) -> str:
-    """Return `/t/{tenant}` where the path names a tenant, else ""."""
-    path = str(scope["path"])
-    return (
-        f"{TENANT_PATH}{path[len(TENANT_PATH) :].partition('/')[0]}"
-        if path.startswith(TENANT_PATH)
-        else ""
-    )
-
-
 def mount_path(scope: Scope, target: CallTarget) -> str:
     """Return `/fn/{app}/{function}` with the tag in the path, so that links that the function makes
     stay with its revision."""
-    prefix = _prefix(scope)
+    prefix = tenant_prefix(scope)
     _, at, tag = str(scope["path"])[len(prefix) :].split("/", 4)[3].partition("@")
     return f"{prefix}/fn/{target.app}/{target.function}{at}{tag}"
-
-
-def subpath(scope: Scope) -> bytes:
-    """Return the part of the request target after `/fn/{app}/{function}`, as the caller wrote
-    it."""
-    before = 6 if _prefix(scope) else 4
-    raw = scope["raw_path"].partition(b"?")[0].split(b"/", before)
-    query = scope["query_string"]
-    return b"%b%b" % (
-        b"/" + raw[before] if len(raw) > before else b"/",
-        b"?" + query if query else b"",
-    )
 
 
 def declared_length(request: Request) -> int | None:

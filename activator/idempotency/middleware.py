@@ -20,13 +20,12 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from typing import Any, Protocol
 
+from activator.access.grants import AccessGrant, parse_tenant_prefix
+from activator.access.resolver import FUNCTIONS, RequestResolver
 from activator.http.bodies import Bodies
 from activator.http.request import Headers, Receive, Request
 from activator.idempotency.store import LEASE_S, Claim, IdempotencyStore
 from activator.quotas.admission import counted
-from activator.routing.access import AccessGrant, parse_tenant_prefix
-from activator.routing.resolver import RequestResolver
-from activator.routing.route_cache import FUNCTIONS
 from pilotlight import errors
 from pilotlight.protocol import HEADER_IDEMPOTENCY_KEY, HEADER_REPLAYED
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
-from activator.autoscaler.observation import EngineLoad
+from activator.balancing.engine_load import EngineLoad
 from activator.balancing.fleet import Fleet
 from activator.balancing.global_queue import GlobalQueue
 from activator.balancing.instance import Instance, slots_of

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
-from activator.calls.argument_checker import ArgumentChecker
+from activator.access.grants import AccessGrant
+from activator.access.resolver import RequestResolver
+from activator.arguments import tensors
+from activator.arguments.checker import ArgumentChecker
+from activator.arguments.translations import SMALL_BYTES, asked_of, parsed, properties
 from activator.http.request import Request
-from activator.open_inference import tensors
-from activator.open_inference.translations import SMALL_BYTES, asked_of, parsed, properties
-from activator.routing.access import AccessGrant
-from activator.routing.resolver import RequestResolver
 from activator.settings import ActivatorSettings
 from pilotlight import errors
 from pilotlight.spec.function import MethodSpec

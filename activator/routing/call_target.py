@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from decimal import Decimal
 
-from activator.calls.arguments import ArgumentValidator
+from activator.arguments.validator import ArgumentValidator
 from pilotlight import errors
 from pilotlight.protocol import FunctionRoute
 from pilotlight.spec.function import FunctionSpec, MethodSpec, from_json

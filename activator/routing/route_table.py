@@ -14,10 +14,10 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from activator.llm.openai.model_catalog import Engines
 from activator.routing.api_keys import ANONYMOUS, ApiKeyIndex, Principal
 from activator.routing.call_target import CallTarget
-from activator.routing.cutover import CutoverTracker
+from activator.routing.cutover import Cutovers
+from activator.routing.model_catalog import Engines
 from activator.routing.tenants import Tenants
 from activator.routing.traffic_split import FunctionRouter, document_of
 from pilotlight import errors
@@ -66,7 +66,7 @@ class RouteTable:
         self.generation = 0
         self.refused = 0
         self.on_function: Callable[[str, frozenset[str]], None] = _ignore
-        self.handovers: CutoverTracker | None = None
+        self.handovers: Cutovers | None = None
         self.on_budget: Callable[[str, BudgetRecord | None], None] = _ignore_budget
 
     def __repr__(self) -> str:

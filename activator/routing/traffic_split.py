@@ -6,13 +6,13 @@ from the same document; decisions are cached by unit. A request without a unit g
 
 from __future__ import annotations
 
+import json
 import random
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from itertools import accumulate
 from typing import Final
 
-from activator.billing.usage import encode_optional_fields
 from activator.routing.api_keys import Principal
 from activator.routing.call_target import CallTarget
 from activator.routing.cutover import Cutover
@@ -103,7 +103,8 @@ class RoutingDecision:
         self.unit = unit
         self.is_override = is_override
         self.shadow = shadow
-        self.mark = encode_optional_fields(experiment=experiment, arm=arm, unit=unit)
+        fields = {"experiment": experiment, "arm": arm, "unit": unit}
+        self.mark = "".join(f',"{k}":{json.dumps(v)}' for k, v in fields.items() if v)
         self.head = b"%b: %b\r\n" % (_ARM, arm.encode()) if arm else b""
         self.line = b"\r\n%b: %b" % (_ARM, arm.encode()) if arm else b""
 

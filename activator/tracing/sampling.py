@@ -6,7 +6,7 @@ tenant and reason a number per second and a burst are kept."""
 
 from __future__ import annotations
 
-from activator.tracing.context import ASKED, COLD, DRAWN, ERROR, SHADOWED, SLOW
+from activator.calls.trace_context import ASKED, COLD, DRAWN, ERROR, SHADOWED, SLOW
 
 RATES = {ASKED: 10.0, DRAWN: 10.0, ERROR: 5.0, COLD: 5.0, SLOW: 2.0, SHADOWED: 2.0}
 """Traces per second and tenant: enough to observe the system, at most some kilobytes a second."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from activator.calls.call import Call
-from activator.tracing.context import AttemptRecord
+from activator.calls.trace_context import AttemptRecord
 from activator.tracing.worker_spans import WorkerSpans
 from pilotlight.core.tracing.trace_context import (
     attempt_span_id,

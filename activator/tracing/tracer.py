@@ -15,9 +15,7 @@ from typing import Any, Protocol
 from activator.balancing.reservation import Reservation
 from activator.calls.attempt import Attempt
 from activator.calls.call import Call
-from activator.routing.call_target import CallTarget
-from activator.tracing import worker_spans
-from activator.tracing.context import (
+from activator.calls.trace_context import (
     ASKED,
     COLD,
     DRAWN,
@@ -28,6 +26,8 @@ from activator.tracing.context import (
     Trace,
     attempt_of,
 )
+from activator.routing.call_target import CallTarget
+from activator.tracing import worker_spans
 from activator.tracing.sampling import Sampling
 from activator.tracing.trace_builder import FinishedCall, Json, document, trace_of
 from activator.worker_client.connection import WorkerResponse

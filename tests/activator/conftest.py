@@ -16,22 +16,25 @@ import httpx
 import pytest
 import uvicorn
 
+from activator.access.grants import AccessCache
+from activator.access.resolver import RequestResolver
+from activator.arguments.checker import ArgumentChecker
 from activator.async_calls.service import AsyncCalls
 from activator.autoscaler.autoscaler_loop import AutoscalerLoop
+from activator.balancing.cutover import CutoverStartObserver, CutoverTracker
 from activator.balancing.fleet import Fleet
-from activator.balancing.global_queue import GlobalQueue, UnauthenticatedRateLimiter
+from activator.balancing.global_queue import GlobalQueue
 from activator.balancing.throttler import Throttler
 from activator.billing.service import BillingService
-from activator.calls.argument_checker import ArgumentChecker
 from activator.calls.fallback import FallbackChain
 from activator.calls.runner import CallRunner
-from activator.calls.shadow_traffic import ShadowTraffic
+from activator.control_plane.proxy import ControlPlaneProxy
 from activator.coordination.state import InstanceLeases
-from activator.gateway.control_plane_proxy import ControlPlaneProxy
 from activator.gateway.gateway import Gateway
 from activator.gateway.health import Health
 from activator.gateway.http_proxy import HttpProxy
 from activator.gateway.response_writer import CallObserver
+from activator.gateway.shadow_traffic import ShadowTraffic
 from activator.gateway.websocket_frames import CallerSocket
 from activator.gateway.websocket_proxy import MAX_MESSAGE_BYTES
 from activator.http.bodies import Bodies
@@ -43,9 +46,7 @@ from activator.llm.engine_throttler import EngineThrottler
 from activator.metrics.metrics import Metrics
 from activator.quotas.process import ProcessQuotas
 from activator.quotas.store import QuotaStore
-from activator.routing.access import AccessCache
-from activator.routing.cutover import CutoverStartObserver, CutoverTracker
-from activator.routing.resolver import RequestResolver
+from activator.quotas.unauthenticated_limit import UnauthenticatedRateLimiter
 from activator.routing.route_table import CallTarget
 from activator.settings import ActivatorSettings
 from activator.tracing.trace_builder import Json

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from activator.autoscaler.decider import DeciderSpec, DeciderState, ScaleDecision, decide
 from activator.autoscaler.llm_signals import SETTLE_S, FirstTokenTerms
-from activator.autoscaler.observation import EngineLoad, RevisionObservation
+from activator.autoscaler.observation import RevisionObservation
+from activator.balancing.engine_load import EngineLoad
 from activator.balancing.instance import slots_of
 from pilotlight.spec.function import MethodSpec, Scaling
 from pilotlight.spec.policies import BatchPolicy, Objectives

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from activator.calls.shadow_traffic import ShadowTraffic
+from activator.gateway.shadow_traffic import ShadowTraffic
 from pilotlight.spec.function import Clocks, Scaling
 from pilotlight.spec.identifiers import Priority
 from pilotlight.spec.observations import SHADOW_ARM, sum_observations
@@ -158,7 +158,7 @@ async def test_nothing_is_left_of_calls_that_end_in_any_way(
     assert {answer.status_code for answer in submitted} == {202}
     await asyncio.gather(*(one(edge, rng, seen) for _ in range(CALLS)))
     await until(lambda: all(held.record.finished_at for held in edge.calls._held._held.values()))
-    await until(lambda: not edge.gateway.idempotency._running)
+    await until(lambda: not edge.idempotency._running)
     await until(lambda: not shadows._tasks)
     await until(lambda: in_flight(edge) == 0 and len(edge.queue._all) == 0)
     records = list((await edge.settle()).values())

@@ -26,8 +26,8 @@ from websockets.asyncio.server import ServerConnection, unix_serve
 
 import activator
 from activator.calls.call import Call
-from activator.calls.shadow_traffic import ShadowTraffic
 from activator.gateway.gateway import Gateway
+from activator.gateway.shadow_traffic import ShadowTraffic
 from activator.http.payloads import JSON, PICKLE, accepts_pickles, answered_type, payload_type
 from activator.llm.openai.api import MODELS, OURS
 from activator.llm.openai.request import PATHS
@@ -316,7 +316,7 @@ MAKERS = {
     "llm.openai.api.call_of": "the rows openai, engine, and of a model",
     "llm.openai.call.call_of_kept": "the same, kept: always JSON",
     "async_calls.service._call": "test_a_foreign_pickle_in_a_journal_…",
-    "calls.shadow_traffic._call_of": "test_a_copy_of_an_own_pickle_…",
+    "gateway.shadow_traffic._call_of": "test_a_copy_of_an_own_pickle_…",
     "calls.fallback._stand_in": "no worker is asked",
     "calls.fallback._call_of": "test_a_pickle_falls_back_within_its_tenant_…",
 }

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from activator.billing.errors import JournalFull
-from activator.calls.shadow_traffic import WINDOW_S, ShadowBudget, ShadowTraffic, is_same
+from activator.gateway.shadow_traffic import WINDOW_S, ShadowBudget, ShadowTraffic, is_same
 from activator.routing.call_target import CallTarget
 from pilotlight.protocol import UsageRecord
 from pilotlight.spec.observations import SHADOW_ARM

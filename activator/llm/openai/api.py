@@ -12,14 +12,15 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from typing import Any
 
+from activator.access.grants import AccessGrant
+from activator.access.resolver import RequestResolver
 from activator.calls.attempt import Attempt
 from activator.calls.call import Call
 from activator.calls.runner import CallRunner
-from activator.gateway.http_proxy import HttpProxy
-from activator.gateway.proxy_headers import subpath
-from activator.http.request import Request, accept_of, too_large
+from activator.http.request import Request, accept_of, subpath, too_large
 from activator.llm.openai import errors as shapes
 from activator.llm.openai.call import EngineCall, adapter_of, wrapped
 from activator.llm.openai.model_resolver import Models, listed, served_by
@@ -28,11 +29,9 @@ from activator.llm.openai.responses import OpenAIFormat
 from activator.llm.prefix_affinity import key_of
 from activator.llm.request_size import CHAT, COMPLETIONS, EMBEDDINGS, write_cap
 from activator.llm.token_admission import TokenAdmission
-from activator.llm.token_reservation import TokenReservation
 from activator.quotas.admission import admit, counted
-from activator.routing.access import AccessGrant
+from activator.quotas.token_reservation import TokenReservation
 from activator.routing.api_keys import Principal
-from activator.routing.resolver import RequestResolver
 from activator.routing.route_table import RouteTable
 from activator.settings import ActivatorSettings
 from activator.tracing.tracer import Tracer
@@ -77,16 +76,17 @@ class OpenAI:
         table: RouteTable,
         resolver: RequestResolver,
         runner: CallRunner,
-        http_proxy: HttpProxy,
+        forward_raw: Callable[[Request, AccessGrant], Awaitable[None]],
         token_admission: TokenAdmission,
         send: SendResponse,
         tracer: Tracer,
     ) -> None:
-        """`send`: sends the result of a call to the caller, in a format."""
+        """`send`: sends the result of a call to the caller, in a format. `forward_raw`: passes a
+        request on to the engine as it is."""
         self._settings = settings
         self._resolver = resolver
         self._runner = runner
-        self._http_proxy = http_proxy
+        self._forward_raw = forward_raw
         self._token_admission = token_admission
         self._tracer = tracer
         self._models = Models(table=table, resolver=resolver)
@@ -182,7 +182,7 @@ class OpenAI:
             and path in TO_LOOK_AT
             and (path != "/metrics" or _is_owner(entry))
         ):
-            await self._http_proxy.http(request, entry)
+            await self._forward_raw(request, entry)
         else:
             raise errors.NotFound(
                 f"{request.verb} {path[:200]} does not exist: an engine is called at "
@@ -318,8 +318,8 @@ class OpenAI:
             extra_headers=choice.line if choice is not None else b"",
         )
         call.began_ns, call.routed_ns = request.began_ns, request.routed_ns
-        request.call = call
         self._tracer.begin(call, request.headers)
+        request.on_failed = partial(self._tracer.failed, call)
         return call
 
 

@@ -14,7 +14,7 @@ from activator.calls.response import end_of
 from activator.llm.openai.errors import error_event
 from activator.llm.openai.parser import DONE, NO_COUNTS, BodyParser, StreamParser
 from activator.llm.openai.request import OpenAIRequest
-from activator.llm.token_reservation import TokenReservation
+from activator.quotas.token_reservation import TokenReservation
 from activator.worker_client.connection import WorkerResponse
 from pilotlight import errors
 

@@ -15,7 +15,7 @@ from activator.llm.openai.call import EngineCall
 from activator.llm.openai.parser import BodyParser, StreamParser
 from activator.llm.openai.request import OpenAIRequest, parsed
 from activator.llm.request_size import CHAT, COMPLETIONS, EMBEDDINGS, asked_of
-from activator.llm.token_reservation import TokenReservation
+from activator.quotas.token_reservation import TokenReservation
 from activator.worker_client.connection import WorkerResponse
 from pilotlight import errors
 from pilotlight.spec.engines import Task

@@ -10,7 +10,7 @@ import pytest
 from activator.llm.openai.parser import BodyParser, StreamParser, read_whole, renamed
 from activator.llm.openai.request import OpenAIRequest
 from activator.llm.request_size import CHAT
-from activator.llm.token_reservation import TokenReservation
+from activator.quotas.token_reservation import TokenReservation
 from activator.worker_client.connection import WorkerConnectionLost
 from tests.activator.openai.conftest import chat
 

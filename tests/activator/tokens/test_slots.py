@@ -21,8 +21,8 @@ from activator.billing.service import BillingService
 from activator.fairness.fair_queue import FairQueue
 from activator.fairness.queue_priority import QueuePriority
 from activator.llm.engine_throttler import EngineThrottler
-from activator.llm.token_reservation import TokenReservation
 from activator.metrics.metrics import Metrics
+from activator.quotas.token_reservation import TokenReservation
 from pilotlight import errors
 from pilotlight.spec.function import Scaling
 from pilotlight.spec.identifiers import Priority

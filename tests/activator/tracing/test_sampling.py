@@ -3,7 +3,7 @@ tenants."""
 
 from __future__ import annotations
 
-from activator.tracing.context import ASKED, ERROR
+from activator.calls.trace_context import ASKED, ERROR
 from activator.tracing.sampling import BURST_S, RATES, Sampling
 
 NOW = 1000.0

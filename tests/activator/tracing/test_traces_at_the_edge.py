@@ -11,8 +11,8 @@ import httpx
 import pytest
 from prometheus_client.openmetrics.exposition import generate_latest
 
+from activator.calls.trace_context import ASKED, Trace
 from activator.settings import ActivatorSettings
-from activator.tracing.context import ASKED, Trace
 from activator.tracing.sampling import BURST_S, RATES
 from activator.tracing.trace_builder import Json
 from pilotlight.core.tracing.trace_context import (

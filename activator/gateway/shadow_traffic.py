@@ -20,10 +20,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple, Protocol
 
+from activator.arguments.validator import CheckTooExpensive
 from activator.balancing.reservation import Reservation
 from activator.balancing.throttler import Throttler
 from activator.billing.errors import JournalFull
-from activator.calls.arguments import CheckTooExpensive
 from activator.calls.attempt import Attempt
 from activator.calls.call import Call
 from activator.http.payloads import JSON
