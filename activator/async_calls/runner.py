@@ -17,9 +17,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
+from weakref import WeakValueDictionary
 
 from activator.access.grants import AccessCache
-from activator.async_calls.concurrency import AsyncConcurrencyLimiter
 from activator.async_calls.pending import PendingCall, PendingCalls
 from activator.async_calls.records import answered, collect, failed
 from activator.calls.attempt import Attempt
@@ -29,10 +29,39 @@ from activator.calls.trace_context import note_answer
 from activator.metrics.metrics import Metrics
 from activator.quotas.admission import Admission
 from activator.resilience.retry_policy import may_retry, pause_s
+from activator.routing.call_target import CallTarget
 from activator.tracing.tracer import Tracer
 from activator.worker_client.connection import WorkerConnectionLost
 from pilotlight import errors
 from pilotlight.protocol import CallRecord
+
+
+class AsyncConcurrencyLimiter:
+    """Semaphores by revision and key; unused ones are garbage-collected. Owner: the event loop."""
+
+    def __init__(self) -> None:
+        self._gates: WeakValueDictionary[tuple[str, ...], asyncio.Semaphore] = WeakValueDictionary()
+
+    def __repr__(self) -> str:
+        return f"<AsyncConcurrencyLimiter {len(self._gates)}>"
+
+    def for_revision(self, target: CallTarget) -> asyncio.Semaphore:
+        """Return the semaphore of a revision."""
+        return self._gate((target.key,), target)
+
+    def for_key(self, key_id: str, target: CallTarget) -> asyncio.Semaphore:
+        """Return the semaphore of one key's calls of a revision."""
+        return self._gate((target.key, key_id), target)
+
+    def _gate(self, whose: tuple[str, ...], target: CallTarget) -> asyncio.Semaphore:
+        scaling = target.spec.scaling
+        gate = self._gates.get(whose)
+        if gate is None:
+            gate = self._gates[whose] = asyncio.Semaphore(
+                scaling.max_instances * scaling.max_inputs
+            )
+        return gate
+
 
 BUSY_RETRY_S = 0.5
 """Pause before a submitted call that found a full queue, or no capacity, is retried."""

@@ -37,7 +37,7 @@ from activator.autoscaler.llm_signals import (
 )
 from activator.autoscaler.observation import RevisionObservation
 from activator.autoscaler.target import UNLIMITED_BURST
-from activator.balancing.burst import drained_before_start, starts_for_burst
+from activator.balancing.start_estimates import drained_before_start, starts_for_burst
 from pilotlight.spec.function import FunctionSpec, Scaling, buffer_count
 
 MAX_STABLE_WINDOW_S = 60.0

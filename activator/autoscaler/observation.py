@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from activator.balancing.engine_load import EngineLoad
+from activator.balancing.load import EngineLoad
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,8 +28,7 @@ from activator.balancing.instance_lifecycle import StartObserver
 from activator.balancing.throttler import Throttler
 from activator.resilience.breaker import State
 from activator.routing.call_target import CallTarget
-from activator.routing.cutover import Cutover
-from activator.routing.traffic_split import FunctionRouter
+from activator.routing.traffic_split import Cutover, FunctionRouter
 from pilotlight.spec.policies import RolloutStrategy
 from snapshotter.errors import NoCapacity
 from snapshotter.types import InstanceInfo

@@ -17,7 +17,7 @@ from activator.balancing.frozen_instances import FrozenInstances
 from activator.balancing.instance import Instance, slots_of
 from activator.balancing.instance_lifecycle import InstanceLifecycle, StartObserver
 from activator.balancing.rebalancing import RebalanceState
-from activator.balancing.start_time_estimator import StartTimeEstimator
+from activator.balancing.start_estimates import StartTimeEstimator
 from activator.balancing.suspended_instances import SuspendedInstances, may_sleep
 from activator.billing.cpu import PauseCpuMeter
 from activator.billing.instance_meter import InstanceAccount

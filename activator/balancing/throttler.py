@@ -17,14 +17,12 @@ import logging
 import time
 from collections.abc import Callable
 
-from activator.balancing.burst import starts_for_burst
-from activator.balancing.concurrency_meter import ConcurrencyMeter
-from activator.balancing.engine_load import EngineLoad
 from activator.balancing.fleet import Fleet
 from activator.balancing.global_queue import MAX_QUEUED, GlobalQueue
-from activator.balancing.instance import Instance, least_loaded
+from activator.balancing.instance import WARM, Instance, Reservation, least_loaded
 from activator.balancing.instance_lifecycle import StartObserver, start_error_for_caller
 from activator.balancing.instance_pool import InstancePool
+from activator.balancing.load import ConcurrencyMeter, EngineLoad
 from activator.balancing.outlier_detection import (
     BAD,
     LatencyOutliers,
@@ -32,7 +30,7 @@ from activator.balancing.outlier_detection import (
     is_function_fault,
     record_outcome,
 )
-from activator.balancing.reservation import WARM, Reservation
+from activator.balancing.start_estimates import starts_for_burst
 from activator.balancing.wait_queue import QueuedCall, WaitQueue
 from activator.billing.instance_meter import InstanceAccount
 from activator.coordination.state import InstanceLeases

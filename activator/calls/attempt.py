@@ -14,8 +14,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from typing import Final
 
-from activator.balancing.instance import Instance
-from activator.balancing.reservation import CANCELLED, WARM, Reservation
+from activator.balancing.instance import CANCELLED, WARM, Instance, Reservation
 from activator.billing.errors import AllowanceNeeded
 from activator.billing.instance_meter import OpenRecord
 from activator.billing.usage import encode_optional_fields

@@ -6,7 +6,7 @@ import copy
 import time
 from typing import Any, Protocol
 
-from activator.balancing.reservation import WARM, Reservation
+from activator.balancing.instance import WARM, Reservation
 from activator.billing.usage import encode_optional_fields
 from activator.calls.trace_context import AttemptRecord, Trace, worker_lines
 from activator.fairness.queue_priority import DEFAULT_RANK, QueuePriority

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from activator.arguments.checker import ArgumentChecker
 from activator.arguments.validator import ArgumentValidator
-from activator.balancing.reservation import Reservation
+from activator.balancing.instance import Reservation
 from activator.balancing.throttler import Throttler
 from activator.calls.attempt import Attempt
 from activator.calls.call import Call

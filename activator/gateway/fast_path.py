@@ -19,11 +19,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from activator.access.grants import AccessGrant
-from activator.balancing.reservation import Reservation
+from activator.balancing.instance import Reservation
 from activator.balancing.throttler import Throttler
 from activator.calls.attempt import Attempt, open_fast_record
 from activator.calls.call import Call, priority_lines
-from activator.calls.response_headers import fast_path_headers
+from activator.calls.response import fast_path_headers
 from activator.calls.runner import CallRunner
 from activator.calls.trace_context import worker_lines
 from activator.gateway.shadow_traffic import ShadowTraffic
@@ -33,7 +33,7 @@ from activator.metrics.metrics import Metrics
 from activator.quotas.admission import Admission
 from activator.quotas.decision import Refusal
 from activator.quotas.store import QuotaCheck
-from activator.resilience.retry_budget import CallerRetryBudget
+from activator.resilience.retry_policy import CallerRetryBudget
 from activator.routing.call_target import CallTarget
 from activator.routing.traffic_split import RoutingDecision
 from activator.tracing.tracer import Tracer

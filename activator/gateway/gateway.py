@@ -60,7 +60,12 @@ class Middleware(Protocol):
 
 
 class Gateway:
-    """The ASGI application that handles all requests."""
+    """The ASGI application that handles all requests.
+
+    Attributes:
+        find_warm: returns the fast path route of a call that needs no task
+            (`server.FastPathApplication`).
+    """
 
     def __init__(
         self,
@@ -157,10 +162,12 @@ class Gateway:
         self._resolutions = RouteCache(
             table=table, resolver=self._resolver, access=access, verbs=verbs
         )
+        self.find_warm = (
+            self._resolutions.find_warm if dashboard is None else self._find_warm_elsewhere
+        )
 
-    def find_warm(self, url: bytes, headers: dict[bytes, bytes]) -> FastPathRoute | None:
-        """Return the fast path route of a call that needs no task (`server.FastPathApplication`);
-        None at the dashboard's host, which serves no calls."""
+    def _find_warm_elsewhere(self, url: bytes, headers: dict[bytes, bytes]) -> FastPathRoute | None:
+        """Find none at the dashboard's host, which serves no calls."""
         if self._dashboard is not None and self._dashboard.owns(headers):
             return None
         return self._resolutions.find_warm(url, headers)

@@ -13,12 +13,14 @@ from activator.access.grants import AccessGrant
 from activator.calls.attempt import Attempt, status_of, worker_crash_error
 from activator.calls.call import Call
 from activator.calls.runner import CallRunner
-from activator.gateway.proxy_calls import call_of, expect_web, route_of
 from activator.gateway.proxy_headers import (
     answer_headers,
+    call_of,
     declared_length,
+    expect_web,
     request_head,
     restrict_public_headers,
+    route_of,
 )
 from activator.gateway.websocket_proxy import WebSocketProxy
 from activator.http.request import Request, too_large

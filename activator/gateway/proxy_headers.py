@@ -1,13 +1,15 @@
-"""Headers of raw HTTP: those of a request that reach the function, its root path, and those of the
-response that reach the caller."""
+"""Raw requests of `/fn/` as calls: the functions that accept them, the headers of a request that
+reach the function, its root path, and those of the response that reach the caller."""
 
 from __future__ import annotations
 
+from activator.access.grants import AccessGrant
 from activator.calls.call import Call
-from activator.calls.response_headers import weights_timing
+from activator.calls.response import weights_timing
 from activator.calls.trace_context import worker_lines
 from activator.http.request import Headers, Request, Scope, subpath, tenant_prefix
 from activator.routing.call_target import CallTarget
+from pilotlight import errors
 from pilotlight.protocol import (
     HEADER_ARM,
     HEADER_RATE_LIMIT,
@@ -15,6 +17,7 @@ from pilotlight.protocol import (
     HEADER_SPANS,
     WORKER_ASGI,
 )
+from pilotlight.spec.function import FunctionKind
 
 _HOP_BY_HOP = frozenset(
     {
@@ -152,3 +155,33 @@ def restrict_public_headers(headers: Headers) -> Headers:
         header for header in kept if header[0] != b"set-cookie" or _OUR_COOKIES not in header[1]
     )
     return [*kept, (b"content-security-policy", _SANDBOX), (b"x-content-type-options", b"nosniff")]
+
+
+def route_of(target: CallTarget) -> str:
+    """Return the route name of raw requests in traces."""
+    return f"/fn/{target.app}/{target.function}"
+
+
+def call_of(request: Request, entry: AccessGrant) -> Call:
+    """Return the call of a raw request, without its body."""
+    call = Call(
+        id=request.id,
+        target=entry.target,
+        method="",
+        key_id=entry.caller.key_id,
+        body=b"",
+        rank=entry.rank(request.headers),
+        caller=entry.foreign,
+        choice=request.choice,
+    )
+    call.began_ns, call.routed_ns = request.began_ns, request.routed_ns
+    return call
+
+
+def expect_web(target: CallTarget) -> None:
+    """Raise NotFound for a function that is not a web application."""
+    if target.spec.kind is not FunctionKind.ASGI:
+        raise errors.NotFound(
+            f"{target.app}/{target.function} is not a web application: call it at "
+            f"/v1/functions/{target.app}/{target.function}:invoke"
+        )

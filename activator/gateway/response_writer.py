@@ -16,8 +16,7 @@ from typing import Any, Final, Protocol
 
 from activator.calls.attempt import Attempt, worker_crash_error
 from activator.calls.call import Call, ResponseFilter
-from activator.calls.response import ResponseReader, end_of
-from activator.calls.response_headers import complete_headers, streaming_headers
+from activator.calls.response import ResponseReader, complete_headers, end_of, streaming_headers
 from activator.http.request import Headers, Request, header_list
 from activator.http.sse import (
     SseResponse,

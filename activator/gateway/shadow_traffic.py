@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple, Protocol
 
 from activator.arguments.validator import CheckTooExpensive
-from activator.balancing.reservation import Reservation
+from activator.balancing.instance import Reservation
 from activator.balancing.throttler import Throttler
 from activator.billing.errors import JournalFull
 from activator.calls.attempt import Attempt

@@ -23,14 +23,13 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake
 from websockets.frames import EXTERNAL_CLOSE_CODES, CloseCode
 
 from activator.access.grants import AccessGrant
-from activator.balancing.reservation import Reservation
+from activator.balancing.instance import Reservation
 from activator.balancing.throttler import Throttler
 from activator.calls.attempt import Attempt, worker_crash_error
 from activator.calls.call import Call
 from activator.calls.runner import CallRunner
 from activator.fairness.queue_priority import QueuePriority
-from activator.gateway.proxy_calls import call_of, expect_web, route_of
-from activator.gateway.proxy_headers import arm_of, mount_path
+from activator.gateway.proxy_headers import arm_of, call_of, expect_web, mount_path, route_of
 from activator.gateway.websocket_frames import WorkerSocket
 from activator.http.request import Receive, Request, Scope, Send, error_answer, header_list, subpath
 from activator.metrics.metrics import Metrics

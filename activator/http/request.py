@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Protocol
 
-from activator.http.content_types import GUARD, GUARD_LINES
+from activator.http.payloads import GUARD, GUARD_LINES
 from pilotlight import errors
 from pilotlight.protocol import CONTENT_PROBLEM, TENANT_PATH, new_call_id, problem
 

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
-from activator.http.content_types import GUARD
+from activator.http.payloads import GUARD
 from activator.http.request import Headers, Request, problem_of
 from pilotlight import errors
 from pilotlight.protocol import CONTENT_SSE

@@ -14,12 +14,11 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
-from activator.balancing.engine_load import EngineLoad
 from activator.balancing.fleet import Fleet
 from activator.balancing.global_queue import GlobalQueue
-from activator.balancing.instance import Instance, slots_of
+from activator.balancing.instance import WARM, Instance, Reservation, slots_of
 from activator.balancing.instance_lifecycle import StartObserver
-from activator.balancing.reservation import WARM, Reservation
+from activator.balancing.load import EngineLoad
 from activator.balancing.throttler import Throttler
 from activator.billing.instance_meter import InstanceAccount
 from activator.coordination.state import InstanceLeases

@@ -16,10 +16,9 @@ from typing import Any
 
 from activator.routing.api_keys import ANONYMOUS, ApiKeyIndex, Principal
 from activator.routing.call_target import CallTarget
-from activator.routing.cutover import Cutovers
 from activator.routing.model_catalog import Engines
 from activator.routing.tenants import Tenants
-from activator.routing.traffic_split import FunctionRouter, document_of
+from activator.routing.traffic_split import Cutovers, FunctionRouter, document_of
 from pilotlight import errors
 from pilotlight.core.crypto import DecryptionFailed, Sealer
 from pilotlight.protocol import BudgetRecord, FeedChange, FunctionRoute

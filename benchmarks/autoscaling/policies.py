@@ -20,9 +20,8 @@ from activator.autoscaler.observation import RevisionObservation
 from activator.autoscaler.scale_down import Candidate, choose_victims
 from activator.autoscaler.target import panic_window_s, resolve_target
 from activator.autoscaler.windows import TimeWindow
-from activator.balancing.burst import starts_for_burst
-from activator.balancing.concurrency_meter import ConcurrencyMeter
-from activator.balancing.start_time_estimator import StartTimeEstimator
+from activator.balancing.load import ConcurrencyMeter
+from activator.balancing.start_estimates import StartTimeEstimator, starts_for_burst
 from benchmarks.autoscaling.world import Pod, Scaled
 from pilotlight.spec.function import Scaling
 from snapshotter.types import StartKind

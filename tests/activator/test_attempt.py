@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from activator.balancing.reservation import Reservation
+from activator.balancing.instance import Reservation
 from activator.billing.errors import JournalFull
 from activator.calls.attempt import Attempt
 from activator.calls.call import Call

@@ -13,7 +13,7 @@ from activator.autoscaler.decider import DeciderSpec, ScaleDecision
 from activator.autoscaler.observation import RevisionObservation
 from activator.autoscaler.scale_down import Candidate, choose_victims
 from activator.autoscaler.windows import TimeWindow
-from activator.balancing.burst import starts_for_burst
+from activator.balancing.start_estimates import starts_for_burst
 from pilotlight.spec.function import Scaling
 
 

@@ -312,7 +312,7 @@ NO_ENTRANCES = {
 MAKERS = {
     "gateway.pipeline.admit": "invoke, submit, put",
     "gateway.fast_path._begin": "invoke, on the fast path",
-    "gateway.proxy_calls.call_of": "raw HTTP: no body, nothing is sent to /invoke/",
+    "gateway.proxy_headers.call_of": "raw HTTP: no body, nothing is sent to /invoke/",
     "llm.openai.api.call_of": "the rows openai, engine, and of a model",
     "llm.openai.call.call_of_kept": "the same, kept: always JSON",
     "async_calls.service._call": "test_a_foreign_pickle_in_a_journal_…",

@@ -13,8 +13,8 @@ import pytest
 
 from activator.autoscaler.autoscaler_loop import AutoscalerLoop
 from activator.balancing.global_queue import GlobalQueue
+from activator.balancing.instance import Reservation
 from activator.balancing.rebalancing import IDLE_SURPLUS_S
-from activator.balancing.reservation import Reservation
 from activator.balancing.throttler import Throttler
 from activator.billing.service import BillingService
 from activator.fairness.preemption import SPARE_S, TURN_S

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from activator.balancing.global_queue import GlobalQueue
-from activator.balancing.reservation import Reservation
+from activator.balancing.instance import Reservation
 from activator.billing.service import BillingService
 from activator.fairness.fair_queue import FairQueue
 from activator.fairness.queue_priority import QueuePriority

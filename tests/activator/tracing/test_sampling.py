@@ -4,7 +4,7 @@ tenants."""
 from __future__ import annotations
 
 from activator.calls.trace_context import ASKED, ERROR
-from activator.tracing.sampling import BURST_S, RATES, Sampling
+from activator.tracing.tracer import BURST_S, RATES, Sampling
 
 NOW = 1000.0
 
